@@ -1,0 +1,10 @@
+"""The spine: Params, registry, Layer, learner, input, execution, checkpoints, the loop.
+
+Knows no model and no task, and imports no other room."""
+
+if __name__ != "tekso.framework":
+    raise ImportError(
+        f"this folder was imported as {__name__!r}, and its one name is 'tekso.framework'. Write "
+        "'from tekso.framework import ...'; in a checkout run `pip install -e .` first, "
+        "or run from pytest, whose conftest.py makes the name available."
+    )

@@ -1,0 +1,1 @@
+"""How a training step is laid over devices. Layers do not import it; it imports no layer."""

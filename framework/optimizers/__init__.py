@@ -1,0 +1,1 @@
+"""Optimizers: pure updates of flat dicts keyed by weight path."""

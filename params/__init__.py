@@ -1,0 +1,10 @@
+"""Registered experiments, numbers and names without logic.
+
+`params/lm/python_source.py` holds the experiments `lm.python_source.*`."""
+
+if __name__ != "tekso.params":
+    raise ImportError(
+        f"this folder was imported as {__name__!r}, and its one name is 'tekso.params'. Write "
+        "'from tekso.params import ...'; in a checkout run `pip install -e .` first, "
+        "or run from pytest, whose conftest.py makes the name available."
+    )

@@ -1,0 +1,1 @@
+"""Registered language-model experiments."""

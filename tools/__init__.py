@@ -1,0 +1,8 @@
+"""Thin mains: the trainer and its siblings. May import every other room."""
+
+if __name__ != "tekso.tools":
+    raise ImportError(
+        f"this folder was imported as {__name__!r}, and its one name is 'tekso.tools'. Write "
+        "'from tekso.tools import ...'; in a checkout run `pip install -e .` first, "
+        "or run from pytest, whose conftest.py makes the name available."
+    )
