@@ -1,0 +1,146 @@
+"""Values inside Params: which are shared, which are copied, which are frozen.
+
+A value is an atom (shared), a node (Params: one place in one tree) or a container of both. Lists,
+dicts and sets are held as copies of their own, so that nobody outside can change a tree unseen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+ATOMS: frozenset[type] = frozenset({int, float, complex, bool, str, bytes, type(None), type})
+CONTAINERS = (list, tuple, dict, set)
+
+
+class FrozenParamsError(AttributeError):
+    """Something tried to change frozen Params."""
+
+
+class Node:
+    """Base of Params, so that containers can tell nodes from leaves."""
+
+    __slots__ = ()
+
+
+def _refuse(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
+    raise FrozenParamsError(
+        f"cannot change {type(self).__name__} {self!r}: the Params that hold it are frozen; "
+        "copy() of the Params gives a changeable copy"
+    )
+
+
+def _frozen(kind: type, *mutators: str) -> dict[str, Any]:
+    """Namespace of a subclass of a builtin container that refuses every mutator."""
+    plain = {
+        "__reduce__": lambda self: (type(self), (kind(self),)),
+        "__copy__": lambda self: kind(self),
+        "__deepcopy__": lambda self, memo: map_nodes(self, lambda node: node.copy()),
+    }
+    return {name: _refuse for name in mutators} | plain
+
+
+FrozenList = type(
+    "FrozenList",
+    (list,),
+    _frozen(
+        list, "__setitem__", "__delitem__", "__iadd__", "__imul__", "append", "extend", "insert",
+        "pop", "remove", "clear", "sort", "reverse",
+    ),
+)  # fmt: skip
+FrozenDict = type(
+    "FrozenDict",
+    (dict,),
+    _frozen(
+        dict, "__setitem__", "__delitem__", "__ior__", "update", "setdefault", "pop", "popitem",
+        "clear",
+    ),
+)  # fmt: skip
+FrozenSet = type(
+    "FrozenSet",
+    (set,),
+    _frozen(
+        set, "add", "discard", "remove", "pop", "clear", "update", "intersection_update",
+        "difference_update", "symmetric_difference_update", "__ior__", "__iand__", "__isub__",
+        "__ixor__",
+    ),
+)  # fmt: skip
+
+
+def map_nodes(value: Any, fn: Callable[[Any], Any], *, frozen: bool = False) -> Any:
+    """A copy of `value` with every node in it replaced by `fn(node)`; containers become builtin
+    ones, or frozen ones."""
+    if type(value) in ATOMS:
+        return value
+    if isinstance(value, Node):
+        return fn(value)
+    if isinstance(value, list):
+        items = [map_nodes(item, fn, frozen=frozen) for item in value]
+        return FrozenList(items) if frozen else items
+    if type(value) is tuple:
+        return tuple([map_nodes(item, fn, frozen=frozen) for item in value])
+    if isinstance(value, dict):
+        pairs = {key: map_nodes(item, fn, frozen=frozen) for key, item in value.items()}
+        return FrozenDict(pairs) if frozen else pairs
+    if isinstance(value, set):
+        return FrozenSet(value) if frozen else set(value)
+    return value
+
+
+def nodes_of(value: Any) -> Iterator[Any]:
+    """The nodes that sit in `value` itself or in its containers, not those below them."""
+    if type(value) in ATOMS:
+        return
+    if isinstance(value, Node):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from nodes_of(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from nodes_of(item)
+
+
+def holds_nodes(value: Any) -> bool:
+    """Whether a container holds at least one node."""
+    return next(nodes_of(value), None) is not None
+
+
+def same_value(a: Any, b: Any) -> bool:
+    """Equality that knows types: 1, 1.0 and True differ, 0.0 and -0.0 differ, nan equals nan."""
+    if a is b:
+        return True
+    kind = _plain_kind(a)
+    if kind is not _plain_kind(b):
+        return False
+    if kind is float:
+        return (math.isnan(a) and math.isnan(b)) or (
+            a == b and math.copysign(1.0, a) == math.copysign(1.0, b)
+        )
+    if kind is complex:
+        return same_value(a.real, b.real) and same_value(a.imag, b.imag)
+    if kind in (list, tuple):
+        return len(a) == len(b) and all(map(same_value, a, b))
+    if kind is dict:
+        return (
+            len(a) == len(b)
+            and all(map(same_value, a, b))
+            and all(map(same_value, a.values(), b.values()))
+        )
+    try:
+        return bool(a == b) and (kind not in (set, frozenset) or _kinds(a) == _kinds(b))
+    except ValueError:  # an array: it says nothing about its truth
+        return False
+
+
+def _kinds(items: Any) -> set[tuple[type, Any]]:
+    return {(type(item), item) for item in items}
+
+
+def _plain_kind(value: Any) -> type:
+    kind = type(value)
+    if kind in (FrozenList, FrozenDict, FrozenSet):
+        base: type = kind.__mro__[1]
+        return base
+    return kind

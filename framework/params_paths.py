@@ -1,0 +1,154 @@
+"""Dotted paths into a Params tree: their grammar, wildcards, and what to suggest for a typo.
+
+    task.model.dropout      a field of a child
+    layers.0.dim            an item of a list
+    eval_inputs.dev.files   an item of a dict; a key that is no plain name: eval_inputs["a.b"].files
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import fnmatch
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+_PLAIN = re.compile(r"[^\W\d][\w-]*\Z")
+_SEGMENT = re.compile(r"""\.?(?P<name>[^.\[\]]+)|(?P<key>\[(?:"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|[^\]])*\])""")
+
+
+class PathError(ValueError):
+    """Text that is no path."""
+
+
+class Key:
+    """A segment in brackets: exactly this key of a dict or index of a list."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __repr__(self) -> str:
+        return f"[{self.value!r}]"
+
+
+Segment = str | Key
+
+
+def split(path: str) -> list[Segment]:
+    """The segments of a path.
+
+    Raises:
+      PathError: it is no path.
+    """
+    segments: list[Segment] = []
+    end = 0
+    while end < len(path):
+        match = _SEGMENT.match(path, end)
+        if match is None or (end == 0 and path[0] in ".["):
+            raise PathError(f"{path!r} is no path: a path reads name.name or name[key].name")
+        if match["name"] is not None:
+            if end and path[end] != ".":
+                raise PathError(f"{path!r} is no path: a dot is missing before {match['name']!r}")
+            segments.append(match["name"])
+        else:
+            try:
+                segments.append(Key(ast.literal_eval(match["key"][1:-1])))
+            except (ValueError, SyntaxError):
+                raise PathError(f"{path!r} is no path: {match['key']} is no literal") from None
+        end = match.end()
+    if not segments:
+        raise PathError("a path is empty")
+    return segments
+
+
+def join(prefix: str, name: str) -> str:
+    """The path of the field `name` of the node at `prefix` (empty for the root)."""
+    return f"{prefix}.{name}" if prefix else name
+
+
+def join_key(prefix: str, key: Any) -> str:
+    """The path of the item `key` of the container at `prefix`."""
+    if type(key) is str and _PLAIN.match(key):
+        return f"{prefix}.{key}"
+    return f"{prefix}[{key!r}]"
+
+
+def join_index(prefix: str, index: int) -> str:
+    """The path of an item of a list."""
+    return f"{prefix}.{index}"
+
+
+def find_key(container: Any, segment: Segment) -> Any:
+    """The key or index of a container that a segment means.
+
+    Raises:
+      KeyError: it has no such item; the argument is the list of the keys that it has, as text.
+    """
+    if isinstance(container, dict):
+        if isinstance(segment, Key):
+            if segment.value in container:
+                return segment.value
+        elif segment in container:
+            return segment
+        elif _is_int(segment) and int(segment) in container:
+            return int(segment)
+        raise KeyError([str(key) for key in container])
+    index = segment.value if isinstance(segment, Key) else segment
+    if isinstance(index, int) or _is_int(index):
+        if -len(container) <= int(index) < len(container):
+            return int(index)
+    raise KeyError([str(index) for index in range(len(container))])
+
+
+def _is_int(text: Any) -> bool:
+    return isinstance(text, str) and re.fullmatch(r"-?\d+", text) is not None
+
+
+def is_glob(path: str) -> bool:
+    """Whether a path has wildcards: * (any text, dots too), ? and [...]."""
+    return any(char in path for char in "*?[")
+
+
+def matching(pattern: str, paths: Iterable[str]) -> list[str]:
+    """The full paths that a wildcard hits; what lies below another hit is left out."""
+    wanted = re.compile(fnmatch.translate(pattern))
+    hits: list[str] = []
+    for path in paths:  # a node comes before what lies below it
+        if wanted.match(path) and not (hits and path.startswith((hits[-1] + ".", hits[-1] + "["))):
+            hits.append(path)
+    return hits
+
+
+def close_to_glob(pattern: str, paths: Sequence[str], *, count: int = 3) -> list[str]:
+    """Paths that someone may have meant by a wildcard that hits nothing."""
+    def plain(path: str) -> str:
+        return re.sub(r"\[.*?\]|[*?]", "", path)
+
+    last = plain(pattern.rpartition(".")[2])
+    names = dict.fromkeys(path.rpartition(".")[2] for path in paths)
+    found = []
+    for name in difflib.get_close_matches(last, list(names), n=count):
+        found += [path for path in paths if path.rpartition(".")[2] == name]
+    if not found:
+        found = difflib.get_close_matches(plain(pattern).strip("."), paths, n=count)
+    return found[:count]
+
+
+def suggestion(name: str, prefix: str, names: Sequence[str], deeper: Iterable[str]) -> str:
+    """What to say of an unknown `name` at the level `prefix` whose members are `names`.
+
+    `deeper` are the paths below the level, relative to it; one that ends in `name` is offered too.
+    """
+    close = [join(prefix, match) for match in difflib.get_close_matches(name, names, n=3)]
+    if not close:
+        close = [join(prefix, path) for path in deeper if path.endswith("." + name)][:3]
+    if close:
+        return f"did you mean {' or '.join(close)}?"
+    if not names:
+        return "it has no fields"
+    shown = list(names)[:20]
+    more = f", … ({len(names)} in all)" if len(names) > len(shown) else ""
+    return f"it has: {', '.join(shown)}{more}"

@@ -1,0 +1,354 @@
+"""Types of Params fields: checks a value against an annotation, and reads text by an annotation.
+
+The rules are Python's, with one convenience: an int is taken (and converted) where a float is
+wanted, and a NumPy scalar where the Python one is. A bool is no int, and text is never a number.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import difflib
+import enum
+import functools
+import sys
+import types
+import typing
+from collections.abc import Callable
+from typing import Any
+
+from tekso.framework.params_containers import Node, same_value
+
+Checker = Callable[[Any], Any]
+
+
+class Required:
+    """The type of REQUIRED: a field that has no default and is not set yet."""
+
+    __slots__ = ()
+    _only: Required | None = None
+
+    def __new__(cls) -> Required:
+        if cls._only is None:
+            cls._only = super().__new__(cls)
+        return cls._only
+
+    def __repr__(self) -> str:
+        return "REQUIRED"
+
+    def __bool__(self) -> bool:
+        raise TypeError("REQUIRED has no truth value: the field is not set yet")
+
+    def __reduce__(self) -> str:
+        return "REQUIRED"
+
+
+REQUIRED: Any = Required()
+
+
+class Mismatch(Exception):
+    """A value is not of the wanted type; the text says where inside it and why, or is empty."""
+
+    def inside(self, place: str) -> Mismatch:
+        """The same mismatch seen from the container: `place` names the item."""
+        return Mismatch(f"{place}: {self}" if str(self) else place)
+
+
+def type_name(annotation: Any) -> str:
+    """An annotation as a person writes it: `list[int] | None`, `Initializer.Params`."""
+    if annotation is None or annotation is type(None):
+        return "None"
+    if isinstance(annotation, type) and not typing.get_args(annotation):
+        return annotation.__qualname__.rpartition("<locals>.")[2]
+    if _is_union(annotation):
+        return " | ".join(type_name(arg) for arg in typing.get_args(annotation))
+    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Literal:
+        return f"Literal[{', '.join(map(repr, args))}]"
+    if origin is collections.abc.Callable:
+        return "Callable"
+    if origin is not None and args:
+        inner = ", ".join("..." if arg is Ellipsis else type_name(arg) for arg in args)
+        return f"{type_name(origin)}[{inner}]"
+    return str(annotation).replace("typing.", "").replace("collections.abc.", "")
+
+
+def describe(value: Any) -> str:
+    """A value for an error message: its type and the beginning of its repr."""
+    if value is None or value is REQUIRED:
+        return repr(value)
+    text = repr(value)
+    text = text if len(text) <= 60 else text[:57] + "..."
+    if isinstance(value, type):
+        return f"the class {type_name(value)}"
+    return f"{type_name(type(value))} {text}"
+
+
+def check(annotation: Any, value: Any) -> Any:
+    """Returns `value`, converted where the rules allow it.
+
+    Raises:
+      Mismatch: it is not of the type.
+    """
+    if value is REQUIRED:
+        return value
+    return checker(annotation)(value)
+
+
+def checker(annotation: Any) -> Checker:
+    """The function that checks values of one annotation; made once per annotation."""
+    try:
+        return _cached_checker(annotation)
+    except TypeError:  # not hashable
+        return _make_checker(annotation)
+
+
+@functools.lru_cache(maxsize=None, typed=True)
+def _cached_checker(annotation: Any) -> Checker:
+    return _make_checker(annotation)
+
+
+def _make_checker(annotation: Any) -> Checker:
+    if annotation in _SCALARS:
+        return _SCALARS[annotation]
+    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Annotated:
+        return checker(args[0])
+    if origin is typing.Literal:
+        return _literal(args)
+    if _is_union(annotation):
+        return _union([checker(arg) for arg in args])
+    if isinstance(annotation, typing.TypeVar):
+        return checker(annotation.__bound__ or Any)
+    if isinstance(annotation, typing.NewType):
+        return checker(annotation.__supertype__)
+    kind = origin or annotation
+    if kind is collections.abc.Callable:
+        return _callable
+    if kind is type:
+        return _class_of(args[0] if args else Any)
+    if kind is tuple:
+        return _tuple(args) if args or annotation != tuple else _instance(tuple)
+    if isinstance(kind, type):
+        if issubclass(kind, collections.abc.Mapping):
+            key, item = args if len(args) == 2 else (Any, Any)
+            return _mapping(kind, checker(key), checker(item))
+        if issubclass(kind, (list, set, frozenset)) or kind in _ITERABLES:
+            return _items(kind, checker(args[0] if args else Any))
+        return _instance(kind)
+    raise TypeError(f"{annotation!r} is no type that a Params field can have")
+
+
+def item_annotation(annotation: Any, key: Any) -> Any:
+    """The annotation of the item `key` of a container annotated so; Any if it does not say."""
+    if _is_union(annotation):
+        inner = [item_annotation(arg, key) for arg in typing.get_args(annotation)]
+        return next((arg for arg in inner if arg is not Any), Any)
+    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is tuple and args and args[-1] is not Ellipsis:
+        return args[key] if -len(args) <= key < len(args) else Any
+    if isinstance(origin, type) and args and origin is not type:
+        return args[-1] if issubclass(origin, collections.abc.Mapping) else args[0]
+    return Any
+
+
+def _is_union(annotation: Any) -> bool:
+    return typing.get_origin(annotation) in (typing.Union, types.UnionType)
+
+
+def _without_numpy(value: Any) -> Any:
+    """The Python scalar of a NumPy scalar; NumPy is not imported for it."""
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.generic):
+        return value.item()
+    return value
+
+
+def _any(value: Any) -> Any:
+    return value
+
+
+def _none(value: Any) -> Any:
+    if value is not None:
+        raise Mismatch
+    return value
+
+
+def _bool(value: Any) -> Any:
+    value = _without_numpy(value)
+    if type(value) is not bool:
+        raise Mismatch
+    return value
+
+
+def _int(value: Any) -> Any:
+    if type(value) is int:
+        return value
+    value = _without_numpy(value)
+    if isinstance(value, bool):
+        raise Mismatch("a bool is no int")
+    if not isinstance(value, int):
+        raise Mismatch
+    return value
+
+
+def _float(value: Any) -> Any:
+    if type(value) is float:
+        return value
+    value = _without_numpy(value)
+    if isinstance(value, bool):
+        raise Mismatch("a bool is no float")
+    if isinstance(value, float):
+        return value
+    if not isinstance(value, int):
+        raise Mismatch
+    try:
+        return float(value)
+    except OverflowError:
+        raise Mismatch("too large for a float") from None
+
+
+def _complex(value: Any) -> Any:
+    value = _without_numpy(value)
+    return value if isinstance(value, complex) else complex(_float(value))
+
+
+def _str(value: Any) -> Any:
+    if type(value) is str:
+        return value
+    value = _without_numpy(value)
+    if not isinstance(value, str):
+        raise Mismatch
+    return value
+
+
+def _callable(value: Any) -> Any:
+    if not callable(value):
+        raise Mismatch
+    return value
+
+
+_SCALARS: dict[Any, Checker] = {
+    Any: _any, object: _any, None: _none, type(None): _none, bool: _bool, int: _int,
+    float: _float, complex: _complex, str: _str, typing.Callable: _callable,
+    collections.abc.Callable: _callable,
+}  # fmt: skip
+_ITERABLES = (
+    collections.abc.Sequence, collections.abc.Iterable, collections.abc.Collection,
+    collections.abc.MutableSequence, collections.abc.Set,
+)  # fmt: skip
+
+
+def _instance(kind: type) -> Checker:
+    def check_instance(value: Any) -> Any:
+        try:
+            if isinstance(value, kind):
+                return value
+        except TypeError:  # a protocol that cannot be checked at run time
+            return value
+        if isinstance(value, type) and issubclass(kind, Node):
+            raise Mismatch("a class: call it for an instance")
+        if isinstance(value, str) and issubclass(kind, enum.Enum):
+            raise Mismatch(f"allowed: {', '.join(str(member) for member in kind)}")
+        raise Mismatch
+
+    return check_instance
+
+
+def _literal(choices: tuple[Any, ...]) -> Checker:
+    def check_literal(value: Any) -> Any:
+        for choice in choices:
+            if same_value(choice, value):
+                return value
+        names = [choice for choice in choices if isinstance(choice, str)]
+        close = difflib.get_close_matches(value, names, n=1) if isinstance(value, str) else []
+        raise Mismatch(f"did you mean {close[0]!r}?" if close else "")
+
+    return check_literal
+
+
+def _union(members: list[Checker]) -> Checker:
+    def check_union(value: Any) -> Any:
+        converted, reasons = [], []
+        for member in members:
+            try:
+                result = member(value)
+            except Mismatch as mismatch:
+                reasons.append(mismatch)
+                continue
+            if same_value(result, value):
+                return result
+            converted.append(result)
+        if not converted:
+            raise Mismatch("; ".join(dict.fromkeys(str(r) for r in reasons if str(r))))
+        return converted[0]
+
+    return check_union
+
+
+def _class_of(bound: Any) -> Checker:
+    def check_class(value: Any) -> Any:
+        if not isinstance(value, type):
+            raise Mismatch
+        if isinstance(bound, type) and bound is not object and not issubclass(value, bound):
+            raise Mismatch
+        return value
+
+    return check_class
+
+
+def _items(kind: type, item: Checker) -> Checker:
+    def check_items(value: Any) -> Any:
+        if not isinstance(value, kind) or isinstance(value, (str, bytes)):
+            raise Mismatch
+        items = []
+        for index, element in enumerate(value):
+            try:
+                items.append(element if element is REQUIRED else item(element))
+            except Mismatch as mismatch:
+                raise mismatch.inside(f"item {index} is {describe(element)}") from None
+        for builtin in (list, tuple, set, frozenset):
+            if isinstance(value, builtin):
+                return builtin(items)
+        return value
+
+    return check_items
+
+
+def _tuple(args: tuple[Any, ...]) -> Checker:
+    if args[-1:] == (Ellipsis,):
+        return _items(tuple, checker(args[0]))
+    parts = [] if args == ((),) else [checker(arg) for arg in args]
+
+    def check_tuple(value: Any) -> Any:
+        if not isinstance(value, tuple):
+            raise Mismatch
+        if len(value) != len(parts):
+            raise Mismatch(f"{len(value)} items instead of {len(parts)}")
+        items = []
+        for index, (part, element) in enumerate(zip(parts, value, strict=True)):
+            try:
+                items.append(element if element is REQUIRED else part(element))
+            except Mismatch as mismatch:
+                raise mismatch.inside(f"item {index} is {describe(element)}") from None
+        return tuple(items)
+
+    return check_tuple
+
+
+def _mapping(kind: type, key: Checker, item: Checker) -> Checker:
+    def check_mapping(value: Any) -> Any:
+        if not isinstance(value, kind):
+            raise Mismatch
+        pairs = {}
+        for name, element in value.items():
+            try:
+                name = key(name)
+            except Mismatch as mismatch:
+                raise mismatch.inside(f"key {describe(name)}") from None
+            try:
+                pairs[name] = element if element is REQUIRED else item(element)
+            except Mismatch as mismatch:
+                raise mismatch.inside(f"item {name!r} is {describe(element)}") from None
+        return pairs
+
+    return check_mapping
