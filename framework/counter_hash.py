@@ -1,0 +1,104 @@
+"""Random numbers as a pure function of (key, example, element): a counter hash of integer ops.
+
+Every number depends only on the run's seed, the step, the stream (a layer's path and the indices of
+the loops around it) and the global position of the element, the example first. So a mask is the
+same on any number of devices and micro-batches, in any layout, and when it is computed again.
+
+    key      = mix(seed, step, stream)                              one a layer and step
+    row key  = finalise(key + example * GOLDEN)                     one an example
+    bits     = finalise(position * GOLDEN ^ row key)                one an element
+
+Source: the finaliser is that of MurmurHash3 (Appleby 2011): 2 multiplications, 3 xor-shifts.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+_GOLDEN = 0x9E3779B1
+
+
+def _word(value: int) -> tf.Tensor:
+    return tf.constant(value & 0xFFFFFFFF, tf.uint32)
+
+
+def _xor_shift(x: tf.Tensor, bits: int) -> tf.Tensor:
+    return tf.bitwise.bitwise_xor(x, tf.bitwise.right_shift(x, _word(bits)))
+
+
+def finalise(x: tf.Tensor) -> tf.Tensor:
+    """Mixes every uint32 element: a bijection whose output bits depend on all input bits."""
+    x = _xor_shift(x, 16) * _word(0x85EBCA6B)
+    x = _xor_shift(x, 13) * _word(0xC2B2AE35)
+    return _xor_shift(x, 16)
+
+
+def fold(key: tf.Tensor, value: Any) -> tf.Tensor:
+    """Returns the key of a sub-stream: `value` is an int or an integer scalar tensor."""
+    if isinstance(value, int):
+        for word in (value & 0xFFFFFFFF, (value >> 32) & 0xFFFFFFFF):
+            key = finalise(tf.bitwise.bitwise_xor(key * _word(_GOLDEN), _word(word)))
+        return key
+    value = tf.cast(value, tf.int64)
+    low = tf.cast(tf.bitwise.bitwise_and(value, tf.constant(0xFFFFFFFF, tf.int64)), tf.uint32)
+    high = tf.cast(
+        tf.bitwise.bitwise_and(
+            tf.bitwise.right_shift(value, tf.constant(32, tf.int64)),
+            tf.constant(0xFFFFFFFF, tf.int64),
+        ),
+        tf.uint32,
+    )
+    for word in (low, high):
+        key = finalise(tf.bitwise.bitwise_xor(key * _word(_GOLDEN), word))
+    return key
+
+
+def root_key(seed: int, step: Any) -> tf.Tensor:
+    """Returns the key of one step of a run; `seed` in [0, 2**64), `step` an int or int64 scalar."""
+    return fold(fold(_word(0x7E450), seed), step)
+
+
+def stream(name: str) -> int:
+    """Returns the number of a named stream, the same in every process."""
+    return zlib.crc32(name.encode())
+
+
+def bits(key: tf.Tensor, shape: Sequence[int], example_offset: Any = 0) -> tf.Tensor:
+    """Returns uint32 bits of `shape`, whose dim 0 counts examples from `example_offset` on.
+
+    Shapes:
+      key: []
+      returns: shape, uint32
+    """
+    if not shape:
+        return finalise(key)
+    example = tf.cast(tf.range(shape[0]), tf.uint32) + tf.cast(example_offset, tf.uint32)
+    row = finalise(key + example * _word(_GOLDEN))
+    inner = list(shape[1:])
+    position = tf.reshape(tf.cast(tf.range(math.prod(inner)), tf.uint32), [1, *inner])
+    row = tf.reshape(row, [shape[0]] + [1] * len(inner))
+    return finalise(tf.bitwise.bitwise_xor(position * _word(_GOLDEN), row))
+
+
+def uniform(key: tf.Tensor, shape: Sequence[int], example_offset: Any = 0) -> tf.Tensor:
+    """Returns float32 numbers of `shape` in [0, 1), multiples of 2**-24."""
+    return _top_24_bits(bits(key, shape, example_offset)) * 2.0**-24
+
+
+def keep_mask(
+    key: tf.Tensor, rate: float, shape: Sequence[int], example_offset: Any = 0
+) -> tf.Tensor:
+    """Returns 0 with probability `rate`, else 1 / (1 - rate): float32 of `shape`."""
+    threshold = tf.constant(round(rate * 2**24), tf.float32)
+    top = _top_24_bits(bits(key, shape, example_offset))
+    return tf.where(top >= threshold, tf.constant(1.0 / (1.0 - rate), tf.float32), 0.0)
+
+
+def _top_24_bits(x: tf.Tensor) -> tf.Tensor:
+    # By way of int32, exact in float32; comparisons of unsigned integers are missing on some devices.
+    return tf.cast(tf.cast(tf.bitwise.right_shift(x, _word(8)), tf.int32), tf.float32)

@@ -1,0 +1,233 @@
+"""Initializers: how the first values of a weight are drawn, on the host, block by block.
+
+A weight is drawn in blocks of 65,536 elements of its row-major order, each from a generator seeded by
+(seed, weight path, block). So any part of a weight can be drawn alone, no layout changes a value, and
+layer i of a repeated stack starts like layer i of an unrolled one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from tekso.framework.params import Configurable, param
+
+BLOCK_SIZE = 65_536
+
+
+class Initializer(Configurable):
+    """Draws blocks of standard numbers and scales them by the fans of the weight."""
+
+    class Params(Configurable.Params):
+        """Params of an initializer."""
+
+    def block(self, generator: np.random.Generator, size: int, fans: Fans) -> np.ndarray:
+        """Returns `size` float32 numbers; the same generator state gives the same numbers."""
+        raise NotImplementedError(f"{type(self).__name__} has no block()")
+
+
+class Fans(tuple[int, int]):
+    """(fan_in, fan_out): how many inputs a unit of the weight sees, how many outputs an input has."""
+
+    @property
+    def fan_in(self) -> int:
+        return self[0]
+
+    @property
+    def fan_out(self) -> int:
+        return self[1]
+
+
+class Constant(Initializer):
+    """Every element has one value."""
+
+    class Params(Initializer.Params):
+        """Params of Constant."""
+
+        value: float = param("The value of every element.", default=0.0)
+
+    def block(self, generator: np.random.Generator, size: int, fans: Fans) -> np.ndarray:
+        return np.full(size, self.params.value, np.float32)
+
+
+class Zeros(Constant):
+    """Every element is 0."""
+
+    class Params(Constant.Params):
+        """Params of Zeros."""
+
+
+class Ones(Constant):
+    """Every element is 1."""
+
+    class Params(Constant.Params):
+        """Params of Ones."""
+
+        value: float = param("The value of every element.", default=1.0)
+
+
+class Normal(Initializer):
+    """Normal with mean 0."""
+
+    class Params(Initializer.Params):
+        """Params of Normal."""
+
+        stddev: float = param("Standard deviation.", default=1.0)
+
+    def block(self, generator: np.random.Generator, size: int, fans: Fans) -> np.ndarray:
+        return _normal(generator, size) * np.float32(self.params.stddev)
+
+
+class TruncatedNormal(Normal):
+    """Normal whose draws beyond two standard deviations are drawn again."""
+
+    class Params(Normal.Params):
+        """Params of TruncatedNormal."""
+
+    def block(self, generator: np.random.Generator, size: int, fans: Fans) -> np.ndarray:
+        return _truncated_normal(generator, size) * np.float32(self.params.stddev)
+
+
+class Uniform(Initializer):
+    """Uniform on [-limit, limit)."""
+
+    class Params(Initializer.Params):
+        """Params of Uniform."""
+
+        limit: float = param("Largest absolute value.", default=1.0)
+
+    def block(self, generator: np.random.Generator, size: int, fans: Fans) -> np.ndarray:
+        return _uniform(generator, size) * np.float32(self.params.limit)
+
+
+class GlorotUniform(Initializer):
+    """Uniform on +-scale * sqrt(6 / (fan_in + fan_out)).
+
+    Source: Glorot & Bengio 2010, eq. 16.
+    """
+
+    class Params(Initializer.Params):
+        """Params of GlorotUniform."""
+
+        scale: float = param("Factor on the limit.", default=1.0)
+
+    def block(self, generator: np.random.Generator, size: int, fans: Fans) -> np.ndarray:
+        limit = self.params.scale * math.sqrt(6.0 / (fans.fan_in + fans.fan_out))
+        return _uniform(generator, size) * np.float32(limit)
+
+
+class GlorotNormal(Initializer):
+    """Normal with standard deviation scale * sqrt(2 / (fan_in + fan_out)).
+
+    Source: Glorot & Bengio 2010, section 4.2.1.
+    """
+
+    class Params(Initializer.Params):
+        """Params of GlorotNormal."""
+
+        scale: float = param("Factor on the standard deviation.", default=1.0)
+
+    def block(self, generator: np.random.Generator, size: int, fans: Fans) -> np.ndarray:
+        stddev = self.params.scale * math.sqrt(2.0 / (fans.fan_in + fans.fan_out))
+        return _normal(generator, size) * np.float32(stddev)
+
+
+class HeNormal(Initializer):
+    """Normal with standard deviation scale * sqrt(2 / fan_in), for ReLU layers.
+
+    Source: He et al. 2015, eq. 10.
+    """
+
+    class Params(Initializer.Params):
+        """Params of HeNormal."""
+
+        scale: float = param("Factor on the standard deviation.", default=1.0)
+
+    def block(self, generator: np.random.Generator, size: int, fans: Fans) -> np.ndarray:
+        stddev = self.params.scale * math.sqrt(2.0 / fans.fan_in)
+        return _normal(generator, size) * np.float32(stddev)
+
+
+class LecunNormal(Initializer):
+    """Normal with standard deviation scale / sqrt(fan_in): unit variance of a linear layer's output.
+
+    Source: LeCun et al. 1998, "Efficient BackProp", eq. 16.
+    """
+
+    class Params(Initializer.Params):
+        """Params of LecunNormal."""
+
+        scale: float = param("Factor on the standard deviation.", default=1.0)
+
+    def block(self, generator: np.random.Generator, size: int, fans: Fans) -> np.ndarray:
+        stddev = self.params.scale / math.sqrt(fans.fan_in)
+        return _normal(generator, size) * np.float32(stddev)
+
+
+def draw(
+    initializer: Initializer,
+    shape: Sequence[int],
+    *,
+    seed: int,
+    path: str,
+    fans: Fans,
+    slices: Sequence[slice] | None = None,
+) -> np.ndarray:
+    """Returns the first values of a weight, or of the part that `slices` selects.
+
+    Shapes:
+      returns: float32 of `shape`, or of the selected part
+    """
+    size = math.prod(shape)
+    if isinstance(initializer, Constant):
+        part = tuple(len(range(*s.indices(n))) for s, n in zip(slices or (), shape, strict=False))
+        return initializer.block(np.random.default_rng(0), 1, fans)[0] * np.ones(
+            part if slices is not None else tuple(shape), np.float32
+        )
+    start, stop = _flat_range(shape, slices)
+    first = start // BLOCK_SIZE
+    blocks = []
+    for block in range(first, -(-stop // BLOCK_SIZE)):
+        count = min(BLOCK_SIZE, size - block * BLOCK_SIZE)
+        blocks.append(initializer.block(_generator(seed, path, block), count, fans))
+    flat = np.concatenate(blocks) if blocks else np.zeros(0, np.float32)
+    if slices is None:
+        return flat.reshape(shape)
+    # The drawn blocks cover whole rows of dim 0 from the first to the last selected one.
+    row = size // shape[0]
+    rows = flat[start - first * BLOCK_SIZE :][: stop - start].reshape(stop // row - start // row, *shape[1:])
+    return rows[(slice(None), *slices[1:])]
+
+
+def _flat_range(shape: Sequence[int], slices: Sequence[slice] | None) -> tuple[int, int]:
+    size = math.prod(shape)
+    if slices is None or not shape:
+        return 0, size
+    start, stop, step = slices[0].indices(shape[0])
+    if step != 1:
+        raise ValueError(f"slices must have step 1, dim 0 has {slices[0]}")
+    row = size // max(shape[0], 1)
+    return start * row, stop * row
+
+
+def _generator(seed: int, path: str, block: int) -> np.random.Generator:
+    digest = hashlib.sha256(f"{seed}\0{path}\0{block}".encode()).digest()
+    return np.random.Generator(np.random.Philox(key=np.frombuffer(digest[:16], np.uint64)))
+
+
+def _normal(generator: np.random.Generator, size: int) -> np.ndarray:
+    return generator.standard_normal(size, np.float32)
+
+
+def _truncated_normal(generator: np.random.Generator, size: int) -> np.ndarray:
+    x = _normal(generator, size)
+    while (outside := np.flatnonzero(np.abs(x) > 2)).size:
+        x[outside] = _normal(generator, outside.size)
+    return x
+
+
+def _uniform(generator: np.random.Generator, size: int) -> np.ndarray:
+    return generator.random(size, np.float32) * np.float32(2) - np.float32(1)

@@ -1,0 +1,323 @@
+"""Layer: declares weights and children when built, computes in a pure `fprop(theta, x, ctx)`.
+
+A layer holds no variables and knows no devices. What it declares are weight specs; whoever runs it
+(an execution, or `layer.init(seed)` in a notebook) makes the tensors and passes them as theta.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tekso.framework import initializers, theta as theta_lib
+from tekso.framework.initializers import Fans, Initializer
+from tekso.framework.params import Configurable, param
+from tekso.framework.theta import SEPARATOR, Theta
+
+STACK_DIM = "layers"  # name of the leading dim over which the weights of a repeated layer are stacked
+ANY_INDEX = "*"
+
+
+@dataclasses.dataclass(frozen=True)
+class WeightSpec:
+    """What is known of a weight before anything is allocated.
+
+    Attributes:
+      path: where it lies in theta: "decoder/layers/ffn/w".
+      shape: sizes, the stack dims first.
+      dims: a name for every dim, or None for one that is never laid out.
+      init: draws its first values.
+      dtype: "float32", "bfloat16", …
+      trainable: whether a learner changes it; statistics are not trainable.
+      stacked: number of leading stack dims (each named "layers").
+      fans: fan_in and fan_out of one layer's weight.
+      template: the path with a "*" for the index of every stack dim: where the weight of one layer
+        would lie in an unrolled stack. By it the first values are drawn.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dims: tuple[str | None, ...]
+    init: Initializer
+    dtype: str = "float32"
+    trainable: bool = True
+    stacked: int = 0
+    fans: Fans = Fans((1, 1))
+    template: str = ""
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def size_bytes(self) -> int:
+        return self.size * tf.as_dtype(self.dtype).size
+
+    def initial_value(self, seed: int, slices: Sequence[slice] | None = None) -> np.ndarray:
+        """Draws the first values, or those of the part selected by one slice a dim.
+
+        Returns: array of `shape` (or of the part), of `dtype`.
+        """
+        slices = tuple(slices) if slices is not None else None
+        inner_shape, inner = self.shape[self.stacked :], slices and slices[self.stacked :]
+        ranges = [
+            range(n)[slices[d]] if slices is not None else range(n)
+            for d, n in enumerate(self.shape[: self.stacked])
+        ]
+        parts = [
+            initializers.draw(
+                self.init, inner_shape, seed=seed, path=self._path_of(index), fans=self.fans, slices=inner
+            )
+            for index in itertools.product(*ranges)
+        ]
+        if self.stacked:
+            value = np.stack(parts).reshape(*map(len, ranges), *parts[0].shape)
+        else:
+            value = parts[0]
+        return value.astype(tf.as_dtype(self.dtype).as_numpy_dtype)
+
+    def _path_of(self, index: Sequence[int]) -> str:
+        path = self.template
+        for i in index:
+            path = path.replace(ANY_INDEX, str(i), 1)
+        return path
+
+
+class Layer(Configurable):
+    """Base of all layers.
+
+    A subclass declares weights and children in `__init__` and computes in `fprop`:
+
+        class Scale(Layer):
+            class Params(Layer.Params):
+                dim: int = param("Size of the last dim.", default=REQUIRED)
+
+            def __init__(self, params):
+                super().__init__(params)
+                self.weight("scale", [self.params.dim], dims=("embed",), init=Ones.Params())
+
+            def fprop(self, theta, x, ctx):
+                return x * theta.scale
+
+        layer = Scale.Params(dim=3).instantiate()
+        layer.fprop(layer.init(seed=0), tf.ones([2, 3]), StepContext())
+    """
+
+    class Params(Configurable.Params):
+        """Params of a layer."""
+
+        dtype: str = param("Data type of the weights.", default="float32")
+
+    mixes_examples = False
+    """Whether training couples the examples of a batch (as batch statistics do)."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self._weights: dict[str, WeightSpec] = {}
+        self._children: dict[str, Layer | list[Layer]] = {}
+        self._parent: Layer | None = None
+        self._name = ""
+        self._indexed = False  # a layer of a list of children
+        self._stack_size: int | None = None  # a layer whose weights are stacked
+
+    # --- declaring ---
+
+    def weight(
+        self,
+        name: str,
+        shape: Sequence[int],
+        *,
+        dims: Sequence[str | None],
+        init: Any,
+        fan_in: int | None = None,
+        fan_out: int | None = None,
+        trainable: bool = True,
+        dtype: str | None = None,
+    ) -> None:
+        """Declares a weight of this layer.
+
+        Args:
+          name: its name in theta.
+          shape: its sizes.
+          dims: a name for every dim.
+          init: Params of its Initializer.
+          fan_in: inputs of a unit; by default the product of all dims but the last.
+          fan_out: outputs of an input; by default the last dim.
+          trainable: False for statistics that are not learned.
+          dtype: by default that of the layer's Params.
+
+        Raises:
+          ValueError: the name is taken, a size is not positive or dims do not fit the shape.
+        """
+        where = f"{type(self).__name__}.weight({name!r})"
+        if name in self._weights or name in self._children or SEPARATOR in name:
+            raise ValueError(f"{where}: the name is taken or contains {SEPARATOR!r}")
+        shape = tuple(int(n) for n in shape)
+        if len(dims) != len(shape) or any(n <= 0 for n in shape):
+            raise ValueError(
+                f"{where}: shape {list(shape)} with dims {list(dims)}: "
+                "sizes must be positive and each needs a dim name (or None)"
+            )
+        named = [d for d in dims if d is not None]
+        if len(set(named)) != len(named):
+            raise ValueError(f"{where}: dims {list(dims)} name one dim twice")
+        fans = Fans(
+            (
+                fan_in if fan_in is not None else math.prod(shape[:-1]),
+                fan_out if fan_out is not None else (shape[-1] if shape else 1),
+            )
+        )
+        self._weights[name] = WeightSpec(
+            path=name,
+            shape=shape,
+            dims=tuple(dims),
+            init=init.instantiate(),
+            dtype=dtype or self.params.dtype,
+            trainable=trainable,
+            fans=fans,
+            template=name,
+        )
+
+    def child(self, name: str, params: Any) -> Any:
+        """Builds a child from its Params, keeps it as attribute `name` and returns it."""
+        layer = self._adopt(name, params)
+        self._keep(name, layer)
+        return layer
+
+    def child_stack(self, name: str, params: Any, size: int) -> Any:
+        """Builds one child for `size` layers, its weights stacked over a leading dim "layers".
+
+        Use it with `ctx.scan` over `theta[name]`; layer i starts as `child_list(name, …)[i]` would.
+        """
+        if size < 1:
+            raise ValueError(f"{type(self).__name__}.{name}: a stack of {size} layers, want at least 1")
+        layer = self._adopt(name, params)
+        layer._stack_size = size
+        self._keep(name, layer)
+        return layer
+
+    def child_list(self, name: str, params: Sequence[Any]) -> list[Any]:
+        """Builds children `name/0`, `name/1`, …, kept as the list attribute `name`."""
+        layers = [self._adopt(f"{name}{SEPARATOR}{i}", p) for i, p in enumerate(params)]
+        for layer in layers:
+            layer._indexed = True
+        self._keep(name, layers)
+        return layers
+
+    def _adopt(self, name: str, params: Any) -> Layer:
+        layer = params.instantiate()
+        if not isinstance(layer, Layer):
+            raise TypeError(f"{type(self).__name__}.{name}: {type(layer).__name__} is not a Layer")
+        layer._parent, layer._name = self, name
+        return layer
+
+    def _keep(self, name: str, value: Layer | list[Layer]) -> None:
+        if name in self._weights or name in self._children or hasattr(self, name) or SEPARATOR in name:
+            raise ValueError(f"{type(self).__name__}: the child name {name!r} is taken or not allowed")
+        self._children[name] = value
+        setattr(self, name, value)
+
+    # --- what was declared ---
+
+    @property
+    def path(self) -> str:
+        """Path of this layer from the root: "decoder/layers/ffn"; "" for the root."""
+        return self._join(self._name, lambda parent: parent.path)
+
+    @property
+    def pattern(self) -> str:
+        """The path with "*" for every index of a stack or list: names its random streams."""
+        name = self._name
+        if self._indexed:
+            name = f"{name.rpartition(SEPARATOR)[0]}{SEPARATOR}{ANY_INDEX}"
+        elif self._stack_size is not None:
+            name = f"{name}{SEPARATOR}{ANY_INDEX}"
+        return self._join(name, lambda parent: parent.pattern)
+
+    def _join(self, name: str, of: Any) -> str:
+        above = of(self._parent) if self._parent is not None else ""
+        return SEPARATOR.join(part for part in (above, name) if part)
+
+    def children(self) -> Iterator[tuple[str, Layer]]:
+        """Yields (name, layer) of every direct child; list children as "name/0", …."""
+        for name, value in self._children.items():
+            if isinstance(value, Layer):
+                yield name, value
+            else:
+                for i, layer in enumerate(value):
+                    yield f"{name}{SEPARATOR}{i}", layer
+
+    def walk(self) -> Iterator[Layer]:
+        """Yields this layer and all below it."""
+        yield self
+        for _, layer in self.children():
+            yield from layer.walk()
+
+    def specs(self) -> dict[str, WeightSpec]:
+        """Returns {path from this layer: spec} of all weights of this layer and below."""
+        specs = dict(self._weights)
+        for name, layer in self.children():
+            for spec in layer.specs().values():
+                path, template = f"{name}{SEPARATOR}{spec.path}", f"{name}{SEPARATOR}{spec.template}"
+                spec = dataclasses.replace(spec, path=path, template=template)
+                if layer._stack_size is not None:
+                    spec = dataclasses.replace(
+                        spec,
+                        shape=(layer._stack_size, *spec.shape),
+                        dims=(STACK_DIM, *spec.dims),
+                        stacked=spec.stacked + 1,
+                        template=f"{name}{SEPARATOR}{ANY_INDEX}{template[len(name):]}",
+                    )
+                specs[path] = spec
+        return specs
+
+    def init(self, seed: int = 0) -> Theta:
+        """Returns a theta of tensors drawn from `seed`: for eager use, notebooks and tests."""
+        return self.theta(
+            {path: tf.constant(spec.initial_value(seed)) for path, spec in self.specs().items()}
+        )
+
+    def theta(self, flat: Mapping[str, Any]) -> Theta:
+        """Returns the nested form of {path from this layer: tensor}; every child has its place."""
+        theta = Theta({name: flat[name] for name in self._weights})
+        for name, value in self._children.items():
+            layers = {name: value} if isinstance(value, Layer) else dict(self.children())
+            nested = {
+                path: layer.theta(
+                    {p[len(path) + 1 :]: v for p, v in flat.items() if p.startswith(path + SEPARATOR)}
+                )
+                for path, layer in layers.items()
+                if path == name or path.rpartition(SEPARATOR)[0] == name
+            }
+            if isinstance(value, Layer):
+                theta[name] = nested[name]
+            else:
+                theta[name] = Theta((p.rpartition(SEPARATOR)[2], t) for p, t in nested.items())
+        return theta
+
+    # --- computing ---
+
+    def fprop(self, theta: Theta, x: Any, ctx: Any) -> Any:
+        """Computes the output: a pure function of theta, the inputs and the step context."""
+        raise NotImplementedError(f"{type(self).__name__} has no fprop()")
+
+    def updated_statistics(
+        self, theta: Theta, statistics: Mapping[str, tf.Tensor]
+    ) -> dict[str, tf.Tensor]:
+        """Returns new values of this layer's own untrained weights, by name.
+
+        Args:
+          theta: this layer's weights.
+          statistics: means over the global batch of what `ctx.collect_statistic(self, …)` was given.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} collects statistics {sorted(statistics)} but has no "
+            "updated_statistics()"
+        )

@@ -1,0 +1,165 @@
+"""The plain forms of `ctx.scan` and `ctx.rematerialize`: a while loop, and recomputation.
+
+Both trace a body that may collect (losses, metrics, statistics); what it collects leaves the body as
+ordinary outputs. Losses and metrics of all turns are added up, statistics are stacked by turn, as the
+weights of the layers are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tekso.framework.theta import Theta
+
+
+def scan(
+    ctx: Any, body: Callable[..., tuple[Any, Any]], theta: Theta, state: Any, xs: Any
+) -> tuple[Any, Any]:
+    """See `StepContext.scan`."""
+    flat_xs = tf.nest.flatten(xs)
+    if not flat_xs:
+        raise ValueError("scan: xs holds no tensor, so the number of turns is unknown")
+    turns = flat_xs[0].shape[0]
+    if turns is None or any(x.shape[0] != turns for x in flat_xs):
+        raise ValueError(
+            f"scan: the leading dims of xs must be one known size, got {[x.shape[0] for x in flat_xs]}"
+        )
+
+    def turn(i: Any, state: Any, x: Any) -> tuple[Any, Any, Any]:
+        inner = ctx.isolated().fold(i)
+        state, y = body(theta, state, x, inner)
+        sums = inner.collected.sums
+        stacked = {"statistic": sums["statistic"]}
+        return state, (y, stacked), {k: v for k, v in sums.items() if k != "statistic"}
+
+    if tf.executing_eagerly():
+        state, ys, summed = _python_loop(turn, turns, state, xs)
+    else:
+        state, ys, summed = _graph_loop(turn, turns, state, xs)
+    y, stacked = ys
+    ctx.collected.merge(summed)
+    ctx.collected.merge(stacked)
+    return state, y
+
+
+def _python_loop(turn: Callable[..., Any], turns: int, state: Any, xs: Any) -> tuple[Any, Any, Any]:
+    ys, summed = [], None
+    for i in range(turns):
+        state, y, sums = turn(i, state, tf.nest.map_structure(lambda x, i=i: x[i], xs))
+        ys.append(y)
+        summed = sums if summed is None else tf.nest.map_structure(tf.add, summed, sums)
+    return state, tf.nest.map_structure(lambda *y: _stack(y), *ys), summed
+
+
+def _stack(values: tuple[Any, ...]) -> Any:
+    return None if values[0] is None else tf.stack(values)
+
+
+def _graph_loop(turn: Callable[..., Any], turns: int, state: Any, xs: Any) -> tuple[Any, Any, Any]:
+    structure: dict[str, Any] = {}
+
+    def probe() -> list[tf.Tensor]:
+        first = tf.nest.map_structure(lambda x: x[0], xs)
+        _, y, sums = turn(tf.constant(0), state, first)
+        structure["y"], structure["sums"] = y, sums
+        return [v for v in tf.nest.flatten((y, sums)) if v is not None]
+
+    # Traced once beside the program, only to learn what the body returns and collects.
+    tf.function(probe, autograph=False).get_concrete_function()
+    flat_y = tf.nest.flatten(structure["y"])
+    arrays = [
+        tf.TensorArray(tf.float32, turns) if y is None else tf.TensorArray(
+            y.dtype, turns, element_shape=y.shape
+        )
+        for y in flat_y
+    ]
+    inputs = tf.nest.map_structure(
+        lambda x: tf.TensorArray(x.dtype, turns, element_shape=x.shape[1:]).unstack(x), xs
+    )
+    zeros = tf.nest.map_structure(lambda s: tf.zeros(s.shape, s.dtype), structure["sums"])
+
+    def loop_body(i: Any, state: Any, arrays: Any, summed: Any) -> Any:
+        x = tf.nest.map_structure(lambda array: array.read(i), inputs)
+        new_state, y, sums = turn(i, state, x)
+        tf.nest.map_structure(_check_same, state, new_state)
+        arrays = [
+            a if value is None else a.write(i, value)
+            for a, value in zip(arrays, tf.nest.flatten(y), strict=True)
+        ]
+        return i + 1, new_state, arrays, tf.nest.map_structure(tf.add, summed, sums)
+
+    _, state, arrays, summed = tf.while_loop(
+        lambda i, *_: i < turns,
+        loop_body,
+        (tf.constant(0), state, arrays, zeros),
+        maximum_iterations=turns,
+    )
+    stacks = [None if y is None else a.stack() for y, a in zip(flat_y, arrays, strict=True)]
+    return state, tf.nest.pack_sequence_as(structure["y"], stacks), summed
+
+
+def _check_same(before: Any, after: Any) -> None:
+    if before.dtype != after.dtype or not before.shape.is_compatible_with(after.shape):
+        raise ValueError(
+            f"scan: the body turned a state of {before.dtype.name} {before.shape} into "
+            f"{after.dtype.name} {after.shape}; a state keeps its type and shape"
+        )
+
+
+def rematerialize(ctx: Any, function: Callable[..., Any], theta: Theta, *inputs: Any) -> Any:
+    """See `StepContext.rematerialize`."""
+    everything = (theta, inputs)
+    leaves = tf.nest.flatten(everything)
+    present = [x is not None for x in leaves]
+    structure: dict[str, Any] = {}
+
+    def run(*args: tf.Tensor) -> list[tf.Tensor]:
+        given = iter(args)
+        weights, unpacked = tf.nest.pack_sequence_as(
+            everything, [next(given) if there else None for there in present]
+        )
+        inner = ctx.isolated()
+        output = function(weights, *unpacked, inner)
+        structure["all"] = (output, inner.collected.sums)
+        return [v for v in tf.nest.flatten(structure["all"]) if v is not None]
+
+    @tf.custom_gradient
+    def checkpointed(*args: tf.Tensor) -> Any:
+        outputs = run(*args)
+
+        def grad(*gradients: tf.Tensor) -> list[tf.Tensor | None]:
+            # The recomputation starts when the gradient arrives, or it would be merged with the
+            # forward pass and keep what it is to forget.
+            with tf.control_dependencies(list(gradients)):
+                again = [tf.identity(a) for a in args]
+            floats = [i for i, a in enumerate(again) if a.dtype.is_floating]
+            with tf.GradientTape(watch_accessed_variables=False) as tape:
+                tape.watch([again[i] for i in floats])
+                outputs = run(*again)
+            pairs = [
+                (o, g) for o, g in zip(outputs, gradients, strict=True) if o.dtype.is_floating
+            ]
+            results: list[tf.Tensor | None] = [None] * len(again)
+            found = tape.gradient(
+                [o for o, _ in pairs],
+                [again[i] for i in floats],
+                output_gradients=[g for _, g in pairs],
+                unconnected_gradients=tf.UnconnectedGradients.ZERO,
+            )
+            for i, g in zip(floats, found, strict=True):
+                results[i] = g
+            return results
+
+        return outputs, grad
+
+    outputs = iter(tf.nest.flatten(checkpointed(*[x for x in leaves if x is not None])))
+    output, sums = structure["all"]
+    output, sums = tf.nest.pack_sequence_as(
+        (output, sums),
+        [None if v is None else next(outputs) for v in tf.nest.flatten((output, sums))],
+    )
+    ctx.collected.merge(sums)
+    return output

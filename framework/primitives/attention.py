@@ -1,0 +1,152 @@
+"""The core of attention: scores, softmax, weighted sum, keeping only the probabilities.
+
+B batch, T queries, S keys, N heads, K kv heads, G = N / K queries a kv head, H head dim.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tekso.framework import counter_hash
+from tekso.framework.primitives.fusion import Fuse, no_fusion
+
+
+def attend(
+    q: tf.Tensor,
+    k: tf.Tensor,
+    v: tf.Tensor,
+    *,
+    scale: float,
+    mask: tf.Tensor | None = None,
+    bias: tf.Tensor | None = None,
+    dropout: tuple[tf.Tensor, Any, float] | None = None,
+    fuse: Fuse = no_fusion,
+) -> tf.Tensor:
+    """softmax(scale * q k^T + bias, where mask) v.
+
+    A query that may attend to nothing gives 0. The softmax is computed in float32.
+
+    Shapes:
+      q: [B, T, N, H], k, v: [B, S, K, H] with K dividing N
+      mask: bool, bias: float, broadcastable to [B, N, T, S]; bias gets a gradient
+      dropout: (key, example offset, rate) of the probabilities' dropout
+      returns: [B, T, N, H]
+    Source: Vaswani et al. 2017, eq. 1; Ainslie et al. 2023 (grouped queries).
+    """
+    num_heads, num_kv_heads = q.shape[2], k.shape[2]
+    if num_heads % num_kv_heads:
+        raise ValueError(f"attend: {num_kv_heads} kv heads do not divide {num_heads} heads")
+    groups = num_heads // num_kv_heads
+    optional = [t for t in (mask, bias) if t is not None]
+    has_mask, has_bias = mask is not None, bias is not None
+    noise = [] if dropout is None else [dropout[0], tf.cast(dropout[1], tf.uint32)]
+    rate = 0.0 if dropout is None else dropout[2]
+
+    @tf.custom_gradient
+    def run(q: tf.Tensor, k: tf.Tensor, v: tf.Tensor, *optional: tf.Tensor) -> Any:
+        q_heads, k_heads, v_heads = fuse(_split_heads, scale=scale, groups=groups)(q, k, v)
+        scores = tf.matmul(q_heads, k_heads, transpose_b=True)
+        soft = fuse(_softmax, has_mask=has_mask, has_bias=has_bias, groups=groups, rate=rate)
+        kept, *probs = soft(scores, *optional, *noise)
+        out = fuse(_merge_heads, groups=groups)(tf.matmul(kept, v_heads))
+
+        def grad(dout: tf.Tensor) -> list[tf.Tensor | None]:
+            dout = fuse(_split_one, groups=groups)(dout)
+            dkept = tf.matmul(dout, v_heads, transpose_b=True)
+            dv = tf.matmul(kept, dout, transpose_a=True)
+            dscores = fuse(_softmax_gradient, rate=rate)(
+                dkept, probs[0] if probs else kept, *noise
+            )
+            dq = tf.matmul(dscores, k_heads)
+            dk = tf.matmul(dscores, q_heads, transpose_a=True)
+            dq, dk, dv = fuse(_merge_gradients, scale=scale, groups=groups)(dq, dk, dv)
+            gradients: list[tf.Tensor | None] = [dq, dk, dv]
+            if has_mask:
+                gradients.append(None)
+            if has_bias:
+                gradients.append(_bias_gradient(dscores, optional[-1], groups))
+            return gradients
+
+        return out, grad
+
+    return run(q, k, v, *optional)
+
+
+def _split_one(x: tf.Tensor, *, groups: int) -> tf.Tensor:
+    """[B, T, N, H] -> [B, K, G * T, H]: the queries of one kv head in one matrix."""
+    b, t, n, h = x.shape
+    x = tf.transpose(x, [0, 2, 1, 3])
+    return tf.reshape(x, [b, n // groups, groups * t, h])
+
+
+def _merge_one(x: tf.Tensor, *, groups: int) -> tf.Tensor:
+    b, k, gt, h = x.shape
+    return tf.transpose(tf.reshape(x, [b, k * groups, gt // groups, h]), [0, 2, 1, 3])
+
+
+def _split_heads(q: tf.Tensor, k: tf.Tensor, v: tf.Tensor, *, scale: float, groups: int) -> Any:
+    return (
+        _split_one(q * tf.cast(scale, q.dtype), groups=groups),
+        tf.transpose(k, [0, 2, 1, 3]),
+        tf.transpose(v, [0, 2, 1, 3]),
+    )
+
+
+def _merge_heads(x: tf.Tensor, *, groups: int) -> tf.Tensor:
+    return _merge_one(x, groups=groups)
+
+
+def _merge_gradients(
+    dq: tf.Tensor, dk: tf.Tensor, dv: tf.Tensor, *, scale: float, groups: int
+) -> Any:
+    return (
+        _merge_one(dq * tf.cast(scale, dq.dtype), groups=groups),
+        tf.transpose(dk, [0, 2, 1, 3]),
+        tf.transpose(dv, [0, 2, 1, 3]),
+    )
+
+
+def _softmax(
+    scores: tf.Tensor, *rest: tf.Tensor, has_mask: bool, has_bias: bool, groups: int, rate: float
+) -> Any:
+    given = iter(rest)
+    b, k, gt, s = scores.shape
+    x = scores if scores.dtype == tf.float64 else tf.cast(scores, tf.float32)
+    x = tf.reshape(x, [b, k * groups, gt // groups, s])
+    mask = next(given) if has_mask else None
+    if has_bias:
+        x += tf.cast(next(given), x.dtype)
+    if mask is not None:
+        x = tf.where(mask, x, x.dtype.min)
+    e = tf.exp(x - tf.reduce_max(x, -1, keepdims=True))
+    if mask is not None:
+        e = tf.where(mask, e, 0)  # a row without a key sums to 0, not to the number of keys
+    total = tf.reduce_sum(e, -1, keepdims=True)
+    probs = e / (tf.where(total > 0, total, 1) if mask is not None else total)
+    flat = tf.cast(tf.reshape(probs, scores.shape), scores.dtype)
+    if not rate:
+        return [flat]
+    return [_dropped(flat, *given, rate=rate), flat]
+
+
+def _dropped(probs: tf.Tensor, key: tf.Tensor, offset: tf.Tensor, *, rate: float) -> tf.Tensor:
+    return probs * tf.cast(
+        counter_hash.keep_mask(key, rate, probs.shape.as_list(), offset), probs.dtype
+    )
+
+
+def _softmax_gradient(
+    dkept: tf.Tensor, probs: tf.Tensor, *noise: tf.Tensor, rate: float
+) -> tf.Tensor:
+    d = _dropped(dkept, *noise, rate=rate) if rate else dkept
+    return probs * (d - tf.reduce_sum(d * probs, -1, keepdims=True))
+
+
+def _bias_gradient(dscores: tf.Tensor, bias: tf.Tensor, groups: int) -> tf.Tensor:
+    b, k, gt, s = dscores.shape
+    d = tf.reshape(dscores, [b, k * groups, gt // groups, s])
+    padded = [1] * (4 - bias.shape.rank) + bias.shape.as_list()
+    axes = [i for i, (n, m) in enumerate(zip(padded, d.shape, strict=True)) if n == 1 and m != 1]
+    return tf.cast(tf.reshape(tf.reduce_sum(d, axes, keepdims=True), bias.shape), bias.dtype)

@@ -1,0 +1,118 @@
+"""Softmax cross-entropy of x table^T whose gradient never forms softmax minus one-hot.
+
+With e = exp(logits - max) and q its row sums, the gradients are products of e itself: the row factors
+are applied to [positions, embed] matrices, the one-hot part is a gather and a scatter. That saves
+two passes over [positions, vocab].
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tekso.framework.primitives.fusion import Fuse, no_fusion
+
+
+def cross_entropy(
+    x: tf.Tensor,
+    table: tf.Tensor,
+    labels: tf.Tensor,
+    *,
+    bias: tf.Tensor | None = None,
+    label_smoothing: float = 0.0,
+    fuse: Fuse = no_fusion,
+) -> tf.Tensor:
+    """Returns the cross-entropy of every position, in nats.
+
+    Shapes:
+      x: [..., embed], table: [vocab, embed], labels: [...] int32 in [0, vocab), bias: [vocab]
+      returns: [...], float32 (float64 for float64 inputs)
+    """
+    shape = labels.shape
+    flat_labels = tf.reshape(labels, [-1])
+    smooth = label_smoothing
+
+    @tf.custom_gradient
+    def run(x: tf.Tensor, table: tf.Tensor, *bias: tf.Tensor) -> Any:
+        vocab = table.shape[0]
+        logits = _batch_matmul(x, table, transpose_b=True)
+        e, top, total = fuse(_exponentials)(logits, *bias)
+        rows = tf.gather(table, flat_labels)
+        label_bias = [tf.gather(b, flat_labels) for b in bias]
+        label_logit, log_total = fuse(_label_terms)(x, rows, top, total, *label_bias)
+        loss = log_total - (1 - smooth) * label_logit
+        if smooth:
+            mean_row = tf.cast(tf.reduce_mean(table, 0), x.dtype)
+            mean_logit = tf.linalg.matvec(x, mean_row)
+            if bias:
+                mean_logit += tf.reduce_mean(bias[0])
+            loss -= smooth * tf.cast(mean_logit, loss.dtype)
+
+        def grad(dloss: tf.Tensor) -> list[tf.Tensor]:
+            weight, weighted, target = fuse(_row_factors, keep=1 - smooth)(dloss, total, x)
+            dx = fuse(_input_gradient, keep=1 - smooth)(tf.matmul(e, table), weight, rows, dloss)
+            dtable = _batch_matmul(e, weighted, transpose_a=True)
+            if smooth:
+                dcast = tf.cast(dloss, x.dtype)
+                dx -= smooth * tf.expand_dims(dcast, 1) * tf.expand_dims(mean_row, 0)
+                dtable -= tf.expand_dims(tf.linalg.matvec(x, dcast, transpose_a=True), 0) * (
+                    smooth / vocab
+                )
+            dtable = tf.tensor_scatter_nd_sub(dtable, tf.expand_dims(flat_labels, 1), target)
+            gradients = [dx, dtable]
+            if bias:
+                dbias = tf.linalg.matvec(e, tf.squeeze(weight, 1), transpose_a=True)
+                dcast = tf.cast(dloss, dbias.dtype)
+                dbias -= smooth / vocab * tf.reduce_sum(dcast)
+                gradients.append(
+                    tf.tensor_scatter_nd_sub(
+                        dbias, tf.expand_dims(flat_labels, 1), (1 - smooth) * dcast
+                    )
+                )
+            return gradients
+
+        return loss, grad
+
+    flat_x = tf.reshape(x, [-1, x.shape[-1]])
+    return tf.reshape(run(flat_x, table, *([] if bias is None else [bias])), shape)
+
+
+def _exponentials(logits: tf.Tensor, *bias: tf.Tensor) -> Any:
+    wide = logits if logits.dtype == tf.float64 else tf.cast(logits, tf.float32)
+    for b in bias:
+        wide += tf.cast(b, wide.dtype)
+    top = tf.reduce_max(wide, 1, keepdims=True)
+    e = tf.exp(wide - top)
+    return tf.cast(e, logits.dtype), top, tf.reduce_sum(e, 1, keepdims=True)
+
+
+def _label_terms(
+    x: tf.Tensor, rows: tf.Tensor, top: tf.Tensor, total: tf.Tensor, *label_bias: tf.Tensor
+) -> Any:
+    label_logit = tf.reduce_sum(tf.cast(x, top.dtype) * tf.cast(rows, top.dtype), 1)
+    for b in label_bias:
+        label_logit += tf.cast(b, top.dtype)
+    return label_logit, tf.squeeze(tf.math.log(total) + top, 1)
+
+
+def _row_factors(dloss: tf.Tensor, total: tf.Tensor, x: tf.Tensor, *, keep: float) -> Any:
+    d = tf.expand_dims(dloss, 1)
+    weight = tf.cast(d / total, x.dtype)
+    return weight, x * weight, x * tf.cast(keep * d, x.dtype)
+
+
+def _input_gradient(
+    product: tf.Tensor, weight: tf.Tensor, rows: tf.Tensor, dloss: tf.Tensor, *, keep: float
+) -> tf.Tensor:
+    return product * weight - rows * tf.cast(keep * tf.expand_dims(dloss, 1), rows.dtype)
+
+
+def _batch_matmul(
+    a: tf.Tensor, b: tf.Tensor, *, transpose_a: bool = False, transpose_b: bool = False
+) -> tf.Tensor:
+    # The batched product packs tall and wide operands better on CPU than the plain one.
+    product = tf.raw_ops.BatchMatMulV2(
+        x=tf.expand_dims(a, 0), y=tf.expand_dims(b, 0), adj_x=transpose_a, adj_y=transpose_b
+    )
+    return tf.squeeze(product, 0)

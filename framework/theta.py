@@ -1,0 +1,64 @@
+"""Theta: the nested mapping of weight tensors that a layer's `fprop` takes.
+
+It mirrors the layer tree: `theta.ffn.w` is the weight `w` of the child `ffn`. The flat form maps a
+weight path ("ffn/w") to its tensor; checkpoints, learners and executions use that form.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+SEPARATOR = "/"
+
+T = TypeVar("T")
+
+
+class Theta(dict[str, Any]):
+    """A dict with attribute access; `tf.nest` and `tf.function` treat it as a mapping."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            if name.startswith("__"):
+                raise AttributeError(name) from None
+            close = difflib.get_close_matches(name, self, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise AttributeError(f"theta has no {name!r}, it has {sorted(self)}{hint}") from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"theta is built from weight specs: {name!r} cannot be set")
+
+
+def flatten(theta: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Returns {path: leaf} of a nested mapping, in the order of the tree."""
+    flat: dict[str, Any] = {}
+    for name, value in theta.items():
+        path = f"{prefix}{SEPARATOR}{name}" if prefix else name
+        if isinstance(value, Mapping):
+            flat.update(flatten(value, path))
+        else:
+            flat[path] = value
+    return flat
+
+
+def unflatten(flat: Mapping[str, Any]) -> Theta:
+    """Returns the nested form of {path: leaf}."""
+    root = Theta()
+    for path, value in flat.items():
+        node = root
+        *parents, name = path.split(SEPARATOR)
+        for parent in parents:
+            node = node.setdefault(parent, Theta())
+        node[name] = value
+    return root
+
+
+def map_leaves(function: Callable[[Any], T], theta: Mapping[str, Any]) -> Theta:
+    """Returns the same tree with `function` applied to every leaf."""
+    return Theta(
+        (name, map_leaves(function, value) if isinstance(value, Mapping) else function(value))
+        for name, value in theta.items()
+    )
