@@ -1,0 +1,132 @@
+"""Task: what is learned. A loss as sums over the part of a batch that is seen, and what to show.
+
+A task is a layer: its weights are those of the model below it, so specs, first values and weight
+paths come from the layer contract. It knows no device: an execution calls `loss` on a part of the
+batch and adds up what the parts return.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TypeVar
+
+import tensorflow as tf
+
+from tekso.framework.layer import Layer
+from tekso.framework.theta import Theta
+
+Batch = Mapping[str, tf.Tensor]
+TaskParams = TypeVar("TaskParams", bound="Task.Params")
+
+LOSS = "loss"
+"""Name under which an execution adds (loss_sum, loss_weight) to the sums of a task's metrics."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LossSums:
+    """What one part of a batch adds to a step, never a mean.
+
+    Attributes:
+      loss_sum: scalar; the sum over all parts divided by the global `loss_weight` is the loss.
+      metrics: {name: (sum, weight)}, scalars; sum / weight over all parts is the metric.
+    """
+
+    loss_sum: tf.Tensor
+    metrics: dict[str, tuple[tf.Tensor, tf.Tensor]] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Decoded:
+    """What decoding shows to people and leaves to programs.
+
+    Attributes:
+      text: to print, several lines.
+      records: one JSON object a sample or scored text.
+    """
+
+    text: str
+    records: list[dict[str, Any]]
+
+
+class Program(Protocol):
+    """The weights of a run, ready to be called: what a task decodes with."""
+
+    def call(self, function: Callable[..., Any], *inputs: Any) -> Any:
+        """Returns `function(theta, *inputs, ctx)`, traced once for a function and input shapes.
+
+        `function` is pure. Pass the same function object again and the trace is used again.
+        """
+        ...
+
+
+class Task(Layer):
+    """Base of all tasks: a model, its loss over a batch, its metrics and its decoding.
+
+        class Regression(Task):
+            def __init__(self, params):
+                super().__init__(params)
+                self.child("model", self.params.model)
+
+            def loss_weight(self, batch):
+                return tf.reduce_sum(batch["weights"])
+
+            def loss(self, theta, batch, ctx):
+                y = self.model.fprop(theta.model, batch["x"], ctx)
+                return LossSums(tf.reduce_sum(batch["weights"] * tf.square(y - batch["y"])))
+
+    The loss of a step is loss_sum / loss_weight, both summed over the global batch, plus what
+    layers gave to `ctx.collect_loss`.
+    """
+
+    class Params(Layer.Params):
+        """Params of a task."""
+
+    @classmethod
+    def complete(cls, params: TaskParams, input: Any) -> TaskParams:
+        """Returns Params in which what was left open is filled in from the training input.
+
+        Args:
+          params: Params of this task; not changed.
+          input: the training Input, for example for the size of its vocabulary.
+
+        Raises:
+          ValueError: what the Params say does not fit the input.
+        """
+        return params
+
+    def loss_weight(self, batch: Batch) -> tf.Tensor:
+        """Returns the weight of a batch: what the sum of losses is divided by.
+
+        A pure function of the batch, so that the weight of the global batch is known before any
+        part of it is computed. It adds up: the weights of the parts sum to that of the whole.
+
+        Shapes:
+          returns: [], float32
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no loss_weight()")
+
+    def loss(self, theta: Theta, batch: Batch, ctx: Any) -> LossSums:
+        """Returns the sums over the examples of `batch`, a whole batch or a part of one.
+
+        Auxiliary losses are handed to `ctx.collect_loss` and are no part of these sums.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no loss()")
+
+    def summarize(self, sums: Mapping[str, tuple[float, float]]) -> dict[str, float]:
+        """Returns the figures of a report: every mean, and what follows from them.
+
+        Args:
+          sums: {name: (sum, weight)} over a batch or a whole pass, `LOSS` among the names. A name
+            whose weight is 0 has no mean and is left out.
+        """
+        return {name: value / weight for name, (value, weight) in sums.items() if weight}
+
+    def decode(self, program: Program, input: Any) -> Decoded | None:
+        """Returns what `--mode=decode` and the end of training show; None if there is nothing.
+
+        Args:
+          program: calls pure functions with the weights of the run.
+          input: the training Input: its tokenizer turns text into ids and back.
+        """
+        return None
