@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, get_args
 
 import tensorflow as tf
-
 from tekso.framework.primitives.fusion import Fuse, no_fusion
+
+Activation = Literal[
+    "identity", "relu", "squared_relu", "gelu", "gelu_tanh", "swish", "tanh", "sigmoid"
+]
+"""The names that `activate` takes, as the type of a Params field."""
+
+NAMES: tuple[str, ...] = get_args(Activation)
 
 
 def _relu(x: tf.Tensor) -> tf.Tensor:
@@ -76,7 +82,6 @@ _ACTIVATIONS: dict[str, tuple[Callable[[tf.Tensor], tf.Tensor], ...]] = {
     "sigmoid": (tf.sigmoid, _sigmoid_slope),
     "identity": (tf.identity, tf.ones_like),
 }
-NAMES = tuple(_ACTIVATIONS)
 
 
 def activate(name: str, x: tf.Tensor, *, fuse: Fuse = no_fusion) -> tf.Tensor:

@@ -1,0 +1,84 @@
+"""Embedding: a table of vectors, looked up by id, and the softmax tied to it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+import tensorflow as tf
+
+from tekso.framework.context import StepContext
+from tekso.framework.initializers import Initializer, LecunNormal
+from tekso.framework.layer import Layer
+from tekso.framework.params import REQUIRED, param
+from tekso.framework.theta import Theta
+
+
+class Embedding(Layer):
+    """Looks up vectors by id; the table may serve as the softmax of the output as well.
+
+    Weights:
+      table: [vocab_size, dim], dims ("vocab", "embed")
+    Source:
+      Factor sqrt(dim): Vaswani et al. 2017, section 3.4. Tied: Press & Wolf 2017.
+    """
+
+    class Params(Layer.Params):
+        """Params of Embedding."""
+
+        vocab_size: int = param("Number of vectors.", default=REQUIRED)
+        dim: int = param("Size of a vector.", default=REQUIRED)
+        scale: Literal["none", "sqrt_dim"] = param(
+            "Factor on the vectors that are looked up (not on the tied softmax).", default="none"
+        )
+        init: Initializer.Params = param(
+            "Initializer of the table; its fan_in is dim.", default=LecunNormal.Params()
+        )
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        p = self.params
+        self.weight(
+            "table",
+            [p.vocab_size, p.dim],
+            dims=("vocab", "embed"),
+            init=p.init,
+            fan_in=p.dim,
+            fan_out=p.vocab_size,
+        )
+
+    def fprop(self, theta: Theta, ids: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+        """Returns the vectors of ids.
+
+        Shapes:
+          ids: [...] int in [0, vocab_size)
+          returns: [..., dim], dtype of the table
+        """
+        x = ctx.lookup(theta.table, ids)
+        return x * math.sqrt(self.params.dim) if self.params.scale == "sqrt_dim" else x
+
+    def logits(self, theta: Theta, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+        """Returns x @ table^T.
+
+        Shapes:
+          x: [..., dim]
+          returns: [..., vocab_size], dtype of x
+        """
+        return tf.einsum("...d,vd->...v", x, theta.table)
+
+    def cross_entropy(
+        self,
+        theta: Theta,
+        x: tf.Tensor,
+        labels: tf.Tensor,
+        ctx: StepContext,
+        *,
+        label_smoothing: float = 0.0,
+    ) -> tf.Tensor:
+        """Returns -log softmax(logits)[label] of every position, in nats.
+
+        Shapes:
+          x: [..., dim], labels: [...] int in [0, vocab_size)
+          returns: [...] float32
+        """
+        return ctx.cross_entropy(x, theta.table, labels, label_smoothing=label_smoothing)

@@ -1,0 +1,54 @@
+"""Linear: projection of the last dim."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tekso.framework.context import StepContext
+from tekso.framework.initializers import GlorotUniform, Initializer, Zeros
+from tekso.framework.layer import Layer
+from tekso.framework.params import REQUIRED, param
+from tekso.framework.primitives.activations import Activation
+from tekso.framework.theta import Theta
+
+
+class Linear(Layer):
+    """Projects the last dim of the input: y = activation(x @ w + b).
+
+    Shapes:
+      x: [..., input_dim]
+      returns: [..., output_dim], dtype of x
+    Weights:
+      w: [input_dim, output_dim], dims `dims`
+      b: [output_dim], the last of `dims`; starts at 0
+    Raises:
+      ValueError: the last dim of x is not input_dim.
+    Source:
+      Init: Glorot & Bengio 2010, eq. 16.
+    """
+
+    class Params(Layer.Params):
+        """Params of Linear."""
+
+        input_dim: int = param("Size of the last dim of the input.", default=REQUIRED)
+        output_dim: int = param("Size of the last dim of the output.", default=REQUIRED)
+        use_bias: bool = param("Whether to add a bias.", default=True)
+        init: Initializer.Params = param("Initializer of w.", default=GlorotUniform.Params())
+        activation: Activation = param("Applied to the output.", default="identity")
+        dims: tuple[str | None, str | None] = param(
+            "Dim names of w: input, output.", default=("embed", "mlp")
+        )
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        p = self.params
+        self.weight("w", [p.input_dim, p.output_dim], dims=p.dims, init=p.init)
+        if p.use_bias:
+            self.weight("b", [p.output_dim], dims=p.dims[1:], init=Zeros.Params())
+
+    def fprop(self, theta: Theta, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+        """See the class."""
+        y = ctx.project(x, theta.w, theta.b if self.params.use_bias else None)
+        return ctx.activate(self.params.activation, y)

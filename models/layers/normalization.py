@@ -1,0 +1,167 @@
+"""Normalisation of the last dim: LayerNorm, RMSNorm, and BatchNorm over the global batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from tekso.framework.context import StepContext
+from tekso.framework.initializers import Ones, Zeros
+from tekso.framework.layer import Layer
+from tekso.framework.params import REQUIRED, param
+from tekso.framework.theta import Theta
+
+
+class Norm(Layer):
+    """Base of the normalisations: [..., dim] to the same shape and dtype."""
+
+    class Params(Layer.Params):
+        """Params of a normalisation."""
+
+        dim: int = param("Size of the last dim of the input.", default=REQUIRED)
+        epsilon: float = param("Added to the variance.", default=1e-6)
+        dims: tuple[str | None] = param("Dim name of the weights.", default=("embed",))
+
+    def _vector(self, name: str, init: Any, *, trainable: bool = True) -> None:
+        p = self.params
+        self.weight(name, [p.dim], dims=p.dims, init=init, trainable=trainable)
+
+
+class LayerNorm(Norm):
+    """(x - mean) / sqrt(variance + epsilon) * scale + bias, over the last dim.
+
+    Shapes:
+      x: [..., dim]
+      returns: shape and dtype of x
+    Weights:
+      scale: [dim], starts at 1; bias: [dim], starts at 0
+    Source: Ba et al. 2016, eq. 4.
+    """
+
+    class Params(Norm.Params):
+        """Params of LayerNorm."""
+
+        use_bias: bool = param("Whether to add a bias.", default=True)
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self._vector("scale", Ones.Params())
+        if self.params.use_bias:
+            self._vector("bias", Zeros.Params())
+
+    def fprop(self, theta: Theta, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+        """See the class."""
+        bias = theta.bias if self.params.use_bias else None
+        return ctx.layer_norm(x, theta.scale, bias, epsilon=self.params.epsilon)
+
+
+class RMSNorm(Norm):
+    """x / sqrt(mean(x**2) + epsilon) * scale, over the last dim.
+
+    Shapes:
+      x: [..., dim]
+      returns: shape and dtype of x
+    Weights:
+      scale: [dim], starts at 1
+    Source: Zhang & Sennrich 2019, eq. 4.
+    """
+
+    class Params(Norm.Params):
+        """Params of RMSNorm."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self._vector("scale", Ones.Params())
+
+    def fprop(self, theta: Theta, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+        """See the class."""
+        return ctx.rms_norm(x, theta.scale, epsilon=self.params.epsilon)
+
+
+class BatchNorm(Norm):
+    """(x - mean) / sqrt(variance + epsilon) * scale + bias, with statistics of the batch.
+
+    In training mean and variance are those of all examples and positions that run at the same time
+    (all replicas; one micro-batch of a pipeline). Otherwise they are the moving statistics, which
+    every step moves once towards the mean and (biased) variance of the whole global batch:
+    moving = decay * moving + (1 - decay) * batch.
+
+    Shapes:
+      x: [batch, ..., dim]
+      mask: bool [batch, ...], broadcastable to x without its last dim; where False, x does not count
+        for the statistics
+      returns: shape and dtype of x
+    Weights:
+      scale, bias: [dim], start at 1 and 0
+      moving_mean, moving_variance: [dim], start at 0 and 1, not trained
+    Source: Ioffe & Szegedy 2015, algorithms 1 and 2.
+    """
+
+    class Params(Norm.Params):
+        """Params of BatchNorm."""
+
+        epsilon: float = param("Added to the variance.", default=1e-3)
+        decay: float = param("How much of the moving statistics a step keeps.", default=0.99)
+        dims: tuple[str | None] = param("Dim name of the weights.", default=("channels",))
+
+    mixes_examples = True
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        if not 0 <= self.params.decay < 1:
+            raise ValueError(f"BatchNorm: decay {self.params.decay} is not in [0, 1)")
+        self._vector("scale", Ones.Params())
+        self._vector("bias", Zeros.Params())
+        self._vector("moving_mean", Zeros.Params(), trainable=False)
+        self._vector("moving_variance", Ones.Params(), trainable=False)
+
+    def fprop(
+        self, theta: Theta, x: tf.Tensor, ctx: StepContext, *, mask: tf.Tensor | None = None
+    ) -> tf.Tensor:
+        """See the class."""
+        wide = x if x.dtype == tf.float64 else tf.cast(x, tf.float32)
+        theta = Theta((name, tf.cast(value, wide.dtype)) for name, value in theta.items())
+        if ctx.is_training:
+            mean, variance = self._batch_statistics(theta, wide, ctx, mask)
+        else:
+            mean, variance = theta.moving_mean, theta.moving_variance
+        factor = tf.math.rsqrt(variance + self.params.epsilon) * theta.scale
+        return tf.cast(wide * factor + (theta.bias - mean * factor), x.dtype)
+
+    def _batch_statistics(
+        self, theta: Theta, x: tf.Tensor, ctx: StepContext, mask: tf.Tensor | None
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        outer = list(range(x.shape.rank - 1))
+        if mask is None:
+            counted = tf.ones_like(x[..., :1])
+        else:
+            counted = tf.cast(tf.expand_dims(mask, -1), x.dtype)
+            counted = tf.broadcast_to(counted, [*x.shape[:-1], 1])
+        count = tf.reduce_sum(counted)
+        total = tf.maximum(ctx.sum_over_replicas(count), 1.0)
+        mean = ctx.sum_over_replicas(tf.reduce_sum(x * counted, outer)) / total
+        squares = tf.reduce_sum(tf.square(x - mean) * counted, outer)
+        variance = ctx.sum_over_replicas(squares) / total
+
+        # For the moving statistics: sums that add up over every part of the global batch. They are
+        # taken around the moving mean, so that the variance does not cancel out.
+        shifted = tf.stop_gradient((x - theta.moving_mean) * counted)
+        weight = tf.fill([self.params.dim], count)
+        ctx.collect_statistic(self, "shift", tf.reduce_sum(shifted, outer), weight)
+        ctx.collect_statistic(self, "square", tf.reduce_sum(tf.square(shifted), outer), weight)
+        return mean, variance
+
+    def updated_statistics(
+        self, theta: Theta, statistics: Mapping[str, tf.Tensor]
+    ) -> dict[str, tf.Tensor]:
+        """Returns the moved mean and variance; see `Layer.updated_statistics`."""
+        shift = tf.cast(statistics["shift"], theta.moving_mean.dtype)
+        square = tf.cast(statistics["square"], theta.moving_mean.dtype)
+        kept = self.params.decay
+        variance = tf.maximum(square - tf.square(shift), 0)
+        return {
+            "moving_mean": theta.moving_mean + (1 - kept) * shift,
+            "moving_variance": kept * theta.moving_variance + (1 - kept) * variance,
+        }

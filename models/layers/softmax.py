@@ -1,0 +1,169 @@
+"""The softmax over a vocabulary that ends a language model: full and sampled."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import tensorflow as tf
+
+from tekso.framework import counter_hash
+from tekso.framework.context import StepContext
+from tekso.framework.initializers import Initializer, LecunNormal, Zeros
+from tekso.framework.layer import Layer
+from tekso.framework.params import REQUIRED, param
+from tekso.framework.theta import Theta
+
+
+class Softmax(Layer):
+    """Softmax of x @ w^T + b over a vocabulary, with weights of its own.
+
+    (`Embedding` has the same methods over its table: the tied softmax.)
+
+    Weights:
+      w: [vocab_size, input_dim], dims ("vocab", "embed")
+      b: [vocab_size], dims ("vocab",); starts at 0
+    """
+
+    class Params(Layer.Params):
+        """Params of Softmax."""
+
+        input_dim: int = param("Size of the last dim of the input.", default=REQUIRED)
+        vocab_size: int = param("Number of classes.", default=REQUIRED)
+        use_bias: bool = param("Whether to add a bias.", default=False)
+        init: Initializer.Params = param("Initializer of w.", default=LecunNormal.Params())
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        p = self.params
+        self.weight(
+            "w",
+            [p.vocab_size, p.input_dim],
+            dims=("vocab", "embed"),
+            init=p.init,
+            fan_in=p.input_dim,
+            fan_out=p.vocab_size,
+        )
+        if p.use_bias:
+            self.weight("b", [p.vocab_size], dims=("vocab",), init=Zeros.Params())
+
+    def logits(self, theta: Theta, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+        """Returns x @ w^T + b.
+
+        Shapes:
+          x: [..., input_dim]
+          returns: [..., vocab_size], dtype of x
+        """
+        y = tf.einsum("...d,vd->...v", x, theta.w)
+        return y + theta.b if self.params.use_bias else y
+
+    def cross_entropy(
+        self,
+        theta: Theta,
+        x: tf.Tensor,
+        labels: tf.Tensor,
+        ctx: StepContext,
+        *,
+        label_smoothing: float = 0.0,
+    ) -> tf.Tensor:
+        """Returns -log softmax(logits)[label] of every position, in nats.
+
+        Shapes:
+          x: [..., input_dim], labels: [...] int in [0, vocab_size)
+          returns: [...] float32
+        """
+        bias = theta.b if self.params.use_bias else None
+        return ctx.cross_entropy(x, theta.w, labels, bias=bias, label_smoothing=label_smoothing)
+
+
+class SampledSoftmax(Softmax):
+    """Softmax whose normaliser is estimated in training from a sample of the vocabulary.
+
+    A step draws `num_samples` classes s with replacement, the same for the whole global batch, from
+    the log-uniform distribution P(k) = log((k + 2) / (k + 1)) / log(vocab_size + 1), which fits a
+    vocabulary sorted by falling frequency. A position with label t has the loss
+
+        log(exp(y[t]) + sum over s != t of exp(y[s] - log(num_samples * P(s)))) - y[t]
+
+    The sum in the logarithm is an unbiased estimate of the whole normaliser, since the label is in
+    it with certainty (its logit is therefore not corrected), so the loss approaches the full one
+    from below as num_samples grows. Outside training the softmax is full.
+
+    Source: Jean et al. 2015, section 3; Jozefowicz et al. 2016, section 3.1.
+    """
+
+    class Params(Softmax.Params):
+        """Params of SampledSoftmax."""
+
+        num_samples: int = param("Classes drawn a training step.", default=REQUIRED)
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        if self.params.num_samples < 1:
+            raise ValueError(
+                f"SampledSoftmax: num_samples is {self.params.num_samples}, want at least 1"
+            )
+
+    def cross_entropy(
+        self,
+        theta: Theta,
+        x: tf.Tensor,
+        labels: tf.Tensor,
+        ctx: StepContext,
+        *,
+        label_smoothing: float = 0.0,
+    ) -> tf.Tensor:
+        """Returns the cross-entropy of every position: estimated in training, else exact.
+
+        Shapes:
+          x: [..., input_dim], labels: [...] int in [0, vocab_size)
+          returns: [...] float32
+        Raises:
+          ValueError: label smoothing in training, which has no sampled form.
+        """
+        if not ctx.is_training:
+            return super().cross_entropy(theta, x, labels, ctx, label_smoothing=label_smoothing)
+        if label_smoothing:
+            raise ValueError(
+                f"SampledSoftmax: label_smoothing is {label_smoothing}, and only 0 can be sampled; "
+                "use Softmax"
+            )
+        p = self.params
+        samples = self.sample(ctx)
+        sampled = ctx.project(x, tf.transpose(ctx.lookup(theta.w, samples)))
+        rows = ctx.lookup(theta.w, labels)
+        true = tf.reduce_sum(_widen(x) * _widen(rows), -1)
+        sampled = _widen(sampled)
+        if p.use_bias:
+            sampled += tf.gather(_widen(theta.b), samples)
+            true += tf.gather(_widen(theta.b), labels)
+        sampled -= tf.cast(
+            math.log(p.num_samples) + log_uniform_log_probability(samples, p.vocab_size),
+            sampled.dtype,
+        )
+        hit = tf.equal(tf.expand_dims(labels, -1), tf.cast(samples, labels.dtype))
+        sampled = tf.where(hit, sampled.dtype.min, sampled)
+        log_rest = tf.reduce_logsumexp(sampled, -1)
+        return tf.math.softplus(log_rest - true)
+
+    def sample(self, ctx: StepContext) -> tf.Tensor:
+        """Returns the classes that this step draws: int32 [num_samples]."""
+        p = self.params
+        high, low = (
+            tf.cast(counter_hash.uniform(ctx.random_key(self, name), [1, p.num_samples]), tf.float64)
+            for name in ("candidates", "candidates, low bits")
+        )
+        u = tf.squeeze(high + low * 2.0**-24, 0)
+        # In float64, so that no compiler's last bit of exp() changes what is drawn.
+        classes = tf.cast(tf.exp(u * math.log(p.vocab_size + 1)), tf.int32) - 1
+        return tf.clip_by_value(classes, 0, p.vocab_size - 1)
+
+
+def log_uniform_log_probability(classes: tf.Tensor, vocab_size: int) -> tf.Tensor:
+    """Returns log P(k) = log(log((k + 2) / (k + 1)) / log(vocab_size + 1)), in float64."""
+    k = tf.cast(classes, tf.float64)
+    return tf.math.log(tf.math.log1p(1 / (k + 1)) / math.log(vocab_size + 1))
+
+
+def _widen(x: tf.Tensor) -> tf.Tensor:
+    return x if x.dtype == tf.float64 else tf.cast(x, tf.float32)
