@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol, TypeVar
 
 import tensorflow as tf
-
 from tekso.framework import counter_hash, loops
 from tekso.framework.collected import Collected
 from tekso.framework.primitives import (

@@ -12,7 +12,6 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-
 from tekso.framework.params import Configurable, param
 
 BLOCK_SIZE = 65_536

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-
-from tekso.framework import initializers, theta as theta_lib
+from tekso.framework import initializers
+from tekso.framework import theta as theta_lib
 from tekso.framework.initializers import Fans, Initializer
 from tekso.framework.params import Configurable, param
 from tekso.framework.theta import SEPARATOR, Theta
@@ -197,7 +197,7 @@ class Layer(Configurable):
         Use it with `ctx.scan` over `theta[name]`; layer i starts as `child_list(name, …)[i]` would.
         """
         if size < 1:
-            raise ValueError(f"{type(self).__name__}.{name}: a stack of {size} layers, want at least 1")
+            raise ValueError(f"{type(self).__name__}.{name}: {size} layers, want at least 1")
         layer = self._adopt(name, params)
         layer._stack_size = size
         self._keep(name, layer)
@@ -265,7 +265,8 @@ class Layer(Configurable):
         specs = dict(self._weights)
         for name, layer in self.children():
             for spec in layer.specs().values():
-                path, template = f"{name}{SEPARATOR}{spec.path}", f"{name}{SEPARATOR}{spec.template}"
+                path = f"{name}{SEPARATOR}{spec.path}"
+                template = f"{name}{SEPARATOR}{spec.template}"
                 spec = dataclasses.replace(spec, path=path, template=template)
                 if layer._stack_size is not None:
                     spec = dataclasses.replace(
@@ -308,6 +309,37 @@ class Layer(Configurable):
         """Computes the output: a pure function of theta, the inputs and the step context."""
         raise NotImplementedError(f"{type(self).__name__} has no fprop()")
 
+    def new_statistics(
+        self, weights: Mapping[str, tf.Tensor], means: Mapping[str, tf.Tensor]
+    ) -> dict[str, tf.Tensor]:
+        """Returns new values of all untrained weights that a step's statistics change, by path.
+
+        Args:
+          weights: all weights, by path from this layer, the root.
+          means: of what `ctx.collect_statistic` was given: "<layer path>/<name>" -> mean.
+        """
+        new: dict[str, tf.Tensor] = {}
+        theta = self.theta(weights) if means else Theta()
+        for path, node, layer in self._nodes(theta):
+            head = f"{path}{SEPARATOR}" if path else ""
+            own = {
+                key[len(head) :]: mean
+                for key, mean in means.items()
+                if key.startswith(head) and SEPARATOR not in key[len(head) :]
+            }
+            if own:
+                changed = layer.updated_statistics(node, own)
+                new.update({f"{head}{name}": value for name, value in changed.items()})
+        return new
+
+    def _nodes(self, theta: Theta, path: str = "") -> Iterator[tuple[str, Theta, Layer]]:
+        yield path, theta, self
+        for name, layer in self.children():
+            node = theta
+            for part in name.split(SEPARATOR):
+                node = node.get(part, Theta())
+            yield from layer._nodes(node, f"{path}{SEPARATOR}{name}" if path else name)
+
     def updated_statistics(
         self, theta: Theta, statistics: Mapping[str, tf.Tensor]
     ) -> dict[str, tf.Tensor]:
@@ -315,7 +347,7 @@ class Layer(Configurable):
 
         Args:
           theta: this layer's weights.
-          statistics: means over the global batch of what `ctx.collect_statistic(self, …)` was given.
+          statistics: means over the global batch of what `ctx.collect_statistic` was given, by name.
         """
         raise NotImplementedError(
             f"{type(self).__name__} collects statistics {sorted(statistics)} but has no "

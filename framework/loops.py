@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
-
 from tekso.framework.theta import Theta
 
 

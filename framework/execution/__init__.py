@@ -1,1 +1,29 @@
-"""How a training step is laid over devices. Layers do not import it; it imports no layer."""
+"""Executions: how an experiment's steps are laid over devices. All that knows devices lives here."""
+
+from tekso.framework.execution.base import Execution, ExecutionError, Program
+from tekso.framework.execution.data_parallel import DataParallel
+
+EXECUTIONS: dict[str, type[Execution] | None] = {
+    "data_parallel": DataParallel,
+    "mesh_sharded": None,
+    "pipelined": None,
+}
+"""By the name that --execution takes; None: not built yet."""
+
+
+def by_name(name: str) -> type[Execution]:
+    """Returns the execution of a name.
+
+    Raises:
+      ExecutionError: there is none, or it is not built yet.
+    """
+    built = ", ".join(n for n, e in EXECUTIONS.items() if e is not None)
+    if name not in EXECUTIONS:
+        raise ExecutionError(f"execution {name!r} is unknown; there are: {', '.join(EXECUTIONS)}")
+    execution = EXECUTIONS[name]
+    if execution is None:
+        raise ExecutionError(f"execution {name!r} is not built yet; there are: {built}")
+    return execution
+
+
+__all__ = ["EXECUTIONS", "DataParallel", "Execution", "ExecutionError", "Program", "by_name"]

@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 import tensorflow as tf
-
 from tekso.framework.primitives.fusion import Fuse, no_fusion
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Any
 
 import tensorflow as tf
-
 from tekso.framework.primitives.fusion import Fuse, no_fusion
 
 

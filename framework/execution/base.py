@@ -1,0 +1,119 @@
+"""Execution: how a step is laid over devices; Program: a task made runnable under one execution."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Mapping, Set
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tekso.framework.layer import WeightSpec
+from tekso.framework.params import Configurable
+
+WEIGHTS = "weights/"
+LEARNER = "learner/"
+
+Batch = Mapping[str, np.ndarray]
+
+
+class ExecutionError(ValueError):
+    """What was asked cannot be laid over these devices."""
+
+
+class Execution(Configurable, abc.ABC):
+    """Base of the executions. A process uses one."""
+
+    class Params(Configurable.Params):
+        """Params of an execution."""
+
+    @abc.abstractmethod
+    def setup_devices(self, *, tpu: str | None = None, cpu_devices: int | None = None) -> None:
+        """Sets threads and devices up; call it before anything else touches TensorFlow.
+
+        Args:
+          tpu: name or address of a TPU; None: local GPUs, or else the CPU.
+          cpu_devices: number of logical CPU devices to make of this machine.
+        """
+
+    @abc.abstractmethod
+    def build(self, task: Any, learner: Any, *, seed: int, batch_size: int) -> Program:
+        """Returns the program of a task; allocates nothing yet.
+
+        Args:
+          task: a Task.
+          learner: a Learner.
+          seed: of weights and of all randomness in the steps.
+          batch_size: examples of the global batch.
+
+        Raises:
+          ExecutionError: the task, the batch and the devices do not go together.
+        """
+
+
+class Program(abc.ABC):
+    """A task and a learner under one execution: the state, and the compiled steps over it."""
+
+    @abc.abstractmethod
+    def specs(self) -> dict[str, WeightSpec]:
+        """Returns the specs of all weights and slots by state key ("weights/…", "learner/…")."""
+
+    @abc.abstractmethod
+    def initialize(self) -> None:
+        """Draws the first state from the seed: the same in every execution."""
+
+    @abc.abstractmethod
+    def restore(self, read: Callable[[str], np.ndarray], keys: Set[str]) -> None:
+        """Takes the state from a checkpoint.
+
+        Args:
+          read: returns the whole array of a key.
+          keys: all keys of the checkpoint.
+
+        Raises:
+          ExecutionError: keys are missing or unknown, or shapes differ; names them.
+        """
+
+    @abc.abstractmethod
+    def state(self) -> dict[str, np.ndarray]:
+        """Returns a consistent host copy of the state."""
+
+    @abc.abstractmethod
+    def train_step(self, batch: Batch, step: int) -> dict[str, Any]:
+        """Updates the state by one global batch.
+
+        Returns: "loss" (the mean over the global batch), "total_loss" (with auxiliary losses),
+          the task's metrics as means, and the learner's; scalar tensors, perhaps not computed yet.
+        """
+
+    @abc.abstractmethod
+    def eval_step(self, batch: Batch) -> dict[str, tuple[Any, Any]]:
+        """Returns (sum, weight) of "loss" and of every metric over a global batch."""
+
+    @abc.abstractmethod
+    def call(self, function: Callable[..., Any], *inputs: Any) -> Any:
+        """Returns `function(theta, *inputs, ctx)` on the weights of evaluation.
+
+        `function` is pure; its trace is kept for the next call with the same function object.
+        """
+
+
+def check_keys(
+    specs: Mapping[str, WeightSpec], keys: Set[str], shape_of: Callable[[str], tuple[int, ...]]
+) -> None:
+    """Raises an ExecutionError that names what a state of `keys` lacks, has too much or mis-shaped."""
+    problems = [f"missing {key}" for key in sorted(set(specs) - keys)]
+    problems += [f"unknown {key}" for key in sorted(keys - set(specs))]
+    for key in sorted(keys & set(specs)):
+        if tuple(shape_of(key)) != specs[key].shape:
+            problems.append(f"{key} is {list(shape_of(key))}, want {list(specs[key].shape)}")
+    if problems:
+        more = f"; and {len(problems) - 8} more" if len(problems) > 8 else ""
+        raise ExecutionError(
+            f"the checkpoint does not fit the model and learner: {'; '.join(problems[:8])}{more}"
+        )
+
+
+def reduce_collected(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """Adds up the sums of several parts of a batch."""
+    return tf.nest.map_structure(lambda *x: tf.add_n(x) if len(x) > 1 else x[0], *parts)

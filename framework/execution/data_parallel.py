@@ -1,0 +1,426 @@
+"""Data-parallel execution: every device holds all weights and takes an equal part of the batch.
+
+    global batch ─► a part for each replica (a device) ─► a part for each tower (a core of a CPU)
+    tower:   theta, part ─► its share of the loss, gradients, sums of metrics        (pure)
+    then:    sum over towers and replicas ─► learner.update ─► weights and slots of every replica
+
+A tower's share is loss_sum / W + auxiliary losses / B with W and B of the global batch, so gradients
+are only added up. tf.distribute places variables and moves sums between devices; with one device it
+is TensorFlow's default strategy, which does nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Set
+from typing import Any, Literal
+
+import numpy as np
+import tensorflow as tf
+from tekso.framework.context import Mode, StepContext
+from tekso.framework.execution import devices
+from tekso.framework.execution.base import (
+    LEARNER,
+    WEIGHTS,
+    Batch,
+    Execution,
+    ExecutionError,
+    Program,
+    check_keys,
+    reduce_collected,
+)
+from tekso.framework.layer import WeightSpec
+from tekso.framework.params import param
+from tekso.framework.primitives.fusion import XlaFusion, no_fusion
+
+Flat = dict[str, tf.Tensor]
+
+
+class DataParallel(Execution):
+    """Synchronous data parallelism over the local devices by tf.distribute."""
+
+    class Params(Execution.Params):
+        """Params of DataParallel."""
+
+        towers: int | None = param(
+            "Parts of a device's batch that are computed side by side, each by one core. None: one a "
+            "core on a CPU that is the only device, if the batch divides evenly; else 1.",
+            default=None,
+        )
+        xla: Literal["auto", "none", "stretches", "step"] = param(
+            "What XLA compiles: elementwise stretches between matrix products, each tower's whole "
+            "step, or nothing. auto: stretches on CPU, the step on TPU, nothing on GPU.",
+            default="auto",
+        )
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self._strategy: tf.distribute.Strategy | None = None
+
+    def setup_devices(self, *, tpu: str | None = None, cpu_devices: int | None = None) -> None:
+        gpus = [] if tpu or cpu_devices else tf.config.list_physical_devices("GPU")
+        if not gpus and not tpu:
+            # A tower or a logical device is one stream of ops: no op is split over cores.
+            sole_stream = self.params.towers == 1 and (cpu_devices or 1) == 1
+            devices.setup_cpu(
+                logical_devices=cpu_devices,
+                threads_per_op=devices.num_cores() if sole_stream else 1,
+            )
+        self._strategy = _make_strategy(tpu, cpu_devices)
+
+    def build(self, task: Any, learner: Any, *, seed: int, batch_size: int) -> Program:
+        strategy = self._strategy or tf.distribute.get_strategy()
+        replicas = strategy.num_replicas_in_sync
+        parts = learner.params.accumulation_steps
+        if batch_size % (replicas * parts):
+            near = [n * replicas * parts for n in (batch_size // (replicas * parts),) if n]
+            near.append((batch_size // (replicas * parts) + 1) * replicas * parts)
+            raise ExecutionError(
+                f"input.batch_size {batch_size} does not divide evenly over {replicas} devices and "
+                f"{parts} accumulation steps; the nearest that do: {', '.join(map(str, near))}"
+            )
+        towers = self._num_towers(task, strategy, batch_size // (replicas * parts))
+        return DataParallelProgram(
+            task, learner, strategy, towers=towers, xla=self._xla(strategy), seed=seed
+        )
+
+    def _num_towers(self, task: Any, strategy: tf.distribute.Strategy, examples: int) -> int:
+        mixing = [layer.path for layer in task.walk() if layer.mixes_examples]
+        towers = self.params.towers
+        if towers is None:
+            cores = devices.num_cores()
+            alone = strategy.num_replicas_in_sync == 1 and not tf.config.list_logical_devices("GPU")
+            return cores if alone and examples % cores == 0 and not mixing else 1
+        if towers < 1 or examples % towers:
+            raise ExecutionError(
+                f"execution.towers is {towers}, which does not divide the {examples} examples that a "
+                "device computes at a time"
+            )
+        if towers > 1 and mixing:
+            raise ExecutionError(
+                f"execution.towers is {towers}, but {mixing[0]} takes statistics over all examples "
+                "of a device: set execution.towers=1"
+            )
+        return towers
+
+    def _xla(self, strategy: tf.distribute.Strategy) -> str:
+        if self.params.xla != "auto":
+            return self.params.xla
+        if isinstance(strategy, tf.distribute.TPUStrategy):
+            return "none"  # tf.distribute compiles what runs on a TPU
+        return "none" if tf.config.list_logical_devices("GPU") else "stretches"
+
+
+def _make_strategy(tpu: str | None, cpu_devices: int | None) -> tf.distribute.Strategy:
+    if tpu:
+        resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu)
+        tf.config.experimental_connect_to_cluster(resolver)
+        tf.tpu.experimental.initialize_tpu_system(resolver)
+        return tf.distribute.TPUStrategy(resolver)
+    local = [] if cpu_devices else [d.name for d in tf.config.list_logical_devices("GPU")]
+    local = local or [d.name for d in tf.config.list_logical_devices("CPU")]
+    return tf.distribute.MirroredStrategy(local) if len(local) > 1 else tf.distribute.get_strategy()
+
+
+class ReplicaContext(StepContext):
+    """The context of a part of the batch on one of several devices."""
+
+    def sum_over_replicas(self, x: tf.Tensor) -> tf.Tensor:
+        return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, x)
+
+
+class DataParallelProgram(Program):
+    """See `Program`; the state is a variable a key, mirrored over the devices."""
+
+    def __init__(
+        self,
+        task: Any,
+        learner: Any,
+        strategy: tf.distribute.Strategy,
+        *,
+        towers: int,
+        xla: str,
+        seed: int,
+    ) -> None:
+        self._task, self._learner, self._strategy = task, learner, strategy
+        self._towers, self._xla, self._seed = towers, xla, seed
+        self._weight_specs = task.specs()
+        trained = {p: s for p, s in self._weight_specs.items() if s.trainable}
+        self._trained = learner.trained(trained)
+        self._slot_specs = learner.slots(self._trained)
+        self._variables: dict[str, tf.Variable] = {}
+        self._fusions: dict[Any, Any] = {}
+        self._compiled_towers: dict[Any, Callable[..., Any]] = {}
+        self._calls: dict[Any, Callable[..., Any]] = {}
+        self._train = tf.function(self._train_graph, autograph=False)
+        self._eval = tf.function(self._eval_graph, autograph=False)
+        self._update = self._make_update()
+
+    # --- state ---
+
+    def specs(self) -> dict[str, WeightSpec]:
+        weights = {WEIGHTS + path: spec for path, spec in self._weight_specs.items()}
+        return weights | {LEARNER + path: spec for path, spec in self._slot_specs.items()}
+
+    def initialize(self) -> None:
+        specs = self.specs()
+        self._assign(lambda key: specs[key].initial_value(self._seed))
+
+    def restore(self, read: Callable[[str], np.ndarray], keys: Set[str]) -> None:
+        values: dict[str, np.ndarray] = {}
+
+        def take(key: str) -> np.ndarray:
+            if key not in values:
+                values[key] = read(key)
+            return values[key]
+
+        check_keys(self.specs(), keys, lambda key: take(key).shape)
+        self._assign(lambda key: values.pop(key))
+
+    def _assign(self, value: Callable[[str], np.ndarray]) -> None:
+        with self._strategy.scope():
+            for key, spec in self.specs().items():
+                if key in self._variables:
+                    self._variables[key].assign(value(key))
+                else:
+                    self._variables[key] = tf.Variable(
+                        value(key), dtype=spec.dtype, trainable=False, name=key.replace("/", ".")
+                    )
+
+    def state(self) -> dict[str, np.ndarray]:
+        return {key: variable.numpy() for key, variable in self._variables.items()}
+
+    def _flat(self, prefix: str, variables: Mapping[str, Any]) -> Flat:
+        return {
+            key[len(prefix) :]: tf.convert_to_tensor(v)
+            for key, v in variables.items()
+            if key.startswith(prefix)
+        }
+
+    # --- training ---
+
+    def train_step(self, batch: Batch, step: int) -> dict[str, Any]:
+        return self._train(self._place(batch), tf.constant(step, tf.int64))
+
+    def _place(self, batch: Batch) -> Any:
+        replicas = self._strategy.num_replicas_in_sync
+        sizes = {name: len(array) for name, array in batch.items()}
+        size = next(iter(sizes.values()))
+        if any(n != size for n in sizes.values()) or size % replicas:
+            raise ExecutionError(
+                f"a batch with leading dims {sizes} does not split evenly over {replicas} devices"
+            )
+        if replicas == 1:
+            return {name: tf.convert_to_tensor(array) for name, array in batch.items()}
+        part = size // replicas
+
+        def local(value_context: Any) -> Any:
+            start = value_context.replica_id_in_sync_group * part
+            return {name: tf.constant(a[start : start + part]) for name, a in batch.items()}
+
+        return self._strategy.experimental_distribute_values_from_function(local)
+
+    def _train_graph(self, batch: Any, step: tf.Tensor) -> dict[str, tf.Tensor]:
+        total_weight = self._reduce(self._strategy.run(self._task.loss_weight, args=(batch,)))
+        args = (batch, step, tf.cast(total_weight, tf.float32))
+        gradients, sums = self._strategy.run(self._replica_gradients, args=args)
+        # Any variable gives `update` its devices; the others come along as arguments.
+        anchor = next(iter(self._variables.values()))
+        learned = self._strategy.extended.update(
+            anchor, self._replica_update, args=(self._variables, gradients, sums, step), group=False
+        )
+        learned = self._first(learned)
+        sums = self._first(sums)
+        means = {name: tf.math.divide_no_nan(*pair) for name, pair in sums["metric"].items()}
+        return {
+            "loss": sums["loss"][0] / sums["loss"][1],
+            "total_loss": sums["total"],
+            **means,
+            **learned,
+        }
+
+    def _replica_gradients(self, batch: Any, step: tf.Tensor, total_weight: tf.Tensor) -> Any:
+        weights = self._flat(WEIGHTS, self._variables)
+        parts = self._learner.params.accumulation_steps
+        size = next(iter(batch.values())).shape[0]
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        start = replica * size
+
+        def micro_batch(index: Any) -> Any:
+            count = size // parts
+            part = {
+                name: x if parts == 1 else tf.slice(
+                    x, [index * count] + [0] * (x.shape.rank - 1), [count, *x.shape[1:]]
+                )
+                for name, x in batch.items()
+            }
+            return self._tower_gradients(weights, part, start + index * count, step, total_weight)
+
+        gradients, sums = micro_batch(0)
+        if parts > 1:
+            first = (reduce_collected(gradients), sums)
+            gradients, sums = tf.while_loop(
+                lambda i, *_: i < parts,
+                lambda i, total: (i + 1, _add_parts(total, micro_batch(i))),
+                (tf.constant(1), first),
+                maximum_iterations=parts,
+            )[1]
+            gradients = [gradients]
+        if self._strategy.num_replicas_in_sync > 1:
+            replica_context = tf.distribute.get_replica_context()
+            everything = (reduce_collected(gradients), sums)
+            gradients, sums = replica_context.all_reduce(tf.distribute.ReduceOp.SUM, everything)
+            gradients = [gradients]
+        return gradients, sums
+
+    def _tower_gradients(
+        self, weights: Flat, batch: Any, start: Any, step: tf.Tensor, total_weight: tf.Tensor
+    ) -> tuple[list[Flat], dict[str, Any]]:
+        """Returns the gradients of every tower, and the sums over all of them."""
+        gradients, sums = [], []
+        size = next(iter(batch.values())).shape[0]
+        count = size // self._towers
+        for tower in range(self._towers):
+            part = {name: x[tower * count : (tower + 1) * count] for name, x in batch.items()}
+            offset = tf.convert_to_tensor(start + tower * count, tf.int32)
+            compute = self._tower(tower, size * self._num_parts)
+            one_gradients, one_sums = compute(weights, part, offset, step, total_weight)
+            gradients.append(one_gradients)
+            sums.append(one_sums)
+        return gradients, reduce_collected(sums)
+
+    @property
+    def _num_parts(self) -> int:
+        """Parts of the global batch that are computed after each other or on other devices."""
+        return self._learner.params.accumulation_steps * self._strategy.num_replicas_in_sync
+
+    def _tower(self, tower: int, num_examples: int) -> Callable[..., Any]:
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        key = (replica if isinstance(replica, int) else 0, tower)
+
+        def compute(
+            weights: Flat, batch: Any, offset: tf.Tensor, step: tf.Tensor, total_weight: tf.Tensor
+        ) -> tuple[Flat, dict[str, Any]]:
+            ctx = self._context("train", key, step, offset, num_examples)
+            trained = {path: weights[path] for path in self._trained}
+            with tf.GradientTape(watch_accessed_variables=False) as tape:
+                tape.watch(trained)
+                output = self._task.loss(self._task.theta(weights), batch, ctx)
+                total = output.loss_sum / total_weight + ctx.collected.total("loss")
+            gradients = tape.gradient(
+                total, trained, unconnected_gradients=tf.UnconnectedGradients.ZERO
+            )
+            weight = tf.cast(self._task.loss_weight(batch), tf.float32)
+            metrics = {**output.metrics, **ctx.collected.sums["metric"]}
+            metrics |= {f"aux/{n}": pair for n, pair in ctx.collected.sums["loss"].items()}
+            return tf.nest.map_structure(tf.convert_to_tensor, gradients), {
+                "loss": (output.loss_sum, weight),
+                "total": total,
+                "metric": metrics,
+                "statistic": ctx.collected.sums["statistic"],
+            }
+
+        if self._xla != "step":
+            return compute
+        key = (*key, num_examples)
+        if key not in self._compiled_towers:
+            self._compiled_towers[key] = tf.function(compute, jit_compile=True, autograph=False)
+        return self._compiled_towers[key]
+
+    def _context(
+        self, mode: Mode, key: Any, step: Any, offset: Any, num_examples: int | None
+    ) -> StepContext:
+        fuse: Any = no_fusion
+        if self._xla == "stretches":
+            fuse = self._fusions.setdefault(key, XlaFusion())
+        kind = ReplicaContext if self._strategy.num_replicas_in_sync > 1 else StepContext
+        return kind(
+            mode=mode,
+            seed=self._seed,
+            step=step,
+            example_offset=offset,
+            num_examples=num_examples,
+            fuse=fuse,
+        )
+
+    def _make_update(self) -> Callable[..., Any]:
+        def update(weights: Flat, gradients: list[Flat], slots: Flat, step: tf.Tensor) -> Any:
+            done = self._learner.update(
+                self._trained, weights, reduce_collected(gradients), slots, step
+            )
+            return done.weights, done.slots, done.metrics
+
+        if self._xla == "none":
+            return update
+        return tf.function(update, jit_compile=True, autograph=False)
+
+    def _replica_update(
+        self, anchor: Any, variables: dict[str, Any], gradients: Any, sums: Any, step: tf.Tensor
+    ) -> dict[str, tf.Tensor]:
+        del anchor
+        weights = self._flat(WEIGHTS, variables)
+        trained = {path: weights[path] for path in self._trained}
+        new_weights, new_slots, metrics = self._update(
+            trained, gradients, self._flat(LEARNER, variables), step
+        )
+        new = {WEIGHTS + path: v for path, v in new_weights.items()}
+        new |= {LEARNER + path: v for path, v in new_slots.items()}
+        means = {n: tf.math.divide_no_nan(*pair) for n, pair in sums["statistic"].items()}
+        new |= {WEIGHTS + p: v for p, v in self._task.new_statistics(weights, means).items()}
+        for key, value in new.items():
+            variables[key].assign(value)
+        return metrics
+
+    def _first(self, per_replica: Any) -> Any:
+        return tf.nest.map_structure(
+            lambda x: self._strategy.experimental_local_results(x)[0], per_replica
+        )
+
+    def _reduce(self, per_replica: Any) -> tf.Tensor:
+        return self._strategy.reduce(tf.distribute.ReduceOp.SUM, per_replica, axis=None)
+
+    # --- evaluation ---
+
+    def _evaluation_theta(self) -> Any:
+        weights = self._flat(WEIGHTS, self._variables)
+        slots = self._flat(LEARNER, self._variables)
+        return self._task.theta(self._learner.evaluation_weights(weights, slots))
+
+    def eval_step(self, batch: Batch) -> dict[str, tuple[Any, Any]]:
+        return self._eval(self._place(batch))
+
+    def _eval_graph(self, batch: Any) -> dict[str, Any]:
+        sums = self._strategy.run(self._replica_eval, args=(batch,))
+        return tf.nest.map_structure(self._reduce, sums)
+
+    def _replica_eval(self, batch: Any) -> dict[str, Any]:
+        theta = self._evaluation_theta()
+        size = next(iter(batch.values())).shape[0]
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        towers = self._towers if size % self._towers == 0 else 1
+        count = size // towers
+        parts = []
+        for tower in range(towers):
+            part = {name: x[tower * count : (tower + 1) * count] for name, x in batch.items()}
+            offset = replica * size + tower * count
+            key = ("eval", replica if isinstance(replica, int) else 0, tower)
+            whole = size * self._strategy.num_replicas_in_sync
+            ctx = self._context("eval", key, 0, offset, whole)
+            output = self._task.loss(theta, part, ctx)
+            weight = tf.cast(self._task.loss_weight(part), tf.float32)
+            sums = {"loss": (output.loss_sum, weight), **output.metrics}
+            parts.append(sums | ctx.collected.sums["metric"])
+        return reduce_collected(parts)
+
+    def call(self, function: Callable[..., Any], *inputs: Any) -> Any:
+        if function not in self._calls:
+
+            def run(*inputs: Any) -> Any:
+                ctx = StepContext(mode="decode", seed=self._seed)
+                return function(self._evaluation_theta(), *inputs, ctx)
+
+            self._calls[function] = tf.function(run, autograph=False)
+        return self._calls[function](*inputs)
+
+
+def _add_parts(total: Any, part: tuple[list[Flat], Any]) -> Any:
+    return tf.nest.map_structure(tf.add, total, (reduce_collected(part[0]), part[1]))
