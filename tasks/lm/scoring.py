@@ -1,0 +1,108 @@
+"""Scoring a given text: the log-probability of every token but the first.
+
+The text is cut into windows as long as those of training. With an overlap, each window sees the
+last tokens of the one before again, unscored, so that no token is predicted from almost nothing:
+
+    window 0   s s s s s s s s             s scored, c context only
+    window 1             c c s s s s s s   (overlap 2)
+
+Legend: B windows computed together, L length of a window.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tekso.framework.task import Program
+from tekso.framework.theta import Theta
+
+
+@dataclasses.dataclass(frozen=True)
+class TextScore:
+    """What a model says of a text.
+
+    Attributes:
+      token_ids: [n] int32, all tokens of the text.
+      log_probs: [n - 1] float32 in nats, of every token but the first given those before it.
+      num_bytes: UTF-8 bytes that the scored tokens stand for.
+    """
+
+    token_ids: np.ndarray
+    log_probs: np.ndarray
+    num_bytes: int
+
+    @property
+    def total(self) -> float:
+        """Log-probability of the text given its first token, in nats."""
+        return float(self.log_probs.sum(dtype=np.float64))
+
+    @property
+    def loss(self) -> float:
+        """Nats a token."""
+        return -self.total / len(self.log_probs)
+
+    @property
+    def bits_per_byte(self) -> float:
+        """Bits a UTF-8 byte."""
+        return -self.total / math.log(2.0) / self.num_bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class Scorer:
+    """Scores texts of any length.
+
+    Attributes:
+      log_probs: pure `function(theta, ids_BL, labels_BL, ctx)`, the log-probability of each label.
+      window: tokens that the model sees at once.
+      overlap: tokens of a window that only give context, fewer than `window`.
+      batch_size: windows computed together.
+    """
+
+    log_probs: Callable[[Theta, tf.Tensor, tf.Tensor, Any], tf.Tensor]
+    window: int
+    overlap: int = 0
+    batch_size: int = 16
+
+    def __post_init__(self) -> None:
+        """Checks the sizes."""
+        if self.window < 1 or not 0 <= self.overlap < self.window:
+            raise ValueError(
+                f"scoring with windows of {self.window} tokens that overlap by {self.overlap}: "
+                "want at least 1 token, and an overlap that is smaller"
+            )
+
+    def score(self, program: Program, token_ids: Sequence[int], *, num_bytes: int) -> TextScore:
+        """Returns the score of a text.
+
+        Args:
+          program: calls with the weights of the run.
+          token_ids: the text, at least two tokens.
+          num_bytes: UTF-8 bytes of the text without its first token.
+
+        Raises:
+          ValueError: there is nothing to score.
+        """
+        ids = np.asarray(token_ids, np.int32)
+        if len(ids) < 2:
+            raise ValueError(f"a text of {len(ids)} tokens has none to score: want at least 2")
+        num_scored, stride = len(ids) - 1, self.window - self.overlap
+        # Windows begin `stride` apart; the last may be partly beyond the text.
+        count = 1 + max(0, math.ceil((num_scored - self.window) / stride))
+        rows = math.ceil(count / self.batch_size) * self.batch_size
+        padded = np.zeros((rows - 1) * stride + self.window + 1, np.int32)
+        padded[: len(ids)] = ids[: len(padded)]
+        windows = np.lib.stride_tricks.sliding_window_view(padded, self.window + 1)[::stride]
+
+        found = np.zeros([rows, self.window], np.float32)
+        for first in range(0, rows, self.batch_size):
+            part = windows[first : first + self.batch_size]
+            inputs = tf.constant(part[:, :-1]), tf.constant(part[:, 1:])
+            found[first : first + len(part)] = program.call(self.log_probs, *inputs)
+        parts = [found[0], *found[1:count, self.overlap :]]
+        return TextScore(ids, np.concatenate(parts)[:num_scored], num_bytes)
