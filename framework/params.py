@@ -18,20 +18,13 @@ in depth, compared, and written as text that reads back without loss.
 
 from __future__ import annotations
 
-import inspect
-import os
-import re
-import sys
-import types
-import typing
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, dataclass_transform
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast, dataclass_transform
 
+from tekso.framework import params_assignment, params_tree
 from tekso.framework import params_paths as paths
-from tekso.framework import params_types
 from tekso.framework.params_containers import (
     ATOMS,
-    CONTAINERS,
     FrozenParamsError,
     Node,
     holds_nodes,
@@ -39,75 +32,29 @@ from tekso.framework.params_containers import (
     nodes_of,
     same_value,
 )
-from tekso.framework.params_types import REQUIRED, Mismatch, describe, type_name
+from tekso.framework.params_fields import (
+    Field,
+    Template,
+    check_name,
+    declare_fields,
+    make_template,
+    param,
+)
+from tekso.framework.params_origins import Origin, caller, hide_from_origins, origin_text
+from tekso.framework.params_types import (
+    REQUIRED,
+    Required,
+    item_annotation,
+    type_name,
+)
 
 __all__ = [
     "REQUIRED", "Configurable", "Field", "FrozenParamsError", "Params", "Required", "param", "wrap",
 ]  # fmt: skip
 
-Required = params_types.Required
-Origin = str | tuple[str, int]
 P = TypeVar("P", bound="Params")
 
-_MISSING: Any = object()
-_OWN_FILES = {__file__}
-
-
-def param(doc: str, *, default: Any = REQUIRED) -> Any:
-    """Declares a field of a Params class: `name: type = param("What it is.", default=…)`.
-
-    Args:
-      doc: one line (or more) that documents the field.
-      default: its value in a fresh instance; every instance gets a copy of its own.
-    """
-    return Field(doc, default)
-
-
-class Field:
-    """A field: name, type, doc and default. A data descriptor of its Params class."""
-
-    __slots__ = ("_annotation", "_captured", "_checker", "declared_in", "default", "doc", "name")
-
-    def __init__(self, doc: str, default: Any, *, name: str = "", annotation: Any = _MISSING):
-        if not isinstance(doc, str) or not doc.strip():
-            raise TypeError(f"a field needs a doc: param(\"What it is.\", default=…), got {doc!r}")
-        self.doc = doc
-        self.default = default
-        self.name = name
-        self.declared_in: type[Params] | None = None
-        self._annotation = annotation
-        self._captured: dict[str, Any] = {}
-        self._checker: params_types.Checker | None = None
-
-    @property
-    def type(self) -> Any:
-        """The annotation, resolved at first use."""
-        if isinstance(self._annotation, str) or self._captured:
-            self._annotation = _resolve(self)
-            self._captured = {}
-        return self._annotation
-
-    def check(self, value: Any) -> Any:
-        """`value`, converted where the rules allow it; raises Mismatch."""
-        if value is REQUIRED:
-            return value
-        if self._checker is None:
-            self._checker = params_types.checker(self.type)
-        return self._checker(value)
-
-    def __get__(self, node: Params | None, owner: Any = None) -> Any:
-        if node is None:
-            return self
-        return node._values[self.name]
-
-    def __set__(self, node: Params, value: Any) -> None:
-        node._assign(self.name, value, origin=caller())
-
-    def __delete__(self, node: Params) -> None:
-        raise AttributeError(f"{node._where(self.name)}: a field cannot be deleted")
-
-    def __repr__(self) -> str:
-        return f"<Field {self.name}: {type_name(self._annotation)}>"
+hide_from_origins(__file__)
 
 
 @dataclass_transform(kw_only_default=True, field_specifiers=(param,))
@@ -123,7 +70,8 @@ class Params(Node):
 
     owner: ClassVar[Any] = None
     _fields: ClassVar[dict[str, Field]] = {}
-    _template: ClassVar[_Template | None] = None
+    _own_fields: ClassVar[dict[str, Field]] = {}
+    _template: ClassVar[Template | None] = None
 
     if TYPE_CHECKING:
         _values: dict[str, Any]
@@ -134,13 +82,17 @@ class Params(Node):
         _source: Params | None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Collects the fields of the class body."""
         super().__init_subclass__(**kwargs)
-        cls.owner = cls.__dict__.get("owner", cls.owner)
         cls._template = None
-        _declare_fields(cls)
+        declare_fields(cls, Params)
 
     def __init__(self, **kwargs: Any) -> None:
-        template = type(self)._template or _make_template(type(self))
+        """Fresh Params: the defaults, and what the keyword arguments set."""
+        cls = type(self)
+        template = cls._template
+        if template is None:
+            template = cls._template = make_template(cls)
         values = dict(template.values)
         _init(self, values, {}, {}, None, None)
         for name in template.copied:
@@ -155,6 +107,7 @@ class Params(Node):
     if not TYPE_CHECKING:  # so that mypy and editors reject a typo
 
         def __getattr__(self, name: str) -> Any:
+            """The value of a field of `define`."""
             if name.startswith("_"):
                 raise AttributeError(name)
             if name in self._extra:
@@ -162,9 +115,11 @@ class Params(Node):
             raise self._unknown(name)
 
         def __setattr__(self, name: str, value: Any) -> None:
+            """Sets a field; anything else is an error."""
             self._assign(name, value, origin=caller())
 
         def __delattr__(self, name: str) -> None:
+            """Refuses: a field cannot be deleted."""
             raise AttributeError(f"{self._where(name)}: a field cannot be deleted")
 
     def fields(self) -> dict[str, Field]:
@@ -178,10 +133,11 @@ class Params(Node):
           AttributeError: the name is taken, or no name a field can have.
           TypeError: the value is not of the type.
         """
-        self._refuse_if_frozen(name)
+        if self._frozen:
+            params_assignment.refuse(self, name)
         if name in self._fields or name in self._extra:
             raise AttributeError(f"{self._where(name)} is already a field of {self._title()}")
-        _check_name(name, self._title())
+        check_name(name, self._title(), Params)
         self._extra[name] = Field(doc, value, name=name, annotation=type)
         try:
             self._assign(name, value, origin=caller())
@@ -193,7 +149,7 @@ class Params(Node):
 
     def get(self, path: str) -> Any:
         """The value at a dotted path: a leaf, a child or a container."""
-        return self._place(path).value
+        return params_tree.place(self, path).value
 
     def set(self: P, mapping: Mapping[str, Any] | None = None, /, **kwargs: Any) -> P:
         """Sets values by dotted path, all or none of them; returns self.
@@ -206,13 +162,11 @@ class Params(Node):
           TypeError: a value is not of the type of its field.
         """
         origin = caller()
-        items = [*(mapping or {}).items(), *kwargs.items()]
-        self._transact(
-            lambda place, value, log: place.node._assign(
-                place.name, value, keys=place.keys, origin=origin, log=log
-            ),
-            items,
-        )
+
+        def assign(place: params_tree.Place, value: Any, log: params_assignment.Log) -> None:
+            place.node._assign(place.name, value, keys=place.keys, origin=origin, log=log)
+
+        params_assignment.transact(self, [*(mapping or {}).items(), *kwargs.items()], assign)
         return self
 
     def set_text(self: P, path: str, text: str, *, origin: str = "--set") -> P:
@@ -224,30 +178,32 @@ class Params(Node):
           AttributeError: the path is unknown, a wildcard hits nothing, or the Params are frozen.
           ValueError: the text does not read as a value of the type.
         """
+        from tekso.framework import params_arguments
 
-        def assign(place: _Place, value: str, log: _Log) -> None:
+        def assign(place: params_tree.Place, value: str, log: params_assignment.Log) -> None:
             annotation = place.field.type
             container = place.node._values[place.name]
             for key in place.keys:
-                annotation = params_types.item_annotation(annotation, key)
+                annotation = item_annotation(annotation, key)
                 container = container[key]
             try:
-                parsed = params_types.parse(annotation, value)
+                parsed = params_arguments.parse(annotation, value)
             except ValueError as error:
                 raise ValueError(f"{place.path}: {error}") from error
             place.node._assign(place.name, parsed, keys=place.keys, origin=origin, log=log)
 
-        self._transact(assign, [(path, text)])
+        params_assignment.transact(self, [(path, text)], assign)
         return self
 
     def origin(self, path: str) -> str:
         """Where the value at a path was set: "default", "file.py:12", "--set" or "checkpoint"."""
-        place = self._place(path)
-        return _origin_text(place.node._origins.get(place.name, "default"))
+        place = params_tree.place(self, path)
+        return origin_text(place.node._origins.get(place.name, "default"))
 
     def __contains__(self, path: object) -> bool:
+        """Whether a path means something in this tree."""
         try:
-            self._place(str(path))
+            params_tree.place(self, str(path))
         except (AttributeError, paths.PathError):
             return False
         return True
@@ -279,7 +235,7 @@ class Params(Node):
 
         A leaf is a value that is neither Params nor a container that holds some.
         """
-        for path, value, field in self._walk(""):
+        for path, value, field in params_tree.walk(self):
             if not isinstance(value, Node) and not holds_nodes(value):
                 fn(path, value, field)
 
@@ -330,9 +286,10 @@ class Params(Node):
     def _build(self, kwargs: dict[str, Any]) -> Any:
         if self.owner is None:
             raise TypeError(f"{self._title()} has no owner: nest it in a Configurable class")
-        return self.owner(self, **kwargs)
+        return type(self).owner(self, **kwargs)
 
     def __eq__(self, other: object) -> bool:
+        """Whether class and values are the same, in depth; origins do not count."""
         if not isinstance(other, Params):
             return NotImplemented
         if self is other:
@@ -340,6 +297,7 @@ class Params(Node):
         return type(self) is type(other) and same_value(self._values, other._values)
 
     def __repr__(self) -> str:
+        """The class and what is not default."""
         changed = [
             f"{name}={value!r}"
             for name, value in self._values.items()
@@ -348,15 +306,19 @@ class Params(Node):
         return f"{self._title()}({', '.join(changed)})"
 
     def __copy__(self: P) -> P:
+        """As `copy()`."""
         return self.copy()
 
     def __deepcopy__(self: P, memo: Any) -> P:
+        """As `copy()`."""
         return self.copy()
 
     def __getstate__(self) -> tuple[Any, ...]:
+        """What pickle keeps."""
         return self._values, self._origins, self._extra, self._frozen, self._parent, None
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
+        """Restores what pickle kept."""
         values, origins, extra, frozen, parent, source = state
         _init(self, values, origins, extra, parent, source)
         _SET["_frozen"](self, frozen)
@@ -377,7 +339,7 @@ class Params(Node):
         for name, value in self._values.items():
             if type(value) in ATOMS:
                 continue
-            if isinstance(value, CONTAINERS):
+            if isinstance(value, (list, tuple, dict, set)):
                 origin = self._origins.get(name)
                 self._assign(name, value, origin=origin)
                 value = self._values[name]
@@ -392,6 +354,9 @@ class Params(Node):
                 values[name] = map_nodes(value, _freeze_node, frozen=True)
         _SET["_frozen"](self, True)
 
+    def _field(self, name: str) -> Field | None:
+        return self._fields.get(name) or self._extra.get(name)
+
     def _title(self) -> str:
         return type_name(type(self))
 
@@ -400,160 +365,31 @@ class Params(Node):
         parent = self._parent
         if parent is None:
             return self._source._path() if self._source is not None else ""
+        prefix = parent._path()
         for name, value in parent._values.items():
-            for path, node in _nodes_with_paths(paths.join(parent._path(), name), value):
-                if node is self:
-                    return path
+            if type(value) not in ATOMS:
+                found = params_tree.path_of(self, paths.join(prefix, name), value)
+                if found is not None:
+                    return found
         return ""
 
     def _where(self, name: str) -> str:
         return paths.join(self._path(), name)
 
-    def _refuse_if_frozen(self, name: str) -> None:
-        if self._frozen:
-            raise FrozenParamsError(
-                f"cannot set {self._where(name)}: {self._title()} is frozen; "
-                "copy() gives a changeable copy"
-            )
-
     def _unknown(self, name: str) -> AttributeError:
         names = list(self.fields())
-        deeper = [path for path, _, _ in self._walk("")]
+        deeper = [path for path, _, _ in params_tree.walk(self)]
         hint = paths.suggestion(name, self._path(), names, deeper)
         return AttributeError(f"{self._title()} has no field {self._where(name)}; {hint}")
 
-    def _walk(self, prefix: str) -> Iterator[tuple[str, Any, Field]]:
-        """(path, value, field) of everything below: children and containers before their items."""
-        for name, field in self.fields().items():
-            yield from _walk_value(paths.join(prefix, name), self._values[name], field)
-
-    def _place(self, path: str) -> _Place:
-        """What a path without wildcards means."""
-        node: Params = self
-        segments = paths.split(path)
-        position = 0
-        while True:
-            name = str(segments[position])
-            field = node._fields.get(name) or node._extra.get(name)
-            if field is None:
-                raise node._unknown(name)
-            value, keys, where = node._values[name], [], node._where(name)
-            position += 1
-            while position < len(segments) and not isinstance(value, Node):
-                if not isinstance(value, (list, tuple, dict)):
-                    raise AttributeError(
-                        f"there is no {where}.{segments[position]}: {where} is {describe(value)}, "
-                        "which has no fields"
-                    )
-                try:
-                    key = paths.find_key(value, segments[position])
-                except KeyError as error:
-                    hint = paths.suggestion(str(segments[position]), where, error.args[0], [])
-                    raise AttributeError(
-                        f"{where} has no item {segments[position]}; {hint}"
-                    ) from None
-                where = (
-                    paths.join_key(where, key) if isinstance(value, dict) else f"{where}.{key}"
-                )
-                keys.append(key)
-                value = value[key]
-                position += 1
-            if position == len(segments):
-                return _Place(node, name, tuple(keys), value, field, where)
-            node = value
-
-    def _places(self, path: str) -> list[_Place]:
-        """What a path with or without wildcards means; at least one place."""
-        if not paths.is_glob(path):
-            return [self._place(path)]
-        try:
-            return [self._place(path)]  # name["key"] looks like a wildcard
-        except (AttributeError, paths.PathError):
-            pass
-        everything = [found for found, _, _ in self._walk("")]
-        hits = paths.matching(path, everything)
-        if not hits:
-            close = paths.close_to_glob(path, everything)
-            hint = f"did you mean {' or '.join(close)}?" if close else "visit() lists all paths"
-            raise AttributeError(f"{path!r} hits no field of {self._title()}; {hint}")
-        return [self._place(hit) for hit in hits]
-
-    def _transact(
-        self, assign: Callable[[_Place, Any, _Log], None], items: list[tuple[str, Any]]
-    ) -> None:
-        log: _Log = []
-        try:
-            for path, value in items:
-                for place in self._places(path):
-                    assign(place, value, log)
-        except BaseException:
-            for undo in reversed(log):
-                undo()
-            raise
-
     def _assign(
-        self,
-        name: str,
-        value: Any,
-        *,
-        origin: Origin | None,
-        keys: tuple[Any, ...] = (),
-        log: _Log | None = None,
-    ) -> None:
-        """Checks and stores one value; `log` takes what undoes it."""
-        field = self._fields.get(name) or self._extra.get(name)
-        if field is None:
-            raise self._unknown(name)
-        if self._frozen:
-            self._refuse_if_frozen(name)
-        values, origins = self._values, self._origins
-        old = values.get(name)
-        stored = _with_item(old, keys, value) if keys else value
-        try:
-            stored = field.check(stored)
-        except Mismatch as mismatch:
-            raise TypeError(
-                f"{self._where(name)}: wanted {type_name(field.type)}, given {describe(stored)}"
-                + (f" ({mismatch})" if str(mismatch) else "")
-            ) from None
-        if log is not None:
-            _log_value(log, self, name)
-        if type(stored) not in ATOMS or type(old) not in ATOMS:
-            stored = self._adopt(name, old, stored, log)
-        values[name] = stored
-        if origin is None:
-            origins.pop(name, None)
-        else:
-            origins[name] = origin
+        self, name: str, value: Any, *, origin: Origin | None, keys: tuple[Any, ...] = (),
+        log: params_assignment.Log | None = None,
+    ) -> None:  # fmt: skip
+        params_assignment.assign(self, name, value, origin=origin, keys=keys, log=log)
 
-    def _adopt(self, name: str, old: Any, value: Any, log: _Log | None) -> Any:
-        """`value` with this node as the parent of the nodes in it, and `old` let go."""
-        kept = {id(node) for node in nodes_of(old)}
-        seen: set[int] = set()
-
-        def take(node: Params) -> Params:
-            above: Params | None = self
-            while above is not None:
-                if above is node:
-                    raise ValueError(f"{self._where(name)}: Params cannot contain themselves")
-                above = above._parent
-            if id(node) in kept and node._parent is self and id(node) not in seen:
-                seen.add(id(node))
-                return node
-            if node._parent is not None or node._frozen:
-                return node._copy(self, None)
-            if log is not None:
-                log.append(lambda: _SET["_parent"](node, None))
-            _SET["_parent"](node, self)
-            return node
-
-        result = map_nodes(value, take)
-        for node in nodes_of(old):
-            if id(node) not in seen and node._parent is self:
-                if log is not None:
-                    log.append(lambda node=node: _SET["_parent"](node, self))  # type: ignore[misc]
-                _SET["_parent"](node, None)
-        return result
+    def _set_parent(self, parent: Params | None) -> None:
+        _SET["_parent"](self, parent)
 
 
 _NEW = object.__new__
@@ -589,237 +425,6 @@ def _freeze_node(node: Params) -> Params:
     return node
 
 
-_Log = list[Callable[[], None]]
-
-
-class _Place(typing.NamedTuple):
-    """What a path means: a field of a node, or an item in a container that the field holds."""
-
-    node: Params
-    name: str
-    keys: tuple[Any, ...]
-    value: Any
-    field: Field
-    path: str
-
-
-class _Template(typing.NamedTuple):
-    """What a fresh instance starts with."""
-
-    values: dict[str, Any]
-    copied: tuple[str, ...]
-
-
-def _log_value(log: _Log, node: Params, name: str) -> None:
-    values, origins = node._values, node._origins
-    value, origin = values.get(name, _MISSING), origins.get(name, _MISSING)
-
-    def undo() -> None:
-        for table, old in ((values, value), (origins, origin)):
-            if old is _MISSING:
-                table.pop(name, None)
-            else:
-                table[name] = old  # type: ignore[index]
-
-    log.append(undo)
-
-
-def _with_item(container: Any, keys: tuple[Any, ...], value: Any) -> Any:
-    """The container with one item, maybe deeper in it, replaced; the original is left alone."""
-    if not keys:
-        return value
-    changed = _with_item(container[keys[0]], keys[1:], value)
-    if isinstance(container, dict):
-        return {**container, keys[0]: changed}
-    items = list(container)
-    items[keys[0]] = changed
-    return tuple(items) if isinstance(container, tuple) else items
-
-
-def _walk_value(path: str, value: Any, field: Field) -> Iterator[tuple[str, Any, Field]]:
-    yield path, value, field
-    if type(value) in ATOMS:
-        return
-    if isinstance(value, Params):
-        yield from value._walk(path)
-    elif isinstance(value, (list, tuple)) and holds_nodes(value):
-        for index, item in enumerate(value):
-            yield from _walk_value(paths.join_index(path, index), item, field)
-    elif isinstance(value, dict) and holds_nodes(value):
-        for key, item in value.items():
-            yield from _walk_value(paths.join_key(path, key), item, field)
-
-
-def _nodes_with_paths(path: str, value: Any) -> Iterator[tuple[str, Params]]:
-    if isinstance(value, Params):
-        yield path, value
-    elif isinstance(value, (list, tuple)):
-        for index, item in enumerate(value):
-            yield from _nodes_with_paths(paths.join_index(path, index), item)
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            yield from _nodes_with_paths(paths.join_key(path, key), item)
-
-
-# Declaration of fields.
-
-
-def _check_name(name: str, title: str) -> None:
-    if not name.isidentifier() or name.startswith("_"):
-        raise AttributeError(f"{title}: {name!r} is no name a field can have")
-    if hasattr(Params, name):
-        raise AttributeError(f"{title}: {name!r} is a method of Params; a field needs another name")
-
-
-def _declare_fields(cls: type[Params]) -> None:
-    """Collects the fields of a class and checks how they are written."""
-    annotations = inspect.get_annotations(cls)
-    fields: dict[str, Field] = {}
-    for base in reversed(cls.__mro__[1:]):
-        fields.update(base.__dict__.get("_own_fields", {}))
-    own: dict[str, Field] = {}
-    for name, annotation in annotations.items():
-        if name.startswith("_") or _is_class_var(annotation):
-            continue
-        field = cls.__dict__.get(name)
-        if not isinstance(field, Field):
-            raise TypeError(
-                f"{type_name(cls)}.{name} has no doc: write "
-                f"{name}: {annotation if isinstance(annotation, str) else type_name(annotation)}"
-                ' = param("What it is.", default=…)'
-            )
-        _check_name(name, type_name(cls))
-        field.name, field.declared_in, field._annotation = name, cls, annotation
-        field._captured = _enclosing_names(annotation, cls)
-        own[name] = field
-    for name, value in cls.__dict__.items():
-        if name in own:
-            continue
-        if isinstance(value, Field):
-            if name not in fields:
-                raise TypeError(f"{type_name(cls)}.{name} has no type: write {name}: TYPE = param(…)")
-            inherited = fields[name]
-            value.name, value.declared_in = name, inherited.declared_in
-            value._annotation, value._captured = inherited._annotation, dict(inherited._captured)
-            own[name] = value
-        elif name in fields:
-            raise TypeError(
-                f"{type_name(cls)}.{name} hides a field: to change its default write "
-                f"{name} = param({fields[name].doc!r}, default={value!r})"
-            )
-    for field in own.values():
-        field.default = map_nodes(field.default, _as_default)
-    cls._own_fields = own  # type: ignore[attr-defined]
-    cls._fields = {**fields, **own}
-
-
-def _as_default(node: Params) -> Params:
-    """A copy of a child in a default; its values are defaults too."""
-    copy = node.copy()
-    _SET["_source"](copy, None)
-    _forget_origins(copy)
-    return copy
-
-
-def _forget_origins(node: Params) -> None:
-    node._origins.clear()
-    for value in node._values.values():
-        for child in nodes_of(value):
-            _forget_origins(child)
-
-
-def _make_template(cls: type[Params]) -> _Template:
-    """Checks the defaults of a class, at its first use, when all annotations can be resolved."""
-    values: dict[str, Any] = {}
-    for name, field in cls._fields.items():
-        try:
-            values[name] = field.check(field.default)
-        except Mismatch as mismatch:
-            raise TypeError(
-                f"default of {type_name(cls)}.{name}: wanted {type_name(field.type)}, "
-                f"given {describe(field.default)}" + (f" ({mismatch})" if str(mismatch) else "")
-            ) from None
-    copied = tuple(name for name, value in values.items() if type(value) not in ATOMS)
-    template = _Template(values, copied)
-    cls._template = template
-    return template
-
-
-def _is_class_var(annotation: Any) -> bool:
-    if isinstance(annotation, str):
-        return re.match(r"(\w+\.)?ClassVar\b", annotation) is not None
-    return annotation is ClassVar or typing.get_origin(annotation) is ClassVar
-
-
-def _enclosing_names(annotation: Any, cls: type[Params]) -> dict[str, Any]:
-    """What the names in an annotation mean in the functions and classes around the class.
-
-    They are looked up now, because those scopes are gone when the annotation is resolved.
-    """
-    if not isinstance(annotation, str):
-        return {}
-    wanted = set(re.findall(r"[^\W\d]\w*", annotation))
-    found: dict[str, Any] = {}
-    frame = _frame_outside()
-    while frame is not None and frame.f_code.co_name != "<module>" and wanted:
-        if frame.f_globals.get("__name__") == cls.__module__:
-            for name in wanted & frame.f_locals.keys():
-                if not isinstance(frame.f_locals[name], Field):
-                    found.setdefault(name, frame.f_locals[name])
-        frame = frame.f_back
-    return found
-
-
-def _resolve(field: Field) -> Any:
-    """The type that the text of an annotation means."""
-    cls = field.declared_in
-    title = f"{type_name(cls)}.{field.name}"
-    names = dict(field._captured)
-    module = sys.modules.get(cls.__module__) if cls is not None else None
-    if cls is not None and cls.owner is not None:
-        names.setdefault(cls.owner.__name__, cls.owner)
-        names.setdefault("Params", cls)
-    holder = types.SimpleNamespace(__annotations__={"it": field._annotation})
-    try:
-        return typing.get_type_hints(
-            holder, globalns=vars(module) if module is not None else {}, localns=names
-        )["it"]
-    except (NameError, AttributeError, TypeError, SyntaxError) as error:
-        raise TypeError(
-            f"the type of {title}, {field._annotation!r}, cannot be resolved: {error}. It has to "
-            "be importable at run time: not under `if TYPE_CHECKING`"
-        ) from error
-
-
-# Origins.
-
-
-def _frame_outside() -> types.FrameType | None:
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename in _OWN_FILES:
-        frame = frame.f_back
-    return frame
-
-
-def caller() -> Origin:
-    """File and line of the code that called into Params."""
-    frame = _frame_outside()
-    return (frame.f_code.co_filename, frame.f_lineno) if frame is not None else "default"
-
-
-def hide_from_origins(file: str) -> None:
-    """Leaves a file of the framework out when origins are looked up: `hide_from_origins(__file__)`."""
-    _OWN_FILES.add(file)
-
-
-def _origin_text(origin: Origin) -> str:
-    if isinstance(origin, str):
-        return origin
-    file, line = origin
-    inside = os.path.relpath(file) if os.path.isabs(file) else file
-    return f"{file if inside.startswith('..') else inside}:{line}"
-
-
 class Configurable:
     """A class that is built from its nested Params: `Linear.Params(input_dim=3).instantiate()`."""
 
@@ -833,6 +438,7 @@ class Configurable:
         self.params = params.copy().freeze() if not params.is_frozen else params
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Gives the class Params of its own, and these their owner."""
         super().__init_subclass__(**kwargs)
         inherited = _most_derived(
             [base.Params for base in cls.__bases__ if issubclass(base, Configurable)]
@@ -845,8 +451,8 @@ class Configurable:
                 "__module__": cls.__module__,
                 "__qualname__": f"{cls.__qualname__}.Params",
             }
-            own = type("Params", bases, namespace)
-            cls.Params = own  # type: ignore[misc]
+            own = cast("type[Params]", type("Params", bases, namespace))
+            cls.Params = own  # type: ignore[misc, assignment]
         for base in inherited:
             if not issubclass(own, base):
                 raise TypeError(
@@ -861,9 +467,7 @@ Configurable.Params.owner = Configurable
 
 def _most_derived(classes: list[type[Params]]) -> list[type[Params]]:
     unique = list(dict.fromkeys(classes))
-    return [
-        one for one in unique if not any(o is not one and issubclass(o, one) for o in unique)
-    ]
+    return [one for one in unique if not any(o is not one and issubclass(o, one) for o in unique)]
 
 
 def wrap(target: Callable[..., Any]) -> type[Any]:

@@ -69,8 +69,10 @@ FrozenSet = type(
 
 
 def map_nodes(value: Any, fn: Callable[[Any], Any], *, frozen: bool = False) -> Any:
-    """A copy of `value` with every node in it replaced by `fn(node)`; containers become builtin
-    ones, or frozen ones."""
+    """A copy of `value` with every node in it replaced by `fn(node)`.
+
+    Containers become plain ones of their kind, or frozen ones.
+    """
     if type(value) in ATOMS:
         return value
     if isinstance(value, Node):

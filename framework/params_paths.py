@@ -1,21 +1,23 @@
 """Dotted paths into a Params tree: their grammar, wildcards, and what to suggest for a typo.
 
-    task.model.dropout      a field of a child
-    layers.0.dim            an item of a list
-    eval_inputs.dev.files   an item of a dict; a key that is no plain name: eval_inputs["a.b"].files
+task.model.dropout      a field of a child
+layers.0.dim            an item of a list
+eval_inputs.dev.files   an item of a dict; a key that is no plain name: eval_inputs["a.b"].files
 """
 
 from __future__ import annotations
 
-import ast
 import difflib
 import fnmatch
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from tekso.framework import params_literals as literals
+
 _PLAIN = re.compile(r"[^\W\d][\w-]*\Z")
-_SEGMENT = re.compile(r"""\.?(?P<name>[^.\[\]]+)|(?P<key>\[(?:"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|[^\]])*\])""")
+_STRING = r"""(?:"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')"""
+_SEGMENT = re.compile(rf"\.?(?P<name>[^.\[\]]+)|\[(?P<key>(?:{_STRING}|[^\]\"'])+)\]")
 
 
 class PathError(ValueError):
@@ -28,9 +30,11 @@ class Key:
     __slots__ = ("value",)
 
     def __init__(self, value: Any) -> None:
+        """A segment [value]."""
         self.value = value
 
     def __repr__(self) -> str:
+        """The segment as it is written."""
         return f"[{self.value!r}]"
 
 
@@ -55,8 +59,8 @@ def split(path: str) -> list[Segment]:
             segments.append(match["name"])
         else:
             try:
-                segments.append(Key(ast.literal_eval(match["key"][1:-1])))
-            except (ValueError, SyntaxError):
+                segments.append(Key(literals.parse(match["key"])))
+            except ValueError:
                 raise PathError(f"{path!r} is no path: {match['key']} is no literal") from None
         end = match.end()
     if not segments:
@@ -73,12 +77,10 @@ def join_key(prefix: str, key: Any) -> str:
     """The path of the item `key` of the container at `prefix`."""
     if type(key) is str and _PLAIN.match(key):
         return f"{prefix}.{key}"
-    return f"{prefix}[{key!r}]"
-
-
-def join_index(prefix: str, index: int) -> str:
-    """The path of an item of a list."""
-    return f"{prefix}.{index}"
+    try:
+        return f"{prefix}[{literals.write(key)}]"
+    except TypeError:
+        return f"{prefix}[{key!r}]"
 
 
 def find_key(container: Any, segment: Segment) -> Any:
@@ -97,9 +99,10 @@ def find_key(container: Any, segment: Segment) -> Any:
             return int(segment)
         raise KeyError([str(key) for key in container])
     index = segment.value if isinstance(segment, Key) else segment
-    if isinstance(index, int) or _is_int(index):
-        if -len(container) <= int(index) < len(container):
-            return int(index)
+    if (isinstance(index, int) or _is_int(index)) and (
+        -len(container) <= int(index) < len(container)
+    ):
+        return int(index)
     raise KeyError([str(index) for index in range(len(container))])
 
 
@@ -124,6 +127,7 @@ def matching(pattern: str, paths: Iterable[str]) -> list[str]:
 
 def close_to_glob(pattern: str, paths: Sequence[str], *, count: int = 3) -> list[str]:
     """Paths that someone may have meant by a wildcard that hits nothing."""
+
     def plain(path: str) -> str:
         return re.sub(r"\[.*?\]|[*?]", "", path)
 

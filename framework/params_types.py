@@ -1,4 +1,4 @@
-"""Types of Params fields: checks a value against an annotation, and reads text by an annotation.
+"""Types of Params fields: checks a value against an annotation.
 
 The rules are Python's, with one convenience: an int is taken (and converted) where a float is
 wanted, and a NumPy scalar where the Python one is. A bool is no int, and text is never a number.
@@ -28,29 +28,37 @@ class Required:
     _only: Required | None = None
 
     def __new__(cls) -> Required:
+        """The one instance."""
         if cls._only is None:
             cls._only = super().__new__(cls)
         return cls._only
 
     def __repr__(self) -> str:
+        """Its name."""
         return "REQUIRED"
 
     def __bool__(self) -> bool:
+        """Refuses: a missing value is neither true nor false."""
         raise TypeError("REQUIRED has no truth value: the field is not set yet")
 
     def __reduce__(self) -> str:
+        """Pickles as a name, so that it stays the one instance."""
         return "REQUIRED"
 
 
 REQUIRED: Any = Required()
 
 
-class Mismatch(Exception):
+class MismatchError(Exception):
     """A value is not of the wanted type; the text says where inside it and why, or is empty."""
 
-    def inside(self, place: str) -> Mismatch:
+    def inside(self, place: str) -> MismatchError:
         """The same mismatch seen from the container: `place` names the item."""
-        return Mismatch(f"{place}: {self}" if str(self) else place)
+        return MismatchError(f"{place}: {self}" if str(self) else place)
+
+    def reason(self) -> str:
+        """The text in brackets, to be put behind a message; empty if there is none."""
+        return f" ({self})" if str(self) else ""
 
 
 def type_name(annotation: Any) -> str:
@@ -87,7 +95,7 @@ def check(annotation: Any, value: Any) -> Any:
     """Returns `value`, converted where the rules allow it.
 
     Raises:
-      Mismatch: it is not of the type.
+      MismatchError: it is not of the type.
     """
     if value is REQUIRED:
         return value
@@ -127,7 +135,7 @@ def _make_checker(annotation: Any) -> Checker:
     if kind is type:
         return _class_of(args[0] if args else Any)
     if kind is tuple:
-        return _tuple(args) if args or annotation != tuple else _instance(tuple)
+        return _tuple(args) if args or annotation is not tuple else _instance(tuple)
     if isinstance(kind, type):
         if issubclass(kind, collections.abc.Mapping):
             key, item = args if len(args) == 2 else (Any, Any)
@@ -169,14 +177,14 @@ def _any(value: Any) -> Any:
 
 def _none(value: Any) -> Any:
     if value is not None:
-        raise Mismatch
+        raise MismatchError
     return value
 
 
 def _bool(value: Any) -> Any:
     value = _without_numpy(value)
     if type(value) is not bool:
-        raise Mismatch
+        raise MismatchError
     return value
 
 
@@ -185,9 +193,9 @@ def _int(value: Any) -> Any:
         return value
     value = _without_numpy(value)
     if isinstance(value, bool):
-        raise Mismatch("a bool is no int")
+        raise MismatchError("a bool is no int")
     if not isinstance(value, int):
-        raise Mismatch
+        raise MismatchError
     return value
 
 
@@ -196,15 +204,15 @@ def _float(value: Any) -> Any:
         return value
     value = _without_numpy(value)
     if isinstance(value, bool):
-        raise Mismatch("a bool is no float")
+        raise MismatchError("a bool is no float")
     if isinstance(value, float):
         return value
     if not isinstance(value, int):
-        raise Mismatch
+        raise MismatchError
     try:
         return float(value)
     except OverflowError:
-        raise Mismatch("too large for a float") from None
+        raise MismatchError("too large for a float") from None
 
 
 def _complex(value: Any) -> Any:
@@ -217,13 +225,13 @@ def _str(value: Any) -> Any:
         return value
     value = _without_numpy(value)
     if not isinstance(value, str):
-        raise Mismatch
+        raise MismatchError
     return value
 
 
 def _callable(value: Any) -> Any:
     if not callable(value):
-        raise Mismatch
+        raise MismatchError
     return value
 
 
@@ -246,10 +254,10 @@ def _instance(kind: type) -> Checker:
         except TypeError:  # a protocol that cannot be checked at run time
             return value
         if isinstance(value, type) and issubclass(kind, Node):
-            raise Mismatch("a class: call it for an instance")
+            raise MismatchError("a class: call it for an instance")
         if isinstance(value, str) and issubclass(kind, enum.Enum):
-            raise Mismatch(f"allowed: {', '.join(str(member) for member in kind)}")
-        raise Mismatch
+            raise MismatchError(f"allowed: {', '.join(str(member) for member in kind)}")
+        raise MismatchError
 
     return check_instance
 
@@ -261,7 +269,7 @@ def _literal(choices: tuple[Any, ...]) -> Checker:
                 return value
         names = [choice for choice in choices if isinstance(choice, str)]
         close = difflib.get_close_matches(value, names, n=1) if isinstance(value, str) else []
-        raise Mismatch(f"did you mean {close[0]!r}?" if close else "")
+        raise MismatchError(f"did you mean {close[0]!r}?" if close else "")
 
     return check_literal
 
@@ -272,14 +280,14 @@ def _union(members: list[Checker]) -> Checker:
         for member in members:
             try:
                 result = member(value)
-            except Mismatch as mismatch:
+            except MismatchError as mismatch:
                 reasons.append(mismatch)
                 continue
             if same_value(result, value):
                 return result
             converted.append(result)
         if not converted:
-            raise Mismatch("; ".join(dict.fromkeys(str(r) for r in reasons if str(r))))
+            raise MismatchError("; ".join(dict.fromkeys(str(r) for r in reasons if str(r))))
         return converted[0]
 
     return check_union
@@ -288,23 +296,23 @@ def _union(members: list[Checker]) -> Checker:
 def _class_of(bound: Any) -> Checker:
     def check_class(value: Any) -> Any:
         if not isinstance(value, type):
-            raise Mismatch
-        if isinstance(bound, type) and bound is not object and not issubclass(value, bound):
-            raise Mismatch
+            raise MismatchError
+        if isinstance(bound, type) and bound is not Any and not issubclass(value, bound):
+            raise MismatchError
         return value
 
     return check_class
 
 
-def _items(kind: type, item: Checker) -> Checker:
+def _items(kind: Any, item: Checker) -> Checker:
     def check_items(value: Any) -> Any:
         if not isinstance(value, kind) or isinstance(value, (str, bytes)):
-            raise Mismatch
+            raise MismatchError
         items = []
         for index, element in enumerate(value):
             try:
                 items.append(element if element is REQUIRED else item(element))
-            except Mismatch as mismatch:
+            except MismatchError as mismatch:
                 raise mismatch.inside(f"item {index} is {describe(element)}") from None
         for builtin in (list, tuple, set, frozenset):
             if isinstance(value, builtin):
@@ -321,33 +329,33 @@ def _tuple(args: tuple[Any, ...]) -> Checker:
 
     def check_tuple(value: Any) -> Any:
         if not isinstance(value, tuple):
-            raise Mismatch
+            raise MismatchError
         if len(value) != len(parts):
-            raise Mismatch(f"{len(value)} items instead of {len(parts)}")
+            raise MismatchError(f"{len(value)} items instead of {len(parts)}")
         items = []
         for index, (part, element) in enumerate(zip(parts, value, strict=True)):
             try:
                 items.append(element if element is REQUIRED else part(element))
-            except Mismatch as mismatch:
+            except MismatchError as mismatch:
                 raise mismatch.inside(f"item {index} is {describe(element)}") from None
         return tuple(items)
 
     return check_tuple
 
 
-def _mapping(kind: type, key: Checker, item: Checker) -> Checker:
+def _mapping(kind: Any, key: Checker, item: Checker) -> Checker:
     def check_mapping(value: Any) -> Any:
         if not isinstance(value, kind):
-            raise Mismatch
+            raise MismatchError
         pairs = {}
         for name, element in value.items():
             try:
                 name = key(name)
-            except Mismatch as mismatch:
+            except MismatchError as mismatch:
                 raise mismatch.inside(f"key {describe(name)}") from None
             try:
                 pairs[name] = element if element is REQUIRED else item(element)
-            except Mismatch as mismatch:
+            except MismatchError as mismatch:
                 raise mismatch.inside(f"item {name!r} is {describe(element)}") from None
         return pairs
 

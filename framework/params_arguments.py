@@ -1,0 +1,222 @@
+"""Values of Params from the command line: text, read by the type of the field that it is for.
+
+dropout=0.1   name=abc   dims=2,3,5   dims=[2, 3]   padding=SAME   decay=None
+optimizer=Adam   optimizer=their.module:Lion      (a child Params: its owner)
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import difflib
+import enum
+import types
+import typing
+from typing import Any
+
+from tekso.framework import params_literals as literals
+from tekso.framework import params_references as references
+from tekso.framework.params_containers import Node, same_value
+from tekso.framework.params_types import MismatchError, check, type_name
+
+_TRUTHS = {"true": True, "false": False}
+_SEQUENCES = (list, tuple, set, frozenset)
+
+
+def parse(annotation: Any, text: str) -> Any:
+    """The value of type `annotation` that a text means.
+
+    Raises:
+      ValueError: it means none; the message says what is wanted.
+    """
+    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Annotated:
+        return parse(args[0], text)
+    if isinstance(annotation, typing.NewType):
+        return parse(annotation.__supertype__, text)
+    if origin in (typing.Union, types.UnionType):
+        return _union(annotation, args, text)
+    if annotation is str:
+        return _string(text)
+    text = text.strip()
+    if annotation in (Any, object) or isinstance(annotation, typing.TypeVar):
+        return _anything(text)
+    if annotation is bool:
+        if text.lower() in _TRUTHS:
+            return _TRUTHS[text.lower()]
+        raise ValueError(f"wanted True or False, given {text!r}")
+    if annotation in (int, float, complex):
+        return _number(annotation, text)
+    if origin is typing.Literal:
+        return _choice(args, text)
+    kind = origin or annotation
+    if kind is collections.abc.Callable:
+        return _reference(text, "a wrapped function or class")
+    if kind is type:
+        return _checked(annotation, references.class_named(text), text)
+    if isinstance(kind, type):
+        if issubclass(kind, Node):
+            return _params(kind, text)
+        if issubclass(kind, enum.Enum):
+            return _member(kind, text)
+        if issubclass(kind, (*_SEQUENCES, collections.abc.Sequence)) and kind is not bytes:
+            return _sequence(annotation, kind, args, text)
+    try:
+        value = literals.parse(text)
+    except ValueError as error:
+        raise ValueError(f"wanted {type_name(annotation)}, given {text!r} ({error})") from None
+    return _checked(annotation, _relaxed(annotation, value), text)
+
+
+def _checked(annotation: Any, value: Any, text: str) -> Any:
+    try:
+        return check(annotation, value)
+    except MismatchError as mismatch:
+        raise ValueError(
+            f"wanted {type_name(annotation)}, given {text!r}{mismatch.reason()}"
+        ) from None
+
+
+def _string(text: str) -> str:
+    """The text itself; what is in quotes is read as a string literal."""
+    plain = text.strip()
+    if len(plain) >= 2 and plain[0] == plain[-1] and plain[0] in "'\"":
+        try:
+            value = literals.parse(plain)
+        except ValueError:
+            return text
+        if isinstance(value, str):
+            return value
+    return text
+
+
+def _anything(text: str) -> Any:
+    try:
+        return literals.parse(text)
+    except ValueError:
+        return text
+
+
+def _number(kind: Any, text: str) -> Any:
+    try:
+        if kind is int and text.lower().lstrip("+-").startswith(("0x", "0b", "0o")):
+            return int(text, 0)
+        return kind(text)
+    except ValueError:
+        raise ValueError(f"wanted {kind.__name__}, given {text!r}") from None
+
+
+def _union(annotation: Any, members: tuple[Any, ...], text: str) -> Any:
+    if type(None) in members and text.strip() == "None":
+        return None
+    if bool in members and text.strip().lower() in _TRUTHS:
+        return _TRUTHS[text.strip().lower()]
+    reasons = []
+    rest = [member for member in members if member not in (type(None), bool, str)]
+    for member in [*rest, *(member for member in members if member is str)]:
+        try:
+            return parse(member, text)
+        except ValueError as error:
+            reasons.append(str(error))
+    if len(reasons) == 1:
+        raise ValueError(f"{reasons[0]}{' (or None)' if type(None) in members else ''}")
+    raise ValueError(f"wanted {type_name(annotation)}, given {text!r}")
+
+
+def _choice(choices: tuple[Any, ...], text: str) -> Any:
+    value = _anything(text)
+    for choice in choices:
+        if choice == text if isinstance(choice, str) else same_value(choice, value):
+            return choice
+    if value in choices and isinstance(value, str):
+        return value
+    raise ValueError(_unknown(text, [str(choice) for choice in choices]))
+
+
+def _member(kind: Any, text: str) -> Any:
+    name = text.removeprefix(f"{kind.__name__}.")
+    if name in kind.__members__:
+        return kind[name]
+    raise ValueError(_unknown(text, list(kind.__members__)))
+
+
+def _unknown(text: str, allowed: list[str]) -> str:
+    close = difflib.get_close_matches(text, allowed, n=1)
+    hint = f"; did you mean {close[0]}?" if close else ""
+    return f"wanted one of {', '.join(allowed)}, given {text!r}{hint}"
+
+
+def _sequence(annotation: Any, kind: type, args: tuple[Any, ...], text: str) -> Any:
+    """A list, tuple or set: a literal, or items between commas."""
+    try:
+        return _checked(annotation, _relaxed(annotation, literals.parse(text)), text)
+    except ValueError:
+        if text.startswith(("[", "(", "{", "set(", "frozenset(")) and text.endswith(
+            ("]", ")", "}")
+        ):
+            raise
+    parts = [part.strip() for part in text.split(",")] if text else []
+    if kind is tuple and args and args[-1] is not Ellipsis:
+        kinds = list(args) + [Any] * (len(parts) - len(args))
+    else:
+        kinds = [args[0] if args else Any] * len(parts)
+    items = [parse(item, part) for item, part in zip(kinds, parts, strict=False)]
+    return _checked(annotation, _relaxed(annotation, items), text)
+
+
+def _relaxed(annotation: Any, value: Any) -> Any:
+    """A literal with its brackets replaced by those of the type: (2, 3) for a list is [2, 3]."""
+    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    kind = origin or annotation
+    if kind in _SEQUENCES and isinstance(value, (list, tuple, set, frozenset)):
+        inner = args[0] if args and (kind is not tuple or args[-1] is Ellipsis) else None
+        return kind([_relaxed(inner, item) if inner else item for item in value])
+    if kind is dict and isinstance(value, dict) and len(args) == 2:
+        return {key: _relaxed(args[1], item) for key, item in value.items()}
+    return value
+
+
+def _reference(text: str, wanted: str) -> Any:
+    try:
+        return references.function(text)
+    except ValueError as error:
+        try:
+            return references.class_named(text)
+        except ValueError:
+            raise ValueError(f"wanted {wanted}, given {text!r}: {error}") from None
+
+
+def _params(kind: Any, text: str) -> Any:
+    """Fresh Params of the owner that the text names, by reference or by the name of a class."""
+    wanted = f"wanted {type_name(kind)}"
+    if text.startswith("Params("):
+        cls = type(_checked(kind, literals.parse(text), text))
+    elif ":" in text:
+        try:
+            cls = references.params(text)
+        except ValueError as error:
+            raise ValueError(f"{wanted}, given {error}") from None
+    else:
+        cls = _loaded(kind, text.removesuffix(".Params"), wanted)
+    if not issubclass(cls, kind):
+        raise ValueError(f"{wanted}, given {text!r}, whose Params are {type_name(cls)}")
+    return cls()
+
+
+def _loaded(kind: Any, name: str, wanted: str) -> Any:
+    """The one loaded Params class below `kind` whose owner has the name."""
+    found: dict[Any, str] = {}
+    stack = [kind]
+    while stack:
+        cls = stack.pop()
+        if cls.owner is not None and cls not in found:
+            found[cls] = cls.owner.__name__
+        stack += cls.__subclasses__()
+    hits = [cls for cls, owner_name in found.items() if owner_name == name]
+    if len(hits) == 1:
+        return hits[0]
+    if hits:
+        listed = ", ".join(sorted(references.of_params(cls) for cls in hits))
+        raise ValueError(f"{wanted}, given {name!r}, which may be any of {listed}")
+    close = difflib.get_close_matches(name, sorted(set(found.values())), n=3)
+    hint = f"; did you mean {' or '.join(close)}?" if close else ""
+    raise ValueError(f'{wanted}, given {name!r}: name its owner as "module:Class"{hint}')

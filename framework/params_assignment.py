@@ -1,0 +1,132 @@
+"""Assignment in a Params tree: the check, the one parent of every node, and the way back.
+
+A transaction keeps a log of what undoes each step. When one step fails all are undone, so that a
+tree is as it was, and children that someone holds are still the children of the tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from tekso.framework import params_tree
+from tekso.framework.params_containers import ATOMS, FrozenParamsError, map_nodes, nodes_of
+from tekso.framework.params_origins import Origin, hide_from_origins
+from tekso.framework.params_types import MismatchError, describe, type_name
+
+hide_from_origins(__file__)
+
+Log = list[Callable[[], None]]
+_MISSING: Any = object()
+
+
+def transact(
+    root: Any,
+    items: Iterable[tuple[str, Any]],
+    assign: Callable[[params_tree.Place, Any, Log], None],
+) -> None:
+    """Calls `assign` for every place that the paths mean; on a failure everything is undone."""
+    log: Log = []
+    try:
+        for path, value in items:
+            for place in params_tree.places(root, path):
+                assign(place, value, log)
+    except BaseException:
+        for undo in reversed(log):
+            undo()
+        raise
+
+
+def assign(
+    node: Any,
+    name: str,
+    value: Any,
+    *,
+    origin: Origin | None,
+    keys: tuple[Any, ...] = (),
+    log: Log | None = None,
+) -> None:
+    """Checks and stores one value, or with `keys` one item in the container that a field holds.
+
+    Raises:
+      AttributeError: there is no such field, or the node is frozen.
+      TypeError: the value is not of the type of the field.
+      ValueError: the value contains the node itself.
+    """
+    field = node._field(name)
+    if field is None:
+        raise node._unknown(name)
+    if node._frozen:
+        refuse(node, name)
+    values, origins = node._values, node._origins
+    old = values.get(name)
+    stored = params_tree.with_item(old, keys, value) if keys else value
+    try:
+        stored = field.check(stored)
+    except MismatchError as mismatch:
+        raise TypeError(
+            f"{node._where(name)}: wanted {type_name(field.type)}, given {describe(stored)}"
+            f"{mismatch.reason()}"
+        ) from None
+    if log is not None:
+        log.append(_undo(values, name))
+        log.append(_undo(origins, name))
+    if type(stored) not in ATOMS or type(old) not in ATOMS:
+        stored = _adopt(node, name, old, stored, log)
+    values[name] = stored
+    if origin is None:
+        origins.pop(name, None)
+    else:
+        origins[name] = origin
+
+
+def refuse(node: Any, name: str) -> None:
+    """Raises the error for a change of a frozen node."""
+    raise FrozenParamsError(
+        f"cannot set {node._where(name)}: {node._title()} is frozen; copy() gives a changeable copy"
+    )
+
+
+def _undo(table: dict[str, Any], name: str) -> Callable[[], None]:
+    old = table.get(name, _MISSING)
+
+    def undo() -> None:
+        if old is _MISSING:
+            table.pop(name, None)
+        else:
+            table[name] = old
+
+    return undo
+
+
+def _adopt(parent: Any, name: str, old: Any, value: Any, log: Log | None) -> Any:
+    """`value` with `parent` as the parent of the nodes in it; the nodes of `old` are let go."""
+    kept = {id(node) for node in nodes_of(old)}
+    seen: set[int] = set()
+
+    def take(node: Any) -> Any:
+        above = parent
+        while above is not None:
+            if above is node:
+                raise ValueError(f"{parent._where(name)}: Params cannot contain themselves")
+            above = above._parent
+        if id(node) in kept and node._parent is parent and id(node) not in seen:
+            seen.add(id(node))
+            return node
+        if node._parent is not None or node._frozen:
+            return node._copy(parent, None)
+        _set_parent(node, parent, log)
+        return node
+
+    result = map_nodes(value, take)
+    for node in nodes_of(old):
+        if id(node) not in seen and node._parent is parent:
+            _set_parent(node, None, log)
+    return result
+
+
+def _set_parent(node: Any, parent: Any, log: Log | None) -> None:
+    old = node._parent
+    if log is not None:
+        log.append(lambda: node._set_parent(old))
+    node._set_parent(parent)

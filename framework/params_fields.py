@@ -1,0 +1,244 @@
+"""Fields of Params: their declaration in a class, their types and their defaults.
+
+Annotations are resolved at first use and not when the class is made, so a field may name a class
+that is defined further down, the enclosing class, or one that is local to a function.
+"""
+
+from __future__ import annotations
+
+import builtins
+import inspect
+import re
+import sys
+import types
+import typing
+from typing import Any, ClassVar
+
+from tekso.framework import params_types
+from tekso.framework.params_containers import ATOMS, map_nodes, nodes_of
+from tekso.framework.params_origins import caller, frame_outside, hide_from_origins
+from tekso.framework.params_types import REQUIRED, MismatchError, describe, type_name
+
+hide_from_origins(__file__)
+
+_MISSING: Any = object()
+
+
+def param(doc: str, *, default: Any = REQUIRED) -> Any:
+    """Declares a field in the body of a Params class.
+
+    Args:
+      doc: one line (or more) that documents the field.
+      default: its value in a fresh instance; every instance gets a copy of its own.
+    """
+    return Field(doc, default)
+
+
+class Field:
+    """A field: name, type, doc and default. A data descriptor of its Params class."""
+
+    __slots__ = ("_annotation", "_checker", "_scope", "declared_in", "default", "doc", "name")
+
+    def __init__(
+        self, doc: str, default: Any, *, name: str = "", annotation: Any = _MISSING
+    ) -> None:
+        """A field; `declare_fields` or `Params.define` gives it its name and type."""
+        if not isinstance(doc, str) or not doc.strip():
+            raise TypeError(f'a field needs a doc: param("What it is.", default=…), got {doc!r}')
+        self.doc = doc
+        self.default = default
+        self.name = name
+        self.declared_in: Any = None
+        self._annotation = annotation
+        self._scope: dict[str, Any] = {}
+        self._checker: params_types.Checker | None = None
+
+    @property
+    def type(self) -> Any:
+        """The annotation, resolved at first use."""
+        if isinstance(self._annotation, str):
+            self._annotation = _resolve(self)
+            self._scope = {}
+        return self._annotation
+
+    def check(self, value: Any) -> Any:
+        """Returns `value`, converted where the rules allow it.
+
+        Raises:
+          MismatchError: it is not of the type of the field.
+        """
+        if value is REQUIRED:
+            return value
+        if self._checker is None:
+            self._checker = params_types.checker(self.type)
+        return self._checker(value)
+
+    def annotate(self, name: str, declared_in: Any, annotation: Any) -> None:
+        """Gives a field that a class body declares its name and (unresolved) type."""
+        self.name, self.declared_in, self._annotation = name, declared_in, annotation
+        self._scope = _enclosing_names(annotation, declared_in)
+
+    def inherit(self, other: Field) -> None:
+        """Takes name and type from the field of a base class that this one replaces."""
+        self.name, self.declared_in = other.name, other.declared_in
+        self._annotation, self._scope = other._annotation, dict(other._scope)
+
+    def __get__(self, node: Any, owner: Any = None) -> Any:
+        """The value of the field in a node; on the class, the field."""
+        if node is None:
+            return self
+        return node._values[self.name]
+
+    def __set__(self, node: Any, value: Any) -> None:
+        """Checks and stores a value."""
+        node._assign(self.name, value, origin=caller())
+
+    def __delete__(self, node: Any) -> None:
+        """Refuses: a field cannot be deleted."""
+        raise AttributeError(f"{node._where(self.name)}: a field cannot be deleted")
+
+    def __repr__(self) -> str:
+        """Name and type."""
+        shown = self._annotation
+        return f"<Field {self.name}: {shown if isinstance(shown, str) else type_name(shown)}>"
+
+
+class Template(typing.NamedTuple):
+    """What a fresh instance of a class starts with."""
+
+    values: dict[str, Any]
+    copied: tuple[str, ...]  # those that every instance needs a copy of
+
+
+def check_name(name: str, title: str, taken: type) -> None:
+    """Refuses names that a field cannot have: not plain, private, or a method of Params."""
+    if not name.isidentifier() or name.startswith("_"):
+        raise AttributeError(f"{title}: {name!r} is no name that a field can have")
+    if hasattr(taken, name):
+        raise AttributeError(f"{title}: {name!r} is a method of Params; take another name")
+
+
+def declare_fields(cls: Any, base_params: type) -> None:
+    """Collects the fields of a class body into `cls._fields`.
+
+    Raises:
+      TypeError: a field has no doc or no type, or a plain value hides a field.
+      AttributeError: a field has a name that it cannot have.
+    """
+    fields: dict[str, Field] = {}
+    for base in reversed(cls.__mro__[1:]):
+        fields.update(base.__dict__.get("_own_fields", {}))
+    own: dict[str, Field] = {}
+    for name, annotation in inspect.get_annotations(cls).items():
+        if name.startswith("_") or _is_class_var(annotation):
+            continue
+        field = cls.__dict__.get(name)
+        if not isinstance(field, Field):
+            shown = annotation if isinstance(annotation, str) else type_name(annotation)
+            raise TypeError(
+                f"{type_name(cls)}.{name} has no doc: write "
+                f'{name}: {shown} = param("What it is.", default=…)'
+            )
+        check_name(name, type_name(cls), base_params)
+        field.annotate(name, cls, annotation)
+        own[name] = field
+    for name, value in cls.__dict__.items():
+        if name in own:
+            continue
+        if isinstance(value, Field):
+            if name not in fields:
+                raise TypeError(f"{type_name(cls)}.{name} has no type: {name}: TYPE = param(…)")
+            value.inherit(fields[name])
+            own[name] = value
+        elif name in fields:
+            raise TypeError(
+                f"{type_name(cls)}.{name} hides a field: to change its default write "
+                f"{name} = param({fields[name].doc!r}, default={value!r})"
+            )
+    for field in own.values():
+        field.default = map_nodes(field.default, _as_default)
+    cls._own_fields = own
+    cls._fields = {**fields, **own}
+
+
+def make_template(cls: Any) -> Template:
+    """Checks the defaults of a class, at its first use.
+
+    Raises:
+      TypeError: a default is not of the type of its field, or a type cannot be resolved.
+    """
+    values: dict[str, Any] = {}
+    for name, field in cls._fields.items():
+        try:
+            values[name] = field.check(field.default)
+        except MismatchError as mismatch:
+            raise TypeError(
+                f"default of {type_name(cls)}.{name}: wanted {type_name(field.type)}, "
+                f"given {describe(field.default)}{mismatch.reason()}"
+            ) from None
+    return Template(values, tuple(name for name in values if type(values[name]) not in ATOMS))
+
+
+def _as_default(node: Any) -> Any:
+    """A copy of a child that stands in a default: what was set in it is default, too."""
+    copy = node._copy(None, None)
+    _forget_origins(copy)
+    return copy
+
+
+def _forget_origins(node: Any) -> None:
+    node._origins.clear()
+    for value in node._values.values():
+        for child in nodes_of(value):
+            _forget_origins(child)
+
+
+def _is_class_var(annotation: Any) -> bool:
+    if isinstance(annotation, str):
+        return re.match(r"(\w+\.)?ClassVar\b", annotation) is not None
+    return annotation is ClassVar or typing.get_origin(annotation) is ClassVar
+
+
+def _enclosing_names(annotation: Any, cls: Any) -> dict[str, Any]:
+    """What the names in an annotation mean in the functions and classes around the class.
+
+    They are looked up while those run, because later their scopes are gone.
+    """
+    if not isinstance(annotation, str):
+        return {}
+    wanted = set(re.findall(r"[^\W\d]\w*", annotation))
+    module = sys.modules.get(cls.__module__)
+    outer = {**vars(builtins), **(vars(module) if module is not None else {})}
+    found: dict[str, Any] = {}
+    frame = frame_outside()
+    scope = cls.__qualname__.rpartition(".")[0]
+    while (
+        frame is not None and scope and frame.f_code.co_qualname == scope.removesuffix(".<locals>")
+    ):
+        in_function = scope.endswith(".<locals>")
+        for name in wanted & frame.f_locals.keys():
+            if in_function or name not in outer:  # as in Python, a class body hides no global
+                found.setdefault(name, frame.f_locals[name])
+        frame = frame.f_back
+        scope = scope.removesuffix(".<locals>").rpartition(".")[0]
+    return found
+
+
+def _resolve(field: Field) -> Any:
+    """The type that the text of an annotation means."""
+    cls = field.declared_in
+    module = sys.modules.get(cls.__module__) if cls is not None else None
+    names = vars(module) if module is not None else {}
+    scope = dict(field._scope)
+    owner = getattr(cls, "owner", None)
+    if owner is not None and owner.__name__ not in names:
+        scope.setdefault(owner.__name__, owner)
+    holder = types.SimpleNamespace(__annotations__={"it": field._annotation})
+    try:
+        return typing.get_type_hints(holder, globalns=names, localns=scope)["it"]
+    except (NameError, AttributeError, TypeError, SyntaxError) as error:
+        title = f"{type_name(cls)}.{field.name}" if cls is not None else field.name
+        raise TypeError(
+            f"the type of {title}, {field._annotation!r}, cannot be resolved: {error}. Its names "
+            "have to exist at run time, not only under `if TYPE_CHECKING`"
+        ) from error

@@ -1,0 +1,268 @@
+"""Literals: values of Params as Python expressions, written and read without loss.
+
+    None True 3 0.1 -inf nan "text" b"bytes" [1, 2] (1,) {"a": 1} {1, 2} set() frozenset({1})
+    REQUIRED  enum("module:Color", "RED")  np_dtype("float32")  tf_dtype("bfloat16")
+    Params("module:Owner")  cls("module:Owner")  function("module:name")
+
+What is read is parsed by `ast` and interpreted node kind by node kind: nothing is evaluated, and
+only the functions above mean something. A module is imported only if it is named as the home of an
+owner of Params.
+"""
+
+from __future__ import annotations
+
+import ast
+import enum
+import math
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from tekso.framework import params_references as references
+from tekso.framework.params_containers import CONTAINERS, Node
+from tekso.framework.params_references import quote
+from tekso.framework.params_types import REQUIRED, describe
+
+
+def write(value: Any) -> str:
+    """A value as a literal.
+
+    Raises:
+      TypeError: it has no literal.
+    """
+    if isinstance(value, Node):
+        return f"Params({references.arguments(references.of_params(type(value)))})"
+    if value is None or value is True or value is False or value is REQUIRED or value is ...:
+        return "..." if value is ... else repr(value)
+    if isinstance(value, enum.Enum):
+        return _write_enum(value)
+    kind = type(value)
+    if kind is int:
+        return repr(value) if -(10**30) < value < 10**30 else hex(value)
+    if kind is float:
+        return repr(value)  # the shortest text that reads back exactly; nan and inf are names
+    if kind is complex:
+        return f"complex({value.real!r}, {value.imag!r})"
+    if kind is str:
+        return quote(value)
+    if kind is bytes:
+        return repr(value)
+    if isinstance(value, CONTAINERS) or kind is frozenset:
+        return _write_container(value)
+    if isinstance(value, type):
+        return _write_class(value)
+    written = _write_dtype(value)
+    if written is not None:
+        return written
+    if callable(value) and hasattr(value, "__qualname__"):
+        return f"function({references.arguments(references.of_function(value))})"
+    raise TypeError(f"{describe(value)} has no text form")
+
+
+def _write_container(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{write(key)}: {write(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(write, value)) + "]"
+    if type(value) is tuple:
+        return "(" + ", ".join(map(write, value)) + ("," if len(value) == 1 else "") + ")"
+    if isinstance(value, (set, frozenset)):
+        items = "{" + ", ".join(sorted(map(write, value))) + "}" if value else ""
+        if isinstance(value, frozenset):
+            return f"frozenset({items})"
+        return items or "set()"
+    raise TypeError(f"{describe(value)} has no text form: write it as a plain tuple")
+
+
+def _write_enum(value: enum.Enum) -> str:
+    name = value.name
+    if isinstance(value, enum.Flag):
+        name = "|".join(str(member.name) for member in value)
+    return f"enum({quote(references.of_object(type(value)))}, {quote(str(name))})"
+
+
+def _write_class(value: type) -> str:
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and issubclass(value, numpy.generic):
+        return f"np_type({quote(value.__name__)})"
+    return f"cls({references.arguments(references.of_class(value))})"
+
+
+def _write_dtype(value: Any) -> str | None:
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.dtype):
+        for spelled in (value.name, value.str, value.descr):
+            try:
+                same = numpy.dtype(spelled) == value
+            except (TypeError, ValueError):
+                continue
+            if same:
+                return f"np_dtype({write(spelled)})"
+    if numpy is not None and isinstance(value, numpy.generic) and value.dtype.kind in "biufc":
+        plain = value.item()
+        if isinstance(plain, (bool, int, float, complex)):
+            return f"np_scalar({quote(value.dtype.name)}, {write(plain)})"
+    if type(value).__name__ == "DType" and type(value).__module__.startswith("tensorflow"):
+        return f"tf_dtype({quote(value.name)})"
+    return None
+
+
+def parse(text: str) -> Any:
+    """The value of a literal.
+
+    Raises:
+      ValueError: it is no literal, or names something that cannot be resolved.
+    """
+    return read(parse_node(text))
+
+
+def parse_node(text: str) -> ast.expr:
+    """The expression in a text, not yet interpreted."""
+    try:
+        return ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise ValueError(f"{text!r} is no literal: {error}") from None
+
+
+def read(node: ast.expr) -> Any:
+    """The value of an expression that is a literal."""
+    try:
+        return _read(node)
+    except RecursionError:
+        raise ValueError("the literal is nested too deeply") from None
+
+
+def _read(node: ast.expr) -> Any:
+    match node:
+        case ast.Constant(value=value):
+            return value
+        case ast.Name(id=name) if name in _NAMES:
+            return _NAMES[name]
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            value = _read(operand)
+            if type(value) in (int, float):
+                return -value
+        case ast.List(elts=items):
+            return [_read(item) for item in items]
+        case ast.Tuple(elts=items):
+            return tuple([_read(item) for item in items])
+        case ast.Set(elts=items):
+            return _hashed(set, items)
+        case ast.Dict(keys=keys, values=items):
+            pairs = {}
+            for key, item in zip(keys, items, strict=True):
+                if key is None:
+                    raise ValueError("** is no part of a literal")
+                try:
+                    pairs[_read(key)] = _read(item)
+                except TypeError as error:
+                    raise ValueError(f"{ast.unparse(key)} is no key of a dict: {error}") from None
+            return pairs
+        case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in _FUNCTIONS:
+            count, function = _FUNCTIONS[name]
+            if len(args) in count:
+                return function(*map(_read, args))
+    raise ValueError(f"{ast.unparse(node)} is no literal")
+
+
+def _hashed(kind: Callable[[Any], Any], items: list[ast.expr]) -> Any:
+    try:
+        return kind([_read(item) for item in items])
+    except TypeError as error:
+        raise ValueError(f"an item of a set cannot be hashed: {error}") from None
+
+
+def _text(value: Any) -> str:
+    if type(value) is not str:
+        raise ValueError(f"a name in quotes is wanted, given {describe(value)}")
+    return value
+
+
+def _make_params(*reference: Any) -> Any:
+    return references.params(*map(_text, reference))()
+
+
+def _class(*reference: Any) -> Any:
+    return references.class_named(*map(_text, reference))
+
+
+def _function(*reference: Any) -> Any:
+    return references.function(*map(_text, reference))
+
+
+def _enum(reference: Any, name: Any = None) -> Any:
+    kind = references.enum_class(_text(reference))
+    if name is None:
+        return kind
+    try:
+        if not issubclass(kind, enum.Flag):
+            return kind[_text(name)]
+        value = kind(0)
+        for part in filter(None, _text(name).split("|")):
+            value |= kind[part]
+        return value
+    except KeyError:
+        names = ", ".join(member.name for member in kind)
+        raise ValueError(f"{reference} has no member {name!r}; it has: {names}") from None
+
+
+def _np_type(name: Any) -> Any:
+    import numpy as np
+
+    kind = getattr(np, _text(name), None)
+    if not (isinstance(kind, type) and issubclass(kind, np.generic)):
+        raise ValueError(f"np.{name} is no NumPy scalar type")
+    return kind
+
+
+def _np_dtype(spelled: Any) -> Any:
+    import numpy as np
+
+    try:
+        return np.dtype(spelled)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{spelled!r} is no NumPy dtype: {error}") from None
+
+
+def _np_scalar(name: Any, value: Any) -> Any:
+    dtype = _np_dtype(_text(name))
+    if dtype.kind not in "biufc" or type(value) not in (bool, int, float, complex):
+        raise ValueError(f"np_scalar({name!r}, {value!r}) is no NumPy number")
+    return dtype.type(value)
+
+
+def _tf_dtype(name: Any) -> Any:
+    import tensorflow as tf  # type: ignore[import-untyped]
+
+    try:
+        return tf.dtypes.as_dtype(_text(name))
+    except TypeError as error:
+        raise ValueError(f"{name!r} is no TensorFlow dtype: {error}") from None
+
+
+def _frozenset(items: Any = frozenset()) -> Any:
+    if not isinstance(items, (set, frozenset)):
+        raise ValueError(f"frozenset takes a set, given {describe(items)}")
+    return frozenset(items)
+
+
+def _complex(real: Any, imag: Any) -> complex:
+    if type(real) is not float or type(imag) is not float:
+        raise ValueError(f"complex takes two floats, given {real!r} and {imag!r}")
+    return complex(real, imag)
+
+
+_NAMES: dict[str, Any] = {"nan": math.nan, "inf": math.inf, "REQUIRED": REQUIRED}
+_FUNCTIONS: dict[str, tuple[tuple[int, ...], Callable[..., Any]]] = {
+    "set": ((0,), set),
+    "frozenset": ((0, 1), _frozenset),
+    "complex": ((2,), _complex),
+    "enum": ((1, 2), _enum),
+    "np_dtype": ((1,), _np_dtype),
+    "np_type": ((1,), _np_type),
+    "np_scalar": ((2,), _np_scalar),
+    "tf_dtype": ((1,), _tf_dtype),
+    "cls": ((1, 2), _class),
+    "function": ((1, 2), _function),
+    "Params": ((1, 2), _make_params),
+}

@@ -1,0 +1,201 @@
+"""References: names of classes and functions in the text of Params, "module:Qualified.Name".
+
+Reading a reference imports its module only where an owner of Params is named; everything else
+(enums, plain classes, functions) has to be there already. What is found is looked up, never called.
+"""
+
+from __future__ import annotations
+
+import builtins
+import enum
+import importlib
+import sys
+import types
+from typing import Any
+
+from tekso.framework.params_containers import Node
+from tekso.framework.params_types import type_name
+
+_BUILTINS: tuple[Any, ...] = (
+    object, type, bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset,
+    type(None),
+)  # fmt: skip
+_BUILTIN_CLASSES: dict[str, type] = {kind.__name__: kind for kind in _BUILTINS}
+
+WRAPPED: dict[str, Any] = {}  # reference -> the Params class that `wrap` made in this process
+WRAPPED_IN: dict[str, str] = {}  # reference -> the module that called `wrap`
+
+
+def arguments(reference: str) -> str:
+    """A reference as arguments in a text: with the module that wraps it, if one does."""
+    home = WRAPPED_IN.get(reference)
+    return quote(reference) if home is None else f"{quote(reference)}, {quote(home)}"
+
+
+def quote(text: str) -> str:
+    """A string literal in double quotes, on one line."""
+    # With a double quote in it, repr takes single quotes; these are turned around.
+    inner = repr('"' + text)[2:-1].replace("\\'", "'").replace('"', '\\"')
+    return f'"{inner}"'
+
+
+def of_object(target: Any) -> str:
+    """The reference of a class or function; it may be one that nobody can resolve."""
+    return f"{target.__module__}:{target.__qualname__}"
+
+
+def of_params(cls: Any) -> str:
+    """The reference of a Params class: that of its owner, or its own if it is not the owner's."""
+    owner = cls.owner
+    if owner is not None and (is_wrapped(cls) or getattr(owner, "Params", None) is cls):
+        return of_object(owner)
+    return of_object(cls)
+
+
+def of_class(target: type) -> str:
+    """The reference of a class.
+
+    Raises:
+      TypeError: reading it back would not give the class.
+    """
+    if _BUILTIN_CLASSES.get(target.__name__) is target:
+        return f"builtins:{target.__name__}"
+    reference = of_object(target)
+    if _is_owner(target) or reference in WRAPPED:
+        return reference
+    raise TypeError(
+        f"the class {type_name(target)} has no text form: only classes with Params of their own, "
+        "or wrapped by wrap(), have one"
+    )
+
+
+def of_function(target: Any) -> str:
+    """The reference of a function; reading it back takes that `wrap` was called with it."""
+    reference = of_object(target)
+    cls = WRAPPED.get(reference)
+    if cls is None or cls.owner is not target:
+        raise TypeError(
+            f"the function {reference} has no text form: call wrap() with it where it is defined"
+        )
+    return reference
+
+
+def is_wrapped(cls: Any) -> bool:
+    """Whether `wrap` made this Params class."""
+    return bool(cls.__dict__.get("_is_wrapped", False))
+
+
+def params(reference: str, wrapped_in: str | None = None) -> Any:
+    """The Params class that a reference names, itself or by its owner.
+
+    Args:
+      reference: "module:Class".
+      wrapped_in: the module that calls `wrap` with it, if it is something from outside.
+
+    Raises:
+      ValueError: there is none.
+    """
+    if reference in WRAPPED:
+        return WRAPPED[reference]
+    if wrapped_in is not None:
+        raise _not_wrapped(reference, wrapped_in)
+    target = _find(reference, may_import=True)
+    if isinstance(target, type) and issubclass(target, Node):
+        return target
+    if _is_owner(target):
+        return target.Params
+    raise ValueError(
+        f"{reference!r} has no Params of its own; if it is a class or function from outside, "
+        "import the module that calls wrap() with it before reading"
+    )
+
+
+def class_named(reference: str, wrapped_in: str | None = None) -> type:
+    """The class that a reference names: a builtin, an owner of Params, or a wrapped one."""
+    module, _, name = reference.partition(":")
+    if module == "builtins" and name in _BUILTIN_CLASSES:
+        return _BUILTIN_CLASSES[name]
+    owner: Any = params(reference, wrapped_in).owner
+    if not isinstance(owner, type):
+        raise ValueError(f"{reference!r} is no class")
+    return owner
+
+
+def function(reference: str, wrapped_in: str | None = None) -> Any:
+    """The function that a reference names; `wrap` has to have been called with it."""
+    if reference not in WRAPPED:
+        raise _not_wrapped(reference, wrapped_in)
+    return WRAPPED[reference].owner
+
+
+def _not_wrapped(reference: str, wrapped_in: str | None) -> ValueError:
+    where = wrapped_in or "the module that calls wrap() with it"
+    return ValueError(
+        f"{reference!r} is not wrapped in this process: import {where} before reading"
+    )
+
+
+def enum_class(reference: str) -> Any:
+    """The Enum class that a reference names; its module has to be imported already."""
+    target = _find(reference, may_import=False)
+    if not (isinstance(target, type) and issubclass(target, enum.Enum)):
+        raise ValueError(f"{reference!r} is no Enum class")
+    return target
+
+
+def loaded_class(reference: str) -> type:
+    """Any class, to be used as the type of a field; its module has to be imported already."""
+    target = _find(reference, may_import=False)
+    if not isinstance(target, type):
+        raise ValueError(f"{reference!r} is no class")
+    return target
+
+
+def _is_owner(target: Any) -> bool:
+    if not isinstance(target, type):
+        return False
+    cls = target.__dict__.get("Params")
+    return isinstance(cls, type) and issubclass(cls, Node) and getattr(cls, "owner", None) is target
+
+
+def _find(reference: str, *, may_import: bool) -> Any:
+    """Looks a reference up in the namespaces of its module and classes."""
+    module_name, separator, qualname = reference.partition(":")
+    if not separator or not module_name or not qualname:
+        raise ValueError(f'{reference!r} is no reference: it reads "module:Class"')
+    if "<locals>" in qualname:
+        raise ValueError(f"{reference!r} is defined in a function and cannot be found from text")
+    module = sys.modules.get(module_name)
+    if module is None and may_import:
+        module = _import(module_name, reference)
+    if module is None:
+        raise ValueError(
+            f"{reference!r}: the module {module_name} is not imported; import it first"
+        )
+    found: Any = module
+    for name in qualname.split("."):
+        found = _member(found, name)
+        if found is None:
+            raise ValueError(f"{reference!r}: {module_name} has no {qualname}")
+    return found
+
+
+def _import(module_name: str, reference: str) -> types.ModuleType:
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if module_name == missing or module_name.startswith(missing + "."):
+            raise ValueError(f"{reference!r}: there is no module {missing}") from None
+        raise  # the module is there and something that it imports is not
+
+
+def _member(home: Any, name: str) -> Any:
+    """An attribute from a module or class namespace, past any `__getattr__` or property."""
+    if isinstance(home, types.ModuleType):
+        return vars(home).get(name) if home is not builtins else None
+    if isinstance(home, type):
+        for base in home.__mro__:
+            if name in vars(base):
+                return vars(base)[name]
+    return None

@@ -1,0 +1,184 @@
+"""The text of a Params tree: one line a leaf, `path : literal`, and one a child.
+
+    . : Params("tekso.models.layers.linear:Linear")
+    input_dim : 3
+    init : Params("tekso.framework.initializers:Constant")
+    init.value : 0.5
+    extra : define(1, Any, "A field that this instance alone has.")
+    layers : [Params("their.module:Layer"), Params("their.module:Layer")]
+    layers.0.dim : 3
+
+Empty lines and comments (#) are skipped. Fields that the text does not name keep their defaults.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import Any
+
+from tekso.framework import params_annotations, params_tree
+from tekso.framework import params_literals as literals
+from tekso.framework import params_paths as paths
+from tekso.framework import params_references as references
+from tekso.framework.params_containers import ATOMS, Node, holds_nodes, same_value
+from tekso.framework.params_origins import Origin, hide_from_origins, origin_text
+
+hide_from_origins(__file__)
+
+_SEPARATOR = " : "
+
+
+def to_text(params: Any, *, origins: bool = False) -> str:
+    """The text of a tree; with `origins`, a comment says where each value was set.
+
+    Raises:
+      TypeError: a value has no text form.
+    """
+    lines = [f".{_SEPARATOR}{literals.write(params)}"]
+    for path, literal, origin in _entries(params, ""):
+        comment = f"  # {origin_text(origin)}" if origins and origin != "default" else ""
+        lines.append(f"{path}{_SEPARATOR}{literal}{comment}")
+    return "\n".join(lines) + "\n"
+
+
+def _entries(node: Any, prefix: str) -> Iterator[tuple[str, str, Origin]]:
+    for name, value in node._values.items():
+        path = paths.join(prefix, name)
+        try:
+            literal = literals.write(value)
+            if name in node._extra:
+                field = node._extra[name]
+                kind = params_annotations.write(field.type)
+                literal = f"define({literal}, {kind}, {references.quote(field.doc)})"
+        except TypeError as error:
+            raise TypeError(f"{node._where(name)}: {error}") from None
+        yield path, literal, node._origins.get(name, "default")
+        if type(value) not in ATOMS:
+            yield from _entries_below(path, value)
+
+
+def _entries_below(path: str, value: Any) -> Iterator[tuple[str, str, Origin]]:
+    if isinstance(value, Node):
+        yield from _entries(value, path)
+        return
+    for where, item in params_tree.items_with_paths(path, value):
+        yield from _entries_below(where, item)
+
+
+def from_text(text: str, *, origin: Origin) -> Any:
+    """The tree that a text describes.
+
+    Raises:
+      ValueError: a line cannot be read; it names the line.
+    """
+    root: Any = None
+    nodes: dict[str, Any] = {}
+    for number, line in enumerate(text.split("\n"), start=1):
+        line = line.strip()
+        if not line or line.startswith("#"):
+            continue
+        try:
+            path, literal = _split_line(line)
+            if root is None:
+                if path != ".":
+                    raise ValueError('the first line has to be . : Params("module:Owner")')
+                root = literals.parse(literal)
+                if not isinstance(root, Node):
+                    raise ValueError(f"{literal} is no Params")
+                nodes[""] = root
+            else:
+                _read_line(nodes, path, literals.parse_node(literal), origin)
+        except (ValueError, TypeError, AttributeError) as error:
+            raise ValueError(f"line {number}, {line[:80]!r}: {error}") from error
+    if root is None:
+        raise ValueError('the text is empty: it has to begin with . : Params("module:Owner")')
+    return root
+
+
+def _split_line(line: str) -> tuple[str, str]:
+    end = line.find(_SEPARATOR)
+    while end >= 0:
+        path = line[:end].strip()
+        if path == ".":
+            return path, line[end + len(_SEPARATOR) :]
+        try:
+            paths.split(path)
+            return path, line[end + len(_SEPARATOR) :]
+        except paths.PathError:  # the separator stands in a key
+            end = line.find(_SEPARATOR, end + 1)
+    raise ValueError("a line reads path : literal")
+
+
+def _read_line(nodes: dict[str, Any], path: str, node: ast.expr, origin: Origin) -> None:
+    prefix, _, name = path.rpartition(".")
+    if prefix not in nodes:
+        nodes[prefix] = nodes[""].get(prefix)
+        if not isinstance(nodes[prefix], Node):
+            raise ValueError(f"{prefix} is no Params")
+    parent = nodes[prefix]
+    match node:
+        case ast.Call(func=ast.Name(id="define"), args=[literal, kind, doc]):
+            value = literals.read(literal)
+            parent._extra.pop(name, None)
+            parent.define(name, value, literals.read(doc), type=params_annotations.read(kind))
+            parent._origins[name] = origin
+            return
+    value = literals.read(node)
+    field = parent._field(name)
+    if field is None:
+        raise parent._unknown(name)
+    if name not in parent._origins and _is_same(parent._values[name], value):
+        return  # the default, whose children the lines below fill in
+    parent._assign(name, value, origin=origin)
+
+
+def _is_same(old: Any, new: Any) -> bool:
+    if isinstance(old, Node) or isinstance(new, Node):
+        return type(old) is type(new)
+    return same_value(old, new)
+
+
+def diff(old: Any, new: Any) -> str:
+    """What changes from one tree to another: `path : old -> new`, a line a difference."""
+    lines = list(_diff_value("", old, new)) if type(old) is not type(new) else _diff(old, new, "")
+    return "\n".join(lines)
+
+
+def _diff(old: Any, new: Any, prefix: str) -> Iterator[str]:
+    for name in dict.fromkeys([*old._values, *new._values]):
+        path = paths.join(prefix, name)
+        if name not in new._values:
+            yield f"{path}{_SEPARATOR}{_show(old._values[name])} -> (no field)"
+        elif name not in old._values:
+            yield f"{path}{_SEPARATOR}(no field) -> {_show(new._values[name])}"
+        else:
+            yield from _diff_value(
+                path, old._values[name], new._values[name], new._origins.get(name)
+            )
+
+
+def _diff_value(path: str, old: Any, new: Any, origin: Origin | None = None) -> Iterator[str]:
+    if isinstance(old, Node) and isinstance(new, Node):
+        if type(old) is not type(new):
+            yield f"{path or '.'}{_SEPARATOR}{_show(old)} -> {_show(new)}{_comment(origin)}"
+        yield from _diff(old, new, path)
+        return
+    olds = dict(params_tree.items_with_paths(path, old)) if holds_nodes(old) else {}
+    news = dict(params_tree.items_with_paths(path, new)) if holds_nodes(new) else {}
+    if olds and list(olds) == list(news):
+        for where, item in olds.items():
+            yield from _diff_value(where, item, news[where], origin)
+    elif not same_value(old, new):
+        yield f"{path}{_SEPARATOR}{_show(old)} -> {_show(new)}{_comment(origin)}"
+
+
+def _comment(origin: Origin | None) -> str:
+    return f"  # {origin_text(origin)}" if origin is not None else ""
+
+
+def _show(value: Any) -> str:
+    try:
+        return literals.write(value)
+    except TypeError:
+        return repr(value)

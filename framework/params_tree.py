@@ -1,0 +1,136 @@
+"""Finding one's way in a Params tree: from paths to places, and over everything below a node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from tekso.framework import params_paths as paths
+from tekso.framework.params_containers import ATOMS, Node, holds_nodes
+from tekso.framework.params_fields import Field
+from tekso.framework.params_types import describe
+
+
+class Place(NamedTuple):
+    """What a path means: a field of a node, or an item in a container that the field holds."""
+
+    node: Any
+    name: str
+    keys: tuple[Any, ...]
+    value: Any
+    field: Field
+    path: str
+
+
+def walk(node: Any, prefix: str = "") -> Iterator[tuple[str, Any, Field]]:
+    """(path, value, field) of everything below; a node or container comes before what it holds."""
+    for name, value in node._values.items():
+        yield from _walk_value(paths.join(prefix, name), value, node._field(name))
+
+
+def _walk_value(path: str, value: Any, field: Field) -> Iterator[tuple[str, Any, Field]]:
+    yield path, value, field
+    if type(value) in ATOMS:
+        return
+    if isinstance(value, Node):
+        yield from walk(value, path)
+    elif holds_nodes(value):
+        for where, item in items_with_paths(path, value):
+            yield from _walk_value(where, item, field)
+
+
+def items_with_paths(path: str, container: Any) -> Iterator[tuple[str, Any]]:
+    """The items of a container; nothing for other values."""
+    if isinstance(container, (list, tuple)):
+        for index, item in enumerate(container):
+            yield f"{path}.{index}", item
+    elif isinstance(container, dict):
+        for key, item in container.items():
+            yield paths.join_key(path, key), item
+
+
+def path_of(node: Any, prefix: str, value: Any) -> str | None:
+    """The path of `node` in the value at `prefix`, not looking below other nodes."""
+    if value is node:
+        return prefix
+    if not isinstance(value, Node):
+        for path, item in items_with_paths(prefix, value):
+            found = path_of(node, path, item)
+            if found is not None:
+                return found
+    return None
+
+
+def place(root: Any, path: str) -> Place:
+    """What a path without wildcards means.
+
+    Raises:
+      AttributeError: there is no such field or item; it names the level and what is close.
+      PathError: the text is no path.
+    """
+    node, where = root, root._path()
+    segments = paths.split(path)
+    position = 0
+    while True:
+        name = str(segments[position])
+        field = node._field(name)
+        if field is None:
+            raise node._unknown(name)
+        where = paths.join(where, name)
+        value = node._values[name]
+        keys = []
+        position += 1
+        while position < len(segments) and not isinstance(value, Node):
+            key = _key(value, segments[position], where)
+            where = paths.join_key(where, key) if isinstance(value, dict) else f"{where}.{key}"
+            value = value[key]
+            keys.append(key)
+            position += 1
+        if position == len(segments):
+            return Place(node, name, tuple(keys), value, field, where)
+        node = value
+
+
+def _key(container: Any, segment: paths.Segment, where: str) -> Any:
+    if not isinstance(container, (list, tuple, dict)):
+        raise AttributeError(
+            f"there is no {where}.{segment}: {where} is {describe(container)}, it has no fields"
+        )
+    try:
+        return paths.find_key(container, segment)
+    except KeyError as error:
+        hint = paths.suggestion(str(segment), where, error.args[0], [])
+        raise AttributeError(f"{where} has no item {segment}; {hint}") from None
+
+
+def places(root: Any, path: str) -> list[Place]:
+    """What a path, with or without wildcards, means; at least one place.
+
+    Raises:
+      AttributeError: there is no such field, or the wildcard hits nothing.
+    """
+    if not paths.is_glob(path):
+        return [place(root, path)]
+    try:
+        return [place(root, path)]  # name["key"] looks like a wildcard and is none
+    except (AttributeError, paths.PathError):
+        pass
+    everything = [found for found, _, _ in walk(root)]
+    hits = paths.matching(path, everything)
+    if not hits:
+        close = paths.close_to_glob(path, everything)
+        hint = f"; did you mean {' or '.join(close)}?" if close else ""
+        raise AttributeError(f"{path!r} hits no field of {root._title()}{hint}")
+    return [place(root, hit) for hit in hits]
+
+
+def with_item(container: Any, keys: tuple[Any, ...], value: Any) -> Any:
+    """The container with one item, maybe deeper in it, replaced; the original is left alone."""
+    if not keys:
+        return value
+    changed = with_item(container[keys[0]], keys[1:], value)
+    if isinstance(container, dict):
+        return {**container, keys[0]: changed}
+    items = list(container)
+    items[keys[0]] = changed
+    return tuple(items) if isinstance(container, tuple) else items
