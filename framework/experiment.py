@@ -1,0 +1,186 @@
+"""Experiments: what is learned, from which data, how, and on which devices.
+
+An experiment is a stateless class whose methods return Params; a variant is a subclass that
+changes a few of them:
+
+    @register
+    class Tiny(Experiment):
+        \"\"\"A small language model of Python source.\"\"\"
+
+        def task(self) -> Params:
+            return LanguageModel.Params(model=TransformerLm.Params(num_layers=2))
+
+`tree()` puts them together into the one tree that `--set`, `params.txt` and the reference address.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, Literal
+
+from tekso.framework.params import REQUIRED, Configurable, Params, param
+from tekso.framework.params_origins import hide_from_origins
+from tekso.framework.params_types import describe, type_name
+
+hide_from_origins(__file__)
+
+
+class Experiment:
+    """Base of all experiments; `task` and `input` have no default."""
+
+    def task(self) -> Params:
+        """What is learned: Params of a Task, the model in it."""
+        raise NotImplementedError(f"{type_name(type(self))}.task() has to return Params of a Task")
+
+    def input(self) -> Params:
+        """The training data: Params of an Input."""
+        raise NotImplementedError(
+            f"{type_name(type(self))}.input() has to return Params of an Input"
+        )
+
+    def eval_inputs(self) -> dict[str, Params]:
+        """The evaluation data by name ("dev", "test"): Params of finite Inputs."""
+        return {}
+
+    def learner(self) -> Params:
+        """Optimizer, schedule, clipping: Params of a Learner."""
+        from tekso.framework.learner import Learner
+
+        return _params_of(Learner)
+
+    def execution(self) -> Params:
+        """How a step is laid over devices: Params of an execution."""
+        from tekso.framework.execution import DataParallel
+
+        return _params_of(DataParallel)
+
+    def run(self) -> Params:
+        """Steps, seed and intervals: Params of a Run."""
+        return Run.Params()
+
+    def tree(self) -> Tree.Params:
+        """All parts as one tree, copied, so that no two trees share anything.
+
+        Raises:
+          TypeError: a method returns something else than Params.
+          ValueError: the name of an evaluation input is no plain name.
+        """
+        eval_inputs: dict[str, Params] = {}
+        returned = self.eval_inputs()
+        if not isinstance(returned, dict):
+            raise TypeError(
+                f"{type_name(type(self))}.eval_inputs() has to return a dict of Params by name, "
+                f"given {describe(returned)}"
+            )
+        for name, value in returned.items():
+            if not isinstance(name, str) or not re.fullmatch(r"[^\W\d][\w-]*", name):
+                raise ValueError(
+                    f"{type_name(type(self))}.eval_inputs(): {name!r} is no name; a name has "
+                    "letters, digits, _ and -, and begins with a letter"
+                )
+            eval_inputs[name] = self._checked(f"eval_inputs()[{name!r}]", value)
+        return Tree.Params(
+            task=self._part(self.task),
+            input=self._part(self.input),
+            eval_inputs=eval_inputs,
+            learner=self._part(self.learner),
+            execution=self._part(self.execution),
+            run=self._part(self.run),
+        )
+
+    def _part(self, method: Callable[[], Params]) -> Any:
+        return self._checked(f"{method.__name__}()", method())
+
+    def _checked(self, title: str, value: Any) -> Any:
+        if not isinstance(value, Params):
+            hint = ""
+            if isinstance(value, type) and issubclass(value, Params):
+                hint = f"; call it: {type_name(value)}()"
+            raise TypeError(
+                f"{type_name(type(self))}.{title} has to return Params, "
+                f"given {describe(value)}{hint}"
+            )
+        return value.copy()
+
+
+def _params_of(owner: Any) -> Params:
+    params: Params = owner.Params()
+    return params
+
+
+class KeepBest(Configurable):
+    """Which checkpoints are kept for their evaluation, besides the last ones."""
+
+    class Params(Configurable.Params):
+        """Params of KeepBest."""
+
+        metric: str = param("Name of the metric that decides.", default="loss")
+        eval_input: str | None = param(
+            "Name of the evaluation input; None is the first one.", default=None
+        )
+        goal: Literal["min", "max"] = param("Which end of the metric is good.", default="min")
+        count: int = param("How many are kept; 0 keeps none.", default=1)
+
+
+class Run(Configurable):
+    """How long a training runs, and what happens how often."""
+
+    class Params(Configurable.Params):
+        """Params of Run."""
+
+        steps: int = param("Number of training steps.", default=1000)
+        seed: int = param("Seed of weights, data order, dropout and sampling.", default=0)
+        deterministic: bool = param(
+            "Whether the same run gives the same bits, at some cost in speed.", default=False
+        )
+        log_every_steps: int = param("Steps between two logged lines.", default=50)
+        eval_every_steps: int = param(
+            "Steps between two evaluations; 0 evaluates at the end only.", default=500
+        )
+        checkpoint_every_steps: int = param(
+            "Steps between two checkpoints; 0 writes one at the end only.", default=500
+        )
+        keep_last_checkpoints: int = param("How many of the last ones are kept.", default=3)
+        keep_best: KeepBest.Params = param(
+            "Which ones are kept for their evaluation.", default=KeepBest.Params()
+        )
+        decode_at_end: bool = param("Whether samples are decoded at the end.", default=True)
+
+    params: Params
+
+    def __init__(self, params: Params) -> None:
+        """Checks the numbers.
+
+        Raises:
+          ValueError: a number is out of its range.
+        """
+        super().__init__(params)
+        least = {
+            "steps": 0,
+            "seed": 0,
+            "log_every_steps": 1,
+            "eval_every_steps": 0,
+            "checkpoint_every_steps": 0,
+            "keep_last_checkpoints": 1,
+            "keep_best.count": 0,
+        }
+        for name, minimum in least.items():
+            if self.params.get(name) < minimum:
+                raise ValueError(
+                    f"run.{name} is {self.params.get(name)}, but it has to be at least {minimum}"
+                )
+
+
+class Tree(Configurable):
+    """The parts of one experiment; the trainer instantiates them one by one."""
+
+    class Params(Configurable.Params):
+        """The root of the tree that `--set` addresses."""
+
+        task: Params = param("What is learned, the model in it.", default=REQUIRED)
+        input: Params = param("The training data.", default=REQUIRED)
+        eval_inputs: dict[str, Params] = param("The evaluation data by name.", default={})
+        learner: Params = param("Optimizer, schedule, clipping.", default=REQUIRED)
+        execution: Params = param("How a step is laid over devices.", default=REQUIRED)
+        run: Run.Params = param("Steps, seed and intervals.", default=Run.Params())

@@ -1,0 +1,206 @@
+"""The registry of experiments: `@register`, and from a key to its class.
+
+The key comes from the path of the module: what follows the last package named `params`,
+`tekso.params.lm.python_source` -> `lm.python_source.Tiny`; without such a package the whole path,
+`their_package.experiments.Mine`. Only the module that a key names is imported.
+"""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import importlib
+import importlib.util
+import inspect
+import os
+import pkgutil
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+
+from tekso.framework.experiment import Experiment
+
+PACKAGE = "tekso.params"
+
+T = TypeVar("T", bound=Experiment)
+
+
+class UnknownExperimentError(LookupError):
+    """There is no experiment of that name."""
+
+
+class DuplicateExperimentError(ValueError):
+    """Two experiments would have the same key."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A registered experiment."""
+
+    key: str
+    cls: type[Experiment]
+    summary: str  # first line of the docstring
+    file: str
+    line: int
+
+
+_ENTRIES: dict[str, Entry] = {}
+
+
+def register(cls: type[T]) -> type[T]:
+    """Registers an experiment class under the key that its module and name give.
+
+    Raises:
+      DuplicateExperimentError: another class has the key; both source lines are named.
+      TypeError: it is no Experiment.
+    """
+    if not (isinstance(cls, type) and issubclass(cls, Experiment)):
+        raise TypeError(f"@register takes a class that derives from Experiment, given {cls!r}")
+    frame = sys._getframe(1)
+    key = key_of(cls)
+    entry = Entry(key, cls, _summary(cls), frame.f_code.co_filename, frame.f_lineno)
+    known = _ENTRIES.get(key)
+    if known is not None and (known.file, known.line) != (entry.file, entry.line):
+        raise DuplicateExperimentError(
+            f"two experiments have the key {key}: {known.file}:{known.line} and "
+            f"{entry.file}:{entry.line}"
+        )
+    _ENTRIES[key] = entry  # the same lines again: the module is being reloaded
+    return cls
+
+
+def key_of(cls: type[Experiment]) -> str:
+    """The key of an experiment class, registered or not."""
+    return f"{_module_key(cls.__module__)}.{cls.__name__}"
+
+
+def get(key: str) -> type[Experiment]:
+    """The experiment of a key; imports its module if need be, and no other.
+
+    An error in that module surfaces as it is.
+
+    Raises:
+      UnknownExperimentError: there is none; the message says what is close.
+    """
+    key = key.strip().removeprefix(PACKAGE + ".")
+    if key in _ENTRIES:
+        return _ENTRIES[key].cls
+    modules = list(_modules_on_disk())
+    module = key.rpartition(".")[0]
+    if module in modules:
+        importlib.import_module(f"{PACKAGE}.{module}")
+    if key in _ENTRIES:
+        return _ENTRIES[key].cls
+    raise UnknownExperimentError(_explain(key, modules))
+
+
+def import_package(name: str) -> None:
+    """Imports a package with all its submodules, so that the experiments in it are registered.
+
+    A package in the working directory is found even if that is not on `sys.path`. An error in one
+    of its modules surfaces as it is.
+    """
+    if name.partition(".")[0] not in sys.modules and os.getcwd() not in sys.path:
+        importlib.invalidate_caches()
+        if importlib.util.find_spec(name.partition(".")[0]) is None:
+            sys.path.append(os.getcwd())
+    package = importlib.import_module(name)
+    for module in pkgutil.iter_modules(getattr(package, "__path__", [])):
+        if module.name != "__main__":
+            import_package(f"{name}.{module.name}")
+
+
+def list_experiments(pattern: str = "*") -> list[Entry]:
+    """The experiments whose keys match a pattern with wildcards, sorted; imports all modules."""
+    for module in _modules_on_disk():
+        importlib.import_module(f"{PACKAGE}.{module}")
+    found = [entry for key, entry in _ENTRIES.items() if fnmatch.fnmatchcase(key, pattern)]
+    return sorted(found, key=lambda entry: _natural(entry.key))
+
+
+def _module_key(module: str) -> str:
+    parts = module.split(".")
+    packages = parts[:-1]
+    if "params" in packages:
+        last = len(packages) - 1 - packages[::-1].index("params")
+        return ".".join(parts[last + 1 :])
+    return module
+
+
+def _summary(cls: type) -> str:
+    doc = inspect.getdoc(cls)
+    return doc.strip().partition("\n")[0] if doc else ""
+
+
+def _natural(key: str) -> list[tuple[int, int, str]]:
+    """Sorts Layers3 before Layers13."""
+    parts = re.findall(r"\d+|\D+", key)
+    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts]
+
+
+def _modules_on_disk() -> Iterator[str]:
+    """Names of the modules below `tekso.params`, relative to it; none of them is imported."""
+    yield from _walk(importlib.import_module(PACKAGE).__path__, "")
+
+
+def _walk(folders: Iterable[str], prefix: str) -> Iterator[str]:
+    for module in pkgutil.iter_modules(folders):
+        if module.ispkg:
+            below = [os.path.join(folder, module.name) for folder in folders]
+            yield from _walk(below, f"{prefix}{module.name}.")
+        else:
+            yield prefix + module.name
+
+
+def _explain(key: str, modules: list[str]) -> str:
+    """What to say of a key that is not there, from the level where the typo is."""
+    module, _, name = key.rpartition(".")
+    registered = {known.rpartition(".")[0] for known in _ENTRIES}
+    if key in modules or key in registered:
+        if key in modules:
+            importlib.import_module(f"{PACKAGE}.{key}")
+        return f"{key!r} is a module; its experiments are: {_listed(key)}"
+    if module in modules or module in registered:
+        close = difflib.get_close_matches(name, _classes_in(module), n=3, cutoff=0.5)
+        hint = _did_you_mean(f"{module}.{match}" for match in close)
+        return f"{module} has no experiment {name!r}{hint}; it has: {_listed(module)}"
+    everything = sorted({*modules, *registered})
+    close = difflib.get_close_matches(module or key, everything, n=3)
+    if close:
+        hint = _did_you_mean(f"{match}.{_class_in(match, name)}" for match in close)
+    else:
+        hint = _did_you_mean(_with_class(name, everything)[:3])
+    shown = ", ".join(everything) or "none"
+    return f"there is no experiment {key!r}{hint}; modules with experiments: {shown}"
+
+
+def _did_you_mean(keys: Iterable[str]) -> str:
+    found = list(dict.fromkeys(keys))
+    return f"; did you mean {' or '.join(found)}?" if found else ""
+
+
+def _listed(module: str) -> str:
+    keys = sorted((key for key in _ENTRIES if key.rpartition(".")[0] == module), key=_natural)
+    return ", ".join(keys) or "none"
+
+
+def _classes_in(module: str) -> list[str]:
+    """Names of the experiments of a module: the registered ones, and those its source shows."""
+    names = [key.rpartition(".")[2] for key in _ENTRIES if key.rpartition(".")[0] == module]
+    for folder in importlib.import_module(PACKAGE).__path__:
+        file = os.path.join(folder, *module.split(".")) + ".py"
+        if os.path.isfile(file):
+            with open(file, encoding="utf-8", errors="replace") as source:
+                names += re.findall(r"^@register\b.*\n(?:@.*\n)*class (\w+)", source.read(), re.M)
+    return list(dict.fromkeys(names))
+
+
+def _class_in(module: str, name: str) -> str:
+    close = difflib.get_close_matches(name, _classes_in(module), n=1, cutoff=0.5)
+    return close[0] if close else name
+
+
+def _with_class(name: str, modules: Iterable[str]) -> list[str]:
+    return [f"{module}.{name}" for module in modules if name in _classes_in(module)]
