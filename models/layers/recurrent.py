@@ -1,0 +1,255 @@
+"""Recurrent layers: a cell over time, both directions of time, and a stack of them.
+
+B batch, T length, D input_dim.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import tensorflow as tf
+
+from tekso.framework.context import StepContext
+from tekso.framework.layer import Layer
+from tekso.framework.params import REQUIRED, param
+from tekso.framework.theta import Theta
+from tekso.models.layers.dropout import Dropout
+from tekso.models.layers.recurrent_cells import LstmCell, RecurrentCell, State
+
+
+class Recurrent(Layer):
+    """Runs a cell over the length of its input.
+
+    The products of the inputs of all times come before the loop, as one.
+
+    Shapes:
+      x: [B, T, D]
+      mask: bool [B, T]; where False (padding), the state stays and the output is 0
+      reset: bool [B, T]; where True, the state is 0 before the step (a new segment begins)
+      returns: [B, T, output_dim], dtype of x
+    """
+
+    class Params(Layer.Params):
+        """Params of Recurrent."""
+
+        cell: RecurrentCell.Params = param("The cell.", default=LstmCell.Params())
+        direction: Literal["forward", "backward"] = param(
+            "Order in which time is gone through.", default="forward"
+        )
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self.child("cell", self.params.cell)
+
+    @property
+    def output_dim(self) -> int:
+        """Size of the last dim of the output."""
+        return int(self.cell.output_dim)
+
+    def zero_state(self, batch_size: int, dtype: tf.DType | None = None) -> State:
+        """Returns the state before the first step."""
+        return self.cell.zero_state(batch_size, dtype)
+
+    def fprop(
+        self,
+        theta: Theta,
+        x: tf.Tensor,
+        ctx: StepContext,
+        *,
+        mask: tf.Tensor | None = None,
+        reset: tf.Tensor | None = None,
+    ) -> tf.Tensor:
+        """Runs over x from the zero state; see the class."""
+        state = self.zero_state(x.shape[0], x.dtype)
+        return self.extend_step(theta, x, state, ctx, mask=mask, reset=reset)[0]
+
+    def extend_step(
+        self,
+        theta: Theta,
+        x: tf.Tensor,
+        state: State,
+        ctx: StepContext,
+        *,
+        mask: tf.Tensor | None = None,
+        reset: tf.Tensor | None = None,
+    ) -> tuple[tf.Tensor, State]:
+        """Runs over x, one or more steps, from a given state; returns outputs and next state."""
+        dims = self.cell.state_dims
+        state = {k: ctx.constrain(tf.cast(v, x.dtype), dims[k]) for k, v in state.items()}
+        flags = {"mask": mask, "reset": reset}
+        xs = {name: tf.transpose(flag) for name, flag in flags.items() if flag is not None}
+        xs["gates"] = self.cell.project_inputs(theta.cell, tf.transpose(x, [1, 0, 2]), ctx)
+        if self.params.direction == "backward":
+            xs = {name: _reversed(value) for name, value in xs.items()}
+        state, y = ctx.scan(self._turn, theta.cell, state, xs)
+        if self.params.direction == "backward":
+            y = _reversed(y)
+        return ctx.constrain(tf.transpose(y, [1, 0, 2]), ("batch", "length", "embed")), state
+
+    def _turn(
+        self, theta: Theta, state: State, xs: dict[str, tf.Tensor], ctx: StepContext
+    ) -> tuple[State, tf.Tensor]:
+        if "reset" in xs:
+            fresh = tf.expand_dims(xs["reset"], 1)
+            state = {name: tf.where(fresh, tf.zeros_like(v), v) for name, v in state.items()}
+        y, after = self.cell.step(theta, xs["gates"], state, ctx)
+        if "mask" in xs:
+            there = tf.expand_dims(xs["mask"], 1)
+            y = tf.where(there, y, tf.zeros_like(y))
+            after = {name: tf.where(there, after[name], state[name]) for name in state}
+        return after, y
+
+
+def _reversed(x: tf.Tensor) -> tf.Tensor:
+    """Reverses dim 0 by a gather, which every execution can do."""
+    return tf.gather(x, tf.range(x.shape[0] - 1, -1, -1))
+
+
+class Bidirectional(Layer):
+    """One cell forwards and another backwards in time, their outputs side by side.
+
+    Padding at the end is no harm: the backward state stays 0 until the last input that counts.
+
+    Shapes:
+      x: [B, T, D]; mask: bool [B, T]; reset: bool [B, T], True on the first input of a segment
+      returns: [B, T, 2 * output_dim of the cell]
+    Source: Schuster & Paliwal 1997.
+    """
+
+    class Params(Layer.Params):
+        """Params of Bidirectional."""
+
+        cell: RecurrentCell.Params = param("The cell of both directions.", default=LstmCell.Params())
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        cell = self.params.cell
+        self.child("forward", Recurrent.Params(cell=cell))
+        self.child("backward", Recurrent.Params(cell=cell, direction="backward"))
+
+    @property
+    def output_dim(self) -> int:
+        """Size of the last dim of the output."""
+        return int(2 * self.forward.output_dim)
+
+    def fprop(
+        self,
+        theta: Theta,
+        x: tf.Tensor,
+        ctx: StepContext,
+        *,
+        mask: tf.Tensor | None = None,
+        reset: tf.Tensor | None = None,
+    ) -> tf.Tensor:
+        """See the class."""
+        ahead = self.forward.fprop(theta.forward, x, ctx, mask=mask, reset=reset)
+        if reset is not None:  # backwards, a segment begins with its last input
+            reset = tf.concat([reset[:, 1:], tf.zeros_like(reset[:, :1])], 1)
+        back = self.backward.fprop(theta.backward, x, ctx, mask=mask, reset=reset)
+        return tf.concat([ahead, back], -1)
+
+
+class RecurrentStack(Layer):
+    """Recurrent layers on top of each other, with dropout on the input of each but the first.
+
+    With residual "add", a layer whose input and output sizes agree gives x + layer(x).
+
+    Shapes:
+      x: [B, T, D]; mask, reset: bool [B, T], as in Recurrent
+      returns: [B, T, output_dim]
+    """
+
+    class Params(Layer.Params):
+        """Params of RecurrentStack."""
+
+        input_dim: int = param("Size of the last dim of the input.", default=REQUIRED)
+        num_layers: int = param("Number of layers.", default=REQUIRED)
+        cell: RecurrentCell.Params = param(
+            "The cell of every layer; the stack sets its input_dim.", default=LstmCell.Params()
+        )
+        direction: Literal["forward", "bidirectional"] = param(
+            "Whether a layer sees the past only, or all.", default="forward"
+        )
+        residual: Literal["none", "add"] = param("How a layer's input is kept.", default="none")
+        dropout_rate: float = param("Dropout between the layers.", default=0.0)
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        p = self.params
+        if p.num_layers < 1:
+            raise ValueError(f"RecurrentStack: num_layers is {p.num_layers}, want at least 1")
+        make = Recurrent.Params if p.direction == "forward" else Bidirectional.Params
+        layers = []
+        input_dim = p.input_dim
+        for _ in range(p.num_layers):
+            layer = make(cell=p.cell).set({"cell.input_dim": input_dim})
+            layers.append(layer)
+            input_dim = layer.instantiate().output_dim
+        self.child_list("layers", layers)
+        self.child("dropout", Dropout.Params(rate=p.dropout_rate))
+
+    @property
+    def output_dim(self) -> int:
+        """Size of the last dim of the output."""
+        return int(self.layers[-1].output_dim)
+
+    def zero_state(self, batch_size: int, dtype: tf.DType | None = None) -> list[State]:
+        """Returns the state of every layer before the first step.
+
+        Raises:
+          ValueError: the stack is bidirectional.
+        """
+        self._refuse_bidirectional()
+        return [layer.zero_state(batch_size, dtype) for layer in self.layers]
+
+    def fprop(
+        self,
+        theta: Theta,
+        x: tf.Tensor,
+        ctx: StepContext,
+        *,
+        mask: tf.Tensor | None = None,
+        reset: tf.Tensor | None = None,
+    ) -> tf.Tensor:
+        """Runs over x from the zero state; see the class."""
+        for i, layer in enumerate(self.layers):
+            given = self._dropped(i, theta, x, ctx)
+            y = layer.fprop(theta.layers[str(i)], given, ctx, mask=mask, reset=reset)
+            x = self._joined(x, y)
+        return x
+
+    def extend_step(
+        self,
+        theta: Theta,
+        x: tf.Tensor,
+        states: list[State],
+        ctx: StepContext,
+        *,
+        mask: tf.Tensor | None = None,
+        reset: tf.Tensor | None = None,
+    ) -> tuple[tf.Tensor, list[State]]:
+        """Runs over x, one or more steps, from given states; returns outputs and next states.
+
+        Raises:
+          ValueError: the stack is bidirectional.
+        """
+        self._refuse_bidirectional()
+        after = []
+        for i, (layer, state) in enumerate(zip(self.layers, states, strict=True)):
+            given = self._dropped(i, theta, x, ctx)
+            y, state = layer.extend_step(
+                theta.layers[str(i)], given, state, ctx, mask=mask, reset=reset
+            )
+            after.append(state)
+            x = self._joined(x, y)
+        return x, after
+
+    def _dropped(self, i: int, theta: Theta, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+        return self.dropout.fprop(theta.dropout, x, ctx.fold(i)) if i else x
+
+    def _joined(self, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        return x + y if self.params.residual == "add" and x.shape[-1] == y.shape[-1] else y
+
+    def _refuse_bidirectional(self) -> None:
+        if self.params.direction == "bidirectional":
+            raise ValueError("a bidirectional stack cannot be extended step by step: it sees all")

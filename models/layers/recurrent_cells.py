@@ -1,0 +1,222 @@
+"""Cells of recurrent layers: one turn over time. LSTM, also projected, and GRU.
+
+A cell splits its work: `project_inputs` takes the inputs of all times at once, before the loop, and
+`step` does what needs the state. Gates are a dim of their own, never split off a sharded one.
+
+B batch, G gates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import tensorflow as tf
+
+from tekso.framework.context import StepContext
+from tekso.framework.initializers import GlorotUniform, Initializer, Zeros
+from tekso.framework.layer import Layer
+from tekso.framework.params import REQUIRED, param
+from tekso.framework.theta import Theta
+
+State = dict[str, tf.Tensor]
+
+
+class RecurrentCell(Layer):
+    """Base of the cells.
+
+    The state is a dict of [B, size] tensors; "output" is what the last step gave.
+    """
+
+    class Params(Layer.Params):
+        """Params of a recurrent cell."""
+
+        input_dim: int = param("Size of the last dim of the input.", default=REQUIRED)
+        hidden_dim: int = param("Number of units.", default=REQUIRED)
+        init: Initializer.Params = param(
+            "Initializer of the matrices; fans are those of one gate.",
+            default=GlorotUniform.Params(),
+        )
+
+    num_gates: int
+
+    @property
+    def output_dim(self) -> int:
+        """Size of the last dim of the output."""
+        return int(self.params.hidden_dim)
+
+    @property
+    def state_sizes(self) -> dict[str, int]:
+        """Size of the last dim of every tensor of the state."""
+        return {"output": self.output_dim}
+
+    @property
+    def state_dims(self) -> dict[str, tuple[str, str]]:
+        """Names of the two dims of every tensor of the state."""
+        return {"output": ("batch", "embed")}
+
+    def zero_state(self, batch_size: int, dtype: tf.DType | None = None) -> State:
+        """Returns the state before the first step."""
+        dtype = dtype or tf.as_dtype(self.params.dtype)
+        return {name: tf.zeros([batch_size, n], dtype) for name, n in self.state_sizes.items()}
+
+    def project_inputs(self, theta: Theta, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+        """Returns the part of the gates that does not need the state.
+
+        Shapes:
+          x: [..., input_dim]
+          returns: [..., G, hidden_dim]
+        """
+        return ctx.project(x, theta.w_input, theta.b)
+
+    def step(
+        self, theta: Theta, gates: tf.Tensor, state: State, ctx: StepContext
+    ) -> tuple[tf.Tensor, State]:
+        """Takes one step.
+
+        Shapes:
+          gates: [B, G, hidden_dim], of `project_inputs`
+          returns: [B, output_dim], the next state
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no step()")
+
+    def _gate_weights(self, name: str, input_dim: int, num_gates: int) -> None:
+        p = self.params
+        self.weight(
+            name,
+            [input_dim, num_gates, p.hidden_dim],
+            dims=("embed", None, "mlp"),
+            init=p.init,
+            fan_in=input_dim,
+            fan_out=p.hidden_dim,
+        )
+
+    def _biases(self) -> None:
+        shape: Sequence[int] = [self.num_gates, self.params.hidden_dim]
+        self.weight("b", shape, dims=(None, "mlp"), init=Zeros.Params())
+
+
+class LstmCell(RecurrentCell):
+    """Long short-term memory, optionally with a projected output.
+
+        i, f, g, o = gates of x @ w_input + output @ w_recurrent + b
+        memory     = sigmoid(f + forget_bias) * memory + sigmoid(i) * tanh(g)
+        output     = (sigmoid(o) * tanh(memory)) @ w_projection
+
+    Weights (gates in the order i, f, g, o):
+      w_input: [input_dim, 4, hidden_dim], dims ("embed", None, "mlp")
+      w_recurrent: [output_dim, 4, hidden_dim], dims ("embed", None, "mlp")
+      b: [4, hidden_dim], dims (None, "mlp"); starts at 0
+      w_projection: [hidden_dim, projection_dim], dims ("mlp", "embed")
+    Source:
+      Hochreiter & Schmidhuber 1997; forget gate Gers et al. 2000; projection Sak et al. 2014;
+      bias of the forget gate Jozefowicz et al. 2015.
+    """
+
+    class Params(RecurrentCell.Params):
+        """Params of LstmCell."""
+
+        projection_dim: int | None = param(
+            "Size of the output, projected from the units without a bias; None does not project.",
+            default=None,
+        )
+        forget_bias: float = param("Added to the forget gate.", default=1.0)
+
+    num_gates = 4
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        p = self.params
+        self._gate_weights("w_input", p.input_dim, self.num_gates)
+        self._gate_weights("w_recurrent", self.output_dim, self.num_gates)
+        self._biases()
+        if p.projection_dim is not None:
+            self.weight(
+                "w_projection", [p.hidden_dim, p.projection_dim], dims=("mlp", "embed"), init=p.init
+            )
+
+    @property
+    def output_dim(self) -> int:
+        """Size of the last dim of the output."""
+        p = self.params
+        return int(p.hidden_dim if p.projection_dim is None else p.projection_dim)
+
+    @property
+    def state_sizes(self) -> dict[str, int]:
+        """Size of the last dim of every tensor of the state."""
+        return {"memory": self.params.hidden_dim, "output": self.output_dim}
+
+    @property
+    def state_dims(self) -> dict[str, tuple[str, str]]:
+        """Names of the two dims of every tensor of the state."""
+        return {"memory": ("batch", "mlp"), "output": ("batch", "embed")}
+
+    def step(
+        self, theta: Theta, gates: tf.Tensor, state: State, ctx: StepContext
+    ) -> tuple[tf.Tensor, State]:
+        """See the class."""
+        gates += ctx.project(state["output"], theta.w_recurrent)
+        i, f, g, o = tf.unstack(gates, axis=1)
+        kept = tf.sigmoid(f + self.params.forget_bias) * state["memory"]
+        memory = kept + tf.sigmoid(i) * tf.tanh(g)
+        output = tf.sigmoid(o) * tf.tanh(memory)
+        if self.params.projection_dim is not None:
+            output = ctx.project(output, theta.w_projection)
+        return output, {"memory": memory, "output": output}
+
+
+class GruCell(RecurrentCell):
+    """Gated recurrent unit.
+
+        r, z   = sigmoid of the gates of x @ w_input + output @ w_recurrent + b
+        new    = tanh(x @ w_input + (r * output) @ w_candidate + b)
+        output = z * output + (1 - z) * new
+
+    The candidate's recurrent product comes after the reset in the formula above ("before"), or its
+    result is reset ("after", as in cuDNN): tanh(… + r * (output @ w_candidate + b_candidate)).
+
+    Weights (gates in the order r, z, new):
+      w_input: [input_dim, 3, hidden_dim], dims ("embed", None, "mlp")
+      w_recurrent: [hidden_dim, 2, hidden_dim], dims ("embed", None, "mlp")
+      w_candidate: [hidden_dim, hidden_dim], dims ("embed", "mlp")
+      b: [3, hidden_dim], dims (None, "mlp"); starts at 0
+      b_candidate: [hidden_dim], dims ("mlp",); with reset "after" only
+    Source: Cho et al. 2014, eqs. 5 to 8.
+    """
+
+    class Params(RecurrentCell.Params):
+        """Params of GruCell."""
+
+        reset: Literal["before", "after"] = param(
+            "Whether the state is reset before its product for the candidate, or after.",
+            default="before",
+        )
+
+    num_gates = 3
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        p = self.params
+        self._gate_weights("w_input", p.input_dim, 3)
+        self._gate_weights("w_recurrent", p.hidden_dim, 2)
+        self.weight(
+            "w_candidate", [p.hidden_dim, p.hidden_dim], dims=("embed", "mlp"), init=p.init
+        )
+        self._biases()
+        if p.reset == "after":
+            self.weight("b_candidate", [p.hidden_dim], dims=("mlp",), init=Zeros.Params())
+
+    def step(
+        self, theta: Theta, gates: tf.Tensor, state: State, ctx: StepContext
+    ) -> tuple[tf.Tensor, State]:
+        """See the class."""
+        before = state["output"]
+        x_r, x_z, x_new = tf.unstack(gates, axis=1)
+        r, z = tf.unstack(ctx.project(before, theta.w_recurrent), axis=1)
+        r, z = tf.sigmoid(x_r + r), tf.sigmoid(x_z + z)
+        if self.params.reset == "before":
+            new = tf.tanh(x_new + ctx.project(r * before, theta.w_candidate))
+        else:
+            new = tf.tanh(x_new + r * ctx.project(before, theta.w_candidate, theta.b_candidate))
+        output = z * before + (1 - z) * new
+        return output, {"output": output}

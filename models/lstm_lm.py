@@ -1,0 +1,139 @@
+"""LstmLm: a language model of stacked LSTM layers, with a full or a sampled softmax.
+
+B batch, T length, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tekso.framework.context import StepContext
+from tekso.framework.layer import Layer
+from tekso.framework.params import REQUIRED, param
+from tekso.framework.theta import Theta
+from tekso.models.layers.dropout import Dropout
+from tekso.models.layers.embedding import Embedding
+from tekso.models.layers.recurrent import RecurrentStack
+from tekso.models.layers.recurrent_cells import State
+from tekso.models.layers.softmax import Softmax
+
+
+class LstmLm(Layer):
+    """Embedding, stacked LSTM, softmax.
+
+    The size of the embedding is that of the LSTM's output, of which `stack.cell` decides
+    (hidden_dim, or projection_dim).
+
+    Source: Jozefowicz et al. 2016, "Exploring the limits of language modeling".
+    """
+
+    class Params(Layer.Params):
+        """Params of LstmLm."""
+
+        vocab_size: int = param("Number of tokens.", default=REQUIRED)
+        embedding: Embedding.Params = param(
+            "The embedding; the model sets its sizes.", default=Embedding.Params()
+        )
+        stack: RecurrentStack.Params = param(
+            "The LSTM; the model sets its input_dim.", default=RecurrentStack.Params()
+        )
+        softmax: Softmax.Params = param(
+            "The softmax, full or sampled; the model sets its sizes.",
+            default=Softmax.Params(use_bias=True),
+        )
+        embedding_dim: int = param("Size of an embedded token.", default=REQUIRED)
+        dropout_rate: float = param(
+            "Dropout of the embedded tokens and of the LSTM's output.", default=0.0
+        )
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        p = self.params
+        self.child(
+            "embedding", p.embedding.copy().set(vocab_size=p.vocab_size, dim=p.embedding_dim)
+        )
+        self.child("dropout", Dropout.Params(rate=p.dropout_rate))
+        self.child("stack", p.stack.copy().set(input_dim=p.embedding_dim))
+        self.child(
+            "softmax",
+            p.softmax.copy().set(vocab_size=p.vocab_size, input_dim=self.stack.output_dim),
+        )
+
+    def token_cross_entropy(
+        self,
+        theta: Theta,
+        ids: tf.Tensor,
+        labels: tf.Tensor,
+        ctx: StepContext,
+        *,
+        segment_ids: tf.Tensor | None = None,
+        positions: tf.Tensor | None = None,
+        label_smoothing: float = 0.0,
+    ) -> tf.Tensor:
+        """Returns -log p(label | ids up to here) of every token, in nats.
+
+        Shapes:
+          ids, labels: int [B, T]
+          segment_ids: int [B, T]; the state is 0 where another segment begins, 0 is padding
+          positions: not used, the order is in the state
+          returns: [B, T] float32
+        """
+        x = self._states(theta, ids, ctx, segment_ids)
+        return self.softmax.cross_entropy(
+            theta.softmax, x, labels, ctx, label_smoothing=label_smoothing
+        )
+
+    def logits(
+        self,
+        theta: Theta,
+        ids: tf.Tensor,
+        ctx: StepContext,
+        *,
+        segment_ids: tf.Tensor | None = None,
+        positions: tf.Tensor | None = None,
+    ) -> tf.Tensor:
+        """Returns the logits of the next token after every prefix: [B, T] to [B, T, V]."""
+        x = self._states(theta, ids, ctx, segment_ids)
+        return self.softmax.logits(theta.softmax, x, ctx)
+
+    def init_cache(self, batch_size: int, max_length: int) -> list[State]:
+        """Returns the cache before the first token; its size does not depend on max_length."""
+        return self.stack.zero_state(batch_size)
+
+    def extend_step(
+        self,
+        theta: Theta,
+        ids: tf.Tensor,
+        cache: list[State],
+        position: Any,
+        ctx: StepContext,
+    ) -> tuple[tf.Tensor, list[State]]:
+        """Goes on by T tokens (at least 1) from a cache.
+
+        Shapes:
+          ids: int [B, T]
+          position: not used, the order is in the state
+          returns: logits [B, T, V], the next cache
+        """
+        x = self._embedded(theta, ids, ctx)
+        x, cache = self.stack.extend_step(theta.stack, x, cache, ctx)
+        return self.softmax.logits(theta.softmax, x, ctx), cache
+
+    def _embedded(self, theta: Theta, ids: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+        x = self.embedding.fprop(theta.embedding, ids, ctx)
+        x = ctx.constrain(x, ("batch", "length", "embed"))
+        return self.dropout.fprop(theta.dropout, x, ctx.fold(0))
+
+    def _states(
+        self, theta: Theta, ids: tf.Tensor, ctx: StepContext, segment_ids: tf.Tensor | None
+    ) -> tf.Tensor:
+        mask = reset = None
+        if segment_ids is not None:
+            mask = tf.not_equal(segment_ids, 0)
+            changed = tf.not_equal(segment_ids[:, 1:], segment_ids[:, :-1])
+            reset = tf.concat([tf.zeros_like(mask[:, :1]), changed], 1)
+        x = self._embedded(theta, ids, ctx)
+        x = self.stack.fprop(theta.stack, x, ctx, mask=mask, reset=reset)
+        return self.dropout.fprop(theta.dropout, x, ctx.fold(1))
