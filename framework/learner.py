@@ -1,0 +1,218 @@
+"""Learners: what becomes of gradients. One for all weights, or several by weight path.
+
+Both are pure functions on flat dicts keyed by weight path; `learning_step` has what they share.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import tensorflow as tf
+
+from tekso.framework.layer import WeightSpec
+from tekso.framework.learning_step import (
+    EMA,
+    LearnerBase,
+    NonFiniteStepsError,
+    Specs,
+    Tensors,
+    Update,
+    is_first_update,
+)
+from tekso.framework.optimizers.optimizer import Optimizer, layer_sum, slot, state_dtype
+from tekso.framework.params import REQUIRED, param
+from tekso.framework.path_patterns import PathPatterns, listed
+from tekso.framework.schedules import Schedule
+
+__all__ = ["Learner", "LearnerBase", "MultiLearner", "NonFiniteStepsError", "Update"]
+
+
+class Learner(LearnerBase):
+    """One optimizer and one schedule for all weights.
+
+    Clipping multiplies gradients by min(1, limit / norm): first each weight's (each layer's of a
+    stacked weight) by `clip_tensor_norm`, then all by the norm over all weights that are left.
+    The moving average of a weight starts from its first value:
+
+        ema = decay * ema + (1 - decay) * new weight
+        decay = ema_decay                               ema_start "constant"
+        decay = min(ema_decay, (1 + n) / (10 + n))      "ramp", after n updates
+
+    Slots are float32 (float64 for float64 weights). A bfloat16 weight is rounded at every update,
+    which loses small steps: keep float32 weights and cast theta for the computation.
+
+    Source:
+      Clipping: Pascanu, Mikolov & Bengio 2013 (arXiv 1211.5063), algorithm 1.
+    """
+
+    class Params(LearnerBase.Params):
+        """Params of Learner."""
+
+        optimizer: Optimizer.Params = param("The optimizer.", default=REQUIRED)
+        schedule: Schedule.Params = param("Learning rate by step.", default=REQUIRED)
+        clip_global_norm: float | None = param(
+            "Largest norm of all gradients together; None for any.", default=None
+        )
+        clip_tensor_norm: float | None = param(
+            "Largest norm of the gradient of a weight; None for any.", default=None
+        )
+        ema_decay: float = param(
+            "Share of the moving average of weights kept per update; 0 keeps none.", default=0.0
+        )
+        ema_start: Literal["constant", "ramp"] = param(
+            "Whether that share is smaller in the first updates.", default="constant"
+        )
+
+    def __init__(self, params: Any) -> None:
+        """Builds the optimizer and the schedule."""
+        super().__init__(params)
+        p = self.params
+        for field in ("clip_global_norm", "clip_tensor_norm"):
+            limit = getattr(p, field)
+            self._require(field, limit is None or limit > 0, "None or above 0")
+        self._require("ema_decay", 0 <= p.ema_decay < 1, "in [0, 1)")
+        self.optimizer = p.optimizer.instantiate()
+        self.schedule = p.schedule.instantiate()
+
+    def groups(self, specs: Specs) -> dict[str, tuple[Learner, dict[str, WeightSpec]]]:
+        """Returns one group, of all weights that are not frozen."""
+        return {"": (self, self.unfrozen(specs))}
+
+    def slots_of(self, spec: WeightSpec) -> dict[str, WeightSpec]:
+        """Returns {slot name: spec} of what is kept for one weight."""
+        slots = self.optimizer.slots(spec)
+        return {**slots, EMA: slot(spec, EMA)} if self.params.ema_decay else slots
+
+    def clip(self, specs: Specs, gradients: Tensors) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
+        """Returns the clipped gradients, and the square of their norm before clipping."""
+        p = self.params
+        wide = any(state_dtype(spec) == "float64" for spec in specs.values())
+        total_dtype = tf.float64 if wide else tf.float32
+        clipped, factors, before, after = {}, {}, [], []
+        for path, spec in specs.items():
+            gradient = tf.convert_to_tensor(gradients[path])  # makes sparse gradients dense
+            clipped[path] = tf.cast(gradient, state_dtype(spec))
+            squares = layer_sum(tf.square(clipped[path]), spec)
+            before.append(tf.cast(tf.reduce_sum(squares), total_dtype))
+            if p.clip_tensor_norm is not None:
+                norms = tf.sqrt(squares)
+                factors[path] = p.clip_tensor_norm / tf.maximum(norms, p.clip_tensor_norm)
+                squares = tf.square(norms * factors[path])
+            after.append(tf.cast(tf.reduce_sum(squares), total_dtype))
+        if p.clip_global_norm is not None:
+            norm = tf.sqrt(tf.add_n(after))
+            factor = p.clip_global_norm / tf.maximum(norm, p.clip_global_norm)
+            for path, gradient in clipped.items():
+                factors[path] = factors.get(path, 1.0) * tf.cast(factor, gradient.dtype)
+        for path, factor in factors.items():
+            clipped[path] *= factor
+        return clipped, tf.add_n(before)
+
+    def update_weight(
+        self,
+        spec: WeightSpec,
+        weight: tf.Tensor,
+        gradient: tf.Tensor,
+        slots: dict[str, tf.Tensor],
+        learning_rate: tf.Tensor,
+        applied: tf.Tensor,
+    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        """Returns one new weight and its new slots; `applied` updates were done before."""
+        new_weight, new_slots = self.optimizer.update(
+            spec, weight, gradient, slots, learning_rate, applied
+        )
+        if self.params.ema_decay:
+            dtype = tf.as_dtype(state_dtype(spec))
+            before = tf.where(is_first_update(applied), tf.cast(weight, dtype), slots[EMA])
+            decay = self._ema_decay(tf.cast(applied, dtype))
+            new_slots[EMA] = decay * before + (1.0 - decay) * tf.cast(new_weight, dtype)
+        return new_weight, new_slots
+
+    def _ema_decay(self, applied: tf.Tensor) -> Any:
+        if self.params.ema_start == "constant":
+            return self.params.ema_decay
+        return tf.minimum((1.0 + applied) / (10.0 + applied), self.params.ema_decay)
+
+
+class MultiLearner(LearnerBase):
+    """Several learners, each for the weights whose path its pattern matches.
+
+    Every trainable weight has to match exactly one pattern. Each learner clips by the norm over its
+    own weights; a step in which any gradient is not finite is skipped by all. Metrics are given for
+    each ("learning_rate/NAME", "gradient_norm/NAME"), the norm also for all together, and
+    "learning_rate" is that of the first.
+
+        MultiLearner.Params(
+            patterns={"embedding": "embedding/.*", "rest": "(?!embedding/).*"},
+            learners={"embedding": Learner.Params(...), "rest": Learner.Params(...)},
+        )
+    """
+
+    class Params(LearnerBase.Params):
+        """Params of MultiLearner."""
+
+        patterns: dict[str, str] = param(
+            "By name of a learner: regular expression of whole weight paths.", default=REQUIRED
+        )
+        learners: dict[str, Learner.Params] = param("The learners by name.", default=REQUIRED)
+
+    def __init__(self, params: Any) -> None:
+        """Builds the learners.
+
+        Raises:
+          ValueError: a learner without a pattern or the reverse, or one that sets what only all
+            learners together can have.
+        """
+        super().__init__(params)
+        p = self.params
+        if not p.learners or set(p.learners) != set(p.patterns):
+            raise ValueError(
+                "MultiLearner: patterns and learners need the same names, at least one; patterns "
+                f"has {sorted(p.patterns)}, learners has {sorted(p.learners)}"
+            )
+        for field in ("accumulation_steps", "max_consecutive_nonfinite_steps"):
+            default = getattr(LearnerBase.Params(), field)
+            for name, learner in p.learners.items():
+                if getattr(learner, field) != default:
+                    raise ValueError(
+                        f"MultiLearner: {field} belongs to all learners together: set it on the "
+                        f"MultiLearner, not on learners.{name}"
+                    )
+        self.learners = {name: learner.instantiate() for name, learner in p.learners.items()}
+        self._patterns = {
+            name: PathPatterns([p.patterns[name]], name=f"MultiLearner.patterns.{name}")
+            for name in self.learners
+        }
+
+    def groups(self, specs: Specs) -> dict[str, tuple[Learner, dict[str, WeightSpec]]]:
+        """Returns the weights of each learner by its name.
+
+        Raises:
+          ValueError: a weight matches no pattern or several, or a pattern matches no weight.
+        """
+        specs = self.unfrozen(specs)
+        owners = {
+            path: [name for name, pattern in self._patterns.items() if path in pattern]
+            for path in specs
+        }
+        problems = []
+        unmatched = [path for path, names in owners.items() if not names]
+        if unmatched:
+            problems.append(f"no pattern matches {listed(unmatched)}")
+        problems += [
+            f"{path!r} is matched by the patterns of {' and '.join(names)}"
+            for path, names in owners.items()
+            if len(names) > 1
+        ][:5]
+        for pattern in self._patterns.values():
+            missed = pattern.missed(specs)
+            if missed:
+                problems.append(pattern.explain_miss(missed, specs))
+        if problems:
+            raise ValueError(
+                f"MultiLearner: every weight needs exactly one learner; {'; '.join(problems)}"
+            )
+        return {
+            name: (learner, learner.unfrozen({p: specs[p] for p in specs if owners[p] == [name]}))
+            for name, learner in self.learners.items()
+        }

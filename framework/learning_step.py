@@ -1,0 +1,259 @@
+"""The step of a learner: skipping, counting, freezing, and the walk over the weights.
+
+    gradients --> clip each --> clip all --> optimizer (slots, schedule) --> new weights --> EMA
+        |
+        +-------> norm --> finite? -- no --> everything keeps its value, and the step is counted
+
+A learner holds no tensor. `slots` declares what it keeps, as specs of the same kind as those of
+weights, so that an execution places both alike; `update` has no control flow and no side effects,
+so that an execution may compile all of it as one cluster of elementwise work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import tensorflow as tf
+
+from tekso.framework import initializers
+from tekso.framework.layer import WeightSpec
+from tekso.framework.params import Configurable, param
+from tekso.framework.path_patterns import PathPatterns, listed
+
+if TYPE_CHECKING:
+    from tekso.framework.learner import Learner
+
+Specs = Mapping[str, WeightSpec]
+Tensors = Mapping[str, tf.Tensor]
+
+EMA = "ema"
+NONFINITE_TOTAL = "nonfinite/total"
+NONFINITE_CONSECUTIVE = "nonfinite/consecutive"
+APPLIED = "updates/applied"  # steps that were not skipped, since the slots were made
+
+
+class Update(NamedTuple):
+    """What one step makes; a NamedTuple, so that a `tf.function` can return it.
+
+    Attributes:
+      weights: {path: new weight}, of every weight given; those that are not learned as they were.
+      slots: {path: new slot}, of every slot that `slots(specs)` declares.
+      metrics: {name: float32 scalar}.
+    """
+
+    weights: dict[str, tf.Tensor]
+    slots: dict[str, tf.Tensor]
+    metrics: dict[str, tf.Tensor]
+
+
+class NonFiniteStepsError(ArithmeticError):
+    """Too many steps in a row had a loss or a gradient that is not finite."""
+
+
+class LearnerBase(Configurable):
+    """What one learner and several share: the step, with its skipping, counting and freezing."""
+
+    class Params(Configurable.Params):
+        """Params of a step."""
+
+        accumulation_steps: int = param(
+            "Parts in which an execution computes the gradients of a batch, one after the other.",
+            default=1,
+        )
+        max_consecutive_nonfinite_steps: int = param(
+            "Number of skipped steps in a row at which training stops with an error.", default=10
+        )
+        frozen: list[str] = param(
+            'Regular expressions of whole weight paths that are not learned: ["encoder/.*"].',
+            default=[],
+        )
+
+    def __init__(self, params: Any) -> None:
+        """Checks the Params."""
+        super().__init__(params)
+        p = self.params
+        self._require("accumulation_steps", p.accumulation_steps >= 1, "1 or more")
+        limit = p.max_consecutive_nonfinite_steps
+        self._require("max_consecutive_nonfinite_steps", limit >= 1, "1 or more")
+        self._frozen = PathPatterns(p.frozen, name=f"{type(self).__name__}.frozen")
+
+    def groups(self, specs: Specs) -> dict[str, tuple[Learner, dict[str, WeightSpec]]]:
+        """Returns {name: (learner, specs of the weights that it learns)}."""
+        raise NotImplementedError(f"{type(self).__name__} has no groups()")
+
+    def trainable(self, specs: Specs) -> dict[str, WeightSpec]:
+        """Returns the specs of the weights that are learned: those that need a gradient.
+
+        Raises:
+          ValueError: a pattern matches no weight, or nothing is left to learn.
+        """
+        learned = {path for _, own in self.groups(specs).values() for path in own}
+        return {path: spec for path, spec in specs.items() if path in learned}
+
+    def slots(self, specs: Specs) -> dict[str, WeightSpec]:
+        """Declares all that the learner keeps: {path: spec}, "<weight path>/<slot name>".
+
+        Besides, three int64 scalars count updates and skipped steps.
+
+        Raises:
+          ValueError: a pattern of the learner or of its optimizer matches no weight.
+        """
+        declared = {}
+        for learner, own in self.groups(specs).values():
+            learner.optimizer.check(own)
+            for spec in own.values():
+                for made in learner.slots_of(spec).values():
+                    declared[made.path] = made
+        zero = initializers.Constant.Params(value=0.0).instantiate()
+        for path in (NONFINITE_TOTAL, NONFINITE_CONSECUTIVE, APPLIED):
+            declared[path] = WeightSpec(
+                path, (), (), zero, dtype="int64", trainable=False, template=path
+            )
+        return declared
+
+    def update(
+        self,
+        specs: Specs,
+        weights: Tensors,
+        gradients: Tensors,
+        slots: Tensors,
+        step: tf.Tensor,
+        *,
+        loss: tf.Tensor | None = None,
+    ) -> Update:
+        """Computes one step.
+
+        If the norm of all gradients, or the loss, is not a finite float32 number, every weight and
+        slot keeps its value and the step is counted as skipped. Schedules follow `step`; optimizers
+        count the updates that were applied, so a skipped step leaves no trace in them.
+
+        Args:
+          specs: the weights of the model, by path.
+          weights: their values.
+          gradients: of all weights of `trainable(specs)`; others are ignored.
+          slots: values of what `slots(specs)` declares.
+          step: int64 scalar, 0 for the first step of the run.
+          loss: scalar, if it is to be watched too.
+
+        Returns: the new weights and slots, and metrics: "learning_rate", "gradient_norm" (before
+          clipping), "nonfinite_total", "nonfinite_consecutive".
+
+        Raises:
+          ValueError: a gradient or a slot is missing.
+        """
+        groups = self.groups(specs)
+        _check_complete("gradient", self.trainable(specs), gradients)
+        _check_complete("slot", self.slots(specs), slots)
+
+        clipped: dict[str, tf.Tensor] = {}
+        squared_norms, metrics = [], {}
+        for name, (learner, own) in groups.items():
+            of_group, squared_norm = learner.clip(own, gradients)
+            clipped.update(of_group)
+            squared_norms.append(squared_norm)
+            metrics[_join("learning_rate", name)] = learner.schedule(step)
+            metrics[_join("gradient_norm", name)] = tf.sqrt(squared_norm)
+        norm = tf.cast(tf.sqrt(tf.add_n(squared_norms)), tf.float32)
+        finite = tf.math.is_finite(norm)
+        if loss is not None:
+            finite = tf.logical_and(finite, tf.math.is_finite(tf.cast(loss, tf.float32)))
+
+        new_weights, new_slots = dict(weights), {}
+        for name, (learner, own) in groups.items():
+            rate = metrics[_join("learning_rate", name)]
+            for path, spec in own.items():
+                names = {made.path: key for key, made in learner.slots_of(spec).items()}
+                weight, made = learner.update_weight(
+                    spec,
+                    weights[path],
+                    clipped[path],
+                    {key: slots[slot_path] for slot_path, key in names.items()},
+                    rate,
+                    slots[APPLIED],
+                )
+                new_weights[path] = tf.where(finite, weight, weights[path])
+                for slot_path, key in names.items():
+                    new_slots[slot_path] = tf.where(finite, made[key], slots[slot_path])
+
+        taken = tf.cast(finite, tf.int64)
+        skipped = tf.constant(1, tf.int64) - taken
+        new_slots[APPLIED] = slots[APPLIED] + taken
+        new_slots[NONFINITE_TOTAL] = slots[NONFINITE_TOTAL] + skipped
+        new_slots[NONFINITE_CONSECUTIVE] = (slots[NONFINITE_CONSECUTIVE] + 1) * skipped
+        metrics["learning_rate"] = metrics[_join("learning_rate", next(iter(groups)))]
+        metrics["gradient_norm"] = norm
+        metrics["nonfinite_total"] = new_slots[NONFINITE_TOTAL]
+        metrics["nonfinite_consecutive"] = new_slots[NONFINITE_CONSECUTIVE]
+        scalars = {name: tf.cast(value, tf.float32) for name, value in metrics.items()}
+        return Update(new_weights, new_slots, scalars)
+
+    def check(self, metrics: Mapping[str, Any]) -> None:
+        """Stops a run that only skips: called on the host with the metrics of a step.
+
+        Raises:
+          NonFiniteStepsError: `max_consecutive_nonfinite_steps` were skipped in a row.
+        """
+        consecutive = int(metrics["nonfinite_consecutive"])
+        limit = self.params.max_consecutive_nonfinite_steps
+        if consecutive >= limit:
+            raise NonFiniteStepsError(
+                f"the loss or the gradients of {consecutive} steps in a row were not finite "
+                f"({int(metrics['nonfinite_total'])} of the run), so these steps changed nothing. "
+                f"The learning rate is {float(metrics['learning_rate']):.3g}: try a smaller one, a "
+                "longer warm-up, or clip_global_norm; or look for a layer that divides by zero or "
+                f"overflows. The limit is learner.max_consecutive_nonfinite_steps ({limit})."
+            )
+
+    def evaluation_weights(self, weights: Tensors, slots: Tensors) -> dict[str, tf.Tensor]:
+        """Returns the weights for evaluation: the moving average where one is kept.
+
+        Before the first update it is the weight itself. Shapes and dtypes are those of `weights`.
+        """
+        result = dict(weights)
+        for path, weight in weights.items():
+            average = slots.get(f"{path}/{EMA}")
+            if average is not None:
+                average = tf.cast(average, weight.dtype)
+                result[path] = tf.where(is_first_update(slots[APPLIED]), weight, average)
+        return result
+
+    def unfrozen(self, specs: Specs) -> dict[str, WeightSpec]:
+        """Returns the trainable weights that no pattern of `frozen` matches.
+
+        Raises:
+          ValueError: a pattern matches no weight, or nothing is left to learn.
+        """
+        missed = self._frozen.missed(specs)
+        if missed:
+            raise ValueError(self._frozen.explain_miss(missed, specs))
+        left = {p: s for p, s in specs.items() if s.trainable and p not in self._frozen}
+        if not left:
+            frozen = f"frozen={list(self._frozen.patterns)}, weights: {listed(list(specs))}"
+            raise ValueError(f"{type(self).__name__}: nothing is left to learn; {frozen}")
+        return left
+
+    def _require(self, field: str, holds: bool, allowed: str) -> None:
+        if not holds:
+            given = getattr(self.params, field)
+            raise ValueError(f"{type(self).__name__}: {field} is {given!r}, it must be {allowed}")
+
+
+def is_first_update(applied: tf.Tensor) -> tf.Tensor:
+    """Returns whether no update was applied before."""
+    return tf.equal(applied, tf.constant(0, tf.int64))
+
+
+def _join(metric: str, name: str) -> str:
+    return f"{metric}/{name}" if name else metric
+
+
+def _check_complete(kind: str, declared: Specs, given: Mapping[str, Any]) -> None:
+    missing = [path for path in declared if given.get(path) is None]
+    if missing:
+        cure = {
+            "gradient": "does the loss depend on it? A weight that is not to be learned is named in "
+            "learner.frozen",
+            "slot": "slots are made from learner.slots(specs) and handed on from step to step",
+        }[kind]
+        raise ValueError(f"no {kind} is given for {listed(missing)}: {cure}")

@@ -1,0 +1,190 @@
+"""Optimizer: what every optimizer declares and computes, one weight at a time.
+
+An optimizer holds no state. It declares its slots from the spec of a weight, and `update` is a pure
+function from (weight, gradient, slots) to (weight, slots), built of elementwise operations and
+reductions only, so it runs plain, compiled in one cluster, and on a sharded mesh.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import tensorflow as tf
+
+from tekso.framework import initializers
+from tekso.framework.layer import WeightSpec
+from tekso.framework.params import Configurable, param
+from tekso.framework.path_patterns import PathPatterns
+
+Slots = dict[str, tf.Tensor]
+
+
+class Optimizer(Configurable):
+    """Base of all optimizers.
+
+    A subclass declares slots and computes `decrement`: what is subtracted from the weight.
+    Decoupled weight decay is added here:
+
+        weight -= decrement + weight_decay * learning_rate * weight     scaling "learning_rate"
+        weight -= decrement + weight_decay * weight                     scaling "independent"
+
+    Weights, gradients and slots are float64 for float64 weights and float32 for all others; the new
+    weight is rounded to the weight's own dtype.
+
+    Source:
+      Loshchilov & Hutter 2019 (arXiv 1711.05101), decoupled weight decay.
+    """
+
+    class Params(Configurable.Params):
+        """Params of an optimizer."""
+
+        weight_decay: float = param("Rate of weight decay per step; 0 for none.", default=0.0)
+        weight_decay_scaling: Literal["learning_rate", "independent"] = param(
+            "Whether the rate is multiplied by the learning rate of the step.",
+            default="learning_rate",
+        )
+        weight_decay_exclude: list[str] = param(
+            'Regular expressions of whole weight paths without decay: [".*/bias", ".*/scale"].',
+            default=[],
+        )
+
+    decay_is_decoupled = True
+    """False where `decrement` deals with the decay."""
+
+    def __init__(self, params: Any) -> None:
+        """Checks the Params."""
+        super().__init__(params)
+        self._require("weight_decay", self.params.weight_decay >= 0, "0 or more")
+        self._undecayed = self._patterns("weight_decay_exclude")
+
+    def slots(self, spec: WeightSpec) -> dict[str, WeightSpec]:
+        """Returns {slot name: spec} of what the optimizer keeps for a weight."""
+        del spec
+        return {}
+
+    def update(
+        self,
+        spec: WeightSpec,
+        weight: tf.Tensor,
+        gradient: tf.Tensor,
+        slots: Slots,
+        learning_rate: tf.Tensor,
+        step: tf.Tensor,
+    ) -> tuple[tf.Tensor, Slots]:
+        """Returns the new weight and the new slots.
+
+        Shapes:
+          weight, gradient: spec.shape
+          slots: {name: tensor} as `slots(spec)` declares them
+          learning_rate: []
+          step: [], int64: how often these slots were updated before; 0 for the first time
+          returns: the same shapes and dtypes
+        """
+        dtype = tf.as_dtype(state_dtype(spec))
+        w, g = tf.cast(weight, dtype), tf.cast(gradient, dtype)
+        t = tf.cast(tf.cast(step, tf.int64) + tf.constant(1, tf.int64), dtype)
+        rate = self.effective_learning_rate(tf.cast(learning_rate, dtype), t)
+        decrement, new_slots = self.decrement(spec, w, g, slots, rate, t)
+        if self.decay_is_decoupled and self.decays(spec):
+            decay = self.params.weight_decay
+            independent = self.params.weight_decay_scaling == "independent"
+            decrement += (decay if independent else decay * rate) * w
+        return tf.cast(w - decrement, weight.dtype), new_slots
+
+    def effective_learning_rate(self, learning_rate: tf.Tensor, t: tf.Tensor) -> tf.Tensor:
+        """Returns what the optimizer makes of the learning rate at its t-th update."""
+        del t
+        return learning_rate
+
+    def decrement(
+        self,
+        spec: WeightSpec,
+        weight: tf.Tensor,
+        gradient: tf.Tensor,
+        slots: Slots,
+        learning_rate: tf.Tensor,
+        t: tf.Tensor,
+    ) -> tuple[tf.Tensor, Slots]:
+        """Returns what to subtract from the weight, and the new slots; t counts from 1."""
+        raise NotImplementedError(f"{type(self).__name__} has no decrement()")
+
+    def decays(self, spec: WeightSpec) -> bool:
+        """Returns whether the weight is decayed."""
+        return self.params.weight_decay > 0 and spec.path not in self._undecayed
+
+    def check(self, paths: Iterable[str]) -> None:
+        """Checks the Params against the paths of all weights that the optimizer is given.
+
+        Raises:
+          ValueError: a list of patterns matches nothing at all.
+        """
+        self._check_patterns(self._undecayed, paths)
+
+    def _check_patterns(self, patterns: PathPatterns, paths: Iterable[str]) -> None:
+        paths = list(paths)
+        missed = patterns.missed(paths)
+        if missed and len(missed) == len(patterns.patterns):
+            raise ValueError(patterns.explain_miss(missed, paths))
+
+    def _patterns(self, field: str) -> PathPatterns:
+        return PathPatterns(getattr(self.params, field), name=f"{type(self).__name__}.{field}")
+
+    def _require(self, field: str, holds: bool, allowed: str) -> None:
+        if not holds:
+            given = getattr(self.params, field)
+            raise ValueError(f"{type(self).__name__}: {field} is {given!r}, it must be {allowed}")
+
+    def _require_share(self, *fields: str) -> None:
+        for field in fields:
+            self._require(field, 0 <= getattr(self.params, field) < 1, "in [0, 1)")
+
+    def _require_positive(self, *fields: str) -> None:
+        for field in fields:
+            self._require(field, getattr(self.params, field) > 0, "above 0")
+
+
+def state_dtype(spec: WeightSpec) -> str:
+    """Returns the dtype in which a weight is updated and its slots are kept."""
+    return "float64" if spec.dtype == "float64" else "float32"
+
+
+def slot(
+    spec: WeightSpec, name: str, *, value: float = 0.0, without_dim: int | None = None
+) -> WeightSpec:
+    """Declares a slot of a weight: the same shape and dims, or those without one dim."""
+    shape, dims = list(spec.shape), list(spec.dims)
+    if without_dim is not None:
+        del shape[without_dim], dims[without_dim]
+    return dataclasses.replace(
+        spec,
+        path=f"{spec.path}/{name}",
+        template=f"{spec.template}/{name}",
+        shape=tuple(shape),
+        dims=tuple(dims),
+        init=initializers.Constant.Params(value=value).instantiate(),
+        dtype=state_dtype(spec),
+        trainable=False,
+    )
+
+
+def layer_sum(x: tf.Tensor, spec: WeightSpec) -> tf.Tensor:
+    """Sums a weight-shaped tensor over all but the stack dims.
+
+    Shapes:
+      x: [*stack, *inner]
+      returns: [*stack, 1, …, 1]: broadcasts against x
+    """
+    return tf.reduce_sum(x, axis=list(range(spec.stacked, len(spec.shape))), keepdims=True)
+
+
+def layer_norm(x: tf.Tensor, spec: WeightSpec) -> tf.Tensor:
+    """Returns the Euclidean norm, of each layer of a stacked weight; shapes as `layer_sum`."""
+    return tf.sqrt(layer_sum(tf.square(x), spec))
+
+
+def layer_root_mean_square(x: tf.Tensor, spec: WeightSpec) -> tf.Tensor:
+    """Returns the root of the mean square, of each layer; shapes as `layer_sum`."""
+    axes = list(range(spec.stacked, len(spec.shape)))
+    return tf.sqrt(tf.reduce_mean(tf.square(x), axis=axes, keepdims=True))

@@ -1,0 +1,66 @@
+"""Patterns: regular expressions that choose weights by their path.
+
+A pattern has to match the whole path: ".*/bias" chooses "decoder/ffn/bias", "bias" alone does not.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Sequence
+
+
+class PathPatterns:
+    """A list of patterns; a path is in it if any pattern matches all of the path."""
+
+    def __init__(self, patterns: Sequence[str], *, name: str) -> None:
+        """Compiles the patterns; `name` says in errors whose they are.
+
+        Raises:
+          ValueError: a pattern is no regular expression.
+        """
+        self.name = name
+        self.patterns = tuple(patterns)
+        self._compiled = []
+        for pattern in patterns:
+            try:
+                self._compiled.append(re.compile(pattern))
+            except re.error as error:
+                raise ValueError(
+                    f"{name}: {pattern!r} is no regular expression: {error}"
+                ) from error
+
+    def __contains__(self, path: str) -> bool:
+        """Returns whether a pattern matches all of the path."""
+        return any(pattern.fullmatch(path) for pattern in self._compiled)
+
+    def missed(self, paths: Iterable[str]) -> list[str]:
+        """Returns the patterns that match none of the paths."""
+        paths = list(paths)
+        return [
+            pattern.pattern
+            for pattern in self._compiled
+            if not any(pattern.fullmatch(path) for path in paths)
+        ]
+
+    def explain_miss(self, missed: Sequence[str], paths: Iterable[str]) -> str:
+        """Returns the text of an error about patterns that match no weight."""
+        paths = list(paths)
+        return "; ".join(
+            f"{self.name}: {pattern!r} matches no weight{_hint(pattern, paths)}"
+            for pattern in missed
+        )
+
+
+def _hint(pattern: str, paths: Sequence[str]) -> str:
+    part = [path for path in paths if re.search(pattern, path)]
+    if part:
+        return f" (it has to match the whole path, as '.*{pattern}.*' would; {listed(part)})"
+    close = difflib.get_close_matches(pattern, paths, n=3, cutoff=0.5)
+    return f"; the weights are {listed(close or paths)}"
+
+
+def listed(paths: Sequence[str], limit: int = 5) -> str:
+    """Returns the first few paths as text."""
+    shown = ", ".join(map(repr, paths[:limit]))
+    return shown + (f" and {len(paths) - limit} more" if len(paths) > limit else "")

@@ -1,0 +1,344 @@
+r"""Schedules: a learning rate (or any factor) as a pure function of the step.
+
+Every schedule may begin with a linear warm-up, and schedules compose:
+
+    value |      /^^^\__
+          |    /        \__        warmup_steps counts from step 0;
+          |  /             \__     total_steps too, the warm-up included: from there on
+          +-+----+------------+--  a decaying schedule keeps its final value
+            0    warmup_steps total_steps
+
+A step is an optimizer update, counted from 0. Steps stay integers (int64) until a difference of two
+of them is taken, so nothing is lost beyond 2**24 or 2**31 steps.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+import tensorflow as tf
+
+from tekso.framework.params import REQUIRED, Configurable, param
+
+
+class Schedule(Configurable):
+    """A function of the step: `schedule(step) -> value`.
+
+    A subclass computes `after_warmup(step)`; the warm-up leads linearly from
+    `warmup_initial_value` at step 0 to its value at step `warmup_steps`.
+    """
+
+    class Params(Configurable.Params):
+        """Params of a schedule."""
+
+        warmup_steps: int = param("Steps of linear warm-up; 0 for none.", default=0)
+        warmup_initial_value: float = param("Value at step 0 of the warm-up.", default=0.0)
+
+    def __init__(self, params: Any) -> None:
+        """Checks the Params."""
+        super().__init__(params)
+        if self.params.warmup_steps < 0:
+            self._refuse("warmup_steps", "0 or more")
+
+    def __call__(self, step: Any) -> tf.Tensor:
+        """Returns the value at a step.
+
+        Shapes:
+          step: [], an integer tensor or an int, 0 for the first step
+          returns: [], float32
+        """
+        step = tf.cast(step, tf.int64)
+        warmup_steps = self.params.warmup_steps
+        if warmup_steps == 0:
+            return self.after_warmup(step)
+        peak = self.after_warmup(_steps(warmup_steps))
+        share = _ratio(tf.minimum(step, _steps(warmup_steps)), warmup_steps)
+        warm = (1.0 - share) * self.params.warmup_initial_value + share * peak
+        later = self.after_warmup(tf.maximum(step, _steps(warmup_steps)))
+        return tf.where(step < _steps(warmup_steps), warm, later)
+
+    def after_warmup(self, step: tf.Tensor) -> tf.Tensor:
+        """Returns the float32 value at an int64 step of the run that is >= `warmup_steps`."""
+        raise NotImplementedError(f"{type(self).__name__} has no after_warmup()")
+
+    def _refuse(self, name: str, allowed: str) -> None:
+        given = getattr(self.params, name)
+        raise ValueError(f"{type(self).__name__}: {name} is {given!r}, it must be {allowed}")
+
+
+class Constant(Schedule):
+    """The same value at every step."""
+
+    class Params(Schedule.Params):
+        """Params of Constant."""
+
+        value: float = param("The value.", default=REQUIRED)
+
+    def after_warmup(self, step: tf.Tensor) -> tf.Tensor:
+        """Returns the value at an int64 step >= `warmup_steps`."""
+        return tf.constant(self.params.value, tf.float32)
+
+
+class Decay(Schedule):
+    """Base of the schedules that go from one value to another until `total_steps`.
+
+    With r the share of the steps between warm-up and `total_steps` that are still to come (1 at the
+    end of the warm-up, 0 from `total_steps` on):
+
+        value = final_value + (initial_value - final_value) * shape(r)
+
+    If `total_steps` is not more than `warmup_steps`, the decay takes one step.
+    """
+
+    class Params(Schedule.Params):
+        """Params of a decay."""
+
+        initial_value: float = param("Value at the end of the warm-up.", default=REQUIRED)
+        final_value: float = param("Value from total_steps on.", default=0.0)
+        total_steps: int = param("Steps of the whole run, the warm-up included.", default=REQUIRED)
+
+    def __init__(self, params: Any) -> None:
+        """Checks the Params."""
+        super().__init__(params)
+        if self.params.total_steps < 1:
+            self._refuse("total_steps", "1 or more")
+
+    def after_warmup(self, step: tf.Tensor) -> tf.Tensor:
+        """Returns the value at an int64 step >= `warmup_steps`."""
+        p = self.params
+        num_steps = max(p.total_steps - p.warmup_steps, 1)
+        left = tf.maximum(_steps(p.warmup_steps + num_steps) - step, _steps(0))
+        shape = self.shape(_ratio(left, num_steps))
+        return p.initial_value * shape + p.final_value * (1.0 - shape)
+
+    def shape(self, share_left: tf.Tensor) -> tf.Tensor:
+        """Returns 1 for 1 and 0 for 0: the part of the way that is still to go, float32."""
+        raise NotImplementedError(f"{type(self).__name__} has no shape()")
+
+
+class Linear(Decay):
+    """A straight line from `initial_value` to `final_value`."""
+
+    class Params(Decay.Params):
+        """Params of Linear."""
+
+    def shape(self, share_left: tf.Tensor) -> tf.Tensor:
+        """Returns the part of the way that is still to go."""
+        return share_left
+
+
+class Polynomial(Decay):
+    """The share of steps left, to a power.
+
+    Source:
+      Power 2 is the decay of LARS: You et al. 2017 (arXiv 1708.03888), section 6.
+    """
+
+    class Params(Decay.Params):
+        """Params of Polynomial."""
+
+        power: float = param("Exponent of the share of steps left.", default=2.0)
+
+    def __init__(self, params: Any) -> None:
+        """Checks the Params."""
+        super().__init__(params)
+        if self.params.power <= 0:
+            self._refuse("power", "above 0")
+
+    def shape(self, share_left: tf.Tensor) -> tf.Tensor:
+        """Returns the part of the way that is still to go."""
+        return tf.pow(share_left, self.params.power)
+
+
+class Cosine(Decay):
+    """Half a period of a cosine.
+
+    Source:
+      Loshchilov & Hutter 2017 (arXiv 1608.03983), eq. 5, one period without restarts:
+      (1 + cos(pi * (1 - r))) / 2, written as sin(pi * r / 2) ** 2, which is exact near the end.
+    """
+
+    class Params(Decay.Params):
+        """Params of Cosine."""
+
+    def shape(self, share_left: tf.Tensor) -> tf.Tensor:
+        """Returns the part of the way that is still to go."""
+        return tf.square(tf.sin(share_left * (math.pi / 2)))
+
+
+class InverseSquareRoot(Schedule):
+    """Linear warm-up, then decay with the root of the step: the schedule of the Transformer.
+
+        value = scale * model_dim**-0.5 * min(t**-0.5, t * warmup_steps**-1.5),   t = step + 1
+
+    The peak, scale * (model_dim * warmup_steps)**-0.5, is at t = warmup_steps. With `warmup_steps`
+    0 the value decays from the first step on. `warmup_initial_value` is the value at t = 0.
+
+    Source:
+      Vaswani et al. 2017 (arXiv 1706.03762), eq. 3; its steps count from 1.
+    """
+
+    class Params(Schedule.Params):
+        """Params of InverseSquareRoot."""
+
+        model_dim: int = param("Width of the model; 1 leaves it out.", default=REQUIRED)
+        scale: float = param("Factor of the whole schedule.", default=1.0)
+        warmup_steps: int = param("Steps of linear warm-up.", default=4000)
+
+    def __init__(self, params: Any) -> None:
+        """Checks the Params."""
+        super().__init__(params)
+        if self.params.model_dim < 1:
+            self._refuse("model_dim", "1 or more")
+
+    def __call__(self, step: Any) -> tf.Tensor:
+        """Returns the value at a step; shapes as in `Schedule`."""
+        p = self.params
+        t = tf.cast(step, tf.int64) + _steps(1)
+        value = self.after_warmup(tf.cast(step, tf.int64))
+        if p.warmup_steps == 0:
+            return value
+        peak = p.scale * (p.model_dim * p.warmup_steps) ** -0.5
+        share = _ratio(tf.minimum(t, _steps(p.warmup_steps)), p.warmup_steps)
+        warm = (1.0 - share) * p.warmup_initial_value + share * peak
+        return tf.where(t < _steps(p.warmup_steps), warm, value)
+
+    def after_warmup(self, step: tf.Tensor) -> tf.Tensor:
+        """Returns the value at an int64 step >= `warmup_steps`."""
+        p = self.params
+        t = tf.cast(step + _steps(1), tf.float32)
+        return p.scale * p.model_dim**-0.5 * tf.math.rsqrt(t)
+
+
+class Exponential(Schedule):
+    """Multiplied by `rate` every `decay_steps` steps after the warm-up.
+
+    value = max(initial_value * rate ** (steps after the warm-up / decay_steps), final_value)
+    """
+
+    class Params(Schedule.Params):
+        """Params of Exponential."""
+
+        initial_value: float = param("Value at the end of the warm-up.", default=REQUIRED)
+        rate: float = param("Factor over decay_steps steps.", default=REQUIRED)
+        decay_steps: int = param("Steps over which the value is multiplied by rate.", default=1)
+        form: Literal["smooth", "stairs"] = param(
+            "Whether the value falls in every step, or at once after every decay_steps.",
+            default="smooth",
+        )
+        final_value: float = param("Where a decay ends.", default=0.0)
+
+    def __init__(self, params: Any) -> None:
+        """Checks the Params."""
+        super().__init__(params)
+        if self.params.rate <= 0:
+            self._refuse("rate", "above 0")
+        if self.params.decay_steps < 1:
+            self._refuse("decay_steps", "1 or more")
+
+    def after_warmup(self, step: tf.Tensor) -> tf.Tensor:
+        """Returns the value at an int64 step >= `warmup_steps`."""
+        p = self.params
+        step = step - _steps(p.warmup_steps)
+        if p.form == "stairs":
+            exponent = tf.cast(step // _steps(p.decay_steps), tf.float32)
+        else:
+            exponent = _ratio(step, p.decay_steps)
+        return tf.maximum(p.initial_value * tf.exp(exponent * math.log(p.rate)), p.final_value)
+
+
+class PiecewiseConstant(Schedule):
+    """values[i] from step boundaries[i - 1] on; values[0] before the first boundary.
+
+    Boundaries are steps of the run, the warm-up included.
+    """
+
+    class Params(Schedule.Params):
+        """Params of PiecewiseConstant."""
+
+        boundaries: list[int] = param("Ascending steps at which the value changes.", default=[])
+        values: list[float] = param("One value more than boundaries.", default=REQUIRED)
+
+    def __init__(self, params: Any) -> None:
+        """Checks the Params."""
+        super().__init__(params)
+        _check_boundaries(self, len(self.params.values), "values")
+
+    def after_warmup(self, step: tf.Tensor) -> tf.Tensor:
+        """Returns the value at an int64 step >= `warmup_steps`."""
+        value = tf.constant(self.params.values[0], tf.float32)
+        for boundary, later in zip(self.params.boundaries, self.params.values[1:], strict=True):
+            value = tf.where(step < _steps(boundary), value, tf.constant(later, tf.float32))
+        return value
+
+
+class Sequence(Schedule):
+    """One schedule after the other: schedules[i] begins, at its own step 0, at boundaries[i - 1].
+
+    So a schedule's own `warmup_steps` and `total_steps` count from where it begins.
+    """
+
+    class Params(Schedule.Params):
+        """Params of Sequence."""
+
+        schedules: list[Schedule.Params] = param("The schedules in order.", default=REQUIRED)
+        boundaries: list[int] = param(
+            "Ascending steps of the run at which the second, third … begins.", default=[]
+        )
+
+    def __init__(self, params: Any) -> None:
+        """Checks the Params."""
+        super().__init__(params)
+        _check_boundaries(self, len(self.params.schedules), "schedules")
+        self.schedules = [schedule.instantiate() for schedule in self.params.schedules]
+
+    def after_warmup(self, step: tf.Tensor) -> tf.Tensor:
+        """Returns the value at an int64 step >= `warmup_steps`."""
+        value = self.schedules[0](step)
+        for boundary, schedule in zip(self.params.boundaries, self.schedules[1:], strict=True):
+            later = schedule(tf.maximum(step - _steps(boundary), _steps(0)))
+            value = tf.where(step < _steps(boundary), value, later)
+        return value
+
+
+class Product(Schedule):
+    """A factor times the product of schedules, each at the step of the run."""
+
+    class Params(Schedule.Params):
+        """Params of Product."""
+
+        factor: float = param("Constant factor.", default=1.0)
+        schedules: list[Schedule.Params] = param("The schedules.", default=REQUIRED)
+
+    def __init__(self, params: Any) -> None:
+        """Checks the Params."""
+        super().__init__(params)
+        self.schedules = [schedule.instantiate() for schedule in self.params.schedules]
+
+    def after_warmup(self, step: tf.Tensor) -> tf.Tensor:
+        """Returns the value at an int64 step >= `warmup_steps`."""
+        value = tf.constant(self.params.factor, tf.float32)
+        for schedule in self.schedules:
+            value *= schedule(step)
+        return value
+
+
+def _steps(number: int) -> tf.Tensor:
+    return tf.constant(number, tf.int64)
+
+
+def _ratio(steps: tf.Tensor, num_steps: int) -> tf.Tensor:
+    return tf.cast(steps, tf.float32) / num_steps
+
+
+def _check_boundaries(schedule: Schedule, num_parts: int, parts: str) -> None:
+    boundaries = list(schedule.params.boundaries)
+    name = type(schedule).__name__
+    if num_parts != len(boundaries) + 1:
+        raise ValueError(
+            f"{name}: {num_parts} {parts} need {max(num_parts - 1, 0)} boundaries between them, "
+            f"given: {boundaries}"
+        )
+    if any(low >= high for low, high in zip([0, *boundaries], boundaries, strict=False)):
+        raise ValueError(f"{name}: boundaries must ascend from 1 on, given: {boundaries}")
