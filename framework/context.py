@@ -18,6 +18,7 @@ from tekso.framework.primitives import (
     activations,
     attention,
     dropout,
+    lookup,
     normalization,
     projection,
     softmax_cross_entropy,
@@ -232,6 +233,13 @@ class StepContext:
     def lookup(self, table: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
         """Returns rows of a table: [vocab, embed], ids [...] -> [..., embed]."""
         return tf.gather(table, ids)
+
+    def lookup_shared(self, table: tf.Tensor, ids: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns rows of a table, and the table for a later use of it (a tied softmax).
+
+        The same numbers as `lookup`; passing the returned table on makes the gradient cheaper.
+        """
+        return lookup.lookup_shared(table, ids)
 
     def cross_entropy(
         self,
