@@ -1,0 +1,298 @@
+"""One checkpoint: a directory with TensorFlow's tensor files and a JSON that describes them.
+
+    step_00000100/
+      tensors.index, tensors.data-…   readable by tf.train.load_checkpoint("step_00000100/tensors")
+      checkpoint.json                 written last; without it the rest is no checkpoint
+
+On a local file system everything is written in a hidden directory, synced to the disk and renamed,
+so a directory with the final name is complete. Elsewhere (gs://, ram://) the JSON is the seal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import hashlib
+import json
+import os
+import platform
+import shutil
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+FORMAT = 1
+PREFIX = "tensors"
+DESCRIPTION = "checkpoint.json"
+UNFINISHED = ".unfinished_"
+_CHUNK_BYTES = 1 << 22
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class CheckpointError(Exception):
+    """A checkpoint could not be written, found or read; the text says what to do."""
+
+
+class DiskFullError(CheckpointError):
+    """There is no room for a checkpoint."""
+
+
+class DamagedCheckpointError(CheckpointError):
+    """A checkpoint is incomplete or its bytes have changed."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Description:
+    """What a checkpoint says of itself.
+
+    Attributes:
+      step: training steps done.
+      model: key of the experiment.
+      params: text of the whole Params tree.
+      metrics: {"evaluation/metric": value} of the evaluations at this very step.
+      input: where the training input stands.
+      tensors: {key: {"shape", "dims", "dtype"}} of every tensor in the file.
+      versions: of what wrote it.
+      created: time of writing, UTC.
+      files: {name: {"size_bytes", "sha256"}} of the tensor files.
+    """
+
+    step: int
+    model: str
+    params: str
+    metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    input: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    tensors: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    created: str = ""
+    files: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+
+    def to_json(self) -> str:
+        """Returns the text of the JSON file."""
+        return json.dumps({"format": FORMAT, **dataclasses.asdict(self)}, indent=1) + "\n"
+
+    @staticmethod
+    def from_json(text: str) -> Description:
+        """Reads what `to_json` wrote.
+
+        Raises:
+          ValueError: it is no description, or one of a later format.
+        """
+        fields = json.loads(text)
+        if not isinstance(fields, dict) or fields.pop("format", None) != FORMAT:
+            raise ValueError(f"no description of a checkpoint of format {FORMAT}")
+        known = {field.name for field in dataclasses.fields(Description)}
+        if missing := {"step", "model", "params", "files"} - fields.keys():
+            raise ValueError(f"the description lacks {', '.join(sorted(missing))}")
+        return Description(**{name: value for name, value in fields.items() if name in known})
+
+
+class Checkpoint:
+    """A good checkpoint, open for reading."""
+
+    def __init__(self, path: str, description: Description) -> None:
+        self.path = path
+        self.description = description
+        try:
+            self._reader = tf.compat.v1.train.NewCheckpointReader(_join(path, PREFIX))
+        except (ValueError, tf.errors.OpError) as error:
+            reason = f"TensorFlow cannot read it: {_first_line(error)}"
+            raise DamagedCheckpointError(reason) from error
+        self.keys = frozenset(self._reader.get_variable_to_shape_map())
+
+    @property
+    def step(self) -> int:
+        """Training steps done."""
+        return self.description.step
+
+    def read(self, key: str) -> np.ndarray:
+        """Returns the whole array of a key."""
+        return np.asarray(self._reader.get_tensor(key))
+
+
+def is_local(path: str) -> bool:
+    """Whether a path lies on a file system with directories that can be renamed."""
+    return "://" not in path
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions of what writes a checkpoint."""
+    return {
+        "python": platform.python_version(),
+        "tensorflow": tf.__version__,
+        "numpy": np.__version__,
+    }
+
+
+def write(path: str, tensors: Mapping[str, np.ndarray], description: Description) -> Description:
+    """Writes a checkpoint: complete at `path`, or not at all.
+
+    Args:
+      path: directory of the checkpoint; the one above it must exist.
+      tensors: the arrays by key.
+      description: all but `created`, `versions` and `files`, which are filled in.
+
+    Raises:
+      DiskFullError: there is no room; nothing is left behind.
+      CheckpointError: it could not be written for another reason; nothing is left behind.
+    """
+    above, name = os.path.split(path)
+    place = _join(above, UNFINISHED + name) if is_local(path) else path
+    needed = sum(array.nbytes for array in tensors.values())
+    try:
+        _refuse_if_full(path, needed)
+        remove(place)
+        tf.io.gfile.makedirs(place)
+        _write_tensors(_join(place, PREFIX), tensors)
+        files = {}
+        for file in sorted(tf.io.gfile.listdir(place)):
+            _sync(_join(place, file))
+            files[file] = _checksum(_join(place, file))
+        description = dataclasses.replace(
+            description,
+            versions=versions(),
+            created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            files=files,
+        )
+        with tf.io.gfile.GFile(_join(place, DESCRIPTION), "w") as file:
+            file.write(description.to_json())
+        if is_local(path):
+            _sync(_join(place, DESCRIPTION))
+            _sync(place)
+            os.rename(place, path)
+            _sync(above)
+    except DiskFullError:
+        raise
+    except (OSError, tf.errors.OpError) as error:
+        free = _free_bytes(above)  # before what was written is taken away again
+        _remove_quietly(place)
+        if _means_disk_full(error):
+            raise DiskFullError(_disk_full_text(path, needed, free, error)) from error
+        reason = _first_line(error)
+        raise CheckpointError(f"cannot write the checkpoint {path}: {reason}") from error
+    return description
+
+
+def describe(path: str) -> Description:
+    """Reads the description of a checkpoint, and no more.
+
+    Raises:
+      DamagedCheckpointError: there is none, or it cannot be read.
+    """
+    try:
+        with tf.io.gfile.GFile(_join(path, DESCRIPTION)) as file:
+            return Description.from_json(file.read())
+    except tf.errors.NotFoundError:
+        raise DamagedCheckpointError(f"it has no {DESCRIPTION}: its writing was cut off") from None
+    except (ValueError, TypeError, tf.errors.OpError) as error:
+        raise DamagedCheckpointError(f"{DESCRIPTION} is damaged: {_first_line(error)}") from error
+
+
+def open_verified(path: str) -> Checkpoint:
+    """Opens a checkpoint after comparing every byte with its checksums.
+
+    Raises:
+      DamagedCheckpointError: a file is missing, cut off or changed; the text says which.
+    """
+    description = describe(path)
+    if not description.files:
+        raise DamagedCheckpointError(f"{DESCRIPTION} names no files")
+    for name, wanted in description.files.items():
+        try:
+            found = _checksum(_join(path, name))
+        except tf.errors.OpError as error:
+            raise DamagedCheckpointError(f"{name} cannot be read: {_first_line(error)}") from error
+        if found["size_bytes"] != wanted.get("size_bytes"):
+            raise DamagedCheckpointError(
+                f"{name} has {found['size_bytes']:,} bytes, "
+                f"{wanted.get('size_bytes', 0):,} were written"
+            )
+        if found != wanted:
+            raise DamagedCheckpointError(f"the bytes of {name} have changed (sha256 differs)")
+    checkpoint = Checkpoint(path, description)
+    if description.tensors and (other := checkpoint.keys ^ description.tensors.keys()):
+        raise DamagedCheckpointError(f"{DESCRIPTION} does not fit the tensors: {sorted(other)[:3]}")
+    return checkpoint
+
+
+def remove(path: str) -> None:
+    """Removes a directory with all that is in it, if it is there."""
+    if tf.io.gfile.exists(path):
+        tf.io.gfile.rmtree(path)
+
+
+def _write_tensors(prefix: str, tensors: Mapping[str, np.ndarray]) -> None:
+    with tf.device("/cpu:0"):
+        tf.raw_ops.SaveV2(
+            prefix=prefix,
+            tensor_names=list(tensors),
+            shape_and_slices=[""] * len(tensors),
+            tensors=[tf.convert_to_tensor(array) for array in tensors.values()],
+        )
+
+
+def _checksum(path: str) -> dict[str, Any]:
+    digest, size = hashlib.sha256(), 0
+    with tf.io.gfile.GFile(path, "rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+            size += len(chunk)
+    return {"size_bytes": size, "sha256": digest.hexdigest()}
+
+
+def _sync(path: str) -> None:
+    """Waits until a file or directory is on the disk, where there is one."""
+    if not is_local(path):
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _refuse_if_full(path: str, needed: int) -> None:
+    free = _free_bytes(os.path.dirname(path))
+    if free is not None and free < needed:
+        raise DiskFullError(_disk_full_text(path, needed, free, None))
+
+
+def _free_bytes(directory: str) -> int | None:
+    try:
+        return shutil.disk_usage(directory).free if is_local(directory) else None
+    except OSError:
+        return None
+
+
+def _means_disk_full(error: Exception) -> bool:
+    if isinstance(error, OSError) and error.errno in _DISK_FULL:
+        return True
+    return any(os.strerror(code) in str(error) for code in _DISK_FULL)
+
+
+def _disk_full_text(path: str, needed: int, free: int | None, error: Exception | None) -> str:
+    cause = f" ({_first_line(error)})" if error is not None else ""
+    have = f"{free:,} are free" if free is not None else "the file system gives no more"
+    return (
+        f"no room for the checkpoint {path}: it needs {needed:,} bytes, {have}{cause}. Earlier "
+        "checkpoints are as they were, and nothing is left of this one. Make room and start again "
+        "with the same command; run.keep_last and run.keep_best say how many are kept"
+    )
+
+
+def _remove_quietly(path: str) -> None:
+    with contextlib.suppress(OSError, tf.errors.OpError):  # the first error is the one to tell
+        remove(path)
+
+
+def _first_line(error: Exception) -> str:
+    text = str(getattr(error, "message", "") or error)
+    return text.splitlines()[0] if text else type(error).__name__
+
+
+def _join(directory: str, name: str) -> str:
+    return f"{directory.rstrip('/')}/{name}"

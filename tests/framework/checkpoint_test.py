@@ -1,0 +1,324 @@
+"""Checkpoints: what is written is read back; what is damaged is found, told and passed over."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+import threading
+import types
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tekso.framework import checkpoint_files
+from tekso.framework.checkpoint import (
+    CheckpointError,
+    Checkpoints,
+    Description,
+    DiskFullError,
+)
+
+TENSORS = {
+    "weights/ffn/w": np.arange(6, dtype=np.float32).reshape(2, 3),
+    "weights/ffn/half": np.arange(5).astype(ml_dtypes.bfloat16),
+    "learner/ffn/w/second_moment": np.full((3, 5), 0.5, np.float32),
+    "learner/nonfinite/total": np.int64(2**40),
+}
+
+
+def describe(step: int, **metrics: float) -> Description:
+    metrics = {name.replace("__", "/"): value for name, value in metrics.items()}
+    return Description(step=step, model="lm.some.Model", params=". : text\n", metrics=metrics)
+
+
+def tensors_at(step: int) -> dict[str, np.ndarray]:
+    return {**TENSORS, "learner/step": np.int64(step)}
+
+
+def store(path: Path, warnings: list[str] | None = None, **options: object) -> Checkpoints:
+    heard = warnings if warnings is not None else []
+    checkpoints = Checkpoints(str(path), warn=heard.append, **options)  # type: ignore[arg-type]
+    checkpoints.prepare()
+    return checkpoints
+
+
+def saved(path: Path, *steps: int) -> Checkpoints:
+    checkpoints = store(path, keep_last=len(steps) + 1)
+    for step in steps:
+        checkpoints.save(tensors_at(step), describe(step))
+    checkpoints.wait()
+    return checkpoints
+
+
+def test_every_tensor_is_read_back_with_its_shape_dtype_and_bits(tmp_path: Path) -> None:
+    good = saved(tmp_path, 7).newest_good()
+    assert good is not None and good.step == 7
+    assert good.keys == tensors_at(7).keys()
+    for key, array in tensors_at(7).items():
+        found = good.read(key)
+        assert (found.dtype, found.shape) == (array.dtype, array.shape)
+        assert found.tobytes() == array.tobytes()
+
+
+def test_tensorflow_reads_the_files_without_us(tmp_path: Path) -> None:
+    saved(tmp_path, 7)
+    reader = tf.train.load_checkpoint(str(tmp_path / "step_00000007" / "tensors"))
+    np.testing.assert_array_equal(reader.get_tensor("weights/ffn/w"), TENSORS["weights/ffn/w"])
+
+
+def test_the_json_beside_it_tells_what_it_is(tmp_path: Path) -> None:
+    checkpoints = store(tmp_path)
+    table = {"weights/w": {"shape": [2, 3], "dims": ["embed", None], "dtype": "float32"}}
+    description = Description(
+        step=3, model="lm.some.Model", params="text", tensors=table, input={"position": 3}
+    )
+    checkpoints.save({"weights/w": np.zeros((2, 3), np.float32)}, description)
+    checkpoints.wait()
+    told = json.loads((tmp_path / "step_00000003" / "checkpoint.json").read_text())
+    assert told["step"] == 3 and told["model"] == "lm.some.Model" and told["params"] == "text"
+    assert told["tensors"] == table and told["input"] == {"position": 3}
+    assert {"python", "tensorflow", "numpy"} <= told["versions"].keys()
+    sizes = {name: file["size_bytes"] for name, file in told["files"].items()}
+    assert sizes == {
+        path.name: path.stat().st_size
+        for path in (tmp_path / "step_00000003").iterdir()
+        if path.name != "checkpoint.json"
+    }
+
+
+def test_no_checkpoint_yet_is_no_error(tmp_path: Path) -> None:
+    assert Checkpoints(str(tmp_path / "absent")).newest_good() is None
+
+
+def test_save_returns_before_the_files_are_there_and_the_next_save_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_write, order, write = threading.Event(), [], checkpoint_files.write
+
+    def slow_write(path: str, *args: object) -> object:
+        may_write.wait(20)
+        order.append(path[-1])
+        return write(path, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(checkpoint_files, "write", slow_write)
+    checkpoints = store(tmp_path)
+    checkpoints.save(tensors_at(1), describe(1))
+    assert checkpoints.steps() == []
+    checkpoints.check()  # nothing has failed, and it does not wait
+    threading.Timer(0.05, may_write.set).start()
+    checkpoints.save(tensors_at(2), describe(2))
+    assert checkpoints.steps()[0] == 1
+    checkpoints.wait()
+    assert checkpoints.steps() == [1, 2] and order == ["1", "2"]
+
+
+def test_one_step_is_saved_once(tmp_path: Path) -> None:
+    checkpoints = saved(tmp_path, 4)
+    checkpoints.save({"weights/other": np.zeros(2)}, describe(4))
+    checkpoints.wait()
+    good = checkpoints.newest_good()
+    assert good is not None and good.keys == tensors_at(4).keys()
+
+
+def test_the_last_and_the_best_are_kept(tmp_path: Path) -> None:
+    checkpoints = store(tmp_path, keep_last=2, keep_best=1, metric="dev/loss")
+    for step, loss in enumerate([3.0, 1.0, 2.0, math.nan, 4.0], start=1):
+        checkpoints.save(tensors_at(step), describe(step, dev__loss=loss))
+    checkpoints.wait()
+    assert checkpoints.steps() == [2, 4, 5]
+    assert checkpoints.would_be_best({"dev/loss": 0.5})
+    assert not checkpoints.would_be_best({"dev/loss": 1.5})
+    assert not checkpoints.would_be_best({"dev/loss": math.nan})
+    assert not checkpoints.would_be_best({"test/loss": 0.5})
+
+
+def test_the_best_of_an_earlier_process_stays_the_best(tmp_path: Path) -> None:
+    options = {"keep_last": 1, "keep_best": 1, "metric": "dev/accuracy", "best": "highest"}
+    first = store(tmp_path, **options)
+    for step, accuracy in enumerate([0.1, 0.9, 0.2], start=1):
+        first.save(tensors_at(step), describe(step, dev__accuracy=accuracy))
+    first.wait()
+    second = store(tmp_path, **options)
+    assert not second.would_be_best({"dev/accuracy": 0.5})
+    second.save(tensors_at(4), describe(4, dev__accuracy=0.5))
+    second.wait()
+    assert second.steps() == [2, 4]
+
+
+@pytest.mark.parametrize("name", ["tensors.index", "tensors.data-00000-of-00001", "checkpoint.json"])
+@pytest.mark.parametrize("damage", ["delete", "truncate", "empty", "flip"])
+def test_a_damaged_checkpoint_is_passed_over_named_and_kept(
+    tmp_path: Path, name: str, damage: str
+) -> None:
+    saved(tmp_path, 10, 20)
+    file = tmp_path / "step_00000020" / name
+    content = bytearray(file.read_bytes())
+    middle = len(content) // 2
+    if name == "checkpoint.json":
+        middle = content.index(b'"sha256": "') + 15
+    match damage:
+        case "delete":
+            file.unlink()
+        case "truncate":
+            file.write_bytes(content[:middle])
+        case "empty":
+            file.write_bytes(b"")
+        case "flip":
+            content[middle] ^= 1
+            file.write_bytes(content)
+    warnings: list[str] = []
+    checkpoints = store(tmp_path, warnings)
+    good = checkpoints.newest_good(set_aside=True)
+    assert good is not None and good.step == 10
+    (warning,) = warnings
+    assert "step_00000020" in warning and "damaged_step_00000020.1" in warning
+    assert (tmp_path / "damaged_step_00000020.1").is_dir()
+    checkpoints.save(tensors_at(20), describe(20))  # its name is free again
+    checkpoints.wait()
+    assert checkpoints.steps() == [10, 20] and (tmp_path / "damaged_step_00000020.1").is_dir()
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_no_single_changed_byte_of_the_tensors_goes_unseen(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    path = tmp_path_factory.mktemp("run")
+    saved(path, 10, 20)
+    names = ["tensors.index", "tensors.data-00000-of-00001"]
+    file = path / "step_00000020" / data.draw(st.sampled_from(names))
+    content = bytearray(file.read_bytes())
+    content[data.draw(st.integers(0, len(content) - 1))] ^= data.draw(st.integers(1, 255))
+    file.write_bytes(content)
+    good = store(path).newest_good()
+    assert good is not None and good.step == 10
+
+
+def test_reading_alone_renames_nothing(tmp_path: Path) -> None:
+    saved(tmp_path, 10, 20)
+    (tmp_path / "step_00000020" / "tensors.index").unlink()
+    good = Checkpoints(str(tmp_path), warn=lambda text: None).newest_good()
+    assert good is not None and good.step == 10
+    assert (tmp_path / "step_00000020").is_dir()
+
+
+def test_all_damaged_is_an_error_that_names_them_and_deletes_nothing(tmp_path: Path) -> None:
+    checkpoints = saved(tmp_path, 10, 20)
+    for step in (10, 20):
+        (tmp_path / f"step_000000{step}" / "checkpoint.json").unlink()
+    with pytest.raises(CheckpointError, match="step_00000020.*step_00000010.*Nothing was deleted"):
+        checkpoints.newest_good(set_aside=True)
+    assert checkpoints.steps() == [10, 20]
+
+
+def test_a_checkpoint_under_another_step_is_damaged(tmp_path: Path) -> None:
+    saved(tmp_path, 10, 20)
+    (tmp_path / "step_00000020").rename(tmp_path / "step_00000030")
+    good = Checkpoints(str(tmp_path), warn=lambda text: None).newest_good()
+    assert good is not None and good.step == 10
+
+
+def test_what_an_ended_process_left_unfinished_is_no_checkpoint_and_goes(tmp_path: Path) -> None:
+    saved(tmp_path, 10)
+    (tmp_path / ".unfinished_step_00000020").mkdir()
+    (tmp_path / ".unfinished_step_00000020" / "tensors.index").write_bytes(b"half")
+    (tmp_path / ".deleted_step_00000005").mkdir()
+    assert store(tmp_path).steps() == [10]
+    assert sorted(os.listdir(tmp_path)) == ["step_00000010"]
+
+
+def test_open_takes_a_path_or_a_step_and_tells_what_there_is(tmp_path: Path) -> None:
+    checkpoints = saved(tmp_path, 10, 20)
+    for name in ("10", "step_00000010", str(tmp_path / "step_00000010") + "/"):
+        assert checkpoints.open(name).step == 10
+    with pytest.raises(CheckpointError, match="step_00000015.*step_00000010, step_00000020"):
+        checkpoints.open("15")
+    (tmp_path / "step_00000010" / "tensors.index").write_bytes(b"")
+    with pytest.raises(CheckpointError, match="step_00000010 is damaged: tensors.index has 0 bytes"):
+        checkpoints.open("10")
+
+
+def test_a_disk_without_room_is_refused_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints = saved(tmp_path, 10)
+    usage = types.SimpleNamespace(free=100)
+    monkeypatch.setattr(checkpoint_files.shutil, "disk_usage", lambda path: usage)
+    checkpoints.save({"weights/w": np.zeros((30, 50), np.float32)}, describe(20))
+    with pytest.raises(DiskFullError, match=r"step_00000020: it needs 6,000 bytes, 100 are free"):
+        checkpoints.wait()
+    assert sorted(os.listdir(tmp_path)) == ["step_00000010"]
+    monkeypatch.undo()
+    checkpoints.save(tensors_at(20), describe(20))  # there is room again
+    checkpoints.wait()
+    assert checkpoints.steps() == [10, 20]
+
+
+FULL_DISK = """
+import resource, sys
+import numpy as np
+from tekso.framework.checkpoint import Checkpoints, Description, DiskFullError
+
+checkpoints = Checkpoints(sys.argv[1])
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
+checkpoints.save(
+    {"weights/w": np.zeros((300, 500), np.float32)}, Description(step=20, model="m", params="p")
+)
+try:
+    checkpoints.wait()
+except DiskFullError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("limit_bytes", [50_000, 100])  # the tensors do not fit, the JSON neither
+def test_a_disk_that_fills_up_while_writing_leaves_the_earlier_ones(
+    tmp_path: Path, limit_bytes: int
+) -> None:
+    saved(tmp_path, 10)
+    result = subprocess.run(
+        [sys.executable, "-c", FULL_DISK, str(tmp_path), str(limit_bytes)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "step_00000020: it needs 600,000 bytes" in result.stdout
+    assert sorted(os.listdir(tmp_path)) == ["step_00000010"]
+    assert Checkpoints(str(tmp_path)).open("10").step == 10
+
+
+def test_another_error_of_writing_surfaces_at_the_next_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints = store(tmp_path)
+
+    def fail(*args: object) -> None:
+        raise tf.errors.UnavailableError(None, None, "the disk is away\nand more")
+
+    monkeypatch.setattr(checkpoint_files, "_write_tensors", fail)
+    checkpoints.save(tensors_at(1), describe(1))
+    with pytest.raises(CheckpointError, match="step_00000001: the disk is away$"):
+        checkpoints.save(tensors_at(2), describe(2))
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_file_system_without_renames_is_sealed_by_the_json() -> None:
+    warnings: list[str] = []
+    checkpoints = Checkpoints("ram://checkpoint_test/run", warn=warnings.append, keep_last=2)
+    checkpoints.prepare()
+    for step in (1, 2, 3):
+        checkpoints.save(tensors_at(step), describe(step))
+    checkpoints.wait()
+    assert checkpoints.steps() == [2, 3]
+    tf.io.gfile.remove("ram://checkpoint_test/run/step_00000003/checkpoint.json")
+    good = checkpoints.newest_good()
+    assert good is not None and good.step == 2 and len(warnings) == 1
+    np.testing.assert_array_equal(good.read("weights/ffn/w"), TENSORS["weights/ffn/w"])
