@@ -1,0 +1,112 @@
+"""The language-model task: predict the next token."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from tekso.framework.layer import Layer
+from tekso.framework.params import REQUIRED, param
+from tekso.framework.task import LOSS, Batch, Decoded, LossSums, Program, Task
+from tekso.framework.theta import Theta
+from tekso.tasks.lm.decode import TextDecoder
+
+BITS_PER_BYTE = "bits_per_byte"
+MAX_EXPONENT = 80.0  # a loss beyond it has no perplexity worth printing
+
+
+class LanguageModel(Task):
+    """Minimises the cross-entropy of every next token.
+
+    Batches: "ids" and "labels" [B, L] int32, "weights" [B, L] float32 (0 is padding), "num_bytes"
+    [B] float32 (UTF-8 bytes that the weighted labels stand for), and of packed text "segment_ids"
+    (0 is padding) and "positions", [B, L] int32.
+    """
+
+    class Params(Task.Params):
+        """Params of LanguageModel."""
+
+        model: Layer.Params = param(
+            "The network. Its vocab_size, left open, is that of the tokenizer.", default=REQUIRED
+        )
+        label_smoothing: float = param("Share of the target that is spread evenly.", default=0.0)
+        decode: TextDecoder.Params = param(
+            "What is sampled and scored at the end.", default=TextDecoder.Params()
+        )
+
+    def __init__(self, params: Any) -> None:
+        """Builds the network and the decoder."""
+        super().__init__(params)
+        if not 0.0 <= self.params.label_smoothing < 1.0:
+            raise ValueError(
+                f"task.label_smoothing is {self.params.label_smoothing}: want a share in [0, 1)"
+            )
+        self.child("model", self.params.model)
+        self._decoder = self.params.decode.instantiate(task=self)
+
+    @classmethod
+    def complete(cls, params: Any, input: Any) -> Any:
+        """Fills in the size of the vocabulary, and the window of decoding from the input's length.
+
+        Raises:
+          ValueError: the vocabulary of the model is smaller than that of the input.
+        """
+        params = params.copy()
+        vocab_size = getattr(input, "vocab_size", None)
+        if params.model.vocab_size in (REQUIRED, None):
+            params.model.vocab_size = vocab_size
+        elif vocab_size is not None and params.model.vocab_size < vocab_size:
+            raise ValueError(
+                f"task.model.vocab_size is {params.model.vocab_size}, but the input has "
+                f"{vocab_size} tokens: leave it unset, or set at least that"
+            )
+        if params.decode.window is None and "length" in input.params:
+            params.decode.window = input.params.length
+        return params
+
+    def loss_weight(self, batch: Batch) -> tf.Tensor:
+        """Returns the number of weighted labels."""
+        return tf.reduce_sum(batch["weights"])
+
+    def loss(self, theta: Theta, batch: Batch, ctx: Any) -> LossSums:
+        """Returns the sum of nats over the weighted labels.
+
+        Label smoothing acts in training only, where bits per byte are then not reported.
+        """
+        smoothing = self.params.label_smoothing if ctx.is_training else 0.0
+        nats_BL = self._nats(theta, batch, ctx, smoothing)
+        loss_sum = tf.reduce_sum(batch["weights"] * nats_BL)
+        metrics = {}
+        if "num_bytes" in batch and not smoothing:
+            num_bytes = tf.reduce_sum(batch["num_bytes"])
+            metrics[BITS_PER_BYTE] = (loss_sum / math.log(2.0), num_bytes)
+        return LossSums(loss_sum, metrics)
+
+    def log_probs(self, theta: Theta, ids_BL: tf.Tensor, labels_BL: tf.Tensor, ctx: Any) -> Any:
+        """Returns the log-probability of every label in nats, [B, L] float32; pure."""
+        return -self._nats(theta, {"ids": ids_BL, "labels": labels_BL}, ctx, 0.0)
+
+    def _nats(self, theta: Theta, batch: Batch, ctx: Any, smoothing: float) -> tf.Tensor:
+        return self.model.token_cross_entropy(
+            theta.model,
+            batch["ids"],
+            batch["labels"],
+            ctx,
+            positions=batch.get("positions"),
+            segment_ids=batch.get("segment_ids"),
+            label_smoothing=smoothing,
+        )
+
+    def summarize(self, sums: Mapping[str, tuple[float, float]]) -> dict[str, float]:
+        """Adds the perplexity to the means."""
+        figures = super().summarize(sums)
+        if LOSS in figures and (BITS_PER_BYTE in figures or not self.params.label_smoothing):
+            figures["perplexity"] = math.exp(min(figures[LOSS], MAX_EXPONENT))
+        return figures
+
+    def decode(self, program: Program, input: Any) -> Decoded | None:
+        """Returns samples after the prompts, and scores of files, as the decode Params say."""
+        return self._decoder.decode(program, input)
