@@ -30,3 +30,4 @@ def map_namespace(root: Path) -> None:
 
 
 map_namespace(ROOT)
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # no notes of TensorFlow between the tests

@@ -6,22 +6,92 @@ There is no `tekso/__init__.py`: `tekso` is a namespace, and the rooms are its p
 
 from __future__ import annotations
 
+import site
+import sys
+from collections.abc import Iterable
+from importlib.metadata import Distribution, distributions
+
 from setuptools import find_packages, setup
 
 ROOMS = ("framework", "models", "tasks", "params", "tools")
 
-
-def folders() -> list[str]:
-    """Returns every packaged folder, dotted and relative to the checkout (`models.layers`)."""
-    return find_packages(where=".", include=[*ROOMS, *(f"{room}.*" for room in ROOMS)])
+TENSORFLOW = "2.19"  # the oldest release that is accepted
 
 
-setup(
-    name="tekso",
-    version="0.1.0",
-    description="A modular research framework on TensorFlow: one model, any execution",
-    python_requires=">=3.11",
-    packages=[f"tekso.{folder}" for folder in folders()],
-    package_dir={f"tekso.{folder}": folder.replace(".", "/") for folder in folders()},
-    install_requires=["numpy"],
-)
+def package_folders() -> dict[str, str]:
+    """Returns installed package -> folder, as `tekso.models.layers` -> `models/layers`."""
+    found = find_packages(where=".", include=[*ROOMS, *(f"{room}.*" for room in ROOMS)])
+    return {f"tekso.{package}": package.replace(".", "/") for package in found}
+
+
+def installed_distributions() -> Iterable[Distribution]:
+    """Returns what is installed where Tekso is being installed.
+
+    pip builds in an isolated environment, which hides the installed packages from `sys.path`; they
+    still lie in the `site-packages` of the interpreter that runs.
+    """
+    folders = [*sys.path, *site.getsitepackages()]
+    if sys.prefix == sys.base_prefix:  # a virtual environment does not see the user's packages
+        folders.append(site.getusersitepackages())
+    return distributions(path=list(dict.fromkeys(folders)))
+
+
+def tensorflow_requirement(installed: Iterable[Distribution]) -> str:
+    """Returns the requirement on TensorFlow that never brings a second one.
+
+    `tensorflow`, `tensorflow-cpu`, `tf-nightly` and others are different distributions of the same
+    package `tensorflow`. pip takes them for strangers and would write one over the other. So the
+    one that is installed is required; where there is none, `tensorflow`.
+    """
+    provided = set()
+    for distribution in installed:
+        name = distribution.metadata["Name"]
+        top_level = (distribution.read_text("top_level.txt") or "").split()
+        if name and "tensorflow" in top_level:
+            provided.add(name.lower().replace("_", "-"))
+    # `tensorflow` itself needs one of the others on some machines: then it is the one to name.
+    name = "tensorflow" if "tensorflow" in provided else min(provided, default="tensorflow")
+    # "dev0" admits the versions of nightly builds, which are pre-releases to pip.
+    return f"{name}>={TENSORFLOW}" + (".dev0" if "nightly" in name else "")
+
+
+if __name__ == "__main__":
+    folders = package_folders()
+    setup(
+        name="tekso",
+        version="0.1.0",
+        description="A modular research framework on TensorFlow: one model, any execution",
+        python_requires=">=3.11",
+        packages=list(folders),
+        package_dir=folders,
+        package_data={"": ["py.typed"]},
+        install_requires=[
+            tensorflow_requirement(installed_distributions()),
+            "absl-py",
+            "matplotlib",
+            "numpy",
+            "psutil",
+            "rich",
+            "sentencepiece",
+            "tensorboard",
+            "tensorflow-datasets",
+        ],
+        extras_require={
+            "test": [
+                "hypothesis",
+                "import-linter",
+                "mypy~=2.4.1",  # a new release of mypy or ruff finds new faults
+                "pytest>=8",
+                "ruff~=0.17.5",
+                "setuptools>=64",  # the wheel is built in a test, without a network
+                "wheel",
+            ],
+        },
+        entry_points={
+            "console_scripts": [
+                "tekso-trainer=tekso.tools.trainer:main",
+                "tekso-vocab=tekso.tools.vocab:main",
+                "tekso-benchmark=tekso.tools.benchmark:main",
+            ],
+        },
+    )

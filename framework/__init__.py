@@ -1,6 +1,7 @@
 """The spine: Params, registry, Layer, learner, input, execution, checkpoints, the loop.
 
-Knows no model and no task, and imports no other room."""
+Knows no model and no task, and imports no other room.
+"""
 
 if __name__ != "tekso.framework":
     raise ImportError(

@@ -1,6 +1,7 @@
 """What is learned, a folder a domain: task, input, metrics, decoding.
 
-Imports tekso.models and tekso.framework."""
+Imports tekso.models and tekso.framework.
+"""
 
 if __name__ != "tekso.tasks":
     raise ImportError(
