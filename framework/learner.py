@@ -18,6 +18,7 @@ from tekso.framework.learning_step import (
     Tensors,
     Update,
     is_first_update,
+    select,
 )
 from tekso.framework.optimizers.optimizer import Optimizer, layer_sum, slot, state_dtype
 from tekso.framework.params import REQUIRED, param
@@ -123,7 +124,7 @@ class Learner(LearnerBase):
         )
         if self.params.ema_decay:
             dtype = tf.as_dtype(state_dtype(spec))
-            before = tf.where(is_first_update(applied), tf.cast(weight, dtype), slots[EMA])
+            before = select(is_first_update(applied), tf.cast(weight, dtype), slots[EMA])
             decay = self._ema_decay(tf.cast(applied, dtype))
             new_slots[EMA] = decay * before + (1.0 - decay) * tf.cast(new_weight, dtype)
         return new_weight, new_slots

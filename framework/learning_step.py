@@ -172,9 +172,9 @@ class LearnerBase(Configurable):
                     rate,
                     slots[APPLIED],
                 )
-                new_weights[path] = tf.where(finite, weight, weights[path])
+                new_weights[path] = select(finite, weight, weights[path])
                 for slot_path, key in names.items():
-                    new_slots[slot_path] = tf.where(finite, made[key], slots[slot_path])
+                    new_slots[slot_path] = select(finite, made[key], slots[slot_path])
 
         taken = tf.cast(finite, tf.int64)
         skipped = tf.constant(1, tf.int64) - taken
@@ -215,7 +215,7 @@ class LearnerBase(Configurable):
             average = slots.get(f"{path}/{EMA}")
             if average is not None:
                 average = tf.cast(average, weight.dtype)
-                result[path] = tf.where(is_first_update(slots[APPLIED]), weight, average)
+                result[path] = select(is_first_update(slots[APPLIED]), weight, average)
         return result
 
     def unfrozen(self, specs: Specs) -> dict[str, WeightSpec]:
@@ -242,6 +242,15 @@ class LearnerBase(Configurable):
 def is_first_update(applied: tf.Tensor) -> tf.Tensor:
     """Returns whether no update was applied before."""
     return tf.equal(applied, tf.constant(0, tf.int64))
+
+
+def select(condition: tf.Tensor, chosen: tf.Tensor, otherwise: tf.Tensor) -> tf.Tensor:
+    """Returns one of two tensors of one shape, by a scalar condition.
+
+    The condition takes their rank: on a mesh, a scalar one beside sharded tensors ends the process.
+    """
+    rank = len(chosen.shape)
+    return tf.where(tf.reshape(condition, [1] * rank), chosen, otherwise)
 
 
 def _join(metric: str, name: str) -> str:
