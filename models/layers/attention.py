@@ -1,0 +1,322 @@
+"""Multi-head attention: self or cross, causal or not, with grouped queries and a key-value cache.
+
+Legend: B batch, T queries, S keys, D model dim, N heads, K kv heads, H head dim.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+import tensorflow as tf
+
+from tekso.framework.context import StepContext
+from tekso.framework.initializers import GlorotUniform, Initializer, Zeros
+from tekso.framework.layer import Layer
+from tekso.framework.params import REQUIRED, param
+from tekso.framework.theta import Theta
+from tekso.models.layers import cache as cache_lib
+from tekso.models.layers import masking
+from tekso.models.layers.attention_positions import AttentionPositions
+from tekso.models.layers.masking import Array
+from tekso.models.layers.sizes import with_sizes
+
+KeysAndValues = dict[str, tf.Tensor]
+
+
+class MultiHeadAttention(Layer):
+    """Attention with weights of its own: out(softmax(scale * q k^T + bias, where mask) v).
+
+    Self-attention unless `memory_dim` is set: then keys and values are of the memory.
+
+    Weights:
+      q: [input_dim, N, H], dims ("embed", "heads", "head_dim"); bias q_bias [N, H]
+      k, v: [input_dim or memory_dim, K, H], dims ("embed", "heads", "head_dim"), with "kv_heads"
+        instead of "heads" where num_kv_heads is set; biases k_bias, v_bias [K, H]
+      out: [N, H, input_dim], dims ("heads", "head_dim", "embed"); bias out_bias [input_dim]
+    Source: Vaswani et al. 2017, section 3.2.2; Ainslie et al. 2023 (grouped queries).
+      Init: Glorot & Bengio 2010, over all heads of a projection together.
+    """
+
+    class Params(Layer.Params):
+        """Params of MultiHeadAttention."""
+
+        input_dim: int = param("Size of the last dim of input and output.", default=REQUIRED)
+        num_heads: int = param("Number of query heads.", default=REQUIRED)
+        num_kv_heads: int | None = param(
+            "Number of key and value heads, a divisor of num_heads; None: num_heads.", default=None
+        )
+        head_dim: int | None = param("Size of a head; None: input_dim / num_heads.", default=None)
+        memory_dim: int | None = param(
+            "Size of the last dim of the memory of cross-attention; None: self-attention.",
+            default=None,
+        )
+        mask: Literal["none", "causal"] = param(
+            "Whether a query sees all keys, or none after it.", default="none"
+        )
+        window: int | None = param(
+            "A query sees no key so many positions away; None: no limit.", default=None
+        )
+        positions: AttentionPositions.Params | None = param(
+            "What self-attention does with positions.", default=None
+        )
+        query_scale: float | None = param(
+            "Factor on the product of queries and keys; None: 1 / sqrt(head_dim).", default=None
+        )
+        use_bias: bool = param("Whether the four projections add a bias.", default=True)
+        dropout_rate: float = param("Dropout of the attention probabilities.", default=0.0)
+        init: Initializer.Params = param(
+            "Initializer of q, k and v.", default=GlorotUniform.Params()
+        )
+        output_init: Initializer.Params | None = param(
+            "Initializer of out; None: that of q, k and v.", default=None
+        )
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        p = self.params
+        heads, kv_heads, head_dim = p.num_heads, p.num_kv_heads or p.num_heads, _head_dim(p)
+        if heads % kv_heads:
+            raise ValueError(
+                f"MultiHeadAttention: num_kv_heads {kv_heads} does not divide num_heads {heads}"
+            )
+        if not 0 <= p.dropout_rate < 1:
+            raise ValueError(f"MultiHeadAttention: dropout_rate {p.dropout_rate} is not in [0, 1)")
+        if p.memory_dim is not None and (p.positions or p.mask == "causal" or p.window):
+            raise ValueError(
+                "MultiHeadAttention: positions, a causal mask and a window are for self-attention; "
+                f"memory_dim {p.memory_dim} makes this cross-attention"
+            )
+        self._kv_heads, self._head_dim = kv_heads, head_dim
+        self._kv_dim_name = "heads" if p.num_kv_heads is None else "kv_heads"
+        self._scale = head_dim**-0.5 if p.query_scale is None else p.query_scale
+
+        self._projection("q", p.input_dim, heads, "heads")
+        for name in ("k", "v"):
+            self._projection(name, p.memory_dim or p.input_dim, kv_heads, self._kv_dim_name)
+        self.weight(
+            "out",
+            [heads, head_dim, p.input_dim],
+            dims=("heads", "head_dim", "embed"),
+            init=p.output_init or p.init,
+        )
+        if p.use_bias:
+            self.weight("out_bias", [p.input_dim], dims=("embed",), init=Zeros.Params())
+        if p.positions is not None:
+            self.child("positions", with_sizes(p.positions, num_heads=heads, head_dim=head_dim))
+
+    def _projection(self, name: str, input_dim: int, heads: int, dim_name: str) -> None:
+        p, head_dim = self.params, self._head_dim
+        self.weight(
+            name,
+            [input_dim, heads, head_dim],
+            dims=("embed", dim_name, "head_dim"),
+            init=p.init,
+            fan_in=input_dim,
+            fan_out=heads * head_dim,
+        )
+        if p.use_bias:
+            self.weight(
+                f"{name}_bias",
+                [heads, head_dim],
+                dims=(dim_name, "head_dim"),
+                init=Zeros.Params(),
+            )
+
+    def fprop(
+        self,
+        theta: Theta,
+        x: tf.Tensor,
+        ctx: StepContext,
+        *,
+        memory: tf.Tensor | None = None,
+        mask: Array | None = None,
+        bias: tf.Tensor | None = None,
+        positions: Array | None = None,
+    ) -> tf.Tensor:
+        """Attends to x itself, or to the memory.
+
+        Args:
+          theta: weights.
+          x: what asks.
+          ctx: step context.
+          memory: what cross-attention attends to.
+          mask: False hides a key from a query, besides what `mask` and `window` of the Params hide.
+          bias: added to the scores, besides what the positions add.
+          positions: of the elements of x; by default 0, 1, 2, …. Only the layers of positions use
+            them: what is causal, and how far a window reaches, goes by the place along the length.
+
+        Shapes:
+          x: [B, T, D], memory: [B, S, memory_dim], positions: [T] or [B, T] int
+          mask: bool, bias: float, broadcastable to [B, N, T, S]
+          returns: [B, T, D], dtype of x
+        Raises:
+          ValueError: a memory is given to self-attention, or none to cross-attention.
+        """
+        self._check_memory(memory)
+        if memory is not None:
+            return self.attend_to(
+                theta, x, self.keys_and_values(theta, memory, ctx), ctx, mask=mask, bias=bias
+            )
+        places = np.arange(x.shape[1], dtype=np.int32)
+        positions = places if positions is None else positions
+        q, k, v = (self._heads(theta, name, x, ctx, positions) for name in ("q", "k", "v"))
+        mask = masking.combine(self._visible(places, places), mask)
+        bias = self._with_position_bias(theta, q, positions, positions, bias, ctx)
+        return self._attend(theta, q, k, v, mask, bias, ctx)
+
+    def keys_and_values(self, theta: Theta, memory: tf.Tensor, ctx: StepContext) -> KeysAndValues:
+        """Returns what `attend_to` needs of a memory: computed once, used by every decoding step.
+
+        Shapes:
+          memory: [B, S, memory_dim]
+          returns: {"k": [B, S, K, H], "v": [B, S, K, H]}
+        """
+        self._check_memory(memory)
+        return {name: self._heads(theta, name, memory, ctx, None) for name in ("k", "v")}
+
+    def attend_to(
+        self,
+        theta: Theta,
+        x: tf.Tensor,
+        keys_and_values: KeysAndValues,
+        ctx: StepContext,
+        *,
+        mask: Array | None = None,
+        bias: tf.Tensor | None = None,
+    ) -> tf.Tensor:
+        """Attends to a memory of which keys and values are known; shapes as in `fprop`."""
+        q = self._heads(theta, "q", x, ctx, None)
+        return self._attend(theta, q, keys_and_values["k"], keys_and_values["v"], mask, bias, ctx)
+
+    def init_cache(self, batch_size: int, max_length: int, dtype: str = "float32") -> KeysAndValues:
+        """Returns an empty cache of `max_length` keys and values.
+
+        Shapes:
+          returns: {"k": [B, max_length, K, H], "v": [B, max_length, K, H]}
+        Raises:
+          ValueError: this attention is not causal, so a cached element would depend on later ones.
+        """
+        if self.params.mask != "causal":
+            raise ValueError(
+                f"{self.path or 'MultiHeadAttention'}: a cache of keys and values needs "
+                f"mask='causal', this one has {self.params.mask!r}"
+            )
+        shape = [batch_size, max_length, self._kv_heads, self._head_dim]
+        return {name: tf.zeros(shape, dtype) for name in ("k", "v")}
+
+    def extend_step(
+        self,
+        theta: Theta,
+        x: tf.Tensor,
+        cache: KeysAndValues,
+        position: Any,
+        ctx: StepContext,
+        *,
+        mask: Array | None = None,
+        bias: tf.Tensor | None = None,
+    ) -> tuple[tf.Tensor, KeysAndValues]:
+        """Attends from T further elements to all up to them; equals `fprop` over the whole.
+
+        Args:
+          theta: weights.
+          x: the further elements: one, or a block of several.
+          cache: of `init_cache` or of the step before.
+          position: of the first of them: elements 0 … position - 1 are in the cache.
+          ctx: step context.
+          mask: False hides a key from a query, besides what lies after it.
+          bias: added to the scores, besides what the positions add.
+
+        Shapes:
+          x: [B, T, D], position: [] or [B] int, mask and bias: to [B, N, T, max_length]
+          returns: ([B, T, D], cache)
+        """
+        positions = cache_lib.positions_of_block(position, x.shape[1])
+        places = np.arange(cache["k"].shape[1], dtype=np.int32)
+        q, k, v = (self._heads(theta, name, x, ctx, positions) for name in ("q", "k", "v"))
+        cache = {
+            "k": cache_lib.write(cache["k"], k, position),
+            "v": cache_lib.write(cache["v"], v, position),
+        }
+        k, v = (tf.cast(cache[name], x.dtype) for name in ("k", "v"))
+        mask = masking.combine(self._visible(positions, places), mask)
+        bias = self._with_position_bias(theta, q, positions, places, bias, ctx)
+        return self._attend(theta, q, k, v, mask, bias, ctx), cache
+
+    def _check_memory(self, memory: tf.Tensor | None) -> None:
+        if (memory is None) != (self.params.memory_dim is None):
+            given = "no memory was" if memory is None else "a memory was"
+            raise ValueError(
+                f"{self.path or 'MultiHeadAttention'}: memory_dim is {self.params.memory_dim}, but "
+                f"{given} given; set memory_dim for cross-attention, and for it alone"
+            )
+
+    def _heads(
+        self, theta: Theta, name: str, x: tf.Tensor, ctx: StepContext, positions: Array | None
+    ) -> tf.Tensor:
+        """[B, T, D] -> [B, T, N or K, H], turned by the positions."""
+        bias = theta[f"{name}_bias"] if self.params.use_bias else None
+        dim_name = "heads" if name == "q" else self._kv_dim_name
+        heads = ctx.project(x, theta[name], bias)
+        heads = ctx.constrain(heads, ("batch", "length", dim_name, "head_dim"))
+        if name == "v" or positions is None or self.params.positions is None:
+            return heads
+        return self.positions.rotate(theta.positions, heads, positions, ctx)
+
+    def _visible(self, query_places: Array, key_places: Array) -> Array | None:
+        p = self.params
+        return masking.by_position(
+            query_places, key_places, causal=p.mask == "causal", window=p.window
+        )
+
+    def _with_position_bias(
+        self,
+        theta: Theta,
+        q: tf.Tensor,
+        query_positions: Array,
+        key_positions: Array,
+        bias: tf.Tensor | None,
+        ctx: StepContext,
+    ) -> tf.Tensor | None:
+        if self.params.positions is None:
+            return bias
+        own = self.positions.bias(
+            theta.positions, q, query_positions, key_positions, ctx, scale=self._scale
+        )
+        return bias if own is None else own if bias is None else own + bias
+
+    def _attend(
+        self,
+        theta: Theta,
+        q: tf.Tensor,
+        k: tf.Tensor,
+        v: tf.Tensor,
+        mask: Array | None,
+        bias: tf.Tensor | None,
+        ctx: StepContext,
+    ) -> tf.Tensor:
+        p = self.params
+        attended = ctx.attend(
+            q,
+            k,
+            v,
+            scale=self._scale,
+            mask=None if mask is None else tf.convert_to_tensor(mask),
+            bias=bias,
+            dropout_rate=p.dropout_rate,
+            layer=self,
+        )
+        attended = ctx.constrain(attended, ("batch", "length", "heads", "head_dim"))
+        out_bias = theta.out_bias if p.use_bias else None
+        return ctx.project(attended, theta.out, out_bias, num_contracted=2)
+
+
+def _head_dim(p: Any) -> int:
+    if p.head_dim is not None:
+        return int(p.head_dim)
+    if p.input_dim % p.num_heads:
+        raise ValueError(
+            f"MultiHeadAttention: num_heads {p.num_heads} does not divide input_dim "
+            f"{p.input_dim}; set head_dim"
+        )
+    return int(p.input_dim // p.num_heads)

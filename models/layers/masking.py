@@ -1,0 +1,117 @@
+"""Masks of attention: True where a query may see a key.
+
+A mask is broadcastable to [batch, heads, queries, keys]. What depends only on positions that are
+known when the program is built is a NumPy constant; what depends on the batch is a tensor.
+
+Legend: B batch, T queries, S keys.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+import tensorflow as tf
+
+Array: TypeAlias = np.ndarray | tf.Tensor
+
+
+def by_position(
+    query_positions: Array, key_positions: Array, *, causal: bool, window: int | None = None
+) -> Array | None:
+    """Returns who sees whom by distance; None if all see all.
+
+    Args:
+      query_positions: position of every query.
+      key_positions: position of every key.
+      causal: a query sees no key after it.
+      window: a query sees no key that is `window` or more positions away.
+
+    Shapes:
+      query_positions: [T] or [B, T] int, key_positions: [S] or [B, S] int
+      returns: [1 or B, 1, T, S] bool; a NumPy array if the positions are
+    Raises:
+      ValueError: window is less than 1, so that a query would not even see itself.
+    """
+    if not causal and window is None:
+        return None
+    return _with_heads(_within(distances(query_positions, key_positions), causal, window))
+
+
+def causal(num_queries: int, num_keys: int | None = None, *, window: int | None = None) -> Array:
+    """Returns the mask of a text read from its beginning: a query sees itself and what is before.
+
+    Shapes:
+      returns: [1, 1, T, S] bool, NumPy
+    """
+    queries = np.arange(num_queries)
+    keys = queries if num_keys is None else np.arange(num_keys)
+    return _with_heads(_within(distances(queries, keys), True, window))
+
+
+def distances(query_positions: Array, key_positions: Array) -> Array:
+    """Returns how many positions each key lies before each query.
+
+    Shapes:
+      query_positions: [T] or [B, T] int, key_positions: [S] or [B, S] int
+      returns: [T, S] or [B, T, S] int; a NumPy array if the positions are
+    """
+    if isinstance(query_positions, np.ndarray) and isinstance(key_positions, np.ndarray):
+        return np.expand_dims(query_positions, -1) - np.expand_dims(key_positions, -2)
+    queries, keys = (tf.cast(p, tf.int32) for p in (query_positions, key_positions))
+    return tf.expand_dims(queries, -1) - tf.expand_dims(keys, -2)
+
+
+def padding(is_token: tf.Tensor) -> tf.Tensor:
+    """Returns the mask that hides padding keys from all queries.
+
+    Shapes:
+      is_token: [B, S] bool, or weights that are 0 for padding
+      returns: [B, 1, 1, S] bool
+    """
+    seen = is_token if is_token.dtype == tf.bool else tf.not_equal(is_token, 0)
+    return tf.expand_dims(tf.expand_dims(seen, 1), 1)
+
+
+def segments(query_ids: tf.Tensor, key_ids: tf.Tensor | None = None) -> tf.Tensor:
+    """Returns the mask of packed texts: a query sees the keys of its own segment.
+
+    Segment 0 is padding: it is seen by none and sees nothing.
+
+    Shapes:
+      query_ids: [B, T] int, key_ids: [B, S] int; by default the same
+      returns: [B, 1, T, S] bool
+    """
+    key_ids = query_ids if key_ids is None else key_ids
+    keys = tf.expand_dims(key_ids, -2)
+    return _with_heads(tf.equal(tf.expand_dims(query_ids, -1), keys) & tf.not_equal(keys, 0))
+
+
+def combine(*masks: Array | None) -> Array | None:
+    """Returns the mask of what all masks let see; None, which hides nothing, if all are None."""
+    given = [mask for mask in masks if mask is not None]
+    if not given:
+        return None
+    # The constant ones first: their product stays a constant.
+    given.sort(key=lambda mask: not isinstance(mask, np.ndarray))
+    seen = given[0]
+    for mask in given[1:]:
+        both_known = isinstance(seen, np.ndarray) and isinstance(mask, np.ndarray)
+        seen = np.logical_and(seen, mask) if both_known else tf.logical_and(seen, mask)
+    return seen
+
+
+def _within(distance: Array, causal: bool, window: int | None) -> Array:
+    """Whether a key that lies `distance` positions before a query is seen by it."""
+    if window is None:
+        return distance >= 0
+    if window < 1:
+        raise ValueError(f"attention window is {window}, want at least 1 (a query sees itself)")
+    return (distance > (-1 if causal else -window)) & (distance < window)
+
+
+def _with_heads(seen: Array) -> Array:
+    """[T, S] or [B, T, S] -> [1 or B, 1, T, S]."""
+    expand = np.expand_dims if isinstance(seen, np.ndarray) else tf.expand_dims
+    seen = expand(seen, -3)
+    return seen if len(seen.shape) == 4 else expand(seen, 0)

@@ -1,0 +1,126 @@
+"""Positions that are added to embeddings: learned or sinusoidal.
+
+All take positions in one of three forms: None (0, 1, 2, … along the length), a NumPy array that is
+known when the program is built, or a tensor (packed texts, decoding).
+
+Legend: B batch, T length, D dim.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tekso.framework.context import StepContext
+from tekso.framework.initializers import Initializer, Normal
+from tekso.framework.layer import Layer
+from tekso.framework.params import REQUIRED, param
+from tekso.framework.theta import Theta
+from tekso.models.layers.masking import Array
+
+
+class PositionsBase(Layer):
+    """Adds to every element of a sequence a vector of its position.
+
+    Shapes:
+      x: [B, T, D]
+      positions: [T] or [B, T] int; None: 0, 1, 2, …
+      returns: [B, T, D], dtype of x
+    """
+
+    class Params(Layer.Params):
+        """Params of a layer that adds positions."""
+
+        dim: int = param("Size of the last dim of input and output.", default=REQUIRED)
+
+    def fprop(
+        self, theta: Theta, x: tf.Tensor, ctx: StepContext, *, positions: Array | None = None
+    ) -> tf.Tensor:
+        """See the class."""
+        raise NotImplementedError(f"{type(self).__name__} has no fprop()")
+
+
+class LearnedPositions(PositionsBase):
+    """Adds a learned vector a position.
+
+    Weights:
+      w: [max_length, dim], dims ("positions", "embed")
+    Raises:
+      ValueError: the input is longer than max_length. A position given as a tensor is not checked.
+    Source: Gehring et al. 2017, section 3.1.
+    """
+
+    class Params(PositionsBase.Params):
+        """Params of LearnedPositions."""
+
+        max_length: int = param("Number of positions.", default=REQUIRED)
+        init: Initializer.Params = param("Initializer of w.", default=Normal.Params(stddev=0.02))
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        p = self.params
+        self.weight("w", [p.max_length, p.dim], dims=("positions", "embed"), init=p.init)
+
+    def fprop(
+        self, theta: Theta, x: tf.Tensor, ctx: StepContext, *, positions: Array | None = None
+    ) -> tf.Tensor:
+        """See the class."""
+        if positions is None:
+            last, vectors = x.shape[1] - 1, theta.w[: x.shape[1]]
+        else:
+            last = positions.max() if isinstance(positions, np.ndarray) else 0
+            vectors = ctx.lookup(theta.w, tf.convert_to_tensor(positions))
+        if last >= self.params.max_length:
+            raise ValueError(
+                f"{self.path or type(self).__name__}: position {last} is asked for, but only "
+                f"{self.params.max_length} are learned; raise max_length"
+            )
+        return x + tf.cast(vectors, x.dtype)
+
+
+class SinusoidalPositions(PositionsBase):
+    """Adds sines (first half of the dims) and cosines (second half) of geometric wavelengths.
+
+    Angle i of position t is t / min * (max / min) ** (-i / (D/2 - 1)), with both timescales.
+
+    Source: Vaswani et al. 2017, section 3.5, in the order of tensor2tensor and Lingvo.
+    """
+
+    class Params(PositionsBase.Params):
+        """Params of SinusoidalPositions."""
+
+        min_timescale: float = param("Shortest wavelength / 2 pi, in positions.", default=1.0)
+        max_timescale: float = param("Longest wavelength / 2 pi, in positions.", default=1e4)
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        if self.params.dim % 2:
+            raise ValueError(f"SinusoidalPositions: dim {self.params.dim} is odd, want an even one")
+
+    def fprop(
+        self, theta: Theta, x: tf.Tensor, ctx: StepContext, *, positions: Array | None = None
+    ) -> tf.Tensor:
+        """See the class."""
+        p = self.params
+        half = p.dim // 2
+        step = math.log(p.max_timescale / p.min_timescale) / max(half - 1, 1)
+        rates = np.exp(-step * np.arange(half)) / p.min_timescale
+        sine, cosine = sines(np.arange(x.shape[1]) if positions is None else positions, rates)
+        return x + tf.cast(tf.concat([sine, cosine], -1), x.dtype)
+
+
+def sines(positions: Array, rates: np.ndarray) -> tuple[Array, Array]:
+    """Returns sine and cosine of position times rate, in float32.
+
+    Shapes:
+      positions: [...] int, rates: [N]
+      returns: two of [..., N]; NumPy arrays if the positions are
+    """
+    if isinstance(positions, np.ndarray):
+        angles = np.expand_dims(positions, -1) * rates
+        return np.sin(angles).astype(np.float32), np.cos(angles).astype(np.float32)
+    angles = tf.expand_dims(tf.cast(positions, tf.float32), -1) * rates.astype(np.float32)
+    return tf.sin(angles), tf.cos(angles)
