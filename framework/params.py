@@ -255,18 +255,22 @@ class Params(Node):
 
         return params_text.to_text(self, origins=origins)
 
-    @staticmethod
-    def from_text(text: str, *, origin: str = "checkpoint") -> Any:
-        """The tree that `to_text` wrote.
+    @classmethod
+    def from_text(cls: type[P], text: str, *, origin: str = "checkpoint") -> P:
+        """The tree that `to_text` wrote; values that are not default get the origin.
 
         Only modules that the text names as homes of owners are imported; nothing is evaluated.
 
         Raises:
           ValueError: a line cannot be read, or names what cannot be resolved.
+          TypeError: the text is of other Params than this class.
         """
         from tekso.framework import params_text
 
-        return params_text.from_text(text, origin=origin)
+        params = params_text.from_text(text, origin=origin)
+        if not isinstance(params, cls):
+            raise TypeError(f"wanted {type_name(cls)}, given {type_name(type(params))}")
+        return params
 
     def instantiate(self, **kwargs: Any) -> Any:
         """Builds the owner: `owner(params, **kwargs)` with these Params, frozen.

@@ -115,6 +115,7 @@ def _adopt(parent: Any, name: str, old: Any, value: Any, log: Log | None) -> Any
             return node
         if node._parent is not None or node._frozen:
             return node._copy(parent, None)
+        seen.add(id(node))
         _set_parent(node, parent, log)
         return node
 

@@ -15,6 +15,7 @@ import ast
 import enum
 import math
 import sys
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -119,7 +120,11 @@ def parse(text: str) -> Any:
 def parse_node(text: str) -> ast.expr:
     """The expression in a text, not yet interpreted."""
     try:
-        return ast.parse(text.strip(), mode="eval").body
+        if "\\" not in text:
+            return ast.parse(text.strip(), mode="eval").body
+        with warnings.catch_warnings():  # of escapes that Python does not know
+            warnings.simplefilter("ignore")
+            return ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ValueError(f"{text!r} is no literal: {error}") from None
 
