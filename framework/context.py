@@ -22,6 +22,7 @@ from tekso.framework.primitives import (
     normalization,
     projection,
     softmax_cross_entropy,
+    windows,
 )
 from tekso.framework.primitives.fusion import Fuse, no_fusion
 from tekso.framework.theta import Theta
@@ -262,3 +263,18 @@ class StepContext:
         return softmax_cross_entropy.cross_entropy(
             x, table, labels, bias=bias, label_smoothing=label_smoothing, fuse=self.fuse
         )
+
+    def average_pool(self, x: tf.Tensor, window: windows.Window) -> tf.Tensor:
+        """Returns the mean of every window of [batch, height, width, channels]."""
+        return windows.average_pool(x, window)
+
+    def depthwise_convolution(
+        self, x: tf.Tensor, w: tf.Tensor, window: windows.Window
+    ) -> tf.Tensor:
+        """Convolves every channel of [batch, height, width, channels] with its own kernels.
+
+        Shapes:
+          w: [*window.shape, channels, multiplier]
+          returns: [batch, new height, new width, channels * multiplier]
+        """
+        return windows.depthwise_convolution(x, w, window)

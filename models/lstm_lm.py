@@ -17,6 +17,7 @@ from tekso.models.layers.dropout import Dropout
 from tekso.models.layers.embedding import Embedding
 from tekso.models.layers.recurrent import RecurrentStack
 from tekso.models.layers.recurrent_cells import State
+from tekso.models.layers.sizes import with_sizes
 from tekso.models.layers.softmax import Softmax
 
 
@@ -52,13 +53,13 @@ class LstmLm(Layer):
         super().__init__(params)
         p = self.params
         self.child(
-            "embedding", p.embedding.copy().set(vocab_size=p.vocab_size, dim=p.embedding_dim)
+            "embedding", with_sizes(p.embedding, vocab_size=p.vocab_size, dim=p.embedding_dim)
         )
         self.child("dropout", Dropout.Params(rate=p.dropout_rate))
-        self.child("stack", p.stack.copy().set(input_dim=p.embedding_dim))
+        self.child("stack", with_sizes(p.stack, input_dim=p.embedding_dim))
         self.child(
             "softmax",
-            p.softmax.copy().set(vocab_size=p.vocab_size, input_dim=self.stack.output_dim),
+            with_sizes(p.softmax, vocab_size=p.vocab_size, input_dim=self.stack.output_dim),
         )
 
     def token_cross_entropy(

@@ -17,7 +17,7 @@ from tekso.models.layers.linear import Linear
 
 
 class FeedForwardBase(Layer):
-    """What a Transformer layer asks of its feed-forward part: [..., input_dim] to the same shape."""
+    """Base of the feed-forward layers: [batch, ..., input_dim] to the same shape."""
 
     class Params(Layer.Params):
         """Params of a feed-forward layer."""

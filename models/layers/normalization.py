@@ -90,8 +90,8 @@ class BatchNorm(Norm):
 
     Shapes:
       x: [batch, ..., dim]
-      mask: bool [batch, ...], broadcastable to x without its last dim; where False, x does not count
-        for the statistics
+      mask: bool [batch, ...], broadcastable to x without its last dim; where False, x does not
+        count for the statistics
       returns: shape and dtype of x
     Weights:
       scale, bias: [dim], start at 1 and 0

@@ -15,6 +15,7 @@ from tekso.framework.params import REQUIRED, param
 from tekso.framework.theta import Theta
 from tekso.models.layers.dropout import Dropout
 from tekso.models.layers.recurrent_cells import LstmCell, RecurrentCell, State
+from tekso.models.layers.sizes import with_sizes
 
 
 class Recurrent(Layer):
@@ -119,7 +120,9 @@ class Bidirectional(Layer):
     class Params(Layer.Params):
         """Params of Bidirectional."""
 
-        cell: RecurrentCell.Params = param("The cell of both directions.", default=LstmCell.Params())
+        cell: RecurrentCell.Params = param(
+            "The cell of both directions.", default=LstmCell.Params()
+        )
 
     def __init__(self, params: Any) -> None:
         super().__init__(params)
@@ -182,7 +185,7 @@ class RecurrentStack(Layer):
         layers = []
         input_dim = p.input_dim
         for _ in range(p.num_layers):
-            layer = make(cell=p.cell).set({"cell.input_dim": input_dim})
+            layer = make(cell=with_sizes(p.cell, input_dim=input_dim))
             layers.append(layer)
             input_dim = layer.instantiate().output_dim
         self.child_list("layers", layers)

@@ -199,9 +199,7 @@ class GruCell(RecurrentCell):
         p = self.params
         self._gate_weights("w_input", p.input_dim, 3)
         self._gate_weights("w_recurrent", p.hidden_dim, 2)
-        self.weight(
-            "w_candidate", [p.hidden_dim, p.hidden_dim], dims=("embed", "mlp"), init=p.init
-        )
+        self.weight("w_candidate", [p.hidden_dim, p.hidden_dim], dims=("embed", "mlp"), init=p.init)
         self._biases()
         if p.reset == "after":
             self.weight("b_candidate", [p.hidden_dim], dims=("mlp",), init=Zeros.Params())

@@ -150,7 +150,9 @@ class SampledSoftmax(Softmax):
         """Returns the classes that this step draws: int32 [num_samples]."""
         p = self.params
         high, low = (
-            tf.cast(counter_hash.uniform(ctx.random_key(self, name), [1, p.num_samples]), tf.float64)
+            tf.cast(
+                counter_hash.uniform(ctx.random_key(self, name), [1, p.num_samples]), tf.float64
+            )
             for name in ("candidates", "candidates, low bits")
         )
         u = tf.squeeze(high + low * 2.0**-24, 0)

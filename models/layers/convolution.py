@@ -1,0 +1,158 @@
+"""Convolutions over images, channels last: full, grouped and depthwise."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import tensorflow as tf
+
+from tekso.framework.context import StepContext
+from tekso.framework.initializers import HeNormal, Initializer, Zeros
+from tekso.framework.layer import Layer
+from tekso.framework.params import REQUIRED, param
+from tekso.framework.primitives.activations import Activation
+from tekso.framework.primitives.windows import Padding, Window
+from tekso.framework.theta import Theta
+
+
+class Conv2DBase(Layer):
+    """What the convolutions have in common: the window and what follows it."""
+
+    class Params(Layer.Params):
+        """Params of a convolution."""
+
+        kernel_shape: tuple[int, int] = param("Height and width of the kernel.", default=(3, 3))
+        strides: tuple[int, int] = param("Steps of the window: height, width.", default=(1, 1))
+        dilations: tuple[int, int] = param(
+            "Distance of the kernel's elements: height, width.", default=(1, 1)
+        )
+        padding: Padding = param(
+            "SAME: ceil(size / stride) outputs, zeros around; VALID: inside only.", default="SAME"
+        )
+        use_bias: bool = param("Whether to add a bias.", default=True)
+        init: Initializer.Params = param("Initializer of w.", default=HeNormal.Params())
+        activation: Activation = param("Applied to the output.", default="identity")
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        for name in ("kernel_shape", "strides", "dilations"):
+            if min(getattr(self.params, name)) < 1:
+                raise ValueError(
+                    f"{type(self).__name__}: {name} is {getattr(self.params, name)}, "
+                    "want sizes of at least 1"
+                )
+
+    @property
+    def window(self) -> Window:
+        """How the kernel goes over the image."""
+        p = self.params
+        return Window(p.kernel_shape, p.strides, p.dilations, p.padding)
+
+    def output_size(self, height: int, width: int) -> tuple[int, int]:
+        """Returns height and width of the output for those of the input."""
+        return self.window.output_size(height, 0), self.window.output_size(width, 1)
+
+    def _finish(self, theta: Theta, y: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+        if self.params.use_bias:
+            y = tf.nn.bias_add(y, theta.b)
+        return ctx.activate(self.params.activation, y)
+
+
+class Conv2D(Conv2DBase):
+    """y = activation(conv(x, w) + b).
+
+    Shapes:
+      x: [batch, height, width, input_dim]
+      returns: [batch, new height, new width, output_dim], dtype of x
+    Weights:
+      w: [kernel height, kernel width, input_dim / num_groups, output_dim],
+        dims (None, None, "in_channels", "out_channels")
+      b: [output_dim], dims ("out_channels",); starts at 0
+    Raises:
+      ValueError: num_groups does not divide both sizes, or the last dim of x is not input_dim.
+    """
+
+    class Params(Conv2DBase.Params):
+        """Params of Conv2D."""
+
+        input_dim: int = param("Number of channels of the input.", default=REQUIRED)
+        output_dim: int = param("Number of channels of the output.", default=REQUIRED)
+        num_groups: int = param(
+            "Parts of the channels that do not see each other; divides both sizes.", default=1
+        )
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        p = self.params
+        if p.num_groups < 1 or p.input_dim % p.num_groups or p.output_dim % p.num_groups:
+            raise ValueError(
+                f"Conv2D: num_groups {p.num_groups} must divide input_dim {p.input_dim} and "
+                f"output_dim {p.output_dim}"
+            )
+        area = math.prod(p.kernel_shape)
+        self.weight(
+            "w",
+            [*p.kernel_shape, p.input_dim // p.num_groups, p.output_dim],
+            dims=(None, None, "in_channels", "out_channels"),
+            init=p.init,
+            fan_in=area * p.input_dim // p.num_groups,
+            fan_out=area * p.output_dim // p.num_groups,
+        )
+        if p.use_bias:
+            self.weight("b", [p.output_dim], dims=("out_channels",), init=Zeros.Params())
+
+    def fprop(self, theta: Theta, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+        """See the class."""
+        p = self.params
+        if x.shape[-1] != p.input_dim:
+            raise ValueError(f"Conv2D: x has shape {x.shape}, want {p.input_dim} channels (last)")
+        self.output_size(x.shape[1], x.shape[2])
+        y = tf.nn.conv2d(x, theta.w, p.strides, p.padding, dilations=p.dilations)
+        return self._finish(theta, y, ctx)
+
+
+class DepthwiseConv2D(Conv2DBase):
+    """Convolves every channel with `multiplier` kernels of its own.
+
+    Shapes:
+      x: [batch, height, width, input_dim]
+      returns: [batch, new height, new width, input_dim * multiplier]; the outputs of a channel are
+        side by side
+    Weights:
+      w: [kernel height, kernel width, input_dim, multiplier], dims (None, None, "channels", None)
+      b: [input_dim * multiplier], dims ("channels",); starts at 0
+    Raises:
+      ValueError: the last dim of x is not input_dim.
+    Source: Sifre & Mallat 2014; Chollet 2017.
+    """
+
+    class Params(Conv2DBase.Params):
+        """Params of DepthwiseConv2D."""
+
+        input_dim: int = param("Number of channels of the input.", default=REQUIRED)
+        multiplier: int = param("Outputs of each channel.", default=1)
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        p = self.params
+        area = math.prod(p.kernel_shape)
+        self.weight(
+            "w",
+            [*p.kernel_shape, p.input_dim, p.multiplier],
+            dims=(None, None, "channels", None),
+            init=p.init,
+            fan_in=area,
+            fan_out=area * p.multiplier,
+        )
+        if p.use_bias:
+            self.weight("b", [p.input_dim * p.multiplier], dims=("channels",), init=Zeros.Params())
+
+    def fprop(self, theta: Theta, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+        """See the class."""
+        p = self.params
+        if x.shape[-1] != p.input_dim:
+            raise ValueError(
+                f"DepthwiseConv2D: x has shape {x.shape}, want {p.input_dim} channels (last)"
+            )
+        return self._finish(theta, ctx.depthwise_convolution(x, theta.w, self.window), ctx)

@@ -1,0 +1,92 @@
+"""Pooling of images, channels last: maximum, average, and average over the whole image."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tekso.framework.context import StepContext
+from tekso.framework.layer import Layer
+from tekso.framework.params import param
+from tekso.framework.primitives.windows import Padding, Window
+from tekso.framework.theta import Theta
+
+
+class Pool2D(Layer):
+    """Base of the poolings that go over the image with a window."""
+
+    class Params(Layer.Params):
+        """Params of a pooling."""
+
+        window_shape: tuple[int, int] = param("Height and width of the window.", default=(2, 2))
+        strides: tuple[int, int] = param("Steps of the window: height, width.", default=(2, 2))
+        padding: Padding = param(
+            "SAME: ceil(size / stride) outputs; VALID: windows inside only.", default="SAME"
+        )
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        for name in ("window_shape", "strides"):
+            if min(getattr(self.params, name)) < 1:
+                raise ValueError(
+                    f"{type(self).__name__}: {name} is {getattr(self.params, name)}, "
+                    "want sizes of at least 1"
+                )
+
+    @property
+    def window(self) -> Window:
+        """How the window goes over the image."""
+        p = self.params
+        return Window(p.window_shape, p.strides, (1, 1), p.padding)
+
+    def output_size(self, height: int, width: int) -> tuple[int, int]:
+        """Returns height and width of the output for those of the input."""
+        return self.window.output_size(height, 0), self.window.output_size(width, 1)
+
+
+class MaxPool(Pool2D):
+    """The largest element of every window.
+
+    Shapes:
+      x: [batch, height, width, channels]
+      returns: [batch, new height, new width, channels]
+    """
+
+    class Params(Pool2D.Params):
+        """Params of MaxPool."""
+
+    def fprop(self, theta: Theta, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+        """See the class."""
+        self.output_size(x.shape[1], x.shape[2])
+        p = self.params
+        return tf.nn.max_pool2d(x, p.window_shape, p.strides, p.padding)
+
+
+class AveragePool(Pool2D):
+    """The mean of every window, over what lies inside the image.
+
+    Shapes:
+      x: [batch, height, width, channels]
+      returns: [batch, new height, new width, channels]
+    """
+
+    class Params(Pool2D.Params):
+        """Params of AveragePool."""
+
+    def fprop(self, theta: Theta, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+        """See the class."""
+        return ctx.average_pool(x, self.window)
+
+
+class GlobalAveragePool(Layer):
+    """The mean over height and width.
+
+    Shapes:
+      x: [batch, height, width, channels]
+      returns: [batch, channels]
+    """
+
+    def fprop(self, theta: Theta, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+        """See the class."""
+        return tf.reduce_mean(x, [1, 2])
