@@ -46,9 +46,7 @@ class TextDecoder(Configurable):
         """Checks the Params; `task` is a LanguageModel."""
         super().__init__(params)
         p = self.params
-        check_sampling(
-            temperature=p.temperature, top_k=p.top_k, top_p=p.top_p, where="task.decode"
-        )
+        check_sampling(temperature=p.temperature, top_k=p.top_k, top_p=p.top_p, where="task.decode")
         for name in ("num_samples", "prompt_tokens", "max_new_tokens"):
             if getattr(p, name) < 1:
                 raise ValueError(f"task.decode.{name} is {getattr(p, name)}: want at least 1")

@@ -37,6 +37,8 @@ class LanguageModel(Task):
             "What is sampled and scored at the end.", default=TextDecoder.Params()
         )
 
+    model: Any
+
     def __init__(self, params: Any) -> None:
         """Builds the network and the decoder."""
         super().__init__(params)

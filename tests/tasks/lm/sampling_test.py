@@ -95,7 +95,13 @@ def test_impossible_tokens_are_never_drawn() -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("temperature", -1.0), ("temperature", float("nan")), ("top_k", 0), ("top_p", 0.0), ("top_p", 1.5)],
+    [
+        ("temperature", -1.0),
+        ("temperature", float("nan")),
+        ("top_k", 0),
+        ("top_p", 0.0),
+        ("top_p", 1.5),
+    ],
 )
 def test_values_out_of_range_are_named(name: str, value: float) -> None:
     settings = {"temperature": 1.0, "top_k": None, "top_p": 1.0, name: value}
