@@ -28,6 +28,9 @@ class FeedForwardBase(Layer):
         init: Initializer.Params = param(
             "Initializer of all matrices.", default=GlorotUniform.Params()
         )
+        output_init: Initializer.Params | None = param(
+            "Initializer of the matrix back to input_dim; None: that of all.", default=None
+        )
 
 
 class FeedForward(FeedForwardBase):
@@ -118,6 +121,6 @@ def _contract(p: Any) -> Linear.Params:
         input_dim=p.hidden_dim,
         output_dim=p.input_dim,
         use_bias=p.use_bias,
-        init=p.init,
+        init=p.output_init or p.init,
         dims=("mlp", "embed"),
     )
