@@ -87,7 +87,7 @@ def _merge_one(x: tf.Tensor, *, groups: int) -> tf.Tensor:
 
 def _split_heads(q: tf.Tensor, k: tf.Tensor, v: tf.Tensor, *, scale: float, groups: int) -> Any:
     return (
-        _split_one(q * tf.cast(scale, q.dtype), groups=groups),
+        _split_one(q * scale, groups=groups),
         tf.transpose(k, [0, 2, 1, 3]),
         tf.transpose(v, [0, 2, 1, 3]),
     )
@@ -101,7 +101,7 @@ def _merge_gradients(
     dq: tf.Tensor, dk: tf.Tensor, dv: tf.Tensor, *, scale: float, groups: int
 ) -> Any:
     return (
-        _merge_one(dq * tf.cast(scale, dq.dtype), groups=groups),
+        _merge_one(dq * scale, groups=groups),
         tf.transpose(dk, [0, 2, 1, 3]),
         tf.transpose(dv, [0, 2, 1, 3]),
     )

@@ -183,7 +183,7 @@ class RelativeKeys(AttentionPositions):
         index = 2 * limit - _clipped_distance(query_positions, key_positions, limit)
         vectors = tf.cast(tf.gather(theta.w, tf.convert_to_tensor(index)), q.dtype)
         form = "btnh,tsh->bnts" if vectors.shape.rank == 3 else "btnh,btsh->bnts"
-        return tf.einsum(form, q * tf.cast(scale, q.dtype), vectors)
+        return tf.einsum(form, q * scale, vectors)
 
 
 def distance_buckets(num_buckets: int, max_distance: int, *, causal: bool) -> np.ndarray:
