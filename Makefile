@@ -10,13 +10,13 @@
 #   make test PYTHON=/opt/python3.11/bin/python3.11  another interpreter
 #   make test TENSORFLOW=tensorflow==2.20.0          another TensorFlow
 
-VENV ?= .venv
-MODEL ?= lm.python_source.Tiny
+VENV = .venv
+MODEL = lm.python_source.Tiny
 # A folder of its own for each run; a run that was stopped goes on with LOGDIR=<its folder>.
-LOGDIR ?= runs/$(MODEL)/$(shell date +%Y-%m-%d_%H-%M-%S)
-ARGS ?=
-PYTHON ?=
-TENSORFLOW ?=
+LOGDIR = runs/$(MODEL)/$(shell date +%Y-%m-%d_%H-%M-%S)
+ARGS =
+PYTHON =
+TENSORFLOW =
 
 .PHONY: help train test install clean
 

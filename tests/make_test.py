@@ -1,0 +1,188 @@
+"""`make` and `.ci/`: the environment is made where it is missing, and what fails says why."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """What `make` needs of a checkout, in a folder with a space in its name."""
+    folder = tmp_path / "a checkout"
+    folder.mkdir()
+    for name in ("Makefile", "setup.py", "pyproject.toml"):
+        shutil.copy(ROOT / name, folder)
+    shutil.copytree(ROOT / ".ci", folder / ".ci")
+    return folder
+
+
+def executable(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("#!/bin/sh\n" + text)
+    path.chmod(0o755)
+    return path
+
+
+def run(folder: Path, *command: str, path: Path | None = None) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if "MAKE" not in name}
+    if path is not None:
+        environment["PATH"] = f"{path}{os.pathsep}{environment['PATH']}"
+    return subprocess.run(
+        command,
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def installed(checkout: Path) -> Path:
+    """Pretends that `make install` was run; returns the folder of its programs."""
+    programs = checkout / ".venv" / "bin"
+    for name in ("tekso-trainer", "pytest"):
+        executable(programs / name, f'echo "{name} $*"\n')
+    (checkout / ".venv" / ".installed").touch()
+    return programs
+
+
+def fake_python(path: Path, checkout: Path) -> Path:
+    """A Python whose environments are empty, with a pip that only writes down its arguments."""
+    log = checkout / "pip.log"
+    return executable(
+        path,
+        f"""
+if [ "$1 $2" = "-m venv" ]; then
+    "{sys.executable}" -m venv --without-pip "$3" || exit 1
+    mv "$3/bin/python" "$3/bin/real" && cat > "$3/bin/python" <<'END'
+#!/bin/sh
+if [ "$1 $2" = "-m pip" ]; then shift 2; echo "$*" >> "{log}"; exit 0; fi
+exec "$(dirname "$0")/real" "$@"
+END
+    chmod +x "$3/bin/python"
+else
+    exec "{sys.executable}" "$@"
+fi
+""",
+    )
+
+
+def test_make_alone_says_what_there_is(checkout: Path) -> None:
+    result = run(checkout, "make")
+    assert result.returncode == 0
+    assert "make train MODEL=lm.python_source.Small" in result.stdout
+
+
+def test_train_runs_the_default_experiment_in_a_folder_of_its_own(checkout: Path) -> None:
+    installed(checkout)
+    result = run(checkout, "make", "train")
+    assert result.returncode == 0, result.stdout
+    last = result.stdout.splitlines()[-1]
+    assert last.startswith(
+        "tekso-trainer --model=lm.python_source.Tiny --logdir=runs/lm.python_source.Tiny/20"
+    )
+
+
+def test_train_takes_model_logdir_and_arguments(checkout: Path) -> None:
+    installed(checkout)
+    result = run(checkout, "make", "train", "MODEL=a.B", "LOGDIR=runs/c", "ARGS=--steps=3")
+    last = result.stdout.splitlines()[-1]
+    assert last == "tekso-trainer --model=a.B --logdir=runs/c --steps=3"
+
+
+def test_test_runs_all_tests(checkout: Path) -> None:
+    installed(checkout)
+    result = run(checkout, "make", "test")
+    assert result.stdout.splitlines()[-1].strip() == "pytest"
+
+
+def test_ci_run_ends_with_the_summary(checkout: Path) -> None:
+    summary = "===== 3 passed in 1.20s ====="
+    executable(installed(checkout) / "pytest", f'echo "{summary}"\necho "a late note"\n')
+    result = run(checkout, ".ci/run")
+    assert result.returncode == 0
+    assert result.stdout.splitlines()[-1] == summary
+
+
+def test_ci_run_fails_with_the_tests(checkout: Path) -> None:
+    summary = "===== 1 failed, 3 passed in 61.20s (0:01:01) ====="
+    executable(installed(checkout) / "pytest", f'echo "{summary}"\nexit 1\n')
+    result = run(checkout, ".ci/run")
+    assert result.returncode != 0
+    assert result.stdout.splitlines()[-1] == summary
+
+
+def test_ci_run_says_so_when_the_tests_break_off(checkout: Path) -> None:
+    executable(installed(checkout) / "pytest", "kill -9 $$\n")
+    result = run(checkout, ".ci/run")
+    assert result.returncode != 0
+    assert "did not run to their end" in result.stdout.splitlines()[-1]
+
+
+def test_install_makes_a_venv(checkout: Path, tmp_path: Path) -> None:
+    fake_python(tmp_path / "bin" / "python3.11", checkout)
+    executable(tmp_path / "bin" / "nvidia-smi", "exit 9\n")
+    result = run(checkout, "make", "install", path=tmp_path / "bin")
+    assert result.returncode == 0, result.stdout
+    tensorflow, tekso, check = (checkout / "pip.log").read_text().splitlines()
+    assert "tensorflow" in tensorflow.split()[-1]
+    assert tekso.endswith("--editable .[test]")
+    assert check == "check"
+    again = run(checkout, "make", "install", path=tmp_path / "bin")
+    assert again.returncode == 0
+    assert len((checkout / "pip.log").read_text().splitlines()) == 3  # nothing is done twice
+
+
+@pytest.mark.skipif(
+    sysconfig.get_platform() != "linux-x86_64",
+    reason="tensorflow-cpu is chosen on Linux x86_64; elsewhere tensorflow is the CPU build",
+)
+@pytest.mark.parametrize(
+    ("nvidia_smi", "requirement"),
+    [
+        ("exit 9", "tensorflow-cpu==2.21.*"),
+        ('echo "GPU 0: some name"', "tensorflow[and-cuda]==2.21.*"),
+    ],
+)
+def test_install_takes_the_tensorflow_for_the_machine(
+    checkout: Path, tmp_path: Path, nvidia_smi: str, requirement: str
+) -> None:
+    fake_python(tmp_path / "bin" / "python3.11", checkout)
+    executable(tmp_path / "bin" / "nvidia-smi", nvidia_smi + "\n")
+    result = run(checkout, "make", "install", path=tmp_path / "bin")
+    assert f"Installing {requirement} in .venv: " in result.stdout
+    assert (checkout / "pip.log").read_text().splitlines()[0].split()[-1] == requirement
+
+
+def test_install_falls_back_to_python3(checkout: Path, tmp_path: Path) -> None:
+    executable(tmp_path / "bin" / "python3.11", "exit 127\n")  # as a shim without its Python does
+    fake_python(tmp_path / "bin" / "python3", checkout)
+    result = run(checkout, "make", "install", path=tmp_path / "bin")
+    assert result.returncode == 0, result.stdout
+    assert (checkout / ".venv" / "bin" / "real").exists()
+
+
+def test_install_without_python_311_says_what_to_do(checkout: Path, tmp_path: Path) -> None:
+    for name in ("python3.11", "python3", "python"):
+        executable(tmp_path / "bin" / name, "exit 1\n")
+    result = run(checkout, "make", "test", path=tmp_path / "bin")
+    assert result.returncode != 0
+    assert "Tekso needs Python 3.11 with its module venv" in result.stdout
+    assert "make PYTHON=/path/to/python3.11" in result.stdout
+    assert not (checkout / ".venv" / ".installed").exists()
+
+
+def test_install_refuses_the_python_that_was_named(checkout: Path) -> None:
+    result = run(checkout, "make", "test", "PYTHON=/nowhere/python3.11")
+    assert result.returncode != 0
+    assert "Tried: /nowhere/python3.11." in result.stdout
