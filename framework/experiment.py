@@ -15,12 +15,12 @@ changes a few of them:
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Callable
 from typing import Any, Literal
 
 from tekso.framework.params import REQUIRED, Configurable, Params, param
-from tekso.framework.params_origins import hide_from_origins
+from tekso.framework.params_origins import Origin, hide_from_origins
 from tekso.framework.params_types import describe, type_name
 
 hide_from_origins(__file__)
@@ -66,42 +66,44 @@ class Experiment:
           TypeError: a method returns something else than Params.
           ValueError: the name of an evaluation input is no plain name.
         """
-        eval_inputs: dict[str, Params] = {}
-        returned = self.eval_inputs()
+        tree = Tree.Params()
+        for name in tree.fields():
+            method = getattr(self, name)
+            value = self._eval_inputs() if name == "eval_inputs" else self._part(name, method())
+            tree._assign(name, value, origin=_defined_at(method))
+        return tree
+
+    def _eval_inputs(self) -> dict[str, Params]:
+        title, returned = type_name(type(self)), self.eval_inputs()
         if not isinstance(returned, dict):
             raise TypeError(
-                f"{type_name(type(self))}.eval_inputs() has to return a dict of Params by name, "
+                f"{title}.eval_inputs() has to return a dict of Params by name, "
                 f"given {describe(returned)}"
             )
-        for name, value in returned.items():
+        for name in returned:
             if not isinstance(name, str) or not re.fullmatch(r"[^\W\d][\w-]*", name):
                 raise ValueError(
-                    f"{type_name(type(self))}.eval_inputs(): {name!r} is no name; a name has "
-                    "letters, digits, _ and -, and begins with a letter"
+                    f"{title}.eval_inputs(): {name!r} is no name; a name has letters, digits, "
+                    "_ and -, and begins with a letter"
                 )
-            eval_inputs[name] = self._checked(f"eval_inputs()[{name!r}]", value)
-        return Tree.Params(
-            task=self._part(self.task),
-            input=self._part(self.input),
-            eval_inputs=eval_inputs,
-            learner=self._part(self.learner),
-            execution=self._part(self.execution),
-            run=self._part(self.run),
-        )
+        return {name: self._part(f"eval_inputs.{name}", part) for name, part in returned.items()}
 
-    def _part(self, method: Callable[[], Params]) -> Any:
-        return self._checked(f"{method.__name__}()", method())
-
-    def _checked(self, title: str, value: Any) -> Any:
+    def _part(self, name: str, value: Any) -> Params:
+        """A copy of what a method returned, after a check."""
         if not isinstance(value, Params):
             hint = ""
             if isinstance(value, type) and issubclass(value, Params):
                 hint = f"; call it: {type_name(value)}()"
             raise TypeError(
-                f"{type_name(type(self))}.{title} has to return Params, "
-                f"given {describe(value)}{hint}"
+                f"{type_name(type(self))}: {name} has to be Params, given {describe(value)}{hint}"
             )
         return value.copy()
+
+
+def _defined_at(method: Any) -> Origin:
+    """File and line of a method of an experiment; those of the base class are defaults."""
+    code = inspect.unwrap(method).__code__
+    return "default" if code.co_filename == __file__ else (code.co_filename, code.co_firstlineno)
 
 
 def _params_of(owner: Any) -> Params:

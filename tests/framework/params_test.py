@@ -159,7 +159,7 @@ def test_a_local_name_of_a_calling_function_does_not_hide_a_module_name() -> Non
 
         return Child
 
-    def call(Init: type) -> Params:  # noqa: ARG001
+    def call(Init: type) -> Params:
         return declare()()
 
     assert isinstance(call(int).init, Uniform.Params)

@@ -1,0 +1,163 @@
+"""Experiments: one tree of copies from methods that return Params."""
+
+from __future__ import annotations
+
+import pytest
+
+from tekso.framework.experiment import Experiment, KeepBest, Run, Tree
+from tekso.framework.params import REQUIRED, Configurable, Params, param
+
+
+class Model(Configurable):
+    class Params(Configurable.Params):
+        """Params of Model."""
+
+        dim: int = param("Width.", default=REQUIRED)
+        dropout: float = param("Rate.", default=0.0)
+
+
+class Task(Configurable):
+    class Params(Configurable.Params):
+        """Params of Task."""
+
+        model: Model.Params = param("Model.", default=Model.Params())
+
+
+class Data(Configurable):
+    class Params(Configurable.Params):
+        """Params of Data."""
+
+        batch_size: int = param("Global, in examples.", default=4)
+
+
+class Part(Configurable):
+    pass
+
+
+SHARED = Data.Params(batch_size=3)
+
+
+class Small(Experiment):
+    """A small one."""
+
+    def task(self) -> Params:
+        return Task.Params().set({"model.dim": 8})
+
+    def input(self) -> Params:
+        return SHARED
+
+    def eval_inputs(self) -> dict[str, Params]:
+        return {"dev": SHARED, "test-2": Data.Params(batch_size=5)}
+
+    def learner(self) -> Params:
+        return Part.Params()
+
+    def execution(self) -> Params:
+        return Part.Params()
+
+
+class Wide(Small):
+    """The same, wider."""
+
+    def task(self) -> Params:
+        return super().task().set({"model.dim": 16})
+
+    def run(self) -> Params:
+        return Run.Params(steps=20)
+
+
+def test_the_tree_has_all_parts() -> None:
+    tree = Wide().tree()
+    assert list(tree.fields()) == ["task", "input", "eval_inputs", "learner", "execution", "run"]
+    assert (tree.get("task.model.dim"), tree.run.steps) == (16, 20)
+    tree.set_text("eval_inputs.dev.batch_size", "7").set_text("*.dropout", "0.5")
+    tree.set({"eval_inputs.test-2.batch_size": 9, "run.keep_best.metric": "bits_per_byte"})
+    assert tree.eval_inputs["dev"].batch_size == 7 and tree.task.model.dropout == 0.5
+    with pytest.raises(AttributeError, match=r"did you mean eval_inputs\.dev"):
+        tree.set_text("eval_inputs.dve.batch_size", "7")
+    with pytest.raises(AttributeError, match=r"did you mean task\.model\.dropout"):
+        tree.set_text("task.model.dropuot", "0.5")
+
+
+def test_trees_share_nothing_with_each_other_or_the_module() -> None:
+    tree = Small().tree()
+    tree.input.batch_size = 100
+    tree.eval_inputs["dev"].batch_size = 100
+    tree.task.model.dim = 100
+    assert SHARED.batch_size == 3
+    assert Small().tree() == Small().tree() != tree
+    assert Small().tree().get("task.model.dim") == 8
+
+
+def test_a_variant_differs_where_it_says() -> None:
+    lines = Small().tree().diff(Wide().tree()).splitlines()
+    assert [line.partition("  #")[0] for line in lines] == [
+        "task.model.dim : 8 -> 16",
+        "run.steps : 1000 -> 20",
+    ]
+    assert all("experiment_test.py:" in line for line in lines)
+
+
+def test_origins_name_the_experiment_and_not_the_framework() -> None:
+    tree = Small().tree()
+    for path in ("task", "task.model.dim", "input", "input.batch_size", "eval_inputs"):
+        assert "experiment_test.py:" in tree.origin(path)
+    method = Small.task.__code__
+    assert tree.origin("task").endswith(f":{method.co_firstlineno}")
+    assert tree.origin("task.model.dim").endswith(f":{method.co_firstlineno + 1}")
+    assert tree.origin("task.model.dropout") == tree.origin("run") == "default"
+
+
+def test_the_tree_survives_as_text() -> None:
+    tree = Small().tree()
+    text = tree.to_text()
+    assert 'eval_inputs : {"dev": Params(' in text and "eval_inputs.dev.batch_size : 3\n" in text
+    assert Tree.Params.from_text(text) == tree
+
+
+@pytest.mark.parametrize("name", ["task", "input"])
+def test_task_and_input_have_to_be_there(name: str) -> None:
+    class Nothing(Experiment):
+        """Without parts."""
+
+    with pytest.raises(NotImplementedError, match=rf"Nothing\.{name}\(\) has to return Params"):
+        getattr(Nothing(), name)()
+    assert Nothing().eval_inputs() == {} and Nothing().run() == Run.Params()
+
+
+def test_other_values_than_params_name_the_method() -> None:
+    class Wrong(Small):
+        def task(self) -> Params:
+            return Task.Params  # type: ignore[return-value]
+
+    class Missing(Small):
+        def input(self) -> Params:
+            return None  # type: ignore[return-value]
+
+    class NoDict(Small):
+        def eval_inputs(self) -> dict[str, Params]:
+            return [SHARED]  # type: ignore[return-value]
+
+    class BadName(Small):
+        def eval_inputs(self) -> dict[str, Params]:
+            return {"a.b": SHARED}
+
+    with pytest.raises(TypeError, match=r"Wrong: task has to be .* call it: Task\.Params\(\)"):
+        Wrong().tree()
+    with pytest.raises(TypeError, match=r"Missing: input has to be Params, given None"):
+        Missing().tree()
+    with pytest.raises(TypeError, match=r"NoDict\.eval_inputs\(\) has to return a dict"):
+        NoDict().tree()
+    with pytest.raises(ValueError, match=r"'a\.b' is no name"):
+        BadName().tree()
+
+
+def test_a_run_checks_its_numbers() -> None:
+    assert Run.Params(steps=0).instantiate().params.steps == 0
+    for name in ("steps", "eval_every_steps", "keep_best.count"):
+        with pytest.raises(ValueError, match=rf"run\.{name} is -1"):
+            Run.Params().set({name: -1}).instantiate()
+    with pytest.raises(ValueError, match="log_every_steps is 0"):
+        Run.Params(log_every_steps=0).instantiate()
+    with pytest.raises(TypeError, match=r"goal: wanted Literal"):
+        Run.Params(keep_best=KeepBest.Params(goal="minimum"))  # type: ignore[arg-type]

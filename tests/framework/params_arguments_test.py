@@ -1,0 +1,193 @@
+"""`set_text`: values from the command line, read by the types of their fields."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from typing import Any, Literal
+
+import pytest
+
+from tekso.framework.params import REQUIRED, Configurable, Params, param, wrap
+
+
+class Padding(enum.Enum):
+    SAME = 1
+    VALID = 2
+
+
+class Optimizer(Configurable):
+    class Params(Configurable.Params):
+        """Params of Optimizer."""
+
+        rate: float = param("Learning rate.", default=0.1)
+
+
+class Adagrade(Optimizer):
+    class Params(Optimizer.Params):
+        """Params of Adagrade."""
+
+        beta: float = param("Decay.", default=0.9)
+
+
+class Learner(Configurable):
+    class Params(Configurable.Params):
+        """Params of Learner."""
+
+        optimizer: Optimizer.Params = param("Optimizer.", default=Optimizer.Params())
+        slow: Optimizer.Params | None = param("Second optimizer.", default=None)
+        all: list[Optimizer.Params] = param("Several.", default=[])
+
+
+def reduce_mean(x: float) -> float:
+    return x
+
+
+wrap(reduce_mean)
+
+
+@pytest.mark.parametrize(
+    ("annotation", "text", "value"),
+    [
+        (int, "3", 3),
+        (int, " -1_000 ", -1000),
+        (int, "0x10", 16),
+        (float, "1e-3", 0.001),
+        (float, "3", 3.0),
+        (float, "-inf", -float("inf")),
+        (complex, "1+2j", 1 + 2j),
+        (bool, "true", True),
+        (bool, "False", False),
+        (str, "True", "True"),
+        (str, "a b", "a b"),
+        (str, "", ""),
+        (str, "'a\\n'", "a\n"),
+        (str, "'it's'", "'it's'"),
+        (str | None, "None", None),
+        (str | None, "none", "none"),
+        (int | None, "None", None),
+        (int | None, "4", 4),
+        (bool | int, "true", True),
+        (bool | int, "1", 1),
+        (int | float, "0.5", 0.5),
+        (int | str, "abc", "abc"),
+        (Literal["min", "max"], "max", "max"),
+        (Literal[1, "1"], "1", 1),
+        (Literal[None, 2], "None", None),
+        (Padding, "SAME", Padding.SAME),
+        (Padding, "Padding.VALID", Padding.VALID),
+        (list[str], "a.txt,b.txt", ["a.txt", "b.txt"]),
+        (list[str], "/data/*.txt", ["/data/*.txt"]),
+        (list[str], "", []),
+        (list[str], "1,2", ["1", "2"]),
+        (list[str], "['a,b']", ["a,b"]),
+        (list[int], "3", [3]),
+        (list[int], "3, 4", [3, 4]),
+        (list[int], "[]", []),
+        (list[int] | None, "3,4", [3, 4]),
+        (list[list[int]], "[(1, 2), []]", [[1, 2], []]),
+        (tuple[int, ...], "[2, 3]", (2, 3)),
+        (tuple[int, ...], "2,3", (2, 3)),
+        (tuple[int, str], "2,a", (2, "a")),
+        (set[int], "2,3", {2, 3}),
+        (frozenset[int], "{2}", frozenset({2})),
+        (dict[str, float], "{'a': 1}", {"a": 1.0}),
+        (dict[str, tuple[int, ...]], "{'a': [1]}", {"a": (1,)}),
+        (type[Optimizer], f"{__name__}:Adagrade", Adagrade),
+        (Callable, f"{__name__}:reduce_mean", reduce_mean),
+        (bytes, "b'x'", b"x"),
+        (Any, "[1, 2]", [1, 2]),
+        (Any, "abc", "abc"),
+        (Any, "None", None),
+    ],
+)
+def test_text_is_read_by_the_type(annotation: Any, text: str, value: Any) -> None:
+    params = Params()
+    params.define("x", REQUIRED, "A value.", type=annotation)
+    assert params.set_text("x", text).x == value
+    assert type(params.x) is type(value)
+    assert params.origin("x") == "--set"
+
+
+@pytest.mark.parametrize(
+    ("annotation", "text", "said"),
+    [
+        (int, "3.0", "wanted int, given '3.0'"),
+        (int, "1e3", "wanted int"),
+        (int, "True", "wanted int"),
+        (int, "", "wanted int, given ''"),
+        (float, "big", "wanted float, given 'big'"),
+        (bool, "0", "wanted True or False, given '0'"),
+        (bool, "1", "wanted True or False"),
+        (bool, "yes", "wanted True or False"),
+        (int | None, "x", r"wanted int, given 'x' \(or None\)"),
+        (int | float, "x", r"wanted int \| float, given 'x'"),
+        (Literal["min", "max"], "mix", "wanted one of min, max, given 'mix'; did you mean"),
+        (Padding, "SAMT", "wanted one of SAME, VALID, given 'SAMT'; did you mean SAME"),
+        (list[int], "3,a", "wanted int, given 'a'"),
+        (list[int], "[1, 'a']", r"wanted list\[int\], given .*item 1 is str 'a'"),
+        (tuple[int, str], "1,a,3", "3 items instead of 2"),
+        (dict[str, int], "a", r"wanted dict\[str, int\], given 'a'"),
+        (type[Optimizer], f"{__name__}:Learner", r"wanted type\[Optimizer\]"),
+        (Callable, "os:system", "not wrapped"),
+    ],
+)
+def test_text_of_another_type_is_an_error(annotation: Any, text: str, said: str) -> None:
+    params = Params()
+    params.define("x", REQUIRED, "A value.", type=annotation)
+    with pytest.raises(ValueError, match=f"^x: .*{said}"):
+        params.set_text("x", text)
+    assert params.x is REQUIRED
+
+
+def test_a_child_is_set_by_its_owner() -> None:
+    params = Learner.Params()
+    params.set_text("optimizer", f"{__name__}:Adagrade").set_text("optimizer.beta", "0.5")
+    assert isinstance(params.optimizer, Adagrade.Params) and params.optimizer.beta == 0.5
+    params.set_text("slow", "Adagrade")
+    assert isinstance(params.slow, Adagrade.Params)
+    assert params.set_text("slow", "None").slow is None
+    params.set_text("all", "Adagrade,Optimizer")
+    assert [type(one) for one in params.all] == [Adagrade.Params, Optimizer.Params]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("Adagrad", "did you mean Adagrade"),
+        ("no_such_module:Adam", "there is no module no_such_module"),
+        (f"{__name__}:Adam", "has no Adam"),
+        (f"{__name__}:Learner", "wanted Optimizer.Params, .*whose Params are Learner.Params"),
+        ("", "name its owner"),
+    ],
+)
+def test_a_child_of_another_kind_is_an_error(text: str, said: str) -> None:
+    with pytest.raises(ValueError, match=f"^optimizer: .*{said}"):
+        Learner.Params().set_text("optimizer", text)
+
+
+def test_a_wildcard_reads_the_text_by_each_type() -> None:
+    params = Params()
+    params.define("a", Optimizer.Params(), "One.", type=Params)
+    params.define("b", REQUIRED, "Two.", type=list[int])
+    params.define("rate", "x", "Three.", type=str)
+    params.set_text("*rate", "3")
+    assert (params.a.rate, params.rate) == (3.0, "3")
+    with pytest.raises(AttributeError, match="hits no field"):
+        params.set_text("*.nothing", "3")
+    before = params.copy()
+    with pytest.raises(ValueError, match=r"^a\.rate: wanted float"):
+        params.set_text("*rate", "abc")
+    assert params == before
+
+
+def test_text_for_an_item_is_read_by_the_type_of_the_items() -> None:
+    params = Params()
+    params.define("dims", (2, 3), "Sizes.", type=tuple[int, ...])
+    params.define("pair", (2, "a"), "A pair.", type=tuple[int, str])
+    params.define("names", {"a": 0.5}, "Numbers.", type=dict[str, float])
+    params.define("maybe", [1], "Numbers.", type=list[int] | None)
+    params.set_text("dims.1", "5").set_text("pair.1", "7").set_text("names.a", "2")
+    params.set_text("maybe.0", "9")
+    assert (params.dims, params.pair) == ((2, 5), (2, "7"))
+    assert (params.names, params.maybe) == ({"a": 2.0}, [9])
