@@ -179,6 +179,8 @@ def draw(
 
     Shapes:
       returns: float32 of `shape`, or of the selected part
+    Raises:
+      ValueError: the slice of dim 0 has a step other than 1.
     """
     size = math.prod(shape)
     if isinstance(initializer, Constant):
@@ -193,7 +195,7 @@ def draw(
         count = min(BLOCK_SIZE, size - block * BLOCK_SIZE)
         blocks.append(initializer.block(_generator(seed, path, block), count, fans))
     flat = np.concatenate(blocks) if blocks else np.zeros(0, np.float32)
-    if slices is None:
+    if slices is None or not shape:
         return flat.reshape(shape)
     # The drawn blocks cover whole rows of dim 0 from the first to the last selected one.
     row = size // shape[0]
@@ -208,8 +210,8 @@ def _flat_range(shape: Sequence[int], slices: Sequence[slice] | None) -> tuple[i
     start, stop, step = slices[0].indices(shape[0])
     if step != 1:
         raise ValueError(f"slices must have step 1, dim 0 has {slices[0]}")
-    row = size // max(shape[0], 1)
-    return start * row, stop * row
+    row = size // shape[0]
+    return start * row, max(start, stop) * row
 
 
 def _generator(seed: int, path: str, block: int) -> np.random.Generator:

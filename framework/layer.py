@@ -154,11 +154,11 @@ class Layer(Configurable):
           dtype: by default that of the layer's Params.
 
         Raises:
-          ValueError: the name is taken, a size is not positive or dims do not fit the shape.
+          ValueError: the name is taken or cannot be an attribute of theta, a size is not positive,
+            or dims do not fit the shape.
         """
         where = f"{type(self).__name__}.weight({name!r})"
-        if name in self._weights or name in self._children or SEPARATOR in name:
-            raise ValueError(f"{where}: the name is taken or contains {SEPARATOR!r}")
+        self._check_name(name, where)
         shape = tuple(int(n) for n in shape)
         if len(dims) != len(shape) or any(n <= 0 for n in shape):
             raise ValueError(
@@ -211,6 +211,15 @@ class Layer(Configurable):
         self._keep(name, layers)
         return layers
 
+    def _check_name(self, name: str, where: str) -> None:
+        if name in self._weights or name in self._children:
+            raise ValueError(f"{where}: the name is taken")
+        if not name.isidentifier() or name.startswith("__") or hasattr(Theta, name):
+            raise ValueError(
+                f"{where}: theta.{name} would not be the weight or child; a name is a Python "
+                "identifier and no method of dict"
+            )
+
     def _adopt(self, name: str, params: Any) -> Layer:
         layer = params.instantiate()
         if not isinstance(layer, Layer):
@@ -219,8 +228,10 @@ class Layer(Configurable):
         return layer
 
     def _keep(self, name: str, value: Layer | list[Layer]) -> None:
-        if name in self._weights or name in self._children or hasattr(self, name) or SEPARATOR in name:
-            raise ValueError(f"{type(self).__name__}: the child name {name!r} is taken or not allowed")
+        where = f"{type(self).__name__}: child {name!r}"
+        self._check_name(name, where)
+        if hasattr(self, name):
+            raise ValueError(f"{where}: the layer has an attribute of that name")
         self._children[name] = value
         setattr(self, name, value)
 

@@ -1,0 +1,256 @@
+"""Layer: what it declares, its paths, stacks and first values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tekso.framework import theta as theta_lib
+from tekso.framework.context import StepContext
+from tekso.framework.initializers import GlorotUniform, Normal, Ones, Zeros
+from tekso.framework.layer import Layer
+from tekso.framework.params import REQUIRED, Configurable, param
+
+
+class Scale(Layer):
+    class Params(Layer.Params):
+        """Params of Scale."""
+
+        dim: int = param("Size.", default=REQUIRED)
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        dim = self.params.dim
+        self.weight("w", [dim, 5], dims=("embed", "mlp"), init=Normal.Params())
+        self.weight("seen", [dim], dims=("embed",), init=Zeros.Params(), trainable=False)
+
+    def fprop(self, theta: Any, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+        ctx.collect_statistic(self, "seen", tf.reduce_sum(x, 0), x.shape[0])
+        return x @ theta.w
+
+    def updated_statistics(self, theta: Any, statistics: Any) -> dict[str, tf.Tensor]:
+        return {"seen": theta.seen + statistics["seen"]}
+
+
+class Empty(Layer):
+    pass
+
+
+class Pair(Layer):
+    class Params(Layer.Params):
+        """Params of Pair."""
+
+        stacked: bool = param("Whether one child is stacked.", default=False)
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self.weight("b", [3], dims=(None,), init=Ones.Params(), dtype="bfloat16")
+        if self.params.stacked:
+            self.child_stack("inner", Scale.Params(dim=2), 3)
+        else:
+            self.child_list("inner", [Scale.Params(dim=2)] * 3)
+        self.child("empty", Empty.Params())
+
+
+class Outer(Layer):
+    class Params(Layer.Params):
+        """Params of Outer."""
+
+        stacked: bool = param("Whether the children are stacked.", default=False)
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        pair = Pair.Params(stacked=self.params.stacked)
+        if self.params.stacked:
+            self.child_stack("pairs", pair, 2)
+        else:
+            self.child_list("pairs", [pair] * 2)
+
+
+def test_weight_spec_says_what_was_declared() -> None:
+    spec = Scale.Params(dim=2).instantiate().specs()["w"]
+    assert (spec.path, spec.shape, spec.dims) == ("w", (2, 5), ("embed", "mlp"))
+    assert (spec.dtype, spec.trainable, spec.stacked) == ("float32", True, 0)
+    assert (spec.size, spec.size_bytes) == (10, 40)
+    assert (spec.fans.fan_in, spec.fans.fan_out) == (2, 5)
+
+
+def test_dtype_comes_from_the_params_or_the_weight() -> None:
+    specs = Pair.Params(dtype="float64").instantiate().specs()
+    assert specs["b"].dtype == "bfloat16"
+    assert specs["b"].size_bytes == 6
+    assert specs["inner/0/w"].dtype == "float32"  # a child has its own Params
+    scale = Scale.Params(dim=2, dtype="float64").instantiate()
+    assert scale.init().w.dtype == tf.float64
+
+
+@pytest.mark.parametrize(
+    ("shape", "dims", "message"),
+    [
+        ([2, 3], ("a",), "each needs a dim name"),
+        ([2, 0], ("a", "b"), "sizes must be positive"),
+        ([2, -1], ("a", "b"), "sizes must be positive"),
+        ([2, 3], ("a", "a"), "name one dim twice"),
+    ],
+)
+def test_weight_refuses_shapes_that_its_dims_do_not_name(
+    shape: list[int], dims: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        Empty.Params().instantiate().weight("w", shape, dims=dims, init=Zeros.Params())
+
+
+def test_two_dims_may_both_have_no_name() -> None:
+    layer = Empty.Params().instantiate()
+    layer.weight("w", [2, 3], dims=(None, None), init=Zeros.Params())
+    assert layer.specs()["w"].dims == (None, None)
+
+
+@pytest.mark.parametrize("name", ["a/b", "a*", "0", "", "values", "update", "__w"])
+def test_names_that_theta_could_not_give_as_attributes_are_refused(name: str) -> None:
+    layer = Empty.Params().instantiate()
+    with pytest.raises(ValueError, match="Python identifier"):
+        layer.weight(name, [2], dims=("a",), init=Zeros.Params())
+    with pytest.raises(ValueError, match="Python identifier"):
+        layer.child(name, Empty.Params())
+
+
+def test_names_are_taken_once() -> None:
+    layer = Empty.Params().instantiate()
+    layer.weight("w", [2], dims=("a",), init=Zeros.Params())
+    layer.child("inner", Empty.Params())
+    for declare in (
+        lambda: layer.weight("w", [2], dims=("a",), init=Zeros.Params()),
+        lambda: layer.weight("inner", [2], dims=("a",), init=Zeros.Params()),
+        lambda: layer.child("w", Empty.Params()),
+        lambda: layer.child_list("inner", [Empty.Params()]),
+    ):
+        with pytest.raises(ValueError, match="is taken"):
+            declare()
+    with pytest.raises(ValueError, match="has an attribute of that name"):
+        layer.child("params", Empty.Params())
+
+
+def test_children_must_be_layers_and_stacks_must_not_be_empty() -> None:
+    class Other(Configurable):
+        pass
+
+    layer = Empty.Params().instantiate()
+    with pytest.raises(TypeError, match="Other is not a Layer"):
+        layer.child("other", Other.Params())
+    with pytest.raises(ValueError, match="0 layers"):
+        layer.child_stack("stack", Empty.Params(), 0)
+
+
+def test_paths_and_patterns_of_lists_and_stacks() -> None:
+    unrolled = Outer.Params().instantiate()
+    layer = unrolled.pairs[1].inner[2]
+    assert unrolled.path == ""
+    assert layer.path == "pairs/1/inner/2"
+    assert layer.pattern == "pairs/*/inner/*"
+    repeated = Outer.Params(stacked=True).instantiate()
+    assert repeated.pairs.inner.path == "pairs/inner"
+    assert repeated.pairs.inner.pattern == layer.pattern  # so that dropout draws the same
+    assert len(list(unrolled.walk())) == 1 + 2 * (1 + 3 + 1)
+
+
+def test_specs_of_a_stack_lead_with_the_layers() -> None:
+    specs = Outer.Params(stacked=True).instantiate().specs()
+    assert list(specs) == ["pairs/b", "pairs/inner/w", "pairs/inner/seen"]
+    w = specs["pairs/inner/w"]
+    assert w.shape == (2, 3, 2, 5)
+    assert w.dims == ("layers", "layers", "embed", "mlp")
+    assert (w.stacked, w.template) == (2, "pairs/*/inner/*/w")
+    assert tuple(w.fans) == (2, 5)  # those of one layer
+    assert not specs["pairs/inner/seen"].trainable
+
+
+def test_theta_mirrors_the_tree_with_a_place_for_every_child() -> None:
+    layer = Pair.Params().instantiate()
+    theta = layer.init()
+    assert set(theta) == {"b", "inner", "empty"}
+    assert theta.empty == {}
+    assert set(theta.inner) == {"0", "1", "2"}
+    flat = theta_lib.flatten(theta)
+    assert {k: tuple(v.shape) for k, v in flat.items()} == {
+        k: s.shape for k, s in layer.specs().items()
+    }
+    assert layer.theta(flat) == theta
+
+
+def test_first_values_depend_on_seed_and_path_only() -> None:
+    layer = Pair.Params().instantiate()
+    first, again, other = layer.init(seed=3), layer.init(seed=3), layer.init(seed=4)
+    np.testing.assert_array_equal(first.inner["0"].w, again.inner["0"].w)
+    assert np.abs(first.inner["0"].w - other.inner["0"].w).min() > 0
+    assert np.abs(first.inner["0"].w - first.inner["1"].w).min() > 0
+
+
+def test_a_stack_starts_as_its_unrolled_layers() -> None:
+    stacked = Outer.Params(stacked=True).instantiate().init(seed=7)
+    unrolled = Outer.Params().instantiate().init(seed=7)
+    for i in range(2):
+        for j in range(3):
+            np.testing.assert_array_equal(
+                stacked.pairs.inner.w[i, j], unrolled.pairs[str(i)].inner[str(j)].w
+            )
+
+
+@pytest.mark.parametrize(
+    "slices",
+    [
+        (slice(0, 2), slice(1, 3), slice(0, 2), slice(0, 5)),
+        (slice(1, 2), slice(0, 1), slice(1, 2), slice(2, 4)),
+        (slice(None), slice(2, 3), slice(None), slice(None)),
+    ],
+)
+def test_a_part_of_a_stacked_weight_is_drawn_as_the_whole(slices: tuple[slice, ...]) -> None:
+    spec = Outer.Params(stacked=True).instantiate().specs()["pairs/inner/w"]
+    np.testing.assert_array_equal(
+        spec.initial_value(5, slices), spec.initial_value(5)[slices], strict=True
+    )
+
+
+def test_scalar_weight_has_first_values_also_by_slices() -> None:
+    layer = Empty.Params().instantiate()
+    layer.weight("gain", [], dims=(), init=Normal.Params())
+    spec = layer.specs()["gain"]
+    assert spec.initial_value(1).shape == ()
+    assert spec.initial_value(1, ()) == spec.initial_value(1)
+
+
+def test_fans_can_be_given() -> None:
+    layer = Empty.Params().instantiate()
+    layer.weight(
+        "w", [2, 4, 3], dims=("a", None, "b"), init=GlorotUniform.Params(), fan_in=2, fan_out=3
+    )
+    assert tuple(layer.specs()["w"].fans) == (2, 3)
+    layer.weight("v", [2, 4, 3], dims=("a", None, "b"), init=GlorotUniform.Params())
+    assert tuple(layer.specs()["v"].fans) == (8, 3)
+
+
+def test_new_statistics_reach_the_layer_that_collected_them() -> None:
+    layer = Pair.Params().instantiate()
+    theta = layer.init()
+    ctx = StepContext(mode="train")
+    x = tf.constant([[1.0, 2.0], [3.0, 6.0], [5.0, 1.0]])
+    for i in (0, 2):
+        layer.inner[i].fprop(theta.inner[str(i)], x * (i + 1), ctx)
+    means = {name: v / w for name, (v, w) in ctx.collected.sums["statistic"].items()}
+    assert set(means) == {"inner/0/seen", "inner/2/seen"}
+    new = layer.new_statistics(theta_lib.flatten(theta), means)
+    assert set(new) == {"inner/0/seen", "inner/2/seen"}
+    np.testing.assert_allclose(new["inner/0/seen"], [3.0, 3.0])
+    np.testing.assert_allclose(new["inner/2/seen"], [9.0, 9.0])
+    assert layer.new_statistics(theta_lib.flatten(theta), {}) == {}
+
+
+def test_a_layer_without_its_own_method_says_so() -> None:
+    layer = Empty.Params().instantiate()
+    with pytest.raises(NotImplementedError, match=r"Empty has no fprop\(\)"):
+        layer.fprop(layer.init(), tf.ones([2]), StepContext())
+    with pytest.raises(NotImplementedError, match=r"Empty collects statistics \['mean'\]"):
+        layer.updated_statistics(layer.init(), {"mean": tf.ones([2])})
