@@ -55,7 +55,7 @@ class PathPatterns:
 def _hint(pattern: str, paths: Sequence[str]) -> str:
     part = [path for path in paths if re.search(pattern, path)]
     if part:
-        return f" (it has to match the whole path, as '.*{pattern}.*' would; {listed(part)})"
+        return f" as a whole; '.*{pattern}.*' would match {listed(part)}"
     close = difflib.get_close_matches(pattern, paths, n=3, cutoff=0.5)
     return f"; the weights are {listed(close or paths)}"
 
