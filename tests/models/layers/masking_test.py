@@ -1,0 +1,90 @@
+"""Masks against their definitions, pair by pair."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tekso.models.layers import masking
+
+
+@given(
+    num_queries=st.integers(1, 6),
+    num_keys=st.integers(1, 6),
+    causal=st.booleans(),
+    window=st.none() | st.integers(1, 7),
+    as_tensors=st.booleans(),
+)
+def test_by_position_hides_what_is_after_or_too_far(
+    num_queries: int, num_keys: int, causal: bool, window: int | None, as_tensors: bool
+) -> None:
+    queries, keys = np.arange(num_queries) + 2, np.arange(num_keys)
+    places = [tf.constant(p) for p in (queries, keys)] if as_tensors else [queries, keys]
+
+    mask = masking.by_position(*places, causal=causal, window=window)
+
+    if not causal and window is None:
+        assert mask is None
+        return
+    assert mask.shape == (1, 1, num_queries, num_keys)
+    assert isinstance(mask, np.ndarray) != as_tensors
+    for i, q in enumerate(queries):
+        for j, k in enumerate(keys):
+            near = window is None or abs(int(q) - int(k)) < window
+            assert bool(mask[0, 0, i, j]) == (near and not (causal and k > q))
+
+
+def test_by_position_of_one_position_a_row_has_a_mask_a_row() -> None:
+    queries = tf.constant([[0, 1], [3, 4], [1, 2]])
+
+    mask = masking.by_position(queries, np.arange(5), causal=True)
+
+    want = np.arange(5)[None, None] <= np.array(queries)[..., None]
+    np.testing.assert_array_equal(mask, want[:, None])
+
+
+def test_causal_is_a_lower_triangle_known_when_the_program_is_built() -> None:
+    mask = masking.causal(3, 5)
+
+    assert isinstance(mask, np.ndarray)
+    np.testing.assert_array_equal(mask[0, 0], np.tril(np.ones([3, 5], bool)))
+    np.testing.assert_array_equal(masking.causal(4, window=2)[0, 0].sum(1), [1, 2, 2, 2])
+
+
+def test_padding_hides_keys_of_weight_zero() -> None:
+    weights = np.array([[1, 1, 0], [0.5, 0, 0]], np.float32)
+
+    for given_as in (weights, weights != 0):
+        mask = masking.padding(tf.constant(given_as))
+        assert mask.shape == (2, 1, 1, 3)
+        np.testing.assert_array_equal(mask[:, 0, 0], weights > 0)
+
+
+def test_segments_see_themselves_and_padding_sees_and_is_seen_by_none() -> None:
+    ids = np.array([[1, 1, 2, 0, 0], [1, 2, 3, 3, 0]])
+
+    mask = masking.segments(tf.constant(ids))
+
+    want = (ids[:, :, None] == ids[:, None, :]) & (ids[:, None, :] > 0)
+    np.testing.assert_array_equal(mask, want[:, None])
+    other = masking.segments(tf.constant(ids), tf.constant(ids[:, :3]))
+    np.testing.assert_array_equal(other, want[:, None, :, :3])
+
+
+def test_combine_keeps_constants_constant_and_nothing_nothing() -> None:
+    causal, ids = masking.causal(3), np.array([[1, 1, 2]])
+
+    both = masking.combine(masking.segments(tf.constant(ids)), None, causal)
+
+    want = (ids[:, :, None] == ids[:, None, :]) & np.tril(np.ones([3, 3], bool))
+    np.testing.assert_array_equal(both[:, 0], want)
+    assert masking.combine(None, None) is None
+    assert isinstance(masking.combine(causal, causal[..., :1]), np.ndarray)
+
+
+def test_window_that_hides_the_query_itself_is_refused() -> None:
+    with pytest.raises(ValueError, match="window is 0, want at least 1"):
+        masking.causal(3, window=0)
