@@ -179,7 +179,7 @@ def test_streams_steps_seeds_and_turns_are_independent() -> None:
 
 
 def test_rows_of_a_batch_share_no_runs() -> None:
-    """Rows are not one sequence from different starts: windows of three numbers are all distinct."""
+    """Rows are not one sequence from different starts: windows of three are all distinct."""
     drawn = counter_hash.bits(key_of(0), [300, 200]).numpy().astype(object)
     windows = {tuple(row[i : i + 3]) for row in drawn for i in range(198)}
     assert len(windows) == 300 * 198

@@ -115,7 +115,11 @@ def test_a_part_across_real_blocks_is_drawn_as_the_whole() -> None:
 
 def test_negative_and_open_slices_select_as_numpy_does() -> None:
     whole = draw(lib.Normal.Params(), (5, 4))
-    for slices in [(slice(None), slice(-2, None)), (slice(-3, -1), slice(None)), (slice(4, 2),) * 2]:
+    for slices in [
+        (slice(None), slice(-2, None)),
+        (slice(-3, -1), slice(None)),
+        (slice(4, 2),) * 2,
+    ]:
         part = draw(lib.Normal.Params(), (5, 4), slices=slices)
         np.testing.assert_array_equal(part, whole[slices], strict=True)
 
