@@ -28,6 +28,7 @@ from tekso.framework.params_containers import (
     FrozenParamsError,
     Node,
     holds_nodes,
+    is_changeable,
     map_nodes,
     nodes_of,
     same_value,
@@ -334,27 +335,38 @@ class Params(Node):
         values = self._values.copy()
         _init(new, values, self._origins.copy(), self._extra.copy(), parent, source)
         for name, value in values.items():
-            if type(value) not in ATOMS:
+            if type(value) in ATOMS:
+                continue
+            if isinstance(value, Params):
+                values[name] = value._copy(new, None)
+            else:
                 values[name] = map_nodes(value, lambda node: node._copy(new, None))
         return new
 
     def _recheck(self) -> None:
         """Checks containers again: they can be changed in place as long as nothing is frozen."""
+        if self._frozen:
+            return
         for name, value in self._values.items():
             if type(value) in ATOMS:
                 continue
-            if isinstance(value, (list, tuple, dict, set)):
-                origin = self._origins.get(name)
-                self._assign(name, value, origin=origin)
-                value = self._values[name]
-            for node in nodes_of(value):
-                if not node._frozen:
+            if isinstance(value, Params):
+                value._recheck()
+            elif is_changeable(value):
+                self._assign(name, value, origin=self._origins.get(name))
+                for node in nodes_of(self._values[name]):
                     node._recheck()
 
     def _freeze(self) -> None:
+        if self._frozen:
+            return
         values = self._values
         for name, value in values.items():
-            if type(value) not in ATOMS:
+            if type(value) in ATOMS:
+                continue
+            if isinstance(value, Params):
+                value._freeze()
+            else:
                 values[name] = map_nodes(value, _freeze_node, frozen=True)
         _SET["_frozen"](self, True)
 
@@ -382,8 +394,9 @@ class Params(Node):
 
     def _unknown(self, name: str) -> AttributeError:
         names = list(self.fields())
-        deeper = [path for path, _, _ in params_tree.walk(self)]
-        hint = paths.suggestion(name, self._path(), names, deeper)
+        hint = paths.suggestion(
+            name, self._path(), names, lambda: [path for path, _, _ in params_tree.walk(self)]
+        )
         return AttributeError(f"{self._title()} has no field {self._where(name)}; {hint}")
 
     def _assign(
@@ -424,8 +437,7 @@ def _init(
 
 
 def _freeze_node(node: Params) -> Params:
-    if not node._frozen:
-        node._freeze()
+    node._freeze()
     return node
 
 

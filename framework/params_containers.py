@@ -81,6 +81,8 @@ def map_nodes(value: Any, fn: Callable[[Any], Any], *, frozen: bool = False) -> 
         items = [map_nodes(item, fn, frozen=frozen) for item in value]
         return FrozenList(items) if frozen else items
     if type(value) is tuple:
+        if all([type(item) in ATOMS for item in value]):
+            return value
         return tuple([map_nodes(item, fn, frozen=frozen) for item in value])
     if isinstance(value, dict):
         pairs = {key: map_nodes(item, fn, frozen=frozen) for key, item in value.items()}
@@ -107,6 +109,13 @@ def nodes_of(value: Any) -> Iterator[Any]:
 def holds_nodes(value: Any) -> bool:
     """Whether a container holds at least one node."""
     return next(nodes_of(value), None) is not None
+
+
+def is_changeable(value: Any) -> bool:
+    """Whether a container, or one in it, can be changed in place; nodes in tuples count, too."""
+    if type(value) is tuple:
+        return any(type(item) not in ATOMS and is_changeable(item) for item in value)
+    return isinstance(value, (list, dict, set, Node))
 
 
 def same_value(a: Any, b: Any) -> bool:

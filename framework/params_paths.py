@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from tekso.framework import params_literals as literals
@@ -141,14 +141,17 @@ def close_to_glob(pattern: str, paths: Sequence[str], *, count: int = 3) -> list
     return found[:count]
 
 
-def suggestion(name: str, prefix: str, names: Sequence[str], deeper: Iterable[str]) -> str:
+def suggestion(
+    name: str, prefix: str, names: Sequence[str], deeper: Callable[[], Iterable[str]]
+) -> str:
     """What to say of an unknown `name` at the level `prefix` whose members are `names`.
 
-    `deeper` are the paths below the level, relative to it; one that ends in `name` is offered too.
+    `deeper` gives the paths below the level, relative to it; one that ends in `name` is offered if
+    no name at the level is close.
     """
     close = [join(prefix, match) for match in difflib.get_close_matches(name, names, n=3)]
     if not close:
-        close = [join(prefix, path) for path in deeper if path.endswith("." + name)][:3]
+        close = [join(prefix, path) for path in deeper() if path.endswith("." + name)][:3]
     if close:
         return f"did you mean {' or '.join(close)}?"
     if not names:

@@ -47,7 +47,12 @@ def of_object(target: Any) -> str:
 def of_params(cls: Any) -> str:
     """The reference of a Params class: that of its owner, or its own if it is not the owner's."""
     owner = cls.owner
-    if owner is not None and (is_wrapped(cls) or getattr(owner, "Params", None) is cls):
+    if is_wrapped(cls):
+        reference = of_object(owner)
+        if WRAPPED.get(reference) is not cls:
+            raise TypeError(f"{reference} has no text form: another {reference} was wrapped since")
+        return reference
+    if owner is not None and getattr(owner, "Params", None) is cls:
         return of_object(owner)
     return of_object(cls)
 

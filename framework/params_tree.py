@@ -22,21 +22,32 @@ class Place(NamedTuple):
     path: str
 
 
-def walk(node: Any, prefix: str = "") -> Iterator[tuple[str, Any, Field]]:
+Entry = tuple[str, Any, Field]
+
+
+def walk(node: Any, prefix: str = "") -> list[Entry]:
     """(path, value, field) of everything below; a node or container comes before what it holds."""
+    found: list[Entry] = []
+    _collect(node, prefix + "." if prefix else "", found)
+    return found
+
+
+def _collect(node: Any, start: str, found: list[Entry]) -> None:
+    fields, extra = node._fields, node._extra
     for name, value in node._values.items():
-        yield from _walk_value(paths.join(prefix, name), value, node._field(name))
+        field = fields.get(name) or extra[name]
+        found.append((start + name, value, field))
+        if type(value) not in ATOMS:
+            _collect_items(value, start + name, field, found)
 
 
-def _walk_value(path: str, value: Any, field: Field) -> Iterator[tuple[str, Any, Field]]:
-    yield path, value, field
-    if type(value) in ATOMS:
-        return
+def _collect_items(value: Any, path: str, field: Field, found: list[Entry]) -> None:
     if isinstance(value, Node):
-        yield from walk(value, path)
+        _collect(value, path + ".", found)
     elif holds_nodes(value):
         for where, item in items_with_paths(path, value):
-            yield from _walk_value(where, item, field)
+            found.append((where, item, field))
+            _collect_items(item, where, field, found)
 
 
 def items_with_paths(path: str, container: Any) -> Iterator[tuple[str, Any]]:
@@ -99,7 +110,7 @@ def _key(container: Any, segment: paths.Segment, where: str) -> Any:
     try:
         return paths.find_key(container, segment)
     except KeyError as error:
-        hint = paths.suggestion(str(segment), where, error.args[0], [])
+        hint = paths.suggestion(str(segment), where, error.args[0], list)
         raise AttributeError(f"{where} has no item {segment}; {hint}") from None
 
 

@@ -84,7 +84,10 @@ def describe(value: Any) -> str:
     """A value for an error message: its type and the beginning of its repr."""
     if value is None or value is REQUIRED:
         return repr(value)
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # an int of thousands of digits
+        text = hex(value) if isinstance(value, int) else "…"
     text = text if len(text) <= 60 else text[:57] + "..."
     if isinstance(value, type):
         return f"the class {type_name(value)}"

@@ -47,6 +47,7 @@ class Entry:
 
 
 _ENTRIES: dict[str, Entry] = {}
+_NO_EXPERIMENTS = re.compile(r"__main__|conftest|tests|test_.*|.*_test")
 
 
 def register(cls: type[T]) -> type[T]:
@@ -99,8 +100,8 @@ def get(key: str) -> type[Experiment]:
 def import_package(name: str) -> None:
     """Imports a package with all its submodules, so that the experiments in it are registered.
 
-    A package in the working directory is found even if that is not on `sys.path`. An error in one
-    of its modules surfaces as it is.
+    Tests and `__main__` in it are left out. A package in the working directory is found even if
+    that is not on `sys.path`. An error in one of its modules surfaces as it is.
     """
     if name.partition(".")[0] not in sys.modules and os.getcwd() not in sys.path:
         importlib.invalidate_caches()
@@ -108,7 +109,7 @@ def import_package(name: str) -> None:
             sys.path.append(os.getcwd())
     package = importlib.import_module(name)
     for module in pkgutil.iter_modules(getattr(package, "__path__", [])):
-        if module.name != "__main__":
+        if not _NO_EXPERIMENTS.fullmatch(module.name):
             import_package(f"{name}.{module.name}")
 
 

@@ -82,6 +82,20 @@ def test_the_same_target_gives_the_same_class() -> None:
     assert isinstance(wrap(Plain)(), Params)
 
 
+def test_two_functions_of_one_name_are_not_confused() -> None:
+    def make(factor: int) -> type[Any]:
+        def scale(x: int) -> int:
+            return x * factor
+
+        return wrap(scale)
+
+    first, second = make(2), make(3)
+    assert (first(x=1).instantiate(), second(x=1).instantiate()) == (2, 3)
+    assert second(x=1).to_text()
+    with pytest.raises(TypeError, match=r"another .* was wrapped since"):
+        first(x=1).to_text()
+
+
 def test_a_configurable_class_keeps_its_params() -> None:
     class Mine(Configurable):
         pass

@@ -161,7 +161,8 @@ def test_a_module_may_be_reloaded(folder: Path) -> None:
 def test_experiments_of_a_users_package(rooms: Path) -> None:
     write(rooms, "their_package/deep/experiments.py", EXPERIMENT.format(name="Mine"))
     write(rooms, "their_package/params/own.py", EXPERIMENT.format(name="Other"))
-    write(rooms, "their_package/__main__.py", "raise AssertionError('run and not imported')")
+    for name in ("__main__", "conftest", "deep/mine_test", "tests/anything"):
+        write(rooms, f"their_package/{name}.py", "raise AssertionError('not to be imported')")
     assert "no experiment" in miss("their_package.deep.experiments.Mine")
     registry.import_package("their_package")
     assert registry.get("their_package.deep.experiments.Mine").__name__ == "Mine"
