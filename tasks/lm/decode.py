@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
+from tekso.framework import files
+from tekso.framework.input.text import NotTextError, to_text
 from tekso.framework.params import Configurable, param
 from tekso.framework.task import Decoded, Program
 from tekso.tasks.lm.generation import Generator, PromptBlock
@@ -23,12 +26,13 @@ class TextDecoder(Configurable):
         """Params of TextDecoder."""
 
         prompts: list[str] = param(
-            "Texts to go on from. Empty: the beginnings of the first training examples.", default=[]
+            'Texts to go on from; "" begins a new one. Empty: the first training examples.',
+            default=[],
         )
         num_samples: int = param(
-            "Samples after each prompt; or beginnings taken, where there are no prompts.", default=3
+            "Samples after each prompt; or examples taken, where there are no prompts.", default=1
         )
-        prompt_tokens: int = param("Length of the beginnings that are taken.", default=16)
+        prompt_tokens: int = param("Tokens of an example that are taken as prompt.", default=16)
         max_new_tokens: int = param("Tokens drawn after a prompt.", default=256)
         temperature: float = param("Logits are divided by it; 0 is greedy.", default=1.0)
         top_k: int | None = param("Only the so many likeliest tokens are drawn.", default=None)
@@ -50,68 +54,60 @@ class TextDecoder(Configurable):
         for name in ("num_samples", "prompt_tokens", "max_new_tokens"):
             if getattr(p, name) < 1:
                 raise ValueError(f"task.decode.{name} is {getattr(p, name)}: want at least 1")
-        self._task = task
-        self._window = p.window or DEFAULT_WINDOW
-        self._scorer = Scorer(task.log_probs, window=self._window, overlap=p.score_overlap)
-        self._generators: dict[int | None, Generator] = {}
+        self._model = task.model
+        self._scorer = Scorer(
+            task.log_probs, window=p.window or DEFAULT_WINDOW, overlap=p.score_overlap
+        )
+        self._generators: dict[int, Generator] = {}
 
     def decode(self, program: Program, input: Any) -> Decoded | None:
         """Returns samples and scores; None if the input has no tokenizer, so there is no text.
 
         Raises:
-          ValueError: a prompt or a file cannot be turned into tokens; it is named.
+          OSError: a file is missing or cannot be read.
+          ValueError: a file is no text.
         """
         tokenizer = getattr(input, "tokenizer", None)
         if tokenizer is None:
             return None
         records = [*self._samples(program, input, tokenizer)]
-        records += [self._score(program, path, tokenizer) for path in self._files()]
+        patterns = self.params.score_files
+        paths = files.glob(patterns, what="task.decode.score_files") if patterns else []
+        records += [self._score(program, path, tokenizer) for path in paths]
         return Decoded("\n".join(_shown(record) for record in records), records)
-
-    # --- samples ---
 
     def _samples(self, program: Program, input: Any, tokenizer: Any) -> Iterator[dict[str, Any]]:
         prompts = self._prompts(input, tokenizer)
-        generator = self._generator(getattr(tokenizer, "end_id", None))
         block = PromptBlock.of(prompts)
-        drawn = program.call(
-            generator.generate,
-            tf.constant(block.head),
-            tf.constant(block.tail),
-            tf.constant(block.lengths),
-        )
-        ids, lengths = drawn["ids"].numpy(), drawn["lengths"].numpy()
-        for prompt, row, length in zip(prompts, ids, lengths, strict=True):
+        arrays = (tf.constant(a) for a in (block.head, block.tail, block.lengths))
+        drawn = program.call(self._generator(tokenizer.end_id).generate, *arrays)
+        rows = zip(np.asarray(drawn["ids"]), np.asarray(drawn["lengths"]), strict=True)
+        for prompt, (ids, length) in zip(prompts, rows, strict=True):
             yield {
                 "kind": "sample",
                 "prompt": tokenizer.decode(prompt),
-                "text": tokenizer.decode(row[:length].tolist()),
+                "text": tokenizer.decode(ids[:length]),
                 "new_tokens": int(length) - len(prompt),
                 "temperature": self.params.temperature,
                 "top_k": self.params.top_k,
                 "top_p": self.params.top_p,
             }
 
-    def _prompts(self, input: Any, tokenizer: Any) -> list[list[int]]:
+    def _prompts(self, input: Any, tokenizer: Any) -> list[np.ndarray]:
         p = self.params
         if p.prompts:
-            encoded = [[int(i) for i in tokenizer.encode(text)] for text in p.prompts]
-            for text, ids in zip(p.prompts, encoded, strict=True):
-                if not ids:
-                    raise ValueError(
-                        f"task.decode.prompts: {text!r} has no tokens; a prompt needs at least one"
-                    )
-            return [ids for ids in encoded for _ in range(p.num_samples)]
+            encoded = [tokenizer.encode(text) if text else [] for text in p.prompts]
+            begun = [ids if len(ids) else np.array([tokenizer.end_id]) for ids in encoded]
+            return [ids for ids in begun for _ in range(p.num_samples)]
         batch = input.batch(0)
-        rows = zip(batch["ids"], batch["weights"], strict=True)
-        taken = [ids[: min(p.prompt_tokens, int((w > 0).sum()))].tolist() for ids, w in rows]
-        return [ids for ids in taken if ids][: p.num_samples]
+        count = min(p.num_samples, len(batch["ids"]))
+        return [ids[: p.prompt_tokens] for ids in batch["ids"][:count]]
 
-    def _generator(self, stop_id: int | None) -> Generator:
+    def _generator(self, stop_id: int) -> Generator:
         p = self.params
         if stop_id not in self._generators:
             self._generators[stop_id] = Generator(
-                self._task.model,
+                self._model,
                 max_new_tokens=p.max_new_tokens,
                 window=p.window,
                 stop_id=stop_id,
@@ -121,33 +117,15 @@ class TextDecoder(Configurable):
             )
         return self._generators[stop_id]
 
-    # --- scores ---
-
-    def _files(self) -> Sequence[str]:
-        found: list[str] = []
-        for pattern in self.params.score_files:
-            matches = sorted(tf.io.gfile.glob(pattern))
-            if not matches:
-                raise ValueError(f"task.decode.score_files: {pattern!r} matches no file")
-            found += matches
-        return found
-
     def _score(self, program: Program, path: str, tokenizer: Any) -> dict[str, Any]:
-        with tf.io.gfile.GFile(path, "rb") as file:
-            data = file.read()
         try:
-            text = data.decode("utf-8")
-        except UnicodeDecodeError as error:
+            text = to_text(files.read(path))
+        except NotTextError as error:
             raise ValueError(
-                f"task.decode.score_files: {path} is not UTF-8 text, see its byte {error.start}"
+                f"task.decode.score_files: {path} is no text, see byte {error.offset}: {error}"
             ) from error
-        ids = [int(i) for i in tokenizer.encode(text)]
-        if len(ids) < 2:
-            raise ValueError(
-                f"task.decode.score_files: {path} has {len(ids)} tokens; the first is given, so a "
-                "text needs at least 2 to be scored"
-            )
-        num_bytes = len(data) - len(tokenizer.decode(ids[:1]).encode("utf-8"))
+        ids = np.concatenate([[tokenizer.end_id], tokenizer.encode(text)])
+        num_bytes = int(tokenizer.token_num_bytes[ids].sum())
         score = self._scorer.score(program, ids, num_bytes=num_bytes)
         return {
             "kind": "score",
@@ -157,7 +135,7 @@ class TextDecoder(Configurable):
             "log_prob": score.total,
             "loss": score.loss,
             "bits_per_byte": score.bits_per_byte,
-            "token_log_probs": [float(x) for x in score.log_probs],
+            "token_log_probs": score.log_probs.tolist(),
         }
 
 
