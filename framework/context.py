@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol, TypeVar
 
 import tensorflow as tf
+
 from tekso.framework import counter_hash, loops
 from tekso.framework.collected import Collected
 from tekso.framework.primitives import (
@@ -35,10 +36,14 @@ class HasStream(Protocol):
     """A layer, as far as random numbers and statistics need it."""
 
     @property
-    def path(self) -> str: ...
+    def path(self) -> str:
+        """Where it lies in theta."""
+        ...
 
     @property
-    def pattern(self) -> str: ...
+    def pattern(self) -> str:
+        """The path with "*" for every index of a stack."""
+        ...
 
 
 class StepContext:
@@ -72,6 +77,7 @@ class StepContext:
 
     @property
     def is_training(self) -> bool:
+        """Whether dropout drops and batch statistics are taken."""
         return self.mode == "train"
 
     # --- layout ---
@@ -112,8 +118,8 @@ class StepContext:
         """Adds an auxiliary loss: `value` is a sum over examples; its mean joins the total loss."""
         if self.num_examples is None:
             raise ValueError(
-                f"auxiliary loss {name!r}: this context has no num_examples (the size of the global "
-                "batch); pass StepContext(num_examples=…)"
+                f"auxiliary loss {name!r}: this context has no num_examples (the size of the "
+                "global batch); pass StepContext(num_examples=…)"
             )
         self.collected.add("loss", name, value / self.num_examples, 1.0)
 
@@ -187,7 +193,7 @@ class StepContext:
         return normalization.layer_norm(x, scale, bias, epsilon=epsilon, fuse=self.fuse)
 
     def rms_norm(self, x: tf.Tensor, scale: tf.Tensor, *, epsilon: float) -> tf.Tensor:
-        """x / sqrt(mean(x**2) + epsilon) * scale over the last dim."""
+        """X / sqrt(mean(x**2) + epsilon) * scale over the last dim."""
         return normalization.rms_norm(x, scale, epsilon=epsilon, fuse=self.fuse)
 
     def activate(self, name: str, x: tf.Tensor) -> tf.Tensor:
@@ -218,7 +224,7 @@ class StepContext:
         key = None
         if self.is_training and dropout_rate:
             if layer is None:
-                raise ValueError("attend: dropout needs the layer whose random stream it draws from")
+                raise ValueError("attend: dropout needs the layer whose random stream it uses")
             key = self.random_key(layer, "attention")
         return attention.attend(
             q,

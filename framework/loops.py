@@ -1,8 +1,8 @@
 """The plain forms of `ctx.scan` and `ctx.rematerialize`: a while loop, and recomputation.
 
-Both trace a body that may collect (losses, metrics, statistics); what it collects leaves the body as
-ordinary outputs. Losses and metrics of all turns are added up, statistics are stacked by turn, as the
-weights of the layers are.
+Both trace a body that may collect (losses, metrics, statistics); what it collects leaves the body
+as ordinary outputs. Losses and metrics of all turns are added up, statistics are stacked by turn,
+as the weights of the layers are.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
+
 from tekso.framework.theta import Theta
 
 
@@ -24,7 +25,8 @@ def scan(
     turns = flat_xs[0].shape[0]
     if turns is None or any(x.shape[0] != turns for x in flat_xs):
         raise ValueError(
-            f"scan: the leading dims of xs must be one known size, got {[x.shape[0] for x in flat_xs]}"
+            "scan: the leading dims of xs must be one known size, got "
+            f"{[x.shape[0] for x in flat_xs]}"
         )
 
     def turn(i: Any, state: Any, x: Any) -> tuple[Any, Any, Any]:

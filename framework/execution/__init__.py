@@ -1,4 +1,4 @@
-"""Executions: how an experiment's steps are laid over devices. All that knows devices lives here."""
+"""Executions: how steps are laid over devices. All that knows of devices lives here."""
 
 from tekso.framework.execution.base import Execution, ExecutionError, Program
 from tekso.framework.execution.data_parallel import DataParallel

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+
 from tekso.framework.layer import WeightSpec
 from tekso.framework.params import Configurable
 
@@ -101,7 +102,7 @@ class Program(abc.ABC):
 def check_keys(
     specs: Mapping[str, WeightSpec], keys: Set[str], shape_of: Callable[[str], tuple[int, ...]]
 ) -> None:
-    """Raises an ExecutionError that names what a state of `keys` lacks, has too much or mis-shaped."""
+    """Raises an ExecutionError that names what is missing, unknown or of another shape."""
     problems = [f"missing {key}" for key in sorted(set(specs) - keys)]
     problems += [f"unknown {key}" for key in sorted(keys - set(specs))]
     for key in sorted(keys & set(specs)):

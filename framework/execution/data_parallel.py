@@ -4,9 +4,9 @@
     tower:   theta, part ─► its share of the loss, gradients, sums of metrics        (pure)
     then:    sum over towers and replicas ─► learner.update ─► weights and slots of every replica
 
-A tower's share is loss_sum / W + auxiliary losses / B with W and B of the global batch, so gradients
-are only added up. tf.distribute places variables and moves sums between devices; with one device it
-is TensorFlow's default strategy, which does nothing.
+A tower's share is loss_sum / W + auxiliary losses / B with W and B of the global batch, so
+gradients are only added up. tf.distribute places variables and moves sums between devices; with one
+device it is TensorFlow's default strategy, which does nothing.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 import tensorflow as tf
+
 from tekso.framework.context import Mode, StepContext
 from tekso.framework.execution import devices
 from tekso.framework.execution.base import (
@@ -42,8 +43,8 @@ class DataParallel(Execution):
         """Params of DataParallel."""
 
         towers: int | None = param(
-            "Parts of a device's batch that are computed side by side, each by one core. None: one a "
-            "core on a CPU that is the only device, if the batch divides evenly; else 1.",
+            "Parts of a device's batch that are computed side by side, each by one core. None: one "
+            "a core on a CPU that is the only device, if the batch divides evenly; else 1.",
             default=None,
         )
         xla: Literal["auto", "none", "stretches", "step"] = param(
@@ -57,6 +58,7 @@ class DataParallel(Execution):
         self._strategy: tf.distribute.Strategy | None = None
 
     def setup_devices(self, *, tpu: str | None = None, cpu_devices: int | None = None) -> None:
+        """See `Execution`."""
         gpus = [] if tpu or cpu_devices else tf.config.list_physical_devices("GPU")
         if not gpus and not tpu:
             # A tower or a logical device is one stream of ops: no op is split over cores.
@@ -68,6 +70,7 @@ class DataParallel(Execution):
         self._strategy = _make_strategy(tpu, cpu_devices)
 
     def build(self, task: Any, learner: Any, *, seed: int, batch_size: int) -> Program:
+        """See `Execution`."""
         strategy = self._strategy or tf.distribute.get_strategy()
         replicas = strategy.num_replicas_in_sync
         parts = learner.params.accumulation_steps
@@ -92,8 +95,8 @@ class DataParallel(Execution):
             return cores if alone and examples % cores == 0 and not mixing else 1
         if towers < 1 or examples % towers:
             raise ExecutionError(
-                f"execution.towers is {towers}, which does not divide the {examples} examples that a "
-                "device computes at a time"
+                f"execution.towers is {towers}, which does not divide the {examples} examples that "
+                "a device computes at a time"
             )
         if towers > 1 and mixing:
             raise ExecutionError(
@@ -125,6 +128,7 @@ class ReplicaContext(StepContext):
     """The context of a part of the batch on one of several devices."""
 
     def sum_over_replicas(self, x: tf.Tensor) -> tf.Tensor:
+        """See `StepContext`."""
         return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, x)
 
 
@@ -144,9 +148,8 @@ class DataParallelProgram(Program):
         self._task, self._learner, self._strategy = task, learner, strategy
         self._towers, self._xla, self._seed = towers, xla, seed
         self._weight_specs = task.specs()
-        trained = {p: s for p, s in self._weight_specs.items() if s.trainable}
-        self._trained = learner.trained(trained)
-        self._slot_specs = learner.slots(self._trained)
+        self._trained = learner.trainable(self._weight_specs)
+        self._slot_specs = learner.slots(self._weight_specs)
         self._variables: dict[str, tf.Variable] = {}
         self._fusions: dict[Any, Any] = {}
         self._compiled_towers: dict[Any, Callable[..., Any]] = {}
@@ -158,14 +161,17 @@ class DataParallelProgram(Program):
     # --- state ---
 
     def specs(self) -> dict[str, WeightSpec]:
+        """See `Program`."""
         weights = {WEIGHTS + path: spec for path, spec in self._weight_specs.items()}
         return weights | {LEARNER + path: spec for path, spec in self._slot_specs.items()}
 
     def initialize(self) -> None:
+        """See `Program`."""
         specs = self.specs()
         self._assign(lambda key: specs[key].initial_value(self._seed))
 
     def restore(self, read: Callable[[str], np.ndarray], keys: Set[str]) -> None:
+        """See `Program`."""
         values: dict[str, np.ndarray] = {}
 
         def take(key: str) -> np.ndarray:
@@ -187,6 +193,7 @@ class DataParallelProgram(Program):
                     )
 
     def state(self) -> dict[str, np.ndarray]:
+        """See `Program`."""
         return {key: variable.numpy() for key, variable in self._variables.items()}
 
     def _flat(self, prefix: str, variables: Mapping[str, Any]) -> Flat:
@@ -199,6 +206,7 @@ class DataParallelProgram(Program):
     # --- training ---
 
     def train_step(self, batch: Batch, step: int) -> dict[str, Any]:
+        """See `Program`."""
         return self._train(self._place(batch), tf.constant(step, tf.int64))
 
     def _place(self, batch: Batch) -> Any:
@@ -228,7 +236,8 @@ class DataParallelProgram(Program):
         learned = self._strategy.extended.update(
             anchor, self._replica_update, args=(self._variables, gradients, sums, step), group=False
         )
-        learned = self._first(learned)
+        # Ungrouped, each value is a tuple with one element a device.
+        learned = {name: values[0] for name, values in self._first(learned).items()}
         sums = self._first(sums)
         means = {name: tf.math.divide_no_nan(*pair) for name, pair in sums["metric"].items()}
         return {
@@ -311,7 +320,9 @@ class DataParallelProgram(Program):
             )
             weight = tf.cast(self._task.loss_weight(batch), tf.float32)
             metrics = {**output.metrics, **ctx.collected.sums["metric"]}
-            metrics |= {f"aux/{n}": pair for n, pair in ctx.collected.sums["loss"].items()}
+            # Auxiliary losses are parts of a mean: their weights add up to 1 over the parts.
+            share = tf.constant(next(iter(batch.values())).shape[0] / num_examples)
+            metrics |= {f"aux/{n}": (v, share) for n, (v, _) in ctx.collected.sums["loss"].items()}
             return tf.nest.map_structure(tf.convert_to_tensor, gradients), {
                 "loss": (output.loss_sum, weight),
                 "total": total,
@@ -343,11 +354,13 @@ class DataParallelProgram(Program):
         )
 
     def _make_update(self) -> Callable[..., Any]:
-        def update(weights: Flat, gradients: list[Flat], slots: Flat, step: tf.Tensor) -> Any:
+        def update(
+            weights: Flat, gradients: list[Flat], slots: Flat, step: tf.Tensor, loss: tf.Tensor
+        ) -> Any:
             done = self._learner.update(
-                self._trained, weights, reduce_collected(gradients), slots, step
+                self._weight_specs, weights, reduce_collected(gradients), slots, step, loss=loss
             )
-            return done.weights, done.slots, done.metrics
+            return {path: done.weights[path] for path in self._trained}, done.slots, done.metrics
 
         if self._xla == "none":
             return update
@@ -358,9 +371,8 @@ class DataParallelProgram(Program):
     ) -> dict[str, tf.Tensor]:
         del anchor
         weights = self._flat(WEIGHTS, variables)
-        trained = {path: weights[path] for path in self._trained}
         new_weights, new_slots, metrics = self._update(
-            trained, gradients, self._flat(LEARNER, variables), step
+            weights, gradients, self._flat(LEARNER, variables), step, sums["total"]
         )
         new = {WEIGHTS + path: v for path, v in new_weights.items()}
         new |= {LEARNER + path: v for path, v in new_slots.items()}
@@ -386,6 +398,7 @@ class DataParallelProgram(Program):
         return self._task.theta(self._learner.evaluation_weights(weights, slots))
 
     def eval_step(self, batch: Batch) -> dict[str, tuple[Any, Any]]:
+        """See `Program`."""
         return self._eval(self._place(batch))
 
     def _eval_graph(self, batch: Any) -> dict[str, Any]:
@@ -412,6 +425,7 @@ class DataParallelProgram(Program):
         return reduce_collected(parts)
 
     def call(self, function: Callable[..., Any], *inputs: Any) -> Any:
+        """See `Program`."""
         if function not in self._calls:
 
             def run(*inputs: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 import tensorflow as tf
+
 from tekso.framework.execution.base import ExecutionError
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 import tensorflow as tf
+
 from tekso.framework.primitives.fusion import Fuse, no_fusion
 
 Activation = Literal[

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import tensorflow as tf
+
 from tekso.framework import counter_hash
 from tekso.framework.primitives.fusion import Fuse, no_fusion
 

@@ -1,10 +1,11 @@
-"""Dropout whose mask is computed from a counter hash, again in the backward pass instead of kept."""
+"""Dropout whose mask is a counter hash, computed again in the backward pass instead of kept."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import tensorflow as tf
+
 from tekso.framework import counter_hash
 from tekso.framework.primitives.fusion import Fuse, no_fusion
 

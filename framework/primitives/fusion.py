@@ -15,9 +15,11 @@ import tensorflow as tf
 
 
 class Fuse(Protocol):
-    """Returns the compiled form of a pure function of tensors; `static` are its keyword arguments."""
+    """Compiles a pure function of tensors; `static` are its keyword arguments."""
 
-    def __call__(self, function: Callable[..., Any], **static: Any) -> Callable[..., Any]: ...
+    def __call__(self, function: Callable[..., Any], **static: Any) -> Callable[..., Any]:
+        """Returns the compiled function of tensors."""
+        ...
 
 
 def no_fusion(function: Callable[..., Any], **static: Any) -> Callable[..., Any]:
@@ -32,6 +34,7 @@ class XlaFusion:
         self._compiled: dict[Any, Callable[..., Any]] = {}
 
     def __call__(self, function: Callable[..., Any], **static: Any) -> Callable[..., Any]:
+        """Returns the compiled function of tensors, the same for the same arguments."""
         key = (function, tuple(sorted(static.items())))
         if key not in self._compiled:
             self._compiled[key] = tf.function(

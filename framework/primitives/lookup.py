@@ -1,4 +1,4 @@
-"""Table lookup for a table that is used again: its two gradients become one, without extra passes."""
+"""Table lookup for a table that is used again: two gradients become one without extra passes."""
 
 from __future__ import annotations
 

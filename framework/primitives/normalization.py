@@ -1,10 +1,11 @@
-"""Layer and RMS normalisation over the last dim, with gradients computed from the normalised input."""
+"""Layer and RMS normalisation of the last dim, with gradients from the normalised input."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import tensorflow as tf
+
 from tekso.framework.primitives.fusion import Fuse, no_fusion
 
 
@@ -65,7 +66,7 @@ def _layer_norm_backward(
 def rms_norm(
     x: tf.Tensor, scale: tf.Tensor, *, epsilon: float, fuse: Fuse = no_fusion
 ) -> tf.Tensor:
-    """x / sqrt(mean(x**2) + epsilon) * scale.
+    """X / sqrt(mean(x**2) + epsilon) * scale.
 
     Shapes:
       x: [..., dim], scale: [dim]

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import tensorflow as tf
+
 from tekso.framework.primitives.fusion import Fuse, no_fusion
 
 

@@ -1,8 +1,8 @@
 """Softmax cross-entropy of x table^T whose gradient never forms softmax minus one-hot.
 
-With e = exp(logits - max) and q its row sums, the gradients are products of e itself: the row factors
-are applied to [positions, embed] matrices, the one-hot part is a gather and a scatter. That saves
-two passes over [positions, vocab].
+With e = exp(logits - max) and q its row sums, the gradients are products of e itself: the row
+factors are applied to [positions, embed] matrices, the one-hot part is a gather and a scatter. That
+saves two passes over [positions, vocab].
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import tensorflow as tf
+
 from tekso.framework.primitives.fusion import Fuse, no_fusion
 
 

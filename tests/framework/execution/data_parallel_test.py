@@ -1,0 +1,110 @@
+"""Data-parallel execution gives one device's numbers on any number of devices, towers and parts."""
+
+from __future__ import annotations
+
+import functools
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+PROGRAM = Path(__file__).with_name("steps_program.py")
+BATCH_NORM = '{"block.batch_norm": true}'
+
+
+@functools.cache
+def steps(*arguments: str) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), *arguments], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def one_device(task: str = "{}") -> dict[str, Any]:
+    return steps("--execution", '{"towers": 1, "xla": "none"}', "--task", task)
+
+
+def assert_same_run(run: dict[str, Any], reference: dict[str, Any]) -> None:
+    # The sums of 16 examples are taken in another order, so float32 rounding may differ.
+    for mine, other in zip(run["steps"], reference["steps"], strict=True):
+        for name, value in other.items():
+            assert mine[name] == pytest.approx(value, rel=3e-6, abs=3e-7), name
+    for name, pair in reference["eval"].items():
+        assert run["eval"][name] == pytest.approx(pair, rel=3e-6), name
+    for path, value in reference["weights"].items():
+        np.testing.assert_allclose(run["weights"][path], value, rtol=1e-5, atol=2e-6, err_msg=path)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--execution", '{"towers": 2, "xla": "stretches"}'),
+        ("--execution", '{"towers": 2, "xla": "step"}'),
+        ("--execution", '{"towers": 1}', "--accumulation", "4"),
+        ("--cpu_devices", "2", "--accumulation", "2"),
+        ("--cpu_devices", "8", "--execution", '{"xla": "none"}'),
+    ],
+    ids=" ".join,
+)
+def test_steps_equal_those_of_one_device_with_dropout_padding_and_auxiliary_loss(
+    arguments: tuple[str, ...],
+) -> None:
+    run = steps(*arguments)
+    assert run["first"] == one_device()["first"]  # the first weights are equal to the last bit
+    assert_same_run(run, one_device())
+
+
+def test_steps_depend_on_dropout_and_learn() -> None:
+    losses = [step["loss"] for step in one_device()["steps"]]
+    assert losses[0] != losses[1] != losses[2]
+    assert losses[2] < losses[0]
+
+
+@pytest.mark.parametrize("devices", ["2", "4"])
+def test_batch_statistics_are_those_of_the_global_batch(devices: str) -> None:
+    run = steps("--cpu_devices", devices, "--task", BATCH_NORM)
+    assert_same_run(run, one_device(BATCH_NORM))
+
+
+def test_repeated_rematerialised_stack_equals_the_unrolled_one() -> None:
+    run = steps("--task", '{"repeated": true, "rematerialize": true}')
+    reference = one_device()
+    unstacked = {}
+    for path, value in run["weights"].items():
+        if path.startswith("weights/blocks/"):
+            for i, layer in enumerate(value):
+                unstacked[path.replace("blocks/", f"blocks/{i}/")] = layer
+        else:
+            unstacked[path] = value
+    assert_same_run({**run, "weights": unstacked}, reference)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--cpu_devices", "3"), ["batch_size 16", "3 devices", "15", "18"]),
+        (("--accumulation", "5"), ["batch_size 16", "5 accumulation steps", "15", "20"]),
+        (("--execution", '{"towers": 3}'), ["execution.towers is 3", "16 examples"]),
+        (
+            ("--execution", '{"towers": 2}', "--task", BATCH_NORM),
+            ["blocks/0/norm", "execution.towers=1"],
+        ),
+    ],
+    ids=["devices", "parts", "towers", "batch statistics"],
+)
+def test_uneven_parts_are_refused_with_what_would_fit(
+    arguments: tuple[str, ...], words: list[str]
+) -> None:
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), *arguments], capture_output=True, text=True, check=False
+    )
+    last = done.stderr.strip().splitlines()[-1]
+    assert done.returncode != 0
+    assert "ExecutionError" in last
+    for word in words:
+        assert word in last

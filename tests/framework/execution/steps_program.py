@@ -1,0 +1,153 @@
+"""Runs a small task for some steps under an execution and prints what came out, as JSON.
+
+Started by tests in a process of its own, because a process has one execution. The task has all that
+could tell one execution from another: dropout, padding, an auxiliary loss, and (by choice) batch
+statistics and a repeated stack.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import numpy as np
+import tensorflow as tf
+
+from tekso.framework.execution import DataParallel
+from tekso.framework.initializers import GlorotUniform, Normal
+from tekso.framework.layer import Layer
+from tekso.framework.learner import Learner
+from tekso.framework.optimizers.sgd import SGD
+from tekso.framework.params import Params, param
+from tekso.framework.schedules import Constant
+from tekso.framework.task import LossSums, Task
+from tekso.framework.theta import Theta
+from tekso.models.layers.feed_forward import FeedForward
+from tekso.models.layers.normalization import BatchNorm, LayerNorm
+
+BATCH, LENGTH, VOCAB, DIM, HEADS = 16, 5, 11, 6, 2
+
+
+class Block(Layer):
+    """Attention and feed-forward with dropout and an auxiliary loss."""
+
+    class Params(Layer.Params):
+        """Params of Block."""
+
+        batch_norm: bool = param("Whether the norm takes batch statistics.", default=False)
+
+    def __init__(self, params: Params) -> None:
+        super().__init__(params)
+        norm = BatchNorm.Params(dim=DIM) if params.batch_norm else LayerNorm.Params(dim=DIM)
+        self.child("norm", norm)
+        for name in ("q", "k", "v"):
+            self.weight(
+                name,
+                [DIM, HEADS, DIM // HEADS],
+                dims=("embed", "heads", "head_dim"),
+                init=GlorotUniform.Params(),
+            )
+        self.child("ffn", FeedForward.Params(input_dim=DIM, hidden_dim=7, dropout_rate=0.2))
+
+    def fprop(self, theta: Theta, x: tf.Tensor, ctx: object) -> tf.Tensor:
+        h = self.norm.fprop(theta.norm, x, ctx)
+        q, k, v = (ctx.project(h, theta[name]) for name in ("q", "k", "v"))
+        mask = np.tril(np.ones([1, 1, LENGTH, LENGTH], bool))
+        a = ctx.attend(q, k, v, scale=0.5, mask=tf.constant(mask), dropout_rate=0.2, layer=self)
+        x += ctx.dropout(tf.reshape(a, x.shape), 0.3, self)
+        ctx.collect_loss("size", 1e-2 * tf.reduce_sum(tf.square(x)))
+        return x + self.ffn.fprop(theta.ffn, x, ctx)
+
+
+class ToyTask(Task):
+    """A language model of two blocks over random tokens with uneven padding."""
+
+    class Params(Task.Params):
+        """Params of ToyTask."""
+
+        repeated: bool = param("Whether the blocks are a repeated stack.", default=False)
+        rematerialize: bool = param("Whether blocks are computed again.", default=False)
+        block: Block.Params = param("Of both blocks.", default=Block.Params())
+
+    def __init__(self, params: Params) -> None:
+        super().__init__(params)
+        init = Normal.Params(stddev=0.3)
+        self.weight("table", [VOCAB, DIM], dims=("vocab", "embed"), init=init)
+        if self.params.repeated:
+            self.child_stack("blocks", self.params.block, 2)
+        else:
+            self.child_list("blocks", [self.params.block] * 2)
+
+    def loss_weight(self, batch: dict) -> tf.Tensor:
+        return tf.reduce_sum(batch["weights"])
+
+    def loss(self, theta: Theta, batch: dict, ctx: object) -> LossSums:
+        x, table = ctx.lookup_shared(theta.table, batch["ids"])
+        if self.params.repeated:
+
+            def body(_: Theta, x: tf.Tensor, block: Theta, ctx: object) -> tuple:
+                return self._block(self.blocks, block, x, ctx), None
+
+            x, _ = ctx.scan(body, Theta(), x, theta.blocks)
+        else:
+            for i, layer in enumerate(self.blocks):
+                x = self._block(layer, theta.blocks[str(i)], x, ctx.fold(i))
+        nats = ctx.cross_entropy(x, table, batch["labels"])
+        return LossSums(tf.reduce_sum(nats * batch["weights"]))
+
+    def _block(self, layer: Block, theta: Theta, x: tf.Tensor, ctx: object) -> tf.Tensor:
+        if self.params.rematerialize:
+            return ctx.rematerialize(layer.fprop, theta, x)
+        return layer.fprop(theta, x, ctx)
+
+
+def batch(step: int) -> dict[str, np.ndarray]:
+    generator = np.random.default_rng(step)
+    tokens = generator.integers(0, VOCAB, (BATCH, LENGTH + 1)).astype(np.int32)
+    lengths = generator.integers(1, LENGTH + 1, BATCH)
+    return {
+        "ids": tokens[:, :-1],
+        "labels": tokens[:, 1:],
+        "weights": (np.arange(LENGTH) < lengths[:, None]).astype(np.float32),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--cpu_devices", type=int)
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--accumulation", type=int, default=1)
+    parser.add_argument("--execution", default="{}", help="JSON of DataParallel's Params")
+    parser.add_argument("--task", default="{}", help="JSON of ToyTask's Params")
+    options = parser.parse_args()
+    execution = DataParallel.Params().set(json.loads(options.execution)).instantiate()
+    execution.setup_devices(cpu_devices=options.cpu_devices)
+    task = ToyTask.Params().set(json.loads(options.task)).instantiate()
+    learner = Learner.Params(
+        optimizer=SGD.Params(),
+        schedule=Constant.Params(value=0.5),
+        accumulation_steps=options.accumulation,
+    ).instantiate()
+    program = execution.build(task, learner, seed=2**40 + 3, batch_size=BATCH)
+    program.initialize()
+    first = {k: float(np.abs(v).sum()) for k, v in program.state().items()}
+    outputs = [program.train_step(batch(i), 2**31 + i) for i in range(options.steps)]
+    evaluation = program.eval_step(batch(99))
+    state = {k: v.tolist() for k, v in program.state().items() if k.startswith("weights/")}
+    print(
+        json.dumps(
+            {
+                "first": first,
+                "steps": [{k: float(v) for k, v in o.items()} for o in outputs],
+                "eval": {k: [float(x) for x in pair] for k, pair in evaluation.items()},
+                "weights": state,
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()
