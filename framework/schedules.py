@@ -15,11 +15,13 @@ of them is taken, so nothing is lost beyond 2**24 or 2**31 steps.
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import tensorflow as tf
 
-from tekso.framework.params import REQUIRED, Configurable, param
+from tekso.framework.params import REQUIRED, Configurable, Params, param
+
+P = TypeVar("P", bound=Params)
 
 
 class Schedule(Configurable):
@@ -322,6 +324,22 @@ class Product(Schedule):
         for schedule in self.schedules:
             value *= schedule(step)
         return value
+
+
+def end_with_run(params: P, steps: int) -> P:
+    """Returns Params of a learner, in which a decay whose end was left open ends with the run.
+
+    So `--steps` shortens or stretches the schedule, too.
+    """
+    params = params.copy()
+    found: list[str] = []
+
+    def note(path: str, value: Any, field: Any) -> None:
+        if field.declared_in is Decay.Params and field.name == "total_steps" and value is REQUIRED:
+            found.append(path)
+
+    params.visit(note)
+    return params.set({path: max(steps, 1) for path in found})
 
 
 def _steps(number: int) -> tf.Tensor:

@@ -12,6 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tekso.framework import schedules
+from tekso.framework.learner import Learner
+from tekso.framework.optimizers.sgd import SGD
+from tekso.framework.params import REQUIRED
 
 RTOL = 2e-6  # a handful of float32 roundings
 STEPS = [0, 1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 12, 19, 20, 21, 100]
@@ -304,3 +307,16 @@ def test_warmup_rises_in_equal_steps_and_meets_the_schedule(
 def test_impossible_params_are_refused(params: schedules.Schedule.Params, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         params.instantiate()
+
+
+def test_decays_left_open_end_with_the_run_wherever_they_are() -> None:
+    inner = schedules.Product.Params(
+        schedules=[
+            schedules.Cosine.Params(initial_value=1.0),
+            schedules.Linear.Params(initial_value=1.0, total_steps=7),
+        ]
+    )
+    learner = Learner.Params(optimizer=SGD.Params(), schedule=inner)
+    ended = schedules.end_with_run(learner, 30)
+    assert [s.total_steps for s in ended.schedule.schedules] == [30, 7]
+    assert learner.schedule.schedules[0].total_steps is REQUIRED
