@@ -28,7 +28,7 @@ class Piece:
     """
 
     name: str
-    layers: dict[str, Layer]
+    layers: Mapping[str, Layer]
     run: Callable[[Theta, Flow, StepContext], Flow]
 
     def owns(self, path: str) -> bool:

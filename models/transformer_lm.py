@@ -8,6 +8,7 @@ Legend: B batch, T length, D model dim, V vocabulary, N heads.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any, Literal
 
 import tensorflow as tf
@@ -61,6 +62,13 @@ class TransformerLm(Layer):
         softmax: Softmax.Params | None = param(
             "Output layer with a table of its own; None: tied to the embedding.", default=None
         )
+
+    embedding: Embedding
+    positions: PositionsBase
+    dropout: Dropout
+    stack: StackBase
+    final_norm: Norm
+    softmax: Softmax
 
     def __init__(self, params: Any) -> None:
         super().__init__(params)
@@ -199,10 +207,11 @@ class TransformerLm(Layer):
         pieces = [Piece("embedding", inputs, self._run_embed)]
         if isinstance(self.stack, Stack):
             for i, layer in enumerate(self.stack.layers):
-                path = f"stack/layers/{i}"
-                pieces.append(Piece(path, {path: layer}, functools.partial(self._run_layer, i)))
+                path, compute = f"stack/layers/{i}", functools.partial(self.stack.fprop_layer, i)
+                run = functools.partial(self._run_layers, compute)
+                pieces.append(Piece(path, {path: layer}, run))
         else:
-            run = functools.partial(self._run_layer, None)
+            run = functools.partial(self._run_layers, self.stack.fprop)
             pieces.append(Piece("stack", {"stack": self.stack}, run))
         if self.params.final_norm is not None:
             layers = {"final_norm": self.final_norm}
@@ -213,12 +222,13 @@ class TransformerLm(Layer):
     def _run_embed(self, theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
         return {**flow, "x": self._embed(theta, flow["ids"], ctx, flow.get("positions"))}
 
-    def _run_layer(self, index: int | None, theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
+    def _run_layers(
+        self, compute: Callable[..., tf.Tensor], theta: Theta, flow: Flow, ctx: StepContext
+    ) -> Flow:
         segment_ids, positions = flow.get("segment_ids"), flow.get("positions")
         mask = None if segment_ids is None else masking.segments(segment_ids)
-        stack = self.stack
-        run = stack.fprop if index is None else functools.partial(stack.fprop_layer, index)
-        return {**flow, "x": run(theta.stack, flow["x"], ctx, mask=mask, positions=positions)}
+        x = compute(theta.stack, flow["x"], ctx, mask=mask, positions=positions)
+        return {**flow, "x": x}
 
     def _run_normalise(self, theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
         return {**flow, "x": self._normalise(theta, flow["x"], ctx)}

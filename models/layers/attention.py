@@ -72,6 +72,8 @@ class MultiHeadAttention(Layer):
             "Initializer of out; None: that of q, k and v.", default=None
         )
 
+    positions: AttentionPositions
+
     def __init__(self, params: Any) -> None:
         super().__init__(params)
         p = self.params

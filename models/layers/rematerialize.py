@@ -31,6 +31,8 @@ class Rematerialize(Layer):
             default=("batch", "length", "embed"),
         )
 
+    layer: Any
+
     def __init__(self, params: Any) -> None:
         super().__init__(params)
         self.layer = self._adopt("", self.params.layer)

@@ -27,9 +27,6 @@ class StackBase(Layer):
         """Params of a stack."""
 
         num_layers: int = param("Number of layers.", default=REQUIRED)
-        layer: Layer.Params = param(
-            "A layer whose output has the shape of its input.", default=REQUIRED
-        )
 
     def fprop(self, theta: Theta, x: tf.Tensor, ctx: StepContext, **side: Any) -> tf.Tensor:
         """Returns the output of the last layer: shape and dtype of x."""
@@ -62,12 +59,14 @@ class Stack(StackBase):
     class Params(StackBase.Params):
         """Params of Stack."""
 
-        layers: list[Layer.Params] | None = param(
-            "Params of every layer, where they differ; `layer` is then not used.", default=None
-        )
         layer: Layer.Params | None = param(
             "A layer whose output has the shape of its input.", default=None
         )
+        layers: list[Layer.Params] | None = param(
+            "Params of every layer, where they differ; `layer` is then not used.", default=None
+        )
+
+    layers: list[Any]
 
     def __init__(self, params: Any) -> None:
         super().__init__(params)
@@ -123,6 +122,15 @@ class RepeatedStack(StackBase):
     Weights:
       layers/…: those of one layer, with a leading dim "layers" of size num_layers
     """
+
+    class Params(StackBase.Params):
+        """Params of RepeatedStack."""
+
+        layer: Layer.Params = param(
+            "A layer whose output has the shape of its input.", default=REQUIRED
+        )
+
+    layers: Any
 
     def __init__(self, params: Any) -> None:
         super().__init__(params)

@@ -58,6 +58,10 @@ class TransformerLayer(Layer):
         )
         dropout_rate: float = param("Dropout of what each part adds.", default=0.0)
 
+    attention: MultiHeadAttention
+    memory_attention: MultiHeadAttention
+    feed_forward: FeedForwardBase
+
     def __init__(self, params: Any) -> None:
         super().__init__(params)
         p = self.params

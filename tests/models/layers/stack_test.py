@@ -242,7 +242,7 @@ def test_any_layer_that_keeps_the_shape_can_be_stacked() -> None:
 
 
 def test_base_says_what_it_lacks() -> None:
-    stack = StackBase.Params(num_layers=1, layer=Linear.Params()).instantiate()
+    stack = StackBase.Params(num_layers=1).instantiate()
     for call in (
         lambda: stack.fprop(Theta(), None, StepContext()),
         lambda: stack.init_cache(1, 1),
