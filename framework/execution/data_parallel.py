@@ -332,10 +332,10 @@ class DataParallelProgram(Program):
 
         if self._xla != "step":
             return compute
-        key = (*key, num_examples)
-        if key not in self._compiled_towers:
-            self._compiled_towers[key] = tf.function(compute, jit_compile=True, autograph=False)
-        return self._compiled_towers[key]
+        whole = (*key, num_examples)
+        if whole not in self._compiled_towers:
+            self._compiled_towers[whole] = tf.function(compute, jit_compile=True, autograph=False)
+        return self._compiled_towers[whole]
 
     def _context(
         self, mode: Mode, key: Any, step: Any, offset: Any, num_examples: int | None
