@@ -261,8 +261,8 @@ def _check_complete(kind: str, declared: Specs, given: Mapping[str, Any]) -> Non
     missing = [path for path in declared if given.get(path) is None]
     if missing:
         cure = {
-            "gradient": "does the loss depend on it? A weight that is not to be learned is named in "
-            "learner.frozen",
+            "gradient": "does the loss depend on it? A weight that is not to be learned is named "
+            "in learner.frozen",
             "slot": "slots are made from learner.slots(specs) and handed on from step to step",
         }[kind]
         raise ValueError(f"no {kind} is given for {listed(missing)}: {cure}")
