@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from tekso.framework import files
 from tekso.framework.input.text import NotTextError, to_text
 from tekso.framework.params import Configurable, param
 from tekso.framework.task import Decoded, Program
+from tekso.framework.theta import Theta
 from tekso.tasks.lm.generation import Generator, PromptBlock
 from tekso.tasks.lm.sampling import check_sampling
 from tekso.tasks.lm.scoring import Scorer
@@ -58,7 +59,7 @@ class TextDecoder(Configurable):
         self._scorer = Scorer(
             task.log_probs, window=p.window or DEFAULT_WINDOW, overlap=p.score_overlap
         )
-        self._generators: dict[int, Generator] = {}
+        self._generate: dict[int, Callable[..., dict[str, tf.Tensor]]] = {}  # by token that ends
 
     def decode(self, program: Program, input: Any) -> Decoded | None:
         """Returns samples and scores; None if the input has no tokenizer, so there is no text.
@@ -80,7 +81,7 @@ class TextDecoder(Configurable):
         prompts = self._prompts(input, tokenizer)
         block = PromptBlock.of(prompts)
         arrays = (tf.constant(a) for a in (block.head, block.tail, block.lengths))
-        drawn = program.call(self._generator(tokenizer.end_id).generate, *arrays)
+        drawn = program.call(self._generate_until(tokenizer.end_id), *arrays)
         rows = zip(np.asarray(drawn["ids"]), np.asarray(drawn["lengths"]), strict=True)
         for prompt, (ids, length) in zip(prompts, rows, strict=True):
             yield {
@@ -103,10 +104,11 @@ class TextDecoder(Configurable):
         count = min(p.num_samples, len(batch["ids"]))
         return [ids[: p.prompt_tokens] for ids in batch["ids"][:count]]
 
-    def _generator(self, stop_id: int) -> Generator:
+    def _generate_until(self, stop_id: int) -> Callable[..., dict[str, tf.Tensor]]:
+        """Returns the pure function for `program.call`: the same one every time."""
         p = self.params
-        if stop_id not in self._generators:
-            self._generators[stop_id] = Generator(
+        if stop_id not in self._generate:
+            generator = Generator(
                 self._model,
                 max_new_tokens=p.max_new_tokens,
                 window=p.window,
@@ -115,7 +117,12 @@ class TextDecoder(Configurable):
                 top_k=p.top_k,
                 top_p=p.top_p,
             )
-        return self._generators[stop_id]
+
+            def generate(theta: Theta, *prompts_and_ctx: Any) -> dict[str, tf.Tensor]:
+                return generator.generate(theta.model, *prompts_and_ctx)
+
+            self._generate[stop_id] = generate
+        return self._generate[stop_id]
 
     def _score(self, program: Program, path: str, tokenizer: Any) -> dict[str, Any]:
         try:
