@@ -22,19 +22,20 @@ def scan(
     flat_xs = tf.nest.flatten(xs)
     if not flat_xs:
         raise ValueError("scan: xs holds no tensor, so the number of turns is unknown")
-    turns = flat_xs[0].shape[0]
-    if turns is None or any(x.shape[0] != turns for x in flat_xs):
-        raise ValueError(
-            "scan: the leading dims of xs must be one known size, got "
-            f"{[x.shape[0] for x in flat_xs]}"
-        )
+    sizes = [x.shape[0] if x.shape.rank else "scalar" for x in flat_xs]
+    turns = sizes[0]
+    if turns is None or turns == "scalar" or any(n != turns for n in sizes):
+        raise ValueError(f"scan: the leading dims of xs must be one known size, got {sizes}")
+    if turns < 1:
+        raise ValueError("scan: the leading dims of xs are 0, want at least one turn")
 
     def turn(i: Any, state: Any, x: Any) -> tuple[Any, Any, Any]:
         inner = ctx.isolated().fold(i)
-        state, y = body(theta, state, x, inner)
+        after, y = body(theta, state, x, inner)
+        tf.nest.map_structure(_check_same, state, after)
         sums = inner.collected.sums
         stacked = {"statistic": sums["statistic"]}
-        return state, (y, stacked), {k: v for k, v in sums.items() if k != "statistic"}
+        return after, (y, stacked), {k: v for k, v in sums.items() if k != "statistic"}
 
     if tf.executing_eagerly():
         state, ys, summed = _python_loop(turn, turns, state, xs)
@@ -70,13 +71,13 @@ def _graph_loop(turn: Callable[..., Any], turns: int, state: Any, xs: Any) -> tu
 
     # Traced once beside the program, only to learn what the body returns and collects.
     tf.function(probe, autograph=False).get_concrete_function()
-    flat_y = tf.nest.flatten(structure["y"])
-    arrays = [
-        tf.TensorArray(tf.float32, turns) if y is None else tf.TensorArray(
-            y.dtype, turns, element_shape=y.shape
-        )
-        for y in flat_y
-    ]
+    present = [y is not None for y in tf.nest.flatten(structure["y"])]
+
+    def chosen(y: Any) -> list[tf.Tensor]:
+        return [value for value in tf.nest.flatten(y) if value is not None]
+
+    # None has no array: XLA cannot make the gradient of one that is never written.
+    arrays = [tf.TensorArray(y.dtype, turns, element_shape=y.shape) for y in chosen(structure["y"])]
     inputs = tf.nest.map_structure(
         lambda x: tf.TensorArray(x.dtype, turns, element_shape=x.shape[1:]).unstack(x), xs
     )
@@ -85,11 +86,7 @@ def _graph_loop(turn: Callable[..., Any], turns: int, state: Any, xs: Any) -> tu
     def loop_body(i: Any, state: Any, arrays: Any, summed: Any) -> Any:
         x = tf.nest.map_structure(lambda array: array.read(i), inputs)
         new_state, y, sums = turn(i, state, x)
-        tf.nest.map_structure(_check_same, state, new_state)
-        arrays = [
-            a if value is None else a.write(i, value)
-            for a, value in zip(arrays, tf.nest.flatten(y), strict=True)
-        ]
+        arrays = [a.write(i, value) for a, value in zip(arrays, chosen(y), strict=True)]
         return i + 1, new_state, arrays, tf.nest.map_structure(tf.add, summed, sums)
 
     _, state, arrays, summed = tf.while_loop(
@@ -98,8 +95,9 @@ def _graph_loop(turn: Callable[..., Any], turns: int, state: Any, xs: Any) -> tu
         (tf.constant(0), state, arrays, zeros),
         maximum_iterations=turns,
     )
-    stacks = [None if y is None else a.stack() for y, a in zip(flat_y, arrays, strict=True)]
-    return state, tf.nest.pack_sequence_as(structure["y"], stacks), summed
+    stacks = iter([a.stack() for a in arrays])
+    flat_y = [next(stacks) if there else None for there in present]
+    return state, tf.nest.pack_sequence_as(structure["y"], flat_y), summed
 
 
 def _check_same(before: Any, after: Any) -> None:
@@ -134,14 +132,16 @@ def rematerialize(ctx: Any, function: Callable[..., Any], theta: Theta, *inputs:
         def grad(*gradients: tf.Tensor) -> list[tf.Tensor | None]:
             # The recomputation starts when the gradient arrives, or it would be merged with the
             # forward pass and keep what it is to forget.
-            with tf.control_dependencies(list(gradients)):
+            with tf.control_dependencies([g for g in gradients if g is not None]):
                 again = [tf.identity(a) for a in args]
             floats = [i for i, a in enumerate(again) if a.dtype.is_floating]
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch([again[i] for i in floats])
                 outputs = run(*again)
             pairs = [
-                (o, g) for o, g in zip(outputs, gradients, strict=True) if o.dtype.is_floating
+                (o, g)
+                for o, g in zip(outputs, gradients, strict=True)
+                if g is not None and o.dtype.is_floating
             ]
             results: list[tf.Tensor | None] = [None] * len(again)
             found = tape.gradient(

@@ -1,0 +1,298 @@
+"""scan and rematerialize: eager, in a graph and written out are one; nothing collected is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tekso.framework.context import StepContext
+from tekso.framework.layer import Layer
+from tekso.framework.theta import Theta
+
+TURNS, BATCH, DIM = 5, 2, 3
+
+Body = Callable[[Theta, Any, Any, StepContext], tuple[Any, Any]]
+
+
+class Noise(Layer):
+    """A layer that the bodies of these tests draw from and collect as."""
+
+
+NOISE = Noise.Params().instantiate()
+
+
+def values() -> tuple[Theta, dict[str, tf.Tensor], dict[str, tf.Tensor]]:
+    rng = np.random.default_rng(0)
+    theta = Theta(w=tf.constant(rng.normal(size=(DIM, DIM))), b=tf.constant(rng.normal(size=DIM)))
+    state = {"h": tf.constant(rng.normal(size=(BATCH, DIM))), "count": tf.constant(0)}
+    xs = {
+        "x": tf.constant(rng.normal(size=(TURNS, BATCH, DIM))),
+        "ids": tf.constant(rng.integers(0, 4, size=(TURNS, BATCH))),
+        "keep": tf.constant(rng.integers(0, 2, size=(TURNS, BATCH)) > 0),
+    }
+    return theta, state, xs
+
+
+def body(theta: Theta, state: Any, x: Any, ctx: StepContext) -> tuple[Any, Any]:
+    gain = tf.cast(tf.expand_dims(x["ids"], 1), tf.float64)
+    h = tf.tanh(state["h"] @ theta.w + theta.b + x["x"] * gain)
+    h = ctx.dropout(h, 0.25, NOISE)
+    h = tf.where(tf.expand_dims(x["keep"], 1), h, state["h"])
+    ctx.collect_loss("norm", tf.reduce_sum(tf.square(h)))
+    ctx.collect_metric("mean", tf.reduce_sum(h), BATCH * DIM)
+    ctx.collect_statistic(NOISE, "sum", tf.reduce_sum(h, 0), BATCH)
+    return {"h": h, "count": state["count"] + 1}, {"y": 2 * h, "none": None, "seen": x["ids"] + 1}
+
+
+def written_out(ctx: StepContext, body: Body, theta: Theta, state: Any, xs: Any) -> tuple[Any, Any]:
+    """The specification: a Python loop over the turns, with one collection for all."""
+    ys = []
+    for i in range(TURNS):
+        x = tf.nest.map_structure(lambda t, i=i: t[i], xs)
+        state, y = body(theta, state, x, ctx.fold(i))
+        ys.append(y)
+    return state, tf.nest.map_structure(lambda *y: None if y[0] is None else tf.stack(y), *ys)
+
+
+def loss_and_all(run: Callable[..., Any], theta: Theta, state: Any, xs: Any) -> dict[str, Any]:
+    """Returns outputs, what was collected, and gradients of a loss that depends on all of them."""
+    ctx = StepContext(mode="train", seed=4, step=9, num_examples=BATCH)
+    wanted = [theta, state["h"], xs["x"]]
+    with tf.GradientTape() as tape:
+        tape.watch(wanted)
+        last, ys = run(ctx, body, theta, state, xs)
+        loss = tf.reduce_sum(ys["y"] ** 3) + tf.reduce_sum(last["h"])
+        loss += tf.cast(ctx.collected.total("loss"), tf.float64)
+        loss += tf.cast(ctx.collected.sums["metric"]["mean"][0], tf.float64)
+    sums = {kind: dict(by_name) for kind, by_name in ctx.collected.sums.items()}
+    return {
+        "last": last,
+        "y": ys["y"],
+        "seen": ys["seen"],
+        "loss": sums["loss"]["norm"][0],
+        "metric": sums["metric"]["mean"],
+        "statistic": sums["statistic"]["/sum"],
+        "gradients": tape.gradient(loss, wanted),
+    }
+
+
+def scan(ctx: StepContext, *args: Any) -> Any:
+    return ctx.scan(*args)
+
+
+def in_graph(run: Callable[..., Any], **options: Any) -> Callable[..., dict[str, Any]]:
+    return tf.function(lambda *args: loss_and_all(run, *args), autograph=False, **options)
+
+
+def assert_same(found: Any, expected: Any, rtol: float = 1e-6) -> None:
+    tf.nest.assert_same_structure(found, expected)
+    for a, b in zip(tf.nest.flatten(found), tf.nest.flatten(expected), strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_allclose(a, b, rtol=rtol, atol=1e-9)
+
+
+@pytest.mark.parametrize("how", ["eager", "graph", "compiled"])
+def test_scan_is_the_loop_written_out_with_gradients_and_all_that_is_collected(how: str) -> None:
+    expected = loss_and_all(written_out, *values())
+    # Statistics are a sum of all turns there; a scan keeps them apart by turn, as stacked layers.
+    total = expected.pop("statistic")
+    if how == "eager":
+        found = loss_and_all(scan, *values())
+    else:
+        found = in_graph(scan, jit_compile=how == "compiled")(*values())
+    value, weight = found.pop("statistic")
+    assert value.shape == (TURNS, DIM)
+    np.testing.assert_array_equal(weight, [BATCH] * TURNS)
+    np.testing.assert_allclose(tf.reduce_sum(value, 0), total[0], rtol=1e-5)
+    assert_same(found, expected)
+
+
+def test_scan_draws_other_numbers_every_turn_and_returns_none_for_none() -> None:
+    def noise(theta: Theta, state: Any, x: Any, ctx: StepContext) -> Any:
+        return state, {"u": ctx.uniform(NOISE, [4, 6]), "none": None}
+
+    def run() -> Any:
+        return StepContext(seed=1).scan(noise, Theta(), tf.constant(0.0), tf.zeros([TURNS]))[1]
+
+    eager, graph = run(), tf.function(run, autograph=False)()
+    assert eager["none"] is None
+    assert graph["none"] is None
+    np.testing.assert_array_equal(eager["u"], graph["u"])
+    assert len({row.numpy().tobytes() for row in eager["u"]}) == TURNS
+
+
+def test_scan_within_scan_stacks_statistics_by_both_turns() -> None:
+    weights = tf.reshape(tf.range(6.0), [2, 3])
+
+    def inner(theta: Theta, state: tf.Tensor, x: tf.Tensor, ctx: StepContext) -> Any:
+        ctx.collect_statistic(NOISE, "x", x, 1)
+        ctx.collect_metric("u", ctx.uniform(NOISE, [1])[0], 1)
+        return state + x, None
+
+    def outer(theta: Theta, state: tf.Tensor, x: tf.Tensor, ctx: StepContext) -> Any:
+        return ctx.scan(inner, theta, state, x)[0], None
+
+    def run() -> Any:
+        ctx = StepContext(seed=3)
+        last, _ = ctx.scan(outer, Theta(), tf.constant(0.0), weights)
+        return last, ctx.collected.sums["statistic"]["/x"], ctx.collected.sums["metric"]["u"]
+
+    for last, (value, weight), (noise, count) in (run(), tf.function(run, autograph=False)()):
+        assert float(last) == 15
+        np.testing.assert_array_equal(value, weights)
+        np.testing.assert_array_equal(weight, tf.ones([2, 3]))
+        ctx = StepContext(seed=3)
+        turns = [ctx.fold(i).fold(j) for i in range(2) for j in range(3)]
+        expected = sum(float(turn.uniform(NOISE, [1])[0]) for turn in turns)
+        assert float(noise) == pytest.approx(expected, rel=1e-6)
+        assert float(count) == 6
+
+
+def test_scan_traces_its_body_a_fixed_number_of_times() -> None:
+    traces = []
+
+    def count(theta: Theta, state: tf.Tensor, x: tf.Tensor, ctx: StepContext) -> Any:
+        traces.append(1)
+        return state + x, None
+
+    @tf.function(autograph=False)
+    def run(xs: tf.Tensor) -> tf.Tensor:
+        return StepContext().scan(count, Theta(), tf.constant(0.0), xs)[0]
+
+    assert float(run(tf.ones([100]))) == 100
+    assert len(traces) == 2  # once to learn what it returns, once for the loop
+
+
+@pytest.mark.parametrize(
+    ("xs", "message"),
+    [
+        ({}, "no tensor"),
+        ({"a": tf.ones([2, 3]), "b": tf.ones([3, 2])}, r"one known size.*\[2, 3\]"),
+        ({"a": tf.ones([0, 3])}, "at least one turn"),
+        ({"a": tf.constant(1.0)}, "scalar"),
+    ],
+)
+def test_scan_refuses_inputs_whose_turns_it_cannot_count(xs: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        StepContext().scan(lambda *_: (1, 2), Theta(), tf.constant(0.0), xs)
+
+
+@pytest.mark.parametrize("new", [tf.ones([2]), tf.constant(1, tf.int32)])
+@pytest.mark.parametrize("graph", [False, True])
+def test_scan_refuses_a_state_that_changes_its_type(new: tf.Tensor, graph: bool) -> None:
+    def run() -> Any:
+        return StepContext().scan(
+            lambda theta, state, x, ctx: (new, None), Theta(), tf.constant(0.0), tf.ones([3])
+        )
+
+    with pytest.raises(ValueError, match="keeps its type and shape"):
+        (tf.function(run, autograph=False) if graph else run)()
+
+
+# Rematerialisation.
+
+
+def block(theta: Theta, x: tf.Tensor, extra: Any, ctx: StepContext) -> Any:
+    h = tf.tanh(x @ theta.w + theta.b)
+    h = ctx.dropout(h, 0.25, NOISE)
+    if extra["mask"] is not None:
+        h = tf.where(extra["mask"], h, 0)
+    if extra["ids"] is not None:
+        h += tf.cast(tf.expand_dims(extra["ids"], 1), h.dtype)
+    ctx.collect_loss("norm", tf.reduce_sum(tf.square(h)))
+    ctx.collect_metric("mean", tf.reduce_sum(h), BATCH * DIM)
+    ctx.collect_statistic(NOISE, "sum", tf.reduce_sum(h, 0), BATCH)
+    return {"y": h, "ids": extra["ids"], "none": None}
+
+
+EXTRAS = {
+    "none": {"ids": None, "mask": None},
+    "ints": {"ids": tf.constant([2, 3]), "mask": None},
+    "all": {"ids": tf.constant([2, 3], tf.int64), "mask": tf.constant([[True, False, True]])},
+}
+
+
+def direct(ctx: StepContext, function: Any, *args: Any) -> Any:
+    return function(*args, ctx)
+
+
+def again(ctx: StepContext, function: Any, *args: Any) -> Any:
+    return ctx.rematerialize(function, *args)
+
+
+def block_and_gradients(run: Callable[..., Any], extra: Any) -> dict[str, Any]:
+    theta, state, _ = values()
+    x = state["h"]
+    ctx = StepContext(mode="train", seed=4, num_examples=BATCH)
+    with tf.GradientTape() as tape:
+        tape.watch((theta, x))
+        out = run(ctx, block, theta, x, extra)
+        loss = tf.reduce_sum(out["y"] ** 3) + tf.cast(ctx.collected.total("loss"), tf.float64)
+    sums = {kind: dict(by_name) for kind, by_name in ctx.collected.sums.items()}
+    return {"out": out, "sums": sums, "gradients": tape.gradient(loss, (theta, x))}
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+@pytest.mark.parametrize("how", ["eager", "graph", "compiled"])
+def test_rematerialised_is_the_direct_form(how: str, extra: str) -> None:
+    expected = block_and_gradients(direct, EXTRAS[extra])
+
+    def run() -> dict[str, Any]:
+        return block_and_gradients(again, EXTRAS[extra])
+
+    if how != "eager":
+        run = tf.function(run, autograph=False, jit_compile=how == "compiled")
+    found = run()
+    assert found["out"]["none"] is None
+    present = [[t for t in tf.nest.flatten(tree) if t is not None] for tree in (found, expected)]
+    assert_same(*present)
+
+
+def test_rematerialised_computes_twice_and_once_without_gradient() -> None:
+    calls = []
+
+    def function(theta: Theta, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+        calls.append(1)
+        return x * theta.w
+
+    theta, x = Theta(w=tf.constant(3.0)), tf.constant(2.0)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = StepContext().rematerialize(function, theta, x)
+    assert (float(y), len(calls)) == (6.0, 1)
+    assert float(tape.gradient(y, x)) == 3.0
+    assert len(calls) == 2
+
+
+def test_rematerialised_gives_zero_for_a_weight_that_is_not_used() -> None:
+    theta = Theta(w=tf.constant(3.0), unused=tf.ones([2]))
+    with tf.GradientTape() as tape:
+        tape.watch(theta)
+        y = StepContext().rematerialize(lambda t, x, ctx: t.w * x, theta, tf.constant(2.0))
+    gradient = tape.gradient(y, theta)
+    assert float(gradient.w) == 2.0
+    np.testing.assert_array_equal(gradient.unused, [0.0, 0.0])
+
+
+@pytest.mark.parametrize("outer", ["scan of rematerialised", "rematerialised scan"])
+@pytest.mark.parametrize("graph", [False, True])
+def test_rematerialisation_and_scan_nest(outer: str, graph: bool) -> None:
+    def run(ctx: StepContext, body: Body, theta: Theta, state: Any, xs: Any) -> Any:
+        if outer == "rematerialised scan":
+            return ctx.rematerialize(
+                lambda theta, state, xs, ctx: ctx.scan(body, theta, state, xs), theta, state, xs
+            )
+        return ctx.scan(
+            lambda theta, state, x, ctx: ctx.rematerialize(body, theta, state, x),
+            theta,
+            state,
+            xs,
+        )
+
+    expected = loss_and_all(scan, *values())
+    found = (in_graph(run) if graph else lambda *args: loss_and_all(run, *args))(*values())
+    assert_same(found, expected)
