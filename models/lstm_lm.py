@@ -5,7 +5,7 @@ B batch, T length, V vocabulary.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import tensorflow as tf
 
@@ -62,6 +62,37 @@ class LstmLm(Layer):
             with_sizes(p.softmax, vocab_size=p.vocab_size, input_dim=self.stack.output_dim),
         )
 
+    def hidden(
+        self,
+        theta: Theta,
+        ids: tf.Tensor,
+        ctx: StepContext,
+        *,
+        positions: tf.Tensor | None = None,
+        segment_ids: tf.Tensor | None = None,
+    ) -> tf.Tensor:
+        """Returns what the softmax sees.
+
+        Args:
+          theta: weights.
+          ids: tokens.
+          ctx: step context.
+          positions: of the tokens; not used, since the order is in the state.
+          segment_ids: where texts are packed: the state is 0 where one begins; 0 is padding.
+
+        Shapes:
+          ids, positions, segment_ids: [B, T] int
+          returns: [B, T, size of the LSTM's output]
+        """
+        mask = reset = None
+        if segment_ids is not None:
+            mask = tf.not_equal(segment_ids, 0)
+            changed = tf.not_equal(segment_ids[:, 1:], segment_ids[:, :-1])
+            reset = tf.concat([tf.zeros_like(mask[:, :1]), changed], 1)
+        x = self._embedded(theta, ids, ctx)
+        x = self.stack.fprop(theta.stack, x, ctx, mask=mask, reset=reset)
+        return self.dropout.fprop(theta.dropout, x, ctx.fold(1))
+
     def token_cross_entropy(
         self,
         theta: Theta,
@@ -69,19 +100,17 @@ class LstmLm(Layer):
         labels: tf.Tensor,
         ctx: StepContext,
         *,
-        segment_ids: tf.Tensor | None = None,
         positions: tf.Tensor | None = None,
+        segment_ids: tf.Tensor | None = None,
         label_smoothing: float = 0.0,
     ) -> tf.Tensor:
         """Returns -log p(label | ids up to here) of every token, in nats.
 
         Shapes:
-          ids, labels: int [B, T]
-          segment_ids: int [B, T]; the state is 0 where another segment begins, 0 is padding
-          positions: not used, the order is in the state
+          ids, labels, positions, segment_ids: [B, T] int
           returns: [B, T] float32
         """
-        x = self._states(theta, ids, ctx, segment_ids)
+        x = self.hidden(theta, ids, ctx, positions=positions, segment_ids=segment_ids)
         return self.softmax.cross_entropy(
             theta.softmax, x, labels, ctx, label_smoothing=label_smoothing
         )
@@ -92,16 +121,25 @@ class LstmLm(Layer):
         ids: tf.Tensor,
         ctx: StepContext,
         *,
-        segment_ids: tf.Tensor | None = None,
         positions: tf.Tensor | None = None,
+        segment_ids: tf.Tensor | None = None,
     ) -> tf.Tensor:
-        """Returns the logits of the next token after every prefix: [B, T] to [B, T, V]."""
-        x = self._states(theta, ids, ctx, segment_ids)
+        """Returns the scores of all tokens that may follow, at every position.
+
+        Shapes:
+          ids, positions, segment_ids: [B, T] int
+          returns: [B, T, V]
+        """
+        x = self.hidden(theta, ids, ctx, positions=positions, segment_ids=segment_ids)
         return self.softmax.logits(theta.softmax, x, ctx)
 
-    def init_cache(self, batch_size: int, max_length: int) -> list[State]:
-        """Returns the cache before the first token; its size does not depend on max_length."""
-        return self.stack.zero_state(batch_size)
+    def fprop(self, theta: Theta, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+        """Returns the logits of the tokens x; see `logits`."""
+        return self.logits(theta, x, ctx)
+
+    def init_cache(self, batch_size: int, max_length: int, dtype: str = "float32") -> list[State]:
+        """Returns the state before the first token; its size does not depend on max_length."""
+        return self.stack.zero_state(batch_size, tf.as_dtype(dtype))
 
     def extend_step(
         self,
@@ -110,31 +148,31 @@ class LstmLm(Layer):
         cache: list[State],
         position: Any,
         ctx: StepContext,
+        *,
+        logits_of: Literal["all", "last"] = "all",
     ) -> tuple[tf.Tensor, list[State]]:
-        """Goes on by T tokens (at least 1) from a cache.
+        """Reads T further tokens; equals `logits` over all.
+
+        Args:
+          theta: weights.
+          ids: the further tokens: one, or a block.
+          cache: of `init_cache` or of the step before.
+          position: of the first of them; not used, since the order is in the state.
+          ctx: step context.
+          logits_of: all tokens of the block, or the last alone.
 
         Shapes:
-          ids: int [B, T]
-          position: not used, the order is in the state
-          returns: logits [B, T, V], the next cache
+          ids: [B, T] int
+          returns: (logits [B, T, V], or [B, 1, V] of the last, cache)
         """
         x = self._embedded(theta, ids, ctx)
         x, cache = self.stack.extend_step(theta.stack, x, cache, ctx)
+        if logits_of == "last":
+            x = x[:, -1:]
+        x = self.dropout.fprop(theta.dropout, x, ctx.fold(1))
         return self.softmax.logits(theta.softmax, x, ctx), cache
 
     def _embedded(self, theta: Theta, ids: tf.Tensor, ctx: StepContext) -> tf.Tensor:
         x = self.embedding.fprop(theta.embedding, ids, ctx)
         x = ctx.constrain(x, ("batch", "length", "embed"))
         return self.dropout.fprop(theta.dropout, x, ctx.fold(0))
-
-    def _states(
-        self, theta: Theta, ids: tf.Tensor, ctx: StepContext, segment_ids: tf.Tensor | None
-    ) -> tf.Tensor:
-        mask = reset = None
-        if segment_ids is not None:
-            mask = tf.not_equal(segment_ids, 0)
-            changed = tf.not_equal(segment_ids[:, 1:], segment_ids[:, :-1])
-            reset = tf.concat([tf.zeros_like(mask[:, :1]), changed], 1)
-        x = self._embedded(theta, ids, ctx)
-        x = self.stack.fprop(theta.stack, x, ctx, mask=mask, reset=reset)
-        return self.dropout.fprop(theta.dropout, x, ctx.fold(1))

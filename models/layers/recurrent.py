@@ -216,8 +216,9 @@ class RecurrentStack(Layer):
     ) -> tf.Tensor:
         """Runs over x from the zero state; see the class."""
         for i, layer in enumerate(self.layers):
-            given = self._dropped(i, theta, x, ctx)
-            y = layer.fprop(theta.layers[str(i)], given, ctx, mask=mask, reset=reset)
+            turn = ctx.fold(i)
+            given = self._dropped(i, x, turn)
+            y = layer.fprop(theta.layers[str(i)], given, turn, mask=mask, reset=reset)
             x = self._joined(x, y)
         return x
 
@@ -239,16 +240,16 @@ class RecurrentStack(Layer):
         self._refuse_bidirectional()
         after = []
         for i, (layer, state) in enumerate(zip(self.layers, states, strict=True)):
-            given = self._dropped(i, theta, x, ctx)
+            turn = ctx.fold(i)
             y, state = layer.extend_step(
-                theta.layers[str(i)], given, state, ctx, mask=mask, reset=reset
+                theta.layers[str(i)], self._dropped(i, x, turn), state, turn, mask=mask, reset=reset
             )
             after.append(state)
             x = self._joined(x, y)
         return x, after
 
-    def _dropped(self, i: int, theta: Theta, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
-        return self.dropout.fprop(theta.dropout, x, ctx.fold(i)) if i else x
+    def _dropped(self, i: int, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+        return self.dropout.fprop(Theta(), x, ctx) if i else x
 
     def _joined(self, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
         return x + y if self.params.residual == "add" and x.shape[-1] == y.shape[-1] else y
