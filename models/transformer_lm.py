@@ -111,7 +111,18 @@ class TransformerLm(Layer):
           ids, positions, segment_ids: [B, T] int
           returns: [B, T, D]
         """
-        x = self._embed(theta, ids, ctx, positions)
+        x = self.embedding.fprop(theta.embedding, ids, ctx)
+        return self._hidden(theta, x, ctx, positions, segment_ids)
+
+    def _hidden(
+        self,
+        theta: Theta,
+        x: tf.Tensor,
+        ctx: StepContext,
+        positions: Array | None,
+        segment_ids: tf.Tensor | None,
+    ) -> tf.Tensor:
+        x = self._enter(theta, x, ctx, positions)
         mask = None if segment_ids is None else masking.segments(segment_ids)
         x = self.stack.fprop(theta.stack, x, ctx, mask=mask, positions=positions)
         return self._normalise(theta, x, ctx)
@@ -133,8 +144,13 @@ class TransformerLm(Layer):
           ids, labels, positions, segment_ids: [B, T] int
           returns: [B, T] float32
         """
-        x = self.hidden(theta, ids, ctx, positions=positions, segment_ids=segment_ids)
         name, softmax = self._softmax()
+        if softmax is self.embedding:
+            x, shared = self.embedding.fprop_shared(theta.embedding, ids, ctx)
+            theta = Theta(theta, embedding=shared)
+        else:
+            x = self.embedding.fprop(theta.embedding, ids, ctx)
+        x = self._hidden(theta, x, ctx, positions, segment_ids)
         return softmax.cross_entropy(theta[name], x, labels, ctx, label_smoothing=label_smoothing)
 
     def logits(
@@ -188,7 +204,8 @@ class TransformerLm(Layer):
           returns: (logits [B, T, V], or [B, 1, V] of the last, cache)
         """
         positions = cache_lib.positions_of_block(position, ids.shape[1])
-        x = self._embed(theta, ids, ctx, positions)
+        x = self.embedding.fprop(theta.embedding, ids, ctx)
+        x = self._enter(theta, x, ctx, positions)
         x, cache = self.stack.extend_step(theta.stack, x, cache, position, ctx)
         if logits_of == "last":
             x = x[:, -1:]
@@ -220,7 +237,8 @@ class TransformerLm(Layer):
         return [*pieces, Piece("softmax", {name: softmax}, self._run_cross_entropy)]
 
     def _run_embed(self, theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
-        return {**flow, "x": self._embed(theta, flow["ids"], ctx, flow.get("positions"))}
+        x = self.embedding.fprop(theta.embedding, flow["ids"], ctx)
+        return {**flow, "x": self._enter(theta, x, ctx, flow.get("positions"))}
 
     def _run_layers(
         self, compute: Callable[..., tf.Tensor], theta: Theta, flow: Flow, ctx: StepContext
@@ -238,10 +256,10 @@ class TransformerLm(Layer):
         cross_entropy = softmax.cross_entropy(theta[name], flow["x"], flow["labels"], ctx)
         return {**flow, "cross_entropy": cross_entropy}
 
-    def _embed(
-        self, theta: Theta, ids: tf.Tensor, ctx: StepContext, positions: Array | None
+    def _enter(
+        self, theta: Theta, x: tf.Tensor, ctx: StepContext, positions: Array | None
     ) -> tf.Tensor:
-        x = self.embedding.fprop(theta.embedding, ids, ctx)
+        """From the vectors of the tokens to the input of the stack."""
         if self.params.positions is not None:
             x = self.positions.fprop(theta.positions, x, ctx, positions=positions)
         x = ctx.constrain(x, ("batch", "length", "embed"))

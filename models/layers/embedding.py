@@ -54,7 +54,19 @@ class Embedding(Layer):
           ids: [...] int in [0, vocab_size)
           returns: [..., dim], dtype of the table
         """
-        x = ctx.lookup(theta.table, ids)
+        return self._scaled(ctx.lookup(theta.table, ids))
+
+    def fprop_shared(
+        self, theta: Theta, ids: tf.Tensor, ctx: StepContext
+    ) -> tuple[tf.Tensor, Theta]:
+        """Returns the vectors of ids, and the weights for the softmax that is tied to this table.
+
+        The same numbers as `fprop`; the gradient of the table is cheaper with the weights returned.
+        """
+        x, table = ctx.lookup_shared(theta.table, ids)
+        return self._scaled(x), Theta(theta, table=table)
+
+    def _scaled(self, x: tf.Tensor) -> tf.Tensor:
         return x * math.sqrt(self.params.dim) if self.params.scale == "sqrt_dim" else x
 
     def logits(self, theta: Theta, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
