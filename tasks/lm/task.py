@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tekso.framework.layer import Layer
@@ -54,11 +55,16 @@ class LanguageModel(Task):
         """Fills in the size of the vocabulary, and the window of decoding from the input's length.
 
         Raises:
-          ValueError: the vocabulary of the model is smaller than that of the input.
+          ValueError: the size of the vocabulary is nowhere said, or smaller than the input's.
         """
         params = params.copy()
         vocab_size = getattr(input, "vocab_size", None)
-        if params.model.vocab_size in (REQUIRED, None):
+        if params.model.vocab_size is REQUIRED:
+            if vocab_size is None:
+                raise ValueError(
+                    "task.model.vocab_size is open, and only the text can tell it (its tokenizer "
+                    "is made from it): give the data, or set the size"
+                )
             params.model.vocab_size = vocab_size
         elif vocab_size is not None and params.model.vocab_size < vocab_size:
             raise ValueError(
@@ -101,6 +107,10 @@ class LanguageModel(Task):
             segment_ids=batch.get("segment_ids"),
             label_smoothing=smoothing,
         )
+
+    def count(self, batch: Mapping[str, np.ndarray]) -> tuple[int, str]:
+        """Returns the number of weighted labels, in tokens."""
+        return int(np.count_nonzero(batch["weights"])), "tokens"
 
     def summarize(self, sums: Mapping[str, tuple[float, float]]) -> dict[str, float]:
         """Adds the perplexity to the means."""

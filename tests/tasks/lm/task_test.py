@@ -173,6 +173,11 @@ def test_a_vocabulary_that_is_too_small_is_refused() -> None:
         LanguageModel.complete(task_params(), input_of(37))
 
 
+def test_a_vocabulary_that_nobody_knows_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"task\.model\.vocab_size is open, and only the text"):
+        LanguageModel.complete(task_params(vocab_size=None), input_of(None))
+
+
 def test_impossible_label_smoothing_is_refused() -> None:
     with pytest.raises(ValueError, match=r"task\.label_smoothing is 1\.0"):
         task_params(label_smoothing=1.0).instantiate()

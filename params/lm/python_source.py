@@ -1,0 +1,101 @@
+"""Language models of Python source: the standard library of the interpreter that runs."""
+
+from __future__ import annotations
+
+from tekso.framework import schedules
+from tekso.framework.experiment import Experiment, Run
+from tekso.framework.input.held_out import HeldOut
+from tekso.framework.input.sentence_piece import SentencePiece
+from tekso.framework.learner import Learner
+from tekso.framework.optimizers.adam import AdamW
+from tekso.framework.params import Params
+from tekso.framework.registry import register
+from tekso.models.layers.attention import MultiHeadAttention
+from tekso.models.layers.attention_positions import RotaryPositions
+from tekso.models.layers.feed_forward import FeedForward
+from tekso.models.layers.normalization import RMSNorm
+from tekso.models.layers.softmax import Softmax
+from tekso.models.layers.stack import Stack
+from tekso.models.layers.transformer import TransformerLayer
+from tekso.models.transformer_lm import TransformerLm
+from tekso.tasks.lm.decode import TextDecoder
+from tekso.tasks.lm.input import TextStream
+from tekso.tasks.lm.python_source import PythonSource
+from tekso.tasks.lm.task import LanguageModel
+
+
+@register
+class Tiny(Experiment):
+    """Byte-level Transformer of 4 layers and width 128; about two minutes on two CPU cores."""
+
+    def task(self) -> Params:
+        """A Transformer with rotary positions, RMSNorm and squared ReLU, without biases."""
+        layer = TransformerLayer.Params(
+            norm=RMSNorm.Params(),
+            attention=MultiHeadAttention.Params(
+                num_heads=4, mask="causal", positions=RotaryPositions.Params(), use_bias=False
+            ),
+            feed_forward=FeedForward.Params(
+                hidden_dim=512, activation="squared_relu", use_bias=False
+            ),
+        )
+        model = TransformerLm.Params(
+            dim=128,
+            positions=None,
+            stack=Stack.Params(num_layers=4, layer=layer),
+            final_norm=RMSNorm.Params(),
+            softmax=Softmax.Params(),
+        )
+        decode = TextDecoder.Params(
+            prompts=["def ", "class ", "import "], max_new_tokens=384, temperature=0.8, top_p=0.95
+        )
+        return LanguageModel.Params(model=model, decode=decode)
+
+    def input(self) -> Params:
+        """Bytes of the standard library's training files."""
+        return TextStream.Params(corpus=PythonSource.Params(), length=128, batch_size=16)
+
+    def eval_inputs(self) -> dict[str, Params]:
+        """An even selection of the files held out for development."""
+        return {"dev": HeldOut.Params(split="dev", batch_size=64, max_batches=32)}
+
+    def learner(self) -> Params:
+        """AdamW; the learning rate rises, then falls to zero at the end of the run."""
+        return Learner.Params(
+            optimizer=AdamW.Params(beta2=0.99, weight_decay=0.1, weight_decay_exclude=[".*/scale"]),
+            schedule=schedules.Linear.Params(initial_value=0.003, warmup_steps=100),
+            clip_global_norm=1.0,
+        )
+
+    def run(self) -> Params:
+        """2,400 steps."""
+        return Run.Params(steps=2400, eval_every_steps=400, checkpoint_every_steps=800)
+
+
+@register
+class Small(Tiny):
+    """Sub-word Transformer of 4 layers and width 256; its 8,192 pieces are learned on first use."""
+
+    def task(self) -> Params:
+        """Twice as wide, with the softmax tied to the embedding."""
+        params = super().task()
+        return params.set(
+            {
+                "model.dim": 256,
+                "model.stack.layer.feed_forward.hidden_dim": 1024,
+                "model.softmax": None,
+                "decode.max_new_tokens": 192,
+            }
+        )
+
+    def input(self) -> Params:
+        """SentencePiece tokens of the standard library's training files."""
+        return super().input().set(tokenizer=SentencePiece.Params(vocab_size=8192))
+
+    def learner(self) -> Params:
+        """A lower learning rate for the wider model."""
+        return super().learner().set({"schedule.initial_value": 0.002})
+
+    def run(self) -> Params:
+        """4,000 steps: about as many tokens as the text has."""
+        return super().run().set(steps=4000)
