@@ -1,0 +1,123 @@
+"""Average pooling and depthwise convolution: both forms against loops in NumPy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tekso.framework.primitives import windows
+from tekso.framework.primitives.windows import Padding, Window
+
+WINDOWS = {
+    "2x2 stride 2": Window((2, 2), (2, 2), (1, 1), "SAME"),
+    "3x3": Window((3, 3), (1, 1), (1, 1), "SAME"),
+    "3x2 stride 2": Window((3, 2), (2, 2), (1, 1), "SAME"),
+    "3x2 strides 2, 1": Window((3, 2), (2, 1), (1, 1), "SAME"),
+    "2x3 valid": Window((2, 3), (1, 1), (1, 1), "VALID"),
+    "3x3 valid stride 2": Window((3, 3), (2, 2), (1, 1), "VALID"),
+    "wider than the image": Window((9, 3), (1, 1), (1, 1), "SAME"),
+}
+DILATED = {
+    "dilated": Window((3, 3), (1, 1), (2, 2), "SAME"),
+    "dilated 1, 2 valid": Window((3, 2), (1, 1), (1, 2), "VALID"),
+    "dilated with stride": Window((3, 3), (2, 2), (2, 2), "SAME"),
+    "dilated with strides": Window((2, 3), (2, 1), (2, 1), "SAME"),
+}
+
+
+def taken(x: np.ndarray, window: Window) -> tuple[np.ndarray, np.ndarray]:
+    """Returns what every window holds, and whether it is of the image.
+
+    Shapes:
+      returns: [B, new H, new W, window H, window W, C] and the same without B and C
+    """
+    sizes, starts = [], []
+    for d in (0, 1):
+        size, stride, dilation = x.shape[1 + d], window.strides[d], window.dilations[d]
+        reach = dilation * (window.shape[d] - 1) + 1
+        if window.padding == "SAME":
+            count = int(np.ceil(size / stride))
+            before = max((count - 1) * stride + reach - size, 0) // 2
+        else:
+            count, before = int(np.ceil((size - reach + 1) / stride)), 0
+        sizes.append(count)
+        starts.append(before)
+    out = np.zeros((x.shape[0], *sizes, *window.shape, x.shape[3]))
+    real = np.zeros((*sizes, *window.shape), bool)
+    for place in np.ndindex(*real.shape):
+        at = [
+            place[d] * window.strides[d] - starts[d] + place[2 + d] * window.dilations[d]
+            for d in (0, 1)
+        ]
+        if all(0 <= at[d] < x.shape[1 + d] for d in (0, 1)):
+            out[(slice(None), *place)] = x[:, at[0], at[1]]
+            real[place] = True
+    return out, real
+
+
+def value_and_gradients(function: Any, *args: np.ndarray) -> list[np.ndarray]:
+    tensors = [tf.constant(a) for a in args]
+    with tf.GradientTape() as tape:
+        tape.watch(tensors)
+        y = function(*tensors)
+        loss = tf.reduce_sum(tf.sin(y))
+    return [y.numpy(), *(g.numpy() for g in tape.gradient(loss, tensors))]
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_average_pool_is_the_mean_of_what_lies_inside(name: str) -> None:
+    window = WINDOWS[name]
+    x = np.random.default_rng(0).normal(size=(2, 7, 6, 3))
+    held, real = taken(x, window)
+    expected = held.sum((3, 4)) / real.sum((2, 3))[None, ..., None]
+    direct = value_and_gradients(lambda x: windows.average_pool(x, window), x)
+    slices = value_and_gradients(lambda x: windows.average_pool_by_slices(x, window), x)
+    np.testing.assert_allclose(direct[0], expected, rtol=1e-12, atol=1e-14)
+    for a, b in zip(direct, slices, strict=True):
+        np.testing.assert_allclose(b, a, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("multiplier", [1, 2])
+@pytest.mark.parametrize("name", [*WINDOWS, *DILATED])
+def test_depthwise_convolution_is_a_sum_over_the_window(name: str, multiplier: int) -> None:
+    window = (WINDOWS | DILATED)[name]
+    rng = np.random.default_rng(0)
+    x, w = rng.normal(size=(2, 7, 6, 3)), rng.normal(size=(*window.shape, 3, multiplier))
+    held, _ = taken(x, window)
+    expected = np.einsum("bhwijc,ijcm->bhwcm", held, w)
+    expected = expected.reshape(*expected.shape[:3], -1)
+    direct = value_and_gradients(lambda x, w: windows.depthwise_convolution(x, w, window), x, w)
+    slices = value_and_gradients(
+        lambda x, w: windows.depthwise_convolution_by_slices(x, w, window), x, w
+    )
+    np.testing.assert_allclose(direct[0], expected, rtol=1e-11, atol=1e-12)
+    for a, b in zip(direct, slices, strict=True):
+        np.testing.assert_allclose(b, a, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("padding", ["SAME", "VALID"])
+def test_output_size_is_that_of_tensorflow(padding: Padding) -> None:
+    for size in (5, 6, 7):
+        for k in (1, 2, 3):
+            for stride, dilation in ((1, 1), (2, 1), (3, 1), (1, 2)):
+                window = Window((k, k), (stride, stride), (dilation, dilation), padding)
+                y = tf.nn.conv2d(
+                    tf.ones([1, size, size + 1, 1]),
+                    tf.ones([k, k, 1, 1]),
+                    stride,
+                    padding,
+                    dilations=dilation,
+                )
+                assert window.output_size(size, 0) == y.shape[1]
+                assert window.output_size(size + 1, 1) == y.shape[2]
+
+
+def test_a_window_that_does_not_fit_is_refused() -> None:
+    window = Window((2, 3), (1, 1), (1, 4), "VALID")
+    with pytest.raises(ValueError, match=r"window of 9 \(3, dilated by 4\).*width 6.*SAME"):
+        windows.average_pool(tf.ones([1, 5, 6, 1]), window)
+    with pytest.raises(ValueError, match="width 6"):
+        windows.depthwise_convolution(tf.ones([1, 5, 6, 1]), tf.ones([2, 3, 1, 1]), window)
