@@ -1,7 +1,7 @@
 """Checkpoints of a run: written in the background, verified when read, the last and the best kept.
 
     checkpoints = Checkpoints("run/checkpoints", keep_last=2, metric="dev/loss")
-    checkpoints.save(program.state(), Description(step=100, model=…, params=…))  # returns at once
+    checkpoints.save(program.state, Description(step=100, model=…, params=…))  # returns at once
     checkpoints.wait()  # on the disk now
     good = checkpoints.newest_good()  # a Checkpoint, or None if there is none yet
 
@@ -46,7 +46,7 @@ class Checkpoints:
       keep_last: number of newest ones that are kept.
       keep_best: number of best ones that are kept besides; 0: none.
       metric: "evaluation/metric" that says which is best.
-      best: which value of the metric is best.
+      goal: which end of the metric is good.
       warn: takes the text of a warning.
     """
 
@@ -57,7 +57,7 @@ class Checkpoints:
         keep_last: int = 3,
         keep_best: int = 0,
         metric: str = "",
-        best: Literal["lowest", "highest"] = "lowest",
+        goal: Literal["min", "max"] = "min",
         warn: Callable[[str], None] = logging.warning,
     ) -> None:
         if keep_last < 1 or keep_best < 0:
@@ -66,7 +66,7 @@ class Checkpoints:
             )
         self.directory = directory
         self._keep_last, self._keep_best = keep_last, keep_best
-        self._metric, self._best = metric, best
+        self._metric, self._goal = metric, goal
         self._warn = warn
         self._writer = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: concurrent.futures.Future[None] | None = None
@@ -83,11 +83,15 @@ class Checkpoints:
                 checkpoint_files.remove(self._path(name.rstrip("/")))
         self._values = self._read_values()
 
-    def save(self, tensors: Mapping[str, np.ndarray], description: Description) -> None:
+    def save(
+        self, state: Callable[[], Mapping[str, np.ndarray]], description: Description
+    ) -> None:
         """Starts writing a checkpoint and returns; waits first until the one before is written.
 
+        Does nothing if this step is the one that was saved or read last.
+
         Args:
-          tensors: arrays by key, which nobody changes any more.
+          state: returns arrays by key, which nobody changes any more; called before this returns.
           description: step, model, params, metrics and input; the rest is filled in.
 
         Raises:
@@ -100,7 +104,7 @@ class Checkpoints:
         value = self._value(description.metrics)
         if value is not None:
             self._values[description.step] = value
-        self._pending = self._writer.submit(self._write, dict(tensors), description)
+        self._pending = self._writer.submit(self._write, dict(state()), description)
 
     def check(self) -> None:
         """Raises the error of a write that has failed, without waiting for one that goes on."""
@@ -127,7 +131,7 @@ class Checkpoints:
         return len(kept) < self._keep_best or self._rank(value) < kept[-1]
 
     def _write(self, tensors: Mapping[str, np.ndarray], description: Description) -> None:
-        path = self._path(_name(description.step))
+        path = self.path(description.step)
         if tf.io.gfile.exists(path):
             aside = self._set_aside(path, "earlier")
             self._warn(f"{path} was there already: it was renamed to {aside}")
@@ -144,7 +148,7 @@ class Checkpoints:
         for step in steps:
             if step in kept:
                 continue
-            path = self._path(_name(step))
+            path = self.path(step)
             if checkpoint_files.is_local(path):  # so that it is never seen half deleted
                 leaving = self._path(_LEAVING + _name(step))
                 os.rename(path, leaving)
@@ -158,7 +162,7 @@ class Checkpoints:
         values = {}
         for step in self.steps() if self._metric else ():
             try:
-                metrics = checkpoint_files.describe(self._path(_name(step))).metrics
+                metrics = checkpoint_files.describe(self.path(step)).metrics
             except DamagedCheckpointError:
                 continue  # told when it is opened
             value = self._value(metrics)
@@ -171,9 +175,18 @@ class Checkpoints:
         return value if value is not None and math.isfinite(value) else None
 
     def _rank(self, value: float) -> float:
-        return value if self._best == "lowest" else -value
+        return value if self._goal == "min" else -value
 
     # --- reading ---
+
+    def path(self, step: int) -> str:
+        """Returns where the checkpoint of a step lies."""
+        return self._path(_name(step))
+
+    def best_step(self) -> int | None:
+        """Returns the step of the best checkpoint that is kept; None if none has the metric."""
+        kept = sorted((self._rank(v), step) for step, v in list(self._values.items()))
+        return kept[0][1] if kept else None
 
     def steps(self) -> list[int]:
         """Returns the steps of all checkpoints, good or damaged, the oldest first."""
@@ -195,9 +208,10 @@ class Checkpoints:
         damaged: dict[str, str] = {}
         good = None
         for step in reversed(self.steps()):
-            path = self._path(_name(step))
+            path = self.path(step)
             try:
                 good = self._open(path)
+                self._saved = step
                 break
             except DamagedCheckpointError as error:
                 damaged[path] = str(error)
@@ -220,7 +234,7 @@ class Checkpoints:
         """
         number = path.removeprefix(_STEP)
         if number.isascii() and number.isdigit():
-            path = self._path(_name(int(number)))
+            path = self.path(int(number))
         path = path.rstrip("/")
         if not tf.io.gfile.exists(path):
             there = ", ".join(_name(step) for step in self.steps()) or "none"

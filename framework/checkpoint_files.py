@@ -280,7 +280,7 @@ def _disk_full_text(path: str, needed: int, free: int | None, error: Exception |
     return (
         f"no room for the checkpoint {path}: it needs {needed:,} bytes, {have}{cause}. Earlier "
         "checkpoints are as they were, and nothing is left of this one. Make room and start again "
-        "with the same command; run.keep_last and run.keep_best say how many are kept"
+        "with the same command; run.keep_last_checkpoints says how many are kept"
     )
 
 

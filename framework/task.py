@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
+import numpy as np
 import tensorflow as tf
 
 from tekso.framework.layer import Layer
@@ -112,6 +113,10 @@ class Task(Layer):
         Auxiliary losses are handed to `ctx.collect_loss` and are no part of these sums.
         """
         raise NotImplementedError(f"{type(self).__name__} has no loss()")
+
+    def count(self, batch: Mapping[str, np.ndarray]) -> tuple[int, str]:
+        """Returns how much a batch of arrays holds, and in what unit: the speed in reports."""
+        return len(next(iter(batch.values()))), "examples"
 
     def summarize(self, sums: Mapping[str, tuple[float, float]]) -> dict[str, float]:
         """Returns the figures of a report: every mean, and what follows from them.

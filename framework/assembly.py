@@ -1,0 +1,78 @@
+"""Assembly: the parts of an experiment, built from its tree in the right order.
+
+    devices ─► inputs ─► task (completed from the input) ─► learner ─► program
+
+A process assembles one experiment.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from tekso.framework import schedules
+from tekso.framework.checkpoint import Description
+from tekso.framework.experiment import Run, Tree
+
+
+@dataclasses.dataclass(frozen=True)
+class Assembly:
+    """The parts of an experiment, built; the program has no state yet."""
+
+    tree: Tree.Params
+    run: Run
+    input: Any
+    eval_inputs: dict[str, Any]
+    task: Any
+    learner: Any
+    program: Any
+
+    def description(self, model: str) -> Description:
+        """Returns what every checkpoint of this experiment says of itself."""
+        return Description(
+            step=0,
+            model=model,
+            params=self.tree.to_text(),
+            input={"seed": self.run.params.seed},
+            tensors={
+                key: {"shape": list(spec.shape), "dims": list(spec.dims), "dtype": spec.dtype}
+                for key, spec in self.program.specs().items()
+            },
+        )
+
+
+def assemble(
+    tree: Tree.Params,
+    *,
+    assets_dir: str,
+    tpu: str | None = None,
+    cpu_devices: int | None = None,
+) -> Assembly:
+    """Builds the parts of an experiment. Nothing may have run TensorFlow in this process before.
+
+    Args:
+      tree: the Params.
+      assets_dir: where inputs keep what they make once.
+      tpu: name or address of a TPU.
+      cpu_devices: number of logical CPU devices.
+
+    Raises:
+      ValueError: a part says that its Params make no sense, or do not fit those of another.
+    """
+    run = tree.run.instantiate()
+    if run.params.deterministic:
+        import tensorflow as tf
+
+        tf.config.experimental.enable_op_determinism()
+    execution = tree.execution.instantiate()
+    execution.setup_devices(tpu=tpu, cpu_devices=cpu_devices)
+    seed = run.params.seed
+    input = tree.input.instantiate(seed=seed, assets_dir=assets_dir)
+    eval_inputs = {
+        name: params.instantiate(seed=seed, assets_dir=assets_dir, train=tree.input)
+        for name, params in tree.eval_inputs.items()
+    }
+    task = tree.task.owner.complete(tree.task, input).instantiate()
+    learner = schedules.end_with_run(tree.learner, run.params.steps).instantiate()
+    program = execution.build(task, learner, seed=seed, batch_size=tree.input.batch_size)
+    return Assembly(tree, run, input, eval_inputs, task, learner, program)

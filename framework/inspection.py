@@ -1,0 +1,242 @@
+"""Inspection: the Params tree and the weight table of an experiment, without running anything.
+
+Weights are counted from their specs: nothing is allocated, whatever the size of the model.
+"""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from tekso.framework import params_tree
+from tekso.framework.experiment import Tree
+from tekso.framework.params import REQUIRED, Params
+from tekso.framework.params_literals import write as literal
+from tekso.framework.params_types import type_name
+from tekso.framework.report_text import WIDTH, size
+
+_INDENT = "  "
+_VALUE_WIDTH = 30  # columns
+_INDENT_DOC, _MOST_INDENT = 6, 60
+
+
+def params_record(model: str, tree: Tree.Params) -> dict[str, Any]:
+    """Returns every value with its type, doc and origin, in a form that JSON can hold."""
+    rows: list[dict[str, Any]] = []
+
+    def add(path: str, value: Any, field: Any) -> None:
+        rows.append(
+            {
+                "path": path,
+                "value": _shown(value),
+                "type": type_name(field.type),
+                "doc": field.doc,
+                "origin": tree.origin(path),
+            }
+        )
+
+    tree.visit(add)
+    owners = {path: _owner(node) for path, node in _nodes(tree)}
+    return {"model": model, "owners": owners, "params": rows}
+
+
+def params_text(record: Mapping[str, Any]) -> str:
+    """Returns the tree as text: a heading a node, below it its values, origins and docs."""
+    lines = [record["model"]]
+    by_node: dict[str, list[Mapping[str, Any]]] = {path: [] for path in record["owners"]}
+    for row in record["params"]:
+        above = [p for p in by_node if not p or row["path"].startswith((p + ".", p + "["))]
+        by_node[max(above, key=len)].append(row)
+    for path, rows in by_node.items():
+        lines += ["", f"{path or '.'}  ({record['owners'][path]})"]
+        names = [row["path"][len(path) :].lstrip(".") for row in rows]
+        name_width = max(map(len, names), default=0)
+        value_width = min(_VALUE_WIDTH, max((len(row["value"]) for row in rows), default=0))
+        for name, row in zip(names, rows, strict=True):
+            left = f"{_INDENT}{name:<{name_width}} = {row['value']:<{value_width}}  # "
+            origin = f"[{row['origin']}] " if row["origin"] != "default" else ""
+            indent = " " * (_INDENT_DOC if len(left) > _MOST_INDENT else len(left) - 2) + "# "
+            text = " ".join(f"{origin}{row['doc']}".split())
+            lines += textwrap.wrap(
+                text, WIDTH, initial_indent=left, subsequent_indent=indent, break_long_words=False
+            )
+    return "\n".join(lines)
+
+
+def task_of(tree: Tree.Params) -> Any:
+    """Builds the task of a tree without its data.
+
+    Raises:
+      ValueError: the size of the vocabulary is open, and only the data can tell it.
+    """
+    return tree.task.owner.complete(tree.task, _Unread(tree.input)).instantiate()
+
+
+class _Unread:
+    """What is known of an input before any data is read."""
+
+    def __init__(self, params: Any) -> None:
+        self.params = params
+
+    @property
+    def vocab_size(self) -> int | None:
+        """The size that the Params give, or that all tokenizers of this class have."""
+        tokenizer = self.params.tokenizer if "tokenizer" in self.params else None
+        for params in (tokenizer, self.params):
+            if params is not None and "vocab_size" in params and params.vocab_size is not REQUIRED:
+                return params.vocab_size
+        fixed = getattr(getattr(tokenizer, "owner", None), "token_bytes", None)
+        return len(fixed) if isinstance(fixed, tuple) else None
+
+
+def model_record(model: str, task: Any) -> dict[str, Any]:
+    """Returns the weight table of a task and its sums, in a form that JSON can hold."""
+    specs = list(task.specs().values())
+    return {
+        "model": model,
+        "total_weights": sum(spec.size for spec in specs),
+        "trainable_weights": sum(spec.size for spec in specs if spec.trainable),
+        "total_bytes": sum(spec.size_bytes for spec in specs),
+        "parts": [
+            {"part": part, "weights": count, "tensors": tensors}
+            for part, (count, tensors) in _parts(specs).items()
+        ],
+        "weights": [
+            {
+                "path": spec.path,
+                "shape": list(spec.shape),
+                "dims": list(spec.dims),
+                "size": spec.size,
+                "dtype": spec.dtype,
+                "trainable": spec.trainable,
+            }
+            for spec in specs
+        ],
+    }
+
+
+def model_text(record: Mapping[str, Any], *, max_rows: int = 400) -> str:
+    """Returns the weight table as text."""
+    table = [
+        (
+            weight["path"],
+            " × ".join(map(str, weight["shape"])) or "scalar",
+            ", ".join(dim or "-" for dim in weight["dims"]),
+            f"{weight['size']:,}",
+            weight["dtype"] + ("" if weight["trainable"] else ", not trained"),
+        )
+        for weight in record["weights"]
+    ]
+    lines = [record["model"], ""]
+    shown = table if len(table) <= max_rows else table[: max_rows // 2] + table[-max_rows // 2 :]
+    rows = _columns(("weight", "shape", "dims", "size", "dtype"), shown, right=(3,))
+    if len(shown) < len(table):
+        rows.insert(
+            1 + max_rows // 2,
+            f"… {len(table) - len(shown)} more rows; --format=json has all of them …",
+        )
+    lines += rows
+    parts = [
+        (part["part"], f"{part['weights']:,}", _share(part["weights"], record["total_weights"]),
+         str(part["tensors"]))
+        for part in record["parts"]
+    ]  # fmt: skip
+    lines += ["", *_columns(("part", "weights", "share", "tensors"), parts, right=(1, 2, 3)), ""]
+    fixed = record["total_weights"] - record["trainable_weights"]
+    lines.append(
+        f"total: {record['total_weights']:,} weights in {len(table)} tensors, "
+        f"{size(record['total_bytes'])}" + (f"; {fixed:,} of them are not trained" if fixed else "")
+    )
+    return "\n".join(lines)
+
+
+def list_record(entry: Any) -> dict[str, Any]:
+    """Returns what a list says of a registered experiment."""
+    record = {
+        "key": entry.key,
+        "task": None,
+        "total_weights": None,
+        "summary": entry.summary,
+        "file": relative(entry.file),
+        "line": entry.line,
+    }
+    try:
+        tree = entry.cls().tree()
+        record["task"] = type_name(tree.task.owner)
+        record["total_weights"] = sum(spec.size for spec in task_of(tree).specs().values())
+    except Exception as error:  # one broken experiment must not hide the others
+        record["problem"] = f"{type(error).__name__}: {error}".splitlines()[0]
+    return record
+
+
+def list_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Returns a list of experiments as text."""
+    lines = []
+    for row in rows:
+        count = f"{row['total_weights']:,} weights" if row["total_weights"] is not None else "?"
+        lines.append(f"{row['key']}  ({row['task']}, {count})")
+        lines.append(f"{_INDENT}{row['summary']}")
+        lines.append(f"{_INDENT}{row['file']}:{row['line']}")
+        if row.get("problem"):
+            lines.append(f"{_INDENT}not counted: {row['problem']}")
+    return "\n".join(lines)
+
+
+def relative(path: str) -> str:
+    """Returns a path as seen from the working directory, if it lies below."""
+    inside = os.path.relpath(path)
+    return path if inside.startswith("..") else inside
+
+
+def _nodes(tree: Params) -> Iterable[tuple[str, Params]]:
+    yield "", tree
+    for path, value, _ in params_tree.walk(tree):
+        if isinstance(value, Params):
+            yield path, value
+
+
+def _owner(node: Params) -> str:
+    owner = type(node).owner
+    if owner is None:
+        return type_name(type(node))
+    return f"{owner.__module__}:{owner.__qualname__}"
+
+
+def _shown(value: Any) -> str:
+    try:
+        return literal(value)
+    except TypeError:
+        return repr(value)
+
+
+def _parts(specs: Sequence[Any]) -> dict[str, tuple[int, int]]:
+    """{part: (weights, tensors)} by the first level below what all paths have in common."""
+    paths = [spec.path.split("/") for spec in specs]
+    depth = 0
+    while paths and all(len(p) > depth + 1 for p in paths) and len({p[depth] for p in paths}) == 1:
+        depth += 1
+    parts: dict[str, tuple[int, int]] = {}
+    for path, spec in zip(paths, specs, strict=True):
+        name = "/".join(path[: depth + 1])
+        count, tensors = parts.get(name, (0, 0))
+        parts[name] = (count + spec.size, tensors + 1)
+    return parts
+
+
+def _share(count: int, total: int) -> str:
+    return f"{100 * count / total:.1f}%" if total else "-"
+
+
+def _columns(
+    header: tuple[str, ...], rows: Sequence[tuple[str, ...]], *, right: tuple[int, ...]
+) -> list[str]:
+    widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
+    return [
+        "  ".join(
+            f"{cell:>{width}}" if i in right else f"{cell:<{width}}"
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in (header, *rows)
+    ]

@@ -1,0 +1,152 @@
+"""The logdir of a run: where each file lies, whose run it is, and that one process writes to it.
+
+    params.txt  params.diff.txt  command.txt     what was run
+    checkpoints/  assets/  events/               state, tokenizers, TensorBoard
+    metrics.jsonl  curves.png  samples.txt       what came out
+
+All in one folder, which belongs to one experiment.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shlex
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from tekso.framework import files
+from tekso.framework.params import Params
+
+_MODEL = "# model: "
+
+
+class LogdirError(Exception):
+    """A logdir cannot be used for this run; the text says why and what to do."""
+
+
+class Logdir:
+    """Paths below a logdir, and the marks that a run leaves there."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path.rstrip("/") or "/"
+        self._lock: int | None = None
+
+    def file(self, name: str) -> str:
+        """Returns the path of a file or folder in the logdir."""
+        return os.path.join(self.path, name)
+
+    @property
+    def checkpoints(self) -> str:
+        """Folder of the checkpoints."""
+        return self.file("checkpoints")
+
+    @property
+    def assets(self) -> str:
+        """Folder of what inputs make once and keep, such as tokenizers."""
+        return self.file("assets")
+
+    @property
+    def events(self) -> str:
+        """Folder of the TensorBoard events."""
+        return self.file("events")
+
+    @property
+    def metrics(self) -> str:
+        """File of the metrics, JSON lines."""
+        return self.file("metrics.jsonl")
+
+    @property
+    def curves(self) -> str:
+        """Picture of the curves."""
+        return self.file("curves.png")
+
+    @property
+    def samples(self) -> str:
+        """File of the decoded samples."""
+        return self.file("samples.txt")
+
+    def model(self) -> str | None:
+        """Returns the key of the experiment whose logdir this is; None if it is nobody's."""
+        try:
+            with open(self.file("params.txt"), encoding="utf-8") as file:
+                line = file.readline()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return line.removeprefix(_MODEL).strip() if line.startswith(_MODEL) else None
+
+    def read_params(self) -> Any:
+        """Returns the tree in params.txt.
+
+        Raises:
+          LogdirError: it cannot be read.
+        """
+        path = self.file("params.txt")
+        try:
+            return Params.from_text(files.read(path).decode("utf-8"), origin="params.txt")
+        except (ValueError, ImportError) as error:
+            raise LogdirError(f"{path} cannot be read: {error}") from error
+
+    def check_model(self, model: str) -> None:
+        """Raises LogdirError if the logdir belongs to another experiment; the text names both."""
+        owner = self.model()
+        if owner is not None and owner != model:
+            raise LogdirError(
+                f"{self.path} is the logdir of {owner}, and the model is {model}: give each its "
+                f"own --logdir, or --model={owner} to go on with that one"
+            )
+
+    def claim(self, model: str) -> None:
+        """Makes the logdir and takes it for this process and this experiment.
+
+        Raises:
+          LogdirError: it belongs to another experiment, another process trains in it, or it cannot
+            be made.
+        """
+        try:
+            os.makedirs(self.path, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            raise LogdirError(f"{self.path} cannot be a logdir: a file is in its place") from None
+        self.check_model(model)
+        self._take_lock()
+
+    def _take_lock(self) -> None:
+        """One process at a time; the lock goes with the process, however it ends."""
+        lock = os.open(self.file(".lock"), os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.read(lock, 32).decode(errors="replace").strip()
+            os.close(lock)
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                raise LogdirError(
+                    f"another process (id {holder or 'unknown'}) is training in {self.path}: wait "
+                    "until it ends, or give another --logdir"
+                ) from None
+            return  # a file system without locks
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+        self._lock = lock
+
+    def release(self) -> None:
+        """Lets another process train here."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def write_params(self, model: str, tree: Params, defaults: Params) -> None:
+        """Writes params.txt, and how it differs from the experiment as registered."""
+        self.write("params.txt", f"{_MODEL}{model}\n{tree.to_text(origins=True)}")
+        self.write("params.diff.txt", defaults.diff(tree) or "as registered\n")
+
+    def add_command(self, command: Sequence[str]) -> None:
+        """Adds a command to command.txt, with the time and the folder it was given in."""
+        now = time.strftime("%Y-%m-%d %H:%M:%S %z")
+        with open(self.file("command.txt"), "a", encoding="utf-8") as file:
+            file.write(f"# {now}, in {os.getcwd()}\n{shlex.join(command)}\n")
+
+    def write(self, name: str, text: str) -> None:
+        """Writes a text file, whole or not at all."""
+        files.write_atomically(self.file(name), text)

@@ -1,0 +1,259 @@
+"""The training loop: steps, evaluations and checkpoints on schedule, from where it was left off.
+
+    restore ─► step ─► report ─► evaluate ─► save ─► step … ─► evaluate ─► save ─► done
+                                 └ on schedule ┘
+
+An evaluation is reported before the checkpoint of the same step is saved, so whatever a checkpoint
+covers is in the log; what goes beyond it is taken back when a run goes on from there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from tekso.framework.checkpoint import Checkpoint, CheckpointError, Checkpoints, Description
+from tekso.framework.evaluation import StoppedError, evaluate
+from tekso.framework.pace import Pace
+from tekso.framework.report import Report, scalars
+from tekso.framework.stop_signals import StopSignals
+
+Batch = Mapping[str, np.ndarray]
+Batches = Callable[[int], Iterator[Batch]]
+"""Returns the batches from a step on."""
+Evaluations = dict[str, dict[str, float]]
+"""{evaluation: {metric: value}}."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """When a run does what; 0 for an interval means at the end only.
+
+    Attributes:
+      steps: of the whole run.
+      log_every: steps between two reports.
+      eval_every: steps between two evaluations.
+      checkpoint_every: steps between two checkpoints.
+    """
+
+    steps: int
+    log_every: int
+    eval_every: int
+    checkpoint_every: int
+
+    def logs(self, step: int) -> bool:
+        """Whether a step is reported: the first, the last and every so many."""
+        return step in (1, self.steps) or step % self.log_every == 0
+
+    def evaluates(self, step: int) -> bool:
+        """Whether evaluations are due after a step."""
+        return step == self.steps or self._is_multiple(step, self.eval_every)
+
+    def saves(self, step: int) -> bool:
+        """Whether a checkpoint is due after a step."""
+        return step == self.steps or self._is_multiple(step, self.checkpoint_every)
+
+    @staticmethod
+    def _is_multiple(step: int, every: int) -> bool:
+        return bool(every) and step > 0 and step % every == 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What a loop came to.
+
+    Attributes:
+      step: steps done.
+      first_step: steps that were done before.
+      evaluations: {evaluation: figures} at `step`.
+      stopped_by: the signal that ended it early; None if all steps are done.
+    """
+
+    step: int
+    first_step: int
+    evaluations: Evaluations
+    stopped_by: Any = None
+
+
+class TrainingLoop:
+    """Trains a program: `loop.run(loop.restore(checkpoint))`.
+
+    Args:
+      program: of the execution, neither initialised nor restored.
+      task: summarises figures and counts what a batch holds.
+      learner: checks the figures of a step for trouble.
+      batches: of the training input.
+      eval_batches: {evaluation: batches of one pass}.
+      schedule: when to do what.
+      checkpoints: where the state is kept.
+      description: of checkpoints; step, metrics and position are filled in.
+      report: takes what there is to tell.
+    """
+
+    def __init__(
+        self,
+        *,
+        program: Any,
+        task: Any,
+        learner: Any,
+        batches: Batches,
+        eval_batches: Mapping[str, Batches],
+        schedule: Schedule,
+        checkpoints: Checkpoints,
+        description: Description,
+        report: Report,
+    ) -> None:
+        self._program, self._task, self._learner = program, task, learner
+        self._batches, self._eval_batches = batches, eval_batches
+        self._schedule, self._checkpoints = schedule, checkpoints
+        self._description, self._report = description, report
+        self._pace = Pace()
+
+    def restore(self, checkpoint: Checkpoint | None) -> int:
+        """Takes the state from a checkpoint, or draws the first one; returns the steps done.
+
+        Raises:
+          CheckpointError: the checkpoint does not fit the program.
+        """
+        if checkpoint is None:
+            self._program.initialize()
+            step = 0
+        else:
+            restore(self._program, checkpoint)
+            step = checkpoint.step
+        self._report.go_on_from(step)
+        return step
+
+    def run(self, first_step: int) -> Outcome:
+        """Trains from a restored step to the last one, or to a signal.
+
+        Raises:
+          CheckpointError: a checkpoint cannot be written.
+          NonFiniteStepsError: too many steps in a row were not finite.
+        """
+        step = first_step
+        with StopSignals() as stop:
+            evaluations = self._catch_up(step, stop)
+            metrics: Mapping[str, Any] = {}
+            batches = self._batches(step) if step < self._schedule.steps else iter(())
+            self._pace.restart()
+            while step < self._schedule.steps and not stop.received:
+                with self._pace.waiting():
+                    batch = next(batches, None)
+                if batch is None:
+                    raise ValueError(f"the training input ends before step {step}")
+                before, metrics = metrics, self._program.train_step(batch, step)
+                step += 1
+                evaluations = {}
+                self._check(before)
+                self._finish_step(step, batch, metrics, is_first=step == first_step + 1)
+                if not stop.received:
+                    evaluations = self._evaluate_if_due(step, stop)
+                if self._is_save_due(step, evaluations):
+                    self._check(metrics)
+                    self._save(step, evaluations)
+                self._checkpoints.check()
+            close = getattr(batches, "close", None)
+            if close is not None:
+                close()
+            self._check(metrics)
+            self._save(step, evaluations)
+            self._checkpoints.wait()
+        return Outcome(step, first_step, evaluations, stop.received)
+
+    def _catch_up(self, step: int, stop: StopSignals) -> Evaluations:
+        """Does the evaluations of the first step that an earlier process did not get to."""
+        if not self._schedule.evaluates(step):
+            return {}
+        return self._evaluate_if_due(step, stop, done=self._report.evaluated(step))
+
+    def _check(self, metrics: Mapping[str, Any]) -> None:
+        """Stops a run that goes wrong; one step late, so that no step waits for the host."""
+        if metrics:
+            self._learner.check(metrics)
+
+    def _finish_step(
+        self, step: int, batch: Batch, metrics: Mapping[str, Any], *, is_first: bool
+    ) -> None:
+        units, unit = self._task.count(batch)
+        self._pace.step(units)
+        self._report.progress(step)
+        if not self._schedule.logs(step):
+            if is_first:
+                self._pace.restart()  # the first step of a process is traced and compiled
+            return
+        values = scalars(metrics)
+        values = self._task.summarize({name: (value, 1.0) for name, value in values.items()})
+        reading = self._pace.read() if not is_first else None
+        with self._pace.paused():
+            self._report.train(step, values, reading, unit=unit)
+        if is_first:
+            self._pace.restart()
+
+    def _evaluate_if_due(
+        self, step: int, stop: StopSignals, *, done: Evaluations | None = None
+    ) -> Evaluations:
+        """Returns the figures of all evaluations; nothing if none is due or a signal came."""
+        done = dict(done or {})
+        left = {n: b for n, b in self._eval_batches.items() if n not in done}
+        if not self._schedule.evaluates(step) or not left:
+            return done
+        with self._pace.paused():
+            for name, batches in left.items():
+                self._report.progress(step, f"evaluating {name}")
+                begin = time.perf_counter()
+                try:
+                    values = evaluate(
+                        self._program,
+                        self._task,
+                        batches(0),
+                        name=name,
+                        stopped=lambda: stop.received is not None,
+                    )
+                except StoppedError:
+                    return {}
+                done[name] = values
+                is_best = self._checkpoints.would_be_best(_flat({name: values}))
+                seconds = time.perf_counter() - begin
+                self._report.evaluation(name, step, values, seconds=seconds, is_best=is_best)
+            self._report.draw_curves_if_old()
+            self._report.progress(step)
+        return done
+
+    def _is_save_due(self, step: int, evaluations: Evaluations) -> bool:
+        return self._schedule.saves(step) or self._checkpoints.would_be_best(_flat(evaluations))
+
+    def _save(self, step: int, evaluations: Evaluations) -> None:
+        with self._pace.paused():
+            self._report.sync()
+            description = dataclasses.replace(
+                self._description,
+                step=step,
+                metrics=_flat(evaluations),
+                input={**self._description.input, "position": step},
+            )
+            self._checkpoints.save(self._program.state, description)
+
+
+def restore(program: Any, checkpoint: Checkpoint) -> None:
+    """Gives a program the state of a checkpoint.
+
+    Raises:
+      CheckpointError: it does not fit the program; names the tensors.
+    """
+    try:
+        program.restore(checkpoint.read, checkpoint.keys)
+    except ValueError as error:
+        raise CheckpointError(f"{checkpoint.path} cannot be restored: {error}") from error
+
+
+def _flat(evaluations: Evaluations) -> dict[str, float]:
+    return {
+        f"{name}/{metric}": value
+        for name, values in evaluations.items()
+        for metric, value in values.items()
+    }

@@ -1,0 +1,309 @@
+"""What the trainer does with an experiment: train it, evaluate it, decode with it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from tekso.framework import report_summary
+from tekso.framework.assembly import Assembly, assemble
+from tekso.framework.checkpoint import Checkpoint, CheckpointError, Checkpoints
+from tekso.framework.evaluation import evaluate
+from tekso.framework.experiment import Tree
+from tekso.framework.input.prefetch import Prefetch
+from tekso.framework.logdir import Logdir
+from tekso.framework.loop import Outcome, Schedule, TrainingLoop, restore
+from tekso.framework.metrics_log import SPLIT, STEP, MetricsLog
+from tekso.framework.params import Params
+from tekso.framework.report import Report
+from tekso.framework.report_console import Console
+from tekso.framework.report_text import eval_line, size
+from tekso.framework.stop_signals import exit_code
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What the trainer is asked to do.
+
+    Attributes:
+      model: key of the experiment.
+      tree: its Params, with all that was set.
+      defaults: its Params as registered.
+      logdir: of the run.
+      console: where lines go.
+      command: as typed.
+      imports: packages of the user's own that the experiment needs.
+      tpu: name or address of a TPU.
+      cpu_devices: number of logical CPU devices.
+    """
+
+    model: str
+    tree: Tree.Params
+    defaults: Tree.Params
+    logdir: Logdir
+    console: Console
+    command: Sequence[str] = ()
+    imports: Sequence[str] = ()
+    tpu: str | None = None
+    cpu_devices: int | None = None
+
+    def assemble(self) -> Assembly:
+        """Builds the parts of the experiment."""
+        return assemble(
+            self.tree,
+            assets_dir=self.logdir.assets,
+            tpu=self.tpu,
+            cpu_devices=self.cpu_devices,
+        )
+
+    def checkpoints(self) -> Checkpoints:
+        """Returns the checkpoints of the run."""
+        run = self.tree.run
+        names = list(self.tree.eval_inputs)
+        eval_input = run.keep_best.eval_input or (names[0] if names else "")
+        if eval_input and eval_input not in names:
+            raise ValueError(
+                f"run.keep_best.eval_input is {eval_input!r}, but the evaluation inputs are: "
+                f"{', '.join(names) or 'none'}"
+            )
+        return Checkpoints(
+            self.logdir.checkpoints,
+            keep_last=run.keep_last_checkpoints,
+            keep_best=run.keep_best.count if eval_input else 0,
+            metric=f"{eval_input}/{run.keep_best.metric}",
+            goal=run.keep_best.goal,
+            warn=lambda text: self.console.line(text, "warning"),
+        )
+
+
+def train(job: Job) -> int:
+    """Trains, from the newest good checkpoint if there is one; returns the exit code."""
+    begin = time.perf_counter()
+    job.logdir.claim(job.model)
+    checkpoints = job.checkpoints()
+    checkpoints.prepare()
+    checkpoint = checkpoints.newest_good(set_aside=True)
+    parts = job.assemble()
+    _introduce(job, parts, checkpoint)
+    steps = parts.run.params.steps
+    report = Report(job.logdir, job.console, title=job.model, steps=steps)
+    try:
+        loop = _loop(job, parts, checkpoints, report)
+        step = loop.restore(checkpoint)
+        # Only now is it sure that the logdir is this experiment's.
+        job.logdir.write_params(job.model, job.tree, job.defaults)
+        job.logdir.add_command(job.command)
+        outcome = loop.run(step)
+        report.draw_curves()
+        if outcome.stopped_by is not None:
+            path = checkpoints.path(outcome.step)
+            for line in report_summary.stopped(outcome.stopped_by.name, outcome.step, steps, path):
+                report.line(line)
+            return exit_code(outcome.stopped_by)
+        report.progress(outcome.step, "decoding")
+        _decode_at_end(job, parts, report)
+        references = _references(parts)
+        report.draw_curves(references=next(iter(references.values()), None))
+        seconds = time.perf_counter() - begin
+        _conclude(job, report, outcome, references, checkpoints.best_step(), seconds)
+    finally:
+        report.close()
+        job.logdir.release()
+    return 0
+
+
+def evaluate_checkpoint(job: Job, checkpoint: Checkpoint) -> dict[str, Any]:
+    """Evaluates a checkpoint on all evaluation inputs; returns the figures.
+
+    They are shown, and added to evaluations.jsonl in the logdir.
+
+    Raises:
+      ValueError: there are no evaluation inputs.
+    """
+    if not job.tree.eval_inputs:
+        raise ValueError(f"{job.model} has no eval_inputs: there is nothing to evaluate on")
+    parts = _restored(job, checkpoint)
+    log = MetricsLog(job.logdir.file("evaluations.jsonl"))
+    found = {}
+    for name, batches in _eval_batches(parts).items():
+        begin = time.perf_counter()
+        job.console.progress(0, 1, f"evaluating {name}")
+        values = evaluate(parts.program, parts.task, batches(0), name=name)
+        seconds = time.perf_counter() - begin
+        line = eval_line(
+            name, checkpoint.step, values, seconds=seconds, width=job.console.width
+        )
+        job.console.line(line, "evaluation")
+        log.append(
+            {STEP: checkpoint.step, SPLIT: name, **values, "checkpoint": checkpoint.path}
+        )
+        found[name] = values
+    log.close()
+    job.console.close()
+    return {"model": job.model, "checkpoint": checkpoint.path, STEP: checkpoint.step, **found}
+
+
+def decode(job: Job, checkpoint: Checkpoint) -> Any:
+    """Decodes with a checkpoint as the task's Params say; returns the task's Decoded.
+
+    Raises:
+      ValueError: the task decodes nothing.
+    """
+    parts = _restored(job, checkpoint)
+    decoded = parts.task.decode(parts.program, parts.input)
+    if decoded is None:
+        raise ValueError(f"{job.model}: its task has nothing to decode")
+    return decoded
+
+
+# --- the pieces of a run ---
+
+
+def _loop(job: Job, parts: Assembly, checkpoints: Checkpoints, report: Report) -> TrainingLoop:
+    run = parts.run.params
+    return TrainingLoop(
+        program=parts.program,
+        task=parts.task,
+        learner=parts.learner,
+        batches=functools.partial(_batches, parts.input, stop=run.steps),
+        eval_batches=_eval_batches(parts),
+        schedule=Schedule(
+            steps=run.steps,
+            log_every=run.log_every_steps,
+            eval_every=run.eval_every_steps,
+            checkpoint_every=run.checkpoint_every_steps,
+        ),
+        checkpoints=checkpoints,
+        description=parts.description(job.model),
+        report=report,
+    )
+
+
+def _eval_batches(parts: Assembly) -> dict[str, Any]:
+    return {
+        name: functools.partial(_batches, input, stop=input.num_batches)
+        for name, input in parts.eval_inputs.items()
+    }
+
+
+def _batches(input: Any, start: int, *, stop: int | None) -> Iterator[Mapping[str, Any]]:
+    with Prefetch(input.batch, start=start, stop=stop) as batches:
+        yield from batches
+
+
+def open_checkpoint(logdir: Logdir, which: str | None, console: Console) -> Checkpoint:
+    """Opens the checkpoint of a path or a step, or the newest good one of a run.
+
+    Raises:
+      CheckpointError: there is none, or it is damaged.
+    """
+    checkpoints = Checkpoints(
+        logdir.checkpoints, warn=lambda text: console.line(text, "warning")
+    )
+    if which is not None:
+        return checkpoints.open(which)
+    newest = checkpoints.newest_good()
+    if newest is None:
+        raise CheckpointError(
+            f"there is no checkpoint in {logdir.checkpoints}: train first, or give another "
+            "--logdir or a --checkpoint"
+        )
+    return newest
+
+
+def tree_of(checkpoint: Checkpoint) -> tuple[str, Any]:
+    """Returns the key of the experiment that wrote a checkpoint, and its tree.
+
+    Raises:
+      CheckpointError: its Params cannot be read any more.
+    """
+    try:
+        return checkpoint.description.model, Params.from_text(checkpoint.description.params)
+    except (ValueError, ImportError) as error:
+        raise CheckpointError(
+            f"the Params of {checkpoint.path} cannot be read: {error}. If they belong to a package "
+            "of yours, name it: --import=your.package"
+        ) from error
+
+
+def _restored(job: Job, checkpoint: Checkpoint) -> Assembly:
+    parts = job.assemble()
+    restore(parts.program, checkpoint)
+    return parts
+
+
+# --- what a run tells at its beginning and end ---
+
+
+def _introduce(job: Job, parts: Assembly, checkpoint: Checkpoint | None) -> None:
+    specs = parts.task.specs().values()
+    weights = sum(spec.size for spec in specs)
+    run = parts.run.params
+    say = job.console.line
+    say(f"{job.model}: {weights:,} weights, {size(sum(s.size_bytes for s in specs))}")
+    say(f"logdir {job.logdir.path}, seed {run.seed}, {run.steps} steps")
+    if checkpoint is not None:
+        left = max(0, run.steps - checkpoint.step)
+        say(f"going on from {checkpoint.path}: {left} steps are left", "good")
+        for line in changes(checkpoint.description.params, job.tree):
+            say(f"changed since then: {line}", "warning")
+    for name, input in {"input": parts.input, **parts.eval_inputs}.items():
+        skipped = input.skipped()
+        if skipped.count:
+            say(f"{name}: {skipped}", "warning")
+
+
+def changes(before: str, tree: Params) -> list[str]:
+    """Returns what differs from the Params of a checkpoint, a line a difference."""
+    try:
+        return Params.from_text(before).diff(tree).splitlines()
+    except (ValueError, ImportError, AttributeError, TypeError) as error:
+        return [f"the Params of the checkpoint cannot be read any more: {error}"]
+
+
+def _references(parts: Assembly) -> dict[str, dict[str, float]]:
+    """{evaluation: {name: bits per byte}} of what text inputs are compared with."""
+    found = {}
+    for name, input in parts.eval_inputs.items():
+        compute = getattr(input, "reference_bits_per_byte", None)
+        if compute is not None:
+            found[name] = compute()
+    return found
+
+
+def _decode_at_end(job: Job, parts: Assembly, report: Report) -> None:
+    if not parts.run.params.decode_at_end:
+        return
+    decoded = parts.task.decode(parts.program, parts.input)
+    if decoded is not None:
+        job.logdir.write("samples.txt", decoded.text + "\n")
+        for line in decoded.text.splitlines():
+            report.line(line, "dim")
+
+
+def _conclude(
+    job: Job,
+    report: Report,
+    outcome: Outcome,
+    references: Mapping[str, Mapping[str, float]],
+    best_step: int | None,
+    seconds: float,
+) -> None:
+    lines = report_summary.finished(
+        steps=outcome.step,
+        seconds=seconds,
+        evaluations=outcome.evaluations,
+        references=references,
+    )
+    lines += report_summary.places(job.logdir, newest=outcome.step, best=best_step)
+    lines += report_summary.next_commands(
+        job.logdir,
+        outcome.step,
+        imports=job.imports,
+        with_prompts="task.decode.prompts" in job.tree,
+    )
+    for line in lines:
+        report.line(line)

@@ -1,0 +1,72 @@
+"""Pace: how fast training goes, and how much of the time it waits for input."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+
+_MEMORY = 0.8  # share of the past in the running mean that tells the time left
+
+
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """The pace since the reading before.
+
+    Attributes:
+      units_per_s: of whatever the task counts.
+      wait_share: share of the time in which a step waited for its batch.
+      seconds_per_step: running mean over the readings so far.
+    """
+
+    units_per_s: float
+    wait_share: float
+    seconds_per_step: float
+
+
+class Pace:
+    """A stop watch that runs while training does; `clock` returns seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._mean: float | None = None
+        self.restart()
+
+    def restart(self) -> None:
+        """Begins a new interval."""
+        self._begin = self._clock()
+        self._paused_s = self._waited_s = 0.0
+        self._units = self._steps = 0
+
+    def step(self, units: int) -> None:
+        """Counts a step that is done."""
+        self._units += units
+        self._steps += 1
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Counts the time of the block as waiting for input."""
+        begin = self._clock()
+        yield
+        self._waited_s += self._clock() - begin
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leaves the time of the block out: an evaluation, a checkpoint."""
+        begin = self._clock()
+        try:
+            yield
+        finally:
+            self._paused_s += self._clock() - begin
+
+    def read(self) -> Reading | None:
+        """Returns the pace of the interval and begins a new one; None if no step was done in it."""
+        seconds = max(self._clock() - self._begin - self._paused_s, 1e-9)
+        units, steps, waited = self._units, self._steps, self._waited_s
+        self.restart()
+        if not steps:
+            return None
+        now = seconds / steps
+        self._mean = now if self._mean is None else _MEMORY * self._mean + (1 - _MEMORY) * now
+        return Reading(units / seconds, min(1.0, waited / seconds), self._mean)

@@ -1,0 +1,49 @@
+"""Imports TensorFlow without the lines that it writes to stderr about itself.
+
+Its C++ part writes them before any setting could stop it. So stderr goes to a file while it is
+imported, and whatever else was written there is passed on afterwards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterator
+
+_CHATTER = re.compile(
+    rb"All log messages before absl::InitializeLog|oneDNN custom operations|This TensorFlow binary "
+    rb"is optimized|To enable the following instructions|Unable to register cu\w+ factory|"
+    rb"Could not find cuda drivers|computation placer already registered|TF-TRT Warning"
+)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keeps TensorFlow quiet in the block in which it is imported, and mostly after it."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    sys.stderr.flush()
+    with tempfile.TemporaryFile() as file:
+        stderr = os.dup(2)
+        os.dup2(file.fileno(), 2)
+        try:
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(stderr, 2)
+            os.close(stderr)
+            file.seek(0)
+            kept = b"".join(line for line in file if not _CHATTER.search(line))
+            if kept:
+                os.write(2, kept)
+
+
+def import_tensorflow() -> None:
+    """Imports TensorFlow and sets its Python logger to errors only."""
+    if "tensorflow" in sys.modules:
+        return
+    with quiet():
+        import tensorflow as tf
+    tf.get_logger().setLevel("ERROR")

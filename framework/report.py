@@ -1,0 +1,135 @@
+"""Report of a run: every figure to people (a line), to programs (JSON) and to TensorBoard."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from tekso.framework import files, report_curves, report_text
+from tekso.framework.logdir import Logdir
+from tekso.framework.metrics_log import SPLIT, STEP, TRAIN, MetricsLog
+from tekso.framework.pace import Reading
+from tekso.framework.report_console import Console, Style
+from tekso.framework.report_tensorboard import TensorBoardEvents
+
+_CURVES_EVERY_S = 20.0
+
+
+class Report:
+    """Takes what a training run has to tell.
+
+    Args:
+      logdir: where files are written.
+      console: where lines go.
+      title: of the run: the key of its experiment.
+      steps: of the whole run.
+    """
+
+    def __init__(
+        self,
+        logdir: Logdir,
+        console: Console,
+        *,
+        title: str,
+        steps: int,
+    ) -> None:
+        self._logdir, self._console = logdir, console
+        self._title, self._steps = title, steps
+        self._log = MetricsLog(logdir.metrics)
+        self._events = TensorBoardEvents(logdir.events)
+        self._begin = time.perf_counter()
+        self._drawn = -_CURVES_EVERY_S
+
+    def go_on_from(self, step: int) -> None:
+        """Takes back what an earlier process reported beyond the step that was restored."""
+        self._log.keep_until(step)
+        self._events.keep_until(step)
+
+    def evaluated(self, step: int) -> dict[str, dict[str, float]]:
+        """Returns {evaluation: figures} that were reported at a step."""
+        return {
+            record[SPLIT]: {k: v for k, v in record.items() if k not in (SPLIT, STEP)}
+            for record in self._log.read()
+            if record[STEP] == step and record[SPLIT] != TRAIN
+        }
+
+    def train(
+        self, step: int, values: Mapping[str, float], reading: Reading | None, *, unit: str
+    ) -> None:
+        """Reports a training step; `reading` is the pace since the report before, if known."""
+        speed: dict[str, float] = {}
+        if reading is not None:
+            speed = {f"{unit}_per_second": reading.units_per_s, "wait_share": reading.wait_share}
+        self._write(step, TRAIN, {**values, **speed})
+        left = reading.seconds_per_step * (self._steps - step) if reading is not None else None
+        line = report_text.train_line(
+            step,
+            self._steps,
+            values,
+            speed=reading.units_per_s if reading is not None else None,
+            unit=unit,
+            wait_share=reading.wait_share if reading is not None else None,
+            seconds_left=left if step < self._steps else None,
+            width=self._console.width,
+        )
+        self._console.line(line)
+        self.progress(step)
+
+    def evaluation(
+        self, name: str, step: int, values: Mapping[str, float], *, seconds: float, is_best: bool
+    ) -> None:
+        """Reports an evaluation."""
+        self._write(step, name, {**values, "eval_seconds": seconds})
+        line = report_text.eval_line(
+            name, step, values, seconds=seconds, is_best=is_best, width=self._console.width
+        )
+        self._console.line(line, "evaluation")
+
+    def _write(self, step: int, split: str, values: Mapping[str, float]) -> None:
+        elapsed = time.perf_counter() - self._begin
+        self._log.append({STEP: step, SPLIT: split, **values, "elapsed_seconds": elapsed})
+        self._events.append(step, split, values)
+
+    def progress(self, step: int, doing: str = "") -> None:
+        """Shows how far training is, and what it is doing if it is not training."""
+        self._console.progress(step, self._steps, doing)
+
+    def line(self, text: str, style: Style = "plain") -> None:
+        """Shows a line of text."""
+        self._console.line(text, style)
+
+    def warn(self, text: str) -> None:
+        """Shows a warning."""
+        self._console.line(text, "warning")
+
+    def draw_curves_if_old(self) -> None:
+        """Draws curves.png anew, unless that was done a moment ago."""
+        if time.perf_counter() - self._drawn >= _CURVES_EVERY_S:
+            self.draw_curves()
+
+    def draw_curves(self, *, references: Mapping[str, float] | None = None) -> None:
+        """Draws curves.png anew.
+
+        Args:
+          references: {name: bits per byte} of what the model is compared with.
+        """
+        picture = report_curves.draw(self._log.read(), title=self._title, references=references)
+        if picture is not None:
+            files.write_atomically(self._logdir.curves, picture)
+        self._drawn = time.perf_counter()
+
+    def sync(self) -> None:
+        """Waits until what was reported is on the disk, before a checkpoint relies on it."""
+        self._log.sync()
+
+    def close(self) -> None:
+        """Closes files and console."""
+        self._log.close()
+        self._events.close()
+        self._console.close()
+
+
+def scalars(values: Mapping[str, Any]) -> dict[str, float]:
+    """Returns the values of scalar tensors; waits until they are computed."""
+    return {name: float(value) for name, value in values.items()}

@@ -1,0 +1,109 @@
+"""Where lines for people go: plain to files and pipes, with a live progress bar on a terminal."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from typing import Any, Literal, Protocol, TextIO
+
+from tekso.framework.report_text import WIDTH
+
+Style = Literal["plain", "evaluation", "good", "warning", "dim"]
+_COLOURS = {"plain": "", "evaluation": "cyan", "good": "green", "warning": "yellow", "dim": "dim"}
+
+
+class Console(Protocol):
+    """Takes lines, and how far training is."""
+
+    width: int
+
+    def line(self, text: str, style: Style = "plain") -> None:
+        """Shows a line that stays."""
+        ...
+
+    def progress(self, done: int, total: int, doing: str = "") -> None:
+        """Shows how far training is and what it is doing, where that can be shown."""
+        ...
+
+    def close(self) -> None:
+        """Ends what moves."""
+        ...
+
+
+def console_for(stream: TextIO | None = None) -> Console:
+    """Returns the console for a stream (stdout): a live one if it is a terminal."""
+    stream = stream or sys.stdout
+    if stream.isatty() and os.environ.get("TERM", "dumb") != "dumb":
+        return LiveConsole(stream)
+    return PlainConsole(stream)
+
+
+class PlainConsole:
+    """Lines and nothing else: no colours, nothing that moves."""
+
+    def __init__(self, stream: TextIO, width: int = WIDTH) -> None:
+        self.width = width
+        self._stream = stream
+
+    def line(self, text: str, style: Style = "plain") -> None:
+        """Writes the line; warnings are marked by a word."""
+        prefix = "warning: " if style == "warning" else ""
+        self._stream.write(f"{prefix}{text}\n")
+        self._stream.flush()
+
+    def progress(self, done: int, total: int, doing: str = "") -> None:
+        """Shows nothing."""
+
+    def close(self) -> None:
+        """Does nothing."""
+
+
+class LiveConsole:
+    """Lines in colour above a progress bar that stays at the bottom."""
+
+    def __init__(self, stream: TextIO) -> None:
+        from rich.console import Console as RichConsole
+
+        self._rich = RichConsole(file=stream, highlight=False, soft_wrap=True)
+        self._bar: Any = None
+        self._task: Any = None
+
+    @property
+    def width(self) -> int:
+        """Columns of the terminal now."""
+        return min(shutil.get_terminal_size((WIDTH, 24)).columns, 120)
+
+    def line(self, text: str, style: Style = "plain") -> None:
+        """Writes the line above the bar."""
+        prefix = "warning: " if style == "warning" else ""
+        self._rich.print(f"{prefix}{text}", style=_COLOURS[style], markup=False)
+
+    def progress(self, done: int, total: int, doing: str = "") -> None:
+        """Moves the bar."""
+        if self._bar is None:
+            self._start()
+        self._bar.update(self._task, completed=done, total=total, description=doing or "training")
+
+    def _start(self) -> None:
+        from rich import progress as bars
+
+        self._bar = bars.Progress(
+            bars.TextColumn("{task.description}"),
+            bars.BarColumn(bar_width=None),
+            bars.MofNCompleteColumn(),
+            bars.TimeElapsedColumn(),
+            console=self._rich,
+            refresh_per_second=2,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        self._task = self._bar.add_task("training", total=None)
+        self._bar.start()
+
+    def close(self) -> None:
+        """Takes the bar away."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None

@@ -1,0 +1,122 @@
+"""curves.png: the curves of a run, drawn from its records."""
+
+from __future__ import annotations
+
+import io
+import logging
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from tekso.framework.metrics_log import SPLIT, STEP, TRAIN
+
+_PANELS = ("loss", "bits_per_byte", "learning_rate")
+_LABELS = {
+    "loss": "loss",
+    "bits_per_byte": "bits per byte",
+    "learning_rate": "learning rate per step",
+}
+_MAX_POINTS = 2000
+_SMOOTHED_POINTS = 20
+_HEADROOM = 0.05
+_LOW, _HIGH = 0.0, 0.95  # quantiles of the training curve that the picture shows at least
+
+
+def draw(
+    records: Iterable[Mapping[str, Any]],
+    *,
+    title: str,
+    references: Mapping[str, float] | None = None,
+) -> bytes | None:
+    """Returns a PNG of the curves, None if there is nothing to draw.
+
+    Args:
+      records: those of metrics.jsonl.
+      title: over the picture.
+      references: {name: bits per byte} of what the model is compared with.
+    """
+    curves = _curves(records)
+    panels = [name for name in _PANELS if name in curves]
+    if not panels:
+        return None
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6 * len(panels), 4.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle(title)
+    for index, panel in enumerate(panels):
+        axes = figure.add_subplot(1, len(panels), index + 1)
+        axes.set_xlabel("step")
+        is_nats = panel == "loss" and "perplexity" in curves
+        axes.set_ylabel("loss (nats)" if is_nats else _LABELS[panel])
+        axes.grid(alpha=0.3)
+        _draw_panel(axes, curves[panel], references if panel == "bits_per_byte" else None)
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=100)
+    return file.getvalue()
+
+
+Curve = list[tuple[int, float]]
+
+
+def _curves(records: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Curve]]:
+    """{metric: {split: [(step, value)]}} of all finite values."""
+    curves: dict[str, dict[str, Curve]] = {}
+    for record in records:
+        for name in (*_PANELS, "perplexity"):
+            value = record.get(name)
+            if isinstance(value, (int, float)) and math.isfinite(value):
+                curve = curves.setdefault(name, {}).setdefault(str(record[SPLIT]), [])
+                curve.append((record[STEP], value))
+    return curves
+
+
+def _draw_panel(
+    axes: Any, by_split: Mapping[str, Curve], references: Mapping[str, float] | None
+) -> None:
+    shown: list[float] = []
+    for split, curve in by_split.items():
+        steps, values = zip(*_thinned(curve), strict=True)
+        if split != TRAIN:
+            axes.plot(steps, values, marker="o", markersize=4, label=split)
+            shown += values
+            continue
+        smooth = smoothed(values)
+        if smooth == list(values):
+            axes.plot(steps, values, color="tab:gray", label="train")
+        else:
+            axes.plot(steps, values, color="tab:gray", alpha=0.35, linewidth=0.8)
+            axes.plot(steps, smooth, color="tab:gray", label="train, smoothed")
+        ranked = sorted(values)
+        shown += (ranked[int(q * (len(ranked) - 1))] for q in (_LOW, _HIGH))
+    for name, value in (references or {}).items():
+        axes.axhline(value, linestyle="--", linewidth=1, color="tab:red")
+        axes.annotate(
+            name, (0.99, value), xycoords=("axes fraction", "data"), ha="right", va="bottom"
+        )
+        shown.append(value)
+    low, high = min(shown), max(shown)
+    if high > low:
+        room = _HEADROOM * (high - low)
+        axes.set_ylim(low - room, high + room)
+    axes.legend()
+
+
+def smoothed(values: Sequence[float]) -> list[float]:
+    """Returns the mean of each value and its neighbours; as they are if they are few."""
+    reach = min(len(values) // 40, _SMOOTHED_POINTS)
+    sums = [0.0]
+    for value in values:
+        sums.append(sums[-1] + value)
+    result = []
+    for i in range(len(values)):
+        near = min(reach, i, len(values) - 1 - i)
+        result.append((sums[i + near + 1] - sums[i - near]) / (2 * near + 1) if near else values[i])
+    return result
+
+
+def _thinned(curve: Curve) -> Curve:
+    stride = -(-len(curve) // _MAX_POINTS)
+    return [*curve[:-1:stride], curve[-1]] if stride > 1 else curve

@@ -1,0 +1,83 @@
+"""The end of a run in words: how good it is, where everything lies, and what to type next."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+
+from tekso.framework.logdir import Logdir
+from tekso.framework.report_text import duration, number, quality_of
+
+COMMAND = "tekso-trainer"
+
+
+def finished(
+    *,
+    steps: int,
+    seconds: float,
+    evaluations: Mapping[str, Mapping[str, float]],
+    references: Mapping[str, Mapping[str, float]],
+) -> list[str]:
+    """Returns the lines that say how a run ended.
+
+    Args:
+      steps: done in all.
+      seconds: of this process.
+      evaluations: {evaluation: figures} at the end.
+      references: {evaluation: {name: bits per byte}} of what they are compared with.
+    """
+    lines = [f"done: {steps} steps, {duration(seconds)} in this process"]
+    width = max(map(len, evaluations), default=0)
+    for name, values in evaluations.items():
+        quality = quality_of(values)
+        parts = [f"  {name:<{width}}", f"loss {number(values['loss'])}", quality]
+        lines.append("  ".join(part for part in parts if part))
+        others = references.get(name, {})
+        if others and "bits_per_byte" in values:
+            told = ", ".join(f"{other} {value:.4f}" for other, value in others.items())
+            lines.append(f"  {'':<{width}}  of the same files in bits per byte: {told}")
+    return lines
+
+
+def places(logdir: Logdir, *, newest: int, best: int | None) -> list[str]:
+    """Returns the lines that say where everything lies."""
+    best_text = f", the best is of step {best}" if best is not None and best != newest else ""
+    rows = [
+        ("checkpoints", f"{logdir.checkpoints}/  (the newest is of step {newest}{best_text})"),
+        ("figures", logdir.metrics),
+        ("curves", logdir.curves),
+        ("samples", logdir.samples),
+        ("parameters", f"{logdir.file('params.txt')}, changes in params.diff.txt"),
+    ]
+    return ["where it lies:", *(f"  {name:<12} {text}" for name, text in rows)]
+
+
+def next_commands(
+    logdir: Logdir, steps: int, *, imports: Sequence[str] = (), with_prompts: bool = False
+) -> list[str]:
+    """Returns the lines that say what to type next; each takes its Params from the logdir.
+
+    Args:
+      logdir: of the run.
+      steps: done.
+      imports: packages of the user's own that have to be imported.
+      with_prompts: whether the task decodes after prompts.
+    """
+    place = shlex.join([f"--logdir={logdir.path}"])
+    base = " ".join([COMMAND, *(shlex.join([f"--import={name}"]) for name in imports), place])
+    prompts = " --set 'task.decode.prompts=[\"def main(\"]'" if with_prompts else ""
+    return [
+        "what to type next:",
+        f"  {base} --mode=decode{prompts}",
+        f"  {base} --mode=eval",
+        f"  {base} --steps={2 * steps}",
+        f"  tensorboard {place}",
+    ]
+
+
+def stopped(signal_name: str, step: int, steps: int, checkpoint: str) -> list[str]:
+    """Returns the lines that say that a run was stopped early."""
+    return [
+        f"stopped by {signal_name} after step {step} of {steps}; saved in {checkpoint}",
+        "the same command goes on from there",
+    ]

@@ -1,0 +1,90 @@
+"""TensorBoard scalars: a folder of events a split, so that its curves lie over each other.
+
+A file is a row of records: length (8 bytes), checksum (4), an Event, checksum (4). What lies beyond
+the step that a run goes on from is taken out of the files, so that no reader sees it twice.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import time
+from collections.abc import Mapping
+
+import tensorflow as tf
+
+from tekso.framework import files
+
+_PATTERN = "events.out.tfevents"
+_LENGTH_BYTES, _CHECKSUM_BYTES = 8, 4
+
+
+class TensorBoardEvents:
+    """Writes scalars below a folder."""
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+        self._writers: dict[str, tf.io.TFRecordWriter] = {}
+        self._first_step: int | None = None
+
+    def keep_until(self, step: int) -> None:
+        """Removes what earlier processes wrote of later steps; tells a running TensorBoard too."""
+        self._first_step = step + 1
+        for folder, _, names in os.walk(self._directory):
+            for name in names:
+                if name.startswith(_PATTERN):
+                    _cut(os.path.join(folder, name), step)
+
+    def append(self, step: int, split: str, values: Mapping[str, float]) -> None:
+        """Writes one point of every curve of a split."""
+        if split not in self._writers:
+            self._writers[split] = self._open(split)
+        summary = tf.compat.v1.Summary(
+            value=[
+                tf.compat.v1.Summary.Value(tag=tag, simple_value=value)
+                for tag, value in values.items()
+            ]
+        )
+        event = tf.compat.v1.Event(wall_time=time.time(), step=step, summary=summary)
+        self._writers[split].write(event.SerializeToString())
+        self._writers[split].flush()
+
+    def close(self) -> None:
+        """Closes the files."""
+        for writer in self._writers.values():
+            writer.close()
+        self._writers = {}
+
+    def _open(self, split: str) -> tf.io.TFRecordWriter:
+        folder = os.path.join(self._directory, split)
+        os.makedirs(folder, exist_ok=True)
+        name = f"{_PATTERN}.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
+        writer = tf.io.TFRecordWriter(os.path.join(folder, name))
+        header = tf.compat.v1.Event(wall_time=time.time(), file_version="brain.Event:2")
+        writer.write(header.SerializeToString())
+        if self._first_step is not None:
+            start = tf.compat.v1.SessionLog(status=tf.compat.v1.SessionLog.START)
+            event = tf.compat.v1.Event(
+                wall_time=time.time(), step=self._first_step, session_log=start
+            )
+            writer.write(event.SerializeToString())
+        return writer
+
+
+def _cut(path: str, step: int) -> None:
+    """Removes events of later steps, and a last record that was cut off, from a file."""
+    with open(path, "rb") as file:
+        content = file.read()
+    kept, start = [], 0
+    while start + _LENGTH_BYTES <= len(content):
+        (length,) = struct.unpack_from("<Q", content, start)
+        data = start + _LENGTH_BYTES + _CHECKSUM_BYTES
+        end = data + length + _CHECKSUM_BYTES
+        if end > len(content):
+            break
+        if tf.compat.v1.Event.FromString(content[data : data + length]).step <= step:
+            kept.append(content[start:end])
+        start = end
+    if (whole := b"".join(kept)) != content:
+        files.write_atomically(path, whole)

@@ -1,0 +1,53 @@
+"""SIGINT and SIGTERM: the first asks the loop to save and end, the second ends at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Any
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class StopSignals:
+    """While it is entered, the first SIGINT or SIGTERM only sets `received`.
+
+        with StopSignals() as stop:
+            while not stop.received:
+                ...
+
+    Outside the main thread it does nothing: Python handles signals there only.
+    """
+
+    def __init__(self) -> None:
+        self.received: signal.Signals | None = None
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> StopSignals:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._handle) for number in _SIGNALS}
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.received is not None:
+            os._exit(exit_code(signal.Signals(number)))
+        self.received = signal.Signals(number)
+        # Not print(): the signal may have come in the middle of one.
+        text = f"\n{self.received.name}: saving and stopping; once more to stop at once\n"
+        os.write(2, text.encode())
+
+
+def exit_code(received: signal.Signals) -> int:
+    """Returns the code that a shell gives a process that a signal ended."""
+    return 128 + received
