@@ -1,1 +1,6 @@
-"""Host-side input: the batch of step s is a pure function of data, seed and s."""
+"""Host-side input: the batch of step s is a pure function of data, seed and s.
+
+sources (`text_files`, `tfrecords`, `tfds`, in memory) → `tokenizers` (`characters`,
+`sentence_piece`, `words`) → an `input`: batches by step, by way of `shuffle`, `packing`,
+`bucketing`, `mixtures` → `prefetch`.
+"""

@@ -1,0 +1,227 @@
+"""All file access: names, reading and atomic writing, on local and on remote file systems.
+
+A path with a scheme (`gs://`, `ram://`) goes through `tf.io.gfile`, any other through Python's own
+files, which are faster and name their errors better. Every failure is an `OSError`.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import difflib
+import errno
+import glob as local_glob
+import os
+from collections.abc import Iterator, Sequence
+from typing import IO, Any
+
+_MAGIC = "*?["
+
+
+def is_local(path: str) -> bool:
+    """Whether a path has no scheme, so that it names a file of this machine."""
+    return "://" not in path
+
+
+def join(folder: str, *names: str) -> str:
+    """Joins a folder and names below it."""
+    return os.path.join(folder, *names)
+
+
+def base_name(path: str) -> str:
+    """The last part of a path."""
+    return os.path.basename(path)
+
+
+def patterns(text: str) -> list[str]:
+    """The patterns of a text in which commas separate them."""
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def glob(pattern: str | Sequence[str], *, what: str = "file") -> list[str]:
+    """The files that match, sorted, each once.
+
+    Args:
+      pattern: one or several; in a text, commas separate them. `*`, `?` and `[a-z]` are
+        understood, and on this machine `**` (any folders) and `~`.
+      what: what is looked for, in the words of errors.
+
+    Raises:
+      FileNotFoundError: a pattern matches no file; close names in its folder are given.
+      IsADirectoryError: a pattern names a folder.
+    """
+    found: list[str] = []
+    for one in patterns(pattern) if isinstance(pattern, str) else pattern:
+        matches = _matches(one)
+        plain = [path for path in matches if not is_folder(path)]
+        if not plain:
+            if matches:
+                raise IsADirectoryError(
+                    f"{what}: {matches[0]} is a folder; its files are {join(matches[0], '*')}"
+                )
+            raise FileNotFoundError(f"{what}: {_no_match(one)}")
+        found += plain
+    return sorted(set(found))
+
+
+def exists(path: str) -> bool:
+    """Whether there is a file or folder."""
+    return os.path.exists(path) if is_local(path) else _gfile().exists(path)
+
+
+def is_folder(path: str) -> bool:
+    """Whether it is a folder."""
+    return os.path.isdir(path) if is_local(path) else _gfile().isdir(path)
+
+
+def size_bytes(path: str) -> int:
+    """Size of a file."""
+    with _named(path):
+        return os.path.getsize(path) if is_local(path) else int(_gfile().stat(path).length)
+
+
+def open(path: str, mode: str = "rb") -> IO[Any]:
+    """Opens a file; text is UTF-8, its line ends are kept."""
+    with _named(path):
+        if not is_local(path):
+            return _gfile().GFile(path, mode)
+        if "b" in mode:
+            return builtins.open(path, mode)
+        return builtins.open(path, mode, encoding="utf-8", newline="")
+
+
+def read(path: str, start: int = 0, size: int | None = None) -> bytes:
+    """Bytes of a file: all, or `size` of them from `start` on."""
+    with _named(path), open(path) as file:
+        if start:
+            file.seek(start)
+        data: bytes = file.read() if size is None else file.read(size)
+        return data
+
+
+def write_atomically(path: str, data: bytes | str) -> None:
+    """Writes a whole file: afterwards it is there complete, or as it was before.
+
+    Folders above it are made.
+    """
+    with writing_atomically(path) as file:
+        file.write(data.encode("utf-8") if isinstance(data, str) else data)
+
+
+@contextlib.contextmanager
+def writing_atomically(path: str) -> Iterator[IO[bytes]]:
+    """A file to write to, which gets its name when the block ends without an error."""
+    unfinished = f"{path}.unfinished.{os.getpid()}"
+    with _named(path):
+        make_folder(os.path.dirname(path))
+        try:
+            with open(unfinished, "wb") as file:
+                yield file
+                file.flush()
+                if is_local(path):
+                    os.fsync(file.fileno())
+            if is_local(path):
+                os.replace(unfinished, path)
+            else:
+                _gfile().rename(unfinished, path, overwrite=True)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                remove(unfinished)
+            raise
+
+
+def make_folder(path: str) -> None:
+    """Makes a folder and those above it, unless they exist."""
+    if path:
+        with _named(path):
+            if is_local(path):
+                os.makedirs(path, exist_ok=True)
+            else:
+                _gfile().makedirs(path)
+
+
+def remove(path: str) -> None:
+    """Removes a file."""
+    with _named(path):
+        os.remove(path) if is_local(path) else _gfile().remove(path)
+
+
+# What the errors say.
+
+
+def _no_match(pattern: str) -> str:
+    folder, name = os.path.split(pattern)
+    if any(sign in folder for sign in _MAGIC):
+        return f"nothing matches {pattern!r}"
+    shown = folder or "."
+    if not is_folder(os.path.expanduser(shown)):
+        return f"nothing matches {pattern!r}: there is no folder {shown!r}{_hint(shown)}"
+    names = _names(os.path.expanduser(shown))
+    close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    if close:
+        return f"nothing matches {pattern!r}; did you mean {_listed(folder, close)}?"
+    if not names:
+        return f"nothing matches {pattern!r}: the folder {shown!r} is empty"
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    here = f" (which is {os.getcwd()})" if shown == "." else ""
+    listed = _listed("", names[:5])
+    return f"nothing matches {pattern!r}: the folder {shown!r}{here} has {listed}{more}"
+
+
+def _hint(folder: str) -> str:
+    above, name = os.path.split(folder.rstrip("/"))
+    if not is_folder(above or "."):
+        return ""
+    close = difflib.get_close_matches(name, _names(above or "."), n=1)
+    return f"; did you mean {join(above, close[0])!r}?" if close else ""
+
+
+def _names(folder: str) -> list[str]:
+    with contextlib.suppress(OSError), _named(folder):
+        if is_local(folder):
+            return sorted(os.listdir(folder))
+        return sorted(name.rstrip("/") for name in _gfile().listdir(folder))
+    return []
+
+
+def _listed(folder: str, names: Sequence[str]) -> str:
+    return ", ".join(repr(join(folder, name) if folder else name) for name in names)
+
+
+# The two kinds of file systems.
+
+
+def _matches(pattern: str) -> list[str]:
+    if not is_local(pattern):
+        with _named(pattern):
+            return list(_gfile().glob(pattern))
+    pattern = os.path.expanduser(pattern)
+    if os.path.exists(pattern):  # also a name that has signs of a pattern in it
+        return [pattern]
+    return local_glob.glob(pattern, recursive=True)
+
+
+def _gfile() -> Any:
+    import tensorflow as tf  # slow to import: not for those who read local files only
+
+    return tf.io.gfile
+
+
+@contextlib.contextmanager
+def _named(path: str) -> Iterator[None]:
+    """Turns TensorFlow's errors into the `OSError` that Python has for them."""
+    if is_local(path):
+        yield
+        return
+    import tensorflow as tf
+
+    try:
+        yield
+    except tf.errors.NotFoundError as error:
+        raise FileNotFoundError(errno.ENOENT, "no such file", path) from error
+    except (tf.errors.PermissionDeniedError, tf.errors.UnauthenticatedError) as error:
+        raise PermissionError(errno.EACCES, "permission denied", path) from error
+    except tf.errors.ResourceExhaustedError as error:
+        raise OSError(errno.ENOSPC, "no space left", path) from error
+    except tf.errors.OpError as error:
+        raise OSError(errno.EIO, error.message, path) from error

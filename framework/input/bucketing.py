@@ -1,0 +1,98 @@
+"""Bucketing: batches of examples of similar length, so that little is padding.
+
+Examples go into buckets by length. An epoch takes every example of every bucket once: each bucket
+is cut into batches of its own size, the last one not full, and the batches of all buckets are
+shuffled. So the number of batches of an epoch is fixed, and the batch of a step is computed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from tekso.framework.input import shuffle
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclasses.dataclass(frozen=True)
+class Chosen:
+    """One batch.
+
+    Attributes:
+      bucket: its bucket.
+      examples: [batch size of the bucket] indices; the last batch is filled up by repeating one.
+      real: [batch size of the bucket] bool; False for what fills up.
+    """
+
+    bucket: int
+    examples: Ints
+    real: npt.NDArray[np.bool_]
+
+
+class Buckets:
+    """Buckets of examples by length.
+
+    Args:
+      lengths: length of each example.
+      bounds: longest length of each bucket, ascending; the last must hold all examples.
+      batch_sizes: examples in a batch of each bucket.
+
+    Raises:
+      ValueError: bounds do not ascend, do not hold an example, or a batch size is below 1.
+    """
+
+    def __init__(
+        self, lengths: npt.ArrayLike, bounds: Sequence[int], batch_sizes: Sequence[int]
+    ) -> None:
+        sizes = np.asarray(lengths, np.int64)
+        if not bounds or list(bounds) != sorted(set(bounds)) or bounds[0] < 1:
+            raise ValueError(f"bounds of buckets must ascend from 1 on, given {list(bounds)}")
+        if len(batch_sizes) != len(bounds) or min(batch_sizes) < 1:
+            raise ValueError(
+                f"{len(bounds)} buckets need as many batch sizes of at least 1, given "
+                f"{list(batch_sizes)}"
+            )
+        if len(sizes) and sizes.max() > bounds[-1]:
+            raise ValueError(
+                f"an example of length {sizes.max()} is longer than the last bucket, {bounds[-1]}"
+            )
+        bucket = np.searchsorted(np.asarray(bounds), sizes)
+        self._members = [np.flatnonzero(bucket == number) for number in range(len(bounds))]
+        self._batch_sizes = list(batch_sizes)
+        counts = [
+            -(-len(members) // size)
+            for members, size in zip(self._members, self._batch_sizes, strict=True)
+        ]
+        self._ends = np.cumsum(counts)
+
+    @property
+    def num_batches(self) -> int:
+        """Batches of an epoch."""
+        return int(self._ends[-1])
+
+    def batch(self, number: int, *, key: shuffle.Words | None) -> Chosen:
+        """A batch of an epoch.
+
+        Args:
+          number: which, in [0, num_batches).
+          key: which order of examples and batches; None: the order of lengths and indices.
+
+        Shapes:
+          key: [1]
+        """
+        if key is not None:
+            number = int(shuffle.permute(number, self.num_batches, shuffle.fold(key, -1))[0])
+        bucket = int(np.searchsorted(self._ends, number, side="right"))
+        members = self._members[bucket]
+        size = self._batch_sizes[bucket]
+        first = number - (int(self._ends[bucket - 1]) if bucket else 0)
+        place = np.arange(first * size, (first + 1) * size)
+        real = place < len(members)
+        place = np.minimum(place, len(members) - 1)
+        if key is not None:
+            place = shuffle.permute(place, len(members), shuffle.fold(key, bucket))
+        return Chosen(bucket, members[place], real)

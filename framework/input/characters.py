@@ -1,0 +1,82 @@
+"""Characters as tokens, for the alphabet of the training text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from tekso.framework.input import assets
+from tekso.framework.input.skips import InputError
+from tekso.framework.input.sources import TrainingText
+from tekso.framework.input.tokenizers import REPLACEMENT, Tokenizer
+from tekso.framework.params import param
+
+_UNKNOWN = 1
+_FIRST = 2
+_CODE_POINTS = 0x110000
+
+
+class Characters(Tokenizer):
+    """One id a character of the training text, in the order of their code points.
+
+    0 is the end of a text, 1 any other character: it shows as U+FFFD and counts as one byte.
+    """
+
+    class Params(Tokenizer.Params):
+        """Params of Characters."""
+
+        vocab_size: int | None = param(
+            "Number of ids, two of them special; None: as many as the text needs.", default=None
+        )
+
+    is_fast = True
+    end_id = 0
+
+    def __init__(
+        self,
+        params: Any,
+        *,
+        assets_dir: str | None = None,
+        training: TrainingText | None = None,
+    ) -> None:
+        """Loads the table, or makes it.
+
+        Raises:
+          InputError: the text has more characters than vocab_size; or the table was made from
+            other text.
+        """
+        super().__init__(params)
+        table = assets.obtain(
+            "characters.txt", assets_dir=assets_dir, settings={}, training=training, make=_table
+        )
+        characters = table.decode("utf-8")
+        needed = len(characters) + _FIRST
+        size = self.params.vocab_size or needed
+        if size < needed:
+            raise InputError(
+                f"the training text has {len(characters)} characters, which need vocab_size="
+                f"{needed} with the end of a text and the unknown character; vocab_size is {size}"
+            )
+        spare = [REPLACEMENT] * (size - needed)
+        self.token_bytes = [part.encode() for part in ["", REPLACEMENT, *characters, *spare]]
+        self._id_of = np.full(_CODE_POINTS, _UNKNOWN, self.dtype)
+        self._id_of[[ord(character) for character in characters]] = np.arange(_FIRST, needed)
+
+    @property
+    def token_num_bytes(self) -> np.ndarray:
+        """Bytes of text that each id stands for: [vocab_size] int32."""
+        num_bytes = super().token_num_bytes
+        num_bytes[_UNKNOWN] = 1
+        return num_bytes
+
+    def _encode(self, text: str) -> np.ndarray:
+        return self._id_of[np.frombuffer(text.encode("utf-32-le"), "<u4")]
+
+
+def _table(texts: Iterable[str]) -> bytes:
+    found: set[str] = set()
+    for text in texts:
+        found.update(text)
+    return "".join(sorted(found)).encode("utf-8")

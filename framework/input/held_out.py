@@ -1,0 +1,108 @@
+"""The evaluation input of most experiments: the training input's data, another split, one pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tekso.framework.input.input import Batch, Input, check_step
+from tekso.framework.input.skips import SkipReport
+from tekso.framework.input.splits import Split
+from tekso.framework.params import param
+
+
+class HeldOut(Input):
+    """One pass over a split of what the training input reads, in the same form.
+
+    All settings are the training input's, those of the command line too: its files, tokenizer and
+    length need not be said again.
+    """
+
+    class Params(Input.Params):
+        """Params of HeldOut."""
+
+        split: Split = param("Which part of the data.", default="dev")
+        batch_size: int | None = param(
+            "Examples in a global batch. None: as in training.", default=None
+        )
+        max_batches: int | None = param(
+            "Take only so many batches, spread evenly over the pass. None: all.", default=None
+        )
+        changes: dict[str, Any] = param(
+            "What else differs from the training input: values by dotted path.", default={}
+        )
+        part: str = param(
+            "Where the training input is a mixture: path of the part that is meant, as inputs.0.",
+            default="",
+        )
+
+    def __init__(
+        self,
+        params: Any,
+        *,
+        seed: int = 0,
+        assets_dir: str | None = None,
+        train: Any = None,
+    ) -> None:
+        """Opens the split.
+
+        Raises:
+          ValueError: there is no training input, or it has no splits; max_batches is below 1.
+        """
+        super().__init__(params, seed=seed, assets_dir=assets_dir)
+        p = self.params
+        if train is None:
+            raise ValueError(
+                "HeldOut evaluates on data of a training input: instantiate(train=…) needs its "
+                "Params"
+            )
+        if p.max_batches is not None and p.max_batches < 1:
+            raise ValueError(f"max_batches is {p.max_batches}, but has to be at least 1")
+        whole = train.get(p.part) if p.part else train
+        if "split" not in whole or "order" not in whole:
+            raise ValueError(
+                f"the training input {type(whole).__qualname__} has no splits: set part to one of "
+                "its parts, or give the evaluation input in full"
+            )
+        inner = whole.copy().set(split=p.split, order="once")
+        if p.batch_size is not None:
+            inner.batch_size = p.batch_size
+        inner.set(dict(p.changes))
+        self._inner: Input = inner.instantiate(seed=seed, assets_dir=assets_dir, train=whole)
+        count = self._inner.num_batches or 0
+        taken = min(count, p.max_batches or count)
+        self._steps = np.arange(taken) * count // max(taken, 1)
+        self.tokenizer = self._inner.tokenizer
+
+    def batch(self, step: int) -> Batch:
+        """The batch of a step of the pass.
+
+        Raises:
+          IndexError: the step is negative, or the pass has fewer batches.
+        """
+        check_step(step, self.num_batches)
+        return self._inner.batch(int(self._steps[step]))
+
+    @property
+    def num_batches(self) -> int:
+        """Batches of the pass."""
+        return len(self._steps)
+
+    @property
+    def vocab_size(self) -> int | None:
+        """Number of token ids; None where there are no tokens."""
+        return self._inner.vocab_size
+
+    @property
+    def inner(self) -> Input:
+        """The input that reads the split."""
+        return self._inner
+
+    def skipped(self) -> SkipReport:
+        """What of the data was malformed and left out."""
+        return self._inner.skipped()
+
+    def describe(self) -> str:
+        """The data in a line."""
+        return self._inner.describe()

@@ -1,0 +1,170 @@
+"""What an input is: batches by step, computed on the host in NumPy."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from tekso.framework.input import shuffle
+from tekso.framework.input.skips import SkipReport
+from tekso.framework.input.splits import Split
+from tekso.framework.params import REQUIRED, Configurable, param
+
+Batch = dict[str, np.ndarray]
+
+
+class Input(Configurable):
+    """Base of all inputs.
+
+    `batch(step)` is a pure function of the data, the seed and the step: the same in every process,
+    on any number of devices, after every restart, in any order of calls. There is nothing to save.
+    """
+
+    tokenizer: Any = None  # of text inputs
+
+    def __init__(
+        self,
+        params: Any,
+        *,
+        seed: int = 0,
+        assets_dir: str | None = None,
+        train: Any = None,
+    ) -> None:
+        """Opens the data.
+
+        Args:
+          params: Params.
+          seed: of the order.
+          assets_dir: folder of what is learned from the data once (vocabularies) and kept.
+          train: for an evaluation input: Params of the training input that it belongs to.
+        """
+        super().__init__(params)
+        self.seed = seed
+        self.assets_dir = assets_dir
+        del train
+
+    def batch(self, step: int) -> Batch:
+        """The global batch of a step.
+
+        Raises:
+          IndexError: the step is negative, or the pass has fewer batches.
+        """
+        raise NotImplementedError
+
+    @property
+    def num_batches(self) -> int | None:
+        """Batches of one pass; None: there is no end."""
+        return None
+
+    @property
+    def vocab_size(self) -> int | None:
+        """Number of token ids; None where there are no tokens."""
+        return None if self.tokenizer is None else self.tokenizer.vocab_size
+
+    def skipped(self) -> SkipReport:
+        """What of the data was malformed and left out."""
+        return SkipReport()
+
+    def describe(self) -> str:
+        """The data in a line: what, how much."""
+        return type(self).__name__
+
+
+class ExampleInput(Input):
+    """Base of inputs whose batches are examples by index, all of one shape.
+
+    A subclass has `num_examples` and `examples(index, epoch)`.
+    """
+
+    class Params(Input.Params):
+        """Params of ExampleInput."""
+
+        batch_size: int = param("Examples in a global batch.", default=REQUIRED)
+        split: Split = param("Which part of the data.", default="train")
+        order: Literal["shuffled", "sequential", "once"] = param(
+            "shuffled: every epoch in another order, without end. sequential: in the order of the "
+            "data, without end. once: one pass in the order of the data, the last batch filled up "
+            "with examples of weight 0.",
+            default="shuffled",
+        )
+
+    padding_keys: tuple[str, ...] = ("weights",)  # arrays that are 0 for what fills up a batch
+
+    def __init__(self, params: Any, **kwargs: Any) -> None:
+        """Checks batch_size."""
+        super().__init__(params, **kwargs)
+        if self.params.batch_size < 1:
+            raise ValueError(f"batch_size is {self.params.batch_size}, but has to be at least 1")
+        self._key = shuffle.key_of(self.seed, "order")
+
+    @property
+    def num_examples(self) -> int:
+        """Examples of one epoch."""
+        raise NotImplementedError
+
+    def examples(self, index: npt.NDArray[np.int64], epoch: npt.NDArray[np.int64]) -> Batch:
+        """Some examples.
+
+        Shapes:
+          index: [n], each in [0, num_examples)
+          epoch: [n]; what an example holds may depend on it, unless the order is "once"
+          returns: arrays [n, ...]
+        """
+        raise NotImplementedError
+
+    @property
+    def num_batches(self) -> int | None:
+        """Batches of one pass; None: there is no end."""
+        if self.params.order != "once":
+            return None
+        return -(-self.num_examples // self.params.batch_size)
+
+    def batch(self, step: int) -> Batch:
+        """The global batch of a step.
+
+        Raises:
+          IndexError: the step is negative, or the pass has fewer batches.
+        """
+        check_step(step, self.num_batches)
+        size = self.params.batch_size
+        position = np.arange(step * size, (step + 1) * size, dtype=np.int64)
+        if self.params.order != "once":
+            return self.at(position)
+        index = np.minimum(position, self.num_examples - 1)
+        batch = self.examples(index, np.zeros_like(index))
+        if position[-1] != index[-1]:
+            clear(batch, position != index, self.padding_keys)
+        return batch
+
+    def at(self, position: npt.NDArray[np.int64]) -> Batch:
+        """The examples at some positions of the endless stream, epoch after epoch.
+
+        Shapes:
+          position: [n], not negative
+          returns: arrays [n, ...]
+        """
+        epoch, index = np.divmod(position, self.num_examples)
+        if self.params.order == "shuffled":
+            index = shuffle.permute(index, self.num_examples, shuffle.fold(self._key, epoch))
+        return self.examples(index, epoch)
+
+
+def check_step(step: int, num_batches: int | None) -> None:
+    """Checks that there is a batch of this step.
+
+    Raises:
+      IndexError: there is none.
+    """
+    if step < 0:
+        raise IndexError(f"there is no batch of step {step}: the first step is 0")
+    if num_batches is not None and step >= num_batches:
+        raise IndexError(f"there is no batch {step}: one pass has {num_batches} batches")
+
+
+def clear(batch: Batch, rows: npt.NDArray[np.bool_], keys: tuple[str, ...]) -> None:
+    """Sets rows of some arrays to 0."""
+    for key in keys:
+        if key in batch:
+            batch[key][rows] = 0

@@ -1,0 +1,91 @@
+"""Shuffling by index: where each element of an epoch goes is computed, not kept.
+
+A permutation of size numbers is a Feistel network on a rectangle a × b that just holds them. In a
+round one coordinate is turned by a hash of the other, which can be undone, so it is a permutation
+of the rectangle; what lands outside of the first `size` cells goes round again.
+
+    x = left * b + right      left  ← (left  + hash(right)) mod a
+                              right ← (right + hash(left))  mod b      and so on
+
+The state of a shuffle is a seed and a position. (`tf.random.experimental.index_shuffle` does the
+same for one seed at a time, as a TensorFlow op; this is plain NumPy with a seed an element, so that
+a batch may reach over the end of an epoch.)
+
+Source: Black & Rogaway 2002, "Ciphers with arbitrary finite domains", generalised Feistel and
+cycle walking; the hash is the finaliser of SplitMix64 (Steele et al. 2014).
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+
+import numpy as np
+import numpy.typing as npt
+
+_GOLDEN = 0x9E3779B97F4A7C15
+_MASK = (1 << 64) - 1
+_ROUNDS = 4  # of both coordinates
+
+Words = npt.NDArray[np.uint64]
+
+
+def mix(x: Words) -> Words:
+    """Mixes every uint64 element: a bijection whose output bits depend on all input bits."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def fold(key: Words, value: npt.ArrayLike) -> Words:
+    """The keys of sub-streams: `value` holds integers, and is broadcast against `key`."""
+    words = np.atleast_1d(np.asarray(value)).astype(np.int64).view(np.uint64)
+    return mix(mix(key) + words * np.uint64(_GOLDEN))
+
+
+def key_of(seed: int, name: str) -> Words:
+    """The key of a named stream of a seed (any integer): [1] uint64."""
+    first = np.array([seed & _MASK], np.uint64)
+    rest = np.array([(seed >> 64) & _MASK], np.uint64)  # also the sign
+    return fold(mix(first + np.uint64(_GOLDEN)) ^ mix(rest), zlib.crc32(name.encode()))
+
+
+def permute(index: npt.ArrayLike, size: int, key: Words) -> npt.NDArray[np.int64]:
+    """Where elements go in a permutation of 0, …, size - 1.
+
+    Args:
+      index: the elements.
+      size: number of elements of the permutation.
+      key: which permutation; [1] for all, or one for each index.
+
+    Shapes:
+      index: [n], each in [0, size)
+      key: [1] or [n], uint64
+      returns: [n] int64
+
+    Raises:
+      IndexError: an index is out of range.
+    """
+    x = np.atleast_1d(np.asarray(index)).astype(np.int64)
+    if size < 1 or (len(x) and (x.min() < 0 or x.max() >= size)):
+        raise IndexError(f"a permutation of {size} elements has no index {x.tolist()[:5]}")
+    height = math.isqrt(size - 1) + 1
+    width = -(-size // height)
+    a, b = np.uint64(height), np.uint64(width)
+    rounds = mix(key + np.uint64(_GOLDEN) * np.arange(1, 2 * _ROUNDS + 1, dtype=np.uint64)[:, None])
+    words = _walk(x.view(np.uint64), a, b, rounds)
+    outside = np.flatnonzero(words >= size)
+    while len(outside):
+        keys = rounds if rounds.shape[1] == 1 else rounds[:, outside]
+        words[outside] = _walk(words[outside], a, b, keys)
+        outside = outside[words[outside] >= size]
+    return words.view(np.int64)
+
+
+def _walk(x: Words, a: np.uint64, b: np.uint64, rounds: Words) -> Words:
+    """One pass of the network over the rectangle a × b."""
+    left, right = np.divmod(x, b)
+    for turn in range(0, 2 * _ROUNDS, 2):
+        left = (left + mix(right ^ rounds[turn]) % a) % a
+        right = (right + mix(left ^ rounds[turn + 1]) % b) % b
+    return left * b + right

@@ -1,0 +1,56 @@
+"""What counts as text: UTF-8, not empty, without NUL bytes."""
+
+from __future__ import annotations
+
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_OTHER_ENCODINGS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
+
+
+class NotTextError(ValueError):
+    """Bytes that are no text; `offset` is the first byte at fault."""
+
+    def __init__(self, reason: str, offset: int = 0) -> None:
+        super().__init__(reason)
+        self.offset = offset
+
+
+def to_text(data: bytes) -> str:
+    """Decodes UTF-8.
+
+    Raises:
+      NotTextError: the bytes are empty, binary or of another encoding.
+    """
+    if not data:
+        raise NotTextError("empty")
+    for mark, encoding in _OTHER_ENCODINGS.items():
+        if data.startswith(mark):
+            raise NotTextError(f"not UTF-8: it begins with the mark of {encoding}")
+    nul = data.find(b"\0")
+    if nul >= 0:
+        raise NotTextError("binary: a NUL byte", nul)
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise NotTextError(f"not UTF-8: byte 0x{data[error.start]:02x}", error.start) from error
+
+
+def check_text(text: str) -> str:
+    """Checks text that is decoded already.
+
+    Raises:
+      NotTextError: it is empty, has NUL characters or what UTF-8 cannot say.
+    """
+    if not text:
+        raise NotTextError("empty")
+    if "\0" in text:
+        raise NotTextError("binary: a NUL character", text.index("\0"))
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise NotTextError("a lone surrogate, which UTF-8 cannot say", error.start) from error
+    return text
+
+
+def byte_order_mark_size(data: bytes) -> int:
+    """Bytes of the mark at the beginning: 3 or 0."""
+    return len(_BYTE_ORDER_MARK) if data.startswith(_BYTE_ORDER_MARK) else 0

@@ -1,0 +1,244 @@
+"""Text files as a source: a record is a file or a line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from tekso.framework import files
+from tekso.framework.input.skips import BadRecordError, InputError, Origin
+from tekso.framework.input.sources import Source, digest
+from tekso.framework.input.splits import Split, check_fractions, part, split_of
+from tekso.framework.input.text import NotTextError, byte_order_mark_size, to_text
+from tekso.framework.params import param
+
+
+class TextRanges(Source):
+    """Records that are ranges of bytes of text files; a subclass gives files and ranges.
+
+    Every file is read once when this is built: what is no text is skipped then.
+    """
+
+    def __init__(self, params: Any, *, split: Split = "train") -> None:
+        """Begins without files."""
+        super().__init__(params, split=split)
+        self._paths: list[str] = []
+        self._digests: list[bytes] = []
+        self._file = np.zeros(0, np.int64)  # of each record: index of its file,
+        self._bounds = np.zeros((0, 2), np.int64)  # first byte and the one after the last
+
+    def __len__(self) -> int:
+        return len(self._bounds)
+
+    def origin(self, index: int) -> Origin:
+        """Where a record lies."""
+        return Origin(self._paths[self._file[index]], int(self._bounds[index, 0]))
+
+    def fingerprint(self) -> str:
+        """A digest of what the records hold."""
+        return digest([*self._digests, self._file.tobytes(), self._bounds.tobytes()])
+
+    @property
+    def num_files(self) -> int:
+        """Files of which something is in this split."""
+        return len(np.unique(self._file))
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of all records."""
+        return int((self._bounds[:, 1] - self._bounds[:, 0]).sum())
+
+    def _index(self, paths: Sequence[str]) -> None:
+        """Reads all files and asks `_ranges` for the records in each.
+
+        Raises:
+          InputError: too many files are no text, or nothing is left.
+        """
+        all_bounds: list[np.ndarray] = []
+        for path in paths:
+            try:
+                data = files.read(path)
+                bounds = self._ranges(path, data)
+            except NotTextError as error:
+                self.skips.add(Origin(path, error.offset), str(error))
+                continue
+            except OSError as error:
+                self.skips.add(Origin(path), error.strerror or str(error))
+                continue
+            if len(bounds):
+                self._paths.append(path)
+                self._digests.append(bytes.fromhex(digest([data])))
+                all_bounds.append(bounds)
+        if not all_bounds:
+            raise self.skips.nothing_left()
+        self._bounds = np.concatenate(all_bounds)
+        self._file = np.repeat(np.arange(len(all_bounds)), [len(bounds) for bounds in all_bounds])
+
+    def _ranges(self, path: str, data: bytes) -> np.ndarray:
+        """Records of this split in a file.
+
+        Shapes:
+          returns: [records, 2] int64, first byte and the one after the last
+
+        Raises:
+          NotTextError: the file is no text.
+        """
+        raise NotImplementedError
+
+    def _read(self, index: int) -> str:
+        begin, end = self._bounds[index].tolist()
+        origin = self.origin(index)
+        try:
+            return _text(files.read(origin.file, begin, end - begin), origin)
+        except OSError as error:
+            raise BadRecordError(origin, error.strerror or str(error)) from error
+
+    def _read_all(self) -> Iterator[tuple[Origin, Any]]:
+        last, data = -1, b""
+        for index in range(len(self)):
+            origin = self.origin(index)
+            record: Any
+            try:
+                if self._file[index] != last:
+                    data = files.read(origin.file)
+                    last = self._file[index]
+                begin, end = self._bounds[index].tolist()
+                record = _text(data[begin:end], origin)
+            except OSError as error:
+                record = BadRecordError(origin, error.strerror or str(error))
+            except BadRecordError as error:
+                record = error
+            yield origin, record
+
+
+class TextFiles(TextRanges):
+    """Text files by name.
+
+    Without dev_files the end of every file is held out (or a share of the records, by their hash).
+    """
+
+    class Params(TextRanges.Params):
+        """Params of TextFiles."""
+
+        files: str = param("Training files: globs, separated by commas.", default="")
+        dev_files: str = param("Held-out files; empty holds out a part of `files`.", default="")
+        test_files: str = param("As dev_files, for the end.", default="")
+        unit: Literal["file", "line"] = param(
+            "What a record is. A line leaves out its line end; blank lines are none.",
+            default="file",
+        )
+        holdout: Literal["end", "hash"] = param(
+            "What is held out of `files`: the end of each file, or records by a hash of the "
+            "file's name and, for lines, their number.",
+            default="end",
+        )
+        dev_fraction: float = param("Share of `files` for dev, without dev_files.", default=0.1)
+        test_fraction: float = param("Share of `files` for test, without test_files.", default=0.0)
+
+    def __init__(self, params: Any, *, split: Split = "train") -> None:
+        """Finds the files and checks them.
+
+        Raises:
+          FileNotFoundError: a glob matches nothing.
+          InputError: no files are given, or too many are no text, or nothing is left.
+        """
+        super().__init__(params, split=split)
+        choice = FileChoice.of(self.params, split)
+        self._dev, self._test = choice.dev_fraction, choice.test_fraction
+        self._index(choice.paths)
+
+    def describe(self) -> str:
+        """The collection in a few words."""
+        return f"text files {self.params.files}"
+
+    def _ranges(self, path: str, data: bytes) -> np.ndarray:
+        begin = byte_order_mark_size(data)
+        if self.params.unit == "line":
+            if b"\0" in data or not data:
+                to_text(data)  # says what is wrong
+            lines = _lines(data, begin)
+            return lines[self._chosen(path, len(lines))]
+        text = to_text(data)
+        if self.params.holdout == "hash":
+            chosen = split_of(files.base_name(path), self._dev, self._test) == self.split
+            return np.array([[begin, len(data)]] if chosen else [], np.int64).reshape(-1, 2)
+        first, last = part(len(text), self.split, self._dev, self._test)
+        if first == last:
+            return np.zeros((0, 2), np.int64)
+        begin += len(text[:first].encode("utf-8"))
+        return np.array([[begin, begin + len(text[first:last].encode("utf-8"))]], np.int64)
+
+    def _chosen(self, path: str, num_lines: int) -> slice | np.ndarray:
+        if self.params.holdout == "end":
+            return slice(*part(num_lines, self.split, self._dev, self._test))
+        name = files.base_name(path)
+        splits = (split_of(f"{name}:{i}", self._dev, self._test) for i in range(num_lines))
+        return np.fromiter((split == self.split for split in splits), bool, num_lines)
+
+
+class FileChoice:
+    """Which files a split has, and what of them is held out.
+
+    Attributes:
+      paths: the files.
+      dev_fraction: share of them that is dev text; 0.0 where dev has files of its own.
+      test_fraction: as dev_fraction.
+    """
+
+    def __init__(self, paths: list[str], dev_fraction: float, test_fraction: float) -> None:
+        self.paths = paths
+        self.dev_fraction = dev_fraction
+        self.test_fraction = test_fraction
+
+    @staticmethod
+    def of(params: Any, split: Split) -> FileChoice:
+        """Reads files, dev_files, test_files, dev_fraction and test_fraction of the Params.
+
+        Raises:
+          FileNotFoundError: a glob matches nothing.
+          InputError: no files are given, or there is nothing in the split.
+          ValueError: a fraction is out of range.
+        """
+        own = {"train": "", "dev": params.dev_files, "test": params.test_files}
+        if not params.files and not own[split]:
+            raise InputError(
+                "no files are given: set files to a glob, as in --set input.files='texts/*.txt'"
+            )
+        check_fractions(params.dev_fraction, params.test_fraction)
+        if own[split]:
+            return FileChoice(files.glob(own[split], what=f"{split}_files"), *_all_of(split))
+        dev = 0.0 if params.dev_files else params.dev_fraction
+        test = 0.0 if params.test_files else params.test_fraction
+        if {"train": 1.0, "dev": dev, "test": test}[split] == 0.0:
+            raise InputError(
+                f"there is no {split} text: set {split}_files, or {split}_fraction above 0"
+            )
+        return FileChoice(files.glob(params.files, what="files"), dev, test)
+
+
+def _all_of(split: Split) -> tuple[float, float]:
+    """The fractions by which everything belongs to a split."""
+    return (1.0 if split == "dev" else 0.0), (1.0 if split == "test" else 0.0)
+
+
+def _lines(data: bytes, begin: int) -> np.ndarray:
+    """First byte of every line that is not blank, and the one after its last: [lines, 2]."""
+    array = np.frombuffer(data, np.uint8)
+    ends = np.flatnonzero(array == ord("\n"))
+    if not data.endswith(b"\n"):
+        ends = np.append(ends, len(data))
+    begins = np.concatenate([[begin], ends[:-1] + 1])
+    before = array[np.maximum(ends - 1, 0)]
+    ends = ends - ((before == ord("\r")) & (ends > begins))
+    return np.stack([begins, ends], axis=1)[ends > begins].astype(np.int64)
+
+
+def _text(data: bytes, origin: Origin) -> str:
+    try:
+        return to_text(data)
+    except NotTextError as error:
+        raise BadRecordError(Origin(origin.file, origin.offset + error.offset), str(error)) from (
+            error
+        )

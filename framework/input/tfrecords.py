@@ -1,0 +1,237 @@
+"""TFRecord files as a source with random access.
+
+A record is   length (8 bytes) | its checksum (4) | data (length) | its checksum (4).
+
+The files are walked once, frame by frame, for the index; lengths are checked then, data when a
+record is read. A file that is compressed by gzip is read whole into memory.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import io
+import struct
+import zlib
+from typing import IO, Any, Literal
+
+import numpy as np
+
+from tekso.framework import files
+from tekso.framework.input import crc32c
+from tekso.framework.input.skips import BadRecordError, Origin
+from tekso.framework.input.sources import Source, digest
+from tekso.framework.input.splits import Split, part, split_of
+from tekso.framework.input.text_files import FileChoice
+from tekso.framework.params import param
+
+_HEADER = struct.Struct("<QI")
+_FOOTER = struct.Struct("<I")
+_GZIP = b"\x1f\x8b"
+
+
+class TfRecords(Source):
+    """Records of TFRecord files: bytes, or one feature of a tf.train.Example."""
+
+    class Params(Source.Params):
+        """Params of TfRecords."""
+
+        files: str = param("Training files: globs, separated by commas.", default="")
+        dev_files: str = param("Held-out files; empty holds out a part of `files`.", default="")
+        test_files: str = param("As dev_files, for the end.", default="")
+        feature: str = param(
+            "Feature of the tf.train.Example in a record that is wanted; empty for the record "
+            "itself.",
+            default="",
+        )
+        holdout: Literal["end", "hash"] = param(
+            "What is held out of `files`: the last records of each file, or records by a hash of "
+            "the file's name and their number.",
+            default="end",
+        )
+        dev_fraction: float = param("Share of `files` for dev, without dev_files.", default=0.1)
+        test_fraction: float = param("Share of `files` for test, without test_files.", default=0.0)
+
+    def __init__(self, params: Any, *, split: Split = "train") -> None:
+        """Finds the files and indexes them.
+
+        Raises:
+          FileNotFoundError: a glob matches nothing.
+          InputError: no files are given, or too many are malformed, or nothing is left.
+        """
+        super().__init__(params, split=split)
+        choice = FileChoice.of(self.params, split)
+        self._paths: list[str] = []
+        self._unpacked: dict[str, bytes] = {}
+        self._digests: list[bytes] = []
+        found: list[np.ndarray] = []
+        for path in choice.paths:
+            frames = self._walk(path)
+            if frames is None:
+                continue
+            chosen = self._chosen(path, len(frames.offsets), choice)
+            self._digests.append(frames.digest)
+            found.append(np.stack([frames.offsets[chosen], frames.lengths[chosen]], axis=1))
+            self._paths.append(path)
+        counts = [len(records) for records in found]
+        if not sum(counts):
+            raise self.skips.nothing_left()
+        self._records = np.concatenate(found)
+        self._file = np.repeat(np.arange(len(found)), counts)
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def origin(self, index: int) -> Origin:
+        """Where a record lies."""
+        return Origin(self._paths[self._file[index]], int(self._records[index, 0]))
+
+    def fingerprint(self) -> str:
+        """A digest of what the records hold."""
+        kept = [self._file.tobytes(), self._records.tobytes(), self.params.feature.encode()]
+        return digest([*self._digests, *kept])
+
+    def describe(self) -> str:
+        """The collection in a few words."""
+        return f"TFRecord files {self.params.files}"
+
+    def _walk(self, path: str) -> Frames | None:
+        try:
+            if _is_gzip(files.read(path, 0, _HEADER.size)):
+                self._unpacked[path] = gzip.decompress(files.read(path))
+            with self._open(path) as file:
+                frames = walk(file)
+        except (EOFError, zlib.error) as error:
+            self.skips.add(Origin(path), f"compressed by gzip, but damaged: {error}")
+            return None
+        except OSError as error:
+            self.skips.add(Origin(path), error.strerror or str(error))
+            return None
+        if frames.problem:
+            self.skips.add(Origin(path, frames.end), frames.problem)
+        return frames
+
+    def _open(self, path: str) -> IO[bytes]:
+        if path in self._unpacked:
+            return io.BytesIO(self._unpacked[path])
+        return files.open(path)
+
+    def _chosen(self, path: str, count: int, choice: FileChoice) -> slice | np.ndarray:
+        dev, test = choice.dev_fraction, choice.test_fraction
+        if self.params.holdout == "end":
+            return slice(*part(count, self.split, dev, test))
+        name = files.base_name(path)
+        splits = (split_of(f"{name}:{i}", dev, test) for i in range(count))
+        return np.fromiter((split == self.split for split in splits), bool, count)
+
+    def _read(self, index: int) -> Any:
+        origin = self.origin(index)
+        length = int(self._records[index, 1])
+        begin = origin.offset + _HEADER.size
+        try:
+            with self._open(origin.file) as file:
+                file.seek(begin)
+                data = file.read(length + _FOOTER.size)
+        except OSError as error:
+            raise BadRecordError(origin, error.strerror or str(error)) from error
+        record, footer = data[:length], data[length:]
+        if len(footer) < _FOOTER.size:
+            raise BadRecordError(origin, "the record is cut off")
+        if crc32c.masked(crc32c.crc32c(record)) != _FOOTER.unpack(footer)[0]:
+            raise BadRecordError(origin, f"the {length} bytes of data have a wrong checksum")
+        return feature_of(record, self.params.feature, origin) if self.params.feature else record
+
+
+@dataclasses.dataclass(frozen=True)
+class Frames:
+    """Index of one file.
+
+    Attributes:
+      offsets: [n] int64, where each record begins, with its header.
+      lengths: [n] int64, bytes of data in each.
+      digest: of the lengths and checksums.
+      end: first byte that is in no good frame.
+      problem: why the walk ended before the end of the file; empty if it did not.
+    """
+
+    offsets: np.ndarray
+    lengths: np.ndarray
+    digest: bytes
+    end: int
+    problem: str
+
+
+def walk(file: IO[bytes]) -> Frames:
+    """Indexes a file: walks from frame to frame and checks every length."""
+    size = file.seek(0, io.SEEK_END)
+    size = file.tell() if size is None else size  # TensorFlow's files return nothing
+    file.seek(0)
+    headers = bytearray()
+    footers = bytearray()
+    offsets = []
+    offset, problem = 0, "" if size else "empty"
+    while offset < size:
+        header = file.read(_HEADER.size)
+        if len(header) < _HEADER.size:
+            problem = f"the header of a record is cut off after {len(header)} bytes"
+            break
+        length = _HEADER.unpack(header)[0]
+        end = offset + _HEADER.size + length + _FOOTER.size
+        headers += header
+        offsets.append(offset)
+        if end > size:
+            problem = f"a record of {length} bytes of data is cut off by the end of the file"
+            break
+        file.seek(offset + _HEADER.size + length)
+        footers += file.read(_FOOTER.size)
+        offset = end
+    table = np.frombuffer(bytes(headers), np.dtype([("length", "<u8"), ("checksum", "<u4")]))
+    wrong = np.flatnonzero(crc32c.masked_of_words(table["length"]) != table["checksum"])
+    good = len(footers) // _FOOTER.size
+    if len(wrong):
+        # Where the next record begins is in the length alone: the rest of the file is lost.
+        good = int(wrong[0])
+        offset = offsets[good]
+        problem = "the length of a record has a wrong checksum: the rest of the file is lost"
+        if offset == 0:
+            problem = "not a TFRecord file: the checksum of the first length is wrong"
+    return Frames(
+        offsets=np.array(offsets[:good], np.int64),
+        lengths=table["length"][:good].astype(np.int64),
+        digest=bytes.fromhex(digest([bytes(headers), bytes(footers)])),
+        end=offset,
+        problem=problem,
+    )
+
+
+def _is_gzip(begin: bytes) -> bool:
+    """Whether a file is compressed; a good frame can begin with the same two bytes by chance."""
+    if not begin.startswith(_GZIP) or len(begin) < _HEADER.size:
+        return False
+    return crc32c.masked(crc32c.crc32c(begin[:8])) != _HEADER.unpack(begin)[1]
+
+
+def feature_of(record: bytes, name: str, origin: Origin) -> Any:
+    """A feature of a serialised tf.train.Example: bytes if it is one byte string, else an array.
+
+    Raises:
+      BadRecordError: the record is no Example, or has no such feature.
+    """
+    import tensorflow as tf
+    from google.protobuf.message import DecodeError
+
+    try:
+        features = tf.train.Example.FromString(record).features.feature
+    except DecodeError as error:
+        raise BadRecordError(origin, "the record is no tf.train.Example") from error
+    if name not in features:
+        names = ", ".join(sorted(features)) or "none"
+        raise BadRecordError(origin, f"the record has no feature {name!r}, only: {names}")
+    feature = features[name]
+    kind = feature.WhichOneof("kind")
+    if kind == "bytes_list":
+        values = feature.bytes_list.value
+        return values[0] if len(values) == 1 else list(values)
+    if kind == "int64_list":
+        return np.array(feature.int64_list.value, np.int64)
+    return np.array(feature.float_list.value, np.float32)

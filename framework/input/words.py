@@ -1,0 +1,93 @@
+"""Words between white space as tokens: the most frequent ones have ids."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from tekso.framework import files
+from tekso.framework.input import assets
+from tekso.framework.input.skips import InputError
+from tekso.framework.input.sources import TrainingText
+from tekso.framework.input.tokenizers import Tokenizer
+from tekso.framework.params import REQUIRED, param
+
+_UNKNOWN = 1
+_FIRST = 2
+
+
+class Words(Tokenizer):
+    """One id a word. White space comes back as single spaces; perplexity counts words.
+
+    0 is the end of a text, 1 any other word: it shows as "<UNK>" and counts as one byte. A word
+    counts one byte more than it has, for the space after it.
+    """
+
+    class Params(Tokenizer.Params):
+        """Params of Words."""
+
+        vocab_size: int = param("Number of ids, two of them special.", default=REQUIRED)
+        file: str = param(
+            "A table to use, one word a line, the first of them kept; empty takes the most "
+            "frequent words of the training text.",
+            default="",
+        )
+
+    end_id = 0
+
+    def __init__(
+        self,
+        params: Any,
+        *,
+        assets_dir: str | None = None,
+        training: TrainingText | None = None,
+    ) -> None:
+        """Loads the table, or makes it.
+
+        Raises:
+          InputError: the table was made from other text.
+        """
+        super().__init__(params)
+        p = self.params
+        if p.vocab_size <= _FIRST:
+            raise InputError(f"vocab_size is {p.vocab_size}, but has to be more than {_FIRST}")
+        if p.file:
+            data = files.read(files.glob([p.file], what="tokenizer.file")[0])
+        else:
+            data = assets.obtain(
+                "words.txt",
+                assets_dir=assets_dir,
+                settings={"vocab_size": p.vocab_size},
+                training=training,
+                make=lambda texts: _table(texts, p.vocab_size - _FIRST),
+            )
+        words = data.decode("utf-8").split()[: p.vocab_size - _FIRST]
+        spare = [b""] * (p.vocab_size - _FIRST - len(words))
+        self.token_bytes = [b"", b"<UNK> ", *(f"{word} ".encode() for word in words), *spare]
+        self._id_of = {word: index for index, word in enumerate(words, _FIRST)}
+
+    @property
+    def token_num_bytes(self) -> np.ndarray:
+        """Bytes of text that each id stands for: [vocab_size] int32."""
+        num_bytes = super().token_num_bytes
+        num_bytes[_UNKNOWN] = 1
+        return num_bytes
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The words of some ids, single spaces between them."""
+        return super().decode(ids).removesuffix(" ")
+
+    def _encode(self, text: str) -> np.ndarray:
+        find = self._id_of.get
+        return np.array([find(word, _UNKNOWN) for word in text.split()], np.int32)
+
+
+def _table(texts: Iterable[str], count: int) -> bytes:
+    counts: collections.Counter[str] = collections.Counter()
+    for text in texts:
+        counts.update(text.split())
+    most = sorted(counts, key=lambda word: (-counts[word], word))[:count]
+    return "\n".join(most).encode("utf-8")

@@ -1,0 +1,100 @@
+"""Texts one a row, in batches of similar length."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from tekso.framework.input import shuffle
+from tekso.framework.input.bucketing import Buckets
+from tekso.framework.input.input import Batch, check_step, clear
+from tekso.framework.input.packing import cut
+from tekso.framework.params import param
+from tekso.tasks.lm.input import Indices, TextInput
+
+
+class BucketedText(TextInput):
+    """One text a row, filled up to the length of its bucket; a longer one is cut into several rows.
+
+    Batches have as many shapes as there are buckets. Every text is taken once an epoch.
+    """
+
+    class Params(TextInput.Params):
+        """Params of BucketedText."""
+
+        bounds: list[int] = param(
+            "Longest length of each bucket, ascending, below `length`, which is the last. Empty: a "
+            "quarter and a half of it.",
+            default=[],
+        )
+        fill: Literal["examples", "tokens"] = param(
+            "examples: batch_size rows in a batch of every bucket. tokens: that of the longest; "
+            "twice as many rows where they are at most half as long, and so on.",
+            default="examples",
+        )
+
+    def __init__(self, params: Any, **kwargs: Any) -> None:
+        """Reads and encodes the split.
+
+        Raises:
+          InputError: as TextInput.
+          ValueError: the bounds do not ascend up to the length.
+        """
+        super().__init__(params, **kwargs)
+        p = self.params
+        bounds = list(p.bounds) or [size for size in (p.length // 4, p.length // 2) if size]
+        self._bounds = sorted({*bounds, p.length}) if not p.bounds else [*bounds, p.length]
+        rows = [
+            p.batch_size * (p.length // bound if p.fill == "tokens" else 1)
+            for bound in self._bounds
+        ]
+        ends = self.text.ends
+        self._pieces = cut(ends[:-1], np.diff(ends), p.length)
+        self._buckets = Buckets(self._pieces.lengths, self._bounds, rows)
+        self._key = shuffle.key_of(self.seed, "buckets")
+
+    @property
+    def num_examples(self) -> int:
+        """Rows of an epoch that are not there to fill up."""
+        return len(self._pieces.lengths)
+
+    @property
+    def num_batches(self) -> int | None:
+        """Batches of one pass; None: there is no end."""
+        return self._buckets.num_batches if self.params.order == "once" else None
+
+    def batch(self, step: int) -> Batch:
+        """The global batch of a step.
+
+        Shapes:
+          returns: as in the docstring of tasks/lm/input.py, B and L those of the step's bucket
+
+        Raises:
+          IndexError: the step is negative, or the pass has fewer batches.
+        """
+        check_step(step, self.num_batches)
+        epoch, number = divmod(step, self._buckets.num_batches)
+        key = shuffle.fold(self._key, epoch) if self.params.order == "shuffled" else None
+        chosen = self._buckets.batch(number, key=key)
+        batch = self._rows(chosen.examples, self._bounds[chosen.bucket])
+        clear(batch, ~chosen.real, self.padding_keys)
+        return batch
+
+    def at(self, position: npt.NDArray[np.int64]) -> Batch:
+        """Refuses: there are no examples of one shape."""
+        raise TypeError("BucketedText has rows of several lengths and cannot be part of a mixture")
+
+    def _rows(self, index: Indices, length: int) -> Batch:
+        place = np.arange(length)
+        real = place < self._pieces.lengths[index][:, None]
+        source = np.where(real, self._pieces.starts[index][:, None] + place, 0)
+        end = self.tokenizer.end_id
+        batch = {
+            "ids": np.where(real, self.text.tokens[source], end).astype(np.int32),
+            "labels": np.where(real, self.text.tokens[source + 1], end).astype(np.int32),
+            "weights": real.astype(np.float32),
+        }
+        self.count_bytes(batch)
+        return batch

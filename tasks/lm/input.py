@@ -1,0 +1,224 @@
+"""Text for language models: from a source and a tokenizer to batches of next-token prediction.
+
+Every batch has "ids" and "labels" [B, L] int32, "weights" [B, L] float32 (0 is padding) and
+"num_bytes" [B] float32: UTF-8 bytes of the text that the weighted labels stand for. Packed text has
+"segment_ids" (0 is padding) and "positions" [B, L] int32 as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tekso.framework.input import shuffle
+from tekso.framework.input.input import Batch, ExampleInput
+from tekso.framework.input.skips import InputError, SkipReport
+from tekso.framework.input.sources import Source, TrainingText
+from tekso.framework.input.text_files import TextFiles
+from tekso.framework.input.tokenizers import Bytes, Tokenizer
+from tekso.framework.params import REQUIRED, param
+from tekso.tasks.lm.token_text import TokenText, texts, token_text
+
+Indices = npt.NDArray[np.int64]
+
+
+class TextInput(ExampleInput):
+    """Base of text inputs: reads the source, makes or loads the tokenizer, encodes.
+
+    Attributes:
+      text: the tokens of the split.
+      tokenizer: what made them.
+    """
+
+    class Params(ExampleInput.Params):
+        """Params of TextInput."""
+
+        length: int = param("Tokens in an example.", default=REQUIRED)
+        corpus: Source.Params = param("Where the text is.", default=TextFiles.Params())
+        files: str = param(
+            "Read these text files instead of the corpus: globs, separated by commas.", default=""
+        )
+        tokenizer: Tokenizer.Params = param("What makes text tokens.", default=Bytes.Params())
+
+    padding_keys = ("weights", "num_bytes")
+    tokenizer: Tokenizer
+
+    def __init__(
+        self,
+        params: Any,
+        *,
+        seed: int = 0,
+        assets_dir: str | None = None,
+        train: Any = None,
+    ) -> None:
+        """Reads and encodes the split.
+
+        Raises:
+          InputError: there is no text, too much of it is malformed, or the vocabulary in
+            `assets_dir` was made from other text.
+          OSError: a file is missing, or assets cannot be written.
+        """
+        super().__init__(params, seed=seed, assets_dir=assets_dir, train=train)
+        if self.params.length < 1:
+            raise ValueError(f"length is {self.params.length}, but has to be at least 1")
+        self._source: Source = corpus_of(self.params).instantiate(split=self.params.split)
+        self.tokenizer = self.params.tokenizer.instantiate(
+            assets_dir=assets_dir, training=self._training_text(train)
+        )
+        self.text: TokenText = token_text(self._source, self.tokenizer, assets_dir=assets_dir)
+        self._num_bytes_of = self.tokenizer.token_num_bytes
+
+    def texts(self) -> Iterator[str]:
+        """The texts of the split, as they are."""
+        for text in texts(self._source):
+            yield text if isinstance(text, str) else self.tokenizer.decode(text)
+
+    @property
+    def num_bytes(self) -> int:
+        """UTF-8 bytes of all texts of the split, as the tokenizer counts them."""
+        counts = np.bincount(self.text.tokens, minlength=self.tokenizer.vocab_size)
+        return int(counts @ self._num_bytes_of.astype(np.int64))
+
+    def skipped(self) -> SkipReport:
+        """What of the data was malformed and left out."""
+        return self._source.skipped()
+
+    def describe(self) -> str:
+        """The data in a line."""
+        skipped = f", {self.skipped().count} skipped" if self.skipped().count else ""
+        return (
+            f"{self._source.describe()}, {self.params.split}: {self.text.num_texts:,} texts of "
+            f"{self.num_bytes:,} bytes, {len(self.text.tokens):,} tokens{skipped}"
+        )
+
+    def window(self, first: Indices, length: int) -> Batch:
+        """Ids and labels of windows that are full: label i is the token after id i.
+
+        Shapes:
+          first: [n], where the ids begin in the tokens
+          returns: "ids", "labels" and "weights" [n, length], "num_bytes" [n]
+        """
+        tokens = self.text.tokens[first[:, None] + np.arange(length + 1)]
+        batch = {"ids": tokens[:, :-1].astype(np.int32), "labels": tokens[:, 1:].astype(np.int32)}
+        batch["weights"] = np.ones(batch["labels"].shape, np.float32)
+        batch["num_bytes"] = self._num_bytes_of[batch["labels"]].sum(axis=1).astype(np.float32)
+        return batch
+
+    def count_bytes(self, batch: Batch) -> None:
+        """Sets "num_bytes" to what the labels of weight 1 stand for."""
+        num_bytes = self._num_bytes_of[batch["labels"]] * (batch["weights"] > 0)
+        batch["num_bytes"] = num_bytes.sum(axis=1).astype(np.float32)
+
+    def _training_text(self, train: Any) -> TrainingText:
+        """Text to learn a vocabulary from: that of the training input, never what is held out."""
+        of = train if train is not None and "corpus" in train else self.params
+        corpus = corpus_of(of)
+        is_own = self.params.split == "train" and corpus == corpus_of(self.params)
+        opened: list[Source] = [self._source] if is_own else []
+
+        def source() -> Source:
+            if not opened:
+                opened.append(corpus.instantiate(split="train"))
+            return opened[0]
+
+        return TrainingText(
+            texts=lambda: (text for text in texts(source()) if isinstance(text, str)),
+            fingerprint=lambda: source().fingerprint(),
+            name=corpus.owner.__name__ if not opened else self._source.describe(),
+            verify=train is None,
+        )
+
+
+def corpus_of(params: Any) -> Any:
+    """Params of the source that a text input reads: its corpus, or TextFiles of its `files`."""
+    if not params.files:
+        return params.corpus
+    corpus = params.corpus.copy()
+    if not issubclass(corpus.owner, TextFiles):
+        corpus = TextFiles.Params()
+    return corpus.set(files=params.files)
+
+
+class TextStream(TextInput):
+    """All texts one after the other, cut into windows of `length`.
+
+    In training every epoch cuts at another place (if it is shuffled). In one pass ("once") every
+    token but the first is a label of weight 1 exactly once; the last window is filled up.
+    """
+
+    class Params(TextInput.Params):
+        """Params of TextStream."""
+
+        overlap: int = param(
+            "In a pass of order once: tokens that a window sees again before its new ones, for "
+            "context; in [0, length).",
+            default=0,
+        )
+
+    def __init__(self, params: Any, **kwargs: Any) -> None:
+        """Reads and encodes the split.
+
+        Raises:
+          InputError: as TextInput; or training text is shorter than one window.
+        """
+        super().__init__(params, **kwargs)
+        p = self.params
+        if not 0 <= p.overlap < p.length:
+            raise ValueError(f"overlap is {p.overlap}, but has to be in [0, length={p.length})")
+        self._stride = p.length - p.overlap
+        self._offset_key = shuffle.key_of(self.seed, "offset")
+        num_labels = len(self.text.tokens) - 1
+        if p.order == "once":
+            self._num_windows = 1 + max(0, -(-(num_labels - p.length) // self._stride))
+            self._max_offset = 0
+            return
+        if num_labels < p.length:
+            raise InputError(
+                f"{self._source.describe()}, split {p.split}: {num_labels + 1} tokens are not "
+                f"enough for one window of length {p.length}: give more text, or set length below "
+                f"{num_labels + 1}"
+            )
+        self._num_windows = num_labels // p.length
+        self._max_offset = 0
+        if p.order == "shuffled":  # the same number of windows for every offset
+            self._num_windows = max(1, (num_labels - p.length + 1) // p.length)
+            self._max_offset = min(p.length - 1, num_labels - self._num_windows * p.length)
+
+    @property
+    def num_examples(self) -> int:
+        """Windows of an epoch."""
+        return self._num_windows
+
+    def examples(self, index: Indices, epoch: Indices) -> Batch:
+        """Some windows.
+
+        Shapes:
+          index, epoch: [n]
+          returns: as in the module docstring
+        """
+        length = self.params.length
+        if self.params.order == "once":
+            return self._once(index)
+        first = index * length
+        if self._max_offset:
+            drawn = shuffle.fold(self._offset_key, epoch) % np.uint64(self._max_offset + 1)
+            first = first + drawn.astype(np.int64)
+        return self.window(first, length)
+
+    def _once(self, index: Indices) -> Batch:
+        length, last = self.params.length, len(self.text.tokens) - 1
+        place = (index * self._stride)[:, None] + np.arange(length + 1)
+        tokens = self.text.tokens[np.minimum(place, last)].astype(np.int32)
+        tokens[place > last] = self.tokenizer.end_id
+        is_new = (np.arange(length) >= length - self._stride) | (index == 0)[:, None]
+        is_label = place[:, 1:] <= last
+        batch = {
+            "ids": np.ascontiguousarray(tokens[:, :-1]),
+            "labels": np.ascontiguousarray(tokens[:, 1:]),
+            "weights": (is_new & is_label).astype(np.float32),
+        }
+        self.count_bytes(batch)
+        return batch

@@ -1,0 +1,92 @@
+"""The default text: the Python standard library's own source, which is on every machine."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sysconfig
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tekso.framework import files
+from tekso.framework.input.skips import InputError
+from tekso.framework.input.splits import Split, check_fractions, split_of
+from tekso.framework.input.text import to_text
+from tekso.framework.input.text_files import TextRanges
+from tekso.framework.params import param
+
+_NOT_THE_LIBRARY = {"site-packages", "dist-packages", "__pycache__"}
+
+
+class PythonSource(TextRanges):
+    """Every *.py file of a folder as a text, split by a hash of the path in it.
+
+    Empty files are left out; what is no UTF-8 is skipped and counted.
+    """
+
+    class Params(TextRanges.Params):
+        """Params of PythonSource."""
+
+        root: str = param(
+            "Folder to read; empty: the standard library of this interpreter.", default=""
+        )
+        exclude: list[str] = param(
+            "Names of folders that are left out. The library's tests are as large as all the rest, "
+            "repeat themselves, and are not installed everywhere.",
+            default=["test"],
+        )
+        dev_fraction: float = param("Share of the files for dev.", default=0.05)
+        test_fraction: float = param("Share of the files for test.", default=0.05)
+        max_skipped: int = param(
+            "Malformed files that are skipped before it is an error.", default=100
+        )
+
+    def __init__(self, params: Any, *, split: Split = "train") -> None:
+        """Finds and checks the files.
+
+        Raises:
+          InputError: there are no files, or too many are no text.
+        """
+        super().__init__(params, split=split)
+        p = self.params
+        check_fractions(p.dev_fraction, p.test_fraction)
+        root = p.root or sysconfig.get_path("stdlib")
+        names = find(root, exclude=p.exclude)
+        if not names:
+            raise InputError(
+                f"there is no *.py file in {root}: point input.corpus.root at a folder of Python "
+                "source, or read other text by --set input.files='texts/*.txt'"
+            )
+        chosen = [
+            name for name in names if split_of(name, p.dev_fraction, p.test_fraction) == split
+        ]
+        self._index([os.path.join(root, *name.split("/")) for name in chosen])
+
+    def describe(self) -> str:
+        """The collection in a few words."""
+        if self.params.root:
+            return f"Python source in {self.params.root}"
+        return f"standard library of Python {platform.python_version()}"
+
+    def _ranges(self, path: str, data: bytes) -> np.ndarray:
+        if data:
+            to_text(data)
+        return np.array([[0, len(data)]] if data else [], np.int64).reshape(-1, 2)
+
+
+def find(root: str, *, exclude: Sequence[str] = ()) -> list[str]:
+    """All *.py files below a folder, as sorted relative paths with "/".
+
+    Left out are installed packages, and folders of the names in `exclude`.
+    """
+    left_out = _NOT_THE_LIBRARY.union(exclude)
+    if not files.is_folder(root):
+        return []
+    names: list[str] = []
+    for folder, folders, found in os.walk(root):
+        folders[:] = [name for name in folders if name not in left_out]
+        inside = os.path.relpath(folder, root)
+        names += [os.path.normpath(os.path.join(inside, name)) for name in found]
+    return sorted(name.replace(os.sep, "/") for name in names if name.endswith(".py"))

@@ -1,0 +1,66 @@
+"""Random tokens in memory, for measuring speed: nothing can be learned, nothing is read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tekso.framework.input import shuffle
+from tekso.framework.input.input import Batch, ExampleInput
+from tekso.framework.params import REQUIRED, param
+from tekso.tasks.lm.input import Indices
+
+
+class SyntheticTokens(ExampleInput):
+    """Windows of a stream of uniform random ids; "ids", "labels" and "weights", no bytes."""
+
+    class Params(ExampleInput.Params):
+        """Params of SyntheticTokens."""
+
+        length: int = param("Tokens in an example.", default=REQUIRED)
+        vocab_size: int = param("Number of ids.", default=REQUIRED)
+        num_tokens: int = param("Tokens that are drawn, once.", default=1 << 20)
+
+    def __init__(self, params: Any, **kwargs: Any) -> None:
+        """Draws the tokens.
+
+        Raises:
+          ValueError: a size is out of range.
+        """
+        super().__init__(params, **kwargs)
+        p = self.params
+        if p.length < 1 or p.vocab_size < 1 or p.num_tokens <= p.length:
+            raise ValueError(
+                f"length {p.length} and vocab_size {p.vocab_size} must be at least 1, and "
+                f"num_tokens {p.num_tokens} more than length"
+            )
+        drawn = np.random.default_rng(int(shuffle.key_of(self.seed, f"tokens {p.split}")[0]))
+        self._tokens = drawn.integers(0, p.vocab_size, p.num_tokens, np.int32)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids."""
+        size: int = self.params.vocab_size
+        return size
+
+    @property
+    def num_examples(self) -> int:
+        """Windows."""
+        return (len(self._tokens) - 1) // self.params.length
+
+    def examples(self, index: Indices, epoch: Indices) -> Batch:
+        """Some windows.
+
+        Shapes:
+          index, epoch: [n]
+          returns: arrays [n, length]
+        """
+        del epoch
+        length = self.params.length
+        tokens = self._tokens[(index * length)[:, None] + np.arange(length + 1)]
+        return {
+            "ids": np.ascontiguousarray(tokens[:, :-1]),
+            "labels": np.ascontiguousarray(tokens[:, 1:]),
+            "weights": np.ones((len(index), length), np.float32),
+        }
