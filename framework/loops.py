@@ -24,10 +24,11 @@ def scan(
         raise ValueError("scan: xs holds no tensor, so the number of turns is unknown")
     sizes = [x.shape[0] if x.shape.rank else "scalar" for x in flat_xs]
     turns = sizes[0]
-    if turns is None or turns == "scalar" or any(n != turns for n in sizes):
-        raise ValueError(f"scan: the leading dims of xs must be one known size, got {sizes}")
-    if turns < 1:
-        raise ValueError("scan: the leading dims of xs are 0, want at least one turn")
+    if not isinstance(turns, int) or turns < 1 or any(n != turns for n in sizes):
+        raise ValueError(
+            "scan: the leading dims of xs must be one known size of at least 1 (the number of "
+            f"turns), got {sizes}"
+        )
 
     def turn(i: Any, state: Any, x: Any) -> tuple[Any, Any, Any]:
         inner = ctx.isolated().fold(i)

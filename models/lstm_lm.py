@@ -49,6 +49,11 @@ class LstmLm(Layer):
             "Dropout of the embedded tokens and of the LSTM's output.", default=0.0
         )
 
+    embedding: Embedding
+    dropout: Dropout
+    stack: RecurrentStack
+    softmax: Softmax
+
     def __init__(self, params: Any) -> None:
         super().__init__(params)
         p = self.params

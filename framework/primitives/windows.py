@@ -130,5 +130,6 @@ def _counts(shape: tf.TensorShape, window: Window) -> np.ndarray:
         before, after = window.pads(size, d)
         real = np.pad(np.ones(size), (before, after))
         starts = np.arange(window.output_size(size, d)) * window.strides[d]
-        by_dim.append(sum(real[starts + k] for k in range(window.shape[d])))
-    return np.asarray(np.outer(*by_dim))[None, :, :, None]
+        held = starts[:, None] + np.arange(window.shape[d])
+        by_dim.append(real[held].sum(1))
+    return np.outer(*by_dim)[None, :, :, None]

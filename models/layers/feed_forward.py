@@ -51,6 +51,10 @@ class FeedForward(FeedForwardBase):
         activation: Activation = param("Applied to the hidden layer.", default="relu")
         use_bias: bool = param("Whether to add biases.", default=True)
 
+    hidden: Linear
+    dropout: Dropout
+    output: Linear
+
     def __init__(self, params: Any) -> None:
         super().__init__(params)
         p = self.params
@@ -86,6 +90,11 @@ class GatedFeedForward(FeedForwardBase):
 
         activation: Activation = param("Applied to the gate.", default="swish")
         use_bias: bool = param("Whether to add biases.", default=False)
+
+    gate: Linear
+    hidden: Linear
+    dropout: Dropout
+    output: Linear
 
     def __init__(self, params: Any) -> None:
         super().__init__(params)

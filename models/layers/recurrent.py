@@ -38,6 +38,8 @@ class Recurrent(Layer):
             "Order in which time is gone through.", default="forward"
         )
 
+    cell: RecurrentCell
+
     def __init__(self, params: Any) -> None:
         super().__init__(params)
         self.child("cell", self.params.cell)
@@ -124,6 +126,9 @@ class Bidirectional(Layer):
             "The cell of both directions.", default=LstmCell.Params()
         )
 
+    forward: Recurrent
+    backward: Recurrent
+
     def __init__(self, params: Any) -> None:
         super().__init__(params)
         cell = self.params.cell
@@ -176,6 +181,9 @@ class RecurrentStack(Layer):
         residual: Literal["none", "add"] = param("How a layer's input is kept.", default="none")
         dropout_rate: float = param("Dropout between the layers.", default=0.0)
 
+    layers: list[Recurrent | Bidirectional]
+    dropout: Dropout
+
     def __init__(self, params: Any) -> None:
         super().__init__(params)
         p = self.params
@@ -202,8 +210,7 @@ class RecurrentStack(Layer):
         Raises:
           ValueError: the stack is bidirectional.
         """
-        self._refuse_bidirectional()
-        return [layer.zero_state(batch_size, dtype) for layer in self.layers]
+        return [layer.zero_state(batch_size, dtype) for layer in self._steppable()]
 
     def fprop(
         self,
@@ -237,9 +244,8 @@ class RecurrentStack(Layer):
         Raises:
           ValueError: the stack is bidirectional.
         """
-        self._refuse_bidirectional()
         after = []
-        for i, (layer, state) in enumerate(zip(self.layers, states, strict=True)):
+        for i, (layer, state) in enumerate(zip(self._steppable(), states, strict=True)):
             turn = ctx.fold(i)
             y, state = layer.extend_step(
                 theta.layers[str(i)], self._dropped(i, x, turn), state, turn, mask=mask, reset=reset
@@ -254,6 +260,8 @@ class RecurrentStack(Layer):
     def _joined(self, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
         return x + y if self.params.residual == "add" and x.shape[-1] == y.shape[-1] else y
 
-    def _refuse_bidirectional(self) -> None:
-        if self.params.direction == "bidirectional":
+    def _steppable(self) -> list[Recurrent]:
+        layers = [layer for layer in self.layers if isinstance(layer, Recurrent)]
+        if len(layers) < len(self.layers):
             raise ValueError("a bidirectional stack cannot be extended step by step: it sees all")
+        return layers
