@@ -175,7 +175,8 @@ def list_text(rows: Sequence[Mapping[str, Any]]) -> str:
     """Returns a list of experiments as text."""
     lines = []
     for row in rows:
-        count = f"{row['total_weights']:,} weights" if row["total_weights"] is not None else "?"
+        total = row["total_weights"]
+        count = f"{total:,} weights" if total is not None else "weights not counted"
         lines.append(f"{row['key']}  ({row['task']}, {count})")
         lines.append(f"{_INDENT}{row['summary']}")
         lines.append(f"{_INDENT}{row['file']}:{row['line']}")
@@ -186,6 +187,7 @@ def list_text(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def relative(path: str) -> str:
     """Returns a path as seen from the working directory, if it lies below."""
+    path = os.path.realpath(path)
     inside = os.path.relpath(path)
     return path if inside.startswith("..") else inside
 

@@ -86,8 +86,9 @@ def train(job: Job) -> int:
     checkpoints = job.checkpoints()
     checkpoints.prepare()
     checkpoint = checkpoints.newest_good(set_aside=True)
+    _introduce(job, checkpoint)
     parts = job.assemble()
-    _introduce(job, parts, checkpoint)
+    _introduce_parts(job, parts)
     steps = parts.run.params.steps
     report = Report(job.logdir, job.console, title=job.model, steps=steps)
     try:
@@ -238,22 +239,26 @@ def _restored(job: Job, checkpoint: Checkpoint) -> Assembly:
 # --- what a run tells at its beginning and end ---
 
 
-def _introduce(job: Job, parts: Assembly, checkpoint: Checkpoint | None) -> None:
-    specs = parts.task.specs().values()
-    weights = sum(spec.size for spec in specs)
-    run = parts.run.params
-    say = job.console.line
-    say(f"{job.model}: {weights:,} weights, {size(sum(s.size_bytes for s in specs))}")
-    say(f"logdir {job.logdir.path}, seed {run.seed}, {run.steps} steps")
+def _introduce(job: Job, checkpoint: Checkpoint | None) -> None:
+    """What is known before anything slow is built."""
+    run = job.tree.run
+    job.console.line(f"{job.model} in {job.logdir.path}: {run.steps} steps, seed {run.seed}")
     if checkpoint is not None:
         left = max(0, run.steps - checkpoint.step)
-        say(f"going on from {checkpoint.path}: {left} steps are left", "good")
+        job.console.line(f"going on from {checkpoint.path}: {left} steps are left", "good")
         for line in changes(checkpoint.description.params, job.tree):
-            say(f"changed since then: {line}", "warning")
+            job.console.line(f"  changed since then: {line}")
+
+
+def _introduce_parts(job: Job, parts: Assembly) -> None:
+    specs = parts.task.specs().values()
+    weights = sum(spec.size for spec in specs)
+    job.console.line(f"  model: {weights:,} weights, {size(sum(s.size_bytes for s in specs))}")
     for name, input in {"input": parts.input, **parts.eval_inputs}.items():
+        job.console.line(f"  {name}: {input.describe()}")
         skipped = input.skipped()
         if skipped.count:
-            say(f"{name}: {skipped}", "warning")
+            job.console.line(f"{name}: {skipped}", "warning")
 
 
 def changes(before: str, tree: Params) -> list[str]:
@@ -265,13 +270,8 @@ def changes(before: str, tree: Params) -> list[str]:
 
 
 def _references(parts: Assembly) -> dict[str, dict[str, float]]:
-    """{evaluation: {name: bits per byte}} of what text inputs are compared with."""
-    found = {}
-    for name, input in parts.eval_inputs.items():
-        compute = getattr(input, "reference_bits_per_byte", None)
-        if compute is not None:
-            found[name] = compute()
-    return found
+    """{evaluation: {name: bits per byte}} of what text is compared with."""
+    return {name: input.reference_bits_per_byte() for name, input in parts.eval_inputs.items()}
 
 
 def _decode_at_end(job: Job, parts: Assembly, report: Report) -> None:

@@ -23,7 +23,7 @@ _CHATTER = re.compile(
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Keeps TensorFlow quiet in the block in which it is imported, and mostly after it."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # errors come as exceptions, too
     sys.stderr.flush()
     with tempfile.TemporaryFile() as file:
         stderr = os.dup(2)

@@ -26,7 +26,7 @@ def finished(
       evaluations: {evaluation: figures} at the end.
       references: {evaluation: {name: bits per byte}} of what they are compared with.
     """
-    lines = [f"done: {steps} steps, {duration(seconds)} in this process"]
+    lines = ["", f"done: {steps} steps, {duration(seconds)} in this process"]
     width = max(map(len, evaluations), default=0)
     for name, values in evaluations.items():
         quality = quality_of(values)
@@ -35,7 +35,7 @@ def finished(
         others = references.get(name, {})
         if others and "bits_per_byte" in values:
             told = ", ".join(f"{other} {value:.4f}" for other, value in others.items())
-            lines.append(f"  {'':<{width}}  of the same files in bits per byte: {told}")
+            lines.append(f"  {'':<{width}}  bits/byte of the same text by others: {told}")
     return lines
 
 

@@ -67,6 +67,14 @@ class Input(Configurable):
         """What of the data was malformed and left out."""
         return SkipReport()
 
+    def reference_bits_per_byte(self) -> dict[str, float]:
+        """What a model's bits per byte of this data are compared with, by name; may take a while."""
+        return {}
+
+    def reference_bits_per_byte(self) -> dict[str, float]:
+        """For text: what common compressors make of it, by name."""
+        return {}
+
     def describe(self) -> str:
         """The data in a line: what, how much."""
         return type(self).__name__

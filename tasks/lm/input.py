@@ -20,9 +20,13 @@ from tekso.framework.input.sources import Source, TrainingText
 from tekso.framework.input.text_files import TextFiles
 from tekso.framework.input.tokenizers import Bytes, Tokenizer
 from tekso.framework.params import REQUIRED, param
+from tekso.tasks.lm.compression import compressed_bits_per_byte
+from tekso.tasks.lm.compression import compressed_bits_per_byte
 from tekso.tasks.lm.token_text import TokenText, texts, token_text
 
 Indices = npt.NDArray[np.int64]
+
+MAX_COMPRESSED_BYTES = 20_000_000  # xz takes about a second for each million
 
 
 class TextInput(ExampleInput):
@@ -82,9 +86,19 @@ class TextInput(ExampleInput):
         counts = np.bincount(self.text.tokens, minlength=self.tokenizer.vocab_size)
         return int(counts @ self._num_bytes_of.astype(np.int64))
 
+    def reference_bits_per_byte(self) -> dict[str, float]:
+        """What gzip and xz make of the texts of the split, one after the other."""
+        return compressed_bits_per_byte(self.texts())
+
     def skipped(self) -> SkipReport:
         """What of the data was malformed and left out."""
         return self._source.skipped()
+
+    def reference_bits_per_byte(self) -> dict[str, float]:
+        """What gzip and xz make of the split; nothing if it is too large for them."""
+        if self.num_bytes > MAX_COMPRESSED_BYTES:
+            return {}
+        return compressed_bits_per_byte(self.texts())
 
     def describe(self) -> str:
         """The data in a line."""
