@@ -1,0 +1,62 @@
+"""The GPipe experiments: exact counts, from specs alone, in little memory."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tekso.framework import registry
+from tekso.framework.inspection import model_record, task_of
+
+COUNT = """
+import json, resource
+from tekso.framework import registry
+from tekso.framework.inspection import model_record, task_of
+
+record = model_record("", task_of(registry.get("lm.gpipe.Layers1663")().tree()))
+megabytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+print(json.dumps([record["total_weights"], len(record["weights"]), megabytes]))
+"""
+
+
+def formula(num_layers: int, *, d: int = 2048, vocab: int = 32_000) -> int:
+    return num_layers * (12 * d * d + 13 * d) + 2 * vocab * d + vocab
+
+
+@pytest.mark.parametrize("num_layers", [3, 13, 103, 415])
+def test_counts_are_exact(num_layers: int) -> None:
+    tree = registry.get(f"lm.gpipe.Layers{num_layers}")().tree()
+
+    record = model_record("", task_of(tree))
+
+    assert record["total_weights"] == formula(num_layers)
+    published = {3: 282_178_816, 13: 785_761_536}
+    assert record["total_weights"] == published.get(num_layers, record["total_weights"])
+
+
+def test_counts_at_other_sizes_follow_the_architecture() -> None:
+    tree = registry.get("lm.gpipe.Layers3")().tree()
+    tree.set(
+        {
+            "task.model.stack.num_layers": 5,
+            "task.model.dim": 96,
+            "task.model.stack.layer.feed_forward.hidden_dim": 4 * 96,
+            "input.vocab_size": 777,
+        }
+    )
+
+    assert model_record("", task_of(tree))["total_weights"] == formula(5, d=96, vocab=777)
+
+
+def test_deepest_is_counted_without_allocating() -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", COUNT], capture_output=True, text=True, check=True, timeout=120
+    )
+
+    total, num_tensors, megabytes = json.loads(result.stdout)
+    assert total == formula(1663) == 83_876_910_336
+    assert num_tensors == 1663 * 16 + 3
+    assert megabytes < 1500
