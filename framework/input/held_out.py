@@ -107,10 +107,6 @@ class HeldOut(Input):
         """What a model's bits per byte of the split are compared with."""
         return self._inner.reference_bits_per_byte()
 
-    def reference_bits_per_byte(self) -> dict[str, float]:
-        """For text: what common compressors make of all of the split, by name."""
-        return self._inner.reference_bits_per_byte()
-
     def describe(self) -> str:
         """The data in a line."""
         return self._inner.describe()

@@ -68,11 +68,7 @@ class Input(Configurable):
         return SkipReport()
 
     def reference_bits_per_byte(self) -> dict[str, float]:
-        """What a model's bits per byte of this data are compared with, by name; may take a while."""
-        return {}
-
-    def reference_bits_per_byte(self) -> dict[str, float]:
-        """For text: what common compressors make of it, by name."""
+        """What a model's bits per byte of this data are compared with, by name."""
         return {}
 
     def describe(self) -> str:

@@ -141,6 +141,12 @@ class SentencePiece(Tokenizer):
             for text, ids in zip(texts, whole, strict=True)
         ]
 
+    @property
+    def num_pieces(self) -> int:
+        """Pieces that the model has, at most vocab_size."""
+        size: int = self._processor.get_piece_size()
+        return size
+
     def fingerprint(self) -> str:
         """A digest of the model."""
         return digest([self._processor.serialized_model_proto(), str(self.vocab_size).encode()])

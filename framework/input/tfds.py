@@ -41,7 +41,10 @@ class Tfds(Source):
         self._builder = _builder(p.name, p.data_dir)
         self._split = p.splits.get(split, "")
         self._length = self._count()
-        self._random: Any = None
+        self._whole: list[Any] | None = None
+        self._indexed: Any = None
+        if self._builder.info.file_format.value == "array_record":
+            self._indexed = self._builder.as_data_source(self._split)
         names = self._builder.info.features
         if p.feature and p.feature not in names:
             raise InputError(
@@ -82,15 +85,16 @@ class Tfds(Source):
         return int(count)
 
     def _read(self, index: int) -> Any:
-        if self._random is None:  # formats without random access are read whole, once
-            try:
-                self._random = self._builder.as_data_source(self._split)
-            except (NotImplementedError, ImportError, ValueError):
-                self._random = [record for _, record in self._read_all()]
-        record = self._random[index]
-        return self._feature(record) if isinstance(record, dict) else record
+        if self._indexed is not None:
+            return self._feature(self._indexed[index])
+        if self._whole is None:  # a format without random access is read once
+            self._whole = [record for _, record in self._read_all()]
+        return self._whole[index]
 
     def _read_all(self) -> Iterator[tuple[Origin, Any]]:
+        if self._indexed is not None:
+            yield from super()._read_all()
+            return
         import tensorflow as tf
         import tensorflow_datasets as tfds
 
@@ -122,7 +126,8 @@ def _builder(name: str, data_dir: str | None) -> Any:
     try:
         builder = tfds.builder(name, data_dir=data_dir, try_gcs=False)
     except (tfds.core.registered.DatasetNotFoundError, ValueError, AssertionError) as error:
-        close = difflib.get_close_matches(name, tfds.list_builders(), n=3)
+        known = tfds.list_builders(with_community_datasets=False)  # the others need a network
+        close = difflib.get_close_matches(name, known, n=3)
         hint = f"; did you mean {', '.join(close)}?" if close else ""
         where = f" in {data_dir}" if data_dir else ""
         first_line = str(error).strip().partition("\n")[0]

@@ -21,7 +21,6 @@ from tekso.framework.input.text_files import TextFiles
 from tekso.framework.input.tokenizers import Bytes, Tokenizer
 from tekso.framework.params import REQUIRED, param
 from tekso.tasks.lm.compression import compressed_bits_per_byte
-from tekso.tasks.lm.compression import compressed_bits_per_byte
 from tekso.tasks.lm.token_text import TokenText, texts, token_text
 
 Indices = npt.NDArray[np.int64]
@@ -85,10 +84,6 @@ class TextInput(ExampleInput):
         """UTF-8 bytes of all texts of the split, as the tokenizer counts them."""
         counts = np.bincount(self.text.tokens, minlength=self.tokenizer.vocab_size)
         return int(counts @ self._num_bytes_of.astype(np.int64))
-
-    def reference_bits_per_byte(self) -> dict[str, float]:
-        """What gzip and xz make of the texts of the split, one after the other."""
-        return compressed_bits_per_byte(self.texts())
 
     def skipped(self) -> SkipReport:
         """What of the data was malformed and left out."""
