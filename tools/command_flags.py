@@ -1,0 +1,84 @@
+"""Command lines of the tools: absl flags of one's own, parsed with errors that name close flags."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from absl import flags
+
+from tekso.tools.command_errors import UsageError
+
+_WIDTH = 92
+
+
+def parse(values: flags.FlagValues, argv: Sequence[str]) -> list[str]:
+    """Parses the flags, afresh at every call; returns the words that are no flags.
+
+    Raises:
+      UsageError: a flag is unknown, or its value is wrong.
+    """
+    values.unparse_flags()
+    for name in values:
+        values[name].unparse()
+    try:
+        rest: list[str] = values(list(argv))[1:]
+    except flags.Error as error:
+        raise UsageError(f"{_flag_error(values, error)}; --help lists the flags") from None
+    return rest
+
+
+def _flag_error(values: flags.FlagValues, error: flags.Error) -> str:
+    if not isinstance(error, flags.UnrecognizedFlagError):
+        return str(error).replace("\n", " ")
+    close = difflib.get_close_matches(error.flagname, list(values), n=2)
+    hint = f"; did you mean {' or '.join(f'--{name}' for name in close)}?" if close else ""
+    return f"there is no flag --{error.flagname}{hint}"
+
+
+def help_text(
+    values: flags.FlagValues,
+    *,
+    usage: str,
+    purpose: str,
+    value_names: Mapping[str, str],
+) -> str:
+    """The text of --help.
+
+    Args:
+      values: the flags.
+      usage: an example of a command line.
+      purpose: a sentence or two.
+      value_names: {flag: what its value is called}, where the type does not say it.
+    """
+    lines = [f"usage: {usage}", "", *textwrap.wrap(purpose, _WIDTH), ""]
+    for name in values:
+        flag = values[name]
+        if name != flag.name:
+            continue  # a short name
+        shown = f"  --{name}" if flag.boolean else f"  --{name}={_value(flag, value_names)}"
+        has_default = flag.default not in (None, [], False, "")
+        text = _plain(flag.help) + (f" Default: {flag.default}." if has_default else "")
+        indent = " " * 6
+        lines += [
+            shown,
+            *textwrap.wrap(text, _WIDTH, initial_indent=indent, subsequent_indent=indent),
+        ]
+    return "\n".join(lines)
+
+
+def _plain(text: str) -> str:
+    """The help of a flag without what absl adds to it."""
+    text = text.removesuffix(";\n    repeat this option to specify a list of values")
+    return re.sub(r"^<[^>]*>: ", "", text)
+
+
+def _value(flag: Any, value_names: Mapping[str, str]) -> str:
+    choices = getattr(flag.parser, "enum_values", None)
+    if choices:
+        return "|".join(choices)
+    is_number = flag.flag_type() in ("int", "float")
+    return value_names.get(flag.name, "N" if is_number else "text")

@@ -1,0 +1,159 @@
+"""tekso-vocab: learns sub-word pieces from text files and writes them as a SentencePiece model."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from absl import flags
+
+from tekso.framework import files
+from tekso.framework.input.sentence_piece import SentencePiece, learn
+from tekso.framework.input.text_files import TextFiles
+from tekso.tools import command_errors, command_flags
+from tekso.tools.command_errors import OK, UsageError
+
+PROGRAM = "tekso-vocab"
+USAGE = f"{PROGRAM} --input='texts/*.txt' --output=vocab.model [--vocab_size=8192]"
+_SHOWN = 12  # pieces
+_MEASURED = 1 << 20  # characters of text on which bytes per token are measured
+
+FLAGS = flags.FlagValues()
+_DEFAULTS = SentencePiece.Params()
+
+
+def _define() -> None:
+    f = FLAGS
+    flags.DEFINE_multi_string(
+        "input",
+        [],
+        "Text files to learn from: globs, separated by commas; can be repeated. Words without a "
+        "flag are files, too.",
+        flag_values=f,
+    )
+    flags.DEFINE_string("output", None, "File to write, as vocab.model.", flag_values=f)
+    flags.DEFINE_integer(
+        "vocab_size", _DEFAULTS.vocab_size, "Number of ids, 258 of them reserved.", flag_values=f
+    )
+    flags.DEFINE_enum(
+        "model_type", _DEFAULTS.model_type, ("bpe", "unigram"), "What is learned.", flag_values=f
+    )
+    flags.DEFINE_integer(
+        "train_bytes",
+        _DEFAULTS.train_bytes,
+        "Learn from at most so many bytes, taken evenly from all of the text.",
+        flag_values=f,
+    )
+    flags.DEFINE_float(
+        "character_coverage",
+        _DEFAULTS.character_coverage,
+        "Share of all characters met that get pieces of their own; others are spelled in bytes.",
+        flag_values=f,
+    )
+    flags.DEFINE_integer(
+        "max_skipped", 10, "Files that are no UTF-8 text, skipped before it is an error.",
+        flag_values=f,
+    )  # fmt: skip
+    flags.DEFINE_boolean("overwrite", False, "Replace the output if it exists.", flag_values=f)
+    flags.DEFINE_boolean(
+        "traceback", False, "Show the whole traceback of every error.", flag_values=f
+    )
+    flags.DEFINE_boolean("help", False, "Show this text.", short_name="h", flag_values=f)
+
+
+_define()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the tool; returns the exit code: 0 done, 1 an error, 2 a wrong command line."""
+    argv = list(sys.argv if argv is None else argv)
+    show_traceback = "--traceback" in argv
+    return command_errors.run(PROGRAM, lambda: _run(argv), show_traceback=show_traceback)
+
+
+def _run(argv: list[str]) -> int:
+    words = command_flags.parse(FLAGS, argv)
+    if FLAGS.help:
+        purpose = (__doc__ or "").partition(": ")[2]
+        names = {"input": "globs", "output": "file"}
+        print(command_flags.help_text(FLAGS, usage=USAGE, purpose=purpose, value_names=names))
+        return OK
+    inputs = [*FLAGS.input, *words]
+    _check(inputs)
+    text = TextFiles.Params(
+        files=",".join(inputs), dev_fraction=0.0, max_skipped=FLAGS.max_skipped
+    ).instantiate()
+    print(f"read {text.num_files} files, {text.num_bytes:,} bytes", flush=True)
+    if text.skipped().count:
+        print(f"warning: {text.skipped()}")
+    begin = time.perf_counter()
+    model = learn(
+        (record for _, record in text.records()),
+        vocab_size=FLAGS.vocab_size,
+        model_type=FLAGS.model_type,
+        train_bytes=FLAGS.train_bytes,
+        character_coverage=FLAGS.character_coverage,
+    )
+    seconds = time.perf_counter() - begin
+    files.write_atomically(FLAGS.output, model)
+    _report(text, inputs, seconds)
+    return OK
+
+
+def _check(inputs: Sequence[str]) -> None:
+    """Checks what is cheap to check before anything is read.
+
+    Raises:
+      UsageError: a flag is missing, or its value cannot be used.
+    """
+    if not inputs:
+        raise UsageError(f"--input is missing, as in {USAGE}")
+    if not FLAGS.output:
+        raise UsageError(f"--output is missing, as in {USAGE}")
+    if files.is_folder(FLAGS.output):
+        raise UsageError(
+            f"--output={FLAGS.output} is a folder: name a file, as "
+            f"{files.join(FLAGS.output, 'vocab.model')}"
+        )
+    if files.exists(FLAGS.output) and not FLAGS.overwrite:
+        raise UsageError(
+            f"--output={FLAGS.output} exists; give another name, or --overwrite to replace it"
+        )
+
+
+def _report(text: Any, inputs: Sequence[str], seconds: float) -> None:
+    params = SentencePiece.Params(file=FLAGS.output, vocab_size=FLAGS.vocab_size)
+    tokenizer: SentencePiece = params.instantiate()
+    num_pieces = tokenizer.num_pieces
+    print(
+        f"learned {num_pieces:,} pieces ({FLAGS.model_type}) in {seconds:.1f} s, wrote "
+        f"{FLAGS.output} ({files.size_bytes(FLAGS.output):,} bytes)"
+    )
+    if num_pieces < FLAGS.vocab_size:
+        print(
+            f"warning: the text has only {num_pieces:,} pieces worth learning, fewer than "
+            f"--vocab_size={FLAGS.vocab_size}; the other ids stand for nothing"
+        )
+    sample = text[0][:_MEASURED]
+    num_bytes = len(sample.encode("utf-8"))
+    print(f"{num_bytes / max(1, len(tokenizer.encode(sample))):.2f} bytes a token at its beginning")
+    longest = sorted(tokenizer.token_bytes, key=len, reverse=True)[:_SHOWN]
+    print(
+        "longest pieces: " + " ".join(repr(piece.decode("utf-8", "replace")) for piece in longest)
+    )
+    command = [
+        "tekso-trainer",
+        "--model=lm.text_files.SentencePiece",
+        f"--set=input.files={','.join(inputs)}",
+        f"--set=input.tokenizer.file={FLAGS.output}",
+    ]
+    if FLAGS.vocab_size != _DEFAULTS.vocab_size:
+        command.append(f"--set=input.tokenizer.vocab_size={FLAGS.vocab_size}")
+    print(f"train with it:\n  {shlex.join(command)}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
