@@ -26,7 +26,7 @@ from tekso.framework.primitives import (
     windows,
 )
 from tekso.framework.primitives.fusion import Fuse, no_fusion
-from tekso.framework.theta import Theta
+from tekso.framework.theta import SEPARATOR, Theta
 
 Mode = Literal["train", "eval", "decode"]
 Self = TypeVar("Self", bound="StepContext")
@@ -131,7 +131,8 @@ class StepContext:
         self, layer: HasStream, name: str, value: tf.Tensor, weight: Any
     ) -> None:
         """Adds a sum and its weight, whose mean `layer.updated_statistics` gets after the step."""
-        self.collected.add("statistic", f"{layer.path}/{name}", value, weight)
+        path = f"{layer.path}{SEPARATOR}{name}" if layer.path else name
+        self.collected.add("statistic", path, value, weight)
 
     def sum_over_replicas(self, x: tf.Tensor) -> tf.Tensor:
         """Returns the sum of x over the parts of the batch that run at the same time."""

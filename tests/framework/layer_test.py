@@ -248,6 +248,15 @@ def test_new_statistics_reach_the_layer_that_collected_them() -> None:
     assert layer.new_statistics(theta_lib.flatten(theta), {}) == {}
 
 
+def test_new_statistics_of_the_root_itself() -> None:
+    layer = Scale.Params(dim=2).instantiate()
+    theta, ctx = layer.init(), StepContext(mode="train")
+    layer.fprop(theta, tf.constant([[1.0, 2.0], [3.0, 6.0]]), ctx)
+    means = {name: v / w for name, (v, w) in ctx.collected.sums["statistic"].items()}
+    new = layer.new_statistics(theta_lib.flatten(theta), means)
+    np.testing.assert_allclose(new["seen"], [2.0, 4.0])
+
+
 def test_a_layer_without_its_own_method_says_so() -> None:
     layer = Empty.Params().instantiate()
     with pytest.raises(NotImplementedError, match=r"Empty has no fprop\(\)"):

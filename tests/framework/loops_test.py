@@ -75,7 +75,7 @@ def loss_and_all(run: Callable[..., Any], theta: Theta, state: Any, xs: Any) -> 
         "seen": ys["seen"],
         "loss": sums["loss"]["norm"][0],
         "metric": sums["metric"]["mean"],
-        "statistic": sums["statistic"]["/sum"],
+        "statistic": sums["statistic"]["sum"],
         "gradients": tape.gradient(loss, wanted),
     }
 
@@ -139,7 +139,7 @@ def test_scan_within_scan_stacks_statistics_by_both_turns() -> None:
     def run() -> Any:
         ctx = StepContext(seed=3)
         last, _ = ctx.scan(outer, Theta(), tf.constant(0.0), weights)
-        return last, ctx.collected.sums["statistic"]["/x"], ctx.collected.sums["metric"]["u"]
+        return last, ctx.collected.sums["statistic"]["x"], ctx.collected.sums["metric"]["u"]
 
     for last, (value, weight), (noise, count) in (run(), tf.function(run, autograph=False)()):
         assert float(last) == 15
