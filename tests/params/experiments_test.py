@@ -1,0 +1,52 @@
+"""What holds for every registered experiment, without data."""
+
+from __future__ import annotations
+
+import pytest
+
+from tekso.framework import inspection, registry, schedules
+from tekso.framework.params import Params
+
+ENTRIES = {entry.key: entry for entry in registry.list_experiments()}
+NEEDS_TEXT = {"lm.text_files.Char"}  # the alphabet, and so the vocabulary, is that of the text
+
+
+def test_the_experiments_that_are_promised_are_there() -> None:
+    names = {
+        "python_source": ["Tiny", "Small"],
+        "text_files": ["Char", "Bytes", "SentencePiece"],
+        "one_billion_words": ["LstmWord", *(f"Dff{4096 * 2**i}" for i in range(7))],
+        "gpipe": [f"Layers{n}" for n in (3, 13, 103, 415, 1663)],
+        "benchmark": ["Small", "Wide"],
+    }
+    promised = {f"lm.{module}.{name}" for module, found in names.items() for name in found}
+    assert promised <= set(ENTRIES)
+    assert any(key.startswith("lm.gpt.") for key in ENTRIES)
+
+
+@pytest.mark.parametrize("key", ENTRIES)
+def test_its_parts_fit_together(key: str) -> None:
+    tree = ENTRIES[key].cls().tree()
+    assert ENTRIES[key].summary.endswith(".")
+
+    again = Params.from_text(tree.to_text())
+    assert again == tree
+    run = tree.run.instantiate()
+    tree.execution.instantiate()
+    learner = schedules.end_with_run(tree.learner, run.params.steps).instantiate()
+    if key in NEEDS_TEXT:
+        with pytest.raises(ValueError, match=r"task\.model\.vocab_size is open"):
+            inspection.task_of(tree)
+        tree.task.model.vocab_size = 70
+    task = inspection.task_of(tree)
+    specs = {path: spec for path, spec in task.specs().items() if spec.trainable}
+    assert learner.slots(specs)  # every pattern of the learner matches some weight
+    assert tree.freeze().is_frozen
+
+
+@pytest.mark.parametrize("key", ENTRIES)
+def test_two_trees_share_nothing(key: str) -> None:
+    first, second = ENTRIES[key].cls().tree(), ENTRIES[key].cls().tree()
+    before = second.to_text()
+    first.set({"task.decode.max_new_tokens": 7, "run.steps": 7, "input.batch_size": 7})
+    assert second.to_text() == before == ENTRIES[key].cls().tree().to_text()
