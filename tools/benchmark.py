@@ -1,4 +1,4 @@
-"""tekso-benchmark: the speed of training steps of a registered experiment.
+"""tekso-benchmark: measures the training steps of a registered experiment.
 
 It trains a few steps as the trainer would, one after the other, each waited for, and tells tokens a
 second, the time to the first step and the peak of memory. A fresh process a measurement: what ran
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 from absl import flags
 
-from tekso.tools import command_errors
+from tekso.tools import command_errors, command_flags
 from tekso.tools.command_errors import OK, UsageError
 
 if TYPE_CHECKING:  # slow to import
@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # slow to import
     from tekso.framework.experiment import Tree
 
 PROGRAM = "tekso-benchmark"
-EXAMPLE = f"{PROGRAM} --model=lm.benchmark.Small --steps=20 --format=json"
+USAGE = f"{PROGRAM} --model=lm.benchmark.Small --steps=20 --format=json"
 PACKAGES = ("tekso", "tensorflow", "tensorflow-cpu", "numpy")
 
 FLAGS = flags.FlagValues()
@@ -68,18 +68,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: list[str]) -> int:
-    FLAGS.unparse_flags()
-    for name in FLAGS:
-        FLAGS[name].unparse()
-    try:
-        rest = FLAGS(argv)[1:]
-    except flags.Error as error:
-        raise UsageError(f"{error}; --help lists the flags") from None
+    words = command_flags.parse(FLAGS, argv)
     if FLAGS.help:
-        print(f"{__doc__}\n{EXAMPLE}\n{FLAGS.main_module_help() or FLAGS.get_help()}")
+        names = {"set": "path=value", "import": "package", "model": "key"}
+        purpose = " ".join((__doc__ or "").partition(": ")[2].split())
+        print(command_flags.help_text(FLAGS, usage=USAGE, purpose=purpose, value_names=names))
         return OK
-    if rest or not FLAGS.model:
-        raise UsageError(f"--model is missing, as in {EXAMPLE}")
+    if words:
+        raise UsageError(f"{words[0]!r} is no flag: flags begin with --")
+    if not FLAGS.model:
+        raise UsageError(f"--model is missing, as in {USAGE}")
 
     from tekso.framework.quiet_tensorflow import import_tensorflow
 

@@ -56,8 +56,8 @@ class Tiny(Experiment):
         return TextStream.Params(corpus=PythonSource.Params(), length=128, batch_size=16)
 
     def eval_inputs(self) -> dict[str, Params]:
-        """An even selection of the files held out for development."""
-        return {"dev": HeldOut.Params(split="dev", batch_size=64, max_batches=32)}
+        """All files held out for development."""
+        return {"dev": HeldOut.Params(split="dev", batch_size=64)}
 
     def learner(self) -> Params:
         """AdamW; the learning rate rises, then falls to zero at the end of the run."""
@@ -69,7 +69,7 @@ class Tiny(Experiment):
 
     def run(self) -> Params:
         """2,400 steps."""
-        return Run.Params(steps=2400, eval_every_steps=400, checkpoint_every_steps=800)
+        return Run.Params(steps=2400, eval_every_steps=800, checkpoint_every_steps=800)
 
 
 @register

@@ -50,7 +50,8 @@ def test_figures_of_a_registered_experiment() -> None:
         (["--model=lm.benchmark.Small", "--set", "input.length"], "a setting reads path=value"),
         (["--model=lm.benchmark.Small", "--execution=pipeline"], "execution 'pipeline' is unknown"),
         (["--model=lm.benchmark.Small", "--steps=0"], "--steps=0"),
-        (["--model=lm.benchmark.Small", "--stepps=3"], "stepps"),
+        (["--model=lm.benchmark.Small", "--stepps=3"], "did you mean --steps?"),
+        (["lm.benchmark.Small"], "'lm.benchmark.Small' is no flag"),
     ],
 )
 def test_wrong_command_lines_say_what_is_wrong(
