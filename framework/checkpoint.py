@@ -122,6 +122,10 @@ class Checkpoints:
                 self._saved = None
                 raise
 
+    def close(self) -> None:
+        """Waits for the write that goes on, whatever comes of it. Nothing can be saved any more."""
+        self._writer.shutdown(wait=True)
+
     def would_be_best(self, metrics: Mapping[str, float]) -> bool:
         """Whether a checkpoint with these metrics would be among the best that are kept."""
         value = self._value(metrics)

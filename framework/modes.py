@@ -112,6 +112,7 @@ def train(job: Job) -> int:
         _conclude(job, report, outcome, references, checkpoints.best_step(), seconds)
     finally:
         report.close()
+        checkpoints.close()
         job.logdir.release()
     return 0
 

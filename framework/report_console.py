@@ -89,7 +89,7 @@ class LiveConsole:
         from rich import progress as bars
 
         self._bar = bars.Progress(
-            bars.TextColumn("{task.description}"),
+            bars.TextColumn("{task.description}", markup=False),
             bars.BarColumn(bar_width=None),
             bars.MofNCompleteColumn(),
             bars.TimeElapsedColumn(),

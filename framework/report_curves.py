@@ -19,7 +19,7 @@ _LABELS = {
 _MAX_POINTS = 2000
 _SMOOTHED_POINTS = 20
 _HEADROOM = 0.05
-_LOW, _HIGH = 0.0, 0.95  # quantiles of the training curve that the picture shows at least
+_CUT_OFF = 0.05  # share of the largest training losses that the picture need not show
 
 
 def draw(
@@ -52,7 +52,10 @@ def draw(
         is_nats = panel == "loss" and "perplexity" in curves
         axes.set_ylabel("loss (nats)" if is_nats else _LABELS[panel])
         axes.grid(alpha=0.3)
-        _draw_panel(axes, curves[panel], references if panel == "bits_per_byte" else None)
+        if panel == "learning_rate":
+            axes.plot(*zip(*_thinned(curves[panel][TRAIN]), strict=True), color="tab:gray")
+        else:
+            _draw_quality(axes, curves[panel], references if panel == "bits_per_byte" else None)
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=100)
     return file.getvalue()
@@ -73,7 +76,7 @@ def _curves(records: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Curve]]
     return curves
 
 
-def _draw_panel(
+def _draw_quality(
     axes: Any, by_split: Mapping[str, Curve], references: Mapping[str, float] | None
 ) -> None:
     shown: list[float] = []
@@ -90,7 +93,7 @@ def _draw_panel(
             axes.plot(steps, values, color="tab:gray", alpha=0.35, linewidth=0.8)
             axes.plot(steps, smooth, color="tab:gray", label="train, smoothed")
         ranked = sorted(values)
-        shown += (ranked[int(q * (len(ranked) - 1))] for q in (_LOW, _HIGH))
+        shown += (ranked[0], ranked[-1 - int(_CUT_OFF * len(ranked))])
     for name, value in (references or {}).items():
         axes.axhline(value, linestyle="--", linewidth=1, color="tab:red")
         axes.annotate(

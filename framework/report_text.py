@@ -1,6 +1,6 @@
 """How figures read on a terminal: one line a logged step or evaluation, never wider than asked.
 
-    step 1200/2000  loss 1.4567  2.1016 bits/byte  grad 0.531  lr 0.00298  13.1k tok/s  1m45s left
+    step 1200/2000  loss 1.4567  2.102 bits/byte  grad 0.53  lr 0.003  13.1k tok/s  1m45s left
 
 Functions of numbers only.
 """
@@ -44,8 +44,8 @@ def train_line(
         (9, f"step {step:>{len(str(steps))}}/{steps}"),
         (9, f"loss {number(values['loss'])}"),
         (8, quality),
-        (4, f"grad {number(values['gradient_norm'], 3)}" if "gradient_norm" in values else ""),
-        (3, f"lr {values['learning_rate']:.3g}" if "learning_rate" in values else ""),
+        (4, f"grad {number(values['gradient_norm'], 2)}" if "gradient_norm" in values else ""),
+        (3, f"lr {values['learning_rate']:.2g}" if "learning_rate" in values else ""),
         (7, f"{magnitude(speed)} {_SHORT_UNITS.get(unit, unit)}/s" if speed is not None else ""),
         (2, f"wait {100 * wait_share:.0f}%" if wait_share is not None else ""),
         (5, f"{duration(seconds_left)} left" if seconds_left is not None else ""),
@@ -81,7 +81,7 @@ def eval_line(
 def quality_of(values: Mapping[str, float]) -> str:
     """Returns bits per byte, or else the perplexity, or else nothing."""
     if "bits_per_byte" in values:
-        return f"{number(values['bits_per_byte'])} bits/byte"
+        return f"{number(values['bits_per_byte'], 3)} bits/byte"
     if "perplexity" in values:
         return f"perplexity {number(values['perplexity'])}"
     return ""

@@ -1,0 +1,69 @@
+"""The logdir: one experiment, one process at a time, and what was run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tekso.framework.experiment import Run, Tree
+from tekso.framework.logdir import Logdir, LogdirError
+
+
+def tree(**changes: object) -> Tree.Params:
+    parts = {name: Run.Params() for name in ("task", "input", "learner", "execution")}
+    return Tree.Params(**parts).set(dict(changes))
+
+
+def test_params_and_their_changes_are_written_and_read_back(tmp_path: Path) -> None:
+    logdir = Logdir(str(tmp_path / "run"))
+    logdir.claim("lm.some.Model")
+    changed = tree(**{"run.steps": 7})
+    logdir.write_params("lm.some.Model", changed, tree())
+    assert logdir.model() == "lm.some.Model"
+    assert logdir.read_params() == changed
+    assert "run.steps : 1000 -> 7" in (tmp_path / "run" / "params.diff.txt").read_text()
+    logdir.write_params("lm.some.Model", tree(), tree())
+    assert (tmp_path / "run" / "params.diff.txt").read_text() == "as registered\n"
+
+
+def test_every_command_is_kept(tmp_path: Path) -> None:
+    logdir = Logdir(str(tmp_path))
+    logdir.add_command(["tekso-trainer", "--set", "a=b c"])
+    logdir.add_command(["tekso-trainer", "--steps=5"])
+    lines = (tmp_path / "command.txt").read_text().splitlines()
+    assert lines[1] == "tekso-trainer --set 'a=b c'" and lines[3] == "tekso-trainer --steps=5"
+    assert lines[0].startswith("# ") and lines[0].endswith(os.getcwd())
+
+
+def test_a_logdir_of_another_experiment_is_refused_and_stays_as_it_is(tmp_path: Path) -> None:
+    Logdir(str(tmp_path)).write_params("lm.some.Model", tree(), tree())
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(LogdirError, match=r"logdir of lm.some.Model, and the model is lm.other.M"):
+        Logdir(str(tmp_path)).claim("lm.other.Model")
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_file_in_place_of_the_logdir_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("text")
+    with pytest.raises(LogdirError, match=r"file cannot be a logdir"):
+        Logdir(str(tmp_path / "file")).claim("lm.some.Model")
+    with pytest.raises(LogdirError, match=r"file/run cannot be a logdir"):
+        Logdir(str(tmp_path / "file" / "run")).claim("lm.some.Model")
+
+
+CLAIM = "import sys; from tekso.framework.logdir import Logdir; Logdir(sys.argv[1]).claim('m.M')"
+
+
+def test_one_process_at_a_time_trains_in_a_logdir(tmp_path: Path) -> None:
+    logdir = Logdir(str(tmp_path))
+    logdir.claim("m.M")
+    command = [sys.executable, "-c", CLAIM, str(tmp_path)]
+    refused = subprocess.run(command, capture_output=True, text=True)
+    assert f"another process (id {os.getpid()}) is training in {tmp_path}" in refused.stderr
+    logdir.release()
+    subprocess.run(command, check=True)
+    Logdir(str(tmp_path)).claim("m.M")  # the lock went with that process

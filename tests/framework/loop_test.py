@@ -1,0 +1,361 @@
+"""The training loop on a program of a few NumPy lines: schedule, resuming, signals, trouble."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tekso.framework.checkpoint import CheckpointError, Checkpoints, Description
+from tekso.framework.execution.base import check_keys
+from tekso.framework.layer import WeightSpec
+from tekso.framework.learner import NonFiniteStepsError
+from tekso.framework.logdir import Logdir
+from tekso.framework.loop import Outcome, Schedule, TrainingLoop
+from tekso.framework.report import Report
+from tekso.framework.report_console import PlainConsole
+
+
+class FakeProgram:
+    """w += 0.1 * (mean of the batch - w) + noise of the step; the loss is (mean - w)**2."""
+
+    def __init__(self, dim: int = 3, at_step: Callable[[int], None] = lambda step: None) -> None:
+        self.dim, self.at_step = dim, at_step
+        self.w = np.full(dim, np.nan)
+
+    def specs(self) -> dict[str, WeightSpec]:
+        return {"weights/w": WeightSpec("w", (self.dim,), ("embed",), init=None)}  # type: ignore[arg-type]
+
+    def initialize(self) -> None:
+        self.w = np.zeros(self.dim)
+
+    def state(self) -> dict[str, np.ndarray]:
+        return {"weights/w": self.w.copy()}
+
+    def restore(self, read: Callable[[str], np.ndarray], keys: Any) -> None:
+        check_keys(self.specs(), keys, lambda key: read(key).shape)
+        self.w = read("weights/w")
+
+    def train_step(self, batch: Any, step: int) -> dict[str, Any]:
+        self.at_step(step)
+        with np.errstate(invalid="ignore"):
+            error = batch["x"].mean(axis=0) - self.w
+        noise = np.random.default_rng(step).normal(size=self.dim) * 0.01
+        self.w = self.w + 0.1 * error + noise
+        bad = not np.isfinite(error).all()
+        return {"loss": np.sum(error**2), "learning_rate": 0.1, "nonfinite_consecutive": bad}
+
+    def eval_step(self, batch: Any) -> dict[str, tuple[float, float]]:
+        weight = batch["weights"].sum()
+        error = (batch["x"] - self.w) * batch["weights"][:, None]
+        return {"loss": (np.sum(error**2), weight), "error": (np.abs(error).sum(), weight)}
+
+
+class FakeTask:
+    def count(self, batch: Any) -> tuple[int, str]:
+        return len(batch["x"]), "examples"
+
+    def summarize(self, sums: Any) -> dict[str, float]:
+        return {name: value / weight for name, (value, weight) in sums.items() if weight}
+
+
+class FakeLearner:
+    def check(self, metrics: Any) -> None:
+        if metrics["nonfinite_consecutive"]:
+            raise NonFiniteStepsError("not finite")
+
+
+def train_batches(start: int) -> Iterator[dict[str, np.ndarray]]:
+    for step in range(start, 10**6):
+        yield {"x": np.random.default_rng([7, step]).normal(size=(5, 3)) + 2.0}
+
+
+def eval_batches(start: int) -> Iterator[dict[str, np.ndarray]]:
+    for step in range(start, 2):
+        x = np.random.default_rng([8, step]).normal(size=(2, 3)) + 2.0
+        yield {"x": x, "weights": np.array([1.0, 1.0 - step])}
+
+
+class Run:
+    """A run in a folder; `train` is one process of it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.warnings: list[str] = []
+        self.output = io.StringIO()
+        self.program = FakeProgram()
+
+    def train(
+        self,
+        steps: int = 20,
+        *,
+        log_every: int = 1,
+        eval_every: int = 5,
+        checkpoint_every: int = 4,
+        program: FakeProgram | None = None,
+        evaluations: Any = None,
+        batches: Any = train_batches,
+        **options: Any,
+    ) -> Outcome:
+        self.program = program or FakeProgram()
+        checkpoints = Checkpoints(
+            str(self.path / "checkpoints"),
+            warn=self.warnings.append,
+            **{"keep_last": 50, "metric": "dev/loss", **options},  # type: ignore[arg-type]
+        )
+        checkpoints.prepare()
+        report = Report(
+            Logdir(str(self.path)), PlainConsole(self.output), title="m.Model", steps=steps
+        )
+        loop = TrainingLoop(
+            program=self.program,
+            task=FakeTask(),
+            learner=FakeLearner(),
+            batches=batches,
+            eval_batches={"dev": eval_batches} if evaluations is None else evaluations,
+            schedule=Schedule(steps, log_every, eval_every, checkpoint_every),
+            checkpoints=checkpoints,
+            description=Description(step=0, model="m.Model", params="p", input={"seed": 3}),
+            report=report,
+        )
+        try:
+            return loop.run(loop.restore(checkpoints.newest_good(set_aside=True)))
+        finally:
+            report.close()
+            checkpoints.close()
+
+    def records(self, split: str | None = None) -> list[dict[str, Any]]:
+        lines = (self.path / "metrics.jsonl").read_text().splitlines()
+        found = [json.loads(line) for line in lines]
+        return [record for record in found if split in (None, record["split"])]
+
+    def losses(self, split: str = "train") -> dict[int, float]:
+        records = self.records(split)
+        by_step = {record["step"]: record["loss"] for record in records}
+        assert len(by_step) == len(records), "a step is there twice"
+        return by_step
+
+    def saved(self) -> list[int]:
+        names = os.listdir(self.path / "checkpoints")
+        return sorted(int(name.removeprefix("step_")) for name in names if name.startswith("step_"))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run of 20 steps that nothing interrupts."""
+    run = Run(tmp_path_factory.mktemp("whole"))
+    run.train()
+    return run
+
+
+class Killed(BaseException):
+    """Ends a process without anything being done after it, as kill -9 would."""
+
+
+def kill_at(step: int) -> FakeProgram:
+    def at_step(now: int) -> None:
+        if now == step:
+            raise Killed
+
+    return FakeProgram(at_step=at_step)
+
+
+def test_a_run_logs_evaluates_and_saves_on_schedule(whole: Run) -> None:
+    assert list(whole.losses()) == list(range(1, 21))
+    assert list(whole.losses("dev")) == [5, 10, 15, 20]
+    assert whole.saved() == [4, 8, 12, 16, 20]
+    assert all(value == value for value in whole.losses().values())
+
+
+def test_log_every_reports_the_first_the_last_and_every_so_many(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.train(11, log_every=4, eval_every=0, checkpoint_every=0)
+    assert list(run.losses()) == [1, 4, 8, 11]
+    assert list(run.losses("dev")) == [11] and run.saved() == [11]
+
+
+def test_the_logged_loss_is_that_of_the_step_in_full_precision(whole: Run) -> None:
+    program = FakeProgram()
+    program.initialize()
+    batches = train_batches(0)
+    for step, loss in whole.losses().items():
+        assert program.train_step(next(batches), step - 1)["loss"] == loss
+
+
+def test_an_evaluation_weighs_every_example_once(whole: Run) -> None:
+    program = FakeProgram()
+    program.initialize()
+    batches = train_batches(0)
+    for step in range(5):
+        program.train_step(next(batches), step)
+    x = np.concatenate([batch["x"] for batch in eval_batches(0)])[:3]  # the last one is padding
+    (record,) = [r for r in whole.records("dev") if r["step"] == 5]
+    assert record["loss"] == pytest.approx(np.sum((x - program.w) ** 2) / 3, rel=1e-12)
+    assert record["error"] == pytest.approx(np.abs(x - program.w).sum() / 3, rel=1e-12)
+
+
+@pytest.mark.parametrize("killed_before", range(20))
+def test_killed_at_any_step_and_started_again_is_the_same_run(
+    tmp_path: Path, whole: Run, killed_before: int
+) -> None:
+    run = Run(tmp_path)
+    with pytest.raises(Killed):
+        run.train(program=kill_at(killed_before))
+    outcome = run.train()
+    assert outcome.step == 20 and outcome.first_step in (killed_before // 4 * 4, 0)
+    assert run.losses() == whole.losses() and run.losses("dev") == whole.losses("dev")
+    assert run.saved() == whole.saved()
+    np.testing.assert_array_equal(run.program.w, whole.program.w)
+    assert [record["step"] for record in run.records()] == sorted(
+        record["step"] for record in run.records()
+    )
+
+
+def test_killed_after_a_save_and_before_the_end_of_the_run_evaluates_what_is_missing(
+    tmp_path: Path, whole: Run
+) -> None:
+    run = Run(tmp_path)
+    run.train()
+    log = tmp_path / "metrics.jsonl"
+    lines = [line for line in log.read_text().splitlines() if '"dev"' not in line]
+    log.write_text("\n".join(lines) + "\n")
+    outcome = run.train()  # from the last step: nothing to train
+    assert outcome.first_step == 20
+    assert run.losses("dev") == {20: whole.losses("dev")[20]}
+    assert outcome.evaluations["dev"]["loss"] == whole.losses("dev")[20]
+    assert run.warnings == []
+
+
+def test_a_finished_run_changes_nothing_and_more_steps_go_on(tmp_path: Path, whole: Run) -> None:
+    run = Run(tmp_path)
+    run.train(10)
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    outcome = run.train(10)
+    assert (outcome.first_step, outcome.step) == (10, 10)
+    assert outcome.evaluations["dev"]["loss"] == run.losses("dev")[10]
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
+    run.train(20)
+    assert run.losses() == whole.losses()
+
+
+def test_a_torn_checkpoint_is_told_and_the_one_before_is_gone_on_from(
+    tmp_path: Path, whole: Run
+) -> None:
+    run = Run(tmp_path)
+    with pytest.raises(Killed):
+        run.train(program=kill_at(10))
+    torn = tmp_path / "checkpoints" / "step_00000008" / "tensors.data-00000-of-00001"
+    torn.write_bytes(torn.read_bytes()[:-1])
+    assert run.train().first_step == 4
+    assert "step_00000008" in run.warnings[0] and "damaged_step_00000008.1" in run.warnings[0]
+    assert run.losses() == whole.losses() and run.losses("dev") == whole.losses("dev")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_step_saves_and_the_next_start_goes_on(
+    tmp_path: Path, whole: Run, number: signal.Signals
+) -> None:
+    def at_step(step: int) -> None:
+        if step == 6:
+            os.kill(os.getpid(), number)
+
+    before = signal.getsignal(number)
+    run = Run(tmp_path)
+    outcome = run.train(program=FakeProgram(at_step=at_step))
+    assert (outcome.step, outcome.stopped_by) == (7, number)
+    assert run.saved() == [4, 7] and signal.getsignal(number) == before
+    assert run.train().first_step == 7
+    assert run.losses() == whole.losses() and run.losses("dev") == whole.losses("dev")
+
+
+def test_a_signal_in_an_evaluation_saves_at_once_and_evaluates_later(
+    tmp_path: Path, whole: Run
+) -> None:
+    run = Run(tmp_path)
+
+    def interrupted(start: int) -> Iterator[Any]:
+        for batch in eval_batches(start):
+            os.kill(os.getpid(), signal.SIGTERM)
+            yield batch
+
+    outcome = run.train(evaluations={"dev": interrupted})
+    assert outcome.step == 5 and run.saved() == [4, 5] and run.losses("dev") == {}
+    run.train()
+    assert run.losses("dev") == whole.losses("dev")
+    assert [r["step"] for r in run.records()][4:7] == [5, 5, 6]
+
+
+def test_the_best_evaluation_is_saved_whenever_it_comes(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.train(40, checkpoint_every=0, eval_every=3, keep_last=1, keep_best=1)
+    losses = run.losses("dev")
+    best = min(losses, key=losses.__getitem__)
+    assert run.saved() == sorted({best, 40})
+    assert "best so far" in run.output.getvalue()
+
+
+def test_a_checkpoint_tells_its_metrics_and_where_the_input_stands(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.train(10, checkpoint_every=5)
+    path = tmp_path / "checkpoints" / "step_00000005" / "checkpoint.json"
+    told = json.loads(path.read_text())
+    assert told["input"] == {"seed": 3, "position": 5}
+    assert told["metrics"]["dev/loss"] == run.losses("dev")[5]
+
+
+def test_another_weight_table_is_an_error_that_names_the_weights(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.train(4, checkpoint_every=4)
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    with pytest.raises(CheckpointError, match=r"step_00000004.*weights/w is \[3\], want \[2\]"):
+        run.train(8, program=FakeProgram(dim=2))
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
+
+
+def test_trouble_of_the_learner_stops_the_run_and_earlier_checkpoints_stay(tmp_path: Path) -> None:
+    def batches(start: int) -> Iterator[Any]:
+        for step, batch in enumerate(train_batches(start), start):
+            yield batch if step < 6 else {"x": np.full((5, 3), np.inf)}
+
+    run = Run(tmp_path)
+    with pytest.raises(NonFiniteStepsError):
+        run.train(batches=batches)
+    assert run.saved() == [4]
+
+
+def test_an_input_that_ends_early_is_named_by_its_step(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="ends before step 3"):
+        Run(tmp_path).train(batches=lambda start: iter(list(next_batches(3))))
+
+
+def next_batches(count: int) -> Iterator[Any]:
+    for _, batch in zip(range(count), train_batches(0), strict=False):
+        yield batch
+
+
+def test_an_empty_evaluation_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"eval_inputs.dev has no example"):
+        Run(tmp_path).train(evaluations={"dev": lambda start: iter(())})
+
+
+def test_no_steps_evaluate_and_save_the_first_state(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    outcome = run.train(0)
+    assert outcome.step == 0 and run.saved() == [0] and list(run.losses("dev")) == [0]
+
+
+def test_lines_have_no_escape_codes_and_tell_the_time_left(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.train(20, log_every=10)
+    lines = run.output.getvalue().splitlines()
+    assert all("\x1b" not in line and len(line) <= 100 for line in lines)
+    assert lines[0].startswith("step  1/20") and "left" not in lines[0]
+    (tenth,) = [line for line in lines if line.startswith("step 10/20")]
+    assert "ex/s" in tenth and "left" in tenth and "wait" in tenth

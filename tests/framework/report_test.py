@@ -1,0 +1,338 @@
+"""Reports: lines that fit and carry no escape codes, a log without doubles, curves, TensorBoard."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tekso.framework import report_console, report_curves, report_summary, report_text
+from tekso.framework.logdir import Logdir
+from tekso.framework.metrics_log import MetricsLog
+from tekso.framework.pace import Pace, Reading
+from tekso.framework.report import Report
+from tekso.framework.report_tensorboard import TensorBoardEvents
+
+VALUES = {
+    "loss": 1.45678,
+    "bits_per_byte": 2.10164,
+    "perplexity": 4.2922,
+    "gradient_norm": 0.53111,
+    "learning_rate": 0.00298123,
+    "nonfinite_total": 0.0,
+}
+
+
+def train_line(step: int = 1200, steps: int = 2000, **changes: Any) -> str:
+    options: dict[str, Any] = {"speed": 13100.0, "unit": "tokens", "wait_share": 0.004}
+    options["seconds_left"] = 105.0
+    options.update(changes)
+    return report_text.train_line(step, steps, VALUES, **options)
+
+
+# --- lines ---
+
+
+def test_a_line_tells_everything_that_is_asked_of_it() -> None:
+    assert train_line() == (
+        "step 1200/2000  loss 1.4568  2.102 bits/byte  grad 0.53  lr 0.003  13.1k tok/s  wait 0%"
+        "  1m45s left"
+    )
+    assert train_line(speed=None, wait_share=None, seconds_left=None) == (
+        "step 1200/2000  loss 1.4568  2.102 bits/byte  grad 0.53  lr 0.003"
+    )
+
+
+def test_perplexity_stands_where_there_are_no_bytes_and_skipped_steps_are_told() -> None:
+    values = {"loss": 1.5, "perplexity": 4.4817, "nonfinite_total": 3.0}
+    line = report_text.train_line(
+        7, 20, values, speed=950.0, unit="examples", wait_share=0.25, seconds_left=7300.0
+    )
+    assert line == (
+        "step  7/20  loss 1.5000  perplexity 4.4817  skipped 3  950 ex/s  wait 25%  2h01m left"
+    )
+
+
+@given(
+    step=st.integers(1, 10**8),
+    loss=st.floats(allow_nan=True),
+    speed=st.floats(0, 1e12),
+    left=st.floats(0, 1e8),
+    width=st.integers(40, 200),
+)
+def test_a_line_fits_whatever_the_figures(
+    step: int, loss: float, speed: float, left: float, width: int
+) -> None:
+    values = {**VALUES, "loss": loss, "gradient_norm": loss, "nonfinite_total": 12345.0}
+    line = report_text.train_line(
+        step, 10**8, values, speed=speed, unit="tokens", wait_share=1.0, seconds_left=left,
+        width=width,
+    )  # fmt: skip
+    assert len(line) <= width and "\n" not in line
+    assert line.startswith("step") and f"loss {report_text.number(loss)}" in line
+
+
+def test_a_narrow_line_leaves_out_what_matters_least() -> None:
+    line = train_line(width=60)
+    assert len(line) <= 60
+    assert "bits/byte" in line and "tok/s" in line and "wait" not in line and "lr" not in line
+
+
+def test_an_evaluation_has_a_line() -> None:
+    values = {"loss": 1.45678, "bits_per_byte": 2.10164, "perplexity": 4.2922, "accuracy": 0.5}
+    assert report_text.eval_line("dev", 500, values, seconds=3.14, is_best=True) == (
+        "dev at step 500  loss 1.4568  2.102 bits/byte  accuracy 0.5000  in 3.1s  best so far"
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0.0000"), (1.0, "1.0000"), (0.53111, "0.5311"), (12.3456, "12.346"),
+        (123456.0, "1.23e+05"), (1234.5, "1234.5"), (0.00001234, "1.23e-05"), (-2.5, "-2.5000"),
+        (math.nan, "nan"), (-math.inf, "-inf"),
+    ],
+)  # fmt: skip
+def test_number(value: float, text: str) -> None:
+    assert report_text.number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.04, "0.0s"), (9.94, "9.9s"), (9.96, "10s"), (59.6, "1m00s"), (105, "1m45s"),
+     (3599.6, "1h00m"), (11100, "3h05m"), (187_200, "2d04h")],
+)  # fmt: skip
+def test_duration(seconds: float, text: str) -> None:
+    assert report_text.duration(seconds) == text
+
+
+# --- consoles ---
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_file_gets_plain_lines_without_colours_and_without_what_moves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    stream = io.StringIO()
+    console = report_console.console_for(stream)
+    console.progress(3, 10, "training")
+    console.line("step 1", "evaluation")
+    console.line("careful", "warning")
+    console.close()
+    assert stream.getvalue() == "step 1\nwarning: careful\n"
+    assert console.width == 100
+
+
+def test_a_terminal_gets_colours_and_a_bar_and_each_line_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    stream = Terminal()
+    console = report_console.console_for(stream)
+    console.progress(3, 10, "evaluating [dev]")
+    console.line("dev at step 3  loss [1.5]", "evaluation")
+    console.progress(4, 10)
+    console.close()
+    text = stream.getvalue()
+    assert "\x1b[" in text and "4/10" in text
+    assert text.count("dev at step 3  loss [1.5]") == 1
+
+
+def test_a_dumb_terminal_is_written_to_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    stream = Terminal()
+    console = report_console.console_for(stream)
+    console.progress(1, 2)
+    console.line("text", "good")
+    assert stream.getvalue() == "text\n"
+
+
+# --- metrics.jsonl ---
+
+
+def test_each_record_is_in_the_file_at_once_in_full_precision(tmp_path: Path) -> None:
+    log = MetricsLog(str(tmp_path / "metrics.jsonl"))
+    loss = float(np.float32(1.1))
+    log.append({"step": 1, "split": "train", "loss": loss, "bad": math.nan})
+    (line,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(line) == {"step": 1, "split": "train", "loss": loss, "bad": None}
+    log.close()
+
+
+def test_records_beyond_a_step_and_cut_off_lines_are_taken_back(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    log = MetricsLog(str(path))
+    for step in (1, 2, 3, 4):
+        log.append({"step": step, "split": "train", "loss": 1.0})
+    log.append({"step": 2, "split": "dev", "loss": 1.0})
+    log.close()
+    with path.open("a") as file:
+        file.write('{"step": 1, "spl')
+    log = MetricsLog(str(path))
+    log.keep_until(2)
+    assert [(r["step"], r["split"]) for r in log.read()] == [(1, "train"), (2, "train"), (2, "dev")]
+    log.append({"step": 3, "split": "train", "loss": 2.0})
+    assert log.read()[-1] == {"step": 3, "split": "train", "loss": 2.0}
+    assert os.listdir(tmp_path) == ["metrics.jsonl"]
+    log.close()
+
+
+def test_a_log_on_another_file_system() -> None:
+    log = MetricsLog("ram://report_test/metrics.jsonl")
+    log.append({"step": 1, "split": "train", "loss": 1.0})
+    log.append({"step": 2, "split": "train", "loss": 1.0})
+    log.close()
+    log.keep_until(1)
+    assert [record["step"] for record in log.read()] == [1]
+
+
+# --- TensorBoard ---
+
+
+def events(folder: Path) -> list[tuple[int, str, float]]:
+    found = []
+    for file in sorted(folder.iterdir()):
+        for record in tf.data.TFRecordDataset(str(file)).as_numpy_iterator():
+            event = tf.compat.v1.Event.FromString(record)
+            found += [(event.step, v.tag, v.simple_value) for v in event.summary.value]
+    return found
+
+
+def test_events_are_read_by_tensorboard(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    writer = TensorBoardEvents(str(tmp_path))
+    writer.append(1, "train", {"loss": 2.0})
+    writer.append(2, "train", {"loss": 1.0})
+    writer.append(2, "dev", {"loss": 1.5})
+    writer.close()
+    accumulator = EventAccumulator(str(tmp_path / "train"))
+    accumulator.Reload()
+    assert [(e.step, e.value) for e in accumulator.Scalars("loss")] == [(1, 2.0), (2, 1.0)]
+    assert events(tmp_path / "dev") == [(2, "loss", 1.5)]
+
+
+def test_going_on_leaves_no_event_of_a_later_step(tmp_path: Path) -> None:
+    first = TensorBoardEvents(str(tmp_path))
+    for step in (1, 2, 3):
+        first.append(step, "train", {"loss": float(step)})
+    first.close()
+    (file,) = (tmp_path / "train").iterdir()
+    with file.open("ab") as stream:  # a record that a kill cut off
+        stream.write(struct.pack("<Q", 100) + b"1234half")
+    second = TensorBoardEvents(str(tmp_path))
+    second.keep_until(1)
+    second.append(2, "train", {"loss": 20.0})
+    second.close()
+    assert events(tmp_path / "train") == [(1, "loss", 1.0), (2, "loss", 20.0)]
+
+
+# --- curves ---
+
+
+def records(*points: tuple[int, str, dict[str, float]]) -> list[dict[str, Any]]:
+    return [{"step": step, "split": split, **values} for step, split, values in points]
+
+
+def test_curves_are_a_png_and_nothing_is_no_picture() -> None:
+    train = [(i, "train", {"loss": 5 / i, "bits_per_byte": 7 / i, "perplexity": 9 / i,
+                           "learning_rate": 0.1}) for i in range(1, 200)]  # fmt: skip
+    dev = [(100, "dev", {"loss": math.nan, "bits_per_byte": 1.0})]
+    picture = report_curves.draw(
+        records(*train, *dev), title="lm.some.Model", references={"gzip": 2.0}
+    )
+    assert picture is not None and picture.startswith(b"\x89PNG")
+    assert report_curves.draw([], title="") is None
+    assert report_curves.draw(records((1, "train", {"loss": math.nan})), title="") is None
+
+
+def test_smoothing_keeps_length_mean_level_and_a_straight_line() -> None:
+    line = [float(i) for i in range(200)]
+    np.testing.assert_allclose(report_curves.smoothed(line), line)
+    values = np.random.default_rng(0).normal(size=400)
+    smooth = report_curves.smoothed(list(values))
+    assert len(smooth) == 400 and np.std(smooth) < 0.5 * np.std(values)
+    np.testing.assert_allclose(smooth[200], values[190:211].mean())
+    assert report_curves.smoothed([3.0, 1.0]) == [3.0, 1.0]
+
+
+# --- the whole report, the pace, the summary ---
+
+
+def test_a_report_reaches_people_programs_and_tensorboard(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    report = Report(
+        Logdir(str(tmp_path)), report_console.PlainConsole(stream), title="lm.some.Model", steps=20
+    )
+    report.train(10, VALUES, Reading(2000.0, 0.5, 0.25), unit="tokens")
+    report.evaluation("dev", 10, {"loss": 2.0}, seconds=1.0, is_best=True)
+    report.draw_curves()
+    report.close()
+    first, second = (json.loads(x) for x in (tmp_path / "metrics.jsonl").read_text().splitlines())
+    assert first.items() >= {"step": 10, "split": "train", "tokens_per_second": 2000.0}.items()
+    assert first.items() >= VALUES.items()
+    assert second["split"] == "dev" and second["loss"] == 2.0
+    lines = stream.getvalue().splitlines()
+    assert "2.5s left" in lines[0] and lines[1].startswith("dev at step 10  loss 2.0000")
+    assert (tmp_path / "curves.png").stat().st_size > 1000
+    assert {tag for _, tag, _ in events(tmp_path / "events" / "train")} >= VALUES.keys()
+    assert report.evaluated(10)["dev"]["loss"] == 2.0 and report.evaluated(9) == {}
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_pace_counts_waiting_and_leaves_pauses_out() -> None:
+    clock = Clock()
+    pace = Pace(clock)
+    assert pace.read() is None
+    for _ in range(4):
+        with pace.waiting():
+            clock.now += 0.5
+        clock.now += 1.5
+        pace.step(300)
+    with pace.paused():
+        clock.now += 50.0
+    reading = pace.read()
+    assert reading == Reading(units_per_s=150.0, wait_share=0.25, seconds_per_step=2.0)
+    clock.now += 1.0
+    pace.step(300)
+    reading = pace.read()
+    assert reading is not None and reading.seconds_per_step == pytest.approx(0.8 * 2.0 + 0.2 * 1.0)
+
+
+def test_the_summary_compares_says_where_things_lie_and_what_to_type() -> None:
+    lines = report_summary.finished(
+        steps=2000, seconds=118.0, evaluations={"dev": VALUES, "longer": {"loss": 2.0}},
+        references={"dev": {"gzip": 1.9812, "xz": 1.7034}},
+    )  # fmt: skip
+    text = "\n".join(lines)
+    assert "2000 steps, 1m58s" in text and "gzip 1.9812, xz 1.7034" in text
+    logdir = Logdir("/tmp/a run/")
+    text = "\n".join(report_summary.places(logdir, newest=2000, best=1600))
+    for name in ("checkpoints", "metrics.jsonl", "curves.png", "samples.txt", "params.txt"):
+        assert f"/tmp/a run/{name}" in text
+    assert "the newest is of step 2000, the best is of step 1600" in text
+    text = "\n".join(report_summary.next_commands(logdir, 2000, imports=["mine"]))
+    assert "tekso-trainer --import=mine '--logdir=/tmp/a run' --steps=4000" in text
