@@ -32,7 +32,7 @@ PROGRAM = "tekso-benchmark"
 USAGE = f"{PROGRAM} --model=lm.benchmark.Small --steps=20 --format=json"
 PACKAGES = ("tekso", "tensorflow", "tensorflow-cpu", "numpy")
 
-FLAGS = flags.FlagValues()
+FLAGS: Any = flags.FlagValues()  # type: ignore[no-untyped-call]
 
 
 def _define() -> None:
@@ -100,7 +100,7 @@ def _tree() -> Tree.Params:
     """Returns the tree of the experiment as the flags say."""
     from tekso.framework import execution, registry
 
-    for package in FLAGS["import"].value:
+    for package in FLAGS["import"].value or []:
         registry.import_package(package)
     try:
         tree = registry.get(FLAGS.model)().tree()

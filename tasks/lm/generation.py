@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from tekso.framework.theta import Theta
@@ -40,22 +41,23 @@ class PromptBlock:
     lengths: np.ndarray
 
     @classmethod
-    def of(cls, prompts: Sequence[Sequence[int]]) -> PromptBlock:
+    def of(cls, prompts: Sequence[npt.ArrayLike]) -> PromptBlock:
         """Returns the block of token ids.
 
         Raises:
           ValueError: there is no prompt, or an empty one: the first token is drawn given one.
         """
-        lengths = np.array([len(p) for p in prompts], np.int32)
+        rows = [np.asarray(prompt, np.int32) for prompt in prompts]
+        lengths = np.array([len(row) for row in rows], np.int32)
         if not len(lengths) or lengths.min() < 1:
             raise ValueError(
                 f"prompts of {lengths.tolist()} tokens: want at least one prompt, and of at least "
                 "one token each"
             )
         shortest, longest = int(lengths.min()), int(lengths.max())
-        ids = np.zeros([len(prompts), longest], np.int32)
-        for row, prompt in zip(ids, prompts, strict=True):
-            row[: len(prompt)] = prompt
+        ids = np.zeros([len(rows), longest], np.int32)
+        for into, row in zip(ids, rows, strict=True):
+            into[: len(row)] = row
         return cls(ids[:, :shortest], ids[:, shortest:], lengths)
 
 

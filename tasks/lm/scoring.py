@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from tekso.framework.task import Program
@@ -77,7 +78,7 @@ class Scorer:
                 "want at least 1 token, and an overlap that is smaller"
             )
 
-    def score(self, program: Program, token_ids: Sequence[int], *, num_bytes: int) -> TextScore:
+    def score(self, program: Program, token_ids: npt.ArrayLike, *, num_bytes: int) -> TextScore:
         """Returns the score of a text.
 
         Args:
