@@ -71,7 +71,7 @@ class Char(Experiment):
         model = TransformerLm.Params(
             dim=128,
             embedding=Embedding.Params(init=init),
-            positions=LearnedPositions.Params(max_length=64, init=init),
+            positions=LearnedPositions.Params(init=init),  # one for each of the input's length
             stack=Stack.Params(num_layers=num_layers, layer=layer),
             final_norm=norm,
         )

@@ -55,6 +55,8 @@ class TextDecoder(Configurable):
         for name in ("num_samples", "prompt_tokens", "max_new_tokens"):
             if getattr(p, name) < 1:
                 raise ValueError(f"task.decode.{name} is {getattr(p, name)}: want at least 1")
+        if p.window is not None and p.window < 2:
+            raise ValueError(f"task.decode.window is {p.window}: want at least 2 tokens, or None")
         self._model = task.model
         self._scorer = Scorer(
             task.log_probs, window=p.window or DEFAULT_WINDOW, overlap=p.score_overlap

@@ -48,11 +48,19 @@ class LanguageModel(Task):
                 f"task.label_smoothing is {self.params.label_smoothing}: want a share in [0, 1)"
             )
         self.child("model", self.params.model)
+        window, model = self.params.decode.window, self.params.model
+        if window and "positions.max_length" in model and window > model.positions.max_length:
+            raise ValueError(
+                f"task.decode.window is {window}, but the model has learned "
+                f"{model.positions.max_length} positions: set at most that"
+            )
         self._decoder = self.params.decode.instantiate(task=self)
 
     @classmethod
     def complete(cls, params: Any, input: Any) -> Any:
-        """Fills in the size of the vocabulary, and the window of decoding from the input's length.
+        """Fills in what is open: vocabulary, learned positions, and the window of decoding.
+
+        The last two are the length of the input's examples.
 
         Raises:
           ValueError: the size of the vocabulary is nowhere said, or smaller than the input's.
@@ -71,8 +79,12 @@ class LanguageModel(Task):
                 f"task.model.vocab_size is {params.model.vocab_size}, but the input has "
                 f"{vocab_size} tokens: leave it unset, or set at least that"
             )
-        if params.decode.window is None and "length" in input.params:
-            params.decode.window = input.params.length
+        length = input.params.length if "length" in input.params else None
+        path = "positions.max_length"
+        if length is not None and path in params.model and params.model.get(path) is REQUIRED:
+            params.model.set({path: length})
+        if params.decode.window is None:
+            params.decode.window = length
         return params
 
     def loss_weight(self, batch: Batch) -> tf.Tensor:

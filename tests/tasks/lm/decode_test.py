@@ -104,7 +104,13 @@ def test_files_that_cannot_be_scored_are_named(program_of: Any, tmp_path: Path) 
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("num_samples", 0), ("prompt_tokens", 0), ("max_new_tokens", -1), ("top_p", 2.0)],
+    [
+        ("num_samples", 0),
+        ("prompt_tokens", 0),
+        ("max_new_tokens", -1),
+        ("top_p", 2.0),
+        ("window", 1),
+    ],
 )
 def test_settings_out_of_range_are_named(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=rf"task\.decode\.{name} is {value}"):

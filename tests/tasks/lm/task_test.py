@@ -14,6 +14,7 @@ from tekso.framework.context import StepContext
 from tekso.framework.params import REQUIRED, Configurable
 from tekso.models.layers.attention import MultiHeadAttention
 from tekso.models.layers.feed_forward import FeedForward
+from tekso.models.layers.positions import LearnedPositions
 from tekso.models.layers.stack import Stack
 from tekso.models.layers.transformer import TransformerLayer
 from tekso.models.transformer_lm import TransformerLm
@@ -160,6 +161,15 @@ def test_what_is_open_comes_from_the_input() -> None:
     assert done.decode.window == 50
     assert params.model.vocab_size is REQUIRED  # the original is left alone
     assert done.instantiate().specs()["model/embedding/table"].shape == (37, 8)
+
+
+def test_learned_positions_are_as_many_as_the_input_is_long() -> None:
+    params = task_params().set({"model.positions": LearnedPositions.Params()})
+    done = LanguageModel.complete(params, input_of(11, length=50))
+    assert done.model.positions.max_length == 50
+    done.decode.window = 51
+    with pytest.raises(ValueError, match=r"task\.decode\.window is 51, but .* 50 positions"):
+        done.instantiate()
 
 
 def test_what_is_set_stays() -> None:
