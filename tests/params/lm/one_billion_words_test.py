@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
+
 import pytest
+import tensorflow as tf
 
 from tekso.framework import registry
+from tekso.framework.context import StepContext
 from tekso.framework.inspection import model_record, task_of
 
 PRINTED = {4096: 142_619_648, 8192: 218_117_120}
@@ -30,3 +35,53 @@ def test_word_lstm_counts_four_gates_projections_and_two_tables() -> None:
     units, size, words = 8192, 1024, 793_472
     a_layer = 4 * units * (size + size + 1) + units * size
     assert total == 2 * a_layer + 2 * words * size + words
+
+
+@pytest.mark.parametrize(
+    ("name", "small"),
+    [
+        (
+            "Dff4096",
+            {
+                "task.model.dim": 8,
+                "task.model.stack.num_layers": 1,
+                "task.model.stack.layer.attention.head_dim": 4,
+                "task.model.stack.layer.feed_forward.hidden_dim": 10,
+                "input.tokenizer.vocab_size": 300,
+            },
+        ),
+        (
+            "LstmWord",
+            {
+                "task.model.vocab_size": 40,
+                "task.model.embedding_dim": 8,
+                "task.model.stack.cell.hidden_dim": 10,
+                "task.model.stack.cell.projection_dim": 8,
+                "task.model.softmax.num_samples": 20,
+                "input.tokenizer.vocab_size": 40,
+            },
+        ),
+    ],
+)
+def test_small_forms_learn_from_sentences(name: str, small: dict[str, int], tmp_path: Path) -> None:
+    sentences = tmp_path / "news.txt"
+    sentences.write_text("".join(f"the {i % 30} th word of the day is {i} .\n" for i in range(200)))
+    tree = registry.get(f"lm.one_billion_words.{name}")().tree()
+    tree.set({**small, "input.files": str(sentences), "input.batch_size": 4, "input.length": 16})
+    given = {"seed": 0, "assets_dir": str(tmp_path / "assets")}
+    train = tree.input.instantiate(**given)
+    dev = tree.eval_inputs["dev"].instantiate(**given, train=tree.input)
+    task = tree.task.owner.complete(tree.task, train).instantiate()
+    theta = task.init(1)
+
+    batch = {key: tf.constant(value) for key, value in train.batch(0).items()}
+    with tf.GradientTape() as tape:
+        tape.watch(tf.nest.flatten(theta))
+        loss = task.loss(theta, batch, StepContext(mode="train")).loss_sum
+    gradients = tape.gradient(loss, tf.nest.flatten(theta))
+    assert all(g is not None for g in gradients)
+
+    held_out = {key: tf.constant(value) for key, value in dev.batch(0).items()}
+    sums = task.loss(theta, held_out, StepContext())
+    mean = float(sums.loss_sum) / float(task.loss_weight(held_out))
+    assert mean == pytest.approx(math.log(train.vocab_size), rel=0.2)  # nothing is learned yet
