@@ -100,5 +100,5 @@ def keep_mask(
 
 
 def _top_24_bits(x: tf.Tensor) -> tf.Tensor:
-    # By way of int32, exact in float32; comparisons of unsigned integers are missing on some devices.
+    # By way of int32, exact in float32: some devices cannot compare unsigned integers.
     return tf.cast(tf.cast(tf.bitwise.right_shift(x, _word(8)), tf.int32), tf.float32)

@@ -20,8 +20,8 @@ import re
 from typing import Any, Literal
 
 from tekso.framework.params import REQUIRED, Configurable, Params, param
-from tekso.framework.params_origins import Origin, hide_from_origins
-from tekso.framework.params_types import describe, type_name
+from tekso.framework.params.origins import Origin, hide_from_origins
+from tekso.framework.params.types import describe, type_name
 
 hide_from_origins(__file__)
 

@@ -1,8 +1,8 @@
 """Initializers: how the first values of a weight are drawn, on the host, block by block.
 
-A weight is drawn in blocks of 65,536 elements of its row-major order, each from a generator seeded by
-(seed, weight path, block). So any part of a weight can be drawn alone, no layout changes a value, and
-layer i of a repeated stack starts like layer i of an unrolled one.
+A weight is drawn in blocks of 65,536 elements of its row-major order, each from a generator seeded
+by (seed, weight path, block). So any part of a weight can be drawn alone, no layout changes
+a value, and layer i of a repeated stack starts like layer i of an unrolled one.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+
 from tekso.framework.params import Configurable, param
 
 BLOCK_SIZE = 65_536
@@ -29,14 +30,16 @@ class Initializer(Configurable):
 
 
 class Fans(tuple[int, int]):
-    """(fan_in, fan_out): how many inputs a unit of the weight sees, how many outputs an input has."""
+    """(fan_in, fan_out): inputs that a unit of the weight sees, outputs that an input has."""
 
     @property
     def fan_in(self) -> int:
+        """Inputs of a unit."""
         return self[0]
 
     @property
     def fan_out(self) -> int:
+        """Outputs of an input."""
         return self[1]
 
 
@@ -49,6 +52,7 @@ class Constant(Initializer):
         value: float = param("The value of every element.", default=0.0)
 
     def block(self, generator: np.random.Generator, size: int, fans: Fans) -> np.ndarray:
+        """See `Initializer`."""
         return np.full(size, self.params.value, np.float32)
 
 
@@ -77,6 +81,7 @@ class Normal(Initializer):
         stddev: float = param("Standard deviation.", default=1.0)
 
     def block(self, generator: np.random.Generator, size: int, fans: Fans) -> np.ndarray:
+        """See `Initializer`."""
         return _normal(generator, size) * np.float32(self.params.stddev)
 
 
@@ -87,6 +92,7 @@ class TruncatedNormal(Normal):
         """Params of TruncatedNormal."""
 
     def block(self, generator: np.random.Generator, size: int, fans: Fans) -> np.ndarray:
+        """See `Initializer`."""
         return _truncated_normal(generator, size) * np.float32(self.params.stddev)
 
 
@@ -99,6 +105,7 @@ class Uniform(Initializer):
         limit: float = param("Largest absolute value.", default=1.0)
 
     def block(self, generator: np.random.Generator, size: int, fans: Fans) -> np.ndarray:
+        """See `Initializer`."""
         return _uniform(generator, size) * np.float32(self.params.limit)
 
 
@@ -114,6 +121,7 @@ class GlorotUniform(Initializer):
         scale: float = param("Factor on the limit.", default=1.0)
 
     def block(self, generator: np.random.Generator, size: int, fans: Fans) -> np.ndarray:
+        """See `Initializer`."""
         limit = self.params.scale * math.sqrt(6.0 / (fans.fan_in + fans.fan_out))
         return _uniform(generator, size) * np.float32(limit)
 
@@ -130,6 +138,7 @@ class GlorotNormal(Initializer):
         scale: float = param("Factor on the standard deviation.", default=1.0)
 
     def block(self, generator: np.random.Generator, size: int, fans: Fans) -> np.ndarray:
+        """See `Initializer`."""
         stddev = self.params.scale * math.sqrt(2.0 / (fans.fan_in + fans.fan_out))
         return _normal(generator, size) * np.float32(stddev)
 
@@ -146,12 +155,13 @@ class HeNormal(Initializer):
         scale: float = param("Factor on the standard deviation.", default=1.0)
 
     def block(self, generator: np.random.Generator, size: int, fans: Fans) -> np.ndarray:
+        """See `Initializer`."""
         stddev = self.params.scale * math.sqrt(2.0 / fans.fan_in)
         return _normal(generator, size) * np.float32(stddev)
 
 
 class LecunNormal(Initializer):
-    """Normal with standard deviation scale / sqrt(fan_in): unit variance of a linear layer's output.
+    """Normal with standard deviation scale / sqrt(fan_in): a linear layer keeps the variance.
 
     Source: LeCun et al. 1998, "Efficient BackProp", eq. 16.
     """
@@ -162,6 +172,7 @@ class LecunNormal(Initializer):
         scale: float = param("Factor on the standard deviation.", default=1.0)
 
     def block(self, generator: np.random.Generator, size: int, fans: Fans) -> np.ndarray:
+        """See `Initializer`."""
         stddev = self.params.scale / math.sqrt(fans.fan_in)
         return _normal(generator, size) * np.float32(stddev)
 
@@ -199,7 +210,8 @@ def draw(
         return flat.reshape(shape)
     # The drawn blocks cover whole rows of dim 0 from the first to the last selected one.
     row = size // shape[0]
-    rows = flat[start - first * BLOCK_SIZE :][: stop - start].reshape(stop // row - start // row, *shape[1:])
+    drawn = flat[start - first * BLOCK_SIZE :][: stop - start]
+    rows = drawn.reshape((stop - start) // row, *shape[1:])
     return rows[(slice(None), *slices[1:])]
 
 

@@ -10,11 +10,11 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tekso.framework import params_tree
 from tekso.framework.experiment import Tree
 from tekso.framework.params import REQUIRED, Params
-from tekso.framework.params_literals import write as literal
-from tekso.framework.params_types import type_name
+from tekso.framework.params import tree as params_tree
+from tekso.framework.params.literals import write as literal
+from tekso.framework.params.types import type_name
 from tekso.framework.report_text import WIDTH, size
 
 _INDENT = "  "

@@ -14,14 +14,18 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+
 from tekso.framework import initializers
 from tekso.framework import theta as theta_lib
 from tekso.framework.initializers import Fans, Initializer
 from tekso.framework.params import Configurable, param
 from tekso.framework.theta import SEPARATOR, Theta
 
-STACK_DIM = "layers"  # name of the leading dim over which the weights of a repeated layer are stacked
+STACK_DIM = "layers"  # the leading dim over which the weights of a repeated layer are stacked
 ANY_INDEX = "*"
+
+
+_NO_FANS = Fans((1, 1))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +52,7 @@ class WeightSpec:
     dtype: str = "float32"
     trainable: bool = True
     stacked: int = 0
-    fans: Fans = Fans((1, 1))
+    fans: Fans = _NO_FANS
     template: str = ""
 
     @property
@@ -58,6 +62,7 @@ class WeightSpec:
 
     @property
     def size_bytes(self) -> int:
+        """Bytes of all elements."""
         return self.size * tf.as_dtype(self.dtype).size
 
     def initial_value(self, seed: int, slices: Sequence[slice] | None = None) -> np.ndarray:
@@ -73,7 +78,12 @@ class WeightSpec:
         ]
         parts = [
             initializers.draw(
-                self.init, inner_shape, seed=seed, path=self._path_of(index), fans=self.fans, slices=inner
+                self.init,
+                inner_shape,
+                seed=seed,
+                path=self._path_of(index),
+                fans=self.fans,
+                slices=inner,
             )
             for index in itertools.product(*ranges)
         ]
@@ -298,21 +308,16 @@ class Layer(Configurable):
 
     def theta(self, flat: Mapping[str, Any]) -> Theta:
         """Returns the nested form of {path from this layer: tensor}; every child has its place."""
-        theta = Theta({name: flat[name] for name in self._weights})
-        for name, value in self._children.items():
-            layers = {name: value} if isinstance(value, Layer) else dict(self.children())
-            nested = {
-                path: layer.theta(
-                    {p[len(path) + 1 :]: v for p, v in flat.items() if p.startswith(path + SEPARATOR)}
-                )
-                for path, layer in layers.items()
-                if path == name or path.rpartition(SEPARATOR)[0] == name
-            }
-            if isinstance(value, Layer):
-                theta[name] = nested[name]
-            else:
-                theta[name] = Theta((p.rpartition(SEPARATOR)[2], t) for p, t in nested.items())
+        theta = theta_lib.unflatten(flat)
+        self._add_places(theta)
         return theta
+
+    def _add_places(self, theta: Theta) -> None:
+        for name, layer in self.children():
+            node = theta
+            for part in name.split(SEPARATOR):
+                node = node.setdefault(part, Theta())
+            layer._add_places(node)
 
     # --- computing ---
 
@@ -358,7 +363,7 @@ class Layer(Configurable):
 
         Args:
           theta: this layer's weights.
-          statistics: means over the global batch of what `ctx.collect_statistic` was given, by name.
+          statistics: by name, means over the global batch of what `ctx.collect_statistic` got.
         """
         raise NotImplementedError(
             f"{type(self).__name__} collects statistics {sorted(statistics)} but has no "

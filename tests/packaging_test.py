@@ -155,7 +155,7 @@ def test_editable_installation_imports_the_source(source: Path, tmp_path: Path) 
     # -S: without the packages of this environment, where Tekso may be installed too.
     command = [sys.executable, "-S", "-c", code, str(site_packages)]
     file = run(*command, cwd=tmp_path, env=plain_environment()).strip()
-    assert Path(file) == source / "framework" / "params.py"
+    assert Path(file) == source / "framework" / "params" / "__init__.py"
     assert (tmp_path / "bin" / "tekso-trainer").exists()
 
 

@@ -19,10 +19,10 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from tekso.framework import params_references as references
-from tekso.framework.params_containers import CONTAINERS, Node
-from tekso.framework.params_references import quote
-from tekso.framework.params_types import REQUIRED, describe
+from tekso.framework.params import references
+from tekso.framework.params.containers import CONTAINERS, Node
+from tekso.framework.params.references import quote
+from tekso.framework.params.types import REQUIRED, describe
 
 
 def write(value: Any) -> str:

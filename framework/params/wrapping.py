@@ -7,12 +7,11 @@ import typing
 from collections.abc import Callable
 from typing import Any
 
-from tekso.framework import params_references as references
-from tekso.framework.params import Params
-from tekso.framework.params_containers import Node, map_nodes
-from tekso.framework.params_fields import param
-from tekso.framework.params_origins import frame_outside, hide_from_origins
-from tekso.framework.params_types import REQUIRED, MismatchError, check, type_name
+from tekso.framework.params import Params, references
+from tekso.framework.params.containers import Node, map_nodes
+from tekso.framework.params.fields import param
+from tekso.framework.params.origins import frame_outside, hide_from_origins
+from tekso.framework.params.types import REQUIRED, MismatchError, check, type_name
 
 hide_from_origins(__file__)
 

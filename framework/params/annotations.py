@@ -9,10 +9,9 @@ import types
 import typing
 from typing import Any
 
-from tekso.framework import params_literals as literals
-from tekso.framework import params_references as references
-from tekso.framework.params_containers import Node
-from tekso.framework.params_types import type_name
+from tekso.framework.params import literals, references
+from tekso.framework.params.containers import Node
+from tekso.framework.params.types import type_name
 
 _ORIGINS: dict[str, Any] = {
     "list": list,

@@ -180,7 +180,7 @@ def test_a_tensorflow_dtype_survives_the_round_trip() -> None:
 
 def test_params_import_no_tensorflow() -> None:
     code = (
-        "import sys, tekso.framework.params as p, tekso.framework.params_text;"
+        "import sys, tekso.framework.params as p, tekso.framework.params.text;"
         "x = p.Params(); x.define('a', 1, 'A.'); p.Params.from_text(x.to_text());"
         "import tekso.framework.registry;"
         "assert 'tensorflow' not in sys.modules and 'numpy' not in sys.modules"
@@ -230,7 +230,7 @@ def test_what_was_read_has_the_origin_checkpoint_unless_it_is_default() -> None:
 def test_origins_are_written_as_comments_that_read_back() -> None:
     params = Node.Params(size=3).set_text("rate", "0.25")
     text = params.to_text(origins=True)
-    assert "rate : 0.25  # --set\n" in text and "params_text_test.py:" in text
+    assert "rate : 0.25  # --set\n" in text and "text_test.py:" in text
     assert Params.from_text(text) == params
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from tekso.framework import params_tree
-from tekso.framework.params_containers import ATOMS, FrozenParamsError, map_nodes, nodes_of
-from tekso.framework.params_origins import Origin, hide_from_origins
-from tekso.framework.params_types import MismatchError, describe, type_name
+from tekso.framework.params import tree as params_tree
+from tekso.framework.params.containers import ATOMS, FrozenParamsError, map_nodes, nodes_of
+from tekso.framework.params.origins import Origin, hide_from_origins
+from tekso.framework.params.types import MismatchError, describe, type_name
 
 hide_from_origins(__file__)
 

@@ -21,9 +21,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast, dataclass_transform
 
-from tekso.framework import params_assignment, params_tree
-from tekso.framework import params_paths as paths
-from tekso.framework.params_containers import (
+from tekso.framework.params import assignment as params_assignment
+from tekso.framework.params import paths
+from tekso.framework.params import tree as params_tree
+from tekso.framework.params.containers import (
     ATOMS,
     FrozenParamsError,
     Node,
@@ -33,7 +34,7 @@ from tekso.framework.params_containers import (
     nodes_of,
     same_value,
 )
-from tekso.framework.params_fields import (
+from tekso.framework.params.fields import (
     Field,
     Template,
     check_name,
@@ -41,8 +42,8 @@ from tekso.framework.params_fields import (
     make_template,
     param,
 )
-from tekso.framework.params_origins import Origin, caller, hide_from_origins, origin_text
-from tekso.framework.params_types import (
+from tekso.framework.params.origins import Origin, caller, hide_from_origins, origin_text
+from tekso.framework.params.types import (
     REQUIRED,
     Required,
     item_annotation,
@@ -179,7 +180,7 @@ class Params(Node):
           AttributeError: the path is unknown, a wildcard hits nothing, or the Params are frozen.
           ValueError: the text does not read as a value of the type.
         """
-        from tekso.framework import params_arguments
+        from tekso.framework.params import arguments as params_arguments
 
         def assign(place: params_tree.Place, value: str, log: params_assignment.Log) -> None:
             annotation = place.field.type
@@ -242,7 +243,7 @@ class Params(Node):
 
     def diff(self, other: Params) -> str:
         """What changes from self to other, a line a difference; empty if nothing does."""
-        from tekso.framework import params_text
+        from tekso.framework.params import text as params_text
 
         return params_text.diff(self, other)
 
@@ -252,7 +253,7 @@ class Params(Node):
         Raises:
           TypeError: a value has no text form.
         """
-        from tekso.framework import params_text
+        from tekso.framework.params import text as params_text
 
         return params_text.to_text(self, origins=origins)
 
@@ -266,7 +267,7 @@ class Params(Node):
           ValueError: a line cannot be read, or names what cannot be resolved.
           TypeError: the text is of other Params than this class.
         """
-        from tekso.framework import params_text
+        from tekso.framework.params import text as params_text
 
         params = params_text.from_text(text, origin=origin)
         if not isinstance(params, cls):
@@ -492,6 +493,6 @@ def wrap(target: Callable[..., Any]) -> type[Any]:
     `instantiate()` calls it with the values by name; child Params are instantiated first. An
     argument without default is REQUIRED. The same target always gives the same class.
     """
-    from tekso.framework import params_wrap
+    from tekso.framework.params import wrapping
 
-    return params_wrap.wrapped(target)
+    return wrapping.wrapped(target)

@@ -16,7 +16,7 @@ import typing
 from collections.abc import Callable
 from typing import Any
 
-from tekso.framework.params_containers import Node, same_value
+from tekso.framework.params.containers import Node, same_value
 
 Checker = Callable[[Any], Any]
 

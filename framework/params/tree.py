@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from tekso.framework import params_paths as paths
-from tekso.framework.params_containers import ATOMS, Node, holds_nodes
-from tekso.framework.params_fields import Field
-from tekso.framework.params_types import describe
+from tekso.framework.params import paths
+from tekso.framework.params.containers import ATOMS, Node, holds_nodes
+from tekso.framework.params.fields import Field
+from tekso.framework.params.types import describe
 
 
 class Place(NamedTuple):

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from tekso.framework import params_literals as literals
+from tekso.framework.params import literals
 
 _PLAIN = re.compile(r"[^\W\d][\w-]*\Z")
 _STRING = r"""(?:"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')"""

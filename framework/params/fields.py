@@ -14,10 +14,10 @@ import types
 import typing
 from typing import Any, ClassVar
 
-from tekso.framework import params_types
-from tekso.framework.params_containers import ATOMS, map_nodes, nodes_of
-from tekso.framework.params_origins import caller, frame_outside, hide_from_origins
-from tekso.framework.params_types import REQUIRED, MismatchError, describe, type_name
+from tekso.framework.params import types as params_types
+from tekso.framework.params.containers import ATOMS, map_nodes, nodes_of
+from tekso.framework.params.origins import caller, frame_outside, hide_from_origins
+from tekso.framework.params.types import REQUIRED, MismatchError, describe, type_name
 
 hide_from_origins(__file__)
 

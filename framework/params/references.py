@@ -13,8 +13,8 @@ import sys
 import types
 from typing import Any
 
-from tekso.framework.params_containers import Node
-from tekso.framework.params_types import type_name
+from tekso.framework.params.containers import Node
+from tekso.framework.params.types import type_name
 
 _BUILTINS: tuple[Any, ...] = (
     object, type, bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset,

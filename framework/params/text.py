@@ -17,12 +17,11 @@ import ast
 from collections.abc import Iterator
 from typing import Any
 
-from tekso.framework import params_annotations, params_tree
-from tekso.framework import params_literals as literals
-from tekso.framework import params_paths as paths
-from tekso.framework import params_references as references
-from tekso.framework.params_containers import ATOMS, Node, holds_nodes, same_value
-from tekso.framework.params_origins import Origin, hide_from_origins, origin_text
+from tekso.framework.params import annotations as params_annotations
+from tekso.framework.params import literals, paths, references
+from tekso.framework.params import tree as params_tree
+from tekso.framework.params.containers import ATOMS, Node, holds_nodes, same_value
+from tekso.framework.params.origins import Origin, hide_from_origins, origin_text
 
 hide_from_origins(__file__)
 

@@ -13,10 +13,9 @@ import types
 import typing
 from typing import Any
 
-from tekso.framework import params_literals as literals
-from tekso.framework import params_references as references
-from tekso.framework.params_containers import Node, same_value
-from tekso.framework.params_types import MismatchError, check, type_name
+from tekso.framework.params import literals, references
+from tekso.framework.params.containers import Node, same_value
+from tekso.framework.params.types import MismatchError, check, type_name
 
 _TRUTHS = {"true": True, "false": False}
 _SEQUENCES = (list, tuple, set, frozenset)

@@ -47,7 +47,7 @@ def test_mypy_knows_the_fields_and_rejects_typos(tmp_path: Path) -> None:
     pytest.importorskip("mypy", reason="checks what mypy says of typed Params")
     file = tmp_path / "typed_params.py"
     file.write_text(CODE)
-    config = Path(__file__).resolve().parents[2] / "pyproject.toml"
+    config = Path(__file__).resolve().parents[3] / "pyproject.toml"
     command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent"]
     command += [f"--config-file={config}", f"--cache-dir={tmp_path / 'cache'}", str(file)]
     shown = subprocess.run(command, capture_output=True, text=True, timeout=300).stdout

@@ -1,0 +1,23 @@
+"""Params: typed, nested, documented configuration; `params.py` says what they can do."""
+
+from tekso.framework.params.params import (
+    REQUIRED,
+    Configurable,
+    Field,
+    FrozenParamsError,
+    Params,
+    Required,
+    param,
+    wrap,
+)
+
+__all__ = [
+    "REQUIRED",
+    "Configurable",
+    "Field",
+    "FrozenParamsError",
+    "Params",
+    "Required",
+    "param",
+    "wrap",
+]
