@@ -5,6 +5,7 @@ B batch, T length, V vocabulary.
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Literal
 
 import tensorflow as tf
@@ -19,6 +20,7 @@ from tekso.models.layers.recurrent import RecurrentStack
 from tekso.models.layers.recurrent_cells import State
 from tekso.models.layers.sizes import with_sizes
 from tekso.models.layers.softmax import Softmax
+from tekso.models.pieces import Flow, Piece
 
 
 class LstmLm(Layer):
@@ -61,6 +63,11 @@ class LstmLm(Layer):
             "embedding", with_sizes(p.embedding, vocab_size=p.vocab_size, dim=p.embedding_dim)
         )
         self.child("dropout", Dropout.Params(rate=p.dropout_rate))
+        if p.stack.direction != "forward":
+            raise ValueError(
+                f"LstmLm: the stack's direction is {p.stack.direction!r}, so a token would be "
+                "predicted from itself; set direction='forward'"
+            )
         self.child("stack", with_sizes(p.stack, input_dim=p.embedding_dim))
         self.child(
             "softmax",
@@ -89,14 +96,9 @@ class LstmLm(Layer):
           ids, positions, segment_ids: [B, T] int
           returns: [B, T, size of the LSTM's output]
         """
-        mask = reset = None
-        if segment_ids is not None:
-            mask = tf.not_equal(segment_ids, 0)
-            changed = tf.not_equal(segment_ids[:, 1:], segment_ids[:, :-1])
-            reset = tf.concat([tf.zeros_like(mask[:, :1]), changed], 1)
         x = self._embedded(theta, ids, ctx)
-        x = self.stack.fprop(theta.stack, x, ctx, mask=mask, reset=reset)
-        return self.dropout.fprop(theta.dropout, x, ctx.fold(1))
+        x = self.stack.fprop(theta.stack, x, ctx, **_segments(segment_ids))
+        return self._dropped(x, ctx)
 
     def token_cross_entropy(
         self,
@@ -174,10 +176,47 @@ class LstmLm(Layer):
         x, cache = self.stack.extend_step(theta.stack, x, cache, ctx)
         if logits_of == "last":
             x = x[:, -1:]
-        x = self.dropout.fprop(theta.dropout, x, ctx.fold(1))
         return self.softmax.logits(theta.softmax, x, ctx), cache
 
     def _embedded(self, theta: Theta, ids: tf.Tensor, ctx: StepContext) -> tf.Tensor:
         x = self.embedding.fprop(theta.embedding, ids, ctx)
         x = ctx.constrain(x, ("batch", "length", "embed"))
-        return self.dropout.fprop(theta.dropout, x, ctx.fold(0))
+        return self.dropout.fprop(Theta(), x, ctx.fold(0))
+
+    def _dropped(self, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+        return self.dropout.fprop(Theta(), x, ctx.fold(1))
+
+    def pieces(self) -> list[Piece]:
+        """Returns the parts of `token_cross_entropy` in order, between which it can be cut.
+
+        Every layer of the stack is a piece. What flows: first {"ids", "labels"} and, where texts
+        are packed, {"positions", "segment_ids"}; then also "x", the activations; the last piece
+        adds "cross_entropy" [B, T].
+        """
+        pieces = [Piece("embedding", {"embedding": self.embedding}, self._run_embedding)]
+        for i, layer in enumerate(self.stack.layers):
+            path = f"stack/layers/{i}"
+            pieces.append(Piece(path, {path: layer}, functools.partial(self._run_layer, i)))
+        return [*pieces, Piece("softmax", {"softmax": self.softmax}, self._run_softmax)]
+
+    def _run_embedding(self, theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
+        return {**flow, "x": self._embedded(theta, flow["ids"], ctx)}
+
+    def _run_layer(self, index: int, theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
+        segments = _segments(flow.get("segment_ids"))
+        x = self.stack.fprop_layer(index, theta.stack, flow["x"], ctx, **segments)
+        return {**flow, "x": x}
+
+    def _run_softmax(self, theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
+        x = self._dropped(flow["x"], ctx)
+        loss = self.softmax.cross_entropy(theta.softmax, x, flow["labels"], ctx)
+        return {**flow, "cross_entropy": loss}
+
+
+def _segments(segment_ids: tf.Tensor | None) -> dict[str, tf.Tensor]:
+    """Which positions are text, and at which another text begins."""
+    if segment_ids is None:
+        return {}
+    mask = tf.not_equal(segment_ids, 0)
+    changed = tf.not_equal(segment_ids[:, 1:], segment_ids[:, :-1])
+    return {"mask": mask, "reset": tf.concat([tf.zeros_like(mask[:, :1]), changed], 1)}

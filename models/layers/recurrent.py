@@ -222,12 +222,25 @@ class RecurrentStack(Layer):
         reset: tf.Tensor | None = None,
     ) -> tf.Tensor:
         """Runs over x from the zero state; see the class."""
-        for i, layer in enumerate(self.layers):
-            turn = ctx.fold(i)
-            given = self._dropped(i, x, turn)
-            y = layer.fprop(theta.layers[str(i)], given, turn, mask=mask, reset=reset)
-            x = self._joined(x, y)
+        for i in range(len(self.layers)):
+            x = self.fprop_layer(i, theta, x, ctx, mask=mask, reset=reset)
         return x
+
+    def fprop_layer(
+        self,
+        index: int,
+        theta: Theta,
+        x: tf.Tensor,
+        ctx: StepContext,
+        *,
+        mask: tf.Tensor | None = None,
+        reset: tf.Tensor | None = None,
+    ) -> tf.Tensor:
+        """Returns the output of one layer; of theta, its weights alone are used."""
+        ctx = ctx.fold(index)
+        given = self._dropped(index, x, ctx)
+        y = self.layers[index].fprop(theta.layers[str(index)], given, ctx, mask=mask, reset=reset)
+        return self._joined(x, y)
 
     def extend_step(
         self,

@@ -166,6 +166,29 @@ def test_learns_a_text_by_heart(softmax: Softmax.Params) -> None:
     assert float(tf.reduce_mean(final)) < 0.4  # from log(11) = 2.4
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_pieces_one_after_the_other_are_the_model(packed: bool) -> None:
+    model = params(dropout_rate=0.25).set({"stack.dropout_rate": 0.25}).instantiate()
+    theta, ctx = model.init(), StepContext(mode="train", step=3)
+    flow = {"ids": tf.constant(IDS), "labels": tf.constant(LABELS)}
+    if packed:
+        flow["segment_ids"] = tf.constant([[1, 1, 2, 2, 2], [1, 1, 1, 1, 0]])
+    expected = model.token_cross_entropy(
+        theta, flow["ids"], flow["labels"], ctx, segment_ids=flow.get("segment_ids")
+    )
+    flat, pieces = theta_lib.flatten(theta), model.pieces()
+    for piece in pieces:
+        own = {path: tensor for path, tensor in flat.items() if piece.owns(path)}
+        flow = piece.run(piece.theta(own), flow, ctx)
+    np.testing.assert_allclose(flow["cross_entropy"], expected, rtol=1e-5)
+    assert all(sum(piece.owns(path) for piece in pieces) == 1 for path in flat)
+
+
+def test_a_stack_that_sees_what_follows_is_refused() -> None:
+    with pytest.raises(ValueError, match="predicted from itself"):
+        params().set({"stack.direction": "bidirectional"}).instantiate()
+
+
 def test_sizes_that_contradict_each_other_are_refused() -> None:
     with pytest.raises(ValueError, match="vocab_size is 12"):
         params(softmax=Softmax.Params(vocab_size=12)).instantiate()

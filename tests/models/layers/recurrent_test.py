@@ -130,7 +130,9 @@ def test_gradients_equal_those_of_the_loop_written_out(name: str) -> None:
         return layer.fprop(theta, x, ctx, mask=tf.constant(MASK))
 
     expected = gradients(written_out)
-    for found in (gradients(fast), tf.function(lambda: gradients(fast), autograph=False)()):
+    graph = tf.function(lambda: gradients(fast), autograph=False)
+    compiled = tf.function(lambda: gradients(fast), autograph=False, jit_compile=True)
+    for found in (gradients(fast), graph(), compiled()):
         tf.nest.map_structure(
             lambda f, e: np.testing.assert_allclose(f, e, rtol=1e-9, atol=1e-11), found, expected
         )
