@@ -118,8 +118,10 @@ class Generator:
             """Reads a block into an empty cache; returns the logits of the token after it."""
             block_BS = tf.transpose(tf.slice(ids_TB, [start, 0], [size, batch_size]))
             cache = self.model.init_cache(batch_size, window)
-            logits, cache = self.model.extend_step(theta, block_BS, cache, tf.constant(0), ctx)
-            return logits[:, -1], cache
+            logits, cache = self.model.extend_step(
+                theta, block_BS, cache, tf.constant(0), ctx, logits_of="last"
+            )
+            return tf.squeeze(logits, 1), cache
 
         def draw(logits_BV: tf.Tensor, t: tf.Tensor) -> tf.Tensor:
             uniform_BV = ctx.fold(t).uniform(self.model, logits_BV.shape, "sample")
@@ -153,7 +155,7 @@ class Generator:
             def extend() -> Any:
                 token_B1 = tf.expand_dims(token_B, 1)
                 logits, extended = self.model.extend_step(theta, token_B1, cache, t - origin, ctx)
-                return logits[:, -1], extended, origin
+                return tf.squeeze(logits, 1), extended, origin
 
             def slide() -> Any:
                 start = t + 1 - kept
