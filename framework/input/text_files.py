@@ -160,7 +160,7 @@ class TextFiles(TextRanges):
                 to_text(data)  # says what is wrong
             lines = _lines(data, begin)
             return lines[self._chosen(path, len(lines))]
-        text = to_text(data)
+        text = to_text(data).removeprefix("\ufeff")
         if self.params.holdout == "hash":
             chosen = split_of(files.base_name(path), self._dev, self._test) == self.split
             return np.array([[begin, len(data)]] if chosen else [], np.int64).reshape(-1, 2)

@@ -1,0 +1,155 @@
+"""Batches by step: purity, coverage of epochs, filling up; HeldOut; texts in memory; skips."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tekso.framework.input.held_out import HeldOut
+from tekso.framework.input.input import Batch, ExampleInput
+from tekso.framework.input.skips import InputError, Origin, Skips
+from tekso.framework.input.sources import InMemory
+from tekso.framework.params import param
+
+
+class Numbers(ExampleInput):
+    """Example i is the number i, of dev 1000 more."""
+
+    class Params(ExampleInput.Params):
+        count: int = param("How many.", default=7)
+
+    @property
+    def num_examples(self) -> int:
+        count: int = self.params.count
+        return count
+
+    def examples(self, index: npt.NDArray[np.int64], epoch: npt.NDArray[np.int64]) -> Batch:
+        first = 1000 if self.params.split == "dev" else 0
+        return {"x": index + first, "weights": np.ones(len(index), np.float32)}
+
+
+def taken(one: Any, steps: int) -> list[int]:
+    return [int(x) for step in range(steps) for x in one.batch(step)["x"]]
+
+
+@given(st.integers(1, 9), st.integers(1, 30), st.integers(0, 2**64 - 1))
+def test_every_epoch_has_every_example_once(batch_size: int, count: int, seed: int) -> None:
+    one = Numbers.Params(batch_size=batch_size, count=count).instantiate(seed=seed)
+    numbers = taken(one, -(-3 * count // batch_size))
+    for epoch in range(3):
+        of_epoch = numbers[epoch * count : (epoch + 1) * count]
+        assert sorted(of_epoch) == list(range(count))
+
+
+def test_epochs_and_seeds_differ() -> None:
+    params = Numbers.Params(batch_size=20, count=20)
+    one, other = params.instantiate(seed=1), params.instantiate(seed=2)
+    assert taken(one, 1) != one.batch(1)["x"].tolist()
+    assert taken(one, 1) != taken(other, 1)
+
+
+@given(st.lists(st.integers(0, 2**40), max_size=8))
+def test_a_batch_depends_on_data_seed_and_step_alone(steps: list[int]) -> None:
+    params = Numbers.Params(batch_size=3, count=11)
+    used, fresh = params.instantiate(seed=5), params.instantiate(seed=5)
+    first = [used.batch(step)["x"].tolist() for step in steps]
+    assert [fresh.batch(step)["x"].tolist() for step in reversed(steps)] == first[::-1]
+
+
+def test_the_same_examples_come_whatever_the_batch_size() -> None:
+    small = Numbers.Params(batch_size=2, count=11).instantiate(seed=5)
+    large = Numbers.Params(batch_size=10, count=11).instantiate(seed=5)
+    assert taken(small, 10) == taken(large, 2)
+
+
+def test_sequential_goes_round_in_the_order_of_the_data() -> None:
+    one = Numbers.Params(batch_size=3, count=5, order="sequential").instantiate()
+    assert taken(one, 4) == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 0, 1]
+    assert one.num_batches is None
+
+
+def test_one_pass_is_filled_up_with_weight_0() -> None:
+    one = Numbers.Params(batch_size=3, count=5, order="once").instantiate()
+    assert one.num_batches == 2
+    last = one.batch(1)
+    assert last["x"].shape == (3,)
+    assert last["weights"].tolist() == [1, 1, 0]
+    with pytest.raises(IndexError, match="one pass has 2 batches"):
+        one.batch(2)
+
+
+def test_a_negative_step_and_an_empty_batch_are_refused() -> None:
+    with pytest.raises(IndexError, match="step -1"):
+        Numbers.Params(batch_size=3).instantiate().batch(-1)
+    with pytest.raises(ValueError, match="batch_size is 0"):
+        Numbers.Params(batch_size=0).instantiate()
+
+
+def held_out(**kwargs: Any) -> Any:
+    train = Numbers.Params(batch_size=3, count=10)
+    return HeldOut.Params(**kwargs).instantiate(seed=1, train=train)
+
+
+def test_held_out_takes_the_settings_of_training_and_another_split() -> None:
+    one = held_out()
+    assert one.num_batches == 4
+    assert taken(one, 3) == list(range(1000, 1009))
+    assert one.batch(3)["weights"].tolist() == [1, 0, 0]
+
+
+def test_held_out_settings_of_its_own_come_first() -> None:
+    one = held_out(batch_size=5, changes={"count": 12})
+    assert one.num_batches == 3
+    assert taken(one, 1) == list(range(1000, 1005))
+
+
+def test_max_batches_are_spread_evenly() -> None:
+    one = held_out(batch_size=1, max_batches=4)
+    assert taken(one, 4) == [1000, 1002, 1005, 1007]
+    with pytest.raises(IndexError, match="4 batches"):
+        one.batch(4)
+    assert held_out(max_batches=100).num_batches == 4
+
+
+def test_held_out_says_what_it_lacks() -> None:
+    with pytest.raises(ValueError, match="needs its Params"):
+        HeldOut.Params().instantiate()
+    with pytest.raises(ValueError, match="max_batches is 0"):
+        held_out(max_batches=0)
+
+
+def test_texts_in_memory_have_splits() -> None:
+    params = InMemory.Params(train=["a", "b"], dev=["c"])
+    assert [params.instantiate()[i] for i in range(2)] == ["a", "b"]
+    assert params.instantiate(split="dev")[0] == "c"
+    with pytest.raises(InputError, match="none in the split test"):
+        params.instantiate(split="test")
+
+
+def test_texts_in_memory_can_come_from_a_function() -> None:
+    arrays = {"train": [np.array([1, 2]), np.array([3])]}
+    one = InMemory.Params(load=arrays.__getitem__).instantiate()
+    assert len(one) == 2 and one[1].tolist() == [3]
+    other = InMemory.Params(load={"train": [np.array([1, 2, 3])]}.__getitem__).instantiate()
+    assert one.fingerprint() != other.fingerprint()
+
+
+def test_skips_are_counted_once_and_listed_up_to_a_number() -> None:
+    skips = Skips(20, what="texts")
+    for number in [*range(7), *range(7)]:
+        skips.add(Origin("a.txt", number), "broken")
+    assert skips.report.count == 7
+    text = str(skips.report)
+    assert text.startswith("7 skipped\n  a.txt, byte 0: broken\n") and text.endswith("and 2 more")
+
+
+def test_one_more_than_the_limit_is_an_error() -> None:
+    skips = Skips(1, what="texts")
+    skips.add(Origin("a.txt"), "broken")
+    with pytest.raises(InputError, match=r"max_skipped=1 (?s:.)*b\.txt, byte 3: torn"):
+        skips.add(Origin("b.txt", 3), "torn")
