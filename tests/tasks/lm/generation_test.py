@@ -20,7 +20,7 @@ from tekso.models.layers.positions import LearnedPositions
 from tekso.models.layers.recurrent import RecurrentStack
 from tekso.models.layers.recurrent_cells import LstmCell
 from tekso.models.layers.softmax import Softmax
-from tekso.models.layers.stack import Stack
+from tekso.models.layers.stack import RepeatedStack, Stack, StackBase
 from tekso.models.layers.transformer import TransformerLayer
 from tekso.models.lstm_lm import LstmLm
 from tekso.models.transformer_lm import TransformerLm
@@ -50,7 +50,12 @@ def learned_positions() -> Layer:
     return _transformer(LearnedPositions.Params(max_length=17), None)
 
 
-def _transformer(positions: Any, rotary: Any) -> Layer:
+def repeated() -> Layer:
+    """A Transformer whose layers are one body in a loop, inside the loop over tokens."""
+    return _transformer(None, RotaryPositions.Params(), RepeatedStack)
+
+
+def _transformer(positions: Any, rotary: Any, stack: type[StackBase] = Stack) -> Layer:
     # Large embeddings and a softmax of its own, for varied answers.
     attention = MultiHeadAttention.Params(mask="causal", num_heads=2, positions=rotary)
     layer = TransformerLayer.Params(
@@ -62,11 +67,11 @@ def _transformer(positions: Any, rotary: Any) -> Layer:
         embedding=Embedding.Params(init=Normal.Params(stddev=2.0)),
         positions=positions,
         softmax=Softmax.Params(init=Normal.Params(stddev=0.7)),
-        stack=Stack.Params(num_layers=2, layer=layer),
+        stack=stack.Params(num_layers=2, layer=layer),
     ).instantiate()
 
 
-MODELS = pytest.mark.parametrize("make_model", [lstm, transformer, learned_positions])
+MODELS = pytest.mark.parametrize("make_model", [lstm, transformer, learned_positions, repeated])
 TWO_MODELS = pytest.mark.parametrize("make_model", [lstm, transformer])
 
 
