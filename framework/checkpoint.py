@@ -83,9 +83,7 @@ class Checkpoints:
                 checkpoint_files.remove(self._path(name.rstrip("/")))
         self._values = self._read_values()
 
-    def save(
-        self, state: Callable[[], Mapping[str, np.ndarray]], description: Description
-    ) -> None:
+    def save(self, state: Callable[[], Mapping[str, np.ndarray]], description: Description) -> None:
         """Starts writing a checkpoint and returns; waits first until the one before is written.
 
         Does nothing if this step is the one that was saved or read last.

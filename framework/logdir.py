@@ -77,17 +77,23 @@ class Logdir:
             return None
         return line.removeprefix(_MODEL).strip() if line.startswith(_MODEL) else None
 
-    def read_params(self) -> Any:
-        """Returns the tree in params.txt.
+    def experiment(self) -> tuple[str, Any]:
+        """Returns the key of the experiment whose logdir this is, and the tree in params.txt.
 
         Raises:
-          LogdirError: it cannot be read.
+          LogdirError: it is nobody's, or params.txt cannot be read.
         """
-        path = self.file("params.txt")
+        path, model = self.file("params.txt"), self.model()
+        if model is None:
+            raise LogdirError(f"{path} is not there: give the experiment by --model")
         try:
-            return Params.from_text(files.read(path).decode("utf-8"), origin="params.txt")
+            text = files.read(path).decode("utf-8")
+            return model, Params.from_text(text, origin="params.txt")
         except (ValueError, ImportError) as error:
-            raise LogdirError(f"{path} cannot be read: {error}") from error
+            raise LogdirError(
+                f"{path} cannot be read: {error}. If it needs a package of yours, name it: "
+                "--import=your.package"
+            ) from error
 
     def check_model(self, model: str) -> None:
         """Raises LogdirError if the logdir belongs to another experiment; the text names both."""

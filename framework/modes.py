@@ -31,7 +31,7 @@ class Job:
     Attributes:
       model: key of the experiment.
       tree: its Params, with all that was set.
-      defaults: its Params as registered.
+      registered: its Params as registered.
       logdir: of the run.
       console: where lines go.
       command: as typed.
@@ -42,7 +42,7 @@ class Job:
 
     model: str
     tree: Tree.Params
-    defaults: Tree.Params
+    registered: Tree.Params
     logdir: Logdir
     console: Console
     command: Sequence[str] = ()
@@ -95,7 +95,7 @@ def train(job: Job) -> int:
         loop = _loop(job, parts, checkpoints, report)
         step = loop.restore(checkpoint)
         # Only now is it sure that the logdir is this experiment's.
-        job.logdir.write_params(job.model, job.tree, job.defaults)
+        job.logdir.write_params(job.model, job.tree, job.registered)
         job.logdir.add_command(job.command)
         outcome = loop.run(step)
         report.draw_curves()
@@ -135,13 +135,9 @@ def evaluate_checkpoint(job: Job, checkpoint: Checkpoint) -> dict[str, Any]:
         job.console.progress(0, 1, f"evaluating {name}")
         values = evaluate(parts.program, parts.task, batches(0), name=name)
         seconds = time.perf_counter() - begin
-        line = eval_line(
-            name, checkpoint.step, values, seconds=seconds, width=job.console.width
-        )
+        line = eval_line(name, checkpoint.step, values, seconds=seconds, width=job.console.width)
         job.console.line(line, "evaluation")
-        log.append(
-            {STEP: checkpoint.step, SPLIT: name, **values, "checkpoint": checkpoint.path}
-        )
+        log.append({STEP: checkpoint.step, SPLIT: name, **values, "checkpoint": checkpoint.path})
         found[name] = values
     log.close()
     job.console.close()
@@ -202,9 +198,7 @@ def open_checkpoint(logdir: Logdir, which: str | None, console: Console) -> Chec
     Raises:
       CheckpointError: there is none, or it is damaged.
     """
-    checkpoints = Checkpoints(
-        logdir.checkpoints, warn=lambda text: console.line(text, "warning")
-    )
+    checkpoints = Checkpoints(logdir.checkpoints, warn=lambda text: console.line(text, "warning"))
     if which is not None:
         return checkpoints.open(which)
     newest = checkpoints.newest_good()

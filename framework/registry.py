@@ -97,6 +97,11 @@ def get(key: str) -> type[Experiment]:
     raise UnknownExperimentError(_explain(key, modules))
 
 
+def has_module(key: str) -> bool:
+    """Whether there is a module in which the experiment of a key could be; nothing is imported."""
+    return key.strip().removeprefix(PACKAGE + ".").rpartition(".")[0] in _modules_on_disk()
+
+
 def import_package(name: str) -> None:
     """Imports a package with all its submodules, so that the experiments in it are registered.
 

@@ -24,7 +24,7 @@ def test_params_and_their_changes_are_written_and_read_back(tmp_path: Path) -> N
     changed = tree(**{"run.steps": 7})
     logdir.write_params("lm.some.Model", changed, tree())
     assert logdir.model() == "lm.some.Model"
-    assert logdir.read_params() == changed
+    assert logdir.experiment() == ("lm.some.Model", changed)
     assert "run.steps : 1000 -> 7" in (tmp_path / "run" / "params.diff.txt").read_text()
     logdir.write_params("lm.some.Model", tree(), tree())
     assert (tmp_path / "run" / "params.diff.txt").read_text() == "as registered\n"

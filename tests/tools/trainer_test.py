@@ -1,0 +1,470 @@
+"""tekso-trainer as a person meets it: typos, kill -9, signals, a full disk, other people's logdirs.
+
+Everything is tried with an experiment of a package outside of the repository, whose model is small
+enough that a process spends its time on starting.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tekso.tools import trainer
+
+EXPERIMENTS = '''
+"""Experiments of a package of its own."""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+
+from tekso.framework import schedules
+from tekso.framework.experiment import Experiment, Run
+from tekso.framework.initializers import Normal
+from tekso.framework.input.input import ExampleInput
+from tekso.framework.learner import Learner
+from tekso.framework.optimizers.adam import Adam
+from tekso.framework.params import param
+from tekso.framework.registry import register
+from tekso.framework.task import Decoded, LossSums, Task
+
+
+class Points(ExampleInput):
+    class Params(ExampleInput.Params):
+        dim: int = param("Size of x.", default=3)
+
+    @property
+    def num_examples(self):
+        return 50
+
+    def examples(self, index, epoch):
+        x = np.random.default_rng(5).normal(size=(50, self.params.dim)).astype(np.float32)[index]
+        return {"x": x, "y": 2 * x[:, 0] - 1, "weights": np.ones(len(index), np.float32)}
+
+
+class Regression(Task):
+    class Params(Task.Params):
+        dim: int = param("Size of x.", default=3)
+        dropout: float = param("Rate of dropout on x.", default=0.1)
+
+    def __init__(self, params):
+        super().__init__(params)
+        self.weight("w", [self.params.dim], dims=("embed",), init=Normal.Params())
+
+    def loss_weight(self, batch):
+        return tf.reduce_sum(batch["weights"])
+
+    def loss(self, theta, batch, ctx):
+        x = ctx.dropout(batch["x"], self.params.dropout, self)
+        error = tf.square(tf.linalg.matvec(x, theta.w) - batch["y"])
+        return LossSums(tf.reduce_sum(batch["weights"] * error))
+
+    def decode(self, program, input):
+        w = program.call(read_w).numpy()
+        return Decoded(f"w is {w[0]:.3f}", [{"w": w.tolist()}])
+
+
+def read_w(theta, ctx):
+    return theta.w
+
+
+@register
+class Line(Experiment):
+    """Fits a line."""
+
+    def task(self):
+        return Regression.Params()
+
+    def input(self):
+        return Points.Params(batch_size=10)
+
+    def eval_inputs(self):
+        return {"dev": Points.Params(batch_size=20, order="once")}
+
+    def learner(self):
+        return Learner.Params(
+            optimizer=Adam.Params(), schedule=schedules.Cosine.Params(initial_value=0.05)
+        )
+
+    def run(self):
+        return Run.Params(
+            steps=40, log_every_steps=10, eval_every_steps=15, checkpoint_every_steps=8
+        )
+
+
+@register
+class Other(Line):
+    """Fits a line under another name."""
+
+
+@register
+class Misspelt(Line):
+    """Sets what is not there."""
+
+    def run(self):
+        return super().run().set(stepz=3)
+
+
+@register
+class Faulty(Line):
+    """Has a fault that no message explains."""
+
+    def run(self):
+        return 1 / 0
+'''
+LINE = "--model=lines.experiments.Line"
+
+
+@pytest.fixture(scope="session")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the package `lines`."""
+    folder = tmp_path_factory.mktemp("outside")
+    (folder / "lines").mkdir()
+    (folder / "lines" / "__init__.py").write_text("")
+    (folder / "lines" / "experiments.py").write_text(EXPERIMENTS)
+    return folder
+
+
+@pytest.fixture
+def here(package: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The package's folder as working directory, as somebody has it who types commands."""
+    monkeypatch.chdir(package)
+    return package
+
+
+def main(*args: str) -> int:
+    """Runs the trainer in this process; for what ends before TensorFlow's devices are set up."""
+    return trainer.main(["tekso-trainer", "--import=lines", *args])
+
+
+def command(*args: str) -> list[str]:
+    return [sys.executable, "-m", "tekso.tools.trainer", "--import=lines", *args]
+
+
+def run(package: Path, *args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(*args), cwd=package, capture_output=True, text=True, timeout=120)
+
+
+def start_and_stop(
+    package: Path, logdir: Path, *, after_step: int, number: signal.Signals
+) -> tuple[int, str, str]:
+    """Sends a signal to a training process once it has told a step; returns code and output."""
+    process = subprocess.Popen(
+        command(LINE, f"--logdir={logdir}", *DETERMINISTIC),
+        cwd=package,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    seen = ""
+    for line in process.stdout:
+        seen += line
+        if line.startswith(f"step {after_step}/"):
+            process.send_signal(number)
+            break
+    stdout, stderr = process.communicate(timeout=120)
+    return process.returncode, seen + stdout, stderr
+
+
+def losses(logdir: Path, split: str = "train") -> dict[int, float]:
+    records = [json.loads(line) for line in (logdir / "metrics.jsonl").read_text().splitlines()]
+    found = [(record["step"], record["loss"]) for record in records if record["split"] == split]
+    assert len(dict(found)) == len(found), "a step is there twice"
+    return dict(found)
+
+
+DETERMINISTIC = ("--deterministic", "--log_every=1")
+
+
+@pytest.fixture(scope="module")
+def whole(package: Path) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """A run that nothing interrupts, and what it printed."""
+    logdir = package / "whole"
+    done = run(package, LINE, f"--logdir={logdir}", *DETERMINISTIC)
+    assert done.returncode == 0, done.stderr
+    return logdir, done
+
+
+# --- a run ---
+
+
+def test_a_run_leaves_all_that_is_promised(whole: Any) -> None:
+    logdir, _ = whole
+    names = {path.name for path in logdir.iterdir()}
+    assert names >= {
+        "params.txt", "params.diff.txt", "command.txt", "checkpoints", "events", "metrics.jsonl",
+        "curves.png", "samples.txt",
+    }  # fmt: skip
+    assert list(losses(logdir)) == list(range(1, 41))
+    assert list(losses(logdir, "dev")) == [15, 30, 40]
+    assert (
+        "run.deterministic : False -> True  # --deterministic"
+        in (logdir / "params.diff.txt").read_text()
+    )
+    assert "--log_every=1" in (logdir / "command.txt").read_text()
+    assert (logdir / "samples.txt").read_text().startswith("w is ")
+    assert {path.name for path in (logdir / "events").iterdir()} == {"train", "dev"}
+
+
+def test_output_to_a_pipe_is_plain_lines_and_nothing_of_others(whole: Any) -> None:
+    _, done = whole
+    lines = done.stdout.splitlines()
+    assert done.stderr == ""
+    assert "\x1b" not in done.stdout and "\r" not in done.stdout
+    steps = [line for line in lines if line.startswith("step ")]
+    assert len(steps) == 40 and all(len(line) <= 100 for line in steps)
+    assert re.match(
+        r"step 20/40  loss \d\.\d+  grad .*  lr .* ex/s  wait \d+%  .* left$", steps[19]
+    )
+    assert any("what to type next" in line for line in lines)
+
+
+def test_what_to_type_next_works(package: Path, whole: Any) -> None:
+    logdir, done = whole
+    typed = [line.split()[1:] for line in done.stdout.splitlines() if "  tekso-trainer" in line]
+    (evaluate,) = [words for words in typed if "--mode=eval" in words]
+    evaluated = run(package, *evaluate[1:], "--format=json")
+    assert evaluated.returncode == 0, evaluated.stderr
+    figures = json.loads(evaluated.stdout)
+    assert figures["step"] == 40
+    assert figures["dev"]["loss"] == pytest.approx(losses(logdir, "dev")[40], rel=1e-6)
+    (decode,) = [words for words in typed if "--mode=decode" in words]
+    decoded = run(package, *decode[1:])
+    assert decoded.stdout == (logdir / "samples.txt").read_text(), decoded.stderr
+    assert losses(logdir, "dev").keys() == {15, 30, 40}  # the log of the training is as it was
+
+
+@pytest.mark.parametrize("torn", [False, True])
+def test_kill_9_and_the_same_command_give_the_same_run_to_the_last_bit(
+    package: Path, tmp_path: Path, whole: Any, torn: bool
+) -> None:
+    code, seen, _ = start_and_stop(package, tmp_path, after_step=29, number=signal.SIGKILL)
+    assert code == -signal.SIGKILL and "step 40/40" not in seen
+    assert max(losses(tmp_path)) >= 29
+    if torn:
+        newest = max((tmp_path / "checkpoints").glob("step_*"))
+        data = newest / "tensors.data-00000-of-00001"
+        data.write_bytes(data.read_bytes()[:-7])
+    again = run(package, LINE, f"--logdir={tmp_path}", *DETERMINISTIC)
+    assert again.returncode == 0, again.stderr
+    assert "going on from" in again.stdout
+    assert ("passed over the damaged checkpoint" in again.stdout) == torn
+    assert losses(tmp_path) == losses(whole[0])
+    assert losses(tmp_path, "dev") == losses(whole[0], "dev")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_the_same_command_goes_on(
+    package: Path, tmp_path: Path, whole: Any, number: signal.Signals
+) -> None:
+    code, seen, stderr = start_and_stop(package, tmp_path, after_step=11, number=number)
+    assert code == 128 + number
+    assert "Traceback" not in stderr and f"{number.name}: saving and stopping" in stderr
+    (stopped,) = [line for line in seen.splitlines() if line.startswith("stopped by")]
+    if number == signal.SIGINT:
+        return  # what was saved is the same
+    step = int(re.findall(r"after step (\d+) of 40", stopped)[0])
+    again = run(package, LINE, f"--logdir={tmp_path}", *DETERMINISTIC)
+    assert f"step_{step:08d}: {40 - step} steps are left" in again.stdout, again.stderr
+    assert losses(tmp_path) == losses(whole[0])
+
+
+# --- a logdir that does not fit ---
+
+
+def test_a_logdir_of_another_experiment_is_refused(
+    here: Path, whole: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main("--model=lines.experiments.Other", f"--logdir={whole[0]}") == 1
+    error = capsys.readouterr().err
+    assert "logdir of lines.experiments.Line, and the model is lines.experiments.Other" in error
+    assert len(error.splitlines()) == 1
+
+
+def test_another_shape_of_weights_is_an_error_that_names_them_and_what_changed(
+    package: Path, whole: Any
+) -> None:
+    before = (whole[0] / "params.txt").read_bytes()
+    done = run(package, LINE, f"--logdir={whole[0]}", "--set=task.dim=5", "--set=*.dim=5")
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "weights/w is [3], want [5]" in done.stderr
+    assert "changed since then: task.dim : 3 -> 5  # --set" in done.stdout
+    assert (whole[0] / "params.txt").read_bytes() == before
+
+
+FULL_DISK = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, resource.RLIM_INFINITY))
+from tekso.tools import trainer
+sys.exit(trainer.main(["tekso-trainer", "--import=lines", *sys.argv[1:]]))
+"""
+
+
+def test_a_full_disk_is_an_error_that_says_what_is_needed(package: Path, tmp_path: Path) -> None:
+    flags = [LINE, f"--logdir={tmp_path}", "--set=*.dim=5000", "--set=run.eval_every_steps=0"]
+    done = subprocess.run(
+        [sys.executable, "-c", FULL_DISK, *flags],
+        cwd=package,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert re.search(
+        r"no room for the checkpoint .*step_0000\d+: it needs 6\d,\d+ bytes", done.stderr
+    )
+    assert not list((tmp_path / "checkpoints").iterdir())
+
+
+# --- what is typed wrong ---
+
+
+WRONG = [
+    ([], "--model is missing"),
+    (["--modle=x"], "no flag --modle; did you mean --mode or --model?"),
+    (["--mode=trian", LINE], "--mode=trian"),
+    (["lines.experiments.Line"], "did you mean --model=lines.experiments.Line?"),
+    (["--model=lines.experiments.Lin"], "did you mean lines.experiments.Line?"),
+    (["--model=lines.experiment.Line"], "did you mean lines.experiments.Line?"),
+    ([LINE, "--set=run.stepz=5"], "did you mean run.steps?"),
+    ([LINE, "--set=lerner.schedule=5"], "did you mean learner?"),
+    ([LINE, "--set=run.steps=five"], "run.steps: wanted int, given 'five'"),
+    ([LINE, "--set=run.deterministic=maybe"], "run.deterministic"),
+    ([LINE, "--set=*.dropot=0.5"], "did you mean task.dropout?"),
+    ([LINE, "--set=run.steps"], "a setting reads path=value"),
+    ([LINE, "--steps=-3"], "run.steps is -3, but it has to be at least 0"),
+    ([LINE, "--steps=many"], "--steps=many"),
+    ([LINE, "--execution=pipelind"], "data_parallel, mesh_sharded, pipelined"),
+    (["--import=linse"], "no package 'linse'"),
+    (["--list=nothing.*"], "no experiment matches; there are: "),
+]
+
+
+@pytest.mark.parametrize(("args", "told"), WRONG, ids=[" ".join(args) for args, _ in WRONG])
+def test_what_is_typed_wrong_is_one_message_and_code_2(
+    here: Path, capsys: pytest.CaptureFixture[str], args: list[str], told: str
+) -> None:
+    assert main(*args) == 2
+    output = capsys.readouterr()
+    assert output.out == "" and told in output.err
+    assert output.err.startswith("tekso-trainer: ") and len(output.err.splitlines()) == 1
+
+
+def test_a_mistake_in_an_experiment_is_told_with_its_line(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main("--model=lines.experiments.Misspelt", "--mode=inspect_params") == 1
+    error = capsys.readouterr().err
+    assert "did you mean steps?" in error and "Traceback" not in error
+    line = EXPERIMENTS[: EXPERIMENTS.index("stepz")].count("\n") + 1
+    assert f"lines/experiments.py:{line}, in run" in error
+
+
+def test_a_fault_keeps_its_traceback(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main("--model=lines.experiments.Faulty", "--mode=inspect_params") == 1
+    assert "Traceback" in capsys.readouterr().err
+    assert main("--model=lines.experiments.Misspelt", "--traceback") == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_evaluating_without_a_checkpoint_says_what_to_do(
+    here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(LINE, f"--logdir={tmp_path}", "--mode=eval") == 1
+    assert "there is no checkpoint in" in capsys.readouterr().err
+    assert main(f"--logdir={tmp_path}") == 1
+    assert "give the experiment by --model" in capsys.readouterr().err
+
+
+# --- what is shown ---
+
+
+def test_help_shows_our_flags_in_lines_that_fit(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main("--help") == 0
+    text = capsys.readouterr().out
+    flags = "model logdir mode set steps seed deterministic execution cpu_devices tpu import list"
+    for flag in [*flags.split(), "format", "log_every", "checkpoint"]:
+        assert f"  --{flag}" in text
+    assert all(len(line) <= 100 for line in text.splitlines())
+    assert "showprefixforinfo" not in text
+
+
+def test_list_shows_key_task_count_summary_and_place(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main("--list=lines.*Line") == 0
+    lines = capsys.readouterr().out.splitlines()
+    number = EXPERIMENTS[: EXPERIMENTS.index("@register")].count("\n") + 1
+    assert lines[0] == "lines.experiments.Line  (Regression, 3 weights)"
+    assert lines[1].strip() == "Fits a line."
+    assert lines[2].strip() in (f"lines/experiments.py:{number + i}" for i in (0, 1))
+    assert main("--list", "--format=json") == 0
+    rows = json.loads(capsys.readouterr().out)
+    broken = {row["key"]: row.get("problem", "") for row in rows}
+    assert "ZeroDivisionError" in broken["lines.experiments.Faulty"]
+
+
+def test_inspect_params_shows_values_docs_and_origins(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = [LINE, "--mode=inspect_params", "--set=task.dropout=0.25", "--steps=7"]
+    assert main(*flags) == 0
+    text = capsys.readouterr().out
+    assert re.search(r"dropout = 0.25 +# \[--set\] Rate of dropout on x.", text)
+    assert re.search(r"steps += 7 +# \[--steps\] Number of training steps.", text)
+    assert "task  (lines.experiments:Regression)" in text
+    assert all(len(line) <= 100 for line in text.splitlines())
+    assert main(*flags, "--format=json") == 0
+    rows = {row["path"]: row for row in json.loads(capsys.readouterr().out)["params"]}
+    assert rows["task.dropout"]["value"] == "0.25" and rows["task.dropout"]["origin"] == "--set"
+    assert rows["input.batch_size"]["origin"].startswith("lines/experiments.py:")
+    assert rows["eval_inputs.dev.batch_size"]["type"] == "int"
+
+
+def test_inspect_model_counts_without_allocating(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = [LINE, "--mode=inspect_model", "--set=task.dim=1_000_000_000_000"]
+    assert main(*flags, "--format=json") == 0
+    table = json.loads(capsys.readouterr().out)
+    assert table["total_weights"] == 10**12 and table["total_bytes"] == 4 * 10**12
+    (weight,) = table["weights"]
+    assert weight == {
+        "path": "w", "shape": [10**12], "dims": ["embed"], "size": 10**12, "dtype": "float32",
+        "trainable": True,
+    }  # fmt: skip
+    assert main(*flags) == 0
+    assert "total: 1,000,000,000,000 weights in 1 tensors, 4000.0 GB" in capsys.readouterr().out
+
+
+def test_every_registered_model_of_this_repository_is_counted_or_says_why(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main("--list=lm.*", "--format=json") == 0
+    for row in json.loads(capsys.readouterr().out):
+        assert row["total_weights"] or "only the text can tell" in row["problem"]
+        assert row["summary"] and row["task"]
+
+
+@pytest.mark.slow
+def test_the_default_experiment_trains_evaluates_samples_and_goes_on(tmp_path: Path) -> None:
+    flags = ["--model=lm.python_source.Tiny", f"--logdir={tmp_path}", "--log_every=5"]
+    small = ["--set=eval_inputs.dev.max_batches=2", "--set=task.decode.max_new_tokens=20"]
+    first = run(tmp_path.parent, *flags, *small, "--steps=10")
+    assert first.returncode == 0, first.stderr
+    assert "bits/byte" in first.stdout and "gzip" in first.stdout and "after 'def '" in first.stdout
+    assert losses(tmp_path)[10] < losses(tmp_path)[1]
+    on = run(tmp_path.parent, f"--logdir={tmp_path}", "--steps=15")
+    assert on.returncode == 0, on.stderr
+    assert list(losses(tmp_path)) == [1, 5, 10, 15]

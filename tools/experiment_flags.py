@@ -1,0 +1,105 @@
+"""What --model, --import, --execution and --set mean, in every tool."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tekso.tools.command_errors import UsageError
+
+if TYPE_CHECKING:  # slow to import: the functions below import what they need when they run
+    from tekso.framework.experiment import Experiment, Tree
+
+
+def load(model: str | None, packages: Sequence[str]) -> None:
+    """Imports TensorFlow, quietly, and the packages of the user's own.
+
+    Args:
+      model: value of --model; a typo in its module is told before anything slow happens.
+      packages: values of --import.
+
+    Raises:
+      UsageError: there is no such module or package.
+    """
+    from tekso.framework import quiet_tensorflow, registry
+
+    if model and not packages and not registry.has_module(model):
+        experiment(model)
+    quiet_tensorflow.import_tensorflow()
+    for package in packages:
+        try:
+            registry.import_package(package)
+        except ModuleNotFoundError as error:
+            if not error.name or not f"{package}.".startswith(f"{error.name}."):
+                raise
+            raise UsageError(
+                f"--import={package}: there is no package {error.name!r} in {os.getcwd()} or "
+                "among the installed ones"
+            ) from None
+
+
+def experiment(model: str) -> type[Experiment]:
+    """Returns the registered experiment of a key.
+
+    Raises:
+      UsageError: there is none; the text says what is close.
+    """
+    from tekso.framework import registry
+
+    try:
+        return registry.get(model)
+    except registry.UnknownExperimentError as error:
+        raise UsageError(f"--model={model}: {error}") from None
+
+
+def change(
+    tree: Tree.Params,
+    *,
+    execution: str | None,
+    settings: Sequence[str],
+    flags: Mapping[str, tuple[str, Any]] | None = None,
+) -> None:
+    """Changes a tree as the flags say: the execution, then --set, then single flags.
+
+    Args:
+      tree: is changed.
+      execution: value of --execution.
+      settings: values of --set, "path=value".
+      flags: {flag: (path, value)}; a value None changes nothing.
+
+    Raises:
+      UsageError: a path is unknown, a value has the wrong type or is out of range.
+    """
+    if execution is not None:
+        _choose_execution(tree, execution)
+    for setting in settings:
+        path, equals, value = setting.partition("=")
+        if not equals:
+            raise UsageError(f"--set {setting}: a setting reads path=value")
+        _set_text(tree, path.strip(), value, flag=f"--set {setting}", origin="--set")
+    for flag, (path, value) in (flags or {}).items():
+        if value is not None:
+            _set_text(tree, path, str(value), flag=f"--{flag}={value}", origin=f"--{flag}")
+    try:
+        tree.run.instantiate()
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def _set_text(tree: Tree.Params, path: str, value: str, *, flag: str, origin: str) -> None:
+    try:
+        tree.set_text(path, value, origin=origin)
+    except (AttributeError, ValueError, TypeError) as error:
+        raise UsageError(f"{flag}: {error}") from None
+
+
+def _choose_execution(tree: Tree.Params, name: str) -> None:
+    from tekso.framework import execution
+
+    try:
+        chosen = execution.by_name(name)
+    except execution.ExecutionError as error:
+        raise UsageError(f"--execution={name}: {error}") from None
+    if tree.execution.owner is not chosen:
+        tree.execution = chosen.Params()

@@ -1,0 +1,119 @@
+"""The flags of tekso-trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from absl import flags
+
+from tekso.tools import command_flags
+from tekso.tools.command_errors import UsageError
+
+PROGRAM = "tekso-trainer"
+EXAMPLE = "--model=lm.python_source.Tiny"
+MODES = ("train", "eval", "decode", "inspect_params", "inspect_model")
+EXAMPLE = "--model=lm.python_source.Tiny"
+
+FLAGS = flags.FlagValues()  # of our own: --help shows these, and not those of libraries
+
+
+def _define() -> None:
+    f = FLAGS
+    flags.DEFINE_string("model", None, "Key of the experiment; --list shows all.", flag_values=f)
+    flags.DEFINE_string(
+        "logdir",
+        None,
+        "Folder of the run. The same folder again goes on where the run stopped. By default "
+        "runs/<model>.",
+        flag_values=f,
+    )
+    flags.DEFINE_enum(
+        "mode",
+        "train",
+        MODES,
+        "train; eval: evaluate a checkpoint; decode: show samples and scores; inspect_params: the "
+        "tree of parameters with docs; inspect_model: the table of weights, nothing is allocated.",
+        flag_values=f,
+    )
+    flags.DEFINE_multi_string(
+        "set",
+        [],
+        "path=value, as in --set learner.schedule.initial_value=0.01; can be repeated. A path may "
+        "have wildcards: --set '*.dropout=0.1'.",
+        flag_values=f,
+    )
+    flags.DEFINE_integer("steps", None, "Number of training steps: run.steps.", flag_values=f)
+    flags.DEFINE_integer("seed", None, "Seed of everything random: run.seed.", flag_values=f)
+    flags.DEFINE_integer(
+        "log_every", None, "Steps between two lines: run.log_every_steps.", flag_values=f
+    )
+    flags.DEFINE_boolean(
+        "deterministic", None, "The same run gives the same bits: run.deterministic.", flag_values=f
+    )
+    flags.DEFINE_string(
+        "execution",
+        None,
+        "How a step is laid over devices: data_parallel, mesh_sharded or pipelined. By default as "
+        "the experiment says.",
+        flag_values=f,
+    )
+    flags.DEFINE_integer(
+        "cpu_devices", None, "Make so many logical devices of the CPU.", flag_values=f
+    )
+    flags.DEFINE_string("tpu", None, "Name or address of a TPU to run on.", flag_values=f)
+    flags.DEFINE_string(
+        "checkpoint",
+        None,
+        "Step or path of the checkpoint for eval and decode; by default the newest good one.",
+        flag_values=f,
+    )
+    flags.DEFINE_multi_string(
+        "import", [], "Package with experiments of your own; can be repeated.", flag_values=f
+    )
+    flags.DEFINE_string(
+        "list",
+        None,
+        "List the experiments whose keys match: --list, --list 'lm.*'.",
+        flag_values=f,
+    )
+    flags.DEFINE_enum(
+        "format", "text", ("text", "json"), "What --list and every mode but train print.",
+        flag_values=f,
+    )  # fmt: skip
+    flags.DEFINE_boolean(
+        "traceback", False, "Show the whole traceback of every error.", flag_values=f
+    )
+    flags.DEFINE_boolean("help", False, "Show this text.", short_name="h", flag_values=f)
+
+
+_define()
+
+
+def parse(argv: Sequence[str]) -> None:
+    """Parses the flags.
+
+    Raises:
+      UsageError: one is unknown or its value is wrong.
+    """
+    words = []
+    for i, word in enumerate(argv):
+        alone = word == "--list" and (i + 1 == len(argv) or argv[i + 1].startswith("-"))
+        words.append("--list=*" if alone else word)
+    rest = command_flags.parse(FLAGS, words)
+    if rest:
+        hint = f"; did you mean --model={rest[0]}?" if not FLAGS.model and "." in rest[0] else ""
+        raise UsageError(f"{rest[0]!r} is no flag: flags begin with --{hint}")
+
+
+def help_text() -> str:
+    """Returns the text of --help."""
+    text = command_flags.help_text(
+        FLAGS,
+        usage=f"{PROGRAM} {EXAMPLE} --logdir=runs/tiny [--set path=value …]",
+        purpose="Trains a registered experiment, evaluates it, decodes with it or shows it.",
+        value_names={"set": "path=value", "list": "glob", "import": "package", "model": "key"},
+    )
+    return (
+        f"{text}\n\nExit codes: 0 done; 1 an error; 2 a wrong command line; 130 (SIGINT) or 143 "
+        "(SIGTERM)\nstopped after the state was saved."
+    )
