@@ -21,7 +21,8 @@ USAGE = f"{PROGRAM} --input='texts/*.txt' --output=vocab.model [--vocab_size=819
 _SHOWN = 12  # pieces
 _MEASURED = 1 << 20  # characters of text on which bytes per token are measured
 
-FLAGS = flags.FlagValues()
+# Of our own, so that --help shows these alone.
+FLAGS: Any = flags.FlagValues()  # type: ignore[no-untyped-call]
 _DEFAULTS = SentencePiece.Params()
 
 
@@ -78,6 +79,7 @@ def _run(argv: list[str]) -> int:
     words = command_flags.parse(FLAGS, argv)
     if FLAGS.help:
         purpose = (__doc__ or "").partition(": ")[2]
+        purpose = purpose[:1].upper() + purpose[1:]
         names = {"input": "globs", "output": "file"}
         print(command_flags.help_text(FLAGS, usage=USAGE, purpose=purpose, value_names=names))
         return OK

@@ -85,7 +85,7 @@ def test_what_is_not_prepared_says_how_to_prepare_it(tmp_path: Path) -> None:
 
 
 def test_an_unknown_name_names_a_close_one(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no data set 'lm1' .*did you mean lm1b"):
+    with pytest.raises(InputError, match=r"no data set 'lm1' .*did you mean lm1b"):
         source(str(tmp_path), name="lm1")
 
 

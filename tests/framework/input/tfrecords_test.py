@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tekso.framework.input import crc32c
@@ -57,10 +57,11 @@ def test_splits_share_out_the_records(tmp_path: Path) -> None:
     for holdout in ("end", "hash"):
         shares = {"holdout": holdout, "dev_fraction": 0.2, "test_fraction": 0.2}
         parts = [all_of(source(path, split, **shares)) for split in ("train", "test", "dev")]
-        assert sorted(sum(parts, [])) == sorted(records)
+        together = [record for part in parts for record in part]
+        assert sorted(together) == sorted(records)
         assert len(parts[0]) > 8
         if holdout == "end":
-            assert sum(parts, []) == records
+            assert together == records
 
 
 def test_a_wrong_byte_of_data_costs_its_record(tmp_path: Path) -> None:
@@ -73,7 +74,7 @@ def test_a_wrong_byte_of_data_costs_its_record(tmp_path: Path) -> None:
     skip = one.skipped().named[0]
     assert (skip.file, skip.offset) == (str(path), 37)
     assert skip.reason == "the 16 bytes of data have a wrong checksum"
-    with pytest.raises(BadRecordError, match="byte 37: .*wrong checksum"):
+    with pytest.raises(BadRecordError, match=r"byte 37: .*wrong checksum"):
         one[2]
 
 
@@ -88,6 +89,7 @@ def test_a_wrong_length_costs_the_rest_of_the_file(tmp_path: Path) -> None:
     assert skip.offset == 21 and "rest of the file is lost" in skip.reason
 
 
+@settings(deadline=None)
 @given(st.integers(1, 3084))
 def test_a_file_cut_off_anywhere_gives_its_whole_records(cut: int) -> None:
     # A write that was interrupted. The four records end at these bytes.
@@ -96,7 +98,7 @@ def test_a_file_cut_off_anywhere_gives_its_whole_records(cut: int) -> None:
     path.write_bytes(WHOLE[:cut])
     whole = sum(end <= cut for end in ends)
     if not whole:
-        with pytest.raises(InputError, match="nothing is left(?s:.)*cut off"):
+        with pytest.raises(InputError, match=r"nothing is left(?s:.)*cut off"):
             source(path)
         return
     one = source(path)
@@ -192,12 +194,14 @@ def test_the_checksum_of_the_standard_test_string() -> None:
     assert crc32c.crc32c(b"") == 0
 
 
+@settings(deadline=None)
 @given(st.integers(0, 3000), st.integers(0, 255))
 def test_the_checksum_is_that_of_its_definition(size: int, first: int) -> None:
     data = bytes((first + i * i) % 256 for i in range(size))
     assert crc32c.crc32c(data) == bitwise(data)
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 2**64 - 1), min_size=1))
 def test_checksums_of_words_are_those_of_their_bytes(words: list[int]) -> None:
     expected = [crc32c.masked(bitwise(struct.pack("<Q", word))) for word in words]
