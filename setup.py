@@ -68,6 +68,7 @@ if __name__ == "__main__":
         install_requires=[
             tensorflow_requirement(installed_distributions()),
             "absl-py",
+            "importlib_resources",  # tensorflow-datasets needs it to prepare, and does not say so
             "matplotlib",
             "numpy",
             "psutil",

@@ -98,16 +98,15 @@ def _text(record: Any) -> str | np.ndarray:
 
 def _encoded(source: Source, tokenizer: Tokenizer) -> TokenText:
     end = np.array([tokenizer.end_id], tokenizer.dtype)
-    pieces, lengths = [end], [0]
-    for chunk in _chunks(source):
-        for ids in _encode_chunk(chunk, tokenizer):
-            if not len(ids):
-                continue
-            pieces += [ids, end]
-            lengths.append(len(ids) + 1)
-    if len(pieces) == 1:
+    tokens, sizes = [end], [np.zeros(1, np.int64)]
+    for chunk in _chunks(source):  # joined by chunk, as small arrays take more room than tokens
+        encoded = [ids for ids in _encode_chunk(chunk, tokenizer) if len(ids)]
+        if encoded:
+            tokens.append(np.concatenate([part for ids in encoded for part in (ids, end)]))
+            sizes.append(np.array([len(ids) + 1 for ids in encoded], np.int64))
+    if len(tokens) == 1:
         raise source.skips.nothing_left()
-    return TokenText(np.concatenate(pieces), np.cumsum(lengths, dtype=np.int64))
+    return TokenText(np.concatenate(tokens), np.cumsum(np.concatenate(sizes)))
 
 
 def _chunks(source: Source) -> Iterator[list[str | np.ndarray]]:
