@@ -74,5 +74,5 @@ def assemble(
     }
     task = tree.task.owner.complete(tree.task, input).instantiate()
     learner = schedules.end_with_run(tree.learner, run.params.steps).instantiate()
-    program = execution.build(task, learner, seed=seed, batch_size=tree.input.batch_size)
+    program = execution.build(task, learner, seed=seed, batch_size=tree.input.get("batch_size"))
     return Assembly(tree, run, input, eval_inputs, task, learner, program)

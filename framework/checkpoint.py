@@ -17,10 +17,9 @@ from collections.abc import Callable, Mapping
 from typing import Literal
 
 import numpy as np
-import tensorflow as tf
 from absl import logging
 
-from tekso.framework import checkpoint_files
+from tekso.framework import checkpoint_files, files
 from tekso.framework.checkpoint_files import (
     Checkpoint,
     CheckpointError,
@@ -77,10 +76,10 @@ class Checkpoints:
 
     def prepare(self) -> None:
         """Makes the directory ready for writing: removes what an ended process left unfinished."""
-        tf.io.gfile.makedirs(self.directory)
-        for name in tf.io.gfile.listdir(self.directory):
+        files.make_folder(self.directory)
+        for name in files.names(self.directory):
             if name.startswith((checkpoint_files.UNFINISHED, _LEAVING)):
-                checkpoint_files.remove(self._path(name.rstrip("/")))
+                files.remove_folder(self._path(name))
         self._values = self._read_values()
 
     def save(self, state: Callable[[], Mapping[str, np.ndarray]], description: Description) -> None:
@@ -134,7 +133,7 @@ class Checkpoints:
 
     def _write(self, tensors: Mapping[str, np.ndarray], description: Description) -> None:
         path = self.path(description.step)
-        if tf.io.gfile.exists(path):
+        if files.exists(path):
             aside = self._set_aside(path, "earlier")
             self._warn(f"{path} was there already: it was renamed to {aside}")
         checkpoint_files.write(path, tensors, description)
@@ -151,13 +150,13 @@ class Checkpoints:
             if step in kept:
                 continue
             path = self.path(step)
-            if checkpoint_files.is_local(path):  # so that it is never seen half deleted
+            if files.is_local(path):  # so that it is never seen half deleted
                 leaving = self._path(_LEAVING + _name(step))
-                os.rename(path, leaving)
+                files.rename(path, leaving)
                 path = leaving
             else:
-                tf.io.gfile.remove(f"{path}/{checkpoint_files.DESCRIPTION}")
-            checkpoint_files.remove(path)
+                files.remove(files.join(path, checkpoint_files.DESCRIPTION))
+            files.remove_folder(path)
             self._values.pop(step, None)
 
     def _read_values(self) -> dict[int, float]:
@@ -192,9 +191,9 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """Returns the steps of all checkpoints, good or damaged, the oldest first."""
-        if not tf.io.gfile.exists(self.directory):
+        if not files.exists(self.directory):
             return []
-        names = [name.rstrip("/") for name in tf.io.gfile.listdir(self.directory)]
+        names = files.names(self.directory)
         numbers = [name.removeprefix(_STEP) for name in names if name.startswith(_STEP)]
         return sorted(int(number) for number in numbers if number.isascii() and number.isdigit())
 
@@ -238,7 +237,7 @@ class Checkpoints:
         if number.isascii() and number.isdigit():
             path = self.path(int(number))
         path = path.rstrip("/")
-        if not tf.io.gfile.exists(path):
+        if not files.exists(path):
             there = ", ".join(_name(step) for step in self.steps()) or "none"
             raise CheckpointError(
                 f"there is no checkpoint {path}; in {self.directory} there are: {there}"
@@ -256,13 +255,13 @@ class Checkpoints:
 
     def _set_aside(self, path: str, why: str) -> str:
         number, name = 1, f"{why}_{os.path.basename(path)}"
-        while tf.io.gfile.exists(aside := self._path(f"{name}.{number}")):
+        while files.exists(aside := self._path(f"{name}.{number}")):
             number += 1
-        tf.io.gfile.rename(path, aside)
+        files.rename(path, aside)
         return aside
 
     def _path(self, name: str) -> str:
-        return f"{self.directory.rstrip('/')}/{name}"
+        return files.join(self.directory, name)
 
 
 def _name(step: int) -> str:
@@ -271,5 +270,5 @@ def _name(step: int) -> str:
 
 def _is_sealed(path: str) -> bool:
     """False for what was cut off on a file system without renames: it never was a checkpoint."""
-    description = f"{path}/{checkpoint_files.DESCRIPTION}"
-    return checkpoint_files.is_local(path) or tf.io.gfile.exists(description)
+    description = files.join(path, checkpoint_files.DESCRIPTION)
+    return files.is_local(path) or files.exists(description)

@@ -14,6 +14,7 @@ import contextlib
 import dataclasses
 import errno
 import hashlib
+import importlib.metadata
 import json
 import os
 import platform
@@ -24,6 +25,8 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+
+from tekso.framework import files
 
 FORMAT = 1
 PREFIX = "tensors"
@@ -98,7 +101,7 @@ class Checkpoint:
         self.path = path
         self.description = description
         try:
-            self._reader = tf.compat.v1.train.NewCheckpointReader(_join(path, PREFIX))
+            self._reader = tf.compat.v1.train.NewCheckpointReader(files.join(path, PREFIX))
         except (ValueError, tf.errors.OpError) as error:
             reason = f"TensorFlow cannot read it: {_first_line(error)}"
             raise DamagedCheckpointError(reason) from error
@@ -114,14 +117,14 @@ class Checkpoint:
         return np.asarray(self._reader.get_tensor(key))
 
 
-def is_local(path: str) -> bool:
-    """Whether a path lies on a file system with directories that can be renamed."""
-    return "://" not in path
-
-
 def versions() -> dict[str, str]:
     """Returns the versions of what writes a checkpoint."""
+    try:
+        ours = importlib.metadata.version("tekso")
+    except importlib.metadata.PackageNotFoundError:  # a checkout
+        ours = "not installed"
     return {
+        "tekso": ours,
         "python": platform.python_version(),
         "tensorflow": tf.__version__,
         "numpy": np.__version__,
@@ -140,31 +143,29 @@ def write(path: str, tensors: Mapping[str, np.ndarray], description: Description
       DiskFullError: there is no room; nothing is left behind.
       CheckpointError: it could not be written for another reason; nothing is left behind.
     """
-    above, name = os.path.split(path)
-    place = _join(above, UNFINISHED + name) if is_local(path) else path
+    above, base = os.path.split(path)
+    place = files.join(above, UNFINISHED + base) if files.is_local(path) else path
     needed = sum(array.nbytes for array in tensors.values())
     try:
         _refuse_if_full(path, needed)
-        remove(place)
-        tf.io.gfile.makedirs(place)
-        _write_tensors(_join(place, PREFIX), tensors)
-        files = {}
-        for file in sorted(tf.io.gfile.listdir(place)):
-            _sync(_join(place, file))
-            files[file] = _checksum(_join(place, file))
+        files.remove_folder(place)
+        files.make_folder(place)
+        _write_tensors(files.join(place, PREFIX), tensors)
+        checksums = {}
+        for name in files.names(place):
+            files.sync(files.join(place, name))
+            checksums[name] = _checksum(files.join(place, name))
         description = dataclasses.replace(
             description,
             versions=versions(),
             created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            files=files,
+            files=checksums,
         )
-        with tf.io.gfile.GFile(_join(place, DESCRIPTION), "w") as file:
-            file.write(description.to_json())
-        if is_local(path):
-            _sync(_join(place, DESCRIPTION))
-            _sync(place)
-            os.rename(place, path)
-            _sync(above)
+        files.write_atomically(files.join(place, DESCRIPTION), description.to_json())
+        if place != path:
+            files.sync(place)
+            files.rename(place, path)
+            files.sync(above)
     except DiskFullError:
         raise
     except (OSError, tf.errors.OpError) as error:
@@ -184,11 +185,10 @@ def describe(path: str) -> Description:
       DamagedCheckpointError: there is none, or it cannot be read.
     """
     try:
-        with tf.io.gfile.GFile(_join(path, DESCRIPTION)) as file:
-            return Description.from_json(file.read())
-    except tf.errors.NotFoundError:
+        return Description.from_json(files.read(files.join(path, DESCRIPTION)).decode("utf-8"))
+    except FileNotFoundError:
         raise DamagedCheckpointError(f"it has no {DESCRIPTION}: its writing was cut off") from None
-    except (ValueError, TypeError, tf.errors.OpError) as error:
+    except (ValueError, TypeError, OSError) as error:
         raise DamagedCheckpointError(f"{DESCRIPTION} is damaged: {_first_line(error)}") from error
 
 
@@ -203,9 +203,9 @@ def open_verified(path: str) -> Checkpoint:
         raise DamagedCheckpointError(f"{DESCRIPTION} names no files")
     for name, wanted in description.files.items():
         try:
-            found = _checksum(_join(path, name))
-        except tf.errors.OpError as error:
-            raise DamagedCheckpointError(f"{name} cannot be read: {_first_line(error)}") from error
+            found = _checksum(files.join(path, name))
+        except OSError as error:
+            raise DamagedCheckpointError(f"{name} cannot be read: {error.strerror}") from error
         if found["size_bytes"] != wanted.get("size_bytes"):
             raise DamagedCheckpointError(
                 f"{name} has {found['size_bytes']:,} bytes, "
@@ -217,12 +217,6 @@ def open_verified(path: str) -> Checkpoint:
     if description.tensors and (other := checkpoint.keys ^ description.tensors.keys()):
         raise DamagedCheckpointError(f"{DESCRIPTION} does not fit the tensors: {sorted(other)[:3]}")
     return checkpoint
-
-
-def remove(path: str) -> None:
-    """Removes a directory with all that is in it, if it is there."""
-    if tf.io.gfile.exists(path):
-        tf.io.gfile.rmtree(path)
 
 
 def _write_tensors(prefix: str, tensors: Mapping[str, np.ndarray]) -> None:
@@ -237,22 +231,11 @@ def _write_tensors(prefix: str, tensors: Mapping[str, np.ndarray]) -> None:
 
 def _checksum(path: str) -> dict[str, Any]:
     digest, size = hashlib.sha256(), 0
-    with tf.io.gfile.GFile(path, "rb") as file:
+    with files.open(path) as file:
         while chunk := file.read(_CHUNK_BYTES):
             digest.update(chunk)
             size += len(chunk)
     return {"size_bytes": size, "sha256": digest.hexdigest()}
-
-
-def _sync(path: str) -> None:
-    """Waits until a file or directory is on the disk, where there is one."""
-    if not is_local(path):
-        return
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _refuse_if_full(path: str, needed: int) -> None:
@@ -263,7 +246,7 @@ def _refuse_if_full(path: str, needed: int) -> None:
 
 def _free_bytes(directory: str) -> int | None:
     try:
-        return shutil.disk_usage(directory).free if is_local(directory) else None
+        return shutil.disk_usage(directory).free if files.is_local(directory) else None
     except OSError:
         return None
 
@@ -285,14 +268,10 @@ def _disk_full_text(path: str, needed: int, free: int | None, error: Exception |
 
 
 def _remove_quietly(path: str) -> None:
-    with contextlib.suppress(OSError, tf.errors.OpError):  # the first error is the one to tell
-        remove(path)
+    with contextlib.suppress(OSError):  # the first error is the one to tell
+        files.remove_folder(path)
 
 
 def _first_line(error: Exception) -> str:
     text = str(getattr(error, "message", "") or error)
     return text.splitlines()[0] if text else type(error).__name__
-
-
-def _join(directory: str, name: str) -> str:
-    return f"{directory.rstrip('/')}/{name}"

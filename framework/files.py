@@ -12,6 +12,7 @@ import difflib
 import errno
 import glob as local_glob
 import os
+import shutil
 from collections.abc import Iterator, Sequence
 from typing import IO, Any
 
@@ -146,6 +147,36 @@ def remove(path: str) -> None:
         os.remove(path) if is_local(path) else _gfile().remove(path)
 
 
+def remove_folder(path: str) -> None:
+    """Removes a folder with all that is in it, if it is there."""
+    with _named(path):
+        if exists(path):
+            shutil.rmtree(path) if is_local(path) else _gfile().rmtree(path)
+
+
+def rename(path: str, new_path: str) -> None:
+    """Renames a file or a folder; on a local file system all at once."""
+    with _named(path):
+        os.rename(path, new_path) if is_local(path) else _gfile().rename(path, new_path)
+
+
+def names(folder: str) -> list[str]:
+    """Names of the files and folders in a folder, sorted."""
+    with _named(folder):
+        found = os.listdir(folder) if is_local(folder) else _gfile().listdir(folder)
+        return sorted(name.rstrip("/") for name in found)
+
+
+def sync(path: str) -> None:
+    """Waits until a file, or the names in a folder, are on the disk, where there is one."""
+    if is_local(path):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
 # What the errors say.
 
 
@@ -156,15 +187,15 @@ def _no_match(pattern: str) -> str:
     shown = folder or "."
     if not is_folder(os.path.expanduser(shown)):
         return f"nothing matches {pattern!r}: there is no folder {shown!r}{_hint(shown)}"
-    names = _names(os.path.expanduser(shown))
-    close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    there = _names(os.path.expanduser(shown))
+    close = difflib.get_close_matches(name, there, n=3, cutoff=0.5)
     if close:
         return f"nothing matches {pattern!r}; did you mean {_listed(folder, close)}?"
-    if not names:
+    if not there:
         return f"nothing matches {pattern!r}: the folder {shown!r} is empty"
-    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    more = f" and {len(there) - 5} more" if len(there) > 5 else ""
     here = f" (which is {os.getcwd()})" if shown == "." else ""
-    listed = _listed("", names[:5])
+    listed = _listed("", there[:5])
     return f"nothing matches {pattern!r}: the folder {shown!r}{here} has {listed}{more}"
 
 
@@ -177,10 +208,8 @@ def _hint(folder: str) -> str:
 
 
 def _names(folder: str) -> list[str]:
-    with contextlib.suppress(OSError), _named(folder):
-        if is_local(folder):
-            return sorted(os.listdir(folder))
-        return sorted(name.rstrip("/") for name in _gfile().listdir(folder))
+    with contextlib.suppress(OSError):
+        return names(folder)
     return []
 
 
@@ -209,9 +238,14 @@ def _gfile() -> Any:
 
 @contextlib.contextmanager
 def _named(path: str) -> Iterator[None]:
-    """Turns TensorFlow's errors into the `OSError` that Python has for them."""
+    """Names the file in errors, and turns TensorFlow's into the `OSError` that Python has."""
     if is_local(path):
-        yield
+        try:
+            yield
+        except OSError as error:
+            if error.filename is None and error.errno is not None:  # a write names no file
+                raise OSError(error.errno, error.strerror, path) from error
+            raise
         return
     import tensorflow as tf
 

@@ -36,7 +36,7 @@ class Logdir:
 
     def file(self, name: str) -> str:
         """Returns the path of a file or folder in the logdir."""
-        return os.path.join(self.path, name)
+        return files.join(self.path, name)
 
     @property
     def checkpoints(self) -> str:
@@ -71,10 +71,10 @@ class Logdir:
     def model(self) -> str | None:
         """Returns the key of the experiment whose logdir this is; None if it is nobody's."""
         try:
-            with open(self.file("params.txt"), encoding="utf-8") as file:
-                line = file.readline()
+            text = files.read(self.file("params.txt")).decode("utf-8", "replace")
         except (FileNotFoundError, NotADirectoryError):
             return None
+        line = text.partition("\n")[0]
         return line.removeprefix(_MODEL).strip() if line.startswith(_MODEL) else None
 
     def experiment(self) -> tuple[str, Any]:
@@ -112,11 +112,12 @@ class Logdir:
             be made.
         """
         try:
-            os.makedirs(self.path, exist_ok=True)
+            files.make_folder(self.path)
         except (FileExistsError, NotADirectoryError):
             raise LogdirError(f"{self.path} cannot be a logdir: a file is in its place") from None
         self.check_model(model)
-        self._take_lock()
+        if files.is_local(self.path):
+            self._take_lock()
 
     def _take_lock(self) -> None:
         """One process at a time; the lock goes with the process, however it ends."""
@@ -150,7 +151,7 @@ class Logdir:
     def add_command(self, command: Sequence[str]) -> None:
         """Adds a command to command.txt, with the time and the folder it was given in."""
         now = time.strftime("%Y-%m-%d %H:%M:%S %z")
-        with open(self.file("command.txt"), "a", encoding="utf-8") as file:
+        with files.open(self.file("command.txt"), "a") as file:
             file.write(f"# {now}, in {os.getcwd()}\n{shlex.join(command)}\n")
 
     def write(self, name: str, text: str) -> None:

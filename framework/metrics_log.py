@@ -10,7 +10,7 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from typing import IO, Any
+from typing import Any
 
 from tekso.framework import files
 
@@ -26,7 +26,7 @@ class MetricsLog:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._file: IO[bytes] | None = None
+        self._file: Any = None
 
     def keep_until(self, step: int) -> None:
         """Removes the records of later steps, and a last line that was cut off; all or nothing."""
@@ -43,11 +43,21 @@ class MetricsLog:
 
     def append(self, record: Record) -> None:
         """Writes one record; it is in the file when this returns. NaN and inf become null."""
-        if self._file is None:
-            self._file = files.open(self.path, "ab")
         line = json.dumps({name: _jsonable(value) for name, value in record.items()}) + "\n"
-        self._file.write(line.encode())
-        self._file.flush()
+        data = line.encode()
+        try:
+            if self._file is None:
+                self._file = self._open()
+            while data:
+                data = data[self._file.write(data) or len(data) :]
+            self._file.flush()
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, self.path) from error
+
+    def _open(self) -> Any:
+        # Without a buffer, which would hold what a full disk does not take.
+        local = files.is_local(self.path)
+        return open(self.path, "ab", buffering=0) if local else files.open(self.path, "ab")
 
     def sync(self) -> None:
         """Waits until all records are on the disk."""

@@ -137,7 +137,11 @@ def evaluate_checkpoint(job: Job, checkpoint: Checkpoint) -> dict[str, Any]:
         seconds = time.perf_counter() - begin
         line = eval_line(name, checkpoint.step, values, seconds=seconds, width=job.console.width)
         job.console.line(line, "evaluation")
-        log.append({STEP: checkpoint.step, SPLIT: name, **values, "checkpoint": checkpoint.path})
+        record = {STEP: checkpoint.step, SPLIT: name, **values, "checkpoint": checkpoint.path}
+        try:
+            log.append(record)
+        except OSError as error:  # of a run that is somebody else's
+            job.console.line(f"not added to {log.path}: {error.strerror}", "warning")
         found[name] = values
     log.close()
     job.console.close()

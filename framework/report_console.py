@@ -16,7 +16,10 @@ _COLOURS = {"plain": "", "evaluation": "cyan", "good": "green", "warning": "yell
 class Console(Protocol):
     """Takes lines, and how far training is."""
 
-    width: int
+    @property
+    def width(self) -> int:
+        """Columns that a line may have."""
+        ...
 
     def line(self, text: str, style: Style = "plain") -> None:
         """Shows a line that stays."""
@@ -43,8 +46,12 @@ class PlainConsole:
     """Lines and nothing else: no colours, nothing that moves."""
 
     def __init__(self, stream: TextIO, width: int = WIDTH) -> None:
-        self.width = width
-        self._stream = stream
+        self._stream, self._width = stream, width
+
+    @property
+    def width(self) -> int:
+        """Columns that a line may have."""
+        return self._width
 
     def line(self, text: str, style: Style = "plain") -> None:
         """Writes the line; warnings are marked by a word."""

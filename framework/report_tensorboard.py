@@ -31,15 +31,18 @@ class TensorBoardEvents:
     def keep_until(self, step: int) -> None:
         """Removes what earlier processes wrote of later steps; tells a running TensorBoard too."""
         self._first_step = step + 1
-        for folder, _, names in os.walk(self._directory):
-            for name in names:
-                if name.startswith(_PATTERN):
-                    _cut(os.path.join(folder, name), step)
+        if files.exists(self._directory):
+            for folder, _, names in tf.io.gfile.walk(self._directory):
+                for name in names:
+                    if name.startswith(_PATTERN):
+                        _cut(files.join(folder, name), step)
 
     def append(self, step: int, split: str, values: Mapping[str, float]) -> None:
-        """Writes one point of every curve of a split."""
-        if split not in self._writers:
-            self._writers[split] = self._open(split)
+        """Writes one point of every curve of a split.
+
+        Raises:
+          OSError: it cannot be written.
+        """
         summary = tf.compat.v1.Summary(
             value=[
                 tf.compat.v1.Summary.Value(tag=tag, simple_value=value)
@@ -47,8 +50,14 @@ class TensorBoardEvents:
             ]
         )
         event = tf.compat.v1.Event(wall_time=time.time(), step=step, summary=summary)
-        self._writers[split].write(event.SerializeToString())
-        self._writers[split].flush()
+        try:
+            if split not in self._writers:
+                self._writers[split] = self._open(split)
+            self._writers[split].write(event.SerializeToString())
+            self._writers[split].flush()
+        except tf.errors.OpError as error:
+            folder = files.join(self._directory, split)
+            raise OSError(f"cannot write events to {folder}: {error.message}") from error
 
     def close(self) -> None:
         """Closes the files."""
@@ -57,10 +66,10 @@ class TensorBoardEvents:
         self._writers = {}
 
     def _open(self, split: str) -> tf.io.TFRecordWriter:
-        folder = os.path.join(self._directory, split)
-        os.makedirs(folder, exist_ok=True)
+        folder = files.join(self._directory, split)
+        files.make_folder(folder)
         name = f"{_PATTERN}.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
-        writer = tf.io.TFRecordWriter(os.path.join(folder, name))
+        writer = tf.io.TFRecordWriter(files.join(folder, name))
         header = tf.compat.v1.Event(wall_time=time.time(), file_version="brain.Event:2")
         writer.write(header.SerializeToString())
         if self._first_step is not None:
@@ -74,8 +83,7 @@ class TensorBoardEvents:
 
 def _cut(path: str, step: int) -> None:
     """Removes events of later steps, and a last record that was cut off, from a file."""
-    with open(path, "rb") as file:
-        content = file.read()
+    content = files.read(path)
     kept, start = [], 0
     while start + _LENGTH_BYTES <= len(content):
         (length,) = struct.unpack_from("<Q", content, start)

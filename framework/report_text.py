@@ -8,7 +8,7 @@ Functions of numbers only.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 WIDTH = 100  # columns, where the output is no terminal
 
@@ -87,7 +87,7 @@ def quality_of(values: Mapping[str, float]) -> str:
     return ""
 
 
-def fit(parts: list[tuple[float, str]], width: int) -> str:
+def fit(parts: Sequence[tuple[float, str]], width: int) -> str:
     """Joins texts by two spaces, or one, without the least important ones that do not fit."""
     parts = [part for part in parts if part[1]]
     while True:

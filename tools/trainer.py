@@ -34,7 +34,7 @@ def _run(argv: list[str]) -> int:
     if FLAGS.help:
         print(trainer_flags.help_text())
         return OK
-    experiment_flags.load(FLAGS.model, FLAGS["import"].value)
+    experiment_flags.load(FLAGS.model, FLAGS["import"].value or [])
     if FLAGS["list"].value is not None:
         return _list(FLAGS["list"].value)
     actions: dict[str, Callable[[list[str]], int]] = {
@@ -96,7 +96,7 @@ def _job(model: str, tree: Tree.Params, registered: Tree.Params, argv: list[str]
         logdir=_logdir(),
         console=console_for(sys.stderr if is_json else sys.stdout),
         command=[PROGRAM, *argv[1:]],
-        imports=FLAGS["import"].value,
+        imports=FLAGS["import"].value or [],
         tpu=FLAGS.tpu,
         cpu_devices=FLAGS.cpu_devices,
     )

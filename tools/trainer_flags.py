@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from absl import flags
 
@@ -12,9 +13,9 @@ from tekso.tools.command_errors import UsageError
 PROGRAM = "tekso-trainer"
 EXAMPLE = "--model=lm.python_source.Tiny"
 MODES = ("train", "eval", "decode", "inspect_params", "inspect_model")
-EXAMPLE = "--model=lm.python_source.Tiny"
 
-FLAGS = flags.FlagValues()  # of our own: --help shows these, and not those of libraries
+# Of our own: --help shows these, and not those of libraries.
+FLAGS: Any = flags.FlagValues()  # type: ignore[no-untyped-call]
 
 
 def _define() -> None:
