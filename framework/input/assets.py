@@ -88,7 +88,7 @@ def _check(
     if changed:
         raise InputError(
             f"{path} was made with {'; '.join(changed)}. Go back to the old setting, or begin in "
-            "a new folder."
+            "a new logdir."
         )
     if training is None or not training.verify:
         return
@@ -96,5 +96,5 @@ def _check(
         raise InputError(
             f"{path} was made from other training text ({about['made_from']}) than is read now "
             f"({training.name}): a file has changed, or the folder belongs to another experiment. "
-            "Give the old text, or begin in a new folder."
+            "Give the old text, or begin in a new logdir."
         )
