@@ -9,6 +9,7 @@ from tekso.framework.optimizers.adam import Adam
 from tekso.framework.params import Params
 from tekso.framework.registry import register
 from tekso.models.layers.attention import MultiHeadAttention
+from tekso.models.layers.embedding import Embedding
 from tekso.models.layers.feed_forward import FeedForward
 from tekso.models.layers.stack import Stack
 from tekso.models.layers.transformer import TransformerLayer
@@ -36,6 +37,7 @@ class Small(Experiment):
         model = TransformerLm.Params(
             vocab_size=self.VOCAB_SIZE,
             dim=self.DIM,
+            embedding=Embedding.Params(scale="sqrt_dim"),
             stack=Stack.Params(num_layers=self.NUM_LAYERS, layer=layer),
         )
         return LanguageModel.Params(model=model)
