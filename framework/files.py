@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from typing import IO, Any
 
 _MAGIC = "*?["
+_UNFINISHED = ".unfinished."
 
 
 def is_local(path: str) -> bool:
@@ -112,7 +113,7 @@ def write_atomically(path: str, data: bytes | str) -> None:
 @contextlib.contextmanager
 def writing_atomically(path: str) -> Iterator[IO[bytes]]:
     """A file to write to, which gets its name when the block ends without an error."""
-    unfinished = f"{path}.unfinished.{os.getpid()}"
+    unfinished = f"{path}{_UNFINISHED}{os.getpid()}"
     with _named(path):
         make_folder(os.path.dirname(path))
         try:
@@ -129,6 +130,17 @@ def writing_atomically(path: str) -> Iterator[IO[bytes]]:
             with contextlib.suppress(OSError):
                 remove(unfinished)
             raise
+
+
+def is_unfinished(name: str) -> bool:
+    """Whether a name is that of a file which a process was writing atomically when it ended."""
+    return _UNFINISHED in name
+
+
+def append(path: str, text: str) -> None:
+    """Adds to the end of a text file, which is made if need be."""
+    with _named(path), open(path, "a") as file:
+        file.write(text)
 
 
 def make_folder(path: str) -> None:

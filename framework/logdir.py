@@ -9,6 +9,7 @@ All in one folder, which belongs to one experiment.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -118,6 +119,9 @@ class Logdir:
         self.check_model(model)
         if files.is_local(self.path):
             self._take_lock()
+        for name in files.names(self.path):  # what a killed process was just writing
+            if files.is_unfinished(name):
+                files.remove(self.file(name))
 
     def _take_lock(self) -> None:
         """One process at a time; the lock goes with the process, however it ends."""
@@ -133,9 +137,10 @@ class Logdir:
                     "until it ends, or give another --logdir"
                 ) from None
             return  # a file system without locks
-        os.ftruncate(lock, 0)
-        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
         self._lock = lock
+        with contextlib.suppress(OSError):  # a full disk: the lock holds without a name
+            os.ftruncate(lock, 0)
+            os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
 
     def release(self) -> None:
         """Lets another process train here."""
@@ -151,8 +156,8 @@ class Logdir:
     def add_command(self, command: Sequence[str]) -> None:
         """Adds a command to command.txt, with the time and the folder it was given in."""
         now = time.strftime("%Y-%m-%d %H:%M:%S %z")
-        with files.open(self.file("command.txt"), "a") as file:
-            file.write(f"# {now}, in {os.getcwd()}\n{shlex.join(command)}\n")
+        text = f"# {now}, in {os.getcwd()}\n{shlex.join(command)}\n"
+        files.append(self.file("command.txt"), text)
 
     def write(self, name: str, text: str) -> None:
         """Writes a text file, whole or not at all."""

@@ -141,6 +141,7 @@ class TrainingLoop:
             metrics: Mapping[str, Any] = {}
             batches = self._batches(step) if step < self._schedule.steps else iter(())
             self._pace.restart()
+            self._report.progress(step, "first step")
             while step < self._schedule.steps and not stop.received:
                 with self._pace.waiting():
                     batch = next(batches, None)

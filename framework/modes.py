@@ -89,8 +89,8 @@ def train(job: Job) -> int:
     _introduce(job, checkpoint)
     parts = job.assemble()
     _introduce_parts(job, parts)
-    steps = parts.run.params.steps
-    report = Report(job.logdir, job.console, title=job.model, steps=steps)
+    run = parts.run.params
+    report = Report(job.logdir, job.console, title=job.model, steps=run.steps)
     try:
         loop = _loop(job, parts, checkpoints, report)
         step = loop.restore(checkpoint)
@@ -101,13 +101,16 @@ def train(job: Job) -> int:
         report.draw_curves()
         if outcome.stopped_by is not None:
             path = checkpoints.path(outcome.step)
-            for line in report_summary.stopped(outcome.stopped_by.name, outcome.step, steps, path):
+            name = outcome.stopped_by.name
+            for line in report_summary.stopped(name, outcome.step, run.steps, path):
                 report.line(line)
             return exit_code(outcome.stopped_by)
         report.progress(outcome.step, "decoding")
-        _decode_at_end(job, parts, report)
+        decoded = parts.task.decode(parts.program, parts.input) if run.decode_at_end else None
         references = _references(parts)
         report.draw_curves(references=next(iter(references.values()), None))
+        job.console.close()
+        _show(job, decoded)
         seconds = time.perf_counter() - begin
         _conclude(job, report, outcome, references, checkpoints.best_step(), seconds)
     finally:
@@ -273,14 +276,11 @@ def _references(parts: Assembly) -> dict[str, dict[str, float]]:
     return {name: input.reference_bits_per_byte() for name, input in parts.eval_inputs.items()}
 
 
-def _decode_at_end(job: Job, parts: Assembly, report: Report) -> None:
-    if not parts.run.params.decode_at_end:
-        return
-    decoded = parts.task.decode(parts.program, parts.input)
+def _show(job: Job, decoded: Any) -> None:
     if decoded is not None:
         job.logdir.write("samples.txt", decoded.text + "\n")
         for line in decoded.text.splitlines():
-            report.line(line, "dim")
+            job.console.line(line, "dim")
 
 
 def _conclude(

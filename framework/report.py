@@ -115,8 +115,11 @@ class Report:
           references: {name: bits per byte} of what the model is compared with.
         """
         picture = report_curves.draw(self._log.read(), title=self._title, references=references)
-        if picture is not None:
-            files.write_atomically(self._logdir.curves, picture)
+        try:
+            if picture is not None:
+                files.write_atomically(self._logdir.curves, picture)
+        except OSError as error:  # no picture is worth a run
+            self.warn(f"{self._logdir.curves} is not drawn: {error.strerror}")
         self._drawn = time.perf_counter()
 
     def sync(self) -> None:

@@ -30,7 +30,7 @@ class Console(Protocol):
         ...
 
     def close(self) -> None:
-        """Ends what moves."""
+        """Ends what moves; lines can still be written."""
         ...
 
 
@@ -89,10 +89,10 @@ class LiveConsole:
     def progress(self, done: int, total: int, doing: str = "") -> None:
         """Moves the bar."""
         if self._bar is None:
-            self._start()
+            self._start(done, total)
         self._bar.update(self._task, completed=done, total=total, description=doing or "training")
 
-    def _start(self) -> None:
+    def _start(self, done: int, total: int) -> None:
         from rich import progress as bars
 
         self._bar = bars.Progress(
@@ -100,17 +100,19 @@ class LiveConsole:
             bars.BarColumn(bar_width=None),
             bars.MofNCompleteColumn(),
             bars.TimeElapsedColumn(),
+            bars.TextColumn("left", markup=False),
+            bars.TimeRemainingColumn(),
             console=self._rich,
             refresh_per_second=2,
             transient=True,
             redirect_stdout=False,
             redirect_stderr=False,
         )
-        self._task = self._bar.add_task("training", total=None)
+        self._task = self._bar.add_task("", completed=done, total=total)
         self._bar.start()
 
     def close(self) -> None:
-        """Takes the bar away."""
+        """Takes the bar away; lines can still be written."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None

@@ -6,6 +6,7 @@ the step that a run goes on from is taken out of the files, so that no reader se
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import struct
@@ -56,8 +57,10 @@ class TensorBoardEvents:
             self._writers[split].write(event.SerializeToString())
             self._writers[split].flush()
         except tf.errors.OpError as error:
+            is_full = os.strerror(errno.ENOSPC) in error.message
+            code = errno.ENOSPC if is_full else errno.EIO
             folder = files.join(self._directory, split)
-            raise OSError(f"cannot write events to {folder}: {error.message}") from error
+            raise OSError(code, os.strerror(code), folder) from error
 
     def close(self) -> None:
         """Closes the files."""

@@ -7,6 +7,7 @@ a line. Anything else is a fault of the program and keeps its traceback.
 from __future__ import annotations
 
 import dis
+import errno
 import os
 import sys
 import sysconfig
@@ -17,6 +18,7 @@ from types import FrameType
 OK, FAILED, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
 _PROJECT = "tekso."
 _EXPERIMENTS = "tekso.params."
+_MAKE_ROOM = "; make room and give the same command again"
 
 
 class UsageError(Exception):
@@ -67,7 +69,8 @@ def is_meant(error: BaseException) -> bool:
 
 def _text(error: BaseException) -> str:
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
-        return f"{error.filename}: {error.strerror}"
+        hint = _MAKE_ROOM if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        return f"{error.filename}: {error.strerror}{hint}"
     text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
     return text or type(error).__name__
 
