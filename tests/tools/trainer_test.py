@@ -458,13 +458,15 @@ def test_every_registered_model_of_this_repository_is_counted_or_says_why(
 
 
 @pytest.mark.slow
-def test_the_default_experiment_trains_evaluates_samples_and_goes_on(tmp_path: Path) -> None:
+def test_the_default_experiment_trains_evaluates_samples_and_goes_on(
+    package: Path, tmp_path: Path
+) -> None:
     flags = ["--model=lm.python_source.Tiny", f"--logdir={tmp_path}", "--log_every=5"]
     small = ["--set=eval_inputs.dev.max_batches=2", "--set=task.decode.max_new_tokens=20"]
-    first = run(tmp_path.parent, *flags, *small, "--steps=10")
+    first = run(package, *flags, *small, "--steps=10")
     assert first.returncode == 0, first.stderr
     assert "bits/byte" in first.stdout and "gzip" in first.stdout and "after 'def '" in first.stdout
     assert losses(tmp_path)[10] < losses(tmp_path)[1]
-    on = run(tmp_path.parent, f"--logdir={tmp_path}", "--steps=15")
+    on = run(package, f"--logdir={tmp_path}", "--steps=15")
     assert on.returncode == 0, on.stderr
     assert list(losses(tmp_path)) == [1, 5, 10, 15]
