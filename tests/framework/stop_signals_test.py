@@ -1,0 +1,57 @@
+"""Signals: the first asks, the second ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from tekso.framework.stop_signals import StopSignals, exit_code
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_is_noted_and_the_handlers_come_back(
+    number: signal.Signals, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before = signal.getsignal(number)
+    with StopSignals() as stop:
+        assert stop.received is None
+        os.kill(os.getpid(), number)
+        assert stop.received == number
+    assert signal.getsignal(number) == before
+    assert f"{number.name}: saving and stopping" in capfd.readouterr().err
+    assert exit_code(number) == 128 + number
+
+
+TWICE = """
+import os, signal
+from tekso.framework.stop_signals import StopSignals
+with StopSignals() as stop:
+    os.kill(os.getpid(), signal.SIGTERM)
+    print("still here", flush=True)
+    os.kill(os.getpid(), signal.SIGINT)
+    print("never here", flush=True)
+"""
+
+
+def test_the_second_signal_ends_at_once() -> None:
+    done = subprocess.run([sys.executable, "-c", TWICE], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (130, "still here\n")
+
+
+def test_outside_the_main_thread_nothing_is_changed() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    seen = []
+
+    def enter() -> None:
+        with StopSignals():
+            seen.append(signal.getsignal(signal.SIGINT))
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    thread.join()
+    assert seen == [before]
