@@ -30,6 +30,7 @@ from tekso.framework.execution.base import (
     reduce_collected,
 )
 from tekso.framework.layer import WeightSpec
+from tekso.framework.learning_step import select
 from tekso.framework.params import param
 from tekso.framework.primitives.fusion import XlaFusion, no_fusion
 
@@ -81,13 +82,16 @@ class DataParallel(Execution):
                 f"input.batch_size {batch_size} does not divide evenly over {replicas} devices and "
                 f"{parts} accumulation steps; the nearest that do: {', '.join(map(str, near))}"
             )
-        towers = self._num_towers(task, strategy, batch_size // (replicas * parts))
-        return DataParallelProgram(
-            task, learner, strategy, towers=towers, xla=self._xla(strategy), seed=seed
-        )
-
-    def _num_towers(self, task: Any, strategy: tf.distribute.Strategy, examples: int) -> int:
         mixing = [layer.path for layer in task.walk() if layer.mixes_examples]
+        towers = self._num_towers(mixing, strategy, batch_size // (replicas * parts))
+        xla = self._xla(strategy)
+        if mixing and replicas > 1:
+            _check_outside_of_loops(mixing, task, parts=parts, xla=xla)
+        return DataParallelProgram(task, learner, strategy, towers=towers, xla=xla, seed=seed)
+
+    def _num_towers(
+        self, mixing: list[str], strategy: tf.distribute.Strategy, examples: int
+    ) -> int:
         towers = self.params.towers
         if towers is None:
             cores = devices.num_cores()
@@ -111,6 +115,27 @@ class DataParallel(Execution):
         if isinstance(strategy, tf.distribute.TPUStrategy):
             return "none"  # tf.distribute compiles what runs on a TPU
         return "none" if tf.config.list_logical_devices("GPU") else "stretches"
+
+
+def _check_outside_of_loops(mixing: list[str], task: Any, *, parts: int, xla: str) -> None:
+    """Raises an ExecutionError where devices would have to exchange statistics inside of a loop.
+
+    tf.distribute can do so neither in a loop nor in a function that is compiled on its own.
+    """
+    stacked = [spec.path for spec in task.specs().values() if spec.stacked]
+    repeated = [p for p in mixing if any(weight.startswith(f"{p}/") for weight in stacked)]
+    if parts > 1:
+        path, cure = mixing[0], "set learner.accumulation_steps=1"
+    elif xla == "step":
+        path, cure = mixing[0], "set execution.xla to stretches or none"
+    elif repeated:
+        path, cure = repeated[0], "write the layers of its repeated stack out"
+    else:
+        return
+    raise ExecutionError(
+        f"{path} takes statistics over all devices, which cannot be exchanged inside of a loop or "
+        f"of a step that is compiled as a whole: {cure}, or use one device"
+    )
 
 
 def _make_strategy(tpu: str | None, cpu_devices: int | None) -> tf.distribute.Strategy:
@@ -241,7 +266,7 @@ class DataParallelProgram(Program):
         sums = self._first(sums)
         means = {name: tf.math.divide_no_nan(*pair) for name, pair in sums["metric"].items()}
         return {
-            "loss": sums["loss"][0] / sums["loss"][1],
+            "loss": tf.math.divide_no_nan(*sums["loss"]),
             "total_loss": sums["total"],
             **means,
             **learned,
@@ -303,8 +328,7 @@ class DataParallelProgram(Program):
         return self._learner.params.accumulation_steps * self._strategy.num_replicas_in_sync
 
     def _tower(self, tower: int, num_examples: int) -> Callable[..., Any]:
-        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-        key = (replica if isinstance(replica, int) else 0, tower)
+        key = (_replica_number(), tower)
 
         def compute(
             weights: Flat, batch: Any, offset: tf.Tensor, step: tf.Tensor, total_weight: tf.Tensor
@@ -314,7 +338,9 @@ class DataParallelProgram(Program):
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch(trained)
                 output = self._task.loss(self._task.theta(weights), batch, ctx)
-                total = output.loss_sum / total_weight + ctx.collected.total("loss")
+                # A batch of padding has weight 0: there is nothing to learn from it.
+                mean = tf.math.divide_no_nan(output.loss_sum, total_weight)
+                total = mean + ctx.collected.total("loss")
             gradients = tape.gradient(
                 total, trained, unconnected_gradients=tf.UnconnectedGradients.ZERO
             )
@@ -377,7 +403,9 @@ class DataParallelProgram(Program):
         new = {WEIGHTS + path: v for path, v in new_weights.items()}
         new |= {LEARNER + path: v for path, v in new_slots.items()}
         means = {n: tf.math.divide_no_nan(*pair) for n, pair in sums["statistic"].items()}
-        new |= {WEIGHTS + p: v for p, v in self._task.new_statistics(weights, means).items()}
+        statistics = self._task.new_statistics(weights, means)
+        taken = tf.equal(metrics["nonfinite_consecutive"], 0)  # a skipped step leaves no trace
+        new |= {WEIGHTS + p: select(taken, v, weights[p]) for p, v in statistics.items()}
         for key, value in new.items():
             variables[key].assign(value)
         return metrics
@@ -415,7 +443,7 @@ class DataParallelProgram(Program):
         for tower in range(towers):
             part = {name: x[tower * count : (tower + 1) * count] for name, x in batch.items()}
             offset = replica * size + tower * count
-            key = ("eval", replica if isinstance(replica, int) else 0, tower)
+            key = ("eval", _replica_number(), tower)
             whole = size * self._strategy.num_replicas_in_sync
             ctx = self._context("eval", key, 0, offset, whole)
             output = self._task.loss(theta, part, ctx)
@@ -434,6 +462,12 @@ class DataParallelProgram(Program):
 
             self._calls[function] = tf.function(run, autograph=False)
         return self._calls[function](*inputs)
+
+
+def _replica_number() -> int:
+    """Which replica is traced; 0 where one trace is that of all (TPU)."""
+    replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+    return int(tf.get_static_value(replica) or 0)
 
 
 def _add_parts(total: Any, part: tuple[list[Flat], Any]) -> Any:

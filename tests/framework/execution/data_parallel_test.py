@@ -11,6 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
+
+from tekso.framework.execution import DataParallel
+from tekso.framework.learner import Learner
+from tekso.framework.optimizers.sgd import Momentum
+from tekso.framework.schedules import Constant
+from tekso.framework.task import LossSums, Task
+from tekso.models.layers.normalization import BatchNorm
 
 PROGRAM = Path(__file__).with_name("steps_program.py")
 BATCH_NORM = '{"block.batch_norm": true}'
@@ -108,3 +116,86 @@ def test_uneven_parts_are_refused_with_what_would_fit(
     assert "ExecutionError" in last
     for word in words:
         assert word in last
+
+
+@pytest.mark.parametrize(
+    ("arguments", "cure"),
+    [
+        (("--accumulation", "2"), "learner.accumulation_steps=1"),
+        (("--execution", '{"xla": "step"}'), "execution.xla"),
+        (("--task", '{"block.batch_norm": true, "repeated": true}'), "repeated stack"),
+    ],
+    ids=["parts", "compiled", "repeated"],
+)
+def test_batch_statistics_of_several_devices_are_refused_inside_of_a_loop_or_a_compiled_step(
+    arguments: tuple[str, ...], cure: str
+) -> None:
+    task = () if "--task" in arguments else ("--task", BATCH_NORM)
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), "--cpu_devices", "2", *arguments, *task],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    last = done.stderr.strip().splitlines()[-1]
+    assert "ExecutionError: blocks" in last
+    assert cure in last
+
+
+def test_replicas_and_towers_share_no_compiled_stretch() -> None:
+    run = steps("--cpu_devices", "2", "--execution", '{"towers": 2, "xla": "stretches"}')
+    in_training = [[replica, tower] for replica in range(2) for tower in range(2)]
+    assert sorted(run["fusions"]) == sorted(
+        [*map(str, map(tuple, in_training)), *(str(("eval", *pair)) for pair in in_training)]
+    )
+
+
+class Normalised(Task):
+    """Batch statistics of what the batch holds; its best output is 1 everywhere."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self.child("norm", BatchNorm.Params(dim=3))
+
+    def loss_weight(self, batch: Any) -> tf.Tensor:
+        return tf.reduce_sum(batch["weights"])
+
+    def loss(self, theta: Any, batch: Any, ctx: Any) -> LossSums:
+        y = self.norm.fprop(theta.norm, batch["x"], ctx)
+        nats = tf.reduce_sum(tf.square(y - 1), -1)
+        loss_sum = tf.reduce_sum(batch["weights"] * nats)
+        return LossSums(loss_sum, {"size": (loss_sum, tf.reduce_sum(batch["weights"]))})
+
+
+def normalised_program() -> Any:
+    learner = Learner.Params(
+        optimizer=Momentum.Params(), schedule=Constant.Params(value=0.1), ema_decay=0.5
+    )
+    execution = DataParallel.Params(towers=1, xla="none").instantiate()
+    task = Normalised.Params().instantiate()
+    program = execution.build(task, learner.instantiate(), seed=0, batch_size=5)
+    program.initialize()
+    x = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
+    program.train_step({"x": x, "weights": np.ones(5, np.float32)}, 0)
+    return program
+
+
+def test_a_skipped_step_leaves_batch_statistics_as_they_were() -> None:
+    program = normalised_program()
+    before = program.state()
+    broken = np.array([[np.nan, np.inf, 1.0]] * 5, np.float32)
+    metrics = program.train_step({"x": broken, "weights": np.ones(5, np.float32)}, 1)
+    assert metrics["nonfinite_total"] == 1
+    after = program.state()
+    for key in before:
+        if "nonfinite" not in key:
+            np.testing.assert_array_equal(after[key], before[key], err_msg=key)
+
+
+def test_a_batch_of_padding_has_loss_0_and_gradient_0() -> None:
+    program = normalised_program()
+    x = np.ones((5, 3), np.float32)
+    metrics = program.train_step({"x": x, "weights": np.zeros(5, np.float32)}, 1)
+    found = {name: float(value) for name, value in metrics.items()}
+    assert (found["loss"], found["total_loss"], found["gradient_norm"]) == (0, 0, 0)
+    assert found["nonfinite_total"] == 0

@@ -144,6 +144,7 @@ def main() -> None:
                 "steps": [{k: float(v) for k, v in o.items()} for o in outputs],
                 "eval": {k: [float(x) for x in pair] for k, pair in evaluation.items()},
                 "weights": state,
+                "fusions": [str(key) for key in program._fusions],
             }
         )
     )
