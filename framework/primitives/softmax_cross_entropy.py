@@ -38,10 +38,11 @@ def cross_entropy(
         vocab = table.shape[0]
         logits = _batch_matmul(x, table, transpose_b=True)
         e, top, total = fuse(_exponentials)(logits, *bias)
-        rows = tf.gather(table, flat_labels)
-        label_bias = [tf.gather(b, flat_labels) for b in bias]
-        label_logit, log_total = fuse(_label_terms)(x, rows, top, total, *label_bias)
-        loss = log_total - (1 - smooth) * label_logit
+        # Of the very logits that are summed up: in bfloat16 others are off by their rounding.
+        label_logit = tf.cast(tf.gather(logits, flat_labels, batch_dims=1), top.dtype)
+        for b in bias:
+            label_logit += tf.cast(tf.gather(b, flat_labels), top.dtype)
+        loss = tf.squeeze(tf.math.log(total) + top, 1) - (1 - smooth) * label_logit
         if smooth:
             mean_row = tf.cast(tf.reduce_mean(table, 0), x.dtype)
             mean_logit = tf.linalg.matvec(x, mean_row)
@@ -50,6 +51,7 @@ def cross_entropy(
             loss -= smooth * tf.cast(mean_logit, loss.dtype)
 
         def grad(dloss: tf.Tensor) -> list[tf.Tensor]:
+            rows = tf.gather(table, flat_labels)
             weight, weighted, target = fuse(_row_factors, keep=1 - smooth)(dloss, total, x)
             dx = fuse(_input_gradient, keep=1 - smooth)(tf.matmul(e, table), weight, rows, dloss)
             dtable = _batch_matmul(e, weighted, transpose_a=True)
@@ -85,15 +87,6 @@ def _exponentials(logits: tf.Tensor, *bias: tf.Tensor) -> Any:
     top = tf.reduce_max(wide, 1, keepdims=True)
     e = tf.exp(wide - top)
     return tf.cast(e, logits.dtype), top, tf.reduce_sum(e, 1, keepdims=True)
-
-
-def _label_terms(
-    x: tf.Tensor, rows: tf.Tensor, top: tf.Tensor, total: tf.Tensor, *label_bias: tf.Tensor
-) -> Any:
-    label_logit = tf.reduce_sum(tf.cast(x, top.dtype) * tf.cast(rows, top.dtype), 1)
-    for b in label_bias:
-        label_logit += tf.cast(b, top.dtype)
-    return label_logit, tf.squeeze(tf.math.log(total) + top, 1)
 
 
 def _row_factors(dloss: tf.Tensor, total: tf.Tensor, x: tf.Tensor, *, keep: float) -> Any:

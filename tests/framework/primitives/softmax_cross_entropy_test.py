@@ -118,6 +118,23 @@ def test_tiny_and_huge_logits_in_float32(scale: float, fuse: str) -> None:
 
 
 @pytest.mark.parametrize("fuse", FUSIONS)
+@pytest.mark.parametrize(("dtype", "scale"), [(tf.bfloat16, 10.0), (tf.float32, 1e4)])
+def test_a_sure_prediction_costs_nothing_and_never_less(
+    dtype: tf.DType, scale: float, fuse: str
+) -> None:
+    rng = np.random.default_rng(0)
+    x, table = (tf.cast(rng.normal(size=shape), dtype) for shape in ((7, 32), (50, 32)))
+    x *= tf.cast(scale, dtype)
+    wide = tf.matmul(tf.cast(x, tf.float64), tf.cast(table, tf.float64), transpose_b=True)
+    labels = tf.argmax(wide, -1, output_type=tf.int32)
+    expected = tf.reduce_logsumexp(wide, -1) - tf.reduce_max(wide, -1)
+    loss = cross_entropy(x, table, labels, fuse=FUSIONS[fuse])
+    assert loss.numpy().min() >= 0
+    # Of the second largest logit, where it is close, the rounding remains.
+    np.testing.assert_allclose(loss, expected, atol=0.03)
+
+
+@pytest.mark.parametrize("fuse", FUSIONS)
 def test_logits_near_the_largest_float_stay_finite(fuse: str) -> None:
     x, table = tf.constant([[1e18, 0.0]]), tf.constant([[1e18, 0.0], [-1e18, 0.0], [0.0, 1.0]])
     for label in range(3):
