@@ -70,7 +70,7 @@ def next_commands(
         "what to type next:",
         f"  {base} --mode=decode{prompts}",
         f"  {base} --mode=eval",
-        f"  {base} --steps={2 * steps}",
+        f"  {base} --steps={2 * max(steps, 50)}",
         f"  tensorboard {place}",
     ]
 

@@ -237,7 +237,7 @@ def _np_scalar(name: Any, value: Any) -> Any:
 
 
 def _tf_dtype(name: Any) -> Any:
-    import tensorflow as tf  # type: ignore[import-untyped]
+    import tensorflow as tf
 
     try:
         return tf.dtypes.as_dtype(_text(name))
