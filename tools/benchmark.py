@@ -15,13 +15,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 import psutil
 from absl import flags
 
-from tekso.tools import command_errors, command_flags
+from tekso.tools import command_errors, command_flags, experiment_flags
 from tekso.tools.command_errors import OK, UsageError
 
 if TYPE_CHECKING:  # slow to import
@@ -30,7 +29,6 @@ if TYPE_CHECKING:  # slow to import
 
 PROGRAM = "tekso-benchmark"
 USAGE = f"{PROGRAM} --model=lm.benchmark.Small --steps=20 --format=json"
-PACKAGES = ("tekso", "tensorflow", "tensorflow-cpu", "numpy")
 
 FLAGS: Any = flags.FlagValues()  # type: ignore[no-untyped-call]
 
@@ -79,12 +77,12 @@ def _run(argv: list[str]) -> int:
     if not FLAGS.model:
         raise UsageError(f"--model is missing, as in {USAGE}")
 
-    from tekso.framework.quiet_tensorflow import import_tensorflow
-
-    import_tensorflow()
+    experiment_flags.load(FLAGS.model, FLAGS["import"].value or [])
+    tree = experiment_flags.experiment(FLAGS.model)().tree()
+    experiment_flags.change(tree, execution=FLAGS.execution, settings=FLAGS.set)
     with tempfile.TemporaryDirectory() as folder:
         record = measure(
-            _tree(),
+            tree,
             model=FLAGS.model,
             steps=FLAGS.steps,
             warmup=FLAGS.warmup,
@@ -94,28 +92,6 @@ def _run(argv: list[str]) -> int:
         )
     print(json.dumps(record, indent=1) if FLAGS.format == "json" else text(record))
     return OK
-
-
-def _tree() -> Tree.Params:
-    """Returns the tree of the experiment as the flags say."""
-    from tekso.framework import execution, registry
-
-    for package in FLAGS["import"].value or []:
-        registry.import_package(package)
-    try:
-        tree = registry.get(FLAGS.model)().tree()
-        if FLAGS.execution is not None:
-            chosen = execution.by_name(FLAGS.execution)
-            if tree.execution.owner is not chosen:
-                tree.execution = chosen.Params()
-        for setting in FLAGS.set:
-            path, equals, value = setting.partition("=")
-            if not equals:
-                raise UsageError(f"--set {setting}: a setting reads path=value")
-            tree.set_text(path.strip(), value)
-    except (LookupError, AttributeError, ValueError, TypeError) as error:
-        raise UsageError(str(error.args[0] if error.args else error)) from None
-    return tree
 
 
 def measure(
@@ -140,6 +116,7 @@ def measure(
       cpu_devices: number of logical CPU devices.
     """
     from tekso.framework.assembly import assemble
+    from tekso.framework.checkpoint_files import versions
 
     begin = time.perf_counter()
     tree = tree.copy().set(eval_inputs={})
@@ -194,17 +171,6 @@ def peak_memory_bytes() -> int:
     """The most memory that this process held at once."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else 1024 * peak
-
-
-def versions() -> dict[str, str]:
-    """Versions of Python and of the packages that matter, as far as they are installed."""
-    found = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
 
 
 def machine() -> dict[str, Any]:
