@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,18 +30,11 @@ class Initializer(Configurable):
         raise NotImplementedError(f"{type(self).__name__} has no block()")
 
 
-class Fans(tuple[int, int]):
-    """(fan_in, fan_out): inputs that a unit of the weight sees, outputs that an input has."""
+class Fans(NamedTuple):
+    """How many inputs a unit of the weight sees, and how many outputs an input has."""
 
-    @property
-    def fan_in(self) -> int:
-        """Inputs of a unit."""
-        return self[0]
-
-    @property
-    def fan_out(self) -> int:
-        """Outputs of an input."""
-        return self[1]
+    fan_in: int
+    fan_out: int
 
 
 class Constant(Initializer):

@@ -24,8 +24,7 @@ from tekso.framework.theta import SEPARATOR, Theta
 STACK_DIM = "layers"  # the leading dim over which the weights of a repeated layer are stacked
 ANY_INDEX = "*"
 
-
-_NO_FANS = Fans((1, 1))
+_NO_FANS = Fans(1, 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,10 +178,8 @@ class Layer(Configurable):
         if len(set(named)) != len(named):
             raise ValueError(f"{where}: dims {list(dims)} name one dim twice")
         fans = Fans(
-            (
-                fan_in if fan_in is not None else math.prod(shape[:-1]),
-                fan_out if fan_out is not None else (shape[-1] if shape else 1),
-            )
+            fan_in if fan_in is not None else math.prod(shape[:-1]),
+            fan_out if fan_out is not None else (shape[-1] if shape else 1),
         )
         self._weights[name] = WeightSpec(
             path=name,

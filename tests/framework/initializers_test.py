@@ -14,7 +14,7 @@ from tekso.framework import initializers as lib
 from tekso.framework.initializers import Fans
 
 N = 200_000
-FANS = Fans((30, 50))
+FANS = Fans(30, 50)
 
 
 def draw(params: lib.Initializer.Params, shape: tuple[int, ...] = (N,), **kwargs: object):
