@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from types import TracebackType
@@ -29,9 +28,6 @@ class Prefetch(Generic[T]):
       start: first step.
       stop: the step before which to end; None goes on for ever.
       depth: batches that are kept ready; 0 prepares each when it is asked for, without a thread.
-
-    Attributes:
-      waited_s: how long the consumer has waited in all.
     """
 
     def __init__(
@@ -44,7 +40,6 @@ class Prefetch(Generic[T]):
     ) -> None:
         if depth < 0:
             raise ValueError(f"depth is {depth}, but has to be at least 0")
-        self.waited_s = 0.0
         self._work: _Work[T] = _Work(fetch, start, stop, depth)
         # Runs when this object is gone, and at the latest before the interpreter ends.
         self._finalizer = weakref.finalize(self, self._work.close)
@@ -62,11 +57,7 @@ class Prefetch(Generic[T]):
           StopIteration: there are no more, or it is closed.
           Exception: whatever `fetch` raised for this batch.
         """
-        begin = time.perf_counter()
-        try:
-            return self._work.take()
-        finally:
-            self.waited_s += time.perf_counter() - begin
+        return self._work.take()
 
     def close(self) -> None:
         """Stops the thread; what is ready is dropped. Closing again does nothing."""

@@ -87,21 +87,6 @@ def test_a_forgotten_prefetch_ends_its_thread() -> None:
     assert not any(thread.name == "prefetch" for thread in threading.enumerate())
 
 
-def test_waiting_is_measured() -> None:
-    ready = threading.Event()
-
-    def fetch(step: int) -> int:
-        assert ready.wait(10)
-        return step
-
-    with Prefetch(fetch) as batches:
-        timer = threading.Timer(0.05, ready.set)
-        timer.start()
-        next(batches)
-        timer.join()
-        assert 0.02 < batches.waited_s < 10
-
-
 def test_an_open_prefetch_does_not_keep_the_interpreter_from_ending() -> None:
     program = (
         "from tekso.framework.input.prefetch import Prefetch\n"
