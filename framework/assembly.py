@@ -8,11 +8,14 @@ A process assembles one experiment.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 from tekso.framework import schedules
 from tekso.framework.checkpoint import Description
+from tekso.framework.execution import Program
 from tekso.framework.experiment import Run, Tree
+from tekso.framework.input.input import Input
+from tekso.framework.learning_step import LearnerBase
+from tekso.framework.task import Task
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,11 +24,11 @@ class Assembly:
 
     tree: Tree.Params
     run: Run
-    input: Any
-    eval_inputs: dict[str, Any]
-    task: Any
-    learner: Any
-    program: Any
+    input: Input
+    eval_inputs: dict[str, Input]
+    task: Task
+    learner: LearnerBase
+    program: Program
 
     def description(self, model: str) -> Description:
         """Returns what every checkpoint of this experiment says of itself."""

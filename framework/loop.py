@@ -19,7 +19,7 @@ import numpy as np
 from tekso.framework.checkpoint import Checkpoint, CheckpointError, Checkpoints, Description
 from tekso.framework.evaluation import StoppedError, evaluate
 from tekso.framework.pace import Pace
-from tekso.framework.report import Report, scalars
+from tekso.framework.report import Report
 from tekso.framework.stop_signals import StopSignals
 
 Batch = Mapping[str, np.ndarray]
@@ -187,8 +187,8 @@ class TrainingLoop:
             if is_first:
                 self._pace.restart()  # the first step of a process is traced and compiled
             return
-        values = scalars(metrics)
-        values = self._task.summarize({name: (value, 1.0) for name, value in values.items()})
+        means = {name: (float(value), 1.0) for name, value in metrics.items()}  # waits for them
+        values = self._task.summarize(means)
         reading = self._pace.read() if not is_first else None
         with self._pace.paused():
             self._report.train(step, values, reading, unit=unit)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any
 
 from tekso.framework import files, report_curves, report_text
 from tekso.framework.logdir import Logdir
@@ -131,8 +130,3 @@ class Report:
         self._log.close()
         self._events.close()
         self._console.close()
-
-
-def scalars(values: Mapping[str, Any]) -> dict[str, float]:
-    """Returns the values of scalar tensors; waits until they are computed."""
-    return {name: float(value) for name, value in values.items()}
