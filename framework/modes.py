@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tekso.framework import report_summary
+from tekso.framework import files, report_summary
 from tekso.framework.assembly import Assembly, assemble
 from tekso.framework.checkpoint import Checkpoint, CheckpointError, Checkpoints
 from tekso.framework.evaluation import evaluate
@@ -103,7 +103,7 @@ def train(job: Job) -> int:
             path = checkpoints.path(outcome.step)
             name = outcome.stopped_by.name
             for line in report_summary.stopped(name, outcome.step, run.steps, path):
-                report.line(line)
+                job.console.line(line)
             return exit_code(outcome.stopped_by)
         report.progress(outcome.step, "decoding")
         decoded = parts.task.decode(parts.program, parts.input) if run.decode_at_end else None
@@ -112,7 +112,7 @@ def train(job: Job) -> int:
         job.console.close()
         _show(job, decoded)
         seconds = time.perf_counter() - begin
-        _conclude(job, report, outcome, references, checkpoints.best_step(), seconds)
+        _conclude(job, outcome, references, checkpoints.best_step(), seconds)
     finally:
         report.close()
         checkpoints.close()
@@ -278,14 +278,13 @@ def _references(parts: Assembly) -> dict[str, dict[str, float]]:
 
 def _show(job: Job, decoded: Any) -> None:
     if decoded is not None:
-        job.logdir.write("samples.txt", decoded.text + "\n")
+        files.write_atomically(job.logdir.samples, decoded.text + "\n")
         for line in decoded.text.splitlines():
             job.console.line(line, "dim")
 
 
 def _conclude(
     job: Job,
-    report: Report,
     outcome: Outcome,
     references: Mapping[str, Mapping[str, float]],
     best_step: int | None,
@@ -305,4 +304,4 @@ def _conclude(
         with_prompts="task.decode.prompts" in job.tree,
     )
     for line in lines:
-        report.line(line)
+        job.console.line(line)

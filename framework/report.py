@@ -9,7 +9,7 @@ from tekso.framework import files, report_curves, report_text
 from tekso.framework.logdir import Logdir
 from tekso.framework.metrics_log import SPLIT, STEP, TRAIN, MetricsLog
 from tekso.framework.pace import Reading
-from tekso.framework.report_console import Console, Style
+from tekso.framework.report_console import Console
 from tekso.framework.report_tensorboard import TensorBoardEvents
 
 _CURVES_EVERY_S = 20.0
@@ -94,14 +94,6 @@ class Report:
         """Shows how far training is, and what it is doing if it is not training."""
         self._console.progress(step, self._steps, doing)
 
-    def line(self, text: str, style: Style = "plain") -> None:
-        """Shows a line of text."""
-        self._console.line(text, style)
-
-    def warn(self, text: str) -> None:
-        """Shows a warning."""
-        self._console.line(text, "warning")
-
     def draw_curves_if_old(self) -> None:
         """Draws curves.png anew, unless that was done a moment ago."""
         if time.perf_counter() - self._drawn >= _CURVES_EVERY_S:
@@ -118,7 +110,7 @@ class Report:
             if picture is not None:
                 files.write_atomically(self._logdir.curves, picture)
         except OSError as error:  # no picture is worth a run
-            self.warn(f"{self._logdir.curves} is not drawn: {error.strerror}")
+            self._console.line(f"{self._logdir.curves} is not drawn: {error.strerror}", "warning")
         self._drawn = time.perf_counter()
 
     def sync(self) -> None:

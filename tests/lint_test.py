@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import sysconfig
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -21,8 +20,6 @@ SOURCES = [
 MAX_LINES = 500
 LONGER_FILES: set[str] = set()  # none; a file in it needs its reason beside its name
 
-# Whatever has no TensorFlow inside is checked by mypy without the exceptions made for TensorFlow.
-
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
@@ -30,10 +27,6 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
 
 def tool(name: str) -> str:
     return str(Path(sysconfig.get_path("scripts")) / name)
-
-
-def configuration() -> dict[str, object]:
-    return tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
 
 
 def test_style() -> None:
@@ -51,7 +44,7 @@ def test_direction_of_imports() -> None:
     assert result.returncode == 0, f"\n{result.stdout}{result.stderr}"
 
 
-@pytest.mark.parametrize("name", ["params", "registry"])
+@pytest.mark.parametrize("name", ["experiment", "files", "params", "registry"])
 def test_module_does_not_load_tensorflow(name: str) -> None:
     code = f"import sys, tekso.framework.{name}; sys.exit('tensorflow' in sys.modules)"
     assert run(sys.executable, "-c", code).returncode == 0
