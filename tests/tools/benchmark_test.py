@@ -65,3 +65,10 @@ def test_help_names_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
     assert benchmark.main(["tekso-benchmark", "--help"]) == 0
     printed = capsys.readouterr().out
     assert all(f"--{name}" in printed for name in ("model", "steps", "warmup", "set", "format"))
+
+
+def test_peak_memory_is_not_that_of_the_process_before() -> None:
+    held = bytearray(600 * 2**20)  # noqa: F841  what this process holds when it starts the other
+    code = "from tekso.tools.benchmark import peak_memory_bytes; print(peak_memory_bytes())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert 0 < int(done.stdout) < 300 * 2**20
