@@ -234,21 +234,24 @@ class DataParallelProgram(Program):
         """See `Program`."""
         return self._train(self._place(batch), tf.constant(step, tf.int64))
 
-    def _place(self, batch: Batch) -> Any:
+    def _place(self, batch: Batch, *, even: bool = True) -> Any:
+        """Gives every replica its part of a batch: equal parts, or as equal as they can be."""
         replicas = self._strategy.num_replicas_in_sync
         sizes = {name: len(array) for name, array in batch.items()}
         size = next(iter(sizes.values()))
-        if any(n != size for n in sizes.values()) or size % replicas:
+        fits = size % replicas == 0 if even else size >= replicas
+        if any(n != size for n in sizes.values()) or not fits:
+            how = "split evenly over" if even else "have an example for each of"
             raise ExecutionError(
-                f"a batch with leading dims {sizes} does not split evenly over {replicas} devices"
+                f"a batch with leading dims {sizes} does not {how} {replicas} devices"
             )
         if replicas == 1:
             return {name: tf.convert_to_tensor(array) for name, array in batch.items()}
-        part = size // replicas
 
         def local(value_context: Any) -> Any:
-            start = value_context.replica_id_in_sync_group * part
-            return {name: tf.constant(a[start : start + part]) for name, a in batch.items()}
+            replica = value_context.replica_id_in_sync_group
+            start, end = (_part_start(size, replicas, i) for i in (replica, replica + 1))
+            return {name: tf.constant(a[start:end]) for name, a in batch.items()}
 
         return self._strategy.experimental_distribute_values_from_function(local)
 
@@ -282,9 +285,9 @@ class DataParallelProgram(Program):
         def micro_batch(index: Any) -> Any:
             count = size // parts
             part = {
-                name: x if parts == 1 else tf.slice(
-                    x, [index * count] + [0] * (x.shape.rank - 1), [count, *x.shape[1:]]
-                )
+                name: x
+                if parts == 1
+                else tf.slice(x, [index * count] + [0] * (x.shape.rank - 1), [count, *x.shape[1:]])
                 for name, x in batch.items()
             }
             return self._tower_gradients(weights, part, start + index * count, step, total_weight)
@@ -427,24 +430,26 @@ class DataParallelProgram(Program):
 
     def eval_step(self, batch: Batch) -> dict[str, tuple[Any, Any]]:
         """See `Program`."""
-        return self._eval(self._place(batch))
+        return self._eval(self._place(batch, even=False))
 
     def _eval_graph(self, batch: Any) -> dict[str, Any]:
-        sums = self._strategy.run(self._replica_eval, args=(batch,))
+        parts = self._strategy.experimental_local_results(next(iter(batch.values())))
+        whole = sum(part.shape[0] for part in parts)
+        sums = self._strategy.run(self._replica_eval, args=(batch, whole))
         return tf.nest.map_structure(self._reduce, sums)
 
-    def _replica_eval(self, batch: Any) -> dict[str, Any]:
+    def _replica_eval(self, batch: Any, whole: int) -> dict[str, Any]:
         theta = self._evaluation_theta()
         size = next(iter(batch.values())).shape[0]
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        start = _part_start(whole, self._strategy.num_replicas_in_sync, replica)
         towers = self._towers if size % self._towers == 0 else 1
         count = size // towers
         parts = []
         for tower in range(towers):
             part = {name: x[tower * count : (tower + 1) * count] for name, x in batch.items()}
-            offset = replica * size + tower * count
+            offset = start + tower * count
             key = ("eval", _replica_number(), tower)
-            whole = size * self._strategy.num_replicas_in_sync
             ctx = self._context("eval", key, 0, offset, whole)
             output = self._task.loss(theta, part, ctx)
             weight = tf.cast(self._task.loss_weight(part), tf.float32)
@@ -468,6 +473,14 @@ def _replica_number() -> int:
     """Which replica is traced; 0 where one trace is that of all (TPU)."""
     replica = tf.distribute.get_replica_context().replica_id_in_sync_group
     return int(tf.get_static_value(replica) or 0)
+
+
+def _part_start(size: int, parts: int, part: Any) -> Any:
+    """First of `size` examples that is in a part; the first parts take what does not divide."""
+    shorter, rest = divmod(size, parts)
+    if isinstance(part, int):
+        return part * shorter + min(part, rest)
+    return part * shorter + tf.minimum(part, rest)
 
 
 def _add_parts(total: Any, part: tuple[list[Flat], Any]) -> Any:

@@ -29,6 +29,7 @@ from tekso.models.layers.feed_forward import FeedForward
 from tekso.models.layers.normalization import BatchNorm, LayerNorm
 
 BATCH, LENGTH, VOCAB, DIM, HEADS = 16, 5, 11, 6, 2
+UNEVEN = 13  # examples of a batch that only an evaluation takes on several devices
 
 
 class Block(Layer):
@@ -135,7 +136,9 @@ def main() -> None:
     program.initialize()
     first = {k: float(np.abs(v).sum()) for k, v in program.state().items()}
     outputs = [program.train_step(batch(i), 2**31 + i) for i in range(options.steps)]
-    evaluation = program.eval_step(batch(99))
+    uneven = {name: array[:UNEVEN] for name, array in batch(99).items()}
+    evaluation = dict(program.eval_step(batch(99)))
+    evaluation |= {f"uneven/{k}": pair for k, pair in program.eval_step(uneven).items()}
     state = {k: v.tolist() for k, v in program.state().items() if k.startswith("weights/")}
     print(
         json.dumps(
