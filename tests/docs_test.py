@@ -59,7 +59,10 @@ HOW: list[tuple[str, Run | TestedBy]] = [
     ),
     (r"tekso-trainer .*--(list|mode)=.*", Run()),
     (r"tekso-trainer .*--logdir=.*", Run(SHORT)),
+    (r"tekso-vocab .*--input=.*", Run()),
+    (r"tekso-benchmark .*--model=.*", Run(f"{SHORT} --warmup=1")),
     (r"tensorboard --logdir=\S+", Run("--inspect")),
+    (r"python \w+\.py", Run()),
     (r"(\.venv/bin/)?pytest( -m \"not slow\"| -k \w+)?", Run()),
     (r"\.venv/bin/ruff check", TestedBy("tests/lint_test.py::test_style")),
     (r"\.venv/bin/mypy", TestedBy("tests/lint_test.py::test_types")),
@@ -159,6 +162,13 @@ def test_links_between_documents_lead_somewhere() -> None:
     for document in DOCUMENTS:
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", document.read_text()):
             assert (document.parent / target).exists(), f"{document}: {target}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_files_that_a_document_names_exist(document: Path) -> None:
+    rooms = "framework|models|tasks|params|tools|tests|docs"
+    for name in re.findall(rf"`((?:{rooms})/[\w./]*)`", document.read_text()):
+        assert (ROOT / name).exists(), f"{document}: there is no {name}"
 
 
 @pytest.mark.slow
