@@ -33,7 +33,9 @@ def parse(values: flags.FlagValues, argv: Sequence[str]) -> list[str]:
 
 def _flag_error(values: flags.FlagValues, error: flags.Error) -> str:
     if not isinstance(error, flags.UnrecognizedFlagError):
-        return str(error).replace("\n", " ")
+        text = str(error).replace("\n", " ")
+        text = re.sub(r"invalid literal for int\(\).*", "wanted a whole number", text)
+        return re.sub(r"could not convert string to float.*", "wanted a number", text)
     close = difflib.get_close_matches(error.flagname, list(values), n=2)
     hint = f"; did you mean {' or '.join(f'--{name}' for name in close)}?" if close else ""
     return f"there is no flag --{error.flagname}{hint}"

@@ -25,6 +25,11 @@ def load(model: str | None, packages: Sequence[str]) -> None:
     from tekso.framework import quiet_tensorflow, registry
 
     if model and not packages and not registry.has_module(model):
+        package, dot, _ = model.partition(".")
+        if dot and os.path.isdir(package):
+            raise UsageError(
+                f"--model={model}: {package} is a package of yours: add --import={package}"
+            )
         experiment(model)
     quiet_tensorflow.import_tensorflow()
     for package in packages:

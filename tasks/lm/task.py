@@ -70,8 +70,8 @@ class LanguageModel(Task):
         if params.model.vocab_size is REQUIRED:
             if vocab_size is None:
                 raise ValueError(
-                    "task.model.vocab_size is open, and only the text can tell it (its tokenizer "
-                    "is made from it): give the data, or set the size"
+                    "task.model.vocab_size is open: in training the text tells it; where no text "
+                    "is read, set it, as in --set task.model.vocab_size=100"
                 )
             params.model.vocab_size = vocab_size
         elif vocab_size is not None and params.model.vocab_size < vocab_size:

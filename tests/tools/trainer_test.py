@@ -342,7 +342,8 @@ WRONG = [
     ([LINE, "--set=*.dropot=0.5"], "did you mean task.dropout?"),
     ([LINE, "--set=run.steps"], "a setting reads path=value"),
     ([LINE, "--steps=-3"], "run.steps is -3, but it has to be at least 0"),
-    ([LINE, "--steps=many"], "--steps=many"),
+    ([LINE, "--steps=many"], "--steps=many: wanted a whole number; --help"),
+    ([LINE, "--steps="], "--steps=: wanted a whole number; --help"),
     ([LINE, "--execution=pipelind"], "data_parallel, mesh_sharded, pipelined"),
     (["--import=linse"], "no package 'linse'"),
     (["--list=nothing.*"], "no experiment matches; there are: "),
@@ -357,6 +358,15 @@ def test_what_is_typed_wrong_is_one_message_and_code_2(
     output = capsys.readouterr()
     assert output.out == "" and told in output.err
     assert output.err.startswith("tekso-trainer: ") and len(output.err.splitlines()) == 1
+
+
+def test_a_package_that_was_not_imported_is_named(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert trainer.main(["tekso-trainer", "--model=lines.other.Own"]) == 2
+    assert "lines.other.Own: lines is a package of yours: add --import=lines" in (
+        capsys.readouterr().err
+    )
 
 
 def test_a_mistake_in_an_experiment_is_told_with_its_line(
@@ -453,7 +463,7 @@ def test_every_registered_model_of_this_repository_is_counted_or_says_why(
 ) -> None:
     assert main("--list=lm.*", "--format=json") == 0
     for row in json.loads(capsys.readouterr().out):
-        assert row["total_weights"] or "only the text can tell" in row["problem"]
+        assert row["total_weights"] or "--set task.model.vocab_size=" in row["problem"]
         assert row["summary"] and row["task"]
 
 
