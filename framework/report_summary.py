@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 
+from tekso.framework import files
 from tekso.framework.logdir import Logdir
 from tekso.framework.report_text import duration, number, quality_of
 
@@ -46,7 +47,7 @@ def places(logdir: Logdir, *, newest: int, best: int | None) -> list[str]:
         ("checkpoints", f"{logdir.checkpoints}/  (the newest is of step {newest}{best_text})"),
         ("figures", logdir.metrics),
         ("curves", logdir.curves),
-        ("samples", logdir.samples),
+        *([("samples", logdir.samples)] if files.exists(logdir.samples) else []),
         ("parameters", f"{logdir.file('params.txt')}, changes in params.diff.txt"),
     ]
     return ["where it lies:", *(f"  {name:<12} {text}" for name, text in rows)]

@@ -322,17 +322,19 @@ def test_pace_counts_waiting_and_leaves_pauses_out() -> None:
     assert reading is not None and reading.seconds_per_step == pytest.approx(0.8 * 2.0 + 0.2 * 1.0)
 
 
-def test_the_summary_compares_says_where_things_lie_and_what_to_type() -> None:
+def test_the_summary_compares_says_where_things_lie_and_what_to_type(tmp_path: Path) -> None:
     lines = report_summary.finished(
         steps=2000, seconds=118.0, evaluations={"dev": VALUES, "longer": {"loss": 2.0}},
         references={"dev": {"gzip": 1.9812, "xz": 1.7034}},
     )  # fmt: skip
     text = "\n".join(lines)
     assert "2000 steps, 1m58s" in text and "gzip 1.9812, xz 1.7034" in text
-    logdir = Logdir("/tmp/a run/")
+    logdir = Logdir(f"{tmp_path}/a run/")
+    assert "samples" not in "\n".join(report_summary.places(logdir, newest=2000, best=None))
+    logdir.write("samples.txt", "one\n")
     text = "\n".join(report_summary.places(logdir, newest=2000, best=1600))
     for name in ("checkpoints", "metrics.jsonl", "curves.png", "samples.txt", "params.txt"):
-        assert f"/tmp/a run/{name}" in text
+        assert f"{tmp_path}/a run/{name}" in text
     assert "the newest is of step 2000, the best is of step 1600" in text
     text = "\n".join(report_summary.next_commands(logdir, 2000, imports=["mine"]))
-    assert "tekso-trainer --import=mine '--logdir=/tmp/a run' --steps=4000" in text
+    assert f"tekso-trainer --import=mine '--logdir={tmp_path}/a run' --steps=4000" in text
