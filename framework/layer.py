@@ -304,17 +304,24 @@ class Layer(Configurable):
         )
 
     def theta(self, flat: Mapping[str, Any]) -> Theta:
-        """Returns the nested form of {path from this layer: tensor}; every child has its place."""
+        """Returns the nested form of {path from this layer: tensor}; every child has its place.
+
+        Raises:
+          KeyError: a weight is missing; its path.
+        """
         theta = theta_lib.unflatten(flat)
         self._add_places(theta)
         return theta
 
-    def _add_places(self, theta: Theta) -> None:
+    def _add_places(self, theta: Theta, path: str = "") -> None:
+        for name in self._weights:
+            if name not in theta:
+                raise KeyError(f"{path}{name}")
         for name, layer in self.children():
             node = theta
             for part in name.split(SEPARATOR):
                 node = node.setdefault(part, Theta())
-            layer._add_places(node)
+            layer._add_places(node, f"{path}{name}{SEPARATOR}")
 
     # --- computing ---
 
