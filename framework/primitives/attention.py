@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tekso.framework import counter_hash
 from tekso.framework.primitives.fusion import Fuse, no_fusion
+from tekso.framework.primitives.precision import widen
 
 
 def attend(
@@ -113,8 +114,7 @@ def _softmax(
 ) -> Any:
     given = iter(rest)
     b, k, gt, s = scores.shape
-    x = scores if scores.dtype == tf.float64 else tf.cast(scores, tf.float32)
-    x = tf.reshape(x, [b, k * groups, gt // groups, s])
+    x = tf.reshape(widen(scores), [b, k * groups, gt // groups, s])
     mask = next(given) if has_mask else None
     if has_bias:
         x += tf.cast(next(given), x.dtype)

@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tekso.framework.primitives.fusion import Fuse, no_fusion
+from tekso.framework.primitives.precision import widen
 
 
 def layer_norm(
@@ -41,7 +42,7 @@ def layer_norm(
 
 
 def _layer_norm_forward(x: tf.Tensor, scale: tf.Tensor, *bias: tf.Tensor, epsilon: float) -> Any:
-    wide = _widen(x)
+    wide = widen(x)
     centred = wide - _mean(wide)
     inverse = tf.math.rsqrt(_mean(centred * centred) + epsilon)
     normalised = centred * inverse
@@ -87,7 +88,7 @@ def rms_norm(
 
 
 def _rms_norm_forward(x: tf.Tensor, scale: tf.Tensor, *, epsilon: float) -> Any:
-    wide = _widen(x)
+    wide = widen(x)
     inverse = tf.math.rsqrt(_mean(wide * wide) + epsilon)
     normalised = wide * inverse
     return tf.cast(normalised * tf.cast(scale, wide.dtype), x.dtype), normalised, inverse
@@ -105,7 +106,3 @@ def _rms_norm_backward(
 
 def _mean(x: tf.Tensor) -> tf.Tensor:
     return tf.reduce_mean(x, -1, keepdims=True)
-
-
-def _widen(x: tf.Tensor) -> tf.Tensor:
-    return x if x.dtype == tf.float64 else tf.cast(x, tf.float32)

@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from tekso.framework.primitives.fusion import Fuse, no_fusion
+from tekso.framework.primitives.precision import widen
 
 
 def cross_entropy(
@@ -81,7 +82,7 @@ def cross_entropy(
 
 
 def _exponentials(logits: tf.Tensor, *bias: tf.Tensor) -> Any:
-    wide = logits if logits.dtype == tf.float64 else tf.cast(logits, tf.float32)
+    wide = widen(logits)
     for b in bias:
         wide += tf.cast(b, wide.dtype)
     top = tf.reduce_max(wide, 1, keepdims=True)

@@ -11,6 +11,7 @@ from tekso.framework.context import StepContext
 from tekso.framework.initializers import Ones, Zeros
 from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, param
+from tekso.framework.primitives.precision import widen
 from tekso.framework.theta import Theta
 
 
@@ -121,7 +122,7 @@ class BatchNorm(Norm):
         self, theta: Theta, x: tf.Tensor, ctx: StepContext, *, mask: tf.Tensor | None = None
     ) -> tf.Tensor:
         """See the class."""
-        wide = x if x.dtype == tf.float64 else tf.cast(x, tf.float32)
+        wide = widen(x)
         theta = Theta((name, tf.cast(value, wide.dtype)) for name, value in theta.items())
         if ctx.is_training:
             mean, variance = self._batch_statistics(theta, wide, ctx, mask)

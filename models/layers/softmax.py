@@ -12,6 +12,7 @@ from tekso.framework.context import StepContext
 from tekso.framework.initializers import Initializer, LecunNormal, Zeros
 from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, param
+from tekso.framework.primitives.precision import widen
 from tekso.framework.theta import Theta
 
 
@@ -132,11 +133,11 @@ class SampledSoftmax(Softmax):
         samples = self.sample(ctx)
         sampled = ctx.project(x, tf.transpose(ctx.lookup(theta.w, samples)))
         rows = ctx.lookup(theta.w, labels)
-        true = tf.reduce_sum(_widen(x) * _widen(rows), -1)
-        sampled = _widen(sampled)
+        true = tf.reduce_sum(widen(x) * widen(rows), -1)
+        sampled = widen(sampled)
         if p.use_bias:
-            sampled += tf.gather(_widen(theta.b), samples)
-            true += tf.gather(_widen(theta.b), labels)
+            sampled += tf.gather(widen(theta.b), samples)
+            true += tf.gather(widen(theta.b), labels)
         sampled -= tf.cast(
             math.log(p.num_samples) + log_uniform_log_probability(samples, p.vocab_size),
             sampled.dtype,
@@ -165,7 +166,3 @@ def log_uniform_log_probability(classes: tf.Tensor, vocab_size: int) -> tf.Tenso
     """Returns log P(k) = log(log((k + 2) / (k + 1)) / log(vocab_size + 1)), in float64."""
     k = tf.cast(classes, tf.float64)
     return tf.math.log(tf.math.log1p(1 / (k + 1)) / math.log(vocab_size + 1))
-
-
-def _widen(x: tf.Tensor) -> tf.Tensor:
-    return x if x.dtype == tf.float64 else tf.cast(x, tf.float32)
