@@ -83,7 +83,12 @@ class StepContext:
     # --- layout ---
 
     def constrain(self, x: tf.Tensor, dims: Sequence[str | None]) -> tf.Tensor:
-        """Pins the layout of x by the names of its dims; the identity where there is no mesh."""
+        """Pins the layout of x by the names of its dims; the identity where there is no mesh.
+
+        Shapes:
+          x: any, with a name in `dims` for each dim; None leaves one free
+          returns: x
+        """
         return x
 
     # --- randomness ---
@@ -106,6 +111,10 @@ class StepContext:
         """Sets elements to 0 with probability `rate` and scales the others by 1 / (1 - rate).
 
         The identity outside training. The mask depends on the global position of each element.
+
+        Shapes:
+          x: [batch, ...]
+          returns: shape and dtype of x
         """
         if not self.is_training or rate == 0.0:
             return x
@@ -115,7 +124,13 @@ class StepContext:
     # --- what a step returns besides its output ---
 
     def collect_loss(self, name: str, value: tf.Tensor) -> None:
-        """Adds an auxiliary loss: `value` is a sum over examples; its mean joins the total loss."""
+        """Adds an auxiliary loss: `value` is a sum over examples; its mean joins the total loss.
+
+        Shapes:
+          value: []
+        Raises:
+          ValueError: the context does not know how many examples the global batch has.
+        """
         if self.num_examples is None:
             raise ValueError(
                 f"auxiliary loss {name!r}: this context has no num_examples (the size of the "
@@ -124,18 +139,31 @@ class StepContext:
         self.collected.add("loss", name, value / self.num_examples, 1.0)
 
     def collect_metric(self, name: str, value: tf.Tensor, weight: Any) -> None:
-        """Adds a metric: the report shows sum(value) / sum(weight) over the global batch."""
+        """Adds a metric: the report shows sum(value) / sum(weight) over the global batch.
+
+        Shapes:
+          value, weight: []
+        """
         self.collected.add("metric", name, value, weight)
 
     def collect_statistic(
         self, layer: HasStream, name: str, value: tf.Tensor, weight: Any
     ) -> None:
-        """Adds a sum and its weight, whose mean `layer.updated_statistics` gets after the step."""
+        """Adds a sum and its weight, whose mean `layer.updated_statistics` gets after the step.
+
+        Shapes:
+          value, weight: any, the same
+        """
         path = f"{layer.path}{SEPARATOR}{name}" if layer.path else name
         self.collected.add("statistic", path, value, weight)
 
     def sum_over_replicas(self, x: tf.Tensor) -> tf.Tensor:
-        """Returns the sum of x over the parts of the batch that run at the same time."""
+        """Returns the sum of x over the parts of the batch that run at the same time.
+
+        Shapes:
+          x: any
+          returns: shape and dtype of x
+        """
         return x
 
     def isolated(self: Self) -> Self:
@@ -190,15 +218,25 @@ class StepContext:
     def layer_norm(
         self, x: tf.Tensor, scale: tf.Tensor, bias: tf.Tensor | None, *, epsilon: float
     ) -> tf.Tensor:
-        """(x - mean) / sqrt(variance + epsilon) * scale + bias over the last dim."""
+        """(x - mean) / sqrt(variance + epsilon) * scale + bias over the last dim.
+
+        Shapes:
+          x: [..., dim], scale, bias: [dim]
+          returns: shape and dtype of x
+        """
         return normalization.layer_norm(x, scale, bias, epsilon=epsilon, fuse=self.fuse)
 
     def rms_norm(self, x: tf.Tensor, scale: tf.Tensor, *, epsilon: float) -> tf.Tensor:
-        """X / sqrt(mean(x**2) + epsilon) * scale over the last dim."""
+        """X / sqrt(mean(x**2) + epsilon) * scale over the last dim.
+
+        Shapes:
+          x: [..., dim], scale: [dim]
+          returns: shape and dtype of x
+        """
         return normalization.rms_norm(x, scale, epsilon=epsilon, fuse=self.fuse)
 
     def activate(self, name: str, x: tf.Tensor) -> tf.Tensor:
-        """Applies an activation by its name (see primitives/activations.py)."""
+        """Applies an activation, by its name (see primitives/activations.py), to every element."""
         return activations.activate(name, x, fuse=self.fuse)
 
     def attend(
@@ -246,6 +284,10 @@ class StepContext:
         """Returns rows of a table, and the table for a later use of it (a tied softmax).
 
         The same numbers as `lookup`; passing the returned table on makes the gradient cheaper.
+
+        Shapes:
+          table: [vocab, embed], ids: [...]
+          returns: [..., embed], [vocab, embed]
         """
         return lookup.lookup_shared(table, ids)
 

@@ -34,6 +34,8 @@ def attend(
       mask: bool, bias: float, broadcastable to [B, N, T, S]; bias gets a gradient
       dropout: (key, example offset, rate) of the probabilities' dropout
       returns: [B, T, N, H]
+    Raises:
+      ValueError: the kv heads do not divide the heads.
     Source: Vaswani et al. 2017, eq. 1; Ainslie et al. 2023 (grouped queries).
     """
     num_heads, num_kv_heads = q.shape[2], k.shape[2]

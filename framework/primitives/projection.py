@@ -70,6 +70,10 @@ def transposed_product(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
     """Returns a^T b of two tall matrices, by (b^T a)^T where a is the wider one.
 
     On CPU the packing of a wide transposed left operand makes the direct form up to a third slower.
+
+    Shapes:
+      a: [rows, n], b: [rows, m]
+      returns: [n, m]
     """
     if a.shape[1] is not None and b.shape[1] is not None and a.shape[1] > b.shape[1]:
         return tf.transpose(tf.matmul(b, a, transpose_a=True))
