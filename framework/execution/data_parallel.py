@@ -140,9 +140,13 @@ def _check_outside_of_loops(mixing: list[str], task: Any, *, parts: int, xla: st
 
 def _make_strategy(tpu: str | None, cpu_devices: int | None) -> tf.distribute.Strategy:
     if tpu:
-        resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu)
-        tf.config.experimental_connect_to_cluster(resolver)
-        tf.tpu.experimental.initialize_tpu_system(resolver)
+        try:
+            resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu)
+            tf.config.experimental_connect_to_cluster(resolver)
+            tf.tpu.experimental.initialize_tpu_system(resolver)
+        except (OSError, ValueError, tf.errors.OpError) as error:
+            reason = str(error).partition("\n")[0]
+            raise ExecutionError(f"there is no TPU {tpu!r} to connect to: {reason}") from error
         return tf.distribute.TPUStrategy(resolver)
     local = [] if cpu_devices else [d.name for d in tf.config.list_logical_devices("GPU")]
     local = local or [d.name for d in tf.config.list_logical_devices("CPU")]

@@ -8,12 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from urllib.error import URLError
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tekso.framework.execution import DataParallel
+from tekso.framework.execution import DataParallel, ExecutionError
 from tekso.framework.learner import Learner
 from tekso.framework.optimizers.sgd import Momentum
 from tekso.framework.schedules import Constant
@@ -199,3 +200,12 @@ def test_a_batch_of_padding_has_loss_0_and_gradient_0() -> None:
     found = {name: float(value) for name, value in metrics.items()}
     assert (found["loss"], found["total_loss"], found["gradient_norm"]) == (0, 0, 0)
     assert found["nonfinite_total"] == 0
+
+
+def test_a_tpu_that_is_not_there_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def resolver(name: str) -> None:
+        raise URLError("Name or service not known")
+
+    monkeypatch.setattr(tf.distribute.cluster_resolver, "TPUClusterResolver", resolver)
+    with pytest.raises(ExecutionError, match=r"no TPU 'mine' to connect to: .*not known"):
+        DataParallel.Params().instantiate().setup_devices(tpu="mine")
