@@ -209,3 +209,25 @@ def test_a_tpu_that_is_not_there_is_told_in_a_line(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(tf.distribute.cluster_resolver, "TPUClusterResolver", resolver)
     with pytest.raises(ExecutionError, match=r"no TPU 'mine' to connect to: .*not known"):
         DataParallel.Params().instantiate().setup_devices(tpu="mine")
+
+
+def test_evaluation_and_decoding_take_the_averages_of_weights() -> None:
+    program = normalised_program()
+    state = program.state()
+    x = np.random.default_rng(1).normal(size=(4, 3)).astype(np.float32)
+
+    def figures(sevens: set[str]) -> list[float]:
+        """Of an evaluation and of decoding, with a part of the state replaced by 7."""
+        assert sevens <= set(state)
+        values = {k: np.full_like(v, 7) if k in sevens else v for k, v in state.items()}
+        program.restore(values.__getitem__, set(values))
+        evaluated = program.eval_step({"x": x, "weights": np.ones(4, np.float32)})
+        decoded = program.call(lambda theta, ctx: tf.reduce_sum(theta.norm.scale))
+        return [float(evaluated["loss"][0]), float(decoded)]
+
+    learned = ("norm/scale", "norm/bias")
+    plain = figures(set())
+    assert figures({f"weights/{name}" for name in learned}) == plain
+    with_other_averages = figures({f"learner/{name}/ema" for name in learned})
+    assert with_other_averages[0] != plain[0]
+    assert with_other_averages[1] == 21
