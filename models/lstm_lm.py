@@ -186,7 +186,7 @@ class LstmLm(Layer):
     def _dropped(self, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
         return self.dropout.fprop(Theta(), x, ctx.fold(1))
 
-    def pieces(self) -> list[Piece]:
+    def pieces(self, *, label_smoothing: float = 0.0) -> list[Piece]:
         """Returns the parts of `token_cross_entropy` in order, between which it can be cut.
 
         Every layer of the stack is a piece. What flows: first {"ids", "labels"} and, where texts
@@ -197,7 +197,8 @@ class LstmLm(Layer):
         for i, layer in enumerate(self.stack.layers):
             path = f"stack/layers/{i}"
             pieces.append(Piece(path, {path: layer}, functools.partial(self._run_layer, i)))
-        return [*pieces, Piece("softmax", {"softmax": self.softmax}, self._run_softmax)]
+        last = functools.partial(self._run_softmax, label_smoothing)
+        return [*pieces, Piece("softmax", {"softmax": self.softmax}, last)]
 
     def _run_embedding(self, theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
         return {**flow, "x": self._embedded(theta, flow["ids"], ctx)}
@@ -207,9 +208,13 @@ class LstmLm(Layer):
         x = self.stack.fprop_layer(index, theta.stack, flow["x"], ctx, **segments)
         return {**flow, "x": x}
 
-    def _run_softmax(self, theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
+    def _run_softmax(
+        self, label_smoothing: float, theta: Theta, flow: Flow, ctx: StepContext
+    ) -> Flow:
         x = self._dropped(flow["x"], ctx)
-        loss = self.softmax.cross_entropy(theta.softmax, x, flow["labels"], ctx)
+        loss = self.softmax.cross_entropy(
+            theta.softmax, x, flow["labels"], ctx, label_smoothing=label_smoothing
+        )
         return {**flow, "cross_entropy": loss}
 
 

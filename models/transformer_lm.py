@@ -211,7 +211,7 @@ class TransformerLm(Layer):
             x = x[:, -1:]
         return self._logits(theta, self._normalise(theta, x, ctx), ctx), cache
 
-    def pieces(self) -> list[Piece]:
+    def pieces(self, *, label_smoothing: float = 0.0) -> list[Piece]:
         """Returns the parts of `token_cross_entropy` in order, between which it can be cut.
 
         The layers of an unrolled stack are a piece each, a repeated stack is one. What flows: first
@@ -234,7 +234,8 @@ class TransformerLm(Layer):
             layers = {"final_norm": self.final_norm}
             pieces.append(Piece("final_norm", layers, self._run_normalise))
         name, softmax = self._softmax()
-        return [*pieces, Piece("softmax", {name: softmax}, self._run_cross_entropy)]
+        last = functools.partial(self._run_cross_entropy, label_smoothing)
+        return [*pieces, Piece("softmax", {name: softmax}, last)]
 
     def _run_embed(self, theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
         x = self.embedding.fprop(theta.embedding, flow["ids"], ctx)
@@ -251,9 +252,13 @@ class TransformerLm(Layer):
     def _run_normalise(self, theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
         return {**flow, "x": self._normalise(theta, flow["x"], ctx)}
 
-    def _run_cross_entropy(self, theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
+    def _run_cross_entropy(
+        self, label_smoothing: float, theta: Theta, flow: Flow, ctx: StepContext
+    ) -> Flow:
         name, softmax = self._softmax()
-        cross_entropy = softmax.cross_entropy(theta[name], flow["x"], flow["labels"], ctx)
+        cross_entropy = softmax.cross_entropy(
+            theta[name], flow["x"], flow["labels"], ctx, label_smoothing=label_smoothing
+        )
         return {**flow, "cross_entropy": cross_entropy}
 
     def _enter(

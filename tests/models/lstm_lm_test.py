@@ -174,9 +174,14 @@ def test_pieces_one_after_the_other_are_the_model(packed: bool) -> None:
     if packed:
         flow["segment_ids"] = tf.constant([[1, 1, 2, 2, 2], [1, 1, 1, 1, 0]])
     expected = model.token_cross_entropy(
-        theta, flow["ids"], flow["labels"], ctx, segment_ids=flow.get("segment_ids")
+        theta,
+        flow["ids"],
+        flow["labels"],
+        ctx,
+        segment_ids=flow.get("segment_ids"),
+        label_smoothing=0.1,
     )
-    flat, pieces = theta_lib.flatten(theta), model.pieces()
+    flat, pieces = theta_lib.flatten(theta), model.pieces(label_smoothing=0.1)
     for piece in pieces:
         own = {path: tensor for path, tensor in flat.items() if piece.owns(path)}
         flow = piece.run(piece.theta(own), flow, ctx)

@@ -202,10 +202,10 @@ def test_pieces_one_after_the_other_are_the_model(
         side["positions"] = tf.constant([[0, 1, 2, 0, 1]] * B)
         side["segment_ids"] = tf.constant([[1, 1, 1, 2, 2]] * B)
     ctx = StepContext(mode="train", step=3)
-    want = model.token_cross_entropy(theta, ids, labels, ctx, **side)
+    want = model.token_cross_entropy(theta, ids, labels, ctx, label_smoothing=0.1, **side)
 
     flat = theta_lib.flatten(theta)
-    pieces = model.pieces()
+    pieces = model.pieces(label_smoothing=0.1)
     flow: dict[str, Any] = {"ids": ids, "labels": labels, **side}
     for piece in pieces:
         own = {path: tensor for path, tensor in flat.items() if piece.owns(path)}
