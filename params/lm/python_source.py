@@ -68,7 +68,7 @@ class Tiny(Experiment):
         )
 
     def run(self) -> Params:
-        """1,500 steps: as many as two cores do in about two minutes."""
+        """1,500 steps: about two minutes on two free cores, by the CPU time of a step."""
         return Run.Params(steps=1500, eval_every_steps=500, checkpoint_every_steps=500)
 
 
