@@ -31,6 +31,9 @@ from tekso.framework.theta import SEPARATOR, Theta
 Mode = Literal["train", "eval", "decode"]
 Self = TypeVar("Self", bound="StepContext")
 
+IMAGE_DIMS = ("batch", "height", "width", "channels")
+"""Names of the dims of images, between any two layers."""
+
 
 class HasStream(Protocol):
     """A layer, as far as random numbers and statistics need it."""
@@ -90,6 +93,15 @@ class StepContext:
           returns: x
         """
         return x
+
+    def constrain_image(self, x: tf.Tensor) -> tf.Tensor:
+        """Pins images; a mesh splits height and width of those only that are large enough.
+
+        Shapes:
+          x: [batch, height, width, channels]
+          returns: x
+        """
+        return self.constrain(x, IMAGE_DIMS)
 
     # --- randomness ---
 
@@ -313,17 +325,45 @@ class StepContext:
             x, table, labels, bias=bias, label_smoothing=label_smoothing, fuse=self.fuse
         )
 
-    def average_pool(self, x: tf.Tensor, window: windows.Window) -> tf.Tensor:
-        """Returns the mean of every window of [batch, height, width, channels]."""
-        return windows.average_pool(x, window)
+    # --- windows over images ---
+
+    def convolution(
+        self,
+        x: tf.Tensor,
+        w: tf.Tensor,
+        b: tf.Tensor | None = None,
+        *,
+        window: windows.Window,
+    ) -> tf.Tensor:
+        """Convolves images, in groups of channels if w has fewer inputs than x has channels.
+
+        Shapes:
+          x: [batch, height, width, channels], w: [*window.shape, channels / groups, outputs]
+          b: [outputs]
+          returns: [batch, new height, new width, outputs]
+        """
+        return windows.convolution(x, w, b, window=window)
 
     def depthwise_convolution(
-        self, x: tf.Tensor, w: tf.Tensor, window: windows.Window
+        self,
+        x: tf.Tensor,
+        w: tf.Tensor,
+        b: tf.Tensor | None = None,
+        *,
+        window: windows.Window,
     ) -> tf.Tensor:
         """Convolves every channel of [batch, height, width, channels] with its own kernels.
 
         Shapes:
-          w: [*window.shape, channels, multiplier]
+          w: [*window.shape, channels, multiplier], b: [channels * multiplier]
           returns: [batch, new height, new width, channels * multiplier]
         """
-        return windows.depthwise_convolution(x, w, window)
+        return windows.depthwise_convolution(x, w, b, window=window)
+
+    def average_pool(self, x: tf.Tensor, window: windows.Window) -> tf.Tensor:
+        """Returns the mean of every window of [batch, height, width, channels]."""
+        return windows.average_pool(x, window)
+
+    def max_pool(self, x: tf.Tensor, window: windows.Window) -> tf.Tensor:
+        """Returns the largest element of every window of [batch, height, width, channels]."""
+        return windows.max_pool(x, window)

@@ -1,8 +1,7 @@
-"""Average pooling and depthwise convolution over [batch, height, width, channels].
+"""Windows over images [batch, height, width, channels]: convolution and pooling by kernels.
 
-Each in two forms. The direct one is TensorFlow's kernel with its gradient, which is 40 times faster
-on CPU. The one by slices is a sum over the elements of the window, made of ops that can be laid out
-on a device mesh, which TensorFlow's gradient kernels of these two cannot.
+How a window lies on an image, and the direct forms: TensorFlow's kernels with their gradients.
+Where these do not do, see `window_slices`.
 """
 
 from __future__ import annotations
@@ -11,6 +10,8 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 import tensorflow as tf
+
+from tekso.framework.primitives import window_slices
 
 Padding = Literal["SAME", "VALID"]
 """SAME: as many outputs as inputs / stride, zeros around; VALID: windows that lie inside only."""
@@ -48,6 +49,47 @@ class Window(NamedTuple):
         return missing // 2, missing - missing // 2
 
 
+def convolution(
+    x: tf.Tensor, w: tf.Tensor, b: tf.Tensor | None = None, *, window: Window
+) -> tf.Tensor:
+    """Convolves images, in groups of channels if w has fewer inputs than x has channels.
+
+    Shapes:
+      x: [batch, height, width, channels], w: [*window.shape, channels / groups, outputs]
+      b: [outputs]
+      returns: [batch, new height, new width, outputs]
+    Raises:
+      ValueError: not even one window fits.
+    """
+    _check_fits(x, window)
+    y = tf.nn.conv2d(x, w, window.strides, window.padding, dilations=window.dilations)
+    return y if b is None else tf.nn.bias_add(y, b)
+
+
+def depthwise_convolution(
+    x: tf.Tensor, w: tf.Tensor, b: tf.Tensor | None = None, *, window: Window
+) -> tf.Tensor:
+    """Convolves every channel with kernels of its own.
+
+    Shapes:
+      x: [batch, height, width, channels], w: [*window.shape, channels, multiplier]
+      b: [channels * multiplier]
+      returns: [batch, new height, new width, channels * multiplier]
+    Raises:
+      ValueError: not even one window fits.
+    """
+    _check_fits(x, window)
+    if window.dilations == (1, 1) and window.strides[0] == window.strides[1]:
+        y = tf.nn.depthwise_conv2d(x, w, [1, *window.strides, 1], window.padding)
+    else:
+        # The kernel knows one stride for both dims, none with dilation: all windows, then a choice.
+        y = tf.nn.depthwise_conv2d(
+            _padded(x, window), w, [1, 1, 1, 1], "VALID", dilations=window.dilations
+        )
+        y = y[:, :: window.strides[0], :: window.strides[1]]
+    return y if b is None else tf.nn.bias_add(y, b)
+
+
 def average_pool(x: tf.Tensor, window: Window) -> tf.Tensor:
     """Returns the mean of every window; zeros of the padding are not counted.
 
@@ -58,42 +100,40 @@ def average_pool(x: tf.Tensor, window: Window) -> tf.Tensor:
       ValueError: not even one window fits.
     """
     _check_fits(x, window)
-    if any(n > size for n, size in zip(window.shape, x.shape[1:3], strict=True)):
-        # The kernel's gradient is wrong for a window larger than the image (TensorFlow 2.21, CPU).
-        return average_pool_by_slices(x, window)
-    return tf.nn.avg_pool2d(x, window.shape, window.strides, window.padding)
+    if all(n <= size for n, size in zip(window.shape, x.shape[1:3], strict=True)):
+        return tf.nn.avg_pool2d(x, window.shape, window.strides, window.padding)
+    # The kernel's gradient is wrong for a window larger than the image (TensorFlow 2.21, CPU).
+    counts = tf.constant(element_counts(x.shape[1], x.shape[2], window), x.dtype)
+    sizes = (window.output_size(x.shape[1], 0), window.output_size(x.shape[2], 1))
+    total = window_slices.window_sum(
+        _padded(x, window), shape=window.shape, sizes=sizes, strides=window.strides
+    )
+    return total / counts
 
 
-def average_pool_by_slices(x: tf.Tensor, window: Window) -> tf.Tensor:
-    """As `average_pool`, for every execution."""
-    total = tf.add_n([part for _, part in _slices(x, window)])
-    return total / tf.constant(_counts(x.shape, window), x.dtype)
-
-
-def depthwise_convolution(x: tf.Tensor, w: tf.Tensor, window: Window) -> tf.Tensor:
-    """Convolves every channel with kernels of its own.
+def max_pool(x: tf.Tensor, window: Window) -> tf.Tensor:
+    """Returns the largest element of every window; zeros of the padding do not take part.
 
     Shapes:
-      x: [batch, height, width, channels], w: [*window.shape, channels, multiplier]
-      returns: [batch, new height, new width, channels * multiplier]
+      x: [batch, height, width, channels]
+      returns: [batch, new height, new width, channels]
     Raises:
       ValueError: not even one window fits.
     """
     _check_fits(x, window)
-    if window.dilations == (1, 1) and window.strides[0] == window.strides[1]:
-        return tf.nn.depthwise_conv2d(x, w, [1, *window.strides, 1], window.padding)
-    # The kernel knows one stride for both dims, and none with dilation: all windows, then a choice.
-    y = tf.nn.depthwise_conv2d(
-        _padded(x, window), w, [1, 1, 1, 1], "VALID", dilations=window.dilations
-    )
-    return y[:, :: window.strides[0], :: window.strides[1]]
+    return tf.nn.max_pool2d(x, window.shape, window.strides, window.padding)
 
 
-def depthwise_convolution_by_slices(x: tf.Tensor, w: tf.Tensor, window: Window) -> tf.Tensor:
-    """As `depthwise_convolution`, for every execution."""
-    parts = [tf.expand_dims(part, -1) * w[i, j] for (i, j), part in _slices(x, window)]
-    y = tf.add_n(parts)
-    return tf.reshape(y, [*y.shape[:3], w.shape[2] * w.shape[3]])
+def element_counts(height: int, width: int, window: Window) -> np.ndarray:
+    """Returns how many elements of an image every window holds: [1, new height, new width, 1]."""
+    by_dim = []
+    for d, size in enumerate((height, width)):
+        before, after = window.pads(size, d)
+        real = np.pad(np.ones(size), (before, after))
+        starts = np.arange(window.output_size(size, d)) * window.strides[d]
+        held = starts[:, None] + np.arange(window.shape[d])
+        by_dim.append(real[held].sum(1))
+    return np.outer(*by_dim)[None, :, :, None]
 
 
 def _check_fits(x: tf.Tensor, window: Window) -> None:
@@ -104,32 +144,3 @@ def _check_fits(x: tf.Tensor, window: Window) -> None:
 def _padded(x: tf.Tensor, window: Window) -> tf.Tensor:
     pads = [window.pads(x.shape[1 + d], d) for d in (0, 1)]
     return tf.pad(x, [(0, 0), *pads, (0, 0)]) if any(map(any, pads)) else x
-
-
-def _slices(x: tf.Tensor, window: Window) -> list[tuple[tuple[int, int], tf.Tensor]]:
-    """Returns [((i, j), element i, j of every window)], each [batch, new h, new w, channels]."""
-    sizes = [window.output_size(x.shape[1 + d], d) for d in (0, 1)]
-    padded = _padded(x, window)
-    parts = []
-    for i in range(window.shape[0]):
-        for j in range(window.shape[1]):
-            rows, columns = (
-                slice(at * dilation, at * dilation + (size - 1) * stride + 1, stride)
-                for at, dilation, size, stride in zip(
-                    (i, j), window.dilations, sizes, window.strides, strict=True
-                )
-            )
-            parts.append(((i, j), padded[:, rows, columns]))
-    return parts
-
-
-def _counts(shape: tf.TensorShape, window: Window) -> np.ndarray:
-    """Returns how many elements of x every window holds: [1, new height, new width, 1]."""
-    by_dim = []
-    for d, size in enumerate(shape[1:3]):
-        before, after = window.pads(size, d)
-        real = np.pad(np.ones(size), (before, after))
-        starts = np.arange(window.output_size(size, d)) * window.strides[d]
-        held = starts[:, None] + np.arange(window.shape[d])
-        by_dim.append(real[held].sum(1))
-    return np.outer(*by_dim)[None, :, :, None]

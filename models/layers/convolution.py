@@ -1,4 +1,14 @@
-"""Convolutions over images, channels last: full, grouped and depthwise."""
+"""Convolutions over images, channels last: full, grouped and depthwise.
+
+Between layers the dims of an image are "batch", "height", "width" and "channels", whatever computed
+it; the weights of a convolution have "in_channels" and "out_channels". On a mesh, the rules
+
+    height:model                          split images: neighbours exchange the edges of their parts
+    out_channels:model                    split weights; every device has all channels of the images
+    channels:model;out_channels:model     split both: a convolution gathers its inputs' channels
+    channels:model;in_channels:model      split both: a convolution adds up its outputs' parts
+    height:model;out_channels:model       split images; weights are stored split, gathered for use
+"""
 
 from __future__ import annotations
 
@@ -53,10 +63,8 @@ class Conv2DBase(Layer):
         """Returns height and width of the output for those of the input."""
         return self.window.output_size(height, 0), self.window.output_size(width, 1)
 
-    def _finish(self, theta: Theta, y: tf.Tensor, ctx: StepContext) -> tf.Tensor:
-        if self.params.use_bias:
-            y = tf.nn.bias_add(y, theta.b)
-        return ctx.activate(self.params.activation, y)
+    def _finish(self, y: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+        return ctx.constrain_image(ctx.activate(self.params.activation, y))
 
 
 class Conv2D(Conv2DBase):
@@ -110,8 +118,8 @@ class Conv2D(Conv2DBase):
         if x.shape[-1] != p.input_dim:
             raise ValueError(f"Conv2D: x has shape {x.shape}, want {p.input_dim} channels (last)")
         self.output_size(x.shape[1], x.shape[2])
-        y = tf.nn.conv2d(x, theta.w, p.strides, p.padding, dilations=p.dilations)
-        return self._finish(theta, y, ctx)
+        b = theta.b if p.use_bias else None
+        return self._finish(ctx.convolution(x, theta.w, b, window=self.window), ctx)
 
 
 class DepthwiseConv2D(Conv2DBase):
@@ -157,4 +165,5 @@ class DepthwiseConv2D(Conv2DBase):
             raise ValueError(
                 f"DepthwiseConv2D: x has shape {x.shape}, want {p.input_dim} channels (last)"
             )
-        return self._finish(theta, ctx.depthwise_convolution(x, theta.w, self.window), ctx)
+        b = theta.b if p.use_bias else None
+        return self._finish(ctx.depthwise_convolution(x, theta.w, b, window=self.window), ctx)

@@ -58,9 +58,7 @@ class MaxPool(Pool2D):
 
     def fprop(self, theta: Theta, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
         """See the class."""
-        self.output_size(x.shape[1], x.shape[2])
-        p = self.params
-        return tf.nn.max_pool2d(x, p.window_shape, p.strides, p.padding)
+        return ctx.constrain_image(ctx.max_pool(x, self.window))
 
 
 class AveragePool(Pool2D):
@@ -76,7 +74,7 @@ class AveragePool(Pool2D):
 
     def fprop(self, theta: Theta, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
         """See the class."""
-        return ctx.average_pool(x, self.window)
+        return ctx.constrain_image(ctx.average_pool(x, self.window))
 
 
 class GlobalAveragePool(Layer):
@@ -89,4 +87,4 @@ class GlobalAveragePool(Layer):
 
     def fprop(self, theta: Theta, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
         """See the class."""
-        return tf.reduce_mean(x, [1, 2])
+        return ctx.constrain(tf.reduce_mean(x, [1, 2]), ("batch", "channels"))

@@ -1,14 +1,15 @@
-"""Average pooling and depthwise convolution: both forms against loops in NumPy."""
+"""Convolution and pooling: the direct forms and those by slices against loops in NumPy."""
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tekso.framework.primitives import windows
+from tekso.framework.primitives import window_slices, windows
 from tekso.framework.primitives.windows import Padding, Window
 
 WINDOWS = {
@@ -67,6 +68,13 @@ def value_and_gradients(function: Any, *args: np.ndarray) -> list[np.ndarray]:
     return [y.numpy(), *(g.numpy() for g in tape.gradient(loss, tensors))]
 
 
+def by_slices(form: Any, x: tf.Tensor, window: Window, fill: float = 0.0) -> tf.Tensor:
+    pads = [window.pads(x.shape[1 + d], d) for d in (0, 1)]
+    sizes = tuple(window.output_size(x.shape[1 + d], d) for d in (0, 1))
+    x = tf.pad(x, [(0, 0), *pads, (0, 0)], constant_values=fill)
+    return form(x, sizes=sizes, strides=window.strides)
+
+
 @pytest.mark.parametrize("name", WINDOWS)
 def test_average_pool_is_the_mean_of_what_lies_inside(name: str) -> None:
     window = WINDOWS[name]
@@ -74,10 +82,27 @@ def test_average_pool_is_the_mean_of_what_lies_inside(name: str) -> None:
     held, real = taken(x, window)
     expected = held.sum((3, 4)) / real.sum((2, 3))[None, ..., None]
     direct = value_and_gradients(lambda x: windows.average_pool(x, window), x)
-    slices = value_and_gradients(lambda x: windows.average_pool_by_slices(x, window), x)
     np.testing.assert_allclose(direct[0], expected, rtol=1e-12, atol=1e-14)
+    if window.shape[0] <= x.shape[1]:
+        form = functools.partial(window_slices.window_sum, shape=window.shape)
+        sums = value_and_gradients(lambda x: by_slices(form, x, window), x)
+        counts = windows.element_counts(7, 6, window)
+        np.testing.assert_allclose(sums[0] / counts, direct[0], rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_max_pool_gives_its_gradient_to_the_first_of_the_largest(name: str) -> None:
+    window = WINDOWS[name]
+    x = np.random.default_rng(0).integers(-2, 2, size=(2, 7, 6, 3)).astype(float)  # many equals
+    held, real = taken(x, window)
+    held = np.where(real[None, ..., None], held, -np.inf)
+    held = held.reshape(*held.shape[:3], -1, held.shape[-1])
+    direct = value_and_gradients(lambda x: windows.max_pool(x, window), x)
+    form = functools.partial(window_slices.window_max, shape=window.shape)
+    slices = value_and_gradients(lambda x: by_slices(form, x, window, fill=-np.inf), x)
+    np.testing.assert_array_equal(direct[0], held.max(3))
     for a, b in zip(direct, slices, strict=True):
-        np.testing.assert_allclose(b, a, rtol=1e-12, atol=1e-14)
+        np.testing.assert_allclose(b, a, rtol=1e-14, atol=1e-15)
 
 
 @pytest.mark.parametrize("multiplier", [1, 2])
@@ -89,13 +114,52 @@ def test_depthwise_convolution_is_a_sum_over_the_window(name: str, multiplier: i
     held, _ = taken(x, window)
     expected = np.einsum("bhwijc,ijcm->bhwcm", held, w)
     expected = expected.reshape(*expected.shape[:3], -1)
-    direct = value_and_gradients(lambda x, w: windows.depthwise_convolution(x, w, window), x, w)
-    slices = value_and_gradients(
-        lambda x, w: windows.depthwise_convolution_by_slices(x, w, window), x, w
+    direct = value_and_gradients(
+        lambda x, w: windows.depthwise_convolution(x, w, window=window), x, w
     )
+
+    def sliced(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
+        form = functools.partial(
+            window_slices.depthwise_convolution, w=w, dilations=window.dilations
+        )
+        return by_slices(form, x, window)
+
+    slices = value_and_gradients(sliced, x, w)
     np.testing.assert_allclose(direct[0], expected, rtol=1e-11, atol=1e-12)
     for a, b in zip(direct, slices, strict=True):
         np.testing.assert_allclose(b, a, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("num_groups", [1, 2])
+@pytest.mark.parametrize("name", [*WINDOWS, *DILATED])
+def test_convolution_is_a_sum_over_window_and_channels(name: str, num_groups: int) -> None:
+    window = (WINDOWS | DILATED)[name]
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(2, 7, 6, 4)).astype(np.float32)  # gradients on CPU: float32 only
+    w = rng.normal(size=(*window.shape, 4 // num_groups, 6)).astype(np.float32)
+    b = rng.normal(size=[6]).astype(np.float32)
+    held, _ = taken(x, window)
+    held = held.reshape(*held.shape[:-1], num_groups, -1)
+    kernels = w.reshape(*w.shape[:3], num_groups, -1)
+    expected = np.einsum("bhwijgc,ijcgo->bhwgo", held, kernels)
+    expected = expected.reshape(*expected.shape[:3], 6) + b
+
+    def sliced(x: tf.Tensor, w: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+        w = tf.reshape(w, [*w.shape[:3], num_groups, -1])
+        kernels = tf.transpose(w, [0, 1, 3, 2, 4])
+
+        def form(x: tf.Tensor, **rest: Any) -> tf.Tensor:
+            x = tf.reshape(x, [*x.shape[:3], num_groups, -1])
+            return window_slices.convolution(x, kernels, dilations=window.dilations, **rest)
+
+        return tf.reshape(by_slices(form, x, window), expected.shape) + b
+
+    direct = value_and_gradients(
+        lambda x, w, b: windows.convolution(x, w, b, window=window), x, w, b
+    )
+    np.testing.assert_allclose(direct[0], expected, rtol=1e-5, atol=1e-5)
+    for found, wanted in zip(value_and_gradients(sliced, x, w, b), direct, strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)  # sums of up to 700 terms
 
 
 @pytest.mark.parametrize("padding", ["SAME", "VALID"])
@@ -120,4 +184,8 @@ def test_a_window_that_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match=r"window of 9 \(3, dilated by 4\).*width 6.*SAME"):
         windows.average_pool(tf.ones([1, 5, 6, 1]), window)
     with pytest.raises(ValueError, match="width 6"):
-        windows.depthwise_convolution(tf.ones([1, 5, 6, 1]), tf.ones([2, 3, 1, 1]), window)
+        windows.depthwise_convolution(tf.ones([1, 5, 6, 1]), tf.ones([2, 3, 1, 1]), window=window)
+    with pytest.raises(ValueError, match="width 6"):
+        windows.convolution(tf.ones([1, 5, 6, 1]), tf.ones([2, 3, 1, 1]), window=window)
+    with pytest.raises(ValueError, match="width 6"):
+        windows.max_pool(tf.ones([1, 5, 6, 1]), window)

@@ -1,0 +1,152 @@
+"""Windows as slices: convolution and pooling made of slices, sums and products over any outer dims.
+
+For what TensorFlow's kernels, or their gradients, cannot do: dims split over a device mesh, several
+batch dims, windows larger than the image. A window goes over one dim after the other, so that k x l
+elements cost k + l slices. Nothing is padded here: windows lie inside x, which is
+[*outer, height, width, *inner], and any dim but height and width may be split over a mesh.
+
+    height 7, window 3, stride 2, 3 windows      element 0:  0 . 2 . 4 . .
+                                                 element 1:  . 1 . 3 . 5 .
+                                                 element 2:  . . 2 . 4 . 6
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+Sizes = tuple[int, int]
+
+
+def elements(
+    x: tf.Tensor, axis: int, *, count: int, size: int, stride: int = 1, dilation: int = 1
+) -> list[tf.Tensor]:
+    """Returns element 0, 1, … `count` - 1 of every window along a dim.
+
+    Slices without steps only: their gradient is a pad, 10 times faster than that of strided ones.
+
+    Args:
+      x: the tensor.
+      axis: the dim.
+      count: elements of a window.
+      size: number of windows.
+      stride: distance of windows.
+      dilation: distance of the elements of a window.
+    """
+    if stride == 1:
+        return [sliced(x, axis, k * dilation, size) for k in range(count)]
+    reach = (count - 1) * dilation + (size - 1) * stride + 1
+    turns = -(-reach // stride)
+    x = sliced(x, axis, 0, min(turns * stride, x.shape[axis]))
+    if missing := turns * stride - x.shape[axis]:
+        x = tf.pad(x, [(0, missing if d == axis else 0) for d in range(x.shape.rank)])
+    x = tf.reshape(x, [*x.shape[:axis], turns, stride, *x.shape[axis + 1 :]])
+    found = []
+    for k in range(count):
+        turn, phase = divmod(k * dilation, stride)
+        part = sliced(sliced(x, axis + 1, phase, 1), axis, turn, size)
+        found.append(tf.squeeze(part, [axis + 1]))
+    return found
+
+
+def sliced(x: tf.Tensor, axis: int, start: int, size: int) -> tf.Tensor:
+    """Returns `size` elements of a dim from `start` on."""
+    if start == 0 and size == x.shape[axis]:
+        return x
+    begin, sizes = [0] * x.shape.rank, x.shape.as_list()
+    begin[axis], sizes[axis] = start, size
+    return tf.slice(x, begin, sizes)
+
+
+def convolution(
+    x: tf.Tensor, w: tf.Tensor, *, sizes: Sizes, strides: Sizes, dilations: Sizes
+) -> tf.Tensor:
+    """Convolves blocks of channels; each block of outputs sees one block of inputs.
+
+    Shapes:
+      x: [*outer, height, width, blocks, channels]
+      w: [kernel height, kernel width, blocks, channels, outputs]
+      returns: [*outer, *sizes, blocks, outputs]
+    """
+    kernel, d = w.shape[:2], x.shape.rank - 4
+    for axis in (1, 0):  # the elements come to lie side by side, ordered as in w
+        options = {"stride": strides[axis], "dilation": dilations[axis]}
+        parts = elements(x, d + axis, count=kernel[axis], size=sizes[axis], **options)
+        x = tf.concat(parts, -1) if len(parts) > 1 else parts[0]
+    blocks, channels, outputs = w.shape[2:]
+    w = tf.transpose(w, [2, 0, 1, 3, 4])
+    w = tf.reshape(w, [blocks, kernel[0] * kernel[1] * channels, outputs])
+    outer = "abcdef"[:d]
+    return tf.einsum(f"{outer}hwgk,gko->{outer}hwgo", x, w)
+
+
+def depthwise_convolution(
+    x: tf.Tensor, w: tf.Tensor, *, sizes: Sizes, strides: Sizes, dilations: Sizes
+) -> tf.Tensor:
+    """Convolves every channel with kernels of its own.
+
+    Shapes:
+      x: [*outer, height, width, channels]
+      w: [kernel height, kernel width, channels, multiplier]
+      returns: [*outer, *sizes, channels * multiplier]
+    """
+    d = x.shape.rank - 3
+    options = [{"stride": strides[i], "dilation": dilations[i]} for i in (0, 1)]
+    columns = elements(x, d + 1, count=w.shape[1], size=sizes[1], **options[1])
+    parts = []
+    for j, column in enumerate(columns):
+        rows = elements(column, d, count=w.shape[0], size=sizes[0], **options[0])
+        for i, part in enumerate(rows):
+            kernel = sliced(sliced(w, 0, i, 1), 1, j, 1)
+            parts.append(tf.expand_dims(part, -1) * tf.squeeze(kernel, [0, 1]))
+    y = tf.add_n(parts)
+    return tf.reshape(y, [*y.shape[:-2], y.shape[-2] * y.shape[-1]])
+
+
+def window_sum(x: tf.Tensor, *, shape: Sizes, sizes: Sizes, strides: Sizes) -> tf.Tensor:
+    """Returns the sum of every window.
+
+    Shapes:
+      x: [*outer, height, width, channels]
+      returns: [*outer, *sizes, channels]
+    """
+    for axis in (1, 0):
+        at = x.shape.rank - 3 + axis
+        x = tf.add_n(elements(x, at, count=shape[axis], size=sizes[axis], stride=strides[axis]))
+    return x
+
+
+def window_max(x: tf.Tensor, *, shape: Sizes, sizes: Sizes, strides: Sizes) -> tf.Tensor:
+    """Returns the largest element of every window; of equals the first, by rows, gets the gradient.
+
+    Shapes:
+      x: [*outer, height, width, channels]
+      returns: [*outer, *sizes, channels]
+    """
+    for axis in (1, 0):
+        at = x.shape.rank - 3 + axis
+        parts = elements(x, at, count=shape[axis], size=sizes[axis], stride=strides[axis])
+        x = _first_max(parts) if len(parts) > 1 else parts[0]
+    return x
+
+
+def _first_max(parts: Sequence[tf.Tensor]) -> tf.Tensor:
+    @tf.custom_gradient
+    def run(*parts: tf.Tensor) -> Any:
+        y = parts[0]
+        for part in parts[1:]:
+            y = tf.maximum(y, part)
+
+        def grad(dy: tf.Tensor) -> list[tf.Tensor]:
+            left, zero, gradients = dy, tf.zeros_like(dy), []
+            for part in parts:
+                largest = tf.equal(part, y)
+                gradients.append(tf.where(largest, left, zero))
+                left = tf.where(largest, zero, left)
+            return gradients
+
+        return y, grad
+
+    return run(*parts)
