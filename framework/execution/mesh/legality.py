@@ -1,0 +1,187 @@
+"""Legality: which rules of a layout cannot be applied to a model's tensors, and what could be.
+
+Each problem is a sentence with the rule, the first tensor it concerns and the nearest legal choice.
+
+Source:
+  What is illegal: Shazeer et al. 2018, "Mesh-TensorFlow" (arXiv 1811.02084). A rule that names
+  no dim of the model is an error here; the reference ignores it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tekso.framework.execution.mesh.layouts import MeshLayout
+
+PADDING_FIELDS = {"vocab": "vocab_multiple"}
+"""Dims that a model can pad by itself, and the field of its Params that gives the multiple."""
+
+OTHER_NAMES = {
+    "d_ff": "mlp",
+    "d_model": "embed",
+    "d_kv": "head_dim",
+    "d_k": "head_dim",
+    "d_v": "head_dim",
+    "sequence": "length",
+}
+"""What Mesh-TensorFlow's models call some dims."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Tensor:
+    """A weight or an activation: its name, dims and sizes (None: a size that is not known)."""
+
+    name: str
+    dims: tuple[str | None, ...]
+    shape: tuple[int | None, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.dims) != len(self.shape):
+            raise ValueError(
+                f"{self.name}: dims {list(self.dims)} do not fit shape {list(self.shape)}; "
+                "want a name (or None) for each"
+            )
+
+    def __str__(self) -> str:
+        sizes = ["?" if size is None else str(size) for size in self.shape]
+        parts = [f"{d}={n}" if d else n for d, n in zip(self.dims, sizes, strict=True)]
+        return f"{self.name} [{', '.join(parts)}]"
+
+
+def of_rules(layout: MeshLayout, tensors: Sequence[Tensor]) -> list[str]:
+    """Returns the problems of extra axes that the mesh, and of rules whose dim the model lacks."""
+    problems = []
+    for field in ("weights_axis", "slots_axis"):
+        axis = getattr(layout, field)
+        if axis is not None and axis not in layout.mesh.names:
+            problems.append(f"execution.{field} is {axis!r}: {no_axis(axis, layout.mesh.names)}")
+    known = list(dict.fromkeys(dim for t in tensors for dim in t.dims if dim is not None))
+    for dim, axis in layout.rules.pairs:
+        if dim in known:
+            continue
+        if dim in layout.mesh.names and axis in known:
+            hint = f"a rule is dim:axis, did you mean {axis}:{dim}?"
+        elif OTHER_NAMES.get(dim) in known:
+            hint = f"did you mean {OTHER_NAMES[dim]}?"
+        else:
+            close = difflib.get_close_matches(dim, known, n=3)
+            hint = f"did you mean {' or '.join(close)}? " if close else ""
+            hint += f"there are: {', '.join(known) or 'none'}"
+        problems.append(f"rule {dim}:{axis}: no tensor of the model has a dim {dim}; {hint}")
+    return problems
+
+
+def of_tensors(layout: MeshLayout, tensors: Sequence[Tensor]) -> list[str]:
+    """Returns the problems of rules on these tensors, in the order of the rules."""
+    problems = []
+    for i, (dim, axis) in enumerate(layout.rules.pairs):
+        if axis not in layout.mesh.names:
+            problems.append(f"rule {dim}:{axis}: {no_axis(axis, layout.mesh.names)}")
+            continue
+        problems += _uneven(layout, dim, axis, tensors)
+        for other, other_axis in layout.rules.pairs[i:]:
+            if axis == other_axis:
+                problems += _clash(layout, dim, other, axis, tensors)
+    return problems
+
+
+def no_axis(axis: str, names: Sequence[str]) -> str:
+    """Says that a mesh with axes of these names has no such axis, and which may be meant."""
+    close = difflib.get_close_matches(axis, names, n=1)
+    hint = f"did you mean {close[0]}? " if close else ""
+    return f"the mesh has no axis {axis}; {hint}there are: {', '.join(names)}"
+
+
+def _uneven(layout: MeshLayout, dim: str, axis: str, tensors: Sequence[Tensor]) -> Iterator[str]:
+    count = layout.mesh.size_of(axis)
+    for size, having in _by_size(dim, tensors).items():
+        if size % count == 0:
+            continue
+        fixed = [d for d, a in layout.rules.pairs if a == axis and d not in PADDING_FIELDS]
+        common = math.gcd(size, *(n for d in fixed for n in _by_size(d, tensors)))
+        mesh = f"axis {axis} of {_either(near_divisors(size, count))}"
+        if near_divisors(common, count) != near_divisors(size, count):
+            suits = _either(near_divisors(common, count))
+            mesh += f" ({suits} for all dims that the rules split over it)"
+        below = size - size % count
+        choices = [mesh, f"{dim} of {_either([n for n in (below, below + count) if n])}"]
+        if dim in PADDING_FIELDS:
+            choices.append(f"{PADDING_FIELDS[dim]}={count}, which pads {dim} to {below + count}")
+        choices += _without(layout, dim, tensors)
+        yield (
+            f"rule {dim}:{axis}: {dim} of {size} does not divide over the {count} devices of axis "
+            f"{axis}: {_named(having)}; nearest: {', or '.join(choices)}"
+        )
+
+
+def _clash(
+    layout: MeshLayout, dim: str, other: str, axis: str, tensors: Sequence[Tensor]
+) -> Iterator[str]:
+    twice = dim == other
+    having = [
+        t for t in tensors if (t.dims.count(dim) > 1 if twice else {dim, other} <= set(t.dims))
+    ]
+    if not having:
+        return
+    if twice:
+        rules = f"rule {dim}:{axis} would split two dims {dim}"
+        choices = _without(layout, dim, tensors)
+    else:
+        rules = f"rules {dim}:{axis} and {other}:{axis} would split two dims"
+        choices = _without(layout, dim, tensors) + _without(layout, other, tensors)
+    yield (
+        f"{rules} of one tensor over axis {axis}: {_named(having)}; nearest: "
+        f"{', or '.join(choices)}"
+    )
+
+
+def _without(layout: MeshLayout, dim: str, tensors: Sequence[Tensor]) -> list[str]:
+    """Returns what else can be done with a dim: another axis, or no rule."""
+    rest = [pair for pair in layout.rules.pairs if pair[0] != dim]
+    having = [t for t in tensors if dim in t.dims]
+    moved = []
+    for name, count in layout.mesh.axes:
+        taken = any(a == name and d in t.dims for t in having for d, a in rest)
+        twice = any(t.dims.count(dim) > 1 for t in having)
+        divides = all(size % count == 0 for size in _by_size(dim, tensors))
+        if (dim, name) not in layout.rules.pairs and divides and not taken and not twice:
+            moved.append(f"{dim}:{name}")
+    text = ";".join(f"{d}:{a}" for d, a in rest)
+    return [*moved, f"{dim} left whole (execution.rules={text!r})"]
+
+
+def _by_size(dim: str, tensors: Iterable[Tensor]) -> dict[int, list[Tensor]]:
+    """Returns the sizes that a dim has, each with its tensors."""
+    sizes: dict[int, list[Tensor]] = {}
+    for tensor in tensors:
+        for size in {n for d, n in zip(tensor.dims, tensor.shape, strict=True) if d == dim}:
+            if size is not None:
+                sizes.setdefault(size, []).append(tensor)
+    return sizes
+
+
+def near_divisors(size: int, near: int) -> list[int]:
+    """Returns the divisors of a size next to a number: two from below, one from above.
+
+    1 is among them only if nothing else is below.
+    """
+    small = [d for d in range(1, math.isqrt(size) + 1) if size % d == 0]
+    divisors = sorted({*small, *(size // d for d in small)})
+    below = [d for d in divisors if d <= near]
+    above = [d for d in divisors if d > near]
+    return (below[1:][-2:] or below) + above[:1]
+
+
+def _named(tensors: Sequence[Tensor]) -> str:
+    others = len(tensors) - 1
+    more = f" and {others} other tensor{'s' if others > 1 else ''}" if others else ""
+    return f"{tensors[0]}{more}"
+
+
+def _either(numbers: Sequence[int]) -> str:
+    return " or ".join(map(str, numbers))

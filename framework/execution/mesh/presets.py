@@ -1,0 +1,158 @@
+"""Presets: layouts by name, for a number of devices or for a mesh that is given.
+
+| name   | rules                                       | mesh of N devices                       |
+|--------|---------------------------------------------|-----------------------------------------|
+| data   | batch:data                                  | data:N                                  |
+| fsdp   | batch:data, stored weights over data too    | data:N                                  |
+| tensor | mlp, heads, vocab and experts over model    | model:N                                 |
+| 2d     | those of data and of tensor                 | data:A;model:B, as even as can be, A≥B  |
+
+A preset is a list of wishes: a rule for a dim that the model lacks (experts in a dense model) is
+dropped. A size that an axis does not divide is an error, as it is with rules written out: `tensor`
+with 4 heads on 8 devices would otherwise compute all heads on every device and seem to work. The
+error says what is near: a smaller model axis (`2d`, or a mesh of one's own such as
+data:2;model:4), or the rules without heads:model.
+
+Source:
+  fsdp: Rajbhandari et al. 2020, "ZeRO" (arXiv 1910.02054), stage 3. tensor: Shazeer et al. 2018,
+  "Mesh-TensorFlow" (arXiv 1811.02084); Shoeybi et al. 2019, "Megatron-LM" (arXiv 1909.08053).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+from collections.abc import Collection
+
+from tekso.framework.execution.mesh.layouts import LayoutError, MeshLayout, MeshShape, Rules
+
+DATA, MODEL = "data", "model"
+
+_BATCH = (("batch", DATA),)
+_TENSOR = tuple((dim, MODEL) for dim in ("mlp", "heads", "vocab", "experts"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Preset:
+    """Rules with a name, over the axes "data" and "model"."""
+
+    rules: Rules
+    weights_axis: str | None = None
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The axes that the rules use."""
+        return tuple(dict.fromkeys(axis for _, axis in self.rules.pairs))
+
+    def mesh(self, num_devices: int) -> MeshShape:
+        """Returns the mesh over all devices: the most even one, the data axis the longer."""
+        if len(self.axes) == 1:
+            return MeshShape(((self.axes[0], num_devices),))
+        data, model = even_factors(num_devices)
+        return MeshShape(((DATA, data), (MODEL, model)))
+
+
+PRESETS = {
+    "data": Preset(Rules(_BATCH)),
+    "fsdp": Preset(Rules(_BATCH), weights_axis=DATA),
+    "tensor": Preset(Rules(_TENSOR)),
+    "2d": Preset(Rules(_BATCH + _TENSOR)),
+}
+
+
+def resolve(
+    rules: str,
+    mesh: str | None,
+    *,
+    num_devices: int | None,
+    dims: Collection[str] | None = None,
+    weights_axis: str | None = None,
+    slots_axis: str | None = None,
+) -> MeshLayout:
+    """Returns the layout that `execution.rules` and `execution.mesh` ask for.
+
+    Args:
+      rules: rules written out ("batch:data;mlp:model"), or the name of a preset.
+      mesh: a mesh ("data:2;model:4"); None for all devices, by the preset.
+      num_devices: how many there are; None for as many as the mesh asks for.
+      dims: the dims of the model's weights and activations: rules of a preset for others are
+        dropped. None keeps all. Rules written out are kept as they are.
+      weights_axis: as in `MeshLayout`; None for that of the preset.
+      slots_axis: as in `MeshLayout`.
+
+    Raises:
+      LayoutError: the mesh or the rules are not written right; the mesh asks for more devices than
+        there are, or lacks an axis of the preset; a preset leaves an axis of its own without use;
+        or rules were written out, and no mesh.
+    """
+    preset = _preset(rules)
+    written = Rules.parse(rules) if preset is None else preset.rules
+    if mesh is not None:
+        shape = MeshShape.parse(mesh)
+    elif preset is None:
+        raise LayoutError(
+            f"execution.mesh is not set, and execution.rules {rules!r} are no preset: name the "
+            f"axes and their sizes{_example(written, num_devices)}"
+        )
+    elif num_devices is None:
+        raise LayoutError(
+            f"execution.mesh is not set, and the number of devices is not known: set it, for "
+            f"example to {str(preset.mesh(8))!r}"
+        )
+    else:
+        shape = preset.mesh(num_devices)
+    if num_devices is not None:
+        shape.check_devices(num_devices)
+    if preset is not None:
+        written = _for_model(rules, preset, shape, dims)
+        weights_axis = weights_axis or preset.weights_axis
+    return MeshLayout(shape, written, weights_axis=weights_axis, slots_axis=slots_axis)
+
+
+def even_factors(n: int) -> tuple[int, int]:
+    """Returns the two factors of n that are next to each other, the larger one first."""
+    small = next((d for d in range(math.isqrt(max(n, 0)), 0, -1) if n % d == 0), 1)
+    return n // small, small
+
+
+def _preset(rules: str) -> Preset | None:
+    name = rules.strip()
+    if name in PRESETS:
+        return PRESETS[name]
+    if not name or any(mark in name for mark in ":;, \t\n"):
+        return None
+    close = difflib.get_close_matches(name, PRESETS, n=1)
+    hint = f"; did you mean {close[0]}?" if close else ""
+    raise LayoutError(
+        f"execution.rules is {rules!r}: neither a preset ({', '.join(PRESETS)}) nor rules such as "
+        f"'batch:data;mlp:model'{hint}"
+    )
+
+
+def _for_model(name: str, preset: Preset, mesh: MeshShape, dims: Collection[str] | None) -> Rules:
+    lacking = [axis for axis in preset.axes if axis not in mesh.names]
+    if lacking:
+        raise LayoutError(
+            f"execution.rules {name!r} split over the axis {' and '.join(lacking)}, which "
+            f"execution.mesh {str(mesh)!r} does not have: name its axes as in "
+            f"{str(preset.mesh(mesh.size))!r}, or write the rules out"
+        )
+    kept = Rules(tuple(pair for pair in preset.rules.pairs if dims is None or pair[0] in dims))
+    for axis in preset.axes:
+        if mesh.size_of(axis) > 1 and axis not in {used for _, used in kept.pairs}:
+            wished = [dim for dim, used in preset.rules.pairs if used == axis]
+            raise LayoutError(
+                f"execution.rules {name!r} split {', '.join(wished)} over axis {axis}, and the "
+                f"model has no such dim; it has: {', '.join(sorted(dims or ()))}"
+            )
+    return kept
+
+
+def _example(rules: Rules, num_devices: int | None) -> str:
+    axes = list(dict.fromkeys(axis for _, axis in rules.pairs))
+    if not axes or len(axes) > 2:
+        return ""
+    n = num_devices or 8
+    sizes = (n,) if len(axes) == 1 else even_factors(n)
+    return f", for example {';'.join(f'{a}:{s}' for a, s in zip(axes, sizes, strict=True))!r}"

@@ -1,0 +1,174 @@
+"""What an experiment writes of a layout: the mesh ("data:2;model:4") and its rules ("mlp:model").
+
+Source:
+  Notation: Mesh-TensorFlow (Shazeer et al. 2018, arXiv 1811.02084).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Sequence
+
+from tekso.framework.execution.base import ExecutionError
+from tekso.framework.execution.mesh import legality
+
+MAX_PROBLEMS = 8  # so many are named in one error
+
+_AXIS_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")  # others crash DTensor
+_RESERVED = frozenset({"any", "match", "scalar", "unsharded"})  # words of DTensor's layouts
+
+
+class LayoutError(ExecutionError):
+    """A mesh or its rules are not written right, or do not fit the model."""
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshShape:
+    """The axes of a device mesh with their sizes, in the order written; str() gives the text.
+
+    Raises:
+      LayoutError: there is no axis, one is named twice or not properly, or a size is not positive.
+    """
+
+    axes: tuple[tuple[str, int], ...]
+
+    def __post_init__(self) -> None:
+        names, problems = self.names, []
+        if not self.axes:
+            problems.append("it has no axis")
+        for i, (name, size) in enumerate(self.axes):
+            if not _AXIS_NAME.fullmatch(name) or name.lower() in _RESERVED:
+                problems.append(
+                    f"axis {name!r} needs another name: letters, digits, _ - and . are allowed, "
+                    f"the words {', '.join(sorted(_RESERVED))} are not"
+                )
+            if names.index(name) < i:
+                problems.append(f"axis {name} is named twice")
+            if size < 1:
+                problems.append(f"axis {name} has size {size}, want 1 or more")
+        _raise_misfits("execution.mesh", str(self), problems, "data:2;model:4")
+
+    @classmethod
+    def parse(cls, text: str) -> MeshShape:
+        """Reads "data:2;model:4"; axes are separated by ";", "," or spaces.
+
+        Raises:
+          LayoutError: what was given is no mesh.
+        """
+        axes, problems = [], []
+        for name, size in _pairs("execution.mesh", text, "data:2;model:4"):
+            if re.fullmatch(r"[+-]?[0-9]+", size):
+                axes.append((name, int(size)))
+            else:
+                problems.append(f"axis {name} has size {size!r}, want a whole number")
+        _raise_misfits("execution.mesh", text, problems, "data:2;model:4")
+        return cls(tuple(axes))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the axes."""
+        return tuple(name for name, _ in self.axes)
+
+    @property
+    def size(self) -> int:
+        """Number of devices."""
+        return math.prod(size for _, size in self.axes)
+
+    def size_of(self, axis: str) -> int:
+        """Returns the size of an axis.
+
+        Raises:
+          LayoutError: there is no such axis.
+        """
+        for name, size in self.axes:
+            if name == axis:
+                return size
+        raise LayoutError(f"execution.mesh is {str(self)!r}: {legality.no_axis(axis, self.names)}")
+
+    def check_devices(self, num_devices: int) -> None:
+        """Checks that there are devices enough.
+
+        Raises:
+          LayoutError: the mesh asks for more than there are.
+        """
+        if self.size <= num_devices:
+            return
+        near = []
+        for i, (name, size) in enumerate(self.axes):
+            fitting = num_devices // (self.size // size)
+            if fitting:
+                near.append(str(MeshShape((*self.axes[:i], (name, fitting), *self.axes[i + 1 :]))))
+        nearest = f"; nearest that fit: {' or '.join(near)}" if near else ""
+        raise LayoutError(
+            f"execution.mesh is {str(self)!r}: {self.size} devices, but there are {num_devices}"
+            f"{nearest}; --cpu_devices={self.size} makes as many of a CPU"
+        )
+
+    def __str__(self) -> str:
+        return ";".join(f"{name}:{size}" for name, size in self.axes)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rules:
+    """Pairs (dim, axis): a tensor's dim of that name is split over the axis; str() gives the text.
+
+    No rules at all are legal too: then every device holds and computes everything.
+
+    Raises:
+      LayoutError: a dim is named twice.
+    """
+
+    pairs: tuple[tuple[str, str], ...]
+
+    def __post_init__(self) -> None:
+        wanted: dict[str, list[str]] = {}
+        for dim, axis in self.pairs:
+            wanted.setdefault(dim, []).append(axis)
+        problems = [
+            f"dim {dim} is given {len(axes)} times, for {' and '.join(axes)}; a dim is split over "
+            "one axis"
+            for dim, axes in wanted.items()
+            if len(axes) > 1
+        ]
+        _raise_misfits("execution.rules", str(self), problems, "batch:data;mlp:model")
+
+    @classmethod
+    def parse(cls, text: str) -> Rules:
+        """Reads "batch:data;mlp:model"; rules are separated by ";", "," or spaces.
+
+        Raises:
+          LayoutError: what was given is no list of rules.
+        """
+        return cls(tuple(_pairs("execution.rules", text, "batch:data;mlp:model")))
+
+    def axis_of(self, dim: str | None) -> str | None:
+        """Returns the axis that splits a dim, or None."""
+        return dict(self.pairs).get(dim) if dim is not None else None
+
+    def __str__(self) -> str:
+        return ";".join(f"{dim}:{axis}" for dim, axis in self.pairs)
+
+
+def _pairs(field: str, text: str, example: str) -> list[tuple[str, str]]:
+    pairs, problems = [], []
+    for piece in re.split(r"[;,\s]+", text.strip(";, \t\n")):
+        parts = piece.split(":")
+        if len(parts) == 2 and all(parts):
+            pairs.append((parts[0], parts[1]))
+        elif piece:
+            problems.append(f"{piece!r} is not two parts with a colon between them (and no space)")
+    _raise_misfits(field, text, problems, example)
+    return pairs
+
+
+def _raise_misfits(field: str, text: str, problems: Sequence[str], example: str) -> None:
+    if problems:
+        raise LayoutError(f"{field} is {text!r}: {joined(problems)}; want as in {example!r}")
+
+
+def joined(problems: Sequence[str], separator: str = "; ") -> str:
+    """Returns the first of the problems, and how many more there are."""
+    more = [f"and {len(problems) - MAX_PROBLEMS} more"] if len(problems) > MAX_PROBLEMS else []
+    return separator.join([*problems[:MAX_PROBLEMS], *more])
