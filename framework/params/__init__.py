@@ -1,8 +1,8 @@
 """Params: typed, nested, documented configuration; `params.py` says what they can do."""
 
+from tekso.framework.params.configurable import Configurable
 from tekso.framework.params.params import (
     REQUIRED,
-    Configurable,
     Field,
     FrozenParamsError,
     Params,

@@ -19,7 +19,7 @@ in depth, compared, and written as text that reads back without loss.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast, dataclass_transform
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, dataclass_transform
 
 from tekso.framework.params import assignment as params_assignment
 from tekso.framework.params import paths
@@ -50,9 +50,7 @@ from tekso.framework.params.types import (
     type_name,
 )
 
-__all__ = [
-    "REQUIRED", "Configurable", "Field", "FrozenParamsError", "Params", "Required", "param", "wrap",
-]  # fmt: skip
+__all__ = ["REQUIRED", "Field", "FrozenParamsError", "Params", "Required", "param", "wrap"]
 
 P = TypeVar("P", bound="Params")
 
@@ -440,51 +438,6 @@ def _init(
 def _freeze_node(node: Params) -> Params:
     node._freeze()
     return node
-
-
-class Configurable:
-    """A class that is built from its nested Params: `Linear.Params(input_dim=3).instantiate()`."""
-
-    class Params(Params):
-        """Params of a Configurable."""
-
-    params: Any
-
-    def __init__(self, params: Any) -> None:
-        """Keeps the frozen Params as `self.params`."""
-        self.params = params.copy().freeze() if not params.is_frozen else params
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Gives the class Params of its own, and these their owner."""
-        super().__init_subclass__(**kwargs)
-        inherited = _most_derived(
-            [base.Params for base in cls.__bases__ if issubclass(base, Configurable)]
-        )
-        own = cls.__dict__.get("Params")
-        if own is None or own.__dict__.get("owner") is not None:
-            bases = tuple(inherited) if own is None else (own,)
-            namespace = {
-                "__doc__": f"Params of {cls.__name__}.",
-                "__module__": cls.__module__,
-                "__qualname__": f"{cls.__qualname__}.Params",
-            }
-            own = cast("type[Params]", type("Params", bases, namespace))
-            cls.Params = own  # type: ignore[misc, assignment]
-        for base in inherited:
-            if not issubclass(own, base):
-                raise TypeError(
-                    f"{type_name(own)} has to derive from {type_name(base)}: "
-                    f"class Params({type_name(base)})"
-                )
-        own.owner = cls
-
-
-Configurable.Params.owner = Configurable
-
-
-def _most_derived(classes: list[type[Params]]) -> list[type[Params]]:
-    unique = list(dict.fromkeys(classes))
-    return [one for one in unique if not any(o is not one and issubclass(o, one) for o in unique)]
 
 
 def wrap(target: Callable[..., Any]) -> type[Any]:

@@ -1,0 +1,56 @@
+"""Configurable: a class that has Params of its own and is built from them."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from tekso.framework.params.origins import hide_from_origins
+from tekso.framework.params.params import Params as PlainParams
+from tekso.framework.params.types import type_name
+
+hide_from_origins(__file__)
+
+
+class Configurable:
+    """A class that is built from its nested Params: `Linear.Params(input_dim=3).instantiate()`."""
+
+    class Params(PlainParams):
+        """Params of a Configurable."""
+
+    params: Any
+
+    def __init__(self, params: Any) -> None:
+        """Keeps the frozen Params as `self.params`."""
+        self.params = params.copy().freeze() if not params.is_frozen else params
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Gives the class Params of its own, and these their owner."""
+        super().__init_subclass__(**kwargs)
+        inherited = _most_derived(
+            [base.Params for base in cls.__bases__ if issubclass(base, Configurable)]
+        )
+        own = cls.__dict__.get("Params")
+        if own is None or own.__dict__.get("owner") is not None:
+            bases = tuple(inherited) if own is None else (own,)
+            namespace = {
+                "__doc__": f"Params of {cls.__name__}.",
+                "__module__": cls.__module__,
+                "__qualname__": f"{cls.__qualname__}.Params",
+            }
+            own = cast("type[PlainParams]", type("Params", bases, namespace))
+            cls.Params = own  # type: ignore[misc, assignment]
+        for base in inherited:
+            if not issubclass(own, base):
+                raise TypeError(
+                    f"{type_name(own)} has to derive from {type_name(base)}: "
+                    f"class Params({type_name(base)})"
+                )
+        own.owner = cls
+
+
+Configurable.Params.owner = Configurable
+
+
+def _most_derived(classes: list[type[PlainParams]]) -> list[type[PlainParams]]:
+    unique = list(dict.fromkeys(classes))
+    return [one for one in unique if not any(o is not one and issubclass(o, one) for o in unique)]
