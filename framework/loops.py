@@ -127,7 +127,7 @@ def rematerialize(ctx: Any, function: Callable[..., Any], theta: Theta, *inputs:
         return [v for v in tf.nest.flatten(structure["all"]) if v is not None]
 
     @tf.custom_gradient
-    def checkpointed(*args: tf.Tensor) -> Any:
+    def recomputed(*args: tf.Tensor) -> Any:
         outputs = run(*args)
 
         def grad(*gradients: tf.Tensor) -> list[tf.Tensor | None]:
@@ -157,7 +157,7 @@ def rematerialize(ctx: Any, function: Callable[..., Any], theta: Theta, *inputs:
 
         return outputs, grad
 
-    outputs = iter(tf.nest.flatten(checkpointed(*[x for x in leaves if x is not None])))
+    outputs = iter(tf.nest.flatten(recomputed(*[x for x in leaves if x is not None])))
     output, sums = structure["all"]
     output, sums = tf.nest.pack_sequence_as(
         (output, sums),
