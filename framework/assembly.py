@@ -12,6 +12,7 @@ import dataclasses
 from tekso.framework import schedules
 from tekso.framework.checkpoint import Description
 from tekso.framework.execution import Program
+from tekso.framework.execution.base import signature_of
 from tekso.framework.experiment import Run, Tree
 from tekso.framework.input.input import Input
 from tekso.framework.learning_step import LearnerBase
@@ -77,5 +78,6 @@ def assemble(
     }
     task = tree.task.owner.complete(tree.task, input).instantiate()
     learner = schedules.end_with_run(tree.learner, run.params.steps).instantiate()
-    program = execution.build(task, learner, seed=seed, batch_size=tree.input.get("batch_size"))
+    signature = signature_of(input.batch(0))
+    program = execution.build(task, learner, seed=seed, batch=signature)
     return Assembly(tree, run, input, eval_inputs, task, learner, program)

@@ -22,6 +22,7 @@ from tekso.framework.primitives import (
     lookup,
     normalization,
     projection,
+    rotation,
     softmax_cross_entropy,
     windows,
 )
@@ -288,6 +289,16 @@ class StepContext:
             fuse=self.fuse,
         )
 
+    def rotate(self, x: tf.Tensor, sine: Any, cosine: Any) -> tf.Tensor:
+        """Rotates each pair (x[i], x[i + head_dim/2]) by an angle of known sine and cosine.
+
+        Shapes:
+          x: [batch, length, heads, head_dim]
+          sine, cosine: broadcastable to [batch, length, heads, head_dim/2]
+          returns: shape and dtype of x
+        """
+        return rotation.rotate(x, sine, cosine, fuse=self.fuse)
+
     def lookup(self, table: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
         """Returns rows of a table: [vocab, embed], ids [...] -> [..., embed]."""
         return tf.gather(table, ids)
@@ -302,6 +313,11 @@ class StepContext:
           returns: [..., embed], [vocab, embed]
         """
         return lookup.lookup_shared(table, ids)
+
+    def logits(self, x: tf.Tensor, table: tf.Tensor) -> tf.Tensor:
+        """Returns x table^T: [..., embed] and [vocab, embed] -> [..., vocab]."""
+        lead = "abcdefgh"[: x.shape.rank - 1]
+        return tf.einsum(f"{lead}y,zy->{lead}z", x, table)
 
     def cross_entropy(
         self,

@@ -2,10 +2,11 @@
 
 from tekso.framework.execution.base import Execution, ExecutionError, Program
 from tekso.framework.execution.data_parallel import DataParallel
+from tekso.framework.execution.mesh_sharded import MeshSharded
 
 EXECUTIONS: dict[str, type[Execution] | None] = {
     "data_parallel": DataParallel,
-    "mesh_sharded": None,
+    "mesh_sharded": MeshSharded,
     "pipelined": None,
 }
 """By the name that --execution takes; None: not built yet."""
@@ -26,4 +27,4 @@ def by_name(name: str) -> type[Execution]:
     return execution
 
 
-__all__ = ["EXECUTIONS", "DataParallel", "Execution", "ExecutionError", "Program", "by_name"]
+__all__ = ["EXECUTIONS", "DataParallel", "Execution", "ExecutionError", "MeshSharded", "Program", "by_name"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,8 @@ WEIGHTS = "weights/"
 LEARNER = "learner/"
 
 Batch = Mapping[str, np.ndarray]
+Signature = Mapping[str, tuple[Sequence[int], Any]]
+"""Shape and dtype of every array of a batch, by name."""
 
 
 class ExecutionError(ValueError):
@@ -38,14 +40,14 @@ class Execution(Configurable, abc.ABC):
         """
 
     @abc.abstractmethod
-    def build(self, task: Any, learner: Any, *, seed: int, batch_size: int) -> Program:
+    def build(self, task: Any, learner: Any, *, seed: int, batch: Signature) -> Program:
         """Returns the program of a task; allocates nothing yet.
 
         Args:
           task: a Task.
           learner: a Learner.
           seed: of weights and of all randomness in the steps.
-          batch_size: examples of the global batch.
+          batch: shape and dtype of every array of the global batch.
 
         Raises:
           ExecutionError: the task, the batch and the devices do not go together.
@@ -97,6 +99,16 @@ class Program(abc.ABC):
 
         `function` is pure; its trace is kept for the next call with the same function object.
         """
+
+
+def signature_of(batch: Batch) -> Signature:
+    """Returns the signature of a batch."""
+    return {name: (array.shape, array.dtype) for name, array in batch.items()}
+
+
+def num_examples(signature: Signature) -> int:
+    """Returns the number of examples of a batch."""
+    return next(iter(signature.values()))[0][0]
 
 
 def check_keys(

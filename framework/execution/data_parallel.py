@@ -26,7 +26,9 @@ from tekso.framework.execution.base import (
     Execution,
     ExecutionError,
     Program,
+    Signature,
     check_keys,
+    num_examples,
     reduce_collected,
 )
 from tekso.framework.layer import WeightSpec
@@ -70,8 +72,9 @@ class DataParallel(Execution):
             )
         self._strategy = _make_strategy(tpu, cpu_devices)
 
-    def build(self, task: Any, learner: Any, *, seed: int, batch_size: int) -> Program:
+    def build(self, task: Any, learner: Any, *, seed: int, batch: Signature) -> Program:
         """See `Execution`."""
+        batch_size = num_examples(batch)
         strategy = self._strategy or tf.distribute.get_strategy()
         replicas = strategy.num_replicas_in_sync
         parts = learner.params.accumulation_steps

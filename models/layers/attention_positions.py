@@ -15,7 +15,6 @@ from tekso.framework.context import StepContext
 from tekso.framework.initializers import GlorotUniform, Initializer, Normal
 from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, param
-from tekso.framework.primitives import rotation
 from tekso.framework.theta import Theta
 from tekso.models.layers.masking import Array, distances
 from tekso.models.layers.positions import sines
@@ -92,7 +91,7 @@ class RotaryPositions(AttentionPositions):
         p = self.params
         rates = p.base ** (-2 / p.head_dim * np.arange(p.head_dim // 2))
         sine, cosine = (tf.expand_dims(s, -2) for s in sines(positions, rates))
-        return rotation.rotate(x, sine, cosine, fuse=ctx.fuse)
+        return ctx.rotate(x, sine, cosine)
 
 
 class RelativeBias(AttentionPositions):

@@ -55,7 +55,7 @@ class Softmax(Layer):
           x: [..., input_dim]
           returns: [..., vocab_size], dtype of x
         """
-        y = tf.einsum("...d,vd->...v", x, theta.w)
+        y = ctx.logits(x, theta.w)
         return y + theta.b if self.params.use_bias else y
 
     def cross_entropy(

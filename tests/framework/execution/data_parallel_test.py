@@ -174,7 +174,7 @@ def normalised_program() -> Any:
     )
     execution = DataParallel.Params(towers=1, xla="none").instantiate()
     task = Normalised.Params().instantiate()
-    program = execution.build(task, learner.instantiate(), seed=0, batch_size=5)
+    program = execution.build(task, learner.instantiate(), seed=0, batch={"x": ((5, 1), "float32")})
     program.initialize()
     x = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
     program.train_step({"x": x, "weights": np.ones(5, np.float32)}, 0)

@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tekso.framework.execution import DataParallel
+from tekso.framework.execution.base import signature_of
 from tekso.framework.initializers import GlorotUniform, Normal
 from tekso.framework.layer import Layer
 from tekso.framework.learner import Learner
@@ -132,7 +133,7 @@ def main() -> None:
         schedule=Constant.Params(value=0.5),
         accumulation_steps=options.accumulation,
     ).instantiate()
-    program = execution.build(task, learner, seed=2**40 + 3, batch_size=BATCH)
+    program = execution.build(task, learner, seed=2**40 + 3, batch=signature_of(batch(0)))
     program.initialize()
     first = {k: float(np.abs(v).sum()) for k, v in program.state().items()}
     outputs = [program.train_step(batch(i), 2**31 + i) for i in range(options.steps)]

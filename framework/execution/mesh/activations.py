@@ -1,0 +1,53 @@
+"""What tensors the layers of a task pin: found by tracing one step, before anything is placed.
+
+So that rules which cannot be applied to an activation are refused when the experiment is built, and
+not by the compiler of the step. Nothing is allocated: the weights and the batch are placeholders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tekso.framework.context import StepContext
+from tekso.framework.execution.base import Signature
+from tekso.framework.execution.mesh.layouts import Activations
+
+
+class _RecordingContext(StepContext):
+    """A plain context that notes what is pinned; its copies note it in the same place."""
+
+    def __init__(self, found: dict[str, Any], **rest: Any) -> None:
+        super().__init__(**rest)
+        self._found = found
+
+    def constrain(self, x: tf.Tensor, dims: Sequence[str | None]) -> tf.Tensor:
+        shape = tuple(x.shape.as_list())
+        if len(dims) != len(shape):
+            raise ValueError(f"constrain: dims {tuple(dims)} do not fit the shape {list(shape)}")
+        self._found.setdefault(str((tuple(dims), shape)), (tuple(dims), shape))
+        return x
+
+
+def of_task(task: Any, batch: Signature) -> Activations:
+    """Returns dims and shapes of all tensors that a training step pins, each once."""
+    found: dict[str, Any] = {}
+    weights = {path: tf.TensorSpec(s.shape, s.dtype) for path, s in task.specs().items()}
+    arrays = {name: tf.TensorSpec(shape, dtype) for name, (shape, dtype) in batch.items()}
+    examples = next(iter(arrays.values())).shape[0]
+
+    def step(weights: Any, batch: Any) -> tf.Tensor:
+        ctx = _RecordingContext(found, mode="train", num_examples=examples)
+        return task.loss(task.theta(weights), batch, ctx).loss_sum
+
+    tf.function(step, autograph=False).get_concrete_function(weights, arrays)
+    first = next(iter(arrays))
+    inputs = {
+        "the batch": (
+            ("batch",) + (None,) * (arrays[first].shape.rank - 1),
+            tuple(arrays[first].shape.as_list()),
+        )
+    }
+    return inputs | {f"activation {i + 1}": pair for i, pair in enumerate(found.values())}

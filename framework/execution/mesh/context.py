@@ -1,0 +1,163 @@
+"""The step context on a mesh: one program for all devices, tensors whose dims lie on mesh axes.
+
+Layers are unchanged: TensorFlow's DTensor propagates layouts through their ops. What is written here
+are the forms of primitives that keep a tensor split where propagation would gather it, and the pins.
+A weight is known by its tensor, so that a primitive can tell how it lies and pin its gradient alike.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tekso.framework import loops
+from tekso.framework.context import StepContext
+from tekso.framework.execution.mesh import control_flow, vocab
+from tekso.framework.execution.mesh.layouts import Layout, MeshLayout
+from tekso.framework.execution.mesh.placement import Placement
+from tekso.framework.theta import Theta
+
+
+class MeshContext(StepContext):
+    """The context of a step over a mesh.
+
+    Args:
+      placement: the devices.
+      rules: the mesh and the rules.
+      everything else: as StepContext.
+    """
+
+    def __init__(self, placement: Placement, rules: MeshLayout, **rest: Any) -> None:
+        super().__init__(**rest)
+        self._placement, self._rules = placement, rules
+        # By the identity of a tensor, which is kept alive here: how a weight lies.
+        self._weights: dict[int, tuple[tf.Tensor, Layout]] = {}
+
+    # --- layouts ---
+
+    def axes(self, dims: Sequence[str | None], shape: Sequence[int]) -> Layout:
+        """Returns the axis of every dim of an activation; what cannot be split stays whole."""
+        return self._rules.fitting(dims, shape)
+
+    def axis_size(self, axis: str) -> int:
+        """Returns over how many devices an axis goes."""
+        return self._rules.mesh.size_of(axis)
+
+    def pin(self, x: tf.Tensor, axes: Layout) -> tf.Tensor:
+        """Returns x laid out by axes."""
+        return self._placement.relayout(x, axes)
+
+    def constrain(self, x: tf.Tensor, dims: Sequence[str | None]) -> tf.Tensor:
+        """See `StepContext`."""
+        return self.pin(x, self.axes(dims, x.shape))
+
+    def know(self, weights: Any, axes: Any) -> None:
+        """Remembers how weights lie: a nest of tensors and the same nest of layouts."""
+        for tensor, layout in zip(tf.nest.flatten(weights), axes, strict=True):
+            if layout is not None:
+                self._weights[id(tensor)] = (tensor, layout)
+
+    def weight_axes(self, weight: tf.Tensor) -> Layout | None:
+        """Returns how a weight lies; None if the tensor is not known as one."""
+        known = self._weights.get(id(weight))
+        return known[1] if known else None
+
+    def all_weight_axes(self, weights: Any) -> list[Layout | None]:
+        """Returns how every tensor of a nest lies, flat."""
+        return [self.weight_axes(tensor) for tensor in tf.nest.flatten(weights)]
+
+    # --- control flow ---
+
+    def scan(
+        self,
+        body: Callable[[Theta, Any, Any, Any], tuple[Any, Any]],
+        theta: Theta,
+        state: Any,
+        xs: Any,
+    ) -> tuple[Any, Any]:
+        """See `StepContext`."""
+        return control_flow.scan(self, body, theta, state, xs)
+
+    def rematerialize(self, function: Callable[..., Any], theta: Theta, *inputs: Any) -> Any:
+        """See `StepContext`."""
+        axes = self.all_weight_axes(theta)
+
+        def known(theta: Theta, *rest: Any) -> Any:
+            rest[-1].know(theta, axes)
+            return function(theta, *rest)
+
+        return loops.rematerialize(self, known, theta, *inputs)
+
+    # --- primitives ---
+
+    def project(
+        self, x: tf.Tensor, w: tf.Tensor, b: tf.Tensor | None = None, *, num_contracted: int = 1
+    ) -> tf.Tensor:
+        """See `StepContext`; nothing is reshaped, so that any dim may be split."""
+        letters = iter(string.ascii_lowercase)
+        take = lambda n: "".join(next(letters) for _ in range(n))  # noqa: E731
+        lead = take(x.shape.rank - num_contracted)
+        inner, outer = take(num_contracted), take(w.shape.rank - num_contracted)
+        axes = self.weight_axes(w)
+
+        @tf.custom_gradient
+        def run(x: tf.Tensor, w: tf.Tensor) -> Any:
+            y = tf.einsum(f"{lead}{inner},{inner}{outer}->{lead}{outer}", x, w)
+
+            def grad(dy: tf.Tensor) -> list[tf.Tensor]:
+                dx = tf.einsum(f"{lead}{outer},{inner}{outer}->{lead}{inner}", dy, w)
+                dw = tf.einsum(f"{lead}{inner},{lead}{outer}->{inner}{outer}", x, dy)
+                return [dx, dw if axes is None else self.pin(dw, axes)]
+
+            return y, grad
+
+        y = run(x, w)
+        return y if b is None else y + b
+
+    def attend(self, q: tf.Tensor, k: tf.Tensor, v: tf.Tensor, **rest: Any) -> tf.Tensor:
+        """See `StepContext`; keys and values have a length of their own, "memory_length"."""
+        heads = "heads" if k.shape[2] == q.shape[2] else "kv_heads"
+        q = self.constrain(q, ("batch", "length", "heads", "head_dim"))
+        k, v = (self.constrain(x, ("batch", "memory_length", heads, "head_dim")) for x in (k, v))
+        return super().attend(q, k, v, **rest)
+
+    def logits(self, x: tf.Tensor, table: tf.Tensor) -> tf.Tensor:
+        """See `StepContext`."""
+        dims = ("batch", "length", None, None)[: x.shape.rank - 1]
+        return self.constrain(super().logits(x, table), (*dims, "vocab"))
+
+    def rotate(self, x: tf.Tensor, sine: Any, cosine: Any) -> tf.Tensor:
+        """See `StepContext`; a head that is split is turned by a product, not by its halves."""
+        if self.axes((None, None, None, "head_dim"), x.shape)[-1] is None:
+            return super().rotate(x, sine, cosine)
+        half = x.shape[-1] // 2
+        swap = np.zeros([2 * half, 2 * half], np.float32)  # (a, b) -> (-b, a)
+        swap[np.arange(half) + half, np.arange(half)] = -1
+        swap[np.arange(half), np.arange(half) + half] = 1
+        sine, cosine = (tf.cast(tf.concat([s, s], -1), x.dtype) for s in (sine, cosine))
+        turned = tf.einsum("btnh,hk->btnk", x, tf.cast(swap, x.dtype))
+        return x * cosine + turned * sine
+
+    def lookup(self, table: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
+        """See `StepContext`."""
+        return vocab.lookup(self, table, ids)
+
+    def lookup_shared(self, table: tf.Tensor, ids: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """See `StepContext`."""
+        return vocab.lookup(self, table, ids), table
+
+    def cross_entropy(
+        self,
+        x: tf.Tensor,
+        table: tf.Tensor,
+        labels: tf.Tensor,
+        *,
+        bias: tf.Tensor | None = None,
+        label_smoothing: float = 0.0,
+    ) -> tf.Tensor:
+        """See `StepContext`."""
+        return vocab.cross_entropy(self, x, table, labels, bias, label_smoothing)

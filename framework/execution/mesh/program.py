@@ -1,0 +1,297 @@
+"""The program of a task over a mesh: DTensor variables, and steps compiled for all devices at once.
+
+    stored weights ─► as used (gathered over the axis that only stores them) ─► theta
+    theta, batch ─► loss, gradients                        one program, one set of devices
+    gradients ─► laid out as the weights are stored ─► learner.update ─► stored weights and slots
+
+The batch is a tensor of its global size whose examples lie on the axis of "batch"; so sums over it
+are sums over the global batch, and nothing is reduced by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Set
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.experimental import dtensor
+
+from tekso.framework.context import Mode
+from tekso.framework.execution.base import (
+    LEARNER,
+    WEIGHTS,
+    Batch,
+    ExecutionError,
+    Program,
+    check_keys,
+)
+from tekso.framework.execution.mesh.context import MeshContext
+from tekso.framework.execution.mesh.layouts import Layout, MeshLayout
+from tekso.framework.execution.mesh.placement import Placement
+from tekso.framework.layer import WeightSpec
+from tekso.framework.learning_step import select
+
+Flat = dict[str, tf.Tensor]
+
+
+class MeshProgram(Program):
+    """See `Program`; the state is a DVariable a key."""
+
+    def __init__(
+        self,
+        task: Any,
+        learner: Any,
+        placement: Placement,
+        layout: MeshLayout,
+        *,
+        activation_dtype: str,
+        seed: int,
+    ) -> None:
+        self._task, self._learner, self._placement, self._layout = task, learner, placement, layout
+        self._activation_dtype, self._seed = tf.as_dtype(activation_dtype), seed
+        self._weight_specs = task.specs()
+        self._trained = learner.trainable(self._weight_specs)
+        self._slot_specs = learner.slots(self._weight_specs)
+        self._stored = {
+            **{WEIGHTS + p: layout.of_stored_weight(s) for p, s in self._weight_specs.items()},
+            **{LEARNER + p: layout.of_slot(s) for p, s in self._slot_specs.items()},
+        }
+        self._variables: dict[str, Any] = {}
+        self._calls: dict[Any, Callable[..., Any]] = {}
+        self._train = tf.function(self._train_graph, autograph=False)
+        self._eval = tf.function(self._eval_graph, autograph=False)
+
+    # --- state ---
+
+    def specs(self) -> dict[str, WeightSpec]:
+        """See `Program`."""
+        weights = {WEIGHTS + path: spec for path, spec in self._weight_specs.items()}
+        return weights | {LEARNER + path: spec for path, spec in self._slot_specs.items()}
+
+    def initialize(self) -> None:
+        """See `Program`; every device draws what it holds."""
+        specs = self.specs()
+        self._assign(lambda key, where: specs[key].initial_value(self._seed, where))
+
+    def restore(self, read: Callable[[str], np.ndarray], keys: Set[str]) -> None:
+        """See `Program`."""
+        values: dict[str, np.ndarray] = {}
+
+        def take(key: str) -> np.ndarray:
+            if key not in values:
+                values[key] = read(key)
+            return values[key]
+
+        check_keys(self.specs(), keys, lambda key: take(key).shape)
+        for key in self.specs():
+            self._assign_one(key, lambda where, key=key: take(key)[where])
+            del values[key]
+
+    def _assign(self, value: Callable[[str, tuple[slice, ...]], np.ndarray]) -> None:
+        for key in self.specs():
+            self._assign_one(key, lambda where, key=key: value(key, where))
+
+    def _assign_one(self, key: str, part: Callable[[tuple[slice, ...]], np.ndarray]) -> None:
+        spec = self.specs()[key]
+        placed = self._placement.place(part, spec.shape, self._stored[key], spec.dtype)
+        if key in self._variables:
+            self._variables[key].assign(placed)
+        else:
+            name = key.replace("/", ".")
+            self._variables[key] = dtensor.DVariable(placed, trainable=False, name=name)
+
+    def state(self) -> dict[str, np.ndarray]:
+        """See `Program`."""
+        whole = self._placement.whole
+        return {key: whole(variable.read_value()) for key, variable in self._variables.items()}
+
+    def _flat(self, prefix: str) -> Flat:
+        return {
+            key[len(prefix) :]: variable.read_value()
+            for key, variable in self._variables.items()
+            if key.startswith(prefix)
+        }
+
+    # --- training ---
+
+    def train_step(self, batch: Batch, step: int) -> dict[str, Any]:
+        """See `Program`."""
+        parts = self._learner.params.accumulation_steps
+        outputs = self._train(self._place(batch, parts), self._placement.put(np.int64(step)))
+        return {name: self._placement.local(value) for name, value in outputs.items()}
+
+    def _place(self, batch: Batch, parts: int = 1) -> Flat:
+        """Places a batch, its examples split over their axis if that divides them."""
+        sizes = {name: len(array) for name, array in batch.items()}
+        if len(set(sizes.values())) != 1:
+            raise ExecutionError(f"a batch with leading dims {sizes} has no number of examples")
+        axis = self._batch_axis(next(iter(sizes.values())) // parts)
+        placed = {}
+        for name, array in batch.items():
+            if parts > 1:
+                array = array.reshape([parts, len(array) // parts, *array.shape[1:]])
+            lead: Layout = (None, axis) if parts > 1 else (axis,)
+            placed[name] = self._placement.put(array, lead + (None,) * (array.ndim - len(lead)))
+        return placed
+
+    def _batch_axis(self, examples: int) -> str | None:
+        """The axis of "batch", where it divides the examples: the last batch of a pass may not."""
+        axis = self._layout.rules.axis_of("batch")
+        return axis if axis and examples % self._layout.mesh.size_of(axis) == 0 else None
+
+    def _context(self, mode: Mode, step: Any, offset: Any, examples: int | None) -> MeshContext:
+        layout = self._layout
+        if examples is not None and self._batch_axis(examples) is None:
+            layout = layout.without("batch")
+        return MeshContext(
+            self._placement,
+            layout,
+            mode=mode,
+            seed=self._seed,
+            step=step,
+            example_offset=offset,
+            num_examples=examples,
+        )
+
+    def _theta(self, weights: Flat, ctx: MeshContext) -> Any:
+        """Weights as they are used: laid out by the rules alone, in the type of activations."""
+        used, axes = {}, []
+        for path, weight in weights.items():
+            spec = self._weight_specs[path]
+            layout = self._layout.of_weight(spec)
+            if spec.trainable and weight.dtype == tf.float32:
+                weight = tf.cast(weight, self._activation_dtype)
+            if layout != self._layout.of_stored_weight(spec):
+                weight = ctx.pin(weight, layout)
+            used[path] = weight
+            axes.append(layout)
+        ctx.know(list(used.values()), axes)
+        return self._task.theta(used)
+
+    def _train_graph(self, batch: Any, step: tf.Tensor) -> dict[str, tf.Tensor]:
+        parts = self._learner.params.accumulation_steps
+        weights, slots = self._flat(WEIGHTS), self._flat(LEARNER)
+        if parts == 1:
+            whole = batch
+        else:
+            merge = lambda x: tf.reshape(x, [-1, *x.shape[2:]])  # noqa: E731
+            whole = {name: merge(x) for name, x in batch.items()}
+        size = next(iter(whole.values())).shape[0]
+        total_weight = tf.cast(self._task.loss_weight(whole), tf.float32)
+
+        def compute(part: Flat, offset: Any) -> Any:
+            return self._gradients(weights, part, offset, step, total_weight, size)
+
+        if parts == 1:
+            gradients, sums = compute(batch, 0)
+        else:
+            gradients, sums = self._accumulate(batch, parts, compute)
+        done = self._learner.update(
+            self._weight_specs, weights, gradients, slots, step, loss=sums["total"]
+        )
+        new = {WEIGHTS + path: done.weights[path] for path in self._trained}
+        new |= {LEARNER + path: value for path, value in done.slots.items()}
+        means = {n: tf.math.divide_no_nan(*pair) for n, pair in sums["statistic"].items()}
+        statistics = self._task.new_statistics(weights, means)
+        taken = tf.equal(done.metrics["nonfinite_consecutive"], 0)
+        new |= {WEIGHTS + p: select(taken, v, weights[p]) for p, v in statistics.items()}
+        for key, value in new.items():
+            self._variables[key].assign(self._placement.relayout(value, self._stored[key]))
+        metrics = {name: tf.math.divide_no_nan(*pair) for name, pair in sums["metric"].items()}
+        outputs = {
+            "loss": tf.math.divide_no_nan(*sums["loss"]),
+            "total_loss": sums["total"],
+            **metrics,
+            **done.metrics,
+        }
+        return {name: self._placement.relayout(v, ()) for name, v in outputs.items()}
+
+    def _gradients(
+        self, weights: Flat, batch: Flat, offset: Any, step: Any, total_weight: Any, whole: int
+    ) -> tuple[Flat, dict[str, Any]]:
+        size = next(iter(batch.values())).shape[0]
+        ctx = self._context("train", step, offset, size)
+        ctx.num_examples = whole
+        trained = {path: weights[path] for path in self._trained}
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(trained)
+            output = self._task.loss(self._theta(weights, ctx), batch, ctx)
+            mean = tf.math.divide_no_nan(output.loss_sum, total_weight)
+            total = mean + ctx.collected.total("loss")
+        gradients = tape.gradient(
+            total, trained, unconnected_gradients=tf.UnconnectedGradients.ZERO
+        )
+        gradients = {
+            path: self._placement.relayout(tf.convert_to_tensor(g), self._gradient_axes(path))
+            for path, g in gradients.items()
+        }
+        weight = tf.cast(self._task.loss_weight(batch), tf.float32)
+        metrics = {**output.metrics, **ctx.collected.sums["metric"]}
+        share = tf.constant(size / whole)
+        metrics |= {f"aux/{n}": (v, share) for n, (v, _) in ctx.collected.sums["loss"].items()}
+        return gradients, {
+            "loss": (output.loss_sum, weight),
+            "total": total,
+            "metric": metrics,
+            "statistic": ctx.collected.sums["statistic"],
+        }
+
+    def _gradient_axes(self, path: str) -> Layout:
+        """How a gradient lies when it is whole: as finely as what is updated by it."""
+        return self._layout.of_slot(self._weight_specs[path])
+
+    def _accumulate(self, batch: Flat, parts: int, compute: Callable[..., Any]) -> Any:
+        size = next(iter(batch.values())).shape[1]
+
+        def part(i: Any) -> Any:
+            return compute({n: tf.gather(x, i) for n, x in batch.items()}, i * size)
+
+        first = part(tf.constant(0))
+        return tf.while_loop(
+            lambda i, *_: i < parts,
+            lambda i, total: (i + 1, tf.nest.map_structure(tf.add, total, part(i))),
+            (tf.constant(1), first),
+            maximum_iterations=parts - 1,
+        )[1]
+
+    # --- evaluation ---
+
+    def _evaluation_theta(self, ctx: MeshContext) -> Any:
+        weights = self._learner.evaluation_weights(self._flat(WEIGHTS), self._flat(LEARNER))
+        return self._theta(weights, ctx)
+
+    def eval_step(self, batch: Batch) -> dict[str, tuple[Any, Any]]:
+        """See `Program`."""
+        sums = self._eval(self._place(batch))
+        return {name: tuple(map(self._placement.local, pair)) for name, pair in sums.items()}
+
+    def _eval_graph(self, batch: Any) -> dict[str, Any]:
+        size = next(iter(batch.values())).shape[0]
+        ctx = self._context("eval", 0, 0, size)
+        output = self._task.loss(self._evaluation_theta(ctx), batch, ctx)
+        weight = tf.cast(self._task.loss_weight(batch), tf.float32)
+        sums = {"loss": (output.loss_sum, weight), **output.metrics}
+        sums |= ctx.collected.sums["metric"]
+        return {
+            name: tuple(self._placement.relayout(tf.convert_to_tensor(v), ()) for v in pair)
+            for name, pair in sums.items()
+        }
+
+    def call(self, function: Callable[..., Any], *inputs: Any) -> Any:
+        """See `Program`."""
+        if function not in self._calls:
+
+            def run(*inputs: Any) -> Any:
+                ctx = self._context("decode", 0, 0, None)
+                found = function(self._evaluation_theta(ctx), *inputs, ctx)
+                return tf.nest.map_structure(self._replicated, found)
+
+            self._calls[function] = tf.function(run, autograph=False)
+        placed = tf.nest.map_structure(lambda x: self._placement.put(x), inputs)
+        found = self._calls[function](*placed)
+        return tf.nest.map_structure(self._placement.local, found)
+
+    def _replicated(self, x: Any) -> tf.Tensor:
+        x = tf.convert_to_tensor(x)
+        return self._placement.relayout(x, (None,) * x.shape.rank)
