@@ -32,6 +32,9 @@ class FeedForwardBase(Layer):
             "Initializer of the matrix back to input_dim; None: that of all.", default=None
         )
 
+    takes_padding = False
+    """Whether fprop takes `is_token`, because elements depend on which others there are."""
+
 
 class FeedForward(FeedForwardBase):
     """y = dropout(activation(x @ w1 + b1)) @ w2 + b2.

@@ -87,6 +87,21 @@ def segments(query_ids: tf.Tensor, key_ids: tf.Tensor | None = None) -> tf.Tenso
     return _with_heads(tf.equal(tf.expand_dims(query_ids, -1), keys) & tf.not_equal(keys, 0))
 
 
+def tokens(mask: Array | None, length: int) -> Array | None:
+    """Returns which elements see themselves: padding is what a mask hides from itself.
+
+    Shapes:
+      mask: to [B, heads, T, T] bool, with T = length
+      returns: [1 or B, T] bool, of elements that see themselves in some head; None if mask is
+    """
+    if mask is None:
+        return None
+    itself = np.eye(length, dtype=bool)[np.newaxis, np.newaxis]
+    if isinstance(mask, np.ndarray):
+        return np.any(mask & itself, axis=(1, 3))
+    return tf.reduce_any(mask & tf.constant(itself), [1, 3])
+
+
 def combine(*masks: Array | None) -> Array | None:
     """Returns the mask of what all masks let see; None, which hides nothing, if all are None."""
     given = [mask for mask in masks if mask is not None]

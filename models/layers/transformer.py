@@ -18,6 +18,7 @@ from tekso.framework.context import StepContext
 from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, param
 from tekso.framework.theta import Theta
+from tekso.models.layers import masking
 from tekso.models.layers.attention import MultiHeadAttention
 from tekso.models.layers.dropout import Dropout
 from tekso.models.layers.feed_forward import FeedForward, FeedForwardBase
@@ -97,7 +98,8 @@ class TransformerLayer(Layer):
           theta: weights.
           x: input.
           ctx: step context.
-          mask: False hides an element of x from another; on top of the attention's own mask.
+          mask: False hides an element of x from another; on top of the attention's own mask. An
+            element that it hides from itself is padding (see MixtureOfExperts).
           bias: added to the scores of self-attention.
           positions: of the elements of x; by default 0, 1, 2, ….
           memory: what memory_attention attends to.
@@ -125,7 +127,7 @@ class TransformerLayer(Layer):
         x = self._add(theta, "attention", x, ctx, attend)
         if memory is not None:
             x = self._add(theta, "memory_attention", x, ctx, attend_to_memory)
-        return self._feed_forward(theta, x, ctx)
+        return self._feed_forward(theta, x, ctx, mask=mask)
 
     def init_cache(self, batch_size: int, max_length: int, dtype: str = "float32") -> Cache:
         """Returns an empty cache of `max_length` elements: {"attention": keys and values}."""
@@ -179,9 +181,15 @@ class TransformerLayer(Layer):
             x = self._add(theta, "memory_attention", x, ctx, attend_to_memory)
         return self._feed_forward(theta, x, ctx), cache
 
-    def _feed_forward(self, theta: Theta, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+    def _feed_forward(
+        self, theta: Theta, x: tf.Tensor, ctx: StepContext, *, mask: Array | None = None
+    ) -> tf.Tensor:
+        side: dict[str, Any] = {}
+        if self.feed_forward.takes_padding:
+            side["is_token"] = masking.tokens(mask, x.shape[1])
+
         def compute(x: tf.Tensor) -> tf.Tensor:
-            return self.feed_forward.fprop(theta.feed_forward, x, ctx)
+            return self.feed_forward.fprop(theta.feed_forward, x, ctx, **side)
 
         x = self._add(theta, "feed_forward", x, ctx, compute)
         return ctx.constrain(x, ("batch", "length", "embed"))

@@ -74,6 +74,23 @@ def test_segments_see_themselves_and_padding_sees_and_is_seen_by_none() -> None:
     np.testing.assert_array_equal(other, want[:, None, :, :3])
 
 
+@pytest.mark.parametrize("as_tensor", [False, True])
+def test_tokens_are_what_sees_itself(as_tensor: bool) -> None:
+    def given(mask: np.ndarray) -> masking.Array:
+        return tf.constant(mask) if as_tensor else mask
+
+    ids = np.array([[1, 1, 2, 0], [0, 3, 3, 3]])
+    segments = np.asarray(masking.segments(tf.constant(ids)))
+    np.testing.assert_array_equal(masking.tokens(given(segments), 4), ids != 0)
+    hidden = np.array([True, True, False])
+    padding = np.asarray(masking.padding(tf.constant([hidden])))
+    np.testing.assert_array_equal(masking.tokens(given(padding), 3), [hidden])
+    both = np.stack([np.eye(3, dtype=bool) & hidden, np.zeros([3, 3], bool)])  # of two heads
+    np.testing.assert_array_equal(masking.tokens(given(both[None]), 3), [hidden])
+    assert np.all(masking.tokens(given(np.asarray(masking.causal(3))), 3))
+    assert masking.tokens(None, 3) is None
+
+
 def test_combine_keeps_constants_constant_and_nothing_nothing() -> None:
     causal, ids = masking.causal(3), np.array([[1, 1, 2]])
 

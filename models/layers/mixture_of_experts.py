@@ -1,0 +1,201 @@
+"""MixtureOfExperts: a feed-forward layer of many experts, of which an element sees one or a few.
+
+    x [B, T, D] ─ router ─ dispatch ─► [E, B, C, D] ─ experts ─► [E, B, C, D] ─ combine ─► [B, T, D]
+
+A mesh that lays "experts" over an axis computes every expert where its weights are. The slots are
+pinned on both sides of that move, by dims that never want one axis:
+
+    tokens' side   [token_experts, batch, -, embed]   as the batch lies
+    experts' side  [experts, expert_batch, -, embed]  as the weights lie; the move is an all-to-all
+
+Legend: B batch, T length, D input_dim, E experts, C slots of an expert in an example.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import tensorflow as tf
+
+from tekso.framework.context import StepContext
+from tekso.framework.initializers import GlorotUniform, Initializer, Zeros
+from tekso.framework.layer import Layer
+from tekso.framework.params import REQUIRED, param
+from tekso.framework.primitives.activations import Activation
+from tekso.framework.theta import Theta
+from tekso.models.layers.dropout import Dropout
+from tekso.models.layers.expert_routing import Router, SwitchRouter
+from tekso.models.layers.feed_forward import FeedForwardBase
+from tekso.models.layers.sizes import with_sizes
+
+
+class MixtureOfExperts(FeedForwardBase):
+    """Sends every element to the experts that the router chooses, and adds up what they return.
+
+    It takes the place of FeedForward. An element for which its experts have no slot left (see
+    `capacity_factor` of the router) gets 0, so in a Transformer layer it keeps its value. Slots and
+    losses are those of each example: the result does not depend on how a batch is divided.
+
+    Decoding: a block of one element is never dropped. Further ones are counted anew in every block;
+    with `router.eval_capacity_factor=None` all ways to cut a text give the same.
+
+    Shapes:
+      x: [batch, ..., input_dim]
+      is_token: bool [batch, ...]; elements that are False (padding) take no slot and get 0
+      returns: shape and dtype of x
+    Weights:
+      router/w: [input_dim, num_experts] float32, dims ("embed", None)
+      hidden/w, of gated experts also gate/w: [num_experts, input_dim, hidden_dim],
+        dims ("experts", "embed", "mlp"); hidden/b, gate/b: dims ("experts", "mlp")
+      output/w: [num_experts, hidden_dim, input_dim], dims ("experts", "mlp", "embed"); output/b
+    Raises:
+      ValueError: x has less than two dims.
+    Source:
+      Fedus et al. 2021 (SwitchRouter); Lepikhin et al. 2020 (TopKRouter); Shazeer 2020 (gated).
+    """
+
+    class Params(FeedForwardBase.Params):
+        """Params of MixtureOfExperts."""
+
+        num_experts: int = param("Number of experts.", default=REQUIRED)
+        router: Router.Params = param(
+            "Chooses the experts; the layer sets its sizes.", default=SwitchRouter.Params()
+        )
+        experts: Literal["plain", "gated"] = param(
+            "What an expert computes: that of FeedForward, or of GatedFeedForward.",
+            default="plain",
+        )
+        activation: Activation = param(
+            "Applied to the hidden layer of a plain expert, to the gate of a gated one.",
+            default="relu",
+        )
+        use_bias: bool = param("Whether to add biases.", default=True)
+
+    takes_padding = True
+
+    router: Router
+    gate: ExpertLinear
+    hidden: ExpertLinear
+    dropout: Dropout
+    output: ExpertLinear
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        p = self.params
+        sizes = {"input_dim": p.input_dim, "num_experts": p.num_experts}
+        self.child("router", with_sizes(p.router, **sizes))
+        is_gated = p.experts == "gated"
+        expand = ExpertLinear.Params(
+            dtype=p.dtype, output_dim=p.hidden_dim, use_bias=p.use_bias, init=p.init
+        )
+        expand = with_sizes(expand, **sizes)
+        if is_gated:
+            self.child("gate", expand.copy().set(activation=p.activation))
+        self.child(
+            "hidden", expand.copy().set(activation="identity" if is_gated else p.activation)
+        )
+        self.child("dropout", Dropout.Params(rate=p.dropout_rate))
+        self.child(
+            "output",
+            ExpertLinear.Params(
+                dtype=p.dtype,
+                num_experts=p.num_experts,
+                input_dim=p.hidden_dim,
+                output_dim=p.input_dim,
+                use_bias=p.use_bias,
+                init=p.output_init or p.init,
+                dims=("mlp", "embed"),
+            ),
+        )
+
+    def fprop(
+        self, theta: Theta, x: tf.Tensor, ctx: StepContext, *, is_token: tf.Tensor | None = None
+    ) -> tf.Tensor:
+        """See the class."""
+        shape = x.shape.as_list()
+        if len(shape) < 2:
+            raise ValueError(f"{self.path or type(self).__name__}: x is {shape}, want [batch, ...]")
+        if len(shape) == 3:
+            x = ctx.constrain(x, ("batch", "length", "embed"))
+        else:
+            x = tf.reshape(x, [shape[0], -1, shape[-1]])
+            is_token = None if is_token is None else tf.reshape(is_token, [is_token.shape[0], -1])
+        routing = self.router.fprop(theta.router, x, ctx, is_token=is_token)
+        dispatch = tf.cast(routing.dispatch, x.dtype)
+        slots = self._by_token(tf.einsum("btec,btd->ebcd", dispatch, x), ctx)
+        slots = self._by_expert(slots, "embed", ctx)
+        slots = self._by_expert(self._compute(theta, slots, ctx), "embed", ctx)
+        slots = self._by_token(slots, ctx)
+        slots *= tf.cast(tf.expand_dims(routing.weights, -1), x.dtype)
+        y = tf.einsum("btec,ebcd->btd", dispatch, slots)
+        if len(shape) == 3:
+            return ctx.constrain(y, ("batch", "length", "embed"))
+        return tf.reshape(y, shape)
+
+    def _compute(self, theta: Theta, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+        """What the experts make of their slots, [E, B, C, D] to the same."""
+        h = self.hidden.fprop(theta.hidden, x, ctx)
+        if self.params.experts == "gated":
+            h = self.gate.fprop(theta.gate, x, ctx) * h
+        h = self._by_expert(h, "mlp", ctx)
+        if ctx.is_training and self.params.dropout_rate:
+            # Random numbers belong to examples, so that is dim 0.
+            h = tf.transpose(h, [1, 0, 2, 3])
+            h = self.dropout.fprop(theta.dropout, h, ctx)
+            h = self._by_expert(tf.transpose(h, [1, 0, 2, 3]), "mlp", ctx)
+        return self.output.fprop(theta.output, h, ctx)
+
+    def _by_token(self, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+        return ctx.constrain(x, ("token_experts", "batch", None, "embed"))
+
+    def _by_expert(self, x: tf.Tensor, last: str, ctx: StepContext) -> tf.Tensor:
+        return ctx.constrain(x, ("experts", "expert_batch", None, last))
+
+
+class ExpertLinear(Layer):
+    """Projects the last dim, every expert by its own matrix: y_e = activation(x_e @ w_e + b_e).
+
+    Shapes:
+      x: [num_experts, batch, slots, input_dim]
+      returns: [num_experts, batch, slots, output_dim], dtype of x
+    Weights:
+      w: [num_experts, input_dim, output_dim], dims "experts" and `dims`
+      b: [num_experts, output_dim], dims "experts" and the last of `dims`; starts at 0
+    """
+
+    class Params(Layer.Params):
+        """Params of ExpertLinear."""
+
+        num_experts: int = param("Number of experts.", default=REQUIRED)
+        input_dim: int = param("Size of the last dim of the input.", default=REQUIRED)
+        output_dim: int = param("Size of the last dim of the output.", default=REQUIRED)
+        use_bias: bool = param("Whether to add a bias.", default=True)
+        init: Initializer.Params = param(
+            "Initializer of w; fans are those of one expert.", default=GlorotUniform.Params()
+        )
+        activation: Activation = param("Applied to the output.", default="identity")
+        dims: tuple[str | None, str | None] = param(
+            "Dim names of an expert's matrix: input, output.", default=("embed", "mlp")
+        )
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        p = self.params
+        self.weight(
+            "w",
+            [p.num_experts, p.input_dim, p.output_dim],
+            dims=("experts", *p.dims),
+            init=p.init,
+            fan_in=p.input_dim,
+            fan_out=p.output_dim,
+        )
+        if p.use_bias:
+            shape = [p.num_experts, p.output_dim]
+            self.weight("b", shape, dims=("experts", p.dims[1]), init=Zeros.Params())
+
+    def fprop(self, theta: Theta, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+        """See the class."""
+        y = tf.einsum("ebci,eio->ebco", x, theta.w)
+        if self.params.use_bias:
+            y += tf.expand_dims(tf.expand_dims(theta.b, 1), 1)
+        return ctx.activate(self.params.activation, y)
