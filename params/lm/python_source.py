@@ -12,11 +12,16 @@ from tekso.framework.params import Params
 from tekso.framework.registry import register
 from tekso.models.layers.attention import MultiHeadAttention
 from tekso.models.layers.attention_positions import RotaryPositions
+from tekso.models.layers.expert_routing import SwitchRouter
 from tekso.models.layers.feed_forward import FeedForward
+from tekso.models.layers.mixture_of_experts import MixtureOfExperts
 from tekso.models.layers.normalization import RMSNorm
+from tekso.models.layers.recurrent import RecurrentStack
+from tekso.models.layers.recurrent_cells import LstmCell
 from tekso.models.layers.softmax import Softmax
 from tekso.models.layers.stack import Stack
 from tekso.models.layers.transformer import TransformerLayer
+from tekso.models.lstm_lm import LstmLm
 from tekso.models.transformer_lm import TransformerLm
 from tekso.tasks.lm.decode import TextDecoder
 from tekso.tasks.lm.input import TextStream
@@ -70,6 +75,51 @@ class Tiny(Experiment):
     def run(self) -> Params:
         """1,500 steps: about two minutes on two free cores, by the CPU time of a step."""
         return Run.Params(steps=1500, eval_every_steps=500, checkpoint_every_steps=500)
+
+
+@register
+class TinyMoe(Tiny):
+    """Tiny with 8 experts in every second layer, of which a byte sees one: 2.7M weights."""
+
+    def task(self) -> Params:
+        """Switch Transformer: each expert is of the size of the feed-forward layer it replaces."""
+        params = super().task()
+        dense = params.get("model.stack.layer")
+        experts = MixtureOfExperts.Params(
+            num_experts=8,
+            hidden_dim=512,
+            activation="squared_relu",
+            use_bias=False,
+            router=SwitchRouter.Params(z_weight=0.001),
+        )
+        sparse = dense.copy().set(feed_forward=experts)
+        layers = [dense, sparse, dense, sparse]
+        return params.set({"model.stack.layer": None, "model.stack.layers": layers})
+
+    def run(self) -> Params:
+        """1,000 steps: about two minutes on two free cores, by the CPU time of a step."""
+        return super().run().set(steps=1000)
+
+
+@register
+class TinyLstm(Tiny):
+    """Byte-level LSTM of 2 layers of 256 units: 1.0M weights."""
+
+    def task(self) -> Params:
+        """Bytes embedded in 128 numbers; the state is 0 where an example begins."""
+        model = LstmLm.Params(
+            embedding_dim=128,
+            stack=RecurrentStack.Params(num_layers=2, cell=LstmCell.Params(hidden_dim=256)),
+        )
+        return super().task().set(model=model)
+
+    def learner(self) -> Params:
+        """Weights other than the biases decay."""
+        return super().learner().set({"optimizer.weight_decay_exclude": [".*/b"]})
+
+    def run(self) -> Params:
+        """1,000 steps: about two minutes on two free cores, by the CPU time of a step."""
+        return super().run().set(steps=1000)
 
 
 @register

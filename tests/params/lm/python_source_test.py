@@ -17,6 +17,23 @@ def test_tiny_is_four_layers_of_width_128_over_bytes() -> None:
     assert (tree.input.length, tree.input.batch_size) == (128, 16)
 
 
+def test_every_second_layer_of_tiny_moe_has_eight_experts_of_the_dense_size() -> None:
+    d, experts = 128, 8
+    tiny = weights(registry.get("lm.python_source.Tiny")().tree())
+    tree = registry.get("lm.python_source.TinyMoe")().tree()
+    assert weights(tree) == tiny + 2 * ((experts - 1) * 2 * d * 4 * d + d * experts)
+    task = inspection.task_of(tree)
+    moe = [path for path in task.specs() if path.endswith("router/w")]
+    assert moe == [f"model/stack/layers/{i}/feed_forward/router/w" for i in (1, 3)]
+
+
+def test_tiny_lstm_is_two_layers_of_256_units() -> None:
+    units, embedding = 256, 128
+    layers = sum(4 * units * (inputs + units + 1) for inputs in (embedding, units))
+    tree = registry.get("lm.python_source.TinyLstm")().tree()
+    assert weights(tree) == 256 * embedding + layers + 256 * units + 256
+
+
 def test_small_is_four_layers_of_width_256_over_8192_pieces() -> None:
     d, layers = 256, 4
     a_layer = 4 * d * d + 2 * d * 4 * d + 2 * d
