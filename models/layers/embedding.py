@@ -12,13 +12,14 @@ from tekso.framework.initializers import Initializer, LecunNormal
 from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, param
 from tekso.framework.theta import Theta
+from tekso.models.layers import vocabulary
 
 
 class Embedding(Layer):
     """Looks up vectors by id; the table may serve as the softmax of the output as well.
 
     Weights:
-      table: [vocab_size, dim], dims ("vocab", "embed")
+      table: [rows, dim], dims ("vocab", "embed"); rows is vocab_size, padded
     Source:
       Factor sqrt(dim): Vaswani et al. 2017, section 3.4. Tied: Press & Wolf 2017.
     """
@@ -27,6 +28,7 @@ class Embedding(Layer):
         """Params of Embedding."""
 
         vocab_size: int = param("Number of vectors.", default=REQUIRED)
+        vocab_multiple: int = param(vocabulary.ROWS_DOC, default=1)
         dim: int = param("Size of a vector.", default=REQUIRED)
         scale: Literal["none", "sqrt_dim"] = param(
             "Factor on the vectors that are looked up (not on the tied softmax).", default="none"
@@ -38,9 +40,10 @@ class Embedding(Layer):
     def __init__(self, params: Any) -> None:
         super().__init__(params)
         p = self.params
+        self._rows = vocabulary.padded_rows(p.vocab_size, p.vocab_multiple, "Embedding")
         self.weight(
             "table",
-            [p.vocab_size, p.dim],
+            [self._rows, p.dim],
             dims=("vocab", "embed"),
             init=p.init,
             fan_in=p.dim,
@@ -74,9 +77,11 @@ class Embedding(Layer):
 
         Shapes:
           x: [..., dim]
-          returns: [..., vocab_size], dtype of x
+          returns: [..., rows], dtype of x; -1e9 for those that pad the vocabulary
         """
-        return ctx.logits(x, theta.table)
+        bias = vocabulary.padding_bias(self.params.vocab_size, self._rows)
+        y = ctx.logits(x, theta.table)
+        return y if bias is None else y + tf.cast(bias, y.dtype)
 
     def cross_entropy(
         self,
@@ -93,4 +98,9 @@ class Embedding(Layer):
           x: [..., dim], labels: [...] int in [0, vocab_size)
           returns: [...] float32
         """
-        return ctx.cross_entropy(x, theta.table, labels, label_smoothing=label_smoothing)
+        bias = vocabulary.padding_bias(
+            self.params.vocab_size, self._rows, label_smoothing=label_smoothing, name="Embedding"
+        )
+        return ctx.cross_entropy(
+            x, theta.table, labels, bias=bias, label_smoothing=label_smoothing
+        )

@@ -14,6 +14,7 @@ from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, param
 from tekso.framework.primitives.precision import widen
 from tekso.framework.theta import Theta
+from tekso.models.layers import vocabulary
 
 
 class Softmax(Layer):
@@ -22,8 +23,8 @@ class Softmax(Layer):
     (`Embedding` has the same methods over its table: the tied softmax.)
 
     Weights:
-      w: [vocab_size, input_dim], dims ("vocab", "embed")
-      b: [vocab_size], dims ("vocab",); starts at 0
+      w: [rows, input_dim], dims ("vocab", "embed"); rows is vocab_size, padded
+      b: [rows], dims ("vocab",); starts at 0
     """
 
     class Params(Layer.Params):
@@ -31,32 +32,47 @@ class Softmax(Layer):
 
         input_dim: int = param("Size of the last dim of the input.", default=REQUIRED)
         vocab_size: int = param("Number of classes.", default=REQUIRED)
+        vocab_multiple: int = param(vocabulary.ROWS_DOC, default=1)
         use_bias: bool = param("Whether to add a bias.", default=False)
         init: Initializer.Params = param("Initializer of w.", default=LecunNormal.Params())
 
     def __init__(self, params: Any) -> None:
         super().__init__(params)
         p = self.params
+        self._rows = vocabulary.padded_rows(p.vocab_size, p.vocab_multiple, type(self).__name__)
         self.weight(
             "w",
-            [p.vocab_size, p.input_dim],
+            [self._rows, p.input_dim],
             dims=("vocab", "embed"),
             init=p.init,
             fan_in=p.input_dim,
             fan_out=p.vocab_size,
         )
         if p.use_bias:
-            self.weight("b", [p.vocab_size], dims=("vocab",), init=Zeros.Params())
+            self.weight("b", [self._rows], dims=("vocab",), init=Zeros.Params())
 
     def logits(self, theta: Theta, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
         """Returns x @ w^T + b.
 
         Shapes:
           x: [..., input_dim]
-          returns: [..., vocab_size], dtype of x
+          returns: [..., rows], dtype of x; -1e9 for those that pad the vocabulary
         """
         y = ctx.logits(x, theta.w)
-        return y + theta.b if self.params.use_bias else y
+        bias = self._bias(theta)
+        return y if bias is None else y + tf.cast(bias, y.dtype)
+
+    def _bias(self, theta: Theta, label_smoothing: float = 0.0) -> tf.Tensor | None:
+        """The bias of the scores, with that of the padding."""
+        padding = vocabulary.padding_bias(
+            self.params.vocab_size,
+            self._rows,
+            label_smoothing=label_smoothing,
+            name=type(self).__name__,
+        )
+        if not self.params.use_bias:
+            return padding
+        return theta.b if padding is None else theta.b + tf.cast(padding, theta.b.dtype)
 
     def cross_entropy(
         self,
@@ -73,7 +89,7 @@ class Softmax(Layer):
           x: [..., input_dim], labels: [...] int in [0, vocab_size)
           returns: [...] float32
         """
-        bias = theta.b if self.params.use_bias else None
+        bias = self._bias(theta, label_smoothing)
         return ctx.cross_entropy(x, theta.w, labels, bias=bias, label_smoothing=label_smoothing)
 
 
