@@ -29,6 +29,7 @@ from tekso.framework.execution.base import (
 from tekso.framework.execution.mesh.context import MeshContext
 from tekso.framework.execution.mesh.layouts import Layout, MeshLayout
 from tekso.framework.execution.mesh.placement import Placement
+from tekso.framework.execution.mesh.step_errors import explained
 from tekso.framework.layer import WeightSpec
 from tekso.framework.learning_step import select
 
@@ -59,8 +60,12 @@ class MeshProgram(Program):
         }
         self._variables: dict[str, Any] = {}
         self._calls: dict[Any, Callable[..., Any]] = {}
-        self._train = tf.function(self._train_graph, autograph=False)
-        self._eval = tf.function(self._eval_graph, autograph=False)
+        self._train = self._compiled(self._train_graph)
+        self._eval = self._compiled(self._eval_graph)
+
+    def _compiled(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        where = f"execution.mesh {str(self._layout.mesh)!r}, rules {str(self._layout.rules)!r}"
+        return explained(tf.function(step, autograph=False), where)
 
     # --- state ---
 
@@ -287,7 +292,7 @@ class MeshProgram(Program):
                 found = function(self._evaluation_theta(ctx), *inputs, ctx)
                 return tf.nest.map_structure(self._replicated, found)
 
-            self._calls[function] = tf.function(run, autograph=False)
+            self._calls[function] = self._compiled(run)
         placed = tf.nest.map_structure(lambda x: self._placement.put(x), inputs)
         found = self._calls[function](*placed)
         return tf.nest.map_structure(self._placement.local, found)

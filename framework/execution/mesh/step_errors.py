@@ -1,0 +1,59 @@
+"""What the compiler of a step says, in a line.
+
+DTensor's messages carry the whole program (hundreds of kilobytes), and TensorFlow searches them with
+a regular expression that takes minutes over such a text; so they are cut before it does.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.framework import error_interpolation
+
+from tekso.framework.execution.base import ExecutionError
+
+_LONGEST = 20_000  # characters of a message that are kept
+_OF_COMPILER = re.compile(r"error: (?!'builtin.module')(.*)")
+
+_parse_message = error_interpolation.parse_message
+
+
+def _parse_cut_message(message: str) -> Any:
+    return _parse_message(message[:_LONGEST])
+
+
+def explained(step: Callable[..., Any], where: str) -> Callable[..., Any]:
+    """Returns `step`, which raises an ExecutionError if its program cannot be laid over the mesh.
+
+    Args:
+      step: a tf.function.
+      where: the mesh and the rules, for the message.
+    """
+    error_interpolation.parse_message = _parse_cut_message
+
+    @functools.wraps(step)
+    def run(*args: Any) -> Any:
+        try:
+            return step(*args)
+        except (
+            tf.errors.InternalError,
+            tf.errors.InvalidArgumentError,
+            tf.errors.UnimplementedError,
+            tf.errors.UnknownError,
+        ) as error:
+            message = str(error)
+            if "dtensor" not in message:
+                raise
+            found = _OF_COMPILER.search(message)
+            reason = found.group(1) if found else message.partition("\n")[0]
+            raise ExecutionError(
+                f"TensorFlow's DTensor cannot compile this step for {where}: {reason[:500]}. "
+                "Leave out the rules one by one to find the dim that it cannot split; a layer can "
+                "pin a tensor by ctx.constrain"
+            ) from None
+
+    return run
