@@ -7,96 +7,18 @@ A layer holds no variables and knows no devices. What it declares are weight spe
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
-from tekso.framework import initializers
 from tekso.framework import theta as theta_lib
-from tekso.framework.initializers import Fans, Initializer
+from tekso.framework.initializers import Fans
 from tekso.framework.params import Configurable, param
 from tekso.framework.theta import SEPARATOR, Theta
-
-STACK_DIM = "layers"  # the leading dim over which the weights of a repeated layer are stacked
-ANY_INDEX = "*"
-
-_NO_FANS = Fans(1, 1)
-
-
-@dataclasses.dataclass(frozen=True)
-class WeightSpec:
-    """What is known of a weight before anything is allocated.
-
-    Attributes:
-      path: where it lies in theta: "decoder/layers/ffn/w".
-      shape: sizes, the stack dims first.
-      dims: a name for every dim, or None for one that is never laid out.
-      init: draws its first values.
-      dtype: "float32", "bfloat16", …
-      trainable: whether a learner changes it; statistics are not trainable.
-      stacked: number of leading stack dims (each named "layers").
-      fans: fan_in and fan_out of one layer's weight.
-      template: the path with a "*" for the index of every stack dim: where the weight of one layer
-        would lie in an unrolled stack. By it the first values are drawn.
-    """
-
-    path: str
-    shape: tuple[int, ...]
-    dims: tuple[str | None, ...]
-    init: Initializer
-    dtype: str = "float32"
-    trainable: bool = True
-    stacked: int = 0
-    fans: Fans = _NO_FANS
-    template: str = ""
-
-    @property
-    def size(self) -> int:
-        """Number of elements."""
-        return math.prod(self.shape)
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of all elements."""
-        return self.size * tf.as_dtype(self.dtype).size
-
-    def initial_value(self, seed: int, slices: Sequence[slice] | None = None) -> np.ndarray:
-        """Draws the first values, or those of the part selected by one slice a dim.
-
-        Returns: array of `shape` (or of the part), of `dtype`.
-        """
-        slices = tuple(slices) if slices is not None else None
-        inner_shape, inner = self.shape[self.stacked :], slices and slices[self.stacked :]
-        ranges = [
-            range(n)[slices[d]] if slices is not None else range(n)
-            for d, n in enumerate(self.shape[: self.stacked])
-        ]
-        parts = [
-            initializers.draw(
-                self.init,
-                inner_shape,
-                seed=seed,
-                path=self._path_of(index),
-                fans=self.fans,
-                slices=inner,
-            )
-            for index in itertools.product(*ranges)
-        ]
-        if self.stacked:
-            value = np.stack(parts).reshape(*map(len, ranges), *parts[0].shape)
-        else:
-            value = parts[0]
-        return value.astype(tf.as_dtype(self.dtype).as_numpy_dtype)
-
-    def _path_of(self, index: Sequence[int]) -> str:
-        path = self.template
-        for i in index:
-            path = path.replace(ANY_INDEX, str(i), 1)
-        return path
+from tekso.framework.weight_spec import ANY_INDEX, STACK_DIM
+from tekso.framework.weight_spec import WeightSpec as WeightSpec  # execution/mesh/ takes it here
 
 
 class Layer(Configurable):

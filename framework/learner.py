@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 import tensorflow as tf
 
-from tekso.framework.layer import WeightSpec
 from tekso.framework.learning_step import (
     EMA,
     LearnerBase,
@@ -24,6 +23,7 @@ from tekso.framework.optimizers.optimizer import Optimizer, layer_sum, slot, sta
 from tekso.framework.params import REQUIRED, param
 from tekso.framework.path_patterns import PathPatterns, listed
 from tekso.framework.schedules import Schedule
+from tekso.framework.weight_spec import WeightSpec
 
 __all__ = ["Learner", "LearnerBase", "MultiLearner", "NonFiniteStepsError", "Update"]
 

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import tensorflow as tf
 
 from tekso.framework import initializers
-from tekso.framework.layer import WeightSpec
 from tekso.framework.params import Configurable, param
 from tekso.framework.path_patterns import PathPatterns, listed
+from tekso.framework.weight_spec import WeightSpec
 
 if TYPE_CHECKING:
     from tekso.framework.learner import Learner

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tekso.framework.layer import WeightSpec
 from tekso.framework.params import Configurable
+from tekso.framework.weight_spec import WeightSpec
 
 WEIGHTS = "weights/"
 LEARNER = "learner/"

@@ -31,10 +31,10 @@ from tekso.framework.execution.base import (
     num_examples,
     reduce_collected,
 )
-from tekso.framework.layer import WeightSpec
 from tekso.framework.learning_step import select
 from tekso.framework.params import param
 from tekso.framework.primitives.fusion import XlaFusion, no_fusion
+from tekso.framework.weight_spec import WeightSpec
 
 Flat = dict[str, tf.Tensor]
 

@@ -6,10 +6,10 @@ from typing import Any, Literal
 
 import tensorflow as tf
 
-from tekso.framework.layer import WeightSpec
 from tekso.framework.optimizers.adam import unseen_share
 from tekso.framework.optimizers.optimizer import Optimizer, Slots, layer_root_mean_square, slot
 from tekso.framework.params import param
+from tekso.framework.weight_spec import WeightSpec
 
 
 class Adafactor(Optimizer):

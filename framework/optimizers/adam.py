@@ -7,9 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tekso.framework.layer import WeightSpec
 from tekso.framework.optimizers.optimizer import Optimizer, Slots, slot
 from tekso.framework.params import param
+from tekso.framework.weight_spec import WeightSpec
 
 
 class Adam(Optimizer):

@@ -7,10 +7,10 @@ from typing import Any, Literal
 
 import tensorflow as tf
 
-from tekso.framework.layer import WeightSpec
 from tekso.framework.optimizers.adam import Adam
 from tekso.framework.optimizers.optimizer import Optimizer, Slots, layer_norm, slot
 from tekso.framework.params import param
+from tekso.framework.weight_spec import WeightSpec
 
 
 class LARS(Optimizer):

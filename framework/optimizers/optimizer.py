@@ -14,9 +14,9 @@ from typing import Any, Literal
 import tensorflow as tf
 
 from tekso.framework import initializers
-from tekso.framework.layer import WeightSpec
 from tekso.framework.params import Configurable, param
 from tekso.framework.path_patterns import PathPatterns
+from tekso.framework.weight_spec import WeightSpec
 
 Slots = dict[str, tf.Tensor]
 

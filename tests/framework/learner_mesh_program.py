@@ -19,8 +19,8 @@ import tensorflow as tf
 from tensorflow.experimental import dtensor
 
 from tekso.framework import initializers, optimizers, schedules
-from tekso.framework.layer import WeightSpec
 from tekso.framework.learner import Learner
+from tekso.framework.weight_spec import WeightSpec
 
 NUM_STEPS = 3
 AXES = {"rows": "a", "columns": "b"}

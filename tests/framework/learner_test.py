@@ -11,8 +11,8 @@ import pytest
 import tensorflow as tf
 
 from tekso.framework import initializers, optimizers, schedules
-from tekso.framework.layer import WeightSpec
 from tekso.framework.learner import Learner, LearnerBase, MultiLearner, NonFiniteStepsError, Update
+from tekso.framework.weight_spec import WeightSpec
 
 ZEROS = initializers.Zeros.Params().instantiate()
 Array = np.ndarray[Any, Any]

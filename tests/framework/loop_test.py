@@ -15,12 +15,12 @@ import pytest
 
 from tekso.framework.checkpoint import CheckpointError, Checkpoints, Description
 from tekso.framework.execution.base import check_keys
-from tekso.framework.layer import WeightSpec
 from tekso.framework.learner import NonFiniteStepsError
 from tekso.framework.logdir import Logdir
 from tekso.framework.loop import Outcome, Schedule, TrainingLoop
 from tekso.framework.report import Report
 from tekso.framework.report_console import PlainConsole
+from tekso.framework.weight_spec import WeightSpec
 
 
 class FakeProgram:

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from tekso.framework import initializers, optimizers
-from tekso.framework.layer import WeightSpec
+from tekso.framework.weight_spec import WeightSpec
 
 NUM_STEPS = 6
 RATES = [0.1, 0.2, 0.05, 0.0, 0.3, 0.1]
