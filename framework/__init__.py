@@ -1,4 +1,4 @@
-"""The spine: Params, registry, Layer, learner, input, execution, checkpoints, the loop.
+"""The spine: Params, registry, Layer, learner, input, execution, and the run of an experiment.
 
 Knows no model and no task, and imports no other room.
 """

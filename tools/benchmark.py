@@ -25,8 +25,8 @@ from tekso.tools import command_errors, command_flags, experiment_flags
 from tekso.tools.command_errors import OK, UsageError
 
 if TYPE_CHECKING:  # slow to import
-    from tekso.framework.assembly import Assembly
     from tekso.framework.experiment import Tree
+    from tekso.framework.run.assembly import Assembly
 
 PROGRAM = "tekso-benchmark"
 USAGE = f"{PROGRAM} --model=lm.benchmark.Small --steps=20 --format=json"
@@ -116,8 +116,8 @@ def measure(
       tpu: name or address of a TPU.
       cpu_devices: number of logical CPU devices.
     """
-    from tekso.framework.assembly import assemble
-    from tekso.framework.checkpoint_files import versions
+    from tekso.framework.run.assembly import assemble
+    from tekso.framework.run.checkpoint_files import versions
 
     begin = time.perf_counter()
     tree = tree.copy().set(eval_inputs={})

@@ -22,7 +22,8 @@ def load(model: str | None, packages: Sequence[str]) -> None:
     Raises:
       UsageError: there is no such module or package.
     """
-    from tekso.framework import quiet_tensorflow, registry
+    from tekso.framework import registry
+    from tekso.framework.run import quiet_tensorflow
 
     if model and not packages and not registry.has_module(model):
         package, dot, _ = model.partition(".")

@@ -13,10 +13,10 @@ from tekso.tools.command_errors import OK, UsageError
 from tekso.tools.trainer_flags import EXAMPLE, FLAGS, PROGRAM
 
 if TYPE_CHECKING:  # slow to import: the functions below import what they need when they run
-    from tekso.framework.checkpoint import Checkpoint
     from tekso.framework.experiment import Tree
-    from tekso.framework.logdir import Logdir
-    from tekso.framework.modes import Job
+    from tekso.framework.run.checkpoints import Checkpoint
+    from tekso.framework.run.logdir import Logdir
+    from tekso.framework.run.modes import Job
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -51,7 +51,7 @@ def _run(argv: list[str]) -> int:
 
 
 def _logdir() -> Logdir:
-    from tekso.framework.logdir import Logdir
+    from tekso.framework.run.logdir import Logdir
 
     path = FLAGS.logdir or (f"runs/{FLAGS.model}" if FLAGS.model else "")
     if not path:
@@ -85,8 +85,8 @@ def _change(tree: Tree.Params) -> None:
 
 
 def _job(model: str, tree: Tree.Params, registered: Tree.Params, argv: list[str]) -> Job:
-    from tekso.framework import modes
-    from tekso.framework.report_console import console_for
+    from tekso.framework.run import modes
+    from tekso.framework.run.report.console import console_for
 
     is_json = FLAGS.format == "json"
     return modes.Job(
@@ -106,15 +106,16 @@ def _job(model: str, tree: Tree.Params, registered: Tree.Params, argv: list[str]
 
 
 def _train(argv: list[str]) -> int:
-    from tekso.framework import modes
+    from tekso.framework.run import modes
 
     return modes.train(_job(*_experiment(), argv))
 
 
 def _job_of_checkpoint(argv: list[str]) -> tuple[Job, Checkpoint]:
     """Returns the job and the checkpoint: its tree is that of the checkpoint, then the flags."""
-    from tekso.framework import modes, registry
-    from tekso.framework.report_console import console_for
+    from tekso.framework import registry
+    from tekso.framework.run import modes
+    from tekso.framework.run.report.console import console_for
 
     logdir = _logdir()
     if FLAGS.model and FLAGS.checkpoint is None:
@@ -126,7 +127,7 @@ def _job_of_checkpoint(argv: list[str]) -> tuple[Job, Checkpoint]:
 
 
 def _eval(argv: list[str]) -> int:
-    from tekso.framework import modes
+    from tekso.framework.run import modes
 
     job, checkpoint = _job_of_checkpoint(argv)
     figures = modes.evaluate_checkpoint(job, checkpoint)
@@ -136,7 +137,7 @@ def _eval(argv: list[str]) -> int:
 
 
 def _decode(argv: list[str]) -> int:
-    from tekso.framework import modes
+    from tekso.framework.run import modes
 
     job, checkpoint = _job_of_checkpoint(argv)
     decoded = modes.decode(job, checkpoint)
@@ -155,7 +156,7 @@ def _decode(argv: list[str]) -> int:
 
 
 def _inspect_params(argv: list[str]) -> int:
-    from tekso.framework import inspection
+    from tekso.framework.run import inspection
 
     model, tree, _ = _experiment()
     record = inspection.params_record(model, tree)
@@ -164,7 +165,7 @@ def _inspect_params(argv: list[str]) -> int:
 
 
 def _inspect_model(argv: list[str]) -> int:
-    from tekso.framework import inspection
+    from tekso.framework.run import inspection
 
     model, tree, _ = _experiment()
     record = inspection.model_record(model, inspection.task_of(tree))
@@ -173,7 +174,8 @@ def _inspect_model(argv: list[str]) -> int:
 
 
 def _list(pattern: str) -> int:
-    from tekso.framework import inspection, registry
+    from tekso.framework import registry
+    from tekso.framework.run import inspection
 
     entries = registry.list_experiments(pattern)
     if not entries:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tekso.framework import inspection, registry, schedules
+from tekso.framework import registry, schedules
 from tekso.framework.params import Params
+from tekso.framework.run import inspection
 
 ENTRIES = {entry.key: entry for entry in registry.list_experiments()}
 NEEDS_TEXT = {"lm.text_files.Char"}  # the alphabet, and so the vocabulary, is that of the text

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tekso.framework import inspection, registry
+from tekso.framework import registry
+from tekso.framework.run import inspection
 
 SIZES = {"Small": (8192, 256, 4, 4, 16), "Wide": (16_384, 512, 8, 6, 8)}
 

@@ -10,13 +10,13 @@ import sys
 import pytest
 
 from tekso.framework import registry
-from tekso.framework.inspection import model_record, task_of
+from tekso.framework.run.inspection import model_record, task_of
 
 COUNT = """
 import json
 import pathlib
 from tekso.framework import registry
-from tekso.framework.inspection import model_record, task_of
+from tekso.framework.run.inspection import model_record, task_of
 
 record = model_record("", task_of(registry.get("lm.gpipe.Layers1663")().tree()))
 # Not getrusage: its peak includes that of the process which started this one.

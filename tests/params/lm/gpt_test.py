@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tekso.framework import registry
-from tekso.framework.inspection import model_record, task_of
+from tekso.framework.run.inspection import model_record, task_of
 
 # Name: layers, width, length, billions of weights in table 1 of Narayanan et al. 2021.
 SIZES = {

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tekso.framework import registry
 from tekso.framework.context import StepContext
-from tekso.framework.inspection import model_record, task_of
+from tekso.framework.run.inspection import model_record, task_of
 
 PRINTED = {4096: 142_619_648, 8192: 218_117_120}
 

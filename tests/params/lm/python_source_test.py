@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tekso.framework import inspection, registry
+from tekso.framework import registry
+from tekso.framework.run import inspection
 
 
 def weights(tree: object) -> int:

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tekso.framework import inspection, registry
+from tekso.framework import registry
 from tekso.framework.context import StepContext
+from tekso.framework.run import inspection
 
 TEXT = "".join(f"{i} bottles of beer on the wall, take one down, ¡salud!\n" for i in range(300))
 

@@ -16,12 +16,13 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tekso.framework import report_console, report_curves, report_summary, report_text
-from tekso.framework.logdir import Logdir
-from tekso.framework.metrics_log import MetricsLog
-from tekso.framework.pace import Pace, Reading
-from tekso.framework.report import Report
-from tekso.framework.report_tensorboard import TensorBoardEvents
+from tekso.framework.run.logdir import Logdir
+from tekso.framework.run.metrics_log import MetricsLog
+from tekso.framework.run.pace import Pace, Reading
+from tekso.framework.run.report import curves, lines, summary
+from tekso.framework.run.report.console import PlainConsole, console_for
+from tekso.framework.run.report.report import Report
+from tekso.framework.run.report.tensorboard import TensorBoardEvents
 
 VALUES = {
     "loss": 1.45678,
@@ -37,7 +38,7 @@ def train_line(step: int = 1200, steps: int = 2000, **changes: Any) -> str:
     options: dict[str, Any] = {"speed": 13100.0, "unit": "tokens", "wait_share": 0.004}
     options["seconds_left"] = 105.0
     options.update(changes)
-    return report_text.train_line(step, steps, VALUES, **options)
+    return lines.train_line(step, steps, VALUES, **options)
 
 
 # --- lines ---
@@ -55,7 +56,7 @@ def test_a_line_tells_everything_that_is_asked_of_it() -> None:
 
 def test_perplexity_stands_where_there_are_no_bytes_and_skipped_steps_are_told() -> None:
     values = {"loss": 1.5, "perplexity": 4.4817, "nonfinite_total": 3.0}
-    line = report_text.train_line(
+    line = lines.train_line(
         7, 20, values, speed=950.0, unit="examples", wait_share=0.25, seconds_left=7300.0
     )
     assert line == (
@@ -74,12 +75,12 @@ def test_a_line_fits_whatever_the_figures(
     step: int, loss: float, speed: float, left: float, width: int
 ) -> None:
     values = {**VALUES, "loss": loss, "gradient_norm": loss, "nonfinite_total": 12345.0}
-    line = report_text.train_line(
+    line = lines.train_line(
         step, 10**8, values, speed=speed, unit="tokens", wait_share=1.0, seconds_left=left,
         width=width,
     )  # fmt: skip
     assert len(line) <= width and "\n" not in line
-    assert line.startswith("step") and f"loss {report_text.number(loss)}" in line
+    assert line.startswith("step") and f"loss {lines.number(loss)}" in line
 
 
 def test_a_narrow_line_leaves_out_what_matters_least() -> None:
@@ -90,7 +91,7 @@ def test_a_narrow_line_leaves_out_what_matters_least() -> None:
 
 def test_an_evaluation_has_a_line() -> None:
     values = {"loss": 1.45678, "bits_per_byte": 2.10164, "perplexity": 4.2922, "accuracy": 0.5}
-    assert report_text.eval_line("dev", 500, values, seconds=3.14, is_best=True) == (
+    assert lines.eval_line("dev", 500, values, seconds=3.14, is_best=True) == (
         "dev at step 500  loss 1.4568  2.102 bits/byte  accuracy 0.5000  in 3.1s  best so far"
     )
 
@@ -104,7 +105,7 @@ def test_an_evaluation_has_a_line() -> None:
     ],
 )  # fmt: skip
 def test_number(value: float, text: str) -> None:
-    assert report_text.number(value) == text
+    assert lines.number(value) == text
 
 
 @pytest.mark.parametrize(
@@ -113,7 +114,7 @@ def test_number(value: float, text: str) -> None:
      (3599.6, "1h00m"), (11100, "3h05m"), (187_200, "2d04h")],
 )  # fmt: skip
 def test_duration(seconds: float, text: str) -> None:
-    assert report_text.duration(seconds) == text
+    assert lines.duration(seconds) == text
 
 
 # --- consoles ---
@@ -129,7 +130,7 @@ def test_a_file_gets_plain_lines_without_colours_and_without_what_moves(
 ) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
     stream = io.StringIO()
-    console = report_console.console_for(stream)
+    console = console_for(stream)
     console.progress(3, 10, "training")
     console.line("step 1", "evaluation")
     console.line("careful", "warning")
@@ -144,7 +145,7 @@ def test_a_terminal_gets_colours_and_a_bar_and_each_line_once(
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.delenv("NO_COLOR", raising=False)
     stream = Terminal()
-    console = report_console.console_for(stream)
+    console = console_for(stream)
     console.progress(3, 10, "evaluating [dev]")
     console.line("dev at step 3  loss [1.5]", "evaluation")
     console.progress(4, 10)
@@ -157,7 +158,7 @@ def test_a_terminal_gets_colours_and_a_bar_and_each_line_once(
 def test_a_dumb_terminal_is_written_to_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "dumb")
     stream = Terminal()
-    console = report_console.console_for(stream)
+    console = console_for(stream)
     console.progress(1, 2)
     console.line("text", "good")
     assert stream.getvalue() == "text\n"
@@ -254,22 +255,22 @@ def test_curves_are_a_png_and_nothing_is_no_picture() -> None:
     train = [(i, "train", {"loss": 5 / i, "bits_per_byte": 7 / i, "perplexity": 9 / i,
                            "learning_rate": 0.1}) for i in range(1, 200)]  # fmt: skip
     dev = [(100, "dev", {"loss": math.nan, "bits_per_byte": 1.0})]
-    picture = report_curves.draw(
+    picture = curves.draw(
         records(*train, *dev), title="lm.some.Model", references={"gzip": 2.0}
     )
     assert picture is not None and picture.startswith(b"\x89PNG")
-    assert report_curves.draw([], title="") is None
-    assert report_curves.draw(records((1, "train", {"loss": math.nan})), title="") is None
+    assert curves.draw([], title="") is None
+    assert curves.draw(records((1, "train", {"loss": math.nan})), title="") is None
 
 
 def test_smoothing_keeps_length_mean_level_and_a_straight_line() -> None:
     line = [float(i) for i in range(200)]
-    np.testing.assert_allclose(report_curves.smoothed(line), line)
+    np.testing.assert_allclose(curves.smoothed(line), line)
     values = np.random.default_rng(0).normal(size=400)
-    smooth = report_curves.smoothed(list(values))
+    smooth = curves.smoothed(list(values))
     assert len(smooth) == 400 and np.std(smooth) < 0.5 * np.std(values)
     np.testing.assert_allclose(smooth[200], values[190:211].mean())
-    assert report_curves.smoothed([3.0, 1.0]) == [3.0, 1.0]
+    assert curves.smoothed([3.0, 1.0]) == [3.0, 1.0]
 
 
 # --- the whole report, the pace, the summary ---
@@ -278,7 +279,7 @@ def test_smoothing_keeps_length_mean_level_and_a_straight_line() -> None:
 def test_a_report_reaches_people_programs_and_tensorboard(tmp_path: Path) -> None:
     stream = io.StringIO()
     report = Report(
-        Logdir(str(tmp_path)), report_console.PlainConsole(stream), title="lm.some.Model", steps=20
+        Logdir(str(tmp_path)), PlainConsole(stream), title="lm.some.Model", steps=20
     )
     report.train(10, VALUES, Reading(2000.0, 0.5, 0.25), unit="tokens")
     report.evaluation("dev", 10, {"loss": 2.0}, seconds=1.0, is_best=True)
@@ -323,18 +324,18 @@ def test_pace_counts_waiting_and_leaves_pauses_out() -> None:
 
 
 def test_the_summary_compares_says_where_things_lie_and_what_to_type(tmp_path: Path) -> None:
-    lines = report_summary.finished(
+    lines = summary.finished(
         steps=2000, seconds=118.0, evaluations={"dev": VALUES, "longer": {"loss": 2.0}},
         references={"dev": {"gzip": 1.9812, "xz": 1.7034}},
     )  # fmt: skip
     text = "\n".join(lines)
     assert "2000 steps, 1m58s" in text and "gzip 1.9812, xz 1.7034" in text
     logdir = Logdir(f"{tmp_path}/a run/")
-    assert "samples" not in "\n".join(report_summary.places(logdir, newest=2000, best=None))
+    assert "samples" not in "\n".join(summary.places(logdir, newest=2000, best=None))
     logdir.write("samples.txt", "one\n")
-    text = "\n".join(report_summary.places(logdir, newest=2000, best=1600))
+    text = "\n".join(summary.places(logdir, newest=2000, best=1600))
     for name in ("checkpoints", "metrics.jsonl", "curves.png", "samples.txt", "params.txt"):
         assert f"{tmp_path}/a run/{name}" in text
     assert "the newest is of step 2000, the best is of step 1600" in text
-    text = "\n".join(report_summary.next_commands(logdir, 2000, imports=["mine"]))
+    text = "\n".join(summary.next_commands(logdir, 2000, imports=["mine"]))
     assert f"tekso-trainer --import=mine '--logdir={tmp_path}/a run' --steps=4000" in text

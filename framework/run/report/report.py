@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from tekso.framework import files, report_curves, report_text
-from tekso.framework.logdir import Logdir
-from tekso.framework.metrics_log import SPLIT, STEP, TRAIN, MetricsLog
-from tekso.framework.pace import Reading
-from tekso.framework.report_console import Console
-from tekso.framework.report_tensorboard import TensorBoardEvents
+from tekso.framework import files
+from tekso.framework.run.logdir import Logdir
+from tekso.framework.run.metrics_log import SPLIT, STEP, TRAIN, MetricsLog
+from tekso.framework.run.pace import Reading
+from tekso.framework.run.report import curves, lines
+from tekso.framework.run.report.console import Console
+from tekso.framework.run.report.tensorboard import TensorBoardEvents
 
 _CURVES_EVERY_S = 20.0
 
@@ -62,7 +63,7 @@ class Report:
             speed = {f"{unit}_per_second": reading.units_per_s, "wait_share": reading.wait_share}
         self._write(step, TRAIN, {**values, **speed})
         left = reading.seconds_per_step * (self._steps - step) if reading is not None else None
-        line = report_text.train_line(
+        line = lines.train_line(
             step,
             self._steps,
             values,
@@ -80,7 +81,7 @@ class Report:
     ) -> None:
         """Reports an evaluation."""
         self._write(step, name, {**values, "eval_seconds": seconds})
-        line = report_text.eval_line(
+        line = lines.eval_line(
             name, step, values, seconds=seconds, is_best=is_best, width=self._console.width
         )
         self._console.line(line, "evaluation")
@@ -105,7 +106,7 @@ class Report:
         Args:
           references: {name: bits per byte} of what the model is compared with.
         """
-        picture = report_curves.draw(self._log.read(), title=self._title, references=references)
+        picture = curves.draw(self._log.read(), title=self._title, references=references)
         try:
             if picture is not None:
                 files.write_atomically(self._logdir.curves, picture)

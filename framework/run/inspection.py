@@ -15,7 +15,7 @@ from tekso.framework.params import REQUIRED, Params
 from tekso.framework.params import tree as params_tree
 from tekso.framework.params.literals import write as literal
 from tekso.framework.params.types import type_name
-from tekso.framework.report_text import WIDTH, size
+from tekso.framework.run.report.lines import WIDTH, size
 
 _INDENT = "  "
 _VALUE_WIDTH = 30  # columns

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tekso.framework.metrics_log import SPLIT, STEP, TRAIN
+from tekso.framework.run.metrics_log import SPLIT, STEP, TRAIN
 
 _PANELS = ("loss", "bits_per_byte", "learning_rate")
 _LABELS = {

@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from tekso.framework.stop_signals import StopSignals, exit_code
+from tekso.framework.run.stop_signals import StopSignals, exit_code
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -29,7 +29,7 @@ def test_the_first_signal_is_noted_and_the_handlers_come_back(
 
 TWICE = """
 import os, signal
-from tekso.framework.stop_signals import StopSignals
+from tekso.framework.run.stop_signals import StopSignals
 with StopSignals() as stop:
     os.kill(os.getpid(), signal.SIGTERM)
     print("still here", flush=True)

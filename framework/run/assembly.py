@@ -10,12 +10,12 @@ from __future__ import annotations
 import dataclasses
 
 from tekso.framework import schedules
-from tekso.framework.checkpoint import Description
 from tekso.framework.execution import Program
 from tekso.framework.execution.base import signature_of
 from tekso.framework.experiment import Run, Tree
 from tekso.framework.input.input import Input
 from tekso.framework.learning_step import LearnerBase
+from tekso.framework.run.checkpoints import Description
 from tekso.framework.task import Task
 
 

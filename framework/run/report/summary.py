@@ -6,8 +6,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 from tekso.framework import files
-from tekso.framework.logdir import Logdir
-from tekso.framework.report_text import duration, number, quality_of
+from tekso.framework.run.logdir import Logdir
+from tekso.framework.run.report.lines import duration, number, quality_of
 
 COMMAND = "tekso-trainer"
 

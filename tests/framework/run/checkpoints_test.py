@@ -19,8 +19,8 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tekso.framework import checkpoint_files
-from tekso.framework.checkpoint import (
+from tekso.framework.run import checkpoint_files
+from tekso.framework.run.checkpoints import (
     CheckpointError,
     Checkpoints,
     Description,
@@ -270,7 +270,7 @@ def test_a_disk_without_room_is_refused_before_anything_is_written(
 FULL_DISK = """
 import resource, sys
 import numpy as np
-from tekso.framework.checkpoint import Checkpoints, Description, DiskFullError
+from tekso.framework.run.checkpoints import Checkpoints, Description, DiskFullError
 
 checkpoints = Checkpoints(sys.argv[1])
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))

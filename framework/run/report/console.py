@@ -7,7 +7,7 @@ import shutil
 import sys
 from typing import Any, Literal, Protocol, TextIO
 
-from tekso.framework.report_text import WIDTH
+from tekso.framework.run.report.lines import WIDTH
 
 Style = Literal["plain", "evaluation", "good", "warning", "dim"]
 _COLOURS = {"plain": "", "evaluation": "cyan", "good": "green", "warning": "yellow", "dim": "dim"}

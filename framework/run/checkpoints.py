@@ -19,8 +19,9 @@ from typing import Literal
 import numpy as np
 from absl import logging
 
-from tekso.framework import checkpoint_files, files
-from tekso.framework.checkpoint_files import (
+from tekso.framework import files
+from tekso.framework.run import checkpoint_files
+from tekso.framework.run.checkpoint_files import (
     Checkpoint,
     CheckpointError,
     DamagedCheckpointError,

@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from tekso.framework.checkpoint import Checkpoint, CheckpointError, Checkpoints, Description
-from tekso.framework.evaluation import StoppedError, evaluate
-from tekso.framework.pace import Pace
-from tekso.framework.report import Report
-from tekso.framework.stop_signals import StopSignals
+from tekso.framework.run.checkpoints import Checkpoint, CheckpointError, Checkpoints, Description
+from tekso.framework.run.evaluation import StoppedError, evaluate
+from tekso.framework.run.pace import Pace
+from tekso.framework.run.report.report import Report
+from tekso.framework.run.stop_signals import StopSignals
 
 Batch = Mapping[str, np.ndarray]
 Batches = Callable[[int], Iterator[Batch]]

@@ -8,20 +8,21 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tekso.framework import files, report_summary
-from tekso.framework.assembly import Assembly, assemble
-from tekso.framework.checkpoint import Checkpoint, CheckpointError, Checkpoints
-from tekso.framework.evaluation import evaluate
+from tekso.framework import files
 from tekso.framework.experiment import Tree
 from tekso.framework.input.prefetch import Prefetch
-from tekso.framework.logdir import Logdir
-from tekso.framework.loop import Outcome, Schedule, TrainingLoop, restore
-from tekso.framework.metrics_log import SPLIT, STEP, MetricsLog
 from tekso.framework.params import Params
-from tekso.framework.report import Report
-from tekso.framework.report_console import Console
-from tekso.framework.report_text import eval_line, size
-from tekso.framework.stop_signals import exit_code
+from tekso.framework.run.assembly import Assembly, assemble
+from tekso.framework.run.checkpoints import Checkpoint, CheckpointError, Checkpoints
+from tekso.framework.run.evaluation import evaluate
+from tekso.framework.run.logdir import Logdir
+from tekso.framework.run.metrics_log import SPLIT, STEP, MetricsLog
+from tekso.framework.run.report import summary
+from tekso.framework.run.report.console import Console
+from tekso.framework.run.report.lines import eval_line, size
+from tekso.framework.run.report.report import Report
+from tekso.framework.run.stop_signals import exit_code
+from tekso.framework.run.training_loop import Outcome, Schedule, TrainingLoop, restore
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +103,7 @@ def train(job: Job) -> int:
         if outcome.stopped_by is not None:
             path = checkpoints.path(outcome.step)
             name = outcome.stopped_by.name
-            for line in report_summary.stopped(name, outcome.step, run.steps, path):
+            for line in summary.stopped(name, outcome.step, run.steps, path):
                 job.console.line(line)
             return exit_code(outcome.stopped_by)
         report.progress(outcome.step, "decoding")
@@ -290,14 +291,14 @@ def _conclude(
     best_step: int | None,
     seconds: float,
 ) -> None:
-    lines = report_summary.finished(
+    lines = summary.finished(
         steps=outcome.step,
         seconds=seconds,
         evaluations=outcome.evaluations,
         references=references,
     )
-    lines += report_summary.places(job.logdir, newest=outcome.step, best=best_step)
-    lines += report_summary.next_commands(
+    lines += summary.places(job.logdir, newest=outcome.step, best=best_step)
+    lines += summary.next_commands(
         job.logdir,
         outcome.step,
         imports=job.imports,

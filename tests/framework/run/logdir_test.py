@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tekso.framework.experiment import Run, Tree
-from tekso.framework.logdir import Logdir, LogdirError
+from tekso.framework.run.logdir import Logdir, LogdirError
 
 
 def tree(**changes: object) -> Tree.Params:
@@ -55,7 +55,11 @@ def test_a_file_in_place_of_the_logdir_is_named(tmp_path: Path) -> None:
         Logdir(str(tmp_path / "file" / "run")).claim("lm.some.Model")
 
 
-CLAIM = "import sys; from tekso.framework.logdir import Logdir; Logdir(sys.argv[1]).claim('m.M')"
+CLAIM = """
+import sys
+from tekso.framework.run.logdir import Logdir
+Logdir(sys.argv[1]).claim("m.M")
+"""
 
 
 def test_one_process_at_a_time_trains_in_a_logdir(tmp_path: Path) -> None:

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tekso.framework.checkpoint import CheckpointError, Checkpoints, Description
 from tekso.framework.execution.base import check_keys
 from tekso.framework.learner import NonFiniteStepsError
-from tekso.framework.logdir import Logdir
-from tekso.framework.loop import Outcome, Schedule, TrainingLoop
-from tekso.framework.report import Report
-from tekso.framework.report_console import PlainConsole
+from tekso.framework.run.checkpoints import CheckpointError, Checkpoints, Description
+from tekso.framework.run.logdir import Logdir
+from tekso.framework.run.report.console import PlainConsole
+from tekso.framework.run.report.report import Report
+from tekso.framework.run.training_loop import Outcome, Schedule, TrainingLoop
 from tekso.framework.weight_spec import WeightSpec
 
 
