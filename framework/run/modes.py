@@ -22,7 +22,7 @@ from tekso.framework.run.report.console import Console
 from tekso.framework.run.report.lines import eval_line, size
 from tekso.framework.run.report.report import Report
 from tekso.framework.run.stop_signals import exit_code
-from tekso.framework.run.training_loop import Outcome, Schedule, TrainingLoop, restore
+from tekso.framework.run.training_loop import Outcome, Timetable, TrainingLoop, restore
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,7 +176,7 @@ def _loop(job: Job, parts: Assembly, checkpoints: Checkpoints, report: Report) -
         learner=parts.learner,
         batches=functools.partial(_batches, parts.input, stop=run.steps),
         eval_batches=_eval_batches(parts),
-        schedule=Schedule(
+        timetable=Timetable(
             steps=run.steps,
             log_every=run.log_every_steps,
             eval_every=run.eval_every_steps,

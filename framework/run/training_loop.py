@@ -1,7 +1,7 @@
-"""The training loop: steps, evaluations and checkpoints on schedule, from where it was left off.
+"""The training loop: steps, evaluations, checkpoints when they are due, from where it was left off.
 
     restore ─► step ─► report ─► evaluate ─► save ─► step … ─► evaluate ─► save ─► done
-                                 └ on schedule ┘
+                                 └── when due ──┘
 
 An evaluation is reported before the checkpoint of the same step is saved, so whatever a checkpoint
 covers is in the log; what goes beyond it is taken back when a run goes on from there.
@@ -30,7 +30,7 @@ Evaluations = dict[str, dict[str, float]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Schedule:
+class Timetable:
     """When a run does what; 0 for an interval means at the end only.
 
     Attributes:
@@ -88,7 +88,7 @@ class TrainingLoop:
       learner: checks the figures of a step for trouble.
       batches: of the training input.
       eval_batches: {evaluation: batches of one pass}.
-      schedule: when to do what.
+      timetable: when to do what.
       checkpoints: where the state is kept.
       description: of checkpoints; step, metrics and position are filled in.
       report: takes what there is to tell.
@@ -102,14 +102,14 @@ class TrainingLoop:
         learner: Any,
         batches: Batches,
         eval_batches: Mapping[str, Batches],
-        schedule: Schedule,
+        timetable: Timetable,
         checkpoints: Checkpoints,
         description: Description,
         report: Report,
     ) -> None:
         self._program, self._task, self._learner = program, task, learner
         self._batches, self._eval_batches = batches, eval_batches
-        self._schedule, self._checkpoints = schedule, checkpoints
+        self._timetable, self._checkpoints = timetable, checkpoints
         self._description, self._report = description, report
         self._pace = Pace()
 
@@ -139,10 +139,10 @@ class TrainingLoop:
         with StopSignals() as stop:
             evaluations = self._catch_up(step, stop)
             metrics: Mapping[str, Any] = {}
-            batches = self._batches(step) if step < self._schedule.steps else iter(())
+            batches = self._batches(step) if step < self._timetable.steps else iter(())
             self._pace.restart()
             self._report.progress(step, "first step")
-            while step < self._schedule.steps and not stop.received:
+            while step < self._timetable.steps and not stop.received:
                 with self._pace.waiting():
                     batch = next(batches, None)
                 if batch is None:
@@ -168,7 +168,7 @@ class TrainingLoop:
 
     def _catch_up(self, step: int, stop: StopSignals) -> Evaluations:
         """Does the evaluations of the first step that an earlier process did not get to."""
-        if not self._schedule.evaluates(step):
+        if not self._timetable.evaluates(step):
             return {}
         return self._evaluate_if_due(step, stop, done=self._report.evaluated(step))
 
@@ -183,7 +183,7 @@ class TrainingLoop:
         units, unit = self._task.count(batch)
         self._pace.step(units)
         self._report.progress(step)
-        if not self._schedule.logs(step):
+        if not self._timetable.logs(step):
             if is_first:
                 self._pace.restart()  # the first step of a process is traced and compiled
             return
@@ -201,7 +201,7 @@ class TrainingLoop:
         """Returns the figures of all evaluations; nothing if none is due or a signal came."""
         done = dict(done or {})
         left = {n: b for n, b in self._eval_batches.items() if n not in done}
-        if not self._schedule.evaluates(step) or not left:
+        if not self._timetable.evaluates(step) or not left:
             return done
         with self._pace.paused():
             for name, batches in left.items():
@@ -226,7 +226,7 @@ class TrainingLoop:
         return done
 
     def _is_save_due(self, step: int, evaluations: Evaluations) -> bool:
-        return self._schedule.saves(step) or self._checkpoints.would_be_best(_flat(evaluations))
+        return self._timetable.saves(step) or self._checkpoints.would_be_best(_flat(evaluations))
 
     def _save(self, step: int, evaluations: Evaluations) -> None:
         with self._pace.paused():

@@ -1,4 +1,4 @@
-"""The training loop on a program of a few NumPy lines: schedule, resuming, signals, trouble."""
+"""The training loop on a program of a few NumPy lines: timetable, resuming, signals, trouble."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tekso.framework.run.checkpoints import CheckpointError, Checkpoints, Descri
 from tekso.framework.run.logdir import Logdir
 from tekso.framework.run.report.console import PlainConsole
 from tekso.framework.run.report.report import Report
-from tekso.framework.run.training_loop import Outcome, Schedule, TrainingLoop
+from tekso.framework.run.training_loop import Outcome, Timetable, TrainingLoop
 from tekso.framework.weight_spec import WeightSpec
 
 
@@ -120,7 +120,7 @@ class Run:
             learner=FakeLearner(),
             batches=batches,
             eval_batches={"dev": eval_batches} if evaluations is None else evaluations,
-            schedule=Schedule(steps, log_every, eval_every, checkpoint_every),
+            timetable=Timetable(steps, log_every, eval_every, checkpoint_every),
             checkpoints=checkpoints,
             description=Description(step=0, model="m.Model", params="p", input={"seed": 3}),
             report=report,
@@ -167,7 +167,7 @@ def kill_at(step: int) -> FakeProgram:
     return FakeProgram(at_step=at_step)
 
 
-def test_a_run_logs_evaluates_and_saves_on_schedule(whole: Run) -> None:
+def test_a_run_logs_evaluates_and_saves_as_the_timetable_says(whole: Run) -> None:
     assert list(whole.losses()) == list(range(1, 21))
     assert list(whole.losses("dev")) == [5, 10, 15, 20]
     assert whole.saved() == [4, 8, 12, 16, 20]
