@@ -36,6 +36,7 @@ class MeshContext(StepContext):
         self._placement, self._rules = placement, rules
         # By the identity of a tensor, which is kept alive here: how a weight lies.
         self._weights: dict[int, tuple[tf.Tensor, Layout]] = {}
+        self._is_turn = False
 
     # --- layouts ---
 
@@ -82,8 +83,16 @@ class MeshContext(StepContext):
         """See `StepContext`."""
         return control_flow.scan(self, body, theta, state, xs)
 
+    def turn(self, index: Any) -> MeshContext:
+        """Returns the context of one turn of `scan`, which collects for itself."""
+        other = self.isolated().fold(index)
+        other._is_turn = True
+        return other
+
     def rematerialize(self, function: Callable[..., Any], theta: Theta, *inputs: Any) -> Any:
         """See `StepContext`."""
+        if self._is_turn:  # all of it is recomputed from the state before the turn
+            return function(theta, *inputs, self)
         axes = self.all_weight_axes(theta)
 
         def known(theta: Theta, *rest: Any) -> Any:
@@ -120,10 +129,19 @@ class MeshContext(StepContext):
 
     def attend(self, q: tf.Tensor, k: tf.Tensor, v: tf.Tensor, **rest: Any) -> tf.Tensor:
         """See `StepContext`; keys and values have a length of their own, "memory_length"."""
-        heads = "heads" if k.shape[2] == q.shape[2] else "kv_heads"
         q = self.constrain(q, ("batch", "length", "heads", "head_dim"))
-        k, v = (self.constrain(x, ("batch", "memory_length", heads, "head_dim")) for x in (k, v))
+        k, v = (self._of_every_head(x, q.shape[2]) for x in (k, v))
         return super().attend(q, k, v, **rest)
+
+    def _of_every_head(self, x: tf.Tensor, num_heads: int) -> tf.Tensor:
+        """[batch, keys, kv_heads, head_dim] -> [batch, keys, heads, head_dim]: as queries are."""
+        kv_heads = x.shape[2]
+        if kv_heads != num_heads:
+            x = self.constrain(x, ("batch", "memory_length", None, "head_dim"))
+            copies = tf.ones([1, 1, 1, num_heads // kv_heads, 1], x.dtype)
+            x = tf.expand_dims(x, 3) * copies
+            x = tf.reshape(x, [*x.shape[:2], num_heads, x.shape[-1]])
+        return self.constrain(x, ("batch", "memory_length", "heads", "head_dim"))
 
     def logits(self, x: tf.Tensor, table: tf.Tensor) -> tf.Tensor:
         """See `StepContext`."""
