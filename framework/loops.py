@@ -19,21 +19,12 @@ def scan(
     ctx: Any, body: Callable[..., tuple[Any, Any]], theta: Theta, state: Any, xs: Any
 ) -> tuple[Any, Any]:
     """See `StepContext.scan`."""
-    flat_xs = tf.nest.flatten(xs)
-    if not flat_xs:
-        raise ValueError("scan: xs holds no tensor, so the number of turns is unknown")
-    sizes = [x.shape[0] if x.shape.rank else "scalar" for x in flat_xs]
-    turns = sizes[0]
-    if not isinstance(turns, int) or turns < 1 or any(n != turns for n in sizes):
-        raise ValueError(
-            "scan: the leading dims of xs must be one known size of at least 1 (the number of "
-            f"turns), got {sizes}"
-        )
+    turns = num_turns(xs)
 
     def turn(i: Any, state: Any, x: Any) -> tuple[Any, Any, Any]:
         inner = ctx.isolated().fold(i)
         after, y = body(theta, state, x, inner)
-        tf.nest.map_structure(_check_same, state, after)
+        tf.nest.map_structure(check_same, state, after)
         sums = inner.collected.sums
         stacked = {"statistic": sums["statistic"]}
         return after, (y, stacked), {k: v for k, v in sums.items() if k != "statistic"}
@@ -46,6 +37,25 @@ def scan(
     ctx.collected.merge(summed)
     ctx.collected.merge(stacked)
     return state, y
+
+
+def num_turns(xs: Any) -> int:
+    """Returns the leading dim of all tensors of a nest.
+
+    Raises:
+      ValueError: there is none, or not one.
+    """
+    flat_xs = tf.nest.flatten(xs)
+    if not flat_xs:
+        raise ValueError("scan: xs holds no tensor, so the number of turns is unknown")
+    sizes = [x.shape[0] if x.shape.rank else "scalar" for x in flat_xs]
+    turns = sizes[0]
+    if not isinstance(turns, int) or turns < 1 or any(n != turns for n in sizes):
+        raise ValueError(
+            "scan: the leading dims of xs must be one known size of at least 1 (the number of "
+            f"turns), got {sizes}"
+        )
+    return turns
 
 
 def _python_loop(turn: Callable[..., Any], turns: int, state: Any, xs: Any) -> tuple[Any, Any, Any]:
@@ -101,7 +111,8 @@ def _graph_loop(turn: Callable[..., Any], turns: int, state: Any, xs: Any) -> tu
     return state, tf.nest.pack_sequence_as(structure["y"], flat_y), summed
 
 
-def _check_same(before: Any, after: Any) -> None:
+def check_same(before: Any, after: Any) -> None:
+    """Raises a ValueError if a tensor of the state changed its type or shape in a turn."""
     if before.dtype != after.dtype or not before.shape.is_compatible_with(after.shape):
         raise ValueError(
             f"scan: the body turned a state of {before.dtype.name} {before.shape} into "

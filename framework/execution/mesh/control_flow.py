@@ -3,17 +3,18 @@
     forward   state, y = body(theta, state, x)        for every turn; the states are kept
     backward  the turns in reverse: the body once more, under a tape, from the state that was kept
 
-DTensor cannot lay out the lists that TensorFlow's own gradient of a while loop keeps.
+DTensor cannot lay out the lists that TensorFlow's own gradient of a while loop keeps; what is kept
+or stacked is written into buffers, which take the layout of what is written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.experimental import dtensor
 
+from tekso.framework import loops
 from tekso.framework.theta import Theta
 
 Flat = list[tf.Tensor]
@@ -23,30 +24,35 @@ def scan(
     ctx: Any, body: Callable[..., tuple[Any, Any]], theta: Theta, state: Any, xs: Any
 ) -> tuple[Any, Any]:
     """See `StepContext.scan`."""
-    turns = tf.nest.flatten(xs)[0].shape[0]
+    turns = loops.num_turns(xs)
+    flat_xs, xs_axes = [], []
+    for x, axes in zip(tf.nest.flatten(xs), ctx.all_weight_axes(xs), strict=True):
+        if axes is not None and axes[0] is not None:
+            axes = (None, *axes[1:])  # a turn has to find all of its slice on every device
+            x = ctx.pin(x, axes)
+        flat_xs.append(x)
+        xs_axes.append(axes and axes[1:])
     theta_axes = ctx.all_weight_axes(theta)
-    # A slice of a stacked weight lies as the weight does, without the stack dim.
-    xs_axes = [axes and axes[1:] for axes in ctx.all_weight_axes(xs)]
     structure: dict[str, Any] = {}
 
     def turn(index: tf.Tensor, theta_: Flat, state_: Flat, x_: Flat) -> tuple[Flat, Flat, Flat]:
         """One turn, on flat lists: state, what is stacked by turn, what is added up."""
-        weights = tf.nest.pack_sequence_as(theta, theta_)
+        weights = tf.nest.pack_sequence_as(theta, own(theta_))
         x = tf.nest.pack_sequence_as(xs, x_)
-        inner = ctx.isolated().fold(index)
+        inner = ctx.turn(index)
         inner.know(weights, theta_axes)
         inner.know(x, xs_axes)
-        after, y = body(weights, tf.nest.pack_sequence_as(state, state_), x, inner)
+        before = tf.nest.pack_sequence_as(state, own(state_))
+        after, y = body(weights, before, x, inner)
+        tf.nest.map_structure(loops.check_same, before, after)
         sums = inner.collected.sums
         stacked = (y, {"statistic": sums["statistic"]})
         summed = {kind: value for kind, value in sums.items() if kind != "statistic"}
         structure.update(stacked=stacked, summed=summed)
-        after = [_like(a, b) for a, b in zip(tf.nest.flatten(after), state_, strict=True)]
-        return after, _present(stacked), _present(summed)
+        return tf.nest.flatten(after), _present(stacked), _present(summed)
 
-    theta_, state_, xs_ = (tf.nest.flatten(nest) for nest in (theta, state, xs))
-    loop = _Loop(ctx, turn, turns, theta_, state_, xs_, theta_axes, xs_axes)
-    after, stacked, summed = loop.run()
+    loop = _Loop(ctx, turn, turns, theta_axes, xs_axes)
+    after, stacked, summed = loop.run(tf.nest.flatten(theta), tf.nest.flatten(state), flat_xs)
     y, statistics = _fill(structure["stacked"], stacked)
     ctx.collected.merge(_fill(structure["summed"], summed))
     ctx.collected.merge(statistics)
@@ -59,145 +65,161 @@ class _Loop:
     def __init__(
         self,
         ctx: Any,
-        turn: Callable[..., tuple[Flat, Flat, Flat]],
+        turn: Callable[[tf.Tensor, Flat, Flat, Flat], tuple[Flat, Flat, Flat]],
         turns: int,
-        theta: Flat,
-        state: Flat,
-        xs: Flat,
         theta_axes: list[Any],
         xs_axes: list[Any],
     ) -> None:
         self._ctx, self._turn, self._turns = ctx, turn, turns
-        self._theta, self._state, self._xs = theta, state, xs
         self._theta_axes, self._xs_axes = theta_axes, xs_axes
 
-    def run(self) -> tuple[Flat, Flat, Flat]:
+    def run(self, theta: Flat, state: Flat, xs: Flat) -> tuple[Flat, Flat, Flat]:
         """Returns the last state, the stacked and the summed outputs."""
-        counts = len(self._theta), len(self._state), len(self._xs)
+        shapes = self._outputs(theta, state, xs)
+        if not self._ctx.is_training:
+            return self._forward(theta, state, xs, shapes)[0]
+        given = len(theta), len(state), len(xs)
+        made = len(state), len(shapes[0]), len(shapes[1])
 
         @tf.custom_gradient
         def loop(*args: tf.Tensor) -> Any:
-            theta, state, xs = _split(args, counts)
-            after, stacked, summed, kept = self._forward(theta, state, xs)
-            sizes = len(after), len(stacked), len(summed)
+            theta, state, xs = _split(args, given)
+            outputs, kept = self._forward(theta, state, xs, shapes)
 
-            def grad(*gradients: tf.Tensor) -> list[tf.Tensor | None]:
-                return self._backward(theta, xs, kept, *_split(gradients, sizes))
+            def grad(*gradients: tf.Tensor | None) -> list[tf.Tensor | None]:
+                return self._backward(theta, xs, kept, _split(gradients, made), outputs)
 
-            self._sizes = sizes
-            return [*after, *stacked, *summed], grad
+            return _joined(outputs), grad
 
-        outputs = loop(*self._theta, *self._state, *self._xs)
-        return _split(outputs, self._sizes)
+        return _split(loop(*theta, *state, *xs), made)
 
-    def _forward(self, theta: Flat, state: Flat, xs: Flat) -> tuple[Flat, Flat, Flat, Flat]:
-        # The first turn stands before the loop: it tells what the body returns, and how that lies.
-        first = [self._read(x, tf.constant(0)) for x in xs]
-        after, stacked, summed = self._turn(tf.constant(0), theta, state, first)
-        keep = state if self._ctx.is_training else []
-        kept = [self._buffer(s) for s in keep]
-        stacks = [self._buffer(y) for y in stacked]
+    def _outputs(self, theta: Flat, state: Flat, xs: Flat) -> tuple[Flat, Flat]:
+        """Traces a turn beside the program; returns what it makes to be stacked, and to be added.
 
-        def body(i: Any, state: Flat, kept: Flat, stacks: Flat, summed: Flat) -> Any:
-            x = [self._read(x, i) for x in xs]
-            kept = [_write(buffer, i, s) for buffer, s in zip(kept, state, strict=False)]
-            after, ys, more = self._turn(i, theta, state, x)
-            stacks = [_write(buffer, i, y) for buffer, y in zip(stacks, ys, strict=True)]
-            return i + 1, after, kept, stacks, [a + b for a, b in zip(summed, more, strict=True)]
+        Their types and shapes are of use, no more.
+        """
+        found: list[tuple[Flat, Flat]] = []
 
-        if self._turns == 1:
-            return after, stacks, summed, kept
-        _, after, kept, stacks, summed = tf.while_loop(
+        def probe() -> None:
+            first = tf.constant(0)
+            found.append(self._turn(first, theta, state, _read(xs, first))[1:])
+
+        tf.function(probe, autograph=False).get_concrete_function()
+        return found[0]
+
+    def _forward(
+        self, theta: Flat, state: Flat, xs: Flat, shapes: tuple[Flat, Flat]
+    ) -> tuple[tuple[Flat, Flat, Flat], Flat]:
+        """Returns the outputs, and the state before every turn if there is to be a gradient."""
+        kept = self._buffers(state if self._ctx.is_training else [])
+        stacks = self._buffers(shapes[0])
+        sums = [tf.zeros(v.shape, v.dtype) for v in shapes[1]]
+
+        def body(i: Any, state: Flat, kept: Flat, stacks: Flat, sums: Flat) -> Any:
+            if kept:
+                kept = _write(kept, i, state)
+            state, ys, more = self._turn(i, theta, state, _read(xs, i))
+            return i + 1, state, kept, _write(stacks, i, ys), _add(sums, more)
+
+        _, state, kept, stacks, sums = tf.while_loop(
             lambda i, *_: i < self._turns,
             body,
-            (tf.constant(1), after, kept, stacks, summed),
-            maximum_iterations=self._turns - 1,
+            (tf.constant(0), state, kept, stacks, sums),
+            maximum_iterations=self._turns,
         )
-        return after, stacks, summed, kept
+        return (state, stacks, sums), kept
 
     def _backward(
-        self, theta: Flat, xs: Flat, kept: Flat, dafter: Flat, dstacked: Flat, dsummed: Flat
+        self,
+        theta: Flat,
+        xs: Flat,
+        kept: Flat,
+        gradients: tuple[list[tf.Tensor | None], ...],
+        outputs: tuple[Flat, Flat, Flat],
     ) -> list[tf.Tensor | None]:
-        is_float = [[t.dtype.is_floating for t in flat] for flat in (theta, kept, xs)]
+        dafter, dstacked, dsummed = (
+            [tf.zeros_like(y) if d is None else d for d, y in zip(ds, ys, strict=True) if _has(y)]
+            for ds, ys in zip(gradients, outputs, strict=True)
+        )
 
         def turn_gradients(i: tf.Tensor, dstate: Flat) -> tuple[Flat, Flat, Flat]:
-            state = [tf.gather(buffer, i) for buffer in kept]
-            x = [self._read(x, i) for x in xs]
-            watched = [
-                [t for t, flag in zip(flat, flags, strict=True) if flag]
-                for flat, flags in zip((theta, state, x), is_float, strict=True)
-            ]
+            inputs = theta, _read(kept, i), _read(xs, i)
+            watched = [_learning(flat) for flat in inputs]
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch(watched)
-                outputs = self._turn(i, theta, state, x)
-            gradients = (dstate, [tf.gather(d, i) for d in dstacked], dsummed)
-            pairs = [
-                (y, d)
-                for ys, ds in zip(outputs, gradients, strict=True)
-                for y, d in zip(ys, ds, strict=True)
-                if y.dtype.is_floating
-            ]
-            found = tape.gradient(
-                [y for y, _ in pairs],
+                outputs = _joined(self._turn(i, *inputs))
+            dtheta, dbefore, dx = tape.gradient(
+                _learning(outputs),
                 watched,
-                output_gradients=[d for _, d in pairs],
+                output_gradients=[*own(dstate), *_read(dstacked, i), *dsummed],
                 unconnected_gradients=tf.UnconnectedGradients.ZERO,
             )
-            dtheta = [
-                self._pin(d, a)
-                for d, a in zip(found[0], _floats(self._theta_axes, is_float[0]), strict=True)
-            ]
-            dx = [
-                self._pin(d, a)
-                for d, a in zip(found[2], _floats(self._xs_axes, is_float[2]), strict=True)
-            ]
-            found_state = iter(found[1])
-            dbefore = [
-                next(found_state) if f else d for f, d in zip(is_float[1], dstate, strict=True)
-            ]
-            return dtheta, [_like(d, s) for d, s in zip(dbefore, state, strict=True)], dx
-
-        last = tf.constant(self._turns - 1)
-        dtheta, dstate, dx = turn_gradients(last, dafter)
-        dxs = [_write(self._buffer(d), last, d) for d in dx]
+            dtheta = self._pinned(dtheta, theta, self._theta_axes)
+            return dtheta, dbefore, self._pinned(dx, xs, self._xs_axes)
 
         def body(i: Any, dtheta: Flat, dstate: Flat, dxs: Flat) -> Any:
             more, dstate, dx = turn_gradients(i, dstate)
-            dtheta = [a + b for a, b in zip(dtheta, more, strict=True)]
-            return i - 1, dtheta, dstate, [_write(b, i, d) for b, d in zip(dxs, dx, strict=True)]
+            return i - 1, _add(dtheta, more), dstate, _write(dxs, i, dx)
 
-        if self._turns > 1:
-            _, dtheta, dstate, dxs = tf.while_loop(
-                lambda i, *_: i >= 0,
-                body,
-                (last - 1, dtheta, dstate, dxs),
-                maximum_iterations=self._turns - 1,
-            )
-        dstate = [d for d, flag in zip(dstate, is_float[1], strict=True) if flag]
+        zeros = [[tf.zeros_like(t) for t in _learning(flat)] for flat in (theta, xs)]
+        _, dtheta, dstate, dxs = tf.while_loop(
+            lambda i, *_: i >= 0,
+            body,
+            (tf.constant(self._turns - 1), zeros[0], dafter, zeros[1]),
+            maximum_iterations=self._turns,
+        )
         found = iter([*dtheta, *dstate, *dxs])
-        return [next(found) if flag else None for flags in is_float for flag in flags]
+        return [next(found) if _has(t) else None for t in [*theta, *kept, *xs]]
 
-    def _read(self, x: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
-        return tf.gather(x, index)
+    def _pinned(self, gradients: Flat, inputs: Flat, axes: list[Any]) -> Flat:
+        """Gradients of weights, laid out as the weights are."""
+        axes = [a for t, a in zip(inputs, axes, strict=True) if _has(t)]
+        return [
+            d if a is None else self._ctx.pin(tf.convert_to_tensor(d), a)
+            for d, a in zip(gradients, axes, strict=True)
+        ]
 
-    def _pin(self, x: tf.Tensor, axes: Any) -> tf.Tensor:
-        return x if axes is None else self._ctx.pin(x, axes)
-
-    def _buffer(self, first: tf.Tensor) -> tf.Tensor:
-        """[turns, ...] laid out as `first` is, which stands in every turn until it is written."""
-        return tf.repeat(tf.expand_dims(first, 0), self._turns, 0)
-
-
-def _write(buffer: tf.Tensor, index: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
-    return tf.tensor_scatter_nd_update(buffer, tf.reshape(index, [1, 1]), tf.expand_dims(value, 0))
+    def _buffers(self, values: Flat) -> Flat:
+        return [tf.zeros([self._turns, *v.shape], v.dtype) for v in values]
 
 
-def _like(x: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
-    return dtensor.relayout_like(x, other)
+def own(given: Iterable[tf.Tensor]) -> Flat:
+    """Returns tensors that a loop is given as such that its body made.
+
+    Of others, DTensor cannot compile two uses: an IdentityN, which every gradient of its own brings
+    along, of one that the loop changes beside one that it does not ("operand does not dominate this
+    use"), and the start of a loop in the loop ("block argument must be enclosed by a function").
+    """
+    return [tf.identity(tensor) for tensor in given]
 
 
-def _floats(axes: list[Any], flags: list[bool]) -> list[Any]:
-    return [a for a, flag in zip(axes, flags, strict=True) if flag]
+def _read(buffers: Flat, index: tf.Tensor) -> Flat:
+    return [tf.gather(buffer, index) for buffer in buffers]
+
+
+def _write(buffers: Flat, index: tf.Tensor, values: Flat) -> Flat:
+    place = tf.reshape(index, [1, 1])
+    return [
+        tf.tensor_scatter_nd_update(buffer, place, tf.expand_dims(value, 0))
+        for buffer, value in zip(buffers, values, strict=True)
+    ]
+
+
+def _add(totals: Flat, more: Flat) -> Flat:
+    return [a + b for a, b in zip(totals, more, strict=True)]
+
+
+def _has(x: tf.Tensor) -> bool:
+    """Whether x has a gradient."""
+    return bool(x.dtype.is_floating)
+
+
+def _learning(flat: Iterable[tf.Tensor]) -> Flat:
+    return [t for t in flat if _has(t)]
+
+
+def _joined(parts: Iterable[Flat]) -> Flat:
+    return [t for part in parts for t in part]
 
 
 def _split(flat: Any, counts: tuple[int, ...]) -> Any:
