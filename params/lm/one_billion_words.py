@@ -7,6 +7,7 @@ Nothing is downloaded: prepare the data set with tensorflow-datasets, and name i
 from __future__ import annotations
 
 from tekso.framework import schedules
+from tekso.framework.execution.mesh_sharded import MeshSharded
 from tekso.framework.experiment import Experiment, Run
 from tekso.framework.input.held_out import HeldOut
 from tekso.framework.input.sentence_piece import SentencePiece
@@ -123,6 +124,67 @@ class Dff131072(Dff4096):
 @register
 class Dff262144(Dff4096):
     """The same with feed-forward 262,144 and 256 heads: 4.90B weights, perplexity 24.0."""
+
+    D_FF = 262_144
+
+
+@register
+class MeshDff4096(Dff4096):
+    """Dff4096 on a mesh of batch:16;model:4: batch over one axis, all large dims over the other.
+
+    The layout of the paper: words, heads and feed-forward units over "model". The paper's largest
+    model is on 512 devices, batch:16;model:32; the smaller ones have as many along "model" as they
+    have heads.
+
+    Source: Shazeer et al. 2018, "Mesh-TensorFlow", sections 5 and 9.1.
+    """
+
+    def execution(self) -> Params:
+        """Rules of the paper over 16 by as many devices as there are heads, at most 32."""
+        model = min(32, self.D_FF // 1024)
+        return MeshSharded.Params(
+            mesh=f"batch:16;model:{model}", rules="batch:batch;vocab:model;mlp:model;heads:model"
+        )
+
+
+@register
+class MeshDff8192(MeshDff4096):
+    """Dff8192 on a mesh of batch:16;model:8."""
+
+    D_FF = 8192
+
+
+@register
+class MeshDff16384(MeshDff4096):
+    """Dff16384 on a mesh of batch:16;model:16."""
+
+    D_FF = 16_384
+
+
+@register
+class MeshDff32768(MeshDff4096):
+    """Dff32768 on a mesh of batch:16;model:32."""
+
+    D_FF = 32_768
+
+
+@register
+class MeshDff65536(MeshDff4096):
+    """Dff65536 on a mesh of batch:16;model:32."""
+
+    D_FF = 65_536
+
+
+@register
+class MeshDff131072(MeshDff4096):
+    """Dff131072 on a mesh of batch:16;model:32."""
+
+    D_FF = 131_072
+
+
+@register
+class MeshDff262144(MeshDff4096):
+    """Dff262144, 4.90B weights, on the mesh of the paper: batch:16;model:32, 512 devices."""
 
     D_FF = 262_144
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tekso.framework import schedules
+from tekso.framework.execution.mesh_sharded import MeshSharded
 from tekso.framework.experiment import Experiment, Run
 from tekso.framework.input.held_out import HeldOut
 from tekso.framework.input.sentence_piece import SentencePiece
@@ -75,6 +76,17 @@ class Tiny(Experiment):
     def run(self) -> Params:
         """1,500 steps: about two minutes on two free cores, by the CPU time of a step."""
         return Run.Params(steps=1500, eval_every_steps=500, checkpoint_every_steps=500)
+
+
+@register
+class TinyMesh(Tiny):
+    """Tiny on a mesh of 2 x 4 devices; `--cpu_devices=8` makes them of any machine."""
+
+    def execution(self) -> Params:
+        """Examples over "data"; feed-forward units, heads and bytes over "model"."""
+        return MeshSharded.Params(
+            mesh="data:2;model:4", rules="batch:data;mlp:model;heads:model;vocab:model"
+        )
 
 
 @register

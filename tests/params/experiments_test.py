@@ -14,9 +14,12 @@ NEEDS_TEXT = {"lm.text_files.Char"}  # the alphabet, and so the vocabulary, is t
 
 def test_the_experiments_that_are_promised_are_there() -> None:
     names = {
-        "python_source": ["Tiny", "TinyMoe", "TinyLstm", "Small"],
+        "python_source": ["Tiny", "TinyMesh", "TinyMoe", "TinyLstm", "Small"],
         "text_files": ["Char", "Bytes", "SentencePiece"],
-        "one_billion_words": ["LstmWord", *(f"Dff{4096 * 2**i}" for i in range(7))],
+        "one_billion_words": [
+            "LstmWord",
+            *(f"{kind}{4096 * 2**i}" for i in range(7) for kind in ("Dff", "MeshDff")),
+        ],
         "gpipe": [f"Layers{n}" for n in (3, 13, 103, 415, 1663)],
         "benchmark": ["Small", "Wide"],
     }
