@@ -32,6 +32,10 @@ Activations = Mapping[str, tuple[Sequence[str | None], Iterable[int | None]]]
 """{name: (dims, shape)} of tensors that layers pin; None for a size that is not known."""
 
 
+FOLLOWS = {"expert_batch": "batch", "token_experts": "experts"}
+"""Dims of a mixture of experts that lie as another does, where nothing else wants the axis."""
+
+
 @dataclasses.dataclass(frozen=True)
 class MeshLayout:
     """A mesh and its rules: answers every question about placement.
@@ -78,13 +82,17 @@ class MeshLayout:
         """Returns the layout of an activation of any size: what cannot be split stays whole.
 
         For sizes that an experiment does not fix: the single token of a step of decoding, the last
-        batch of a pass. Of two dims that want one axis, the first that divides has it.
+        batch of a pass. Of two dims that want one axis, the first that divides has it. A dim that
+        follows another (`FOLLOWS`) and has no rule takes that one's axis, if it is left.
         """
-        layout: list[str | None] = []
-        for dim, size in zip(dims, shape, strict=True):
-            axis = self.rules.axis_of(dim)
-            fits = axis is not None and axis not in layout and size % self.mesh.size_of(axis) == 0
-            layout.append(axis if fits else None)
+        layout: list[str | None] = [None] * len(dims)
+        for wanted in (dims, [FOLLOWS.get(dim or "") for dim in dims]):
+            for i, (dim, size) in enumerate(zip(wanted, shape, strict=True)):
+                axis = self.rules.axis_of(dim)
+                if axis is None or axis in layout or layout[i] is not None:
+                    continue
+                if size % self.mesh.size_of(axis) == 0:
+                    layout[i] = axis
         return tuple(layout)
 
     def without(self, *dims: str) -> MeshLayout:

@@ -4,8 +4,8 @@
 |--------|---------------------------------------------|-----------------------------------------|
 | data   | batch:data                                  | data:N                                  |
 | fsdp   | batch:data, stored weights over data too    | data:N                                  |
-| tensor | mlp, heads, vocab and experts over model    | model:N                                 |
-| 2d     | those of data and of tensor                 | data:A;model:B, as even as can be, A≥B  |
+| tensor | mlp, heads and vocab over model             | model:N                                 |
+| 2d     | those of data and tensor, experts over data | data:A;model:B, as even as can be, A≥B  |
 
 A preset is a list of wishes: a rule for a dim that the model lacks (experts in a dense model) is
 dropped. A size that an axis does not divide is an error, as it is with rules written out: `tensor`
@@ -30,7 +30,7 @@ from tekso.framework.execution.mesh.layouts import LayoutError, MeshLayout, Mesh
 DATA, MODEL = "data", "model"
 
 _BATCH = (("batch", DATA),)
-_TENSOR = tuple((dim, MODEL) for dim in ("mlp", "heads", "vocab", "experts"))
+_TENSOR = tuple((dim, MODEL) for dim in ("mlp", "heads", "vocab"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +57,7 @@ PRESETS = {
     "data": Preset(Rules(_BATCH)),
     "fsdp": Preset(Rules(_BATCH), weights_axis=DATA),
     "tensor": Preset(Rules(_TENSOR)),
-    "2d": Preset(Rules(_BATCH + _TENSOR)),
+    "2d": Preset(Rules((*_BATCH, *_TENSOR, ("experts", DATA)))),
 }
 
 

@@ -373,3 +373,16 @@ def test_divisors_nearest_to_a_number_are_found(size: int, near: int) -> None:
     assert min(divisors, key=lambda d: (abs(d - near), d == 1)) in (*found, 1)
     assert [d for d in divisors if d > near][:1] == [d for d in found if d > near]
     assert any(d <= near for d in found)
+
+
+def test_the_batch_of_experts_lies_as_the_batch_where_the_axis_is_left() -> None:
+    dims, shape = ("experts", "expert_batch", None, "embed"), (4, 8, 2, 16)
+    mesh = MeshShape.parse("data:2;model:2")
+    apart = MeshLayout(mesh, Rules.parse("batch:data;experts:model"))
+    assert apart.fitting(dims, shape) == ("model", "data", None, None)
+    assert apart.fitting(("token_experts", "batch"), (4, 8)) == ("model", "data")
+    together = MeshLayout(mesh, Rules.parse("batch:data;experts:data"))
+    assert together.fitting(dims, shape) == ("data", None, None, None)
+    assert together.fitting(("token_experts", "batch"), (4, 8)) == (None, "data")
+    written = MeshLayout(mesh, Rules.parse("batch:data;experts:data;expert_batch:model"))
+    assert written.fitting(dims, shape) == ("data", "model", None, None)

@@ -43,13 +43,13 @@ def test_preset_keeps_to_a_mesh_that_is_given() -> None:
 
 
 def test_rule_of_a_preset_for_a_dim_that_the_model_lacks_is_dropped() -> None:
-    assert "experts:model" in str(resolve("tensor", dims=(*DENSE, "experts")).rules)
+    assert "experts:data" in str(resolve("2d", dims=(*DENSE, "experts")).rules)
     assert "experts:model" in str(resolve("tensor", dims=None).rules)
     assert str(resolve("tensor", dims=("embed", "mlp")).rules) == "mlp:model"
 
 
 def test_preset_that_would_leave_its_axis_without_use_is_refused() -> None:
-    with pytest.raises(LayoutError, match="'2d' split mlp, heads, vocab, experts over axis model"):
+    with pytest.raises(LayoutError, match="'2d' split mlp, heads, vocab over axis model"):
         resolve("2d", dims=("batch", "in_channels", "out_channels"))
     assert str(resolve("2d", n=7, dims=("batch", "in_channels")).mesh) == "data:7;model:1"
 

@@ -1,0 +1,181 @@
+"""Over any mesh, a model gives the losses, gradients and weights of a single device.
+
+Each job of `equality_program` is a process of its own.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+PROGRAM = Path(__file__).with_name("equality_program.py")
+SLOW = pytest.mark.slow
+
+MESHES = {
+    "1": ("data:1", "batch:data"),
+    "4": ("data:4", "batch:data"),
+    "2x2": ("data:2;model:2", "{rules}"),
+    "2x4": ("data:2;model:4", "{rules}"),
+}
+TENSOR = "heads:model;mlp:model;vocab:model"
+RULES = {
+    "dense": TENSOR,
+    "moe": "experts:model;vocab:model",
+    "lstm": "mlp:model;vocab:model",
+    "images": "height:model",
+}
+
+
+def run(jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), json.dumps(jobs)],
+        capture_output=True,
+        text=True,
+        timeout=1200,
+        check=False,
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    results: list[dict[str, Any]] = json.loads(done.stdout.strip().splitlines()[-1])
+    return results
+
+
+def check(alone: dict[str, Any], spread: dict[str, Any]) -> None:
+    assert "error" not in spread, spread["error"]
+    assert spread["first"] == alone["first"]  # the first weights and slots, bit by bit
+    for one, other in zip(alone["steps"], spread["steps"], strict=True):
+        assert set(one) == set(other)
+        for name in ("loss", "total_loss", "gradient_norm"):
+            assert other[name] == pytest.approx(one[name], rel=1e-5), name
+    for name, pair in alone["eval"].items():
+        np.testing.assert_allclose(spread["eval"][name], pair, rtol=1e-5, atol=1e-6, err_msg=name)
+    assert set(spread["weights"]) == set(alone["weights"])
+    for path, weight in alone["weights"].items():
+        scale = max(np.max(np.abs(weight)), 1e-2)
+        difference = np.max(np.abs(np.subtract(spread["weights"][path], weight)))
+        assert difference < 2e-5 * scale, path
+
+
+@functools.cache
+def matrix(model: str) -> list[dict[str, Any]]:
+    executions = [None]
+    for mesh, rules in MESHES.values():
+        written = rules.format(rules=f"batch:data;{RULES[model]}")
+        executions.append({"mesh": mesh, "rules": written})
+    executions.append({"mesh": "model:4", "rules": RULES[model]})
+    return run([{"model": model, "execution": e, "steps": 20} for e in executions])
+
+
+@SLOW
+@pytest.mark.parametrize("model", RULES)
+def test_twenty_steps_on_every_mesh(model: str) -> None:
+    alone, *spread = matrix(model)
+    assert "error" not in alone, alone
+    assert alone["steps"][0]["loss"] != pytest.approx(alone["steps"][-1]["loss"], rel=0.01)
+    for one in spread:
+        check(alone, one)
+
+
+ODD = {
+    "dense": [
+        {"mesh": "model:2", "rules": "head_dim:model"},
+        {"mesh": "data:2;model:2", "rules": "length:model;vocab:data"},
+        {"mesh": "a:2;b:2;c:2", "rules": "batch:a;heads:b;mlp:b;vocab:c"},
+        {"mesh": "data:4", "rules": "fsdp"},
+        {"mesh": "data:2;model:2", "rules": "2d", "slots_axis": "data"},
+    ],
+    "remat": [
+        {"mesh": "data:2;model:2", "rules": f"batch:data;{TENSOR}"},
+        {"mesh": "data:2;model:2", "rules": "batch:data;embed:model"},
+    ],
+    "gated": [
+        {"mesh": "data:2;model:2", "rules": f"batch:data;{TENSOR}"},
+        {"mesh": "model:2", "rules": "kv_heads:model;embed:model"},
+    ],
+    "untied": [
+        {"mesh": "data:2;model:2", "rules": f"batch:data;{TENSOR};positions:data"},
+        {"mesh": "model:2", "rules": "length:model;vocab:model"},
+    ],
+    "sampled": [{"mesh": "data:2;model:2", "rules": f"batch:data;{TENSOR}"}],
+    "repeated": [
+        {"mesh": "data:2;model:2", "rules": f"batch:data;{TENSOR}"},
+        {"mesh": "data:2;model:2", "rules": "batch:data;embed:model", "weights_axis": "data"},
+    ],
+    "repeated_remat": [{"mesh": "data:2;model:2", "rules": f"batch:data;{TENSOR}"}],
+    "moe": [
+        {"mesh": "data:4", "rules": "batch:data;experts:data"},
+        {"mesh": "data:2;model:2", "rules": "2d"},
+    ],
+    "moe2": [{"mesh": "data:2;model:2", "rules": "batch:data;experts:data;mlp:model"}],
+    "lstm": [{"mesh": "data:2;model:2", "rules": "batch:data;embed:model"}],
+    "gru": [{"mesh": "data:2;model:2", "rules": "batch:data;mlp:model"}],
+    "images": [
+        {"mesh": "a:2;b:2", "rules": "height:a;width:b"},
+        {"mesh": "data:2;model:2", "rules": "batch:data;out_channels:model"},
+    ],
+}
+
+
+@SLOW
+@pytest.mark.parametrize("model", ODD)
+def test_layers_in_odd_layouts(model: str) -> None:
+    executions = [None, *ODD[model]]
+    alone, *spread = run([{"model": model, "execution": e} for e in executions])
+    assert "error" not in alone, alone
+    for one in spread:
+        check(alone, one)
+
+
+@SLOW
+def test_a_checkpoint_goes_from_each_execution_to_every_other(tmp_path: Path) -> None:
+    executions = [
+        None,
+        {"mesh": "model:2", "rules": TENSOR},
+        {"mesh": "data:2;model:2", "rules": "2d", "slots_axis": "data"},
+    ]
+    paths = [str(tmp_path / f"{i}.npz") for i in range(len(executions))]
+    whole, *first = run(
+        [{"model": "dense", "steps": 4}]
+        + [
+            {"model": "dense", "execution": e, "save": p}
+            for e, p in zip(executions, paths, strict=True)
+        ]
+    )
+    assert not [one["error"] for one in first if "error" in one]
+    jobs = [
+        {"model": "dense", "execution": e, "restore": p, "first_step": 2}
+        for e in executions
+        for p in paths
+    ]
+    for after in run(jobs):
+        assert "error" not in after, after["error"]
+        for one, other in zip(whole["steps"][2:], after["steps"], strict=True):
+            assert other["loss"] == pytest.approx(one["loss"], rel=1e-5)
+
+
+@SLOW
+def test_parts_of_a_batch_add_up_and_bfloat16_is_near() -> None:
+    mesh = {"mesh": "data:2;model:2", "rules": f"batch:data;{TENSOR}"}
+    alone, parts, parts_spread, half = run(
+        [
+            {"model": "dense"},
+            {"model": "dense", "accumulation": 2},
+            {"model": "dense", "accumulation": 2, "execution": mesh},
+            {"model": "dense", "execution": {**mesh, "activation_dtype": "bfloat16"}},
+        ]
+    )
+    check(alone, parts)
+    check(alone, parts_spread)
+    assert "error" not in half, half["error"]
+    assert half["first"] == alone["first"]  # the masters are float32
+    for one, other in zip(alone["steps"], half["steps"], strict=True):
+        assert other["loss"] == pytest.approx(one["loss"], rel=0.02)
+        assert other["loss"] != one["loss"]
