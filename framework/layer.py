@@ -17,8 +17,7 @@ from tekso.framework import theta as theta_lib
 from tekso.framework.initializers import Fans
 from tekso.framework.params import Configurable, param
 from tekso.framework.theta import SEPARATOR, Theta
-from tekso.framework.weight_spec import ANY_INDEX, STACK_DIM
-from tekso.framework.weight_spec import WeightSpec as WeightSpec  # execution/mesh/ takes it here
+from tekso.framework.weight_spec import ANY_INDEX, STACK_DIM, WeightSpec
 
 
 class Layer(Configurable):

@@ -27,4 +27,12 @@ def by_name(name: str) -> type[Execution]:
     return execution
 
 
-__all__ = ["EXECUTIONS", "DataParallel", "Execution", "ExecutionError", "MeshSharded", "Program", "by_name"]
+__all__ = [
+    "EXECUTIONS",
+    "DataParallel",
+    "Execution",
+    "ExecutionError",
+    "MeshSharded",
+    "Program",
+    "by_name",
+]

@@ -1,8 +1,9 @@
 """The step context on a mesh: one program for all devices, tensors whose dims lie on mesh axes.
 
-Layers are unchanged: TensorFlow's DTensor propagates layouts through their ops. What is written here
-are the forms of primitives that keep a tensor split where propagation would gather it, and the pins.
-A weight is known by its tensor, so that a primitive can tell how it lies and pin its gradient alike.
+Layers are unchanged: TensorFlow's DTensor propagates layouts through their ops. What is written
+here are the forms of primitives that keep a tensor split where propagation would gather it, and the
+pins. A weight is known by its tensor, so that a primitive can tell how it lies and pin its gradient
+alike.
 """
 
 from __future__ import annotations
@@ -107,10 +108,10 @@ class MeshContext(StepContext):
         self, x: tf.Tensor, w: tf.Tensor, b: tf.Tensor | None = None, *, num_contracted: int = 1
     ) -> tf.Tensor:
         """See `StepContext`; nothing is reshaped, so that any dim may be split."""
-        letters = iter(string.ascii_lowercase)
-        take = lambda n: "".join(next(letters) for _ in range(n))  # noqa: E731
-        lead = take(x.shape.rank - num_contracted)
-        inner, outer = take(num_contracted), take(w.shape.rank - num_contracted)
+        names = string.ascii_lowercase
+        first, last = x.shape.rank - num_contracted, x.shape.rank - num_contracted + w.shape.rank
+        lead, inner = names[:first], names[first : x.shape.rank]
+        outer = names[x.shape.rank : last]
         axes = self.weight_axes(w)
 
         @tf.custom_gradient

@@ -23,7 +23,7 @@ from tekso.framework.execution.mesh import legality
 from tekso.framework.execution.mesh.rules import LayoutError, MeshShape, Rules, joined
 
 if TYPE_CHECKING:
-    from tekso.framework.layer import WeightSpec
+    from tekso.framework.weight_spec import WeightSpec
 
 Layout = tuple[str | None, ...]
 """For each dim of a tensor the mesh axis that splits it; None for a dim that stays whole."""

@@ -30,8 +30,8 @@ from tekso.framework.execution.mesh.context import MeshContext
 from tekso.framework.execution.mesh.layouts import Layout, MeshLayout
 from tekso.framework.execution.mesh.placement import Placement
 from tekso.framework.execution.mesh.step_errors import explained
-from tekso.framework.layer import WeightSpec
 from tekso.framework.learning_step import select
+from tekso.framework.weight_spec import WeightSpec
 
 Flat = dict[str, tf.Tensor]
 

@@ -1,7 +1,7 @@
 """What the compiler of a step says, in a line.
 
-DTensor's messages carry the whole program (hundreds of kilobytes), and TensorFlow searches them with
-a regular expression that takes minutes over such a text; so they are cut before it does.
+DTensor's messages carry the whole program (hundreds of kilobytes), and TensorFlow searches them
+with a regular expression that takes minutes over such a text; so they are cut before it does.
 """
 
 from __future__ import annotations

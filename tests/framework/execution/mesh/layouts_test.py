@@ -14,9 +14,9 @@ from tekso.framework import initializers
 from tekso.framework.execution.base import ExecutionError
 from tekso.framework.execution.mesh import legality
 from tekso.framework.execution.mesh.layouts import LayoutError, MeshLayout, MeshShape, Rules
-from tekso.framework.layer import WeightSpec
 from tekso.framework.optimizers.adafactor import Adafactor
 from tekso.framework.optimizers.adam import Adam
+from tekso.framework.weight_spec import WeightSpec
 
 DIMS = ("batch", "embed", "mlp", "vocab")
 AXES = ("data", "model", "third")
