@@ -51,6 +51,7 @@ def _gelu_tanh(x: tf.Tensor) -> tf.Tensor:
 
 
 def _gelu_tanh_slope(x: tf.Tensor) -> tf.Tensor:
+    x = tf.clip_by_value(x, -30, 30)  # beyond 10 it is 0 or 1; a square that overflows gives NaN
     t = tf.tanh(_TANH_SCALE * (x + 0.044715 * x * x * x))
     return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * _TANH_SCALE * (1 + 3 * 0.044715 * x * x)
 

@@ -85,6 +85,19 @@ def test_extreme_inputs_give_finite_values_and_gradients(name: str, fuse: str) -
     assert np.isfinite(gradient).all()
 
 
+@pytest.mark.parametrize("fuse", FUSIONS)
+@pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16])
+@pytest.mark.parametrize("name", ["gelu", "gelu_tanh", "swish"])
+def test_the_slope_is_0_or_1_where_the_square_of_the_input_overflows(
+    name: str, dtype: tf.DType, fuse: str
+) -> None:
+    x = tf.cast([-3e38, -1e30, -1e20, 1e20, 1e30, 3e38], dtype)
+    y, gradient = value_and_gradient(lambda x: activate(name, x, fuse=FUSIONS[fuse]), x)
+    assert np.isfinite(tf.cast(y, tf.float32)).all()
+    # XLA's erf ends a rounding short of 1.
+    np.testing.assert_allclose(tf.cast(gradient, tf.float32), [0, 0, 0, 4, 5, 6], atol=1e-6)
+
+
 def test_slope_of_relu_at_zero_is_zero() -> None:
     for name in ("relu", "squared_relu"):
         _, gradient = value_and_gradient(lambda x, name=name: activate(name, x), tf.zeros([2]))
