@@ -1,0 +1,312 @@
+"""Who takes part in a run of several processes: from flags, from TF_CONFIG or from SLURM.
+
+    --cluster=node1:5000,node2:5000 --process=1
+    TF_CONFIG='{"cluster": {"worker": ["node1:5000", "node2:5000"]}, "task": {"index": 1}}'
+    srun --ntasks=2 tekso-trainer …              SLURM_NTASKS, SLURM_PROCID, SLURM_JOB_NODELIST, …
+
+Flags go before TF_CONFIG, which goes before SLURM. All processes are given the same addresses in
+the same order; a process is known by its index among them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+_FIRST_SLURM_PORT = 61_440  # above those that Linux gives out by itself
+_SLURM_JOBS = 64  # jobs of successive numbers do not meet on a node
+_PORTS_A_JOB = 64
+_ROLES = ("chief", "worker")
+
+
+class ClusterError(ValueError):
+    """What says who takes part makes no sense; the text names the flag or the variable."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Cluster:
+    """The processes of a run.
+
+    Attributes:
+      addresses: "host:port" of every process.
+      process: index of this one.
+      source: what said so.
+    """
+
+    addresses: tuple[str, ...]
+    process: int
+    source: str = "--cluster"
+
+    def __post_init__(self) -> None:
+        for address in self.addresses:
+            _check_address(address, self.source)
+        doubled = {a for a in self.addresses if self.addresses.count(a) > 1}
+        if doubled:
+            raise ClusterError(
+                f"{self.source}: {min(doubled)} stands there more than once; every process needs "
+                "an address of its own"
+            )
+        if not 0 <= self.process < self.size:
+            raise ClusterError(
+                f"{self.source} has {self.size} processes, which are 0 to {self.size - 1}, and "
+                f"this one is said to be {self.process}"
+            )
+
+    @property
+    def size(self) -> int:
+        """Number of processes."""
+        return len(self.addresses)
+
+    @property
+    def num_local(self) -> int:
+        """Number of processes on the host of this one."""
+        hosts = [_host(address) for address in self.addresses]
+        return hosts.count(hosts[self.process])
+
+    def name(self, process: int) -> str:
+        """Returns how a process is called in messages."""
+        return f"process {process} ({self.addresses[process]})"
+
+
+def find(
+    cluster: str | None, process: int | None, environment: Mapping[str, str]
+) -> Cluster | None:
+    """Returns the cluster that flags or the environment describe; None for a single process.
+
+    Args:
+      cluster: value of --cluster: addresses with commas between, or "none".
+      process: value of --process.
+      environment: os.environ.
+
+    Raises:
+      ClusterError: the description makes no sense.
+    """
+    if cluster is not None:
+        return _from_flags(cluster, process)
+    if process is not None:
+        raise ClusterError(
+            f"--process={process} needs the addresses of all: --cluster=host:port,host:port"
+        )
+    if environment.get("TF_CONFIG", "").strip():
+        return _from_tf_config(environment["TF_CONFIG"])
+    if "SLURM_PROCID" in environment:
+        return _from_slurm(environment)
+    return None
+
+
+# --- flags ---
+
+
+def _from_flags(cluster: str, process: int | None) -> Cluster | None:
+    if cluster.strip().lower() == "none":
+        if process not in (None, 0):
+            raise ClusterError(f"--cluster=none is one process, and --process is {process}")
+        return None
+    addresses = tuple(part.strip() for part in cluster.split(",") if part.strip())
+    if not addresses:
+        raise ClusterError(
+            "--cluster is empty, want --cluster=host:port,host:port with one for each process, or "
+            "--cluster=none"
+        )
+    if process is None:
+        if len(addresses) > 1:
+            raise ClusterError(
+                f"--cluster has {len(addresses)} processes; which of them is this one? Give "
+                f"--process=0 to --process={len(addresses) - 1}"
+            )
+        process = 0
+    made = Cluster(addresses, process)
+    return made if made.size > 1 else None
+
+
+def _check_address(address: str, source: str) -> None:
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or "/" in host:
+        raise ClusterError(f"{source}: {address!r} is no address, want host:port, as node1:5000")
+    if ":" in host and not re.fullmatch(r"\[[0-9a-fA-F:.%\w]+\]", host):
+        raise ClusterError(f"{source}: {address!r}: an IPv6 address stands in brackets, [::1]:5000")
+    if not (port.isascii() and port.isdigit() and 1 <= int(port) <= 65_535):
+        raise ClusterError(f"{source}: {address!r}: {port!r} is no port, want 1 to 65535")
+
+
+def _host(address: str) -> str:
+    return address.rpartition(":")[0]
+
+
+# --- TF_CONFIG ---
+
+
+def _from_tf_config(text: str) -> Cluster | None:
+    source = "TF_CONFIG"
+    try:
+        config = json.loads(text)
+    except ValueError as error:
+        raise ClusterError(f"{source} is no JSON: {error}") from None
+    config = _mapping(config, "")
+    roles = _mapping(config.get("cluster", {}), "cluster")
+    if not roles:
+        return None
+    unknown = sorted(set(roles) - set(_ROLES))
+    if unknown:
+        raise ClusterError(
+            f"{source}: cluster.{unknown[0]} takes no part in a mesh; all processes are of the "
+            f"same kind, want cluster.{' and cluster.'.join(_ROLES)}"
+        )
+    chiefs, workers = (_addresses(roles.get(role, []), role) for role in _ROLES)
+    task = _mapping(config.get("task", {}), "task")
+    kind, index = task.get("type", "worker"), task.get("index")
+    own = {"chief": chiefs, "worker": workers}.get(kind)
+    if own is None:
+        raise ClusterError(f"{source}: task.type is {kind!r}, want {' or '.join(_ROLES)}")
+    if isinstance(index, str) and index.isascii() and index.isdigit():
+        index = int(index)
+    if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < len(own):
+        raise ClusterError(
+            f"{source}: task.index is {index!r}, and cluster.{kind} has {len(own)} addresses"
+        )
+    process = index + (len(chiefs) if kind == "worker" else 0)
+    made = Cluster((*chiefs, *workers), process, source)
+    return made if made.size > 1 else None
+
+
+def _mapping(value: Any, path: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ClusterError(f"TF_CONFIG: {path or 'it'} is {value!r}, want an object in braces")
+    return value
+
+
+def _addresses(value: Any, role: str) -> list[str]:
+    if not isinstance(value, list) or not all(isinstance(address, str) for address in value):
+        raise ClusterError(f'TF_CONFIG: cluster.{role} is {value!r}, want a list of "host:port"')
+    return value
+
+
+# --- SLURM ---
+
+
+def _from_slurm(environment: Mapping[str, str]) -> Cluster | None:
+    """Processes lie on nodes in blocks, as SLURM places them by default.
+
+    Inside of `srun` the variables of the step say more than those of the job.
+    """
+    count = _number(environment, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS", default=1)
+    if count == 1:
+        return None
+    process = _number(environment, "SLURM_PROCID")
+    name = _first(environment, "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
+    if name is None:
+        raise ClusterError(f"SLURM_NTASKS is {count}, but SLURM_JOB_NODELIST is missing")
+    hosts = expand_hosts(environment[name], source=name)
+    tasks = _tasks_of_nodes(environment, count, len(hosts))
+    job = _number(environment, "SLURM_JOB_ID", "SLURM_JOBID", default=0)
+    first = _FIRST_SLURM_PORT + job % _SLURM_JOBS * _PORTS_A_JOB
+    if max(tasks) > _PORTS_A_JOB:
+        raise ClusterError(
+            f"SLURM runs {max(tasks)} processes on a node; {_PORTS_A_JOB} find ports of their own"
+        )
+    places = [
+        (node, f"{host}:{first + local}")
+        for node, host in enumerate(hosts)
+        for local in range(tasks[node])
+    ]
+    made = Cluster(tuple(address for _, address in places), process, "SLURM")
+    node = _number(environment, "SLURM_NODEID", default=places[process][0])
+    if node != places[process][0]:
+        raise ClusterError(
+            f"SLURM_PROCID {process} runs on node {node}, not on node {places[process][0]}: the "
+            "processes have to lie in blocks, as by srun --distribution=block"
+        )
+    return made
+
+
+def _tasks_of_nodes(environment: Mapping[str, str], count: int, nodes: int) -> list[int]:
+    name = _first(environment, "SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
+    if name is None:
+        if count % nodes:
+            raise ClusterError(
+                f"SLURM_NTASKS {count} does not divide over the {nodes} nodes of "
+                "SLURM_JOB_NODELIST, and SLURM_TASKS_PER_NODE is missing"
+            )
+        return [count // nodes] * nodes
+    tasks = []
+    for part in environment[name].split(","):
+        found = re.fullmatch(r"\s*(\d+)(?:\(x(\d+)\))?\s*", part)
+        if not found:
+            raise ClusterError(f"{name} is {environment[name]!r}, want such as 2(x3),1")
+        tasks += [int(found[1])] * int(found[2] or 1)
+    if len(tasks) != nodes or sum(tasks) != count:
+        raise ClusterError(
+            f"{name} is {environment[name]!r}: {sum(tasks)} processes on {len(tasks)} nodes, but "
+            f"there are {count} on {nodes}"
+        )
+    return tasks
+
+
+def expand_hosts(text: str, *, source: str = "SLURM_JOB_NODELIST") -> list[str]:
+    """Returns the hosts of a SLURM node list: "gpu[08-10,12],login" are five.
+
+    Raises:
+      ClusterError: it is none.
+    """
+    hosts: list[str] = []
+    for part in _split_outside_brackets(text):
+        hosts += _expand(part, text, source)
+    if not hosts:
+        raise ClusterError(f"{source} names no node")
+    return hosts
+
+
+def _split_outside_brackets(text: str) -> list[str]:
+    return [p.strip() for p in re.split(r",(?![^\[\]]*\])", text) if p.strip()]
+
+
+def _expand(part: str, text: str, source: str) -> list[str]:
+    """Expands the first brackets, then those after them."""
+    found = re.fullmatch(r"([^\[\]]*)\[([^\[\]]+)\](.*)", part)
+    if found is None:
+        if not re.fullmatch(r"[\w.-]+", part):
+            raise ClusterError(f"{source} is {text!r}, want such as node[1-3,7],other")
+        return [part]
+    before, inside, after = found.groups()
+    return [
+        rest
+        for number in _numbers(inside, text, source)
+        for rest in _expand(f"{before}{number}{after}", text, source)
+    ]
+
+
+def _numbers(inside: str, text: str, source: str) -> list[str]:
+    numbers: list[str] = []
+    for piece in inside.split(","):
+        found = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", piece)
+        if found is None or int(found[2] or found[1]) < int(found[1]):
+            raise ClusterError(f"{source} is {text!r}: {piece!r} is no range, want such as 1-3")
+        width = len(found[1]) if found[1].startswith("0") else 0  # "08-10" keeps its zeros
+        first, last = int(found[1]), int(found[2] or found[1])
+        numbers += [f"{n:0{width}d}" for n in range(first, last + 1)]
+    return numbers
+
+
+def _first(environment: Mapping[str, str], *names: str) -> str | None:
+    return next((name for name in names if environment.get(name)), None)
+
+
+def _number(environment: Mapping[str, str], *names: str, default: int | None = None) -> int:
+    name = _first(environment, *names)
+    if name is None:
+        if default is None:
+            raise ClusterError(f"{names[0]} is missing")
+        return default
+    value = environment[name]
+    if not (value.isascii() and value.isdigit()):
+        raise ClusterError(f"{name} is {value!r}, want a whole number")
+    return int(value)
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """Returns host, without brackets, and port of an address."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
