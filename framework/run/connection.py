@@ -1,0 +1,80 @@
+"""A connection between two processes: JSON objects over a socket, one a line."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import select
+import socket
+import threading
+import time
+from typing import Any
+
+from tekso.framework.execution.mesh.cluster import host_and_port
+
+Message = dict[str, Any]
+_LONGEST = 64 * 2**20  # bytes of a message
+
+
+class Connection:
+    """Sends messages from any thread and receives them in one.
+
+    Attributes:
+      heard: when something came last, by time.monotonic().
+    """
+
+    def __init__(self, connected: socket.socket) -> None:
+        self._socket = connected
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._file = connected.makefile("rb")
+        self._sending = threading.Lock()
+        self.heard = time.monotonic()
+
+    @classmethod
+    def to(cls, address: str, *, timeout_s: float) -> Connection:
+        """Connects to an address; an OSError if nobody answers there."""
+        return cls(socket.create_connection(host_and_port(address), timeout=timeout_s))
+
+    def send(self, message: Message) -> None:
+        """Sends a message; one to somebody who has gone is dropped, the receiving side tells."""
+        data = json.dumps(message).encode() + b"\n"
+        with self._sending, contextlib.suppress(OSError):
+            self._socket.sendall(data)
+
+    def receive(self, *, timeout_s: float | None = None) -> Message | None:
+        """Returns the next message; None if there will be none, or nothing sensible."""
+        try:
+            self._socket.settimeout(timeout_s)
+            message = json.loads(self._file.readline(_LONGEST))
+        except (OSError, ValueError):
+            return None
+        self.heard = time.monotonic()
+        return message if isinstance(message, dict) else None
+
+    def is_closed(self) -> bool:
+        """Whether the other side has gone, if nothing of it waits to be received."""
+        try:
+            readable, _, _ = select.select([self._socket], [], [], 0)
+            return bool(readable) and not self._socket.recv(1, socket.MSG_PEEK)
+        except OSError:
+            return True
+
+    def close(self) -> None:
+        """Ends it; what was sent still arrives."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(OSError):
+            self._file.close()
+            self._socket.close()
+
+
+def listen(port: int) -> socket.socket:
+    """Returns a socket that takes connections at a port on all addresses of this machine.
+
+    Raises:
+      OSError: the port is in use.
+    """
+    if socket.has_dualstack_ipv6():
+        with contextlib.suppress(OSError):
+            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server(("", port))

@@ -1,0 +1,236 @@
+"""The processes of a run, and what they tell each other beside TensorFlow.
+
+    process 1 ──┐
+    process 2 ──┼── a connection each ──► process 0
+    process 3 ──┘
+
+TensorFlow's own runtime moves tensors. Here the processes meet before it starts, agree on what all
+have to do alike (what to restore, when to stop), and learn within seconds that one is lost, which
+TensorFlow tells late or not at all: a connection that breaks off is a process that was killed, one
+that stays silent a process that hangs or a machine that is gone.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import json
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any
+
+import tensorflow as tf
+
+from tekso.framework.execution.mesh.cluster import Cluster
+from tekso.framework.run.connection import Connection, Message
+from tekso.framework.run.meeting import Meeting
+
+_BEAT_S = 2.0
+_SILENCE_S = 30.0  # after which a process counts as lost
+_GRACE_S = 15.0  # for the main thread to notice that a process is lost
+_TENSORFLOW_S = 5.0  # by which TensorFlow may be ahead of us in seeing that a process is lost
+_TASK = re.compile(r"(?:unhealthy|remote target)[^/]*/job:worker/(?:replica:\d+/)?task:(\d+)")
+
+_OF_CONNECTIONS = (
+    tf.errors.UnavailableError,
+    tf.errors.DeadlineExceededError,
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+)
+
+
+class LostProcessError(RuntimeError):
+    """Another process of the run is gone, so this one cannot go on."""
+
+
+class Peers:
+    """The processes of a run as one of them sees them. This class: there is one."""
+
+    cluster: Cluster | None = None
+    process = 0
+    size = 1
+
+    def name(self, process: int) -> str:
+        """Returns how a process is called in messages."""
+        return self.cluster.name(process) if self.cluster is not None else f"process {process}"
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process writes files and reports."""
+        return self.process == 0
+
+    def gather(self, value: Any) -> list[Any]:
+        """Returns the values of all processes, all of which have to call it.
+
+        Args:
+          value: what JSON can carry.
+
+        Raises:
+          LostProcessError: a process is gone.
+        """
+        return [value]
+
+    def from_first(self, value: Any) -> Any:
+        """Returns the value that the first process gives; all have to call it."""
+        return self.gather(value if self.is_first else None)[0]
+
+    @contextlib.contextmanager
+    def explaining(self) -> Iterator[None]:
+        """Makes a LostProcessError of the error of TensorFlow that a lost process has caused."""
+        yield
+
+    @contextlib.contextmanager
+    def first_before_others(self) -> Iterator[None]:
+        """The first process runs the block before all others do."""
+        if not self.is_first:
+            self.gather(None)
+        yield
+        if self.is_first:
+            self.gather(None)
+
+
+class ConnectedPeers(Peers):
+    """Several processes: `with ConnectedPeers(cluster, …) as peers:`.
+
+    Args:
+      cluster: who takes part.
+      timeout_s: how long to wait for all to come.
+      tell: takes a line about who is waited for.
+      last_words: takes the error of a process that is ended because it hangs in TensorFlow.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        *,
+        timeout_s: float,
+        tell: Callable[[str], None],
+        last_words: Callable[[str], None],
+    ) -> None:
+        self.process, self.size = cluster.process, cluster.size
+        self.cluster = cluster
+        self._last_words = last_words
+        self._meeting = Meeting(cluster, timeout_s=timeout_s, tell=tell)
+        self._connections: dict[int, Connection] = {}
+        self._changed = threading.Condition()
+        self._inbox: dict[int, collections.deque[Any]] = collections.defaultdict(collections.deque)
+        self._left: set[int] = set()
+        self._loss: str | None = None
+        self._noticed, self._closing = threading.Event(), threading.Event()
+
+    def __enter__(self) -> ConnectedPeers:
+        self._connections = self._meeting.hold()
+        for process, connection in self._connections.items():
+            _thread(self._listen, process, connection)
+        _thread(self._beat)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            if error is None:
+                self.gather(None)  # so that nobody ends while another still needs it
+            elif not isinstance(error, LostProcessError):
+                text = str(error).partition("\n")[0] or type(error).__name__
+                self._lose(self.process, f"ended with an error: {text}")
+        finally:
+            self._noticed.set()
+            self._closing.set()
+            for connection in self._connections.values():
+                connection.send({"kind": "bye"})
+                connection.close()
+
+    # --- agreeing ---
+
+    def gather(self, value: Any) -> list[Any]:
+        """See `Peers`."""
+        if not self.is_first:
+            self._connections[0].send({"kind": "value", "value": value})
+            return self._next(0)
+        values = [json.loads(json.dumps(value)), *map(self._next, range(1, self.size))]
+        for connection in self._connections.values():
+            connection.send({"kind": "value", "value": values})
+        return values
+
+    def _next(self, process: int) -> Any:
+        inbox = self._inbox[process]
+        with self._changed:
+            self._changed.wait_for(lambda: inbox or self._loss or process in self._left)
+            if inbox:
+                return inbox.popleft()
+            self._noticed.set()
+            loss = self._loss or f"{self.name(process)} ended before this one"
+        raise LostProcessError(loss)
+
+    @contextlib.contextmanager
+    def explaining(self) -> Iterator[None]:
+        """See `Peers`."""
+        try:
+            yield
+        except tf.errors.OpError as error:
+            with self._changed:
+                self._changed.wait_for(lambda: self._loss, timeout=_TENSORFLOW_S)
+            found = _TASK.search(str(error))
+            if self._loss is None and found and int(found[1]) != self.process:
+                self._lose(int(found[1]), "was lost: TensorFlow does not reach it any more")
+            if self._loss is None and not isinstance(error, _OF_CONNECTIONS):
+                raise
+            self._noticed.set()
+            reason = str(error).partition("\n")[0]
+            loss = self._loss or f"a process was lost; TensorFlow says: {reason}"
+            raise LostProcessError(loss) from error
+
+    # --- who is there ---
+
+    def _listen(self, process: int, connection: Connection) -> None:
+        while (message := connection.receive()) is not None:
+            self._take(process, message)
+        if process not in self._left and not self._closing.is_set():
+            self._lose(process, "was lost: its connection broke off (was it killed?)")
+
+    def _take(self, process: int, message: Message) -> None:
+        if message["kind"] == "lost":
+            self._lose(message["process"], message["how"])
+        with self._changed:
+            if message["kind"] == "value":
+                self._inbox[process].append(message["value"])
+            elif message["kind"] == "bye":
+                self._left.add(process)
+            self._changed.notify_all()
+
+    def _beat(self) -> None:
+        while not self._closing.wait(_BEAT_S):
+            for process, connection in self._connections.items():
+                connection.send({"kind": "beat"})
+                silence = time.monotonic() - connection.heard
+                if silence > _SILENCE_S and process not in self._left:
+                    self._lose(process, f"was lost: it has not answered for {silence:.0f} s")
+
+    def _lose(self, process: int, how: str) -> None:
+        """Takes note of the first loss, and tells those who may not see it."""
+        with self._changed:
+            if self._loss is not None:
+                return
+            self._loss = f"{self.name(process)} {how}"
+            self._changed.notify_all()
+        for connection in self._connections.values():
+            connection.send({"kind": "lost", "process": process, "how": how})
+        if process != self.process:
+            _thread(self._end_if_hanging)
+
+    def _end_if_hanging(self) -> None:
+        if not self._noticed.wait(_GRACE_S):
+            self._last_words(str(self._loss))
+            os._exit(1)
+
+
+def _thread(target: Callable[..., None], *args: Any) -> None:
+    threading.Thread(target=target, args=args, daemon=True, name=f"peers{target.__name__}").start()
