@@ -142,20 +142,28 @@ def close_to_glob(pattern: str, paths: Sequence[str], *, count: int = 3) -> list
 
 
 def suggestion(
-    name: str, prefix: str, names: Sequence[str], deeper: Callable[[], Iterable[str]]
+    name: str, prefix: str, names: Sequence[str], deeper: Callable[[], Sequence[str]]
 ) -> str:
     """What to say of an unknown `name` at the level `prefix` whose members are `names`.
 
-    `deeper` gives the paths below the level, relative to it; one that ends in `name` is offered if
-    no name at the level is close.
+    `deeper` gives the paths below the level, relative to it; if no name at the level is close,
+    those that end in `name` are offered, and with several also the wildcard for all of them.
     """
     close = [join(prefix, match) for match in difflib.get_close_matches(name, names, n=3)]
-    if not close:
-        close = [join(prefix, path) for path in deeper() if path.endswith("." + name)][:3]
     if close:
         return f"did you mean {' or '.join(close)}?"
+    below = deeper()
+    hits = sorted(  # the uppermost first
+        (path for path in below if path.endswith("." + name)), key=lambda path: path.count(".")
+    )
+    if len(hits) > 1:
+        shown = " or ".join(join(prefix, path) for path in hits[:3])
+        return f"did you mean {shown}, or {join(prefix, f'*.{name}')} for all {len(hits)}?"
+    close = hits or close_to_glob(f"*.{name}", below)
+    if close:
+        return f"did you mean {' or '.join(join(prefix, path) for path in close)}?"
     if not names:
         return "it has no fields"
-    shown = list(names)[:20]
-    more = f", … ({len(names)} in all)" if len(names) > len(shown) else ""
-    return f"it has: {', '.join(shown)}{more}"
+    shown_names = list(names)[:20]
+    more = f", … ({len(names)} in all)" if len(names) > len(shown_names) else ""
+    return f"it has: {', '.join(shown_names)}{more}"

@@ -336,6 +336,10 @@ WRONG = [
     (["--model=lines.experiments.Lin"], "did you mean lines.experiments.Line?"),
     (["--model=lines.experiment.Line"], "did you mean lines.experiments.Line?"),
     ([LINE, "--set=run.stepz=5"], "did you mean run.steps?"),
+    (
+        [LINE, "--set=batch_size=8"],
+        "did you mean input.batch_size or eval_inputs.dev.batch_size, or *.batch_size for all 2?",
+    ),
     ([LINE, "--set=lerner.schedule=5"], "did you mean learner?"),
     ([LINE, "--set=run.steps=five"], "run.steps: wanted int, given 'five'"),
     ([LINE, "--set=run.deterministic=maybe"], "run.deterministic"),

@@ -389,6 +389,24 @@ def test_a_field_at_the_wrong_level_is_found_below() -> None:
     assert "did you mean body.init.scale?" in text
 
 
+def test_a_name_found_several_times_below_is_offered_in_full_and_as_a_wildcard() -> None:
+    params = Stack.Params(layers=[Linear.Params()], below=Stack.Params())
+    text = message(AttributeError, lambda: params.set(dropout=0.5))
+    assert text.endswith(
+        "did you mean body.dropout or layers.0.dropout or below.body.dropout, or *.dropout for "
+        "all 3?"
+    )
+    params.set({"*.dropout": 0.5})
+    assert params.body.dropout == params.layers[0].dropout == params.below.body.dropout == 0.5
+    text = message(AttributeError, lambda: params.set({"below.use_bias": False}))
+    assert text.endswith("did you mean below.body.use_bias?")
+
+
+def test_a_typo_in_a_name_that_is_further_below_is_found() -> None:
+    text = message(AttributeError, lambda: Stack.Params().set(dropuot=0.5))
+    assert text.endswith("did you mean body.dropout?")
+
+
 def test_without_a_close_match_the_fields_are_listed() -> None:
     text = message(AttributeError, lambda: Linear.Params().get("zzz"))
     assert "it has: input_dim, use_bias, dropout, init" in text
