@@ -108,6 +108,11 @@ def _job(model: str, tree: Tree.Params, registered: Tree.Params, argv: list[str]
 def _train(argv: list[str]) -> int:
     from tekso.framework.run import modes
 
+    if FLAGS.format == "json":
+        raise UsageError(
+            "--format=json is for --list and every mode but train: a training writes its figures "
+            "as JSON to metrics.jsonl in the logdir"
+        )
     return modes.train(_job(*_experiment(), argv))
 
 

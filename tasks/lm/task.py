@@ -34,8 +34,8 @@ class LanguageModel(Task):
             "The network. Its vocab_size, left open, is that of the tokenizer.", default=REQUIRED
         )
         label_smoothing: float = param("Share of the target that is spread evenly.", default=0.0)
-        decode: TextDecoder.Params = param(
-            "What is sampled and scored at the end.", default=TextDecoder.Params()
+        decode: TextDecoder.Params | None = param(
+            "What is sampled and scored at the end; None: nothing.", default=TextDecoder.Params()
         )
 
     model: Any
@@ -48,13 +48,14 @@ class LanguageModel(Task):
                 f"task.label_smoothing is {self.params.label_smoothing}: want a share in [0, 1)"
             )
         self.child("model", self.params.model)
-        window, model = self.params.decode.window, self.params.model
+        decode, model = self.params.decode, self.params.model
+        window = decode.window if decode is not None else None
         if window and "positions.max_length" in model and window > model.positions.max_length:
             raise ValueError(
                 f"task.decode.window is {window}, but the model has learned "
                 f"{model.positions.max_length} positions: set at most that"
             )
-        self._decoder = self.params.decode.instantiate(task=self)
+        self._decoder = decode.instantiate(task=self) if decode is not None else None
 
     @classmethod
     def complete(cls, params: Any, input: Any) -> Any:
@@ -83,7 +84,7 @@ class LanguageModel(Task):
         path = "positions.max_length"
         if length is not None and path in params.model and params.model.get(path) is REQUIRED:
             params.model.set({path: length})
-        if params.decode.window is None:
+        if params.decode is not None and params.decode.window is None:
             params.decode.window = length
         return params
 
@@ -133,4 +134,4 @@ class LanguageModel(Task):
 
     def decode(self, program: Program, input: Any) -> Decoded | None:
         """Returns samples after the prompts, and scores of files, as the decode Params say."""
-        return self._decoder.decode(program, input)
+        return self._decoder.decode(program, input) if self._decoder is not None else None

@@ -172,6 +172,14 @@ def test_learned_positions_are_as_many_as_the_input_is_long() -> None:
         done.instantiate()
 
 
+def test_without_a_decoder_nothing_is_decoded() -> None:
+    params = task_params(vocab_size=REQUIRED).set_text("decode", "None")
+    done = LanguageModel.complete(params, input_of(32, length=50))
+    assert done.decode is None
+    task = done.instantiate()
+    assert task.decode(program=None, input=None) is None
+
+
 def test_what_is_set_stays() -> None:
     params = task_params(vocab_size=64).set({"decode.window": 9})
     done = LanguageModel.complete(params, input_of(37, length=50))
