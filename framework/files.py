@@ -6,6 +6,7 @@ files, which are faster and name their errors better. Every failure is an `OSErr
 
 from __future__ import annotations
 
+import ast
 import builtins
 import contextlib
 import difflib
@@ -36,7 +37,12 @@ def base_name(path: str) -> str:
 
 
 def patterns(text: str) -> list[str]:
-    """The patterns of a text in which commas separate them."""
+    """The patterns of a text in which commas separate them; ["a", "b"] is understood, too."""
+    if text.strip().startswith(("['", '["')):
+        with contextlib.suppress(SyntaxError, ValueError):
+            listed = ast.literal_eval(text.strip())
+            if isinstance(listed, list) and all(isinstance(part, str) for part in listed):
+                return listed
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
@@ -61,7 +67,10 @@ def glob(pattern: str | Sequence[str], *, what: str = "file") -> list[str]:
                 raise IsADirectoryError(
                     f"{what}: {matches[0]} is a folder; its files are {join(matches[0], '*')}"
                 )
-            raise FileNotFoundError(f"{what}: {_no_match(one)}")
+            text = pattern.strip() if isinstance(pattern, str) else ""
+            is_list = len(text) > 2 and text[0] == "[" and text[-1] == "]"
+            hint = f"; write several as {','.join(patterns(text[1:-1]))}" if is_list else ""
+            raise FileNotFoundError(f"{what}: {_no_match(one)}{hint}")
         found += plain
     return sorted(set(found))
 

@@ -56,8 +56,9 @@ class Characters(Tokenizer):
         size = self.params.vocab_size or needed
         if size < needed:
             raise InputError(
-                f"the training text has {len(characters)} characters, which need vocab_size="
-                f"{needed} with the end of a text and the unknown character; vocab_size is {size}"
+                f"{self.params.path_of('vocab_size')} is {size}, but the training text has "
+                f"{len(characters)} characters, which need {needed} with the end of a text and the "
+                "unknown character"
             )
         spare = [REPLACEMENT] * (size - needed)
         self.token_bytes = [part.encode() for part in ["", REPLACEMENT, *characters, *spare]]

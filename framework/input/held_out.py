@@ -48,7 +48,7 @@ class HeldOut(Input):
         """Opens the split.
 
         Raises:
-          ValueError: there is no training input, or it has no splits; max_batches is below 1.
+          ValueError: there is no training input, or it has no splits; a number is below 1.
         """
         super().__init__(params, seed=seed, assets_dir=assets_dir)
         p = self.params
@@ -58,7 +58,13 @@ class HeldOut(Input):
                 "Params"
             )
         if p.max_batches is not None and p.max_batches < 1:
-            raise ValueError(f"max_batches is {p.max_batches}, but has to be at least 1")
+            raise ValueError(
+                f"{p.path_of('max_batches')} is {p.max_batches}, but has to be at least 1"
+            )
+        if p.batch_size is not None and p.batch_size < 1:
+            raise ValueError(
+                f"{p.path_of('batch_size')} is {p.batch_size}, but has to be at least 1"
+            )
         whole = train.get(p.part) if p.part else train
         if "split" not in whole or "order" not in whole:
             raise ValueError(

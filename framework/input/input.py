@@ -100,7 +100,10 @@ class ExampleInput(Input):
         """Checks batch_size."""
         super().__init__(params, **kwargs)
         if self.params.batch_size < 1:
-            raise ValueError(f"batch_size is {self.params.batch_size}, but has to be at least 1")
+            raise ValueError(
+                f"{self.params.path_of('batch_size')} is {self.params.batch_size}, but has to be "
+                "at least 1"
+            )
         self._key = shuffle.key_of(self.seed, "order")
 
     @property

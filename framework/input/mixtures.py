@@ -54,10 +54,15 @@ class Mixture(Input):
         super().__init__(params, seed=seed, assets_dir=assets_dir)
         p = self.params
         if p.batch_size < 1:
-            raise ValueError(f"batch_size is {p.batch_size}, but has to be at least 1")
+            raise ValueError(
+                f"{p.path_of('batch_size')} is {p.batch_size}, but has to be at least 1"
+            )
         weights = list(p.weights) or [1.0] * len(p.inputs)
         if not p.inputs or len(weights) != len(p.inputs):
-            raise InputError(f"a mixture of {len(p.inputs)} inputs has {len(weights)} weights")
+            raise InputError(
+                f"{p.path_of('inputs')} has {len(p.inputs)} inputs, and {p.path_of('weights')} "
+                f"{len(weights)} weights: wanted as many"
+            )
         self._inputs: list[ExampleInput] = []
         for number, part in enumerate(p.inputs):
             own = part if part.batch_size == p.batch_size else part.copy()
@@ -66,7 +71,9 @@ class Mixture(Input):
             part_seed = int(shuffle.fold(shuffle.key_of(seed, "mixture"), number)[0])
             one = own.instantiate(seed=part_seed, assets_dir=assets_dir, train=train)
             if one.num_batches is not None:
-                raise InputError(f"inputs.{number}: a part of a mixture must be endless, not once")
+                raise InputError(
+                    f"{p.path_of('inputs')}.{number}: a part of a mixture must be endless, not once"
+                )
             self._inputs.append(one)
         sizes = {one.vocab_size for one in self._inputs}
         if len(sizes) > 1:

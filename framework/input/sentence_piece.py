@@ -68,7 +68,7 @@ class SentencePiece(Tokenizer):
             kept = files.join(assets_dir, "sentencepiece.model")
             if files.exists(kept):
                 return files.read(kept)
-        data = files.read(files.glob([self.params.file], what="tokenizer.file")[0])
+        data = files.read(files.glob([self.params.file], what=self.params.path_of("file"))[0])
         same = TrainingText(lambda: [], lambda: digest([data]), f"the model {self.params.file}")
         return assets.obtain(
             "sentencepiece.model",
@@ -104,7 +104,7 @@ class SentencePiece(Tokenizer):
         if size > vocab_size:
             raise InputError(
                 f"{name} has {size} pieces, more than vocab_size={vocab_size}: set "
-                f"tokenizer.vocab_size={size}"
+                f"{self.params.path_of('vocab_size')}={size}"
             )
         # A small text may not have so many pieces: the last ids then stand for nothing.
         table = [_bytes_of(processor, i) for i in range(size)]

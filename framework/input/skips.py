@@ -79,15 +79,17 @@ class Skips:
     Args:
       limit: how many may be skipped.
       what: the data, in the words of errors.
+      limit_name: path of the limit, for errors.
     """
 
-    def __init__(self, limit: int, *, what: str) -> None:
+    def __init__(self, limit: int, *, what: str, limit_name: str = "max_skipped") -> None:
         if limit < 0:
-            raise ValueError(f"max_skipped is {limit}, but it has to be at least 0")
+            raise ValueError(f"{limit_name} is {limit}, but it has to be at least 0")
         self.report = SkipReport()
         self._seen: set[Origin] = set()
         self._limit = limit
         self._what = what
+        self._limit_name = limit_name
 
     def add(self, origin: Origin, reason: str) -> None:
         """Counts one, unless it was counted in an earlier pass over the data.
@@ -102,8 +104,8 @@ class Skips:
         self.report += SkipReport(1, (skip,))
         if self.report.count > self._limit:
             raise InputError(
-                f"{self._what}: more than max_skipped={self._limit} are malformed: {self.report}\n"
-                "Repair or leave out these files, or allow more by a higher max_skipped."
+                f"{self._what}: more than {self._limit_name}={self._limit} are malformed: "
+                f"{self.report}\nRepair or leave out these files, or set a higher limit."
             )
 
     def nothing_left(self) -> InputError:

@@ -38,7 +38,11 @@ class Source(Configurable):
         if split not in SPLITS:
             raise ValueError(f"there is no split {split!r}, only {', '.join(SPLITS)}")
         self.split = split
-        self.skips = Skips(self.params.max_skipped, what=f"{self.describe()}, split {split}")
+        self.skips = Skips(
+            self.params.max_skipped,
+            what=f"{self.describe()}, split {split}",
+            limit_name=self.params.path_of("max_skipped"),
+        )
 
     def __len__(self) -> int:
         """Number of records, the malformed ones that are not found out yet among them."""

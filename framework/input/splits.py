@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Literal
+from typing import Any, Literal
 
 Split = Literal["train", "dev", "test"]
 SPLITS: tuple[Split, ...] = ("train", "dev", "test")
 
 
-def check_fractions(dev_fraction: float, test_fraction: float) -> None:
-    """Checks what is held out.
+def check_fractions(params: Any) -> None:
+    """Checks what is held out: dev_fraction and test_fraction of the Params of a source.
 
     Raises:
       ValueError: a fraction is out of range, or nothing is left for training.
     """
-    for name, value in (("dev_fraction", dev_fraction), ("test_fraction", test_fraction)):
-        if not 0.0 <= value < 1.0:
-            raise ValueError(f"{name} is {value}, but it has to be in [0, 1)")
-    if dev_fraction + test_fraction >= 1.0:
+    for name in ("dev_fraction", "test_fraction"):
+        if not 0.0 <= params.get(name) < 1.0:
+            raise ValueError(
+                f"{params.path_of(name)} is {params.get(name)}, but it has to be in [0, 1)"
+            )
+    if params.dev_fraction + params.test_fraction >= 1.0:
         raise ValueError(
-            f"dev_fraction {dev_fraction} and test_fraction {test_fraction} leave nothing to train"
+            f"{params.path_of('dev_fraction')} {params.dev_fraction} and test_fraction "
+            f"{params.test_fraction} leave nothing to train"
         )
 
 

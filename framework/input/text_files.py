@@ -204,18 +204,21 @@ class FileChoice:
         own = {"train": "", "dev": params.dev_files, "test": params.test_files}
         if not params.files and not own[split]:
             raise InputError(
-                "no files are given: set files to a glob, as in --set input.files='texts/*.txt'"
+                f"{params.path_of('files')} is empty: say where the text is, as in --set "
+                "input.files='texts/*.txt'"
             )
-        check_fractions(params.dev_fraction, params.test_fraction)
+        check_fractions(params)
         if own[split]:
-            return FileChoice(files.glob(own[split], what=f"{split}_files"), *_all_of(split))
+            name = params.path_of(f"{split}_files")
+            return FileChoice(files.glob(own[split], what=name), *_all_of(split))
         dev = 0.0 if params.dev_files else params.dev_fraction
         test = 0.0 if params.test_files else params.test_fraction
         if {"train": 1.0, "dev": dev, "test": test}[split] == 0.0:
             raise InputError(
-                f"there is no {split} text: set {split}_files, or {split}_fraction above 0"
+                f"there is no {split} text: set {params.path_of(f'{split}_files')}, or "
+                f"{split}_fraction above 0"
             )
-        return FileChoice(files.glob(params.files, what="files"), dev, test)
+        return FileChoice(files.glob(params.files, what=params.path_of("files")), dev, test)
 
 
 def _all_of(split: Split) -> tuple[float, float]:

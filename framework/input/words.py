@@ -53,9 +53,11 @@ class Words(Tokenizer):
         super().__init__(params)
         p = self.params
         if p.vocab_size <= _FIRST:
-            raise InputError(f"vocab_size is {p.vocab_size}, but has to be more than {_FIRST}")
+            raise InputError(
+                f"{p.path_of('vocab_size')} is {p.vocab_size}, but has to be more than {_FIRST}"
+            )
         if p.file:
-            data = files.read(files.glob([p.file], what="tokenizer.file")[0])
+            data = files.read(files.glob([p.file], what=p.path_of("file"))[0])
         else:
             data = assets.obtain(
                 "words.txt",

@@ -200,6 +200,10 @@ class Params(Node):
         place = params_tree.place(self, path)
         return origin_text(place.node._origins.get(place.name, "default"))
 
+    def path_of(self, name: str) -> str:
+        """The path of a field from the root of the tree, as `--set` takes it, for errors."""
+        return self._where(name)
+
     def __contains__(self, path: object) -> bool:
         """Whether a path means something in this tree."""
         try:

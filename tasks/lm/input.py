@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tekso.framework import files
 from tekso.framework.input import shuffle
 from tekso.framework.input.input import Batch, ExampleInput
 from tekso.framework.input.skips import InputError, SkipReport
@@ -66,7 +67,11 @@ class TextInput(ExampleInput):
         """
         super().__init__(params, seed=seed, assets_dir=assets_dir, train=train)
         if self.params.length < 1:
-            raise ValueError(f"length is {self.params.length}, but has to be at least 1")
+            raise ValueError(
+                f"{self.params.path_of('length')} is {self.params.length}, but has to be at least 1"
+            )
+        if self.params.files:  # under this name, and not that of the corpus's field
+            files.glob(self.params.files, what=self.params.path_of("files"))
         self._source: Source = corpus_of(self.params).instantiate(split=self.params.split)
         self.tokenizer = self.params.tokenizer.instantiate(
             assets_dir=assets_dir, training=self._training_text(train)
@@ -176,7 +181,9 @@ class TextStream(TextInput):
         super().__init__(params, **kwargs)
         p = self.params
         if not 0 <= p.overlap < p.length:
-            raise ValueError(f"overlap is {p.overlap}, but has to be in [0, length={p.length})")
+            raise ValueError(
+                f"{p.path_of('overlap')} is {p.overlap}, but has to be in [0, length={p.length})"
+            )
         self._stride = p.length - p.overlap
         self._offset_key = shuffle.key_of(self.seed, "offset")
         num_labels = len(self.text.tokens) - 1
@@ -187,8 +194,8 @@ class TextStream(TextInput):
         if num_labels < p.length:
             raise InputError(
                 f"{self._source.describe()}, split {p.split}: {num_labels + 1} tokens are not "
-                f"enough for one window of length {p.length}: give more text, or set length below "
-                f"{num_labels + 1}"
+                f"enough for one window of {p.length}: give more text, or set "
+                f"{p.path_of('length')} below {num_labels + 1}"
             )
         self._num_windows = num_labels // p.length
         self._max_offset = 0

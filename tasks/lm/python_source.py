@@ -51,13 +51,13 @@ class PythonSource(TextRanges):
         """
         super().__init__(params, split=split)
         p = self.params
-        check_fractions(p.dev_fraction, p.test_fraction)
+        check_fractions(p)
         root = p.root or sysconfig.get_path("stdlib")
         names = find(root, exclude=p.exclude)
         if not names:
             raise InputError(
-                f"there is no *.py file in {root}: point input.corpus.root at a folder of Python "
-                "source, or read other text by --set input.files='texts/*.txt'"
+                f"there is no *.py file in {root}: point {p.path_of('root')} at a folder of "
+                "Python source, or read other text by --set input.files='texts/*.txt'"
             )
         chosen = [
             name for name in names if split_of(name, p.dev_fraction, p.test_fraction) == split

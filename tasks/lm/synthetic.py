@@ -32,8 +32,8 @@ class SyntheticTokens(ExampleInput):
         p = self.params
         if p.length < 1 or p.vocab_size < 1 or p.num_tokens <= p.length:
             raise ValueError(
-                f"length {p.length} and vocab_size {p.vocab_size} must be at least 1, and "
-                f"num_tokens {p.num_tokens} more than length"
+                f"{p.path_of('length')} {p.length} and vocab_size {p.vocab_size} must be at least "
+                f"1, and num_tokens {p.num_tokens} more than length"
             )
         drawn = np.random.default_rng(int(shuffle.key_of(self.seed, f"tokens {p.split}")[0]))
         self._tokens = drawn.integers(0, p.vocab_size, p.num_tokens, np.int32)

@@ -41,6 +41,20 @@ def test_glob_is_sorted_and_names_each_file_once(folder: str) -> None:
     assert [files.base_name(path) for path in found] == ["a.txt", "b.txt", "c.md"]
 
 
+def test_a_list_in_python_or_json_is_understood_as_well_as_commas(tmp_path: Path) -> None:
+    for name in ("a.txt", "b, c.txt"):
+        (tmp_path / name).write_text("x")
+    for quote in "'\"":
+        text = ", ".join(f"{quote}{tmp_path / name}{quote}" for name in ("a.txt", "b, c.txt"))
+        found = files.glob(f" [{text}]")
+        assert [files.base_name(path) for path in found] == ["a.txt", "b, c.txt"]
+
+
+def test_a_list_whose_quotes_the_shell_took_is_told_how_to_be_written(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"nothing matches.*; write several as a\.txt,b$"):
+        files.glob("[a.txt, b]")
+
+
 def test_an_interrupted_write_leaves_the_old_file_and_nothing_else(folder: str) -> None:
     path = files.join(folder, "a.txt")
     files.write_atomically(path, "old")

@@ -100,7 +100,7 @@ class TestCharacters:
 
     def test_a_size_that_is_given_leaves_spare_ids_or_is_refused(self) -> None:
         assert self.make("ab", vocab_size=7).vocab_size == 7
-        with pytest.raises(InputError, match=r"need vocab_size=5.*vocab_size is 4"):
+        with pytest.raises(InputError, match=r"vocab_size is 4, but .* 3 characters, which need 5"):
             self.make("abc", vocab_size=4)
 
     def test_the_table_is_kept_and_read_again(self, tmp_path: Path) -> None:
@@ -223,14 +223,12 @@ class TestSentencePiece:
         (tmp_path / "a.model").write_bytes(b"no model")
         with pytest.raises(InputError, match="is no SentencePiece model"):
             SentencePiece.Params(file=str(tmp_path / "a.model")).instantiate()
-        with pytest.raises(
-            FileNotFoundError, match=r"tokenizer\.file: .*did you mean '.*a\.model'"
-        ):
+        with pytest.raises(FileNotFoundError, match=r"^file: .*did you mean '.*a\.model'"):
             SentencePiece.Params(file=str(tmp_path / "b.model")).instantiate()
 
     def test_more_pieces_than_vocab_size_are_refused(self, tmp_path: Path) -> None:
         (tmp_path / "a.model").write_bytes(learn(LINES, vocab_size=305))
-        with pytest.raises(InputError, match=r"has 305 pieces.* set tokenizer\.vocab_size=305"):
+        with pytest.raises(InputError, match=r"has 305 pieces.* set vocab_size=305"):
             SentencePiece.Params(file=str(tmp_path / "a.model"), vocab_size=302).instantiate()
 
     def test_a_vocabulary_too_small_for_bytes_is_refused(self) -> None:

@@ -73,3 +73,35 @@ def test_projections_into_the_residual_start_smaller() -> None:
         "model/positions/w": 0.02,
     }.items():
         assert np.std(specs[path].initial_value(0)) == pytest.approx(stddev, rel=0.05), path
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"input.files": "nosuch/*.txt"}, "input.files: nothing matches 'nosuch/\\*.txt'"),
+        ({"input.corpus.files": "nosuch.txt"}, "input.corpus.files: nothing matches"),
+        ({"input.corpus.dev_files": "nosuch.txt"}, "input.corpus.dev_files: nothing matches"),
+        ({}, "input.corpus.files is empty"),
+        ({"input.length": "0"}, "input.length is 0"),
+        ({"input.length": "100_000"}, "set input.length below 1"),
+        ({"input.overlap": "64"}, "input.overlap is 64"),
+        ({"input.batch_size": "0"}, "input.batch_size is 0"),
+        ({"input.tokenizer.vocab_size": "5"}, "input.tokenizer.vocab_size is 5"),
+        ({"input.corpus.dev_fraction": "3"}, "input.corpus.dev_fraction is 3.0"),
+        ({"input.corpus.max_skipped": "-1"}, "input.corpus.max_skipped is -1"),
+        ({"eval_inputs.dev.batch_size": "0"}, "eval_inputs.dev.batch_size is 0"),
+        ({"eval_inputs.dev.max_batches": "0"}, "eval_inputs.dev.max_batches is 0"),
+    ],
+)
+def test_what_is_wrong_with_an_input_is_told_by_its_path(
+    settings: dict[str, str], told: str, tmp_path: Path
+) -> None:
+    (tmp_path / "beer.txt").write_text(TEXT)
+    tree = registry.get("lm.text_files.Char")().tree()
+    if settings and "input.corpus.files" not in settings:
+        tree.input.files = str(tmp_path / "beer.txt")
+    for path, value in settings.items():
+        tree.set_text(path, value)
+    with pytest.raises((ValueError, OSError), match=told):
+        tree.input.instantiate()
+        tree.eval_inputs["dev"].instantiate(train=tree.input)

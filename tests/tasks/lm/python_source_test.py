@@ -70,7 +70,7 @@ def test_what_is_no_utf8_is_skipped_and_empty_files_are_not_counted(library: Pat
 
 def test_a_folder_without_python_says_what_to_do(tmp_path: Path) -> None:
     for root in (tmp_path, tmp_path / "nothing"):
-        with pytest.raises(InputError, match=r"no \*\.py file in .*input\.corpus\.root"):
+        with pytest.raises(InputError, match=r"no \*\.py file in .*: point root at"):
             PythonSource.Params(root=str(root)).instantiate()
 
 
