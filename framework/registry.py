@@ -126,6 +126,20 @@ def list_experiments(pattern: str = "*") -> list[Entry]:
     return sorted(found, key=lambda entry: _natural(entry.key))
 
 
+def like(pattern: str) -> list[str]:
+    """The keys that somebody may have meant by a pattern that matches none; imports all modules.
+
+    Those that contain it, whatever the case, or else those that are close to it.
+    """
+    keys = {entry.key.casefold(): entry.key for entry in list_experiments()}
+    words = [word for word in re.split(r"[*?]+", pattern.casefold()) if word.strip(".")]
+    if not words:
+        return []
+    found = [folded for folded in keys if all(word in folded for word in words)]
+    found = found or difflib.get_close_matches("".join(words), list(keys), n=5)
+    return [keys[folded] for folded in found]
+
+
 def _module_key(module: str) -> str:
     parts = module.split(".")
     packages = parts[:-1]

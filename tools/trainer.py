@@ -184,8 +184,9 @@ def _list(pattern: str) -> int:
 
     entries = registry.list_experiments(pattern)
     if not entries:
-        known = ", ".join(entry.key for entry in registry.list_experiments())
-        raise UsageError(f"--list={pattern}: no experiment matches; there are: {known or 'none'}")
+        close = registry.like(pattern)[:10]
+        hint = f"did you mean {' or '.join(close)}?" if close else "--list alone shows all"
+        raise UsageError(f"--list={pattern}: no experiment matches; {hint}")
     rows = [inspection.list_record(entry) for entry in entries]
     if FLAGS.format == "json":
         _print_json(rows)

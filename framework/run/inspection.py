@@ -6,6 +6,7 @@ Weights are counted from their specs: nothing is allocated, whatever the size of
 from __future__ import annotations
 
 import os
+import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -167,7 +168,8 @@ def list_record(entry: Any) -> dict[str, Any]:
         record["task"] = type_name(tree.task.owner)
         record["total_weights"] = sum(spec.size for spec in task_of(tree).specs().values())
     except Exception as error:  # one broken experiment must not hide the others
-        record["problem"] = f"{type(error).__name__}: {error}".splitlines()[0]
+        kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
+        record["problem"] = f"{kind}{error}".splitlines()[0]
     return record
 
 
@@ -176,13 +178,17 @@ def list_text(rows: Sequence[Mapping[str, Any]]) -> str:
     lines = []
     for row in rows:
         total = row["total_weights"]
-        count = f"{total:,} weights" if total is not None else "weights not counted"
-        lines.append(f"{row['key']}  ({row['task']}, {count})")
+        count = f"{total:,} weights" if total is not None else f"- weights: {_reason(row)}"
+        lines.append(f"{row['key']}  ({row['task'] or '-'}, {count})")
         lines.append(f"{_INDENT}{row['summary']}")
         lines.append(f"{_INDENT}{row['file']}:{row['line']}")
-        if row.get("problem"):
-            lines.append(f"{_INDENT}not counted: {row['problem']}")
     return "\n".join(lines)
+
+
+def _reason(row: Mapping[str, Any]) -> str:
+    """Why the weights were not counted, in a few words; --format=json has all of them."""
+    first = re.match(r"(?:\w+(?:Error|Exception): )?[^:;]+", row.get("problem", ""))
+    return textwrap.shorten(first[0] if first else "unknown", 60, placeholder=" …")
 
 
 def relative(path: str) -> str:

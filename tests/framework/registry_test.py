@@ -136,6 +136,16 @@ def test_the_list_has_key_summary_and_source_line(rooms: Path) -> None:
     assert len(registry.list_experiments()) == 4 and registry.list_experiments("no.*") == []
 
 
+def test_what_the_list_does_not_have_is_looked_for_inside_of_keys_and_then_close_to_them(
+    rooms: Path,
+) -> None:
+    (rooms / "rooms/params/mt/broken.py").unlink()
+    assert registry.like("tiny") == registry.like("*.TINY") == ["lm.python_source.Tiny"]
+    assert registry.like("layers1") == ["lm.gpipe.Layers13", "lm.gpipe.Layers103"]
+    assert registry.like("lm.gpippe.Layers13")[0] == "lm.gpipe.Layers13"
+    assert registry.like("zzz") == registry.like("*") == registry.like("") == []
+
+
 def test_duplicates_name_both_source_lines(folder: Path) -> None:
     write(folder, "twice.py", EXPERIMENT.format(name="Tiny") * 2)
     with pytest.raises(registry.DuplicateExperimentError) as caught:

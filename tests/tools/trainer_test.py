@@ -351,7 +351,11 @@ WRONG = [
     ([LINE, "--steps="], "--steps=: wanted a whole number; --help"),
     ([LINE, "--execution=pipelind"], "data_parallel, mesh_sharded, pipelined"),
     (["--import=linse"], "no package 'linse'"),
-    (["--list=nothing.*"], "no experiment matches; there are: "),
+    (["--list=nothing.*"], "--list=nothing.*: no experiment matches; --list alone shows all"),
+    (["--list=experiments.line"], "did you mean lines.experiments.Line?"),
+    (["--list=gpt.m12"], "no experiment matches; did you mean lm.gpt.M124?"),
+    (["--list=lm.python_sourse.Tiny"], "did you mean lm.python_source.Tiny or "),
+    (["--list=*SOURCE.small"], "did you mean lm.python_source.Small?"),
 ]
 
 
@@ -426,8 +430,23 @@ def test_list_shows_key_task_count_summary_and_place(
     assert lines[2].strip() in (f"lines/experiments.py:{number + i}" for i in (0, 1))
     assert main("--list", "--format=json") == 0
     rows = json.loads(capsys.readouterr().out)
+    assert all("ValueError" not in row.get("problem", "") for row in rows)
     broken = {row["key"]: row.get("problem", "") for row in rows}
     assert "ZeroDivisionError" in broken["lines.experiments.Faulty"]
+
+
+def test_a_list_has_a_dash_and_the_reason_where_weights_cannot_be_counted(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main("--list=lm.text_files.Char") == 0
+    first, *rest = capsys.readouterr().out.splitlines()
+    assert first == (
+        "lm.text_files.Char  (LanguageModel, - weights: task.model.vocab_size is open)"
+    )
+    assert len(rest) == 2
+    assert main("--list=lines.*Faulty") == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first.endswith("(-, - weights: ZeroDivisionError: division by zero)")
 
 
 def test_inspect_params_shows_values_docs_and_origins(
