@@ -173,7 +173,12 @@ def _inspect_model(argv: list[str]) -> int:
     from tekso.framework.run import inspection
 
     model, tree, _ = _experiment()
-    record = inspection.model_record(model, inspection.task_of(tree))
+    assets_dir = None
+    if FLAGS.logdir:
+        _logdir().check_model(model)
+        assets_dir = _logdir().assets
+    task = inspection.task_of(tree, assets_dir=assets_dir)
+    record = inspection.model_record(model, task)
     _print(record, inspection.model_text)
     return OK
 

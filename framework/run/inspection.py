@@ -5,6 +5,7 @@ Weights are counted from their specs: nothing is allocated, whatever the size of
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import textwrap
@@ -12,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tekso.framework.experiment import Tree
+from tekso.framework.input.skips import InputError
 from tekso.framework.params import REQUIRED, Params
 from tekso.framework.params import tree as params_tree
 from tekso.framework.params.literals import write as literal
@@ -66,30 +68,40 @@ def params_text(record: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def task_of(tree: Tree.Params) -> Any:
+def task_of(tree: Tree.Params, *, assets_dir: str | None = None) -> Any:
     """Builds the task of a tree without its data.
+
+    Args:
+      tree: the Params.
+      assets_dir: what a run of it has learned from the data, if there was one.
 
     Raises:
       ValueError: the size of the vocabulary is open, and only the data can tell it.
     """
-    return tree.task.owner.complete(tree.task, _Unread(tree.input)).instantiate()
+    return tree.task.owner.complete(tree.task, _Unread(tree.input, assets_dir)).instantiate()
 
 
 class _Unread:
     """What is known of an input before any data is read."""
 
-    def __init__(self, params: Any) -> None:
+    def __init__(self, params: Any, assets_dir: str | None) -> None:
         self.params = params
+        self._assets_dir = assets_dir
 
     @property
     def vocab_size(self) -> int | None:
-        """The size that the Params give, or that all tokenizers of this class have."""
+        """The size that the Params give, or all tokenizers of this class have, or a run's has."""
         tokenizer = self.params.tokenizer if "tokenizer" in self.params else None
         for params in (tokenizer, self.params):
-            if params is not None and "vocab_size" in params and params.vocab_size is not REQUIRED:
-                return params.vocab_size
+            given = params.vocab_size if params is not None and "vocab_size" in params else None
+            if given not in (None, REQUIRED):
+                return given
         fixed = getattr(getattr(tokenizer, "owner", None), "token_bytes", None)
-        return len(fixed) if isinstance(fixed, tuple) else None
+        if isinstance(fixed, tuple) or tokenizer is None or self._assets_dir is None:
+            return len(fixed) if isinstance(fixed, tuple) else None
+        with contextlib.suppress(InputError):  # the run did not come so far
+            return tokenizer.instantiate(assets_dir=self._assets_dir).vocab_size
+        return None
 
 
 def model_record(model: str, task: Any) -> dict[str, Any]:

@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from tekso.framework import registry
+from tekso.framework.run.logdir import Logdir
 from tekso.tools import trainer
 
 EXPERIMENTS = '''
@@ -480,6 +482,27 @@ def test_inspect_model_counts_without_allocating(
     }  # fmt: skip
     assert main(*flags) == 0
     assert "total: 1,000,000,000,000 weights in 1 tensors, 4000.0 GB" in capsys.readouterr().out
+
+
+def test_inspect_model_of_a_run_knows_the_vocabulary_that_it_has_learned(
+    here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.txt").write_text("abcdef" * 20)
+    tree = registry.get("lm.text_files.Char")().tree()
+    tree.set({"input.files": str(tmp_path / "a.txt"), "input.length": 5})
+    logdir = Logdir(str(tmp_path / "run"))
+    logdir.write_params("lm.text_files.Char", tree, tree)
+    flags = [f"--logdir={logdir.path}", "--mode=inspect_model"]
+    assert main(*flags) == 1  # nothing was learned yet
+    assert "task.model.vocab_size is open" in capsys.readouterr().err
+    tree.input.instantiate(assets_dir=logdir.assets)
+    assert main(*flags, "--format=json") == 0
+    weights = json.loads(capsys.readouterr().out)["weights"]
+    assert {w["path"]: w["shape"] for w in weights}["model/embedding/table"] == [6 + 2, 128]
+    assert main("--model=lm.text_files.Char", *flags) == 0
+    assert "8 × 128" in capsys.readouterr().out
+    assert main("--model=lm.text_files.Bytes", *flags) == 1
+    assert "is the logdir of lm.text_files.Char" in capsys.readouterr().err
 
 
 def test_every_registered_model_of_this_repository_is_counted_or_says_why(
