@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -141,7 +142,7 @@ def _builder(name: str, data_dir: str | None) -> Any:
         raise InputError(
             f"TFDS has no data set {name!r}{where}{hint or f': {first_line}'}"
         ) from error
-    if not builder.is_prepared():
+    if not _is_prepared(builder):
         argument = f", data_dir={data_dir!r}" if data_dir else ""
         raise InputError(
             f"the TFDS data set {name!r} is not prepared in {builder.data_path}. Tekso downloads "
@@ -151,3 +152,17 @@ def _builder(name: str, data_dir: str | None) -> Any:
             "or point input.corpus.data_dir at a folder that has it."
         )
     return builder
+
+
+def _is_prepared(builder: Any) -> bool:
+    """Asks the builder, which would write to the log that the folder is not there."""
+
+    def is_other(record: logging.LogRecord) -> bool:
+        return not str(record.msg).startswith("Variant folder")
+
+    log = logging.getLogger("absl")
+    log.addFilter(is_other)
+    try:
+        return bool(builder.is_prepared())
+    finally:
+        log.removeFilter(is_other)

@@ -79,9 +79,12 @@ def test_a_missing_split_or_feature_names_those_there_are(data_dir: str) -> None
         source(data_dir, feature="txt")
 
 
-def test_what_is_not_prepared_says_how_to_prepare_it(tmp_path: Path) -> None:
+def test_what_is_not_prepared_says_how_to_prepare_it_and_no_more(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(InputError, match=r"not prepared in .*lm1b(?s:.)*download_and_prepare"):
         source(str(tmp_path), name="lm1b")
+    assert "Variant folder" not in caplog.text + capfd.readouterr().err
 
 
 def test_an_unknown_name_names_a_close_one(tmp_path: Path) -> None:
