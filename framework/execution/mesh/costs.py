@@ -1,0 +1,371 @@
+"""What a training step costs under a layout: a model of time and memory, without a device.
+
+    time    = products and elementwise passes + collectives + the update of the weights
+    memory  = weights + slots + gradients + activations that wait for the backward pass + workspace
+
+A product `x [batch, length, embed] · w [embed, mlp]` is computed by every device on its parts. Let
+U be the axes that split any of its letters. Each of its three tensors is a sum of parts over the
+axes of U that do not split it:
+
+    out             letters that are summed away are split     all-reduce of activations, forwards
+    gradient of x   dims that only w has are split             all-reduce of activations, backwards
+    gradient of w   dims that only x has are split             all-reduce of gradients
+
+An activation that several products use has one such all-reduce: their parts are added up before.
+Where two letters want one axis, that of the weight has it, and the activation is gathered. What a
+layer pins otherwise than it lies is gathered, or exchanged between two dims; to slice is free.
+
+Collectives are rings (see `rings`).
+
+It is a model, made to rank layouts. Not in it: communication behind computation (none is hidden),
+what compilers fuse, sums over a split dim inside the optimizer, alignment and fragments of memory.
+Gradients of a weight whose slots are split over an axis are taken to be reduce-scattered over it.
+
+Source:
+  Products: Shazeer et al. 2018, "Mesh-TensorFlow" (arXiv 1811.02084), section 4.
+  A product is as slow as its arithmetic or its memory: Williams et al. 2009, "Roofline".
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from tekso.framework.execution.mesh.device_types import DeviceType
+from tekso.framework.execution.mesh.layouts import Layout, MeshLayout, Rules
+from tekso.framework.execution.mesh.placed_work import Letters, Placed
+from tekso.framework.execution.mesh.rings import (
+    ACTIVATIONS,
+    GRADIENTS,
+    WEIGHTS,
+    Bill,
+    CollectiveCost,
+)
+from tekso.framework.execution.mesh.step_work import (
+    Alike,
+    Halo,
+    Part,
+    Passes,
+    Product,
+    Reduction,
+    Repin,
+    StepWork,
+)
+from tekso.framework.weight_spec import WeightSpec
+
+_POSITIONS = ("batch", "length")  # dims over which the gradient of every weight is summed
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """Bytes a device at the peak of a step.
+
+    Attributes:
+      weights: as stored.
+      used_weights: copies of weights as they are used: gathered, or in another type.
+      slots: of the optimizer.
+      gradients: of all weights.
+      activations: what waits for the backward pass.
+      workspace: the largest output of a product, twice, and the largest stretch that is recomputed.
+    """
+
+    weights: float
+    used_weights: float
+    slots: float
+    gradients: float
+    activations: float
+    workspace: float
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        held = self.weights + self.used_weights + self.slots + self.gradients
+        return held + self.activations + self.workspace
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """What a step costs.
+
+    Attributes:
+      flops: of one device.
+      redundancy: flops of all devices / flops of one device alone; 1 if nothing is computed twice.
+      compute_s, communication_s, update_s: the parts of the time.
+      memory: bytes a device.
+      collectives: what is sent.
+    """
+
+    flops: float
+    redundancy: float
+    compute_s: float
+    communication_s: float
+    update_s: float
+    memory: Memory
+    collectives: tuple[CollectiveCost, ...]
+
+    @property
+    def seconds(self) -> float:
+        """Time of a step."""
+        return self.compute_s + self.communication_s + self.update_s
+
+    def sent_bytes(self, of: str | None = None) -> float:
+        """Returns what a device sends in a step: of all, or of one thing."""
+        return sum(c.sent_bytes for c in self.collectives if of is None or c.of == of)
+
+
+class CostModel:
+    """Costs of one model on one type of device, for any mesh and rules.
+
+    Args:
+      work: of a step, or of a part of it.
+      weights: in groups, whose first specs `work` names.
+      slots: of the optimizer, in groups.
+      device: the type.
+      parts: number of parts of the batch, one after the other.
+      activation_bytes: bytes of an element of a float32 weight as it is used.
+    """
+
+    def __init__(
+        self,
+        work: StepWork,
+        weights: Sequence[Alike],
+        slots: Sequence[Alike],
+        device: DeviceType,
+        *,
+        parts: int = 1,
+        activation_bytes: int = 4,
+    ) -> None:
+        self.device = device
+        self._work, self._weights, self._slots = work, weights, slots
+        self._parts, self._activation_bytes = parts, activation_bytes
+        self._of_path = {group.spec.path: group for group in weights}
+        self._products = [
+            (Letters.of(product), recomputed, count)
+            for (product, recomputed), count in work.work.items()
+            if isinstance(product, Product)
+        ]
+        used = {p.weight for letters, _, _ in self._products for p in letters.parts}
+        self._summed_only = [g for g in weights if g.trained and g.spec.path not in used]
+        self._layouts: dict[Any, Layout] = {}
+        self._last: tuple[Any, _Sums] | None = None
+
+    def cost(self, layout: MeshLayout) -> Cost:
+        """Returns what a step costs under a layout, which has to be legal."""
+        key = (layout.mesh, layout.rules)
+        if self._last is None or self._last[0] != key:
+            self._last = (key, self._step(Placed(layout, self._work.weights)))
+        sums = self._last[1]
+        bill = Bill(layout.mesh, self.device, dict(sums.bill.rows))
+        for gradient in sums.gradients:
+            self._reduce_gradient(bill, layout, gradient)
+        memory, update_bytes = self._state(bill, layout, sums)
+        flops = sums.flops * self._parts
+        return Cost(
+            flops,
+            sums.products * layout.mesh.size / max(self._work.flops, 1),
+            sums.seconds * self._parts,
+            bill.seconds,
+            update_bytes / self.device.memory_bytes_per_s,
+            memory,
+            bill.collectives(),
+        )
+
+    def whole_share(self, layout: MeshLayout, axis: str) -> float:
+        """Returns the share of the bytes of weights that the rules do not split over an axis."""
+        total = whole = 0
+        for group in self._weights:
+            size = group.spec.size_bytes * group.count
+            total += size
+            whole += size if axis not in self._layout("used", layout, group.spec) else 0
+        return whole / max(total, 1)
+
+    # --- the step: products, activations ---
+
+    def _step(self, placed: Placed) -> _Sums:
+        sums = _Sums(Bill(placed.mesh, self.device, {}))
+        for letters, recomputed, count in self._products:
+            self._product(sums, placed, letters, recomputed, count * self._parts)
+        bandwidth = self.device.memory_bytes_per_s
+        for (work, recomputed), turns in self._work.work.items():
+            count, forward = turns * self._parts, 1 + recomputed
+            if isinstance(work, Passes):
+                passes = work.forward * forward + work.backward
+                sums.seconds += placed.bytes(work.part) * passes * turns / bandwidth
+            elif isinstance(work, Reduction):
+                axes = placed.extra_axes(work.over, work.part)
+                times = work.forward * forward + work.backward
+                local = placed.bytes(work.part)
+                sums.bill.add("all-reduce", axes, ACTIVATIONS, local, times * count)
+            elif isinstance(work, Repin):
+                before, after = placed.own(work.before, work.after.shape), placed.of(work.after)
+                self._relayout(sums.bill, placed, work.after, before, after, forward * count)
+                if work.after.learned:
+                    self._relayout(sums.bill, placed, work.after, after, before, count)
+            elif isinstance(work, Halo):
+                axis = placed.of(work.part)[work.dim]
+                size = work.part.shape[work.dim] / placed.count([axis])
+                share = min(work.width / size, 1)
+                times = (forward + work.part.learned) * count
+                local, axes = placed.bytes(work.part) * share, (axis,) if axis else ()
+                sums.bill.add("permute", axes, ACTIVATIONS, local, times)
+        sums.kept = placed.kept(self._work.kept)
+        sums.recomputed = max((placed.kept(kept) for kept in self._work.recomputed), default=0)
+        for group in self._summed_only:
+            axes = placed.extra_axes(_POSITIONS, _part(group.spec))
+            local = placed.bytes(_part(group.spec))
+            sums.gradients.append(_Gradient(group, axes, local, group.count * self._parts))
+        return sums
+
+    def _product(
+        self, sums: _Sums, placed: Placed, letters: Letters, recomputed: int, count: int
+    ) -> None:
+        product, device, forward = letters.product, self.device, 1 + recomputed
+        axis_of = letters.axes(placed)
+        axes = [tuple(axis_of.get(x) for x in form) for form in letters.forms]
+        used = set(axis_of.values())
+        local = [placed.bytes(p, a) for p, a in zip(letters.parts, axes, strict=True)]
+        a, b, out = letters.parts
+        flops = 2.0 * letters.size / placed.count(used)
+        moved_s = sum(local) / device.memory_bytes_per_s
+        peak = device.flops_per_s["bfloat16" if a.itemsize == 2 else "float32"] * device.reached
+        seconds = max(flops / peak, moved_s)
+        backward = a.learned + b.learned
+        turns = count / self._parts
+        if product.is_lookup:
+            # Forwards rows are copied; backwards a split table is multiplied by one-hot rows.
+            is_split = any(axis_of.get(x) for x in set(letters.forms[1]) - set(letters.forms[2]))
+            copied_s = 2 * local[2] / device.memory_bytes_per_s
+            rest_s = seconds if is_split else copied_s + 2 * local[1] / device.memory_bytes_per_s
+            sums.seconds += (copied_s * forward + rest_s) * turns
+            sums.flops += flops * turns if is_split else 0
+        else:
+            sums.seconds += seconds * (forward + backward) * turns
+            sums.flops += flops * (forward + backward) * turns
+            sums.products += flops * (forward + backward) * turns
+        sums.largest = max(sums.largest, local[2])
+        # Inputs: laid out as the product needs them, their gradients brought back.
+        before = (product.before_a, product.before_b)
+        for part, needed, size, earlier in zip((a, b), axes, local, before, strict=False):
+            rest = placed.ordered(used - set(needed))
+            if part.weight is not None:
+                if part.learned and part.weight in self._of_path:
+                    group = self._of_path[part.weight]
+                    is_whole = part.shape == group.spec.shape  # and no slice by turn
+                    times = count // product.turns if is_whole else count
+                    if group.trained:
+                        sums.gradients.append(_Gradient(group, rest, size, times))
+                continue
+            if product.is_lookup and part is a:
+                continue
+            own = placed.of(part)
+            self._relayout(sums.bill, placed, part, own, needed, forward * count)
+            if part.learned:
+                if not any(rest == placed.outside(needed, dims) for dims in earlier):
+                    sums.bill.add("all-reduce", rest, ACTIVATIONS, size, count)
+                self._relayout(sums.bill, placed, part, needed, own, count)
+        rest = placed.ordered(used - set(axes[2]))
+        sums.bill.add("all-reduce", rest, ACTIVATIONS, local[2], forward * count)
+        own = placed.of(out)
+        self._relayout(sums.bill, placed, out, axes[2], own, forward * count)
+        if out.learned:
+            self._relayout(sums.bill, placed, out, own, axes[2], count)
+
+    def _relayout(
+        self, bill: Bill, placed: Placed, part: Part, before: Layout, after: Layout, count: int
+    ) -> None:
+        if before == after:
+            return
+        moved = [x for i, x in enumerate(before) if x and x in after and after[i] != x]
+        dropped = [x for x in before if x and x not in after]
+        common = placed.count(set(before) | set(after))  # what is to be sliced is sliced first
+        local = part.size_bytes / common
+        for axis in moved:
+            bill.add("all-to-all", (axis,), ACTIVATIONS, local, count)
+        gathered = local * placed.count(dropped)
+        bill.add("all-gather", placed.ordered(dropped), ACTIVATIONS, gathered, count)
+
+    # --- weights, slots and their gradients ---
+
+    def _reduce_gradient(self, bill: Bill, layout: MeshLayout, gradient: _Gradient) -> None:
+        spec, axes, size = gradient.group.spec, gradient.axes, gradient.bytes
+        stored = self._layout("slot", layout, spec)[spec.stacked :]
+        used = self._layout("used", layout, spec)
+        for axis in [x for x in stored if x and x not in used and x in axes]:
+            bill.add("reduce-scatter", (axis,), GRADIENTS, size, gradient.count)
+            size /= layout.mesh.size_of(axis)
+            axes = tuple(x for x in axes if x != axis)
+        bill.add("all-reduce", axes, GRADIENTS, size, gradient.count)
+
+    def _state(self, bill: Bill, layout: MeshLayout, sums: _Sums) -> tuple[Memory, float]:
+        """Returns the memory, and the bytes that the update reads and writes."""
+        weights = used_weights = gradients = slots = update = 0.0
+        for group in self._weights:
+            spec, count = group.spec, group.count
+            used, stored, slot = (self._layout(k, layout, spec) for k in ("used", "stored", "slot"))
+            as_used, as_stored, as_slot = (_local(layout, spec, x) for x in (used, stored, slot))
+            weights += as_stored * count
+            itemsize = spec.size_bytes // max(spec.size, 1)
+            is_cast = group.trained and itemsize == 4 != self._activation_bytes
+            in_use = as_used * (self._activation_bytes / itemsize if is_cast else 1)
+            if is_cast or stored != used:
+                used_weights += in_use * count
+            if stored != used:
+                gathered = tuple(x for x in stored if x and x not in used)
+                bill.add("all-gather", gathered, WEIGHTS, in_use, count * self._parts)
+            if not group.trained:
+                continue
+            if slot != stored:
+                gathered = tuple(x for x in slot if x and x not in stored)
+                bill.add("all-gather", gathered, WEIGHTS, as_stored, count)
+            gradients += as_slot * count * (2 if self._parts > 1 else 1)
+            update += 3 * as_slot * count
+        for group in self._slots:
+            local = _local(layout, group.spec, self._layout("slot", layout, group.spec))
+            slots += local * group.count
+            update += 2 * local * group.count
+        workspace = 2 * sums.largest + sums.recomputed
+        memory = Memory(weights, used_weights, slots, gradients, sums.kept, workspace)
+        return memory, update
+
+    def _layout(self, kind: str, layout: MeshLayout, spec: WeightSpec) -> Layout:
+        """The layout of a weight, of it as stored, or of a slot; remembered by what decides it."""
+        if kind == "stored" and layout.weights_axis is None:
+            kind = "used"
+        elif kind == "slot" and layout.slots_axis is None:
+            return self._layout("stored", layout, spec)
+        pairs = tuple(pair for pair in layout.rules.pairs if pair[0] in spec.dims)
+        key = (kind, layout.mesh, pairs, layout.weights_axis, layout.slots_axis, id(spec))
+        if key not in self._layouts:
+            own = dataclasses.replace(layout, rules=Rules(pairs))
+            makers = {"used": own.of_weight, "stored": own.of_stored_weight, "slot": own.of_slot}
+            self._layouts[key] = makers[kind](spec)
+        return self._layouts[key]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Gradient:
+    """A gradient of a weight that is a sum of parts over axes."""
+
+    group: Alike
+    axes: tuple[str, ...]
+    bytes: float
+    count: int
+
+
+class _Sums:
+    """What the walk over a step adds up; times are of one part of the batch."""
+
+    def __init__(self, bill: Bill) -> None:
+        self.bill = bill
+        self.seconds = self.flops = self.products = self.largest = self.kept = self.recomputed = 0.0
+        self.gradients: list[_Gradient] = []
+
+
+def _part(spec: WeightSpec) -> Part:
+    return Part(spec.dims, spec.shape, spec.size_bytes // max(spec.size, 1), weight=spec.path)
+
+
+def _local(layout: MeshLayout, spec: WeightSpec, axes: Layout) -> float:
+    return spec.size_bytes / math.prod(layout.mesh.size_of(axis) for axis in axes if axis)

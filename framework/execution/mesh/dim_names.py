@@ -1,0 +1,213 @@
+"""Names of dims, followed through the ops of a graph.
+
+    x [batch, length, embed]  ── transpose ──►  [length, batch, embed]
+                              ── mean over the last ──►  [length, batch]
+
+What an op does to the dims is known for those that move them. For any other, a dim of the output
+has the name of a dim of an input that stands at the same place, counted from the last, and is of
+the same size. A guess can be wrong; it serves to estimate costs, never to lay out a tensor.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import tensorflow as tf
+
+from tekso.framework.execution.mesh.step_work import Dims
+
+REDUCTIONS = frozenset({"Sum", "Mean", "Max", "Min", "Prod", "Any", "All"})
+
+_SAME_TENSOR = frozenset({"Identity", "Reshape", "ExpandDims", "Squeeze", "Transpose"})
+_MATCHED = frozenset({"Reshape", "ExpandDims", "Squeeze", "StridedSlice", "Pack", "Unpack"})
+_MATRIX_PRODUCTS = frozenset({"MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"})
+_NO_GRADIENT = frozenset({"StopGradient", "OneHot", "Shape", "Size", "Rank"})
+
+
+@dataclasses.dataclass(frozen=True)
+class Known:
+    """What is known of a tensor.
+
+    Attributes:
+      dims: names.
+      learned: whether a weight went into it, so that it gets a gradient.
+      weight: path of the weight of which it is another form (cast, reshaped); else None.
+      root: name of the tensor of which it is another form, its own if of none.
+    """
+
+    dims: Dims
+    learned: bool
+    weight: str | None
+    root: str
+
+
+class DimNames:
+    """What is known of the tensors of one graph; worked out when it is asked for."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Known] = {}
+
+    def know(
+        self, x: tf.Tensor, dims: Dims, *, learned: bool, weight: str | None = None
+    ) -> tf.Tensor:
+        """Sets what is known of a tensor, and returns it."""
+        self._known[x.name] = Known(tuple(dims), learned, weight, x.name)
+        return x
+
+    def rename(self, x: tf.Tensor, dims: Dims) -> None:
+        """Gives a tensor other names."""
+        self._known[x.name] = dataclasses.replace(self.of(x), dims=tuple(dims))
+
+    def of(self, x: tf.Tensor) -> Known:
+        """Returns what is known of a tensor."""
+        waiting = [x]
+        while waiting:
+            last = waiting[-1]
+            missing = [t for t in last.op.inputs if t.name not in self._known]
+            if last.name in self._known or not missing:
+                waiting.pop()
+                if last.name not in self._known:
+                    for output in last.op.outputs:
+                        self._known[output.name] = self._infer(last.op, output)
+            else:
+                waiting += missing
+        return self._known[x.name]
+
+    def _infer(self, op: Any, output: tf.Tensor) -> Known:
+        inputs = [self._known[t.name] for t in op.inputs]
+        learned = output.dtype.is_floating and op.type not in _NO_GRADIENT
+        learned = learned and any(known.learned for known in inputs)
+        dims = self._dims(op, output, inputs)
+        weight, root = None, output.name
+        if inputs and op.type in _SAME_TENSOR | {"Cast"}:
+            weight = inputs[0].weight
+        if inputs and op.type in _SAME_TENSOR:
+            root = inputs[0].root
+        return Known(dims, learned, weight, root)
+
+    def _dims(self, op: Any, output: tf.Tensor, inputs: list[Known]) -> Dims:
+        shape = sizes_of(output)
+        if shape is None:
+            return ()
+        if op.type == "Transpose":
+            order = tf.get_static_value(op.inputs[1])
+            return tuple(inputs[0].dims[i] for i in order) if order is not None else _none(shape)
+        if op.type in REDUCTIONS:
+            dropped = reduced_dims(op)
+            if op.get_attr("keep_dims"):
+                return tuple(None if i in dropped else d for i, d in enumerate(inputs[0].dims))
+            return tuple(d for i, d in enumerate(inputs[0].dims) if i not in dropped)
+        form = einsum_form(op)
+        if form is not None:
+            letters = letters_of(form)
+            names: dict[str, str | None] = {}
+            for part, known in zip(letters, inputs, strict=False):
+                for letter, dim in zip(part, known.dims, strict=True):
+                    names[letter] = names.get(letter) or dim
+            return tuple(names.get(letter) for letter in letters[-1])
+        if op.type in ("GatherV2", "Gather"):
+            return _gathered(op, inputs, shape)
+        if op.type in _MATCHED and inputs:
+            first = sizes_of(op.inputs[0])
+            return _matched(inputs[0].dims, first, shape) if first is not None else _none(shape)
+        return _aligned(op, inputs, shape)
+
+
+def sizes_of(x: tf.Tensor) -> tuple[int, ...] | None:
+    """Returns the sizes of a tensor; None if its rank is not known. A size not known is 1."""
+    if x.shape.rank is None:
+        return None
+    return tuple(n or 1 for n in x.shape.as_list())
+
+
+def reduced_dims(op: Any) -> set[int]:
+    """Returns the dims over which an op sums."""
+    axes = tf.get_static_value(op.inputs[1])
+    rank = op.inputs[0].shape.rank
+    if axes is None:
+        return set()
+    return {int(axis) % rank for axis in axes.reshape(-1)} if rank else set()
+
+
+def einsum_form(op: Any) -> str | None:
+    """Returns the form of a product of two tensors, as of einsum; None for any other op."""
+    if op.type == "Einsum":
+        form = op.get_attr("equation").decode()
+        return form if form.count(",") == 1 and "." not in form else None
+    if op.type not in _MATRIX_PRODUCTS:
+        return None
+    ranks = [t.shape.rank for t in (*op.inputs, op.outputs[0])]
+    if len(set(ranks)) != 1 or ranks[0] is None:
+        return None
+    lead = "abcdefgh"[: ranks[0] - 2]
+    adjoint = ("transpose_a", "transpose_b") if op.type == "MatMul" else ("adj_x", "adj_y")
+    left, right = (op.get_attr(name) for name in adjoint)
+    a, b = ("yx" if left else "xy"), ("zy" if right else "yz")
+    return f"{lead}{a},{lead}{b}->{lead}xz"
+
+
+def letters_of(form: str) -> list[str]:
+    """Returns the letters of the inputs, and of the output last."""
+    left, out = form.split("->")
+    return [*left.split(","), out]
+
+
+def _none(shape: tuple[int, ...]) -> Dims:
+    return (None,) * len(shape)
+
+
+def _gathered(op: Any, inputs: list[Known], shape: tuple[int, ...]) -> Dims:
+    axis = tf.get_static_value(op.inputs[2]) if op.type == "GatherV2" else 0
+    batch_dims = op.get_attr("batch_dims") if op.type == "GatherV2" else 0
+    if axis is None or batch_dims:
+        return _none(shape)
+    rank = len(inputs[0].dims)
+    if not rank:
+        return _none(shape)
+    axis = int(axis) % rank
+    dims = (*inputs[0].dims[:axis], *inputs[1].dims, *inputs[0].dims[axis + 1 :])
+    return dims if len(dims) == len(shape) else _none(shape)
+
+
+def _matched(dims: Dims, before: tuple[int, ...], after: tuple[int, ...]) -> Dims:
+    """Names after a reshape: groups of dims with equal products; a merged one has the first name.
+
+    Where sizes do not agree (a slice, a new dim), what is equal in order keeps its name.
+    """
+    if math.prod(before) != math.prod(after):
+        names: list[str | None] = []
+        start = 0
+        for size in after:
+            found = next((i for i in range(start, len(before)) if before[i] == size), None)
+            names.append(dims[found] if found is not None and size > 1 else None)
+            start = start if found is None or size == 1 else found + 1
+        return tuple(names)
+    result: list[str | None] = [None] * len(after)
+    i = j = 0
+    while i < len(before) and j < len(after):
+        left, right, first_i, first_j = before[i], after[j], i, j
+        while left != right:
+            if left < right:
+                i += 1
+                left *= before[i]
+            else:
+                j += 1
+                right *= after[j]
+        if first_j == j:
+            result[j] = next((d for d in dims[first_i : i + 1] if d is not None), None)
+        i, j = i + 1, j + 1
+    return tuple(result)
+
+
+def _aligned(op: Any, inputs: list[Known], shape: tuple[int, ...]) -> Dims:
+    names: list[str | None] = [None] * len(shape)
+    for x, known in zip(op.inputs, inputs, strict=True):
+        sizes = sizes_of(x)
+        if sizes is None or len(sizes) != len(known.dims):
+            continue
+        for back in range(1, min(len(sizes), len(shape)) + 1):
+            if names[-back] is None and sizes[-back] == shape[-back] and shape[-back] > 1:
+                names[-back] = known.dims[-back]
+    return tuple(names)

@@ -1,0 +1,100 @@
+"""Collectives as rings over the devices of mesh axes: what they send and how long they take.
+
+n devices of an axis, S bytes in the buffer of a device:
+
+    all-reduce      2 (n-1)/n S in 2 (n-1) hops     reduce-scatter, all-gather  (n-1)/n S, n-1 hops
+    all-to-all        (n-1)/n S in n-1 hops         permute                     S, 1 hop
+
+Neighbours along the last axis of a mesh are next to each other; only a ring that fits in a node
+runs over its fast links.
+
+Source: Patarasuk & Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters".
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, Literal
+
+from tekso.framework.execution.mesh.device_types import DeviceType
+from tekso.framework.execution.mesh.rules import MeshShape
+
+Kind = Literal["all-reduce", "all-gather", "reduce-scatter", "all-to-all", "permute"]
+ACTIVATIONS, GRADIENTS, WEIGHTS = "activations", "gradients", "weights"
+
+
+@dataclasses.dataclass(frozen=True)
+class CollectiveCost:
+    """Collectives of one kind over the same axes in a step, together, and what they cost.
+
+    Attributes:
+      kind, axes: which, as in `collectives`.
+      of: what is exchanged: activations (and their gradients), gradients of weights, or weights.
+      count: how many.
+      bytes: of the buffers of one device: of what is reduced or exchanged, of what was gathered.
+      sent_bytes: what one device sends.
+      seconds: how long they take.
+    """
+
+    kind: Kind
+    axes: tuple[str, ...]
+    of: str
+    count: int
+    bytes: float
+    sent_bytes: float
+    seconds: float
+
+
+def ring(kind: Kind, n: int, size_bytes: float) -> tuple[float, int]:
+    """Returns the bytes that one of n devices sends, and the number of hops one after the other."""
+    if n == 1:
+        return 0.0, 0
+    if kind == "permute":
+        return size_bytes, 1
+    turns = 2 if kind == "all-reduce" else 1
+    return turns * (n - 1) / n * size_bytes, turns * (n - 1)
+
+
+class Bill:
+    """Collectives, added up by kind, axes and what they are of."""
+
+    def __init__(self, mesh: MeshShape, device: DeviceType, rows: dict[Any, Any]) -> None:
+        self.rows: dict[tuple[Kind, tuple[str, ...], str], tuple[int, float, float, float]] = rows
+        self._sizes, self._device = dict(mesh.axes), device
+        # Neighbours along the last axis are next to each other.
+        self._spans, span = {}, 1
+        for name, size in reversed(mesh.axes):
+            span *= size
+            self._spans[name] = span
+
+    def add(
+        self, kind: Kind, axes: tuple[str, ...], of: str, size_bytes: float, count: int
+    ) -> None:
+        """Adds `count` collectives over axes; none where there is a single device."""
+        n = math.prod(self._sizes[axis] for axis in axes)
+        if n == 1 or not count:
+            return
+        sent, hops = ring(kind, n, size_bytes)
+        speed, latency = self._device.link(max(self._spans[axis] for axis in axes))
+        seconds = sent / speed + hops * latency
+        number, all_bytes, all_sent, time = self.rows.get((kind, axes, of), (0, 0.0, 0.0, 0.0))
+        self.rows[kind, axes, of] = (
+            number + count,
+            all_bytes + size_bytes * count,
+            all_sent + sent * count,
+            time + seconds * count,
+        )
+
+    @property
+    def seconds(self) -> float:
+        """Time of all, one after the other."""
+        return sum(row[-1] for row in self.rows.values())
+
+    def collectives(self) -> tuple[CollectiveCost, ...]:
+        """Returns them, the longest first."""
+        found = [
+            CollectiveCost(*key, count, size, sent, seconds)
+            for key, (count, size, sent, seconds) in self.rows.items()
+        ]
+        return tuple(sorted(found, key=lambda c: -c.seconds))

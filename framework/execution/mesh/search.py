@@ -1,0 +1,286 @@
+"""Searches the legal layouts of a model for the one whose step is the fastest by the cost model.
+
+    for every mesh        the one given, or all with one or two axes over N devices
+      for every axis      sets of dims that it can split together, by the legality of layouts
+        their products    rules; with weights, or slots, split over an axis as well, or not
+
+What does not fit the memory of a device comes last. Not all is tried:
+
+- dims that only small weights have (under 1 % of the bytes), and dims of experts that follow others
+  (`layouts.FOLLOWS`), get no rules;
+- where there are very many rules, axes are decided one after the other, and the fastest and the
+  smallest layouts of every turn go on;
+- weights and slots are split further only in the fastest and the smallest layouts of a mesh, over
+  axes that leave most of the weights whole.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from tekso.framework.execution.base import ExecutionError, Signature, num_examples
+from tekso.framework.execution.mesh import activations, device_types, tracing
+from tekso.framework.execution.mesh.costs import Cost, CostModel
+from tekso.framework.execution.mesh.device_types import DeviceType
+from tekso.framework.execution.mesh.layouts import (
+    FOLLOWS,
+    Activations,
+    MeshLayout,
+    MeshShape,
+    Rules,
+)
+from tekso.framework.execution.mesh.presets import DATA, MODEL
+from tekso.framework.execution.mesh.step_work import alike
+from tekso.framework.weight_spec import WeightSpec
+
+MAX_TRIED = 4000  # rules that are all tried, of all meshes together
+KEPT = 30  # that go on: the fastest, and as many of the smallest
+SMALL = 0.01  # share of the bytes of all weights
+
+
+@dataclasses.dataclass(frozen=True)
+class Ranked:
+    """A layout with its place in a ranking.
+
+    Attributes:
+      place: 1 for the best.
+      layout: mesh and rules.
+      cost: of a step.
+      device: the type for which the cost holds.
+      best: cost of the first of the ranking.
+      is_asked: whether it was asked for, besides being found.
+    """
+
+    place: int
+    layout: MeshLayout
+    cost: Cost
+    device: DeviceType
+    best: Cost
+    is_asked: bool = False
+
+    @property
+    def fits(self) -> bool:
+        """Whether a device can hold it."""
+        return self.cost.memory.total <= self.device.memory_bytes
+
+
+def rank(
+    task: Any,
+    learner: Any,
+    signature: Signature,
+    *,
+    mesh: MeshShape | None = None,
+    num_devices: int | None = None,
+    device: str = "tpu_v2",
+    activation_dtype: str = "float32",
+    compare: Sequence[MeshLayout] = (),
+) -> list[Ranked]:
+    """Returns legal layouts, the best first; those that do not fit in memory come last.
+
+    Nothing is allocated, and no device is needed.
+
+    Args:
+      task: the task.
+      learner: the learner: its slots and its accumulation steps count.
+      signature: of a whole batch.
+      mesh: the mesh; None: all with one or two axes over `num_devices`.
+      num_devices: how many there are; not needed where a mesh is given.
+      device: the type of the devices, see `device_types`.
+      activation_dtype: as in MeshSharded.Params.
+      compare: layouts that are to be in the ranking in any case.
+
+    Raises:
+      ExecutionError: neither a mesh nor a number of devices is given, or no such device type, or
+        the batch does not divide over the accumulation steps.
+      LayoutError: a layout of `compare` is not legal.
+    """
+    if mesh is None and num_devices is None:
+        raise ExecutionError(
+            "a search for a layout needs a mesh (execution.mesh) or a number of devices (--devices)"
+        )
+    found_device = device_types.find(device)
+    parts = learner.params.accumulation_steps
+    batch = _part_of(signature, parts)
+    model, legality = _prepare(task, learner, batch, found_device, parts, activation_dtype)
+    for layout in compare:
+        layout.check(legality.specs, activations=legality.pinned)
+    meshes = [mesh] if mesh is not None else list(factorisations(num_devices or 1))
+    costs: dict[MeshLayout, Cost] = {layout: model.cost(layout) for layout in compare}
+    for shape in meshes:
+        search = _Search(shape, legality, model, limit=MAX_TRIED // len(meshes))
+        costs.update(search.costs(may_swap=mesh is not None))
+    return _ranking(costs, compare, found_device)
+
+
+def factorisations(num_devices: int) -> Iterator[MeshShape]:
+    """Yields every mesh of one or two axes over so many devices, with axes "data" and "model"."""
+    yield MeshShape(((DATA, num_devices),))
+    for data in range(2, num_devices // 2 + 1):
+        if num_devices % data == 0:
+            yield MeshShape(((DATA, data), (MODEL, num_devices // data)))
+
+
+def _part_of(signature: Signature, parts: int) -> Signature:
+    if num_examples(signature) % parts:
+        raise ExecutionError(
+            f"a batch of {num_examples(signature)} does not divide over {parts} accumulation steps"
+        )
+    return {n: ((shape[0] // parts, *shape[1:]), d) for n, (shape, d) in signature.items()}
+
+
+def _prepare(
+    task: Any,
+    learner: Any,
+    batch: Signature,
+    device: DeviceType,
+    parts: int,
+    activation_dtype: str,
+) -> tuple[CostModel, _Legality]:
+    specs = task.specs()
+    weights = alike(specs.values(), trained=learner.trainable(specs))
+    work = tracing.trace(task, weights, batch, activation_dtype=activation_dtype)
+    model = CostModel(
+        work,
+        weights,
+        alike(learner.slots(specs).values()),
+        device,
+        parts=parts,
+        activation_bytes=2 if activation_dtype == "bfloat16" else 4,
+    )
+    pinned = activations.of_task(task, batch)
+    dims = _worth_a_rule(specs.values(), pinned)
+    return model, _Legality({g.spec.path: g.spec for g in weights}, pinned, dims)
+
+
+def _worth_a_rule(specs: Iterable[WeightSpec], pinned: Activations) -> list[str]:
+    """Returns the dims that are searched, in the order in which tensors have them."""
+    sizes: dict[str, int] = {}
+    total = 0
+    for names, _ in pinned.values():
+        sizes |= {dim: -1 for dim in names if dim is not None}
+    for spec in specs:
+        total += spec.size_bytes
+        for dim in dict.fromkeys(spec.dims):
+            if dim is not None and sizes.get(dim) != -1:
+                sizes[dim] = sizes.get(dim, 0) + spec.size_bytes
+    is_small = {dim for dim, size in sizes.items() if 0 <= size < SMALL * total}
+    return [dim for dim in sizes if dim not in is_small and dim not in FOLLOWS]
+
+
+class _Legality:
+    """Which dims can lie on which axes, alone and together: what is legal is so pair by pair."""
+
+    def __init__(self, specs: dict[str, WeightSpec], pinned: Activations, dims: list[str]) -> None:
+        self.specs, self.pinned, self.dims = specs, pinned, dims
+        self._known: dict[tuple[tuple[str, ...], int], bool] = {}
+
+    def _allows(self, dims: tuple[str, ...], size: int) -> bool:
+        """Whether an axis of this size may split these dims."""
+        if (dims, size) not in self._known:
+            rules = Rules(tuple((d, DATA) for d in dims))
+            layout = MeshLayout(MeshShape(((DATA, size),)), rules)
+            problems = layout.problems(self.specs, activations=self.pinned)
+            self._known[dims, size] = not problems
+        return self._known[dims, size]
+
+    def sets(self, size: int) -> list[tuple[str, ...]]:
+        """Returns all sets of dims that an axis of this size may split, the empty one first."""
+        found: list[tuple[str, ...]] = [()]
+        for dim in self.dims:
+            if not self._allows((dim,), size):
+                continue
+            found += [
+                (*others, dim)
+                for others in list(found)
+                if all(self._allows((other, dim), size) for other in others)
+            ]
+        return sorted(found, key=len)
+
+
+class _Search:
+    """The search over the rules of one mesh."""
+
+    def __init__(
+        self, mesh: MeshShape, legality: _Legality, model: CostModel, *, limit: int
+    ) -> None:
+        self._mesh, self._legality, self._model, self._limit = mesh, legality, model, limit
+        self._axes = [name for name, size in mesh.axes if size > 1]
+
+    def costs(self, *, may_swap: bool) -> dict[MeshLayout, Cost]:
+        """Returns layouts with their costs.
+
+        Args:
+          may_swap: whether the batch may lie on "model"; otherwise another mesh has that layout,
+            with its axes the other way round.
+        """
+        sets = {axis: self._legality.sets(self._mesh.size_of(axis)) for axis in self._axes}
+        number = math.prod(len(found) for found in sets.values())
+        chosen: dict[MeshLayout, Cost] = {}
+        rules = [Rules(())]
+        for axis in self._axes:
+            if number > self._limit and chosen:
+                rules = [layout.rules for layout in _best(chosen)]
+            rules = [
+                Rules((*before.pairs, *((dim, axis) for dim in dims)))
+                for before in rules
+                for dims in sets[axis]
+                if not set(dims) & {dim for dim, _ in before.pairs}
+                and (may_swap or axis != MODEL or "batch" not in dims)
+            ]
+            if number > self._limit or axis == self._axes[-1]:
+                chosen = self._costs(MeshLayout(self._mesh, r) for r in rules)
+        if not self._axes:
+            chosen = self._costs([MeshLayout(self._mesh, Rules(()))])
+        return chosen | self._costs(
+            further
+            for layout in _best(chosen)
+            for axis in self._axes
+            if self._model.whole_share(layout, axis) > 0.5
+            for further in (
+                dataclasses.replace(layout, weights_axis=axis),
+                dataclasses.replace(layout, slots_axis=axis),
+            )
+        )
+
+    def _costs(self, layouts: Iterable[MeshLayout]) -> dict[MeshLayout, Cost]:
+        return {layout: self._model.cost(layout) for layout in layouts}
+
+
+def _best(costs: dict[MeshLayout, Cost]) -> list[MeshLayout]:
+    """Returns the fastest, and the smallest of the others."""
+    fast = sorted(costs, key=lambda layout: costs[layout].seconds)[:KEPT]
+    rest = [layout for layout in costs if layout not in set(fast)]
+    return fast + sorted(rest, key=lambda layout: costs[layout].memory.total)[:KEPT]
+
+
+def _ranking(
+    costs: dict[MeshLayout, Cost], compare: Iterable[MeshLayout], device: DeviceType
+) -> list[Ranked]:
+    asked = set(compare)
+
+    def order(layout: MeshLayout) -> Any:
+        cost = costs[layout]
+        fits = cost.memory.total <= device.memory_bytes
+        main = cost.seconds if fits else cost.memory.total
+        extras = (layout.weights_axis is not None) + (layout.slots_axis is not None)
+        simple = len(layout.rules.pairs) + extras
+        return not fits, main, cost.memory.total, layout not in asked, simple
+
+    ordered = sorted(costs, key=order)
+    best = costs[ordered[0]]
+    ranking: list[Ranked] = []
+    seen: set[Any] = set()
+    for layout in ordered:
+        cost = costs[layout]
+        # A rule that changes nothing makes no other layout, nor does another name of an axis.
+        sizes = tuple(size for _, size in layout.mesh.axes)
+        key = (sizes, cost.seconds, cost.memory.total)
+        if key in seen and layout not in asked:
+            continue
+        seen.add(key)
+        place = len(ranking) + 1
+        ranking.append(Ranked(place, layout, cost, device, best, layout in asked))
+    return ranking

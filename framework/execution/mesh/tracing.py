@@ -1,0 +1,369 @@
+"""Traces a training step for its work: products, pins and sums with their shapes and names of dims.
+
+The layers run on placeholders in a graph that is thrown away, so a model of any size is traced on
+any machine. Primitives are noted and answered by a new placeholder; what layers compute by ops of
+their own (the einsums of a mixture of experts) is read off the graph. A loop is gone through once,
+and counted as often as it turns; on a mesh its backward pass computes every turn again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import string
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tekso.framework.context import StepContext
+from tekso.framework.execution.base import Signature, num_examples
+from tekso.framework.execution.mesh.dim_names import sizes_of
+from tekso.framework.execution.mesh.step_work import (
+    Alike,
+    Dims,
+    Halo,
+    Part,
+    Passes,
+    Product,
+    Reduction,
+    Repin,
+    StepWork,
+    Work,
+)
+from tekso.framework.execution.mesh.work_recorder import Recorder, Stretch
+from tekso.framework.theta import Theta
+
+_POSITION_DIMS = ("batch", "length", None, None)
+
+
+def trace(
+    task: Any,
+    weights: Sequence[Alike],
+    batch: Signature,
+    *,
+    activation_dtype: str = "float32",
+) -> StepWork:
+    """Returns the work of a training step of a task.
+
+    Args:
+      task: the task.
+      weights: its weights in groups; of every group only the first is named.
+      batch: of the examples that are computed together.
+      activation_dtype: type in which float32 weights are used.
+    """
+    specs = task.specs()
+    with tf.Graph().as_default() as graph:
+        recorder = Recorder(graph)
+        ctx = _TracingContext(recorder, mode="train", num_examples=num_examples(batch))
+        theta = {}
+        for group in weights:
+            for path in group.paths:
+                spec = specs[path]
+                x = tf.raw_ops.Placeholder(dtype=spec.dtype, shape=spec.shape)
+                recorder.names.know(x, spec.dims, learned=group.trained, weight=group.spec.path)
+                is_cast = spec.trainable and spec.dtype == "float32"
+                theta[path] = tf.cast(x, activation_dtype) if is_cast else x
+        arrays = {}
+        for name, (shape, dtype) in batch.items():
+            arrays[name] = tf.raw_ops.Placeholder(dtype=dtype, shape=shape)
+            dims = ("batch",) + (None,) * (len(shape) - 1)
+            recorder.names.know(arrays[name], dims[: len(shape)], learned=False)
+        task.loss(task.theta(theta), arrays, ctx)
+        recorder.read_graph()
+    return StepWork(
+        dict(recorder.counted()),
+        tuple(recorder.whole.kept.values()),
+        tuple(tuple(stretch.kept.values()) for stretch in recorder.stretches),
+        frozenset(d for spec in specs.values() for d in spec.dims if d is not None),
+    )
+
+
+class _TracingContext(StepContext):
+    """A context whose primitives note what they would compute; copies share the recorder."""
+
+    def __init__(self, recorder: Recorder, **rest: Any) -> None:
+        super().__init__(**rest)
+        self._recorder, self._stretch = recorder, recorder.whole
+
+    def _new(
+        self, shape: Sequence[int], dims: Sequence[str | None], dtype: Any, *inputs: tf.Tensor
+    ) -> tf.Tensor:
+        """Returns a placeholder for the output of a primitive."""
+        names = self._recorder.names
+        x = tf.raw_ops.Placeholder(dtype=dtype, shape=shape)
+        return names.know(x, tuple(dims), learned=any(names.of(t).learned for t in inputs))
+
+    def _laid_out_like(self, x: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
+        return self.constrain(x, self._dims(other))
+
+    def _like(self, x: tf.Tensor) -> tf.Tensor:
+        return self._new(x.shape, self._dims(x), x.dtype, x)
+
+    def _add(self, work: Work) -> None:
+        self._recorder.add(work, self._stretch)
+
+    def _multiply(self, form: str, a: tf.Tensor, b: tf.Tensor, out: tf.Tensor) -> None:
+        self._recorder.multiply(form, a, b, out, self._stretch)
+
+    def _keep(self, *tensors: tf.Tensor) -> None:
+        for x in tensors:
+            self._recorder.keep(x, self._stretch)
+
+    def _dims(self, x: tf.Tensor) -> Dims:
+        return self._recorder.names.of(x).dims
+
+    # --- layout ---
+
+    def constrain(self, x: tf.Tensor, dims: Sequence[str | None]) -> tf.Tensor:
+        """See `StepContext`."""
+        before, after = self._dims(x), self._recorder.part(x, tuple(dims))
+        if x.dtype.is_floating and before != tuple(dims):
+            self._add(Repin(before, after))
+        y = tf.identity(x)
+        self._recorder.names.rename(y, tuple(dims))
+        return y
+
+    # --- control flow ---
+
+    def _inside(self, *, turns: int) -> _TracingContext:
+        inner: _TracingContext = self.isolated()
+        outer = self._stretch
+        inner._stretch = Stretch(
+            outer.count * turns, turns, outer.recomputed + 1, first=self._recorder.num_ops
+        )
+        self._recorder.stretches.append(inner._stretch)
+        return inner
+
+    def scan(
+        self,
+        body: Callable[[Theta, Any, Any, Any], tuple[Any, Any]],
+        theta: Theta,
+        state: Any,
+        xs: Any,
+    ) -> tuple[Any, Any]:
+        """See `StepContext`."""
+        turns = tf.nest.flatten(xs)[0].shape[0]
+        names = self._recorder.names
+        inner = self._inside(turns=turns)
+
+        def one(x: tf.Tensor) -> tf.Tensor:
+            known = names.of(x)
+            y = tf.raw_ops.Placeholder(dtype=x.dtype, shape=x.shape[1:])
+            return names.know(y, known.dims[1:], learned=known.learned, weight=known.weight)
+
+        def all_of(y: tf.Tensor | None) -> tf.Tensor | None:
+            if y is None:
+                return None
+            return self._new([turns, *y.shape], (None, *self._dims(y)), y.dtype, y)
+
+        def in_loop(x: tf.Tensor) -> tf.Tensor:
+            known = names.of(x)
+            y = tf.raw_ops.Placeholder(dtype=x.dtype, shape=x.shape)
+            return names.know(y, known.dims, learned=x.dtype.is_floating)
+
+        for x in tf.nest.flatten(state):
+            self._recorder.keep(x, self._stretch, count=turns)
+        state, xs = tf.nest.map_structure(in_loop, state), tf.nest.map_structure(one, xs)
+        after, y = body(theta, state, xs, inner.fold(0))
+        inner._stretch.last = self._recorder.num_ops
+        # After every turn the state is laid out as it was before.
+        after = tf.nest.map_structure(inner._laid_out_like, after, state)
+        sums = inner.collected.sums
+        statistics = tf.nest.map_structure(all_of, sums["statistic"])
+        self.collected.merge({**sums, "statistic": statistics})
+        return tf.nest.map_structure(self._like, after), tf.nest.map_structure(all_of, y)
+
+    def rematerialize(self, function: Callable[..., Any], theta: Theta, *inputs: Any) -> Any:
+        """See `StepContext`."""
+        self._keep(*(x for x in tf.nest.flatten(inputs) if tf.is_tensor(x)))
+        inner = self._inside(turns=1)
+        output = function(theta, *inputs, inner)
+        inner._stretch.last = self._recorder.num_ops
+        self.collected.merge(inner.collected.sums)
+        return output
+
+    # --- primitives ---
+
+    def project(
+        self, x: tf.Tensor, w: tf.Tensor, b: tf.Tensor | None = None, *, num_contracted: int = 1
+    ) -> tf.Tensor:
+        """See `StepContext`."""
+        num_lead, letters = x.shape.rank - num_contracted, string.ascii_lowercase
+        lead, inner = letters[:num_lead], letters[num_lead : x.shape.rank]
+        outer = letters[x.shape.rank : num_lead + w.shape.rank]
+        dims = self._dims(x)[:num_lead] + self._dims(w)[num_contracted:]
+        shape = (*x.shape[:num_lead], *w.shape[num_contracted:])
+        y = self._new(shape, dims, x.dtype, x, w)
+        self._multiply(f"{lead}{inner},{inner}{outer}->{lead}{outer}", x, w, y)
+        return y
+
+    def _elementwise(self, x: tf.Tensor, *, forward: int, backward: int, keep: bool) -> tf.Tensor:
+        self._add(Passes(self._recorder.part(x), forward, backward))
+        if keep:
+            self._keep(x)
+        return self._like(x)
+
+    def _normalise(self, x: tf.Tensor, *, sums: int) -> tf.Tensor:
+        dims, shape = self._dims(x), sizes_of(x) or ()
+        if dims and dims[-1] is not None:
+            part = Part(dims[:-1], shape[:-1], 4)
+            self._add(Reduction(part, (dims[-1],), forward=sums, backward=sums))
+        return self._elementwise(x, forward=3, backward=4, keep=True)
+
+    def layer_norm(
+        self, x: tf.Tensor, scale: tf.Tensor, bias: tf.Tensor | None, *, epsilon: float
+    ) -> tf.Tensor:
+        """See `StepContext`."""
+        return self._normalise(x, sums=2)
+
+    def rms_norm(self, x: tf.Tensor, scale: tf.Tensor, *, epsilon: float) -> tf.Tensor:
+        """See `StepContext`."""
+        return self._normalise(x, sums=1)
+
+    def activate(self, name: str, x: tf.Tensor) -> tf.Tensor:
+        """See `StepContext`."""
+        if name == "identity":
+            return x
+        return self._elementwise(x, forward=2, backward=3, keep=True)
+
+    def dropout(self, x: tf.Tensor, rate: float, layer: Any, name: str = "") -> tf.Tensor:
+        """See `StepContext`."""
+        return self._elementwise(x, forward=2, backward=2, keep=False) if rate else x
+
+    def rotate(self, x: tf.Tensor, sine: Any, cosine: Any) -> tf.Tensor:
+        """See `StepContext`; where heads are split inside, both passes add up over the parts."""
+        self._add(Reduction(self._recorder.part(x), ("head_dim",), forward=1, backward=1))
+        return self._elementwise(x, forward=3, backward=3, keep=False)
+
+    def attend(
+        self,
+        q: tf.Tensor,
+        k: tf.Tensor,
+        v: tf.Tensor,
+        *,
+        scale: float,
+        mask: tf.Tensor | None = None,
+        bias: tf.Tensor | None = None,
+        dropout_rate: float = 0.0,
+        layer: Any = None,
+    ) -> tf.Tensor:
+        """See `StepContext`; pinned as on a mesh, keys along a length of their own."""
+        q = self.constrain(q, ("batch", "length", "heads", "head_dim"))
+        k, v = (self._of_every_head(x, q.shape[2]) for x in (k, v))
+        sizes = (q.shape[0], q.shape[2], q.shape[1], k.shape[1])
+        dims = ("batch", "heads", "length", "memory_length")
+        scores = self._new(sizes, dims, q.dtype, q, k)
+        probs = self._new(sizes, dims, q.dtype, q, k)
+        y = self._new(q.shape, ("batch", "length", "heads", "head_dim"), q.dtype, q, k, v)
+        self._multiply("bqnh,bknh->bnqk", q, k, scores)
+        self._add(Passes(self._recorder.part(scores), 5, 4))
+        self._multiply("bnqk,bknh->bqnh", probs, v, y)
+        return y
+
+    def _of_every_head(self, x: tf.Tensor, num_heads: int) -> tf.Tensor:
+        """Keys or values as the queries have heads, see `MeshContext`."""
+        if x.shape[2] != num_heads:
+            x = self.constrain(x, ("batch", "memory_length", None, "head_dim"))
+            x = self._new([*x.shape[:2], num_heads, x.shape[3]], self._dims(x), x.dtype, x)
+        return self.constrain(x, ("batch", "memory_length", "heads", "head_dim"))
+
+    def lookup(self, table: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
+        """See `StepContext`."""
+        rank = ids.shape.rank
+        lead = string.ascii_lowercase[:rank]
+        named = _POSITION_DIMS[:rank] if rank > 1 else (None,) * rank
+        table_dims = self._dims(table)
+        y = self._new((*ids.shape, table.shape[1]), (*named, table_dims[1]), table.dtype, table)
+        part = self._recorder.part
+        places = Part(
+            (*named, table_dims[0]), (*ids.shape, table.shape[0]), table.dtype.size, learned=False
+        )
+        self._add(Product(f"{lead}y,yz->{lead}z", places, part(table), part(y), is_lookup=True))
+        return y
+
+    def lookup_shared(self, table: tf.Tensor, ids: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """See `StepContext`."""
+        return self.lookup(table, ids), table
+
+    def logits(self, x: tf.Tensor, table: tf.Tensor) -> tf.Tensor:
+        """See `StepContext`."""
+        rank = x.shape.rank
+        lead = string.ascii_lowercase[: rank - 1]
+        dims = (*_POSITION_DIMS[: rank - 1], self._dims(table)[0])
+        y = self._new((*x.shape[:-1], table.shape[0]), dims, x.dtype, x, table)
+        self._multiply(f"{lead}y,zy->{lead}z", x, table, y)
+        return y
+
+    def cross_entropy(
+        self,
+        x: tf.Tensor,
+        table: tf.Tensor,
+        labels: tf.Tensor,
+        *,
+        bias: tf.Tensor | None = None,
+        label_smoothing: float = 0.0,
+    ) -> tf.Tensor:
+        """See `StepContext`: maxima, sums and the logits of the labels are added up."""
+        logits = self.logits(x, table)
+        dims = self._dims(logits)
+        y = self._new(labels.shape, dims[:-1], tf.float32, x, table)
+        sums = 4 if label_smoothing else 3
+        if dims[-1] is not None:
+            self._add(Reduction(self._recorder.part(y), (dims[-1],), forward=sums))
+        self._add(Passes(self._recorder.part(logits), 5, 3))
+        self._keep(logits)
+        return y
+
+    # --- windows over images ---
+
+    def _windows(self, x: tf.Tensor, window: Any) -> list[int]:
+        """Returns height and width after a window, whose parts need rows of their neighbours."""
+        for d in (0, 1):
+            width = (window.shape[d] - 1) * window.dilations[d] + 1 - window.strides[d]
+            if width > 0:
+                self._add(Halo(self._recorder.part(x), 1 + d, width))
+        return [window.output_size(x.shape[1 + d], d) for d in (0, 1)]
+
+    def _convolve(self, x: tf.Tensor, w: tf.Tensor, window: Any, *, depthwise: bool) -> tf.Tensor:
+        part, w_dims = self._recorder.part, self._dims(w)
+        image, sizes = part(x), self._windows(x, window)
+        if depthwise:
+            form, outer, names = "bhwc,klcm->bhwcm", w.shape[2:], w_dims[2:]
+        else:
+            form, outer, names = "bhwi,klio->bhwo", w.shape[3:], w_dims[3:]
+            # Of grouped channels, every output sees the inputs of its group.
+            image = dataclasses.replace(image, shape=(*image.shape[:3], w.shape[2]))
+        dims = self._dims(x)[:3]
+        out = self._new([x.shape[0], *sizes, *outer], dims + names, x.dtype, x, w)
+        self._add(Product(form, image, part(w), part(out)))
+        self._keep(x)
+        channels = math.prod(outer)
+        return self._new([x.shape[0], *sizes, channels], (*dims, names[0]), x.dtype, x, w)
+
+    def convolution(
+        self, x: tf.Tensor, w: tf.Tensor, b: tf.Tensor | None = None, *, window: Any
+    ) -> tf.Tensor:
+        """See `StepContext`."""
+        return self._convolve(x, w, window, depthwise=False)
+
+    def depthwise_convolution(
+        self, x: tf.Tensor, w: tf.Tensor, b: tf.Tensor | None = None, *, window: Any
+    ) -> tf.Tensor:
+        """See `StepContext`."""
+        return self._convolve(x, w, window, depthwise=True)
+
+    def _pool(self, x: tf.Tensor, window: Any) -> tf.Tensor:
+        sizes = self._windows(x, window)
+        y = self._new([x.shape[0], *sizes, x.shape[3]], self._dims(x), x.dtype, x)
+        self._add(Passes(self._recorder.part(x), 1 + math.prod(window.shape), 3))
+        self._keep(x, y)
+        return y
+
+    def average_pool(self, x: tf.Tensor, window: Any) -> tf.Tensor:
+        """See `StepContext`."""
+        return self._pool(x, window)
+
+    def max_pool(self, x: tf.Tensor, window: Any) -> tf.Tensor:
+        """See `StepContext`."""
+        return self._pool(x, window)
