@@ -101,8 +101,16 @@ class Recorder:
             earlier.append(lacking)
             if parts[other].learned:
                 self.keep(x, stretch)
-        product = Product(form, *parts, before_a=before[0], before_b=before[1])
-        self.add(dataclasses.replace(product, turns=stretch.turns), stretch, index=index)
+        product = Product(
+            form,
+            parts[0],
+            parts[1],
+            parts[2],
+            before_a=before[0],
+            before_b=before[1],
+            turns=stretch.turns,
+        )
+        self.add(product, stretch, index=index)
 
     def part(self, x: tf.Tensor, dims: Dims | None = None) -> Part:
         """Returns what is known of a tensor, by its own names or by others."""
