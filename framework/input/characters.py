@@ -72,6 +72,10 @@ class Characters(Tokenizer):
         num_bytes[_UNKNOWN] = 1
         return num_bytes
 
+    def unknown(self, text: str) -> list[str]:
+        """The characters that the training text does not have."""
+        return [char for char in dict.fromkeys(text) if self._id_of[ord(char)] == _UNKNOWN]
+
     def _encode(self, text: str) -> np.ndarray:
         return self._id_of[np.frombuffer(text.encode("utf-32-le"), "<u4")]
 

@@ -82,6 +82,10 @@ class Words(Tokenizer):
         """The words of some ids, single spaces between them."""
         return super().decode(ids).removesuffix(" ")
 
+    def unknown(self, text: str) -> list[str]:
+        """The words that are not in the table."""
+        return [word for word in dict.fromkeys(text.split()) if word not in self._id_of]
+
     def _encode(self, text: str) -> np.ndarray:
         find = self._id_of.get
         return np.array([find(word, _UNKNOWN) for word in text.split()], np.int32)

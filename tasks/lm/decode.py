@@ -85,10 +85,13 @@ class TextDecoder(Configurable):
         arrays = (tf.constant(a) for a in (block.head, block.tail, block.lengths))
         drawn = program.call(self._generate_until(tokenizer.end_id), *arrays)
         rows = zip(np.asarray(drawn["ids"]), np.asarray(drawn["lengths"]), strict=True)
-        for prompt, (ids, length) in zip(prompts, rows, strict=True):
+        given = [text for text in self.params.prompts for _ in range(self.params.num_samples)]
+        lost = [tokenizer.unknown(text) for text in given] or [[]] * len(prompts)
+        for prompt, unknown, (ids, length) in zip(prompts, lost, rows, strict=True):
             yield {
                 "kind": "sample",
                 "prompt": tokenizer.decode(prompt),
+                "unknown": unknown,
                 "text": tokenizer.decode(ids[:length]),
                 "new_tokens": int(length) - len(prompt),
                 "temperature": self.params.temperature,
@@ -156,4 +159,8 @@ def _shown(record: dict[str, Any]) -> str:
             f"{record['tokens']:,} tokens"
         )
     title = f"--- {record['new_tokens']} tokens after {record['prompt']!r} "
-    return f"{title}{'-' * max(3, 100 - len(title))}\n{record['text']}\n"
+    shown = f"{title}{'-' * max(3, 100 - len(title))}\n{record['text']}\n"
+    if record["unknown"]:
+        names = ", ".join(map(repr, record["unknown"]))
+        return f"warning: the vocabulary does not have what the prompt has: {names}\n{shown}"
+    return shown

@@ -96,6 +96,7 @@ class TestCharacters:
         tokenizer = self.make("ab")
         assert tokenizer.encode("axb").tolist() == [2, 1, 3]
         assert tokenizer.decode(tokenizer.encode("axb")) == "a\ufffdb"
+        assert tokenizer.unknown("axbyx") == ["x", "y"] and tokenizer.unknown("ba") == []
         assert tokenizer.token_num_bytes.tolist() == [0, 1, 1, 1]
 
     def test_a_size_that_is_given_leaves_spare_ids_or_is_refused(self) -> None:
@@ -246,6 +247,7 @@ class TestWords:
         words = self.make("b b c a", "b c d", vocab_size=5)
         assert words.encode("a b c d").tolist() == [4, 2, 3, 1]
         assert words.decode([2, 3, 1]) == "b c <UNK>"
+        assert words.unknown("a b  c d d") == ["d"]
         assert words.token_num_bytes.tolist() == [0, 1, 2, 2, 2]
 
     def test_a_table_can_be_given(self, tmp_path: Path) -> None:

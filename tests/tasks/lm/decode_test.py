@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from tekso.framework.context import StepContext
+from tekso.framework.input.characters import Characters
+from tekso.framework.input.sources import TrainingText
 from tekso.framework.input.tokenizers import Bytes
 from tekso.models.layers.embedding import Embedding
 from tekso.models.layers.recurrent import RecurrentStack
@@ -50,6 +52,17 @@ def test_samples_go_on_from_the_prompts(program_of: Any) -> None:
         assert record["text"] in decoded.text
     assert decoded.records[0]["text"] != decoded.records[1]["text"]
     json.dumps(decoded.records)
+
+
+def test_what_of_a_prompt_the_vocabulary_does_not_have_is_named(program_of: Any) -> None:
+    task = make_task(prompts=["añ+ø=ø→", "x", "x+β"], num_samples=2)
+    training = TrainingText(lambda: [TEXT], lambda: "", "text")
+    tokenizer = Characters.Params(vocab_size=256).instantiate(training=training)
+    decoded = task.decode(program_of(task), SimpleNamespace(tokenizer=tokenizer))
+    unknown = [["ø", "=", "→"], [], ["β"]]
+    assert [r["unknown"] for r in decoded.records] == [one for one in unknown for _ in range(2)]
+    assert decoded.text.startswith("warning: the vocabulary does not have what the prompt has: 'ø'")
+    assert decoded.text.count("warning: ") == 4
 
 
 def test_an_empty_prompt_begins_a_text(program_of: Any) -> None:
