@@ -135,3 +135,11 @@ class Task(Layer):
           input: the training Input: its tokenizer turns text into ids and back.
         """
         return None
+
+    def setting_to_try(self, eval_inputs: Mapping[str, Any]) -> str | None:
+        """Returns a setting ("path=value") worth trying with `--mode=decode`; None: there is none.
+
+        Args:
+          eval_inputs: the evaluation Inputs by name: what the model has not seen.
+        """
+        return None

@@ -113,7 +113,7 @@ def train(job: Job) -> int:
         job.console.close()
         _show(job, decoded)
         seconds = time.perf_counter() - begin
-        _conclude(job, outcome, references, checkpoints.best_step(), seconds)
+        _conclude(job, parts, outcome, references, checkpoints.best_step(), seconds)
     finally:
         report.close()
         checkpoints.close()
@@ -286,6 +286,7 @@ def _show(job: Job, decoded: Any) -> None:
 
 def _conclude(
     job: Job,
+    parts: Assembly,
     outcome: Outcome,
     references: Mapping[str, Mapping[str, float]],
     best_step: int | None,
@@ -302,7 +303,7 @@ def _conclude(
         job.logdir,
         outcome.step,
         imports=job.imports,
-        with_prompts="task.decode.prompts" in job.tree,
+        decoding=parts.task.setting_to_try(parts.eval_inputs),
     )
     for line in lines:
         job.console.line(line)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import textwrap
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from tekso.tasks.lm.sampling import check_sampling
 from tekso.tasks.lm.scoring import Scorer
 
 DEFAULT_WINDOW = 1024  # tokens, where neither decode.window nor the input's length says
+PROMPT_LENGTH = 24  # characters of an example of a prompt
 
 
 class TextDecoder(Configurable):
@@ -78,6 +80,19 @@ class TextDecoder(Configurable):
         paths = files.glob(patterns, what="task.decode.score_files") if patterns else []
         records += [self._score(program, path, tokenizer) for path in paths]
         return Decoded("\n".join(_shown(record) for record in records), records)
+
+    def example_prompt(self, inputs: Iterable[Any]) -> str:
+        """Returns the first prompt that is not empty, or the beginning of a text of the inputs."""
+        for prompt in self.params.prompts:
+            if prompt:
+                return prompt
+        for input in inputs:
+            if input.tokenizer is not None:
+                text = input.tokenizer.decode(input.batch(0)["ids"][0])
+                line = next(iter(text.strip().splitlines()), "")
+                words = textwrap.shorten(line, PROMPT_LENGTH, placeholder="")
+                return words or line[:PROMPT_LENGTH]
+        return ""
 
     def _samples(self, program: Program, input: Any, tokenizer: Any) -> Iterator[dict[str, Any]]:
         prompts = self._prompts(input, tokenizer)

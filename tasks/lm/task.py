@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tekso.framework.layer import Layer
-from tekso.framework.params import REQUIRED, param
+from tekso.framework.params import REQUIRED, literals, param
 from tekso.framework.task import LOSS, Batch, Decoded, LossSums, Program, Task
 from tekso.framework.theta import Theta
 from tekso.tasks.lm.decode import TextDecoder
@@ -135,3 +135,8 @@ class LanguageModel(Task):
     def decode(self, program: Program, input: Any) -> Decoded | None:
         """Returns samples after the prompts, and scores of files, as the decode Params say."""
         return self._decoder.decode(program, input) if self._decoder is not None else None
+
+    def setting_to_try(self, eval_inputs: Mapping[str, Any]) -> str | None:
+        """Returns a prompt: the first of its own, or the beginning of a text that is held out."""
+        prompt = self._decoder and self._decoder.example_prompt(eval_inputs.values())
+        return f"task.decode.prompts={literals.write([prompt])}" if prompt else None

@@ -54,7 +54,7 @@ def places(logdir: Logdir, *, newest: int, best: int | None) -> list[str]:
 
 
 def next_commands(
-    logdir: Logdir, steps: int, *, imports: Sequence[str] = (), with_prompts: bool = False
+    logdir: Logdir, steps: int, *, imports: Sequence[str] = (), decoding: str | None = None
 ) -> list[str]:
     """Returns the lines that say what to type next; each takes its Params from the logdir.
 
@@ -62,14 +62,14 @@ def next_commands(
       logdir: of the run.
       steps: done.
       imports: packages of the user's own that have to be imported.
-      with_prompts: whether the task decodes after prompts.
+      decoding: a setting to try in decoding, "path=value".
     """
     place = shlex.join([f"--logdir={logdir.path}"])
     base = " ".join([COMMAND, *(shlex.join([f"--import={name}"]) for name in imports), place])
-    prompts = " --set 'task.decode.prompts=[\"def main(\"]'" if with_prompts else ""
+    setting = f" --set {shlex.quote(decoding)}" if decoding else ""
     return [
         "what to type next:",
-        f"  {base} --mode=decode{prompts}",
+        f"  {base} --mode=decode{setting}",
         f"  {base} --mode=eval",
         f"  {base} --steps={2 * max(steps, 50)}",
         f"  tensorboard {place}",

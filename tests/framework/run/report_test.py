@@ -6,6 +6,7 @@ import io
 import json
 import math
 import os
+import shlex
 import struct
 from pathlib import Path
 from typing import Any
@@ -339,3 +340,9 @@ def test_the_summary_compares_says_where_things_lie_and_what_to_type(tmp_path: P
     assert "the newest is of step 2000, the best is of step 1600" in text
     text = "\n".join(summary.next_commands(logdir, 2000, imports=["mine"]))
     assert f"tekso-trainer --import=mine '--logdir={tmp_path}/a run' --steps=4000" in text
+    assert "--set" not in text
+    decoding = """task.decode.prompts=["It's"]"""
+    lines = summary.next_commands(Logdir("run"), 5, decoding=decoding)
+    assert shlex.split(lines[1]) == [
+        "tekso-trainer", "--logdir=run", "--mode=decode", "--set", decoding,
+    ]  # fmt: skip

@@ -54,6 +54,18 @@ def test_samples_go_on_from_the_prompts(program_of: Any) -> None:
     json.dumps(decoded.records)
 
 
+def test_a_prompt_to_try_is_the_first_given_or_the_beginning_of_what_is_held_out() -> None:
+    held_out = {"dev": text_input()}
+    assert make_task(prompts=["", "x", "y"]).setting_to_try(held_out) == (
+        'task.decode.prompts=["x"]'
+    )
+    assert make_task().setting_to_try(held_out) == 'task.decode.prompts=["def añadir("]'
+    assert make_task(prompts=[""]).setting_to_try({}) is None
+    set_again = make_task().params.copy()
+    set_again.set_text(*make_task().setting_to_try(held_out).removeprefix("task.").split("=", 1))
+    assert set_again.decode.prompts == ["def añadir("]
+
+
 def test_what_of_a_prompt_the_vocabulary_does_not_have_is_named(program_of: Any) -> None:
     task = make_task(prompts=["añ+ø=ø→", "x", "x+β"], num_samples=2)
     training = TrainingText(lambda: [TEXT], lambda: "", "text")
