@@ -1,9 +1,10 @@
 """Windows as slices: convolution and pooling made of slices, sums and products over any outer dims.
 
 For what TensorFlow's kernels, or their gradients, cannot do: dims split over a device mesh, several
-batch dims, windows larger than the image. A window goes over one dim after the other, so that k x l
-elements cost k + l slices. Nothing is padded here: windows lie inside x, which is
-[*outer, height, width, *inner], and any dim but height and width may be split over a mesh.
+batch dims, windows larger than the image. A window goes over one dim after the other: its k x l
+elements cost k + l slices (those of a depthwise convolution l + k l). Nothing is padded here:
+windows lie inside x, which is [*outer, height, width, channels], and any dim but height and width
+may be split over a mesh.
 
     height 7, window 3, stride 2, 3 windows      element 0:  0 . 2 . 4 . .
                                                  element 1:  . 1 . 3 . 5 .
@@ -25,7 +26,7 @@ def elements(
 ) -> list[tf.Tensor]:
     """Returns element 0, 1, … `count` - 1 of every window along a dim.
 
-    Slices without steps only: their gradient is a pad, 10 times faster than that of strided ones.
+    Slices without steps only: their gradient is a pad, 40 times faster than that of strided ones.
 
     Args:
       x: the tensor.
@@ -63,23 +64,49 @@ def sliced(x: tf.Tensor, axis: int, start: int, size: int) -> tf.Tensor:
 def convolution(
     x: tf.Tensor, w: tf.Tensor, *, sizes: Sizes, strides: Sizes, dilations: Sizes
 ) -> tf.Tensor:
-    """Convolves blocks of channels; each block of outputs sees one block of inputs.
+    """Convolves: every output is a sum over its window and all channels.
+
+    If w has leading dims of blocks, so has x, and each block is convolved with weights of its own.
 
     Shapes:
-      x: [*outer, height, width, blocks, channels]
-      w: [kernel height, kernel width, blocks, channels, outputs]
-      returns: [*outer, *sizes, blocks, outputs]
+      x: [*blocks, *outer, height, width, channels]
+      w: [*blocks, kernel height, kernel width, channels, outputs]
+      returns: [*blocks, *outer, *sizes, outputs]
     """
-    kernel, d = w.shape[:2], x.shape.rank - 4
-    for axis in (1, 0):  # the elements come to lie side by side, ordered as in w
-        options = {"stride": strides[axis], "dilation": dilations[axis]}
-        parts = elements(x, d + axis, count=kernel[axis], size=sizes[axis], **options)
-        x = tf.concat(parts, -1) if len(parts) > 1 else parts[0]
-    blocks, channels, outputs = w.shape[2:]
-    w = tf.transpose(w, [2, 0, 1, 3, 4])
-    w = tf.reshape(w, [blocks, kernel[0] * kernel[1] * channels, outputs])
-    outer = "abcdef"[:d]
-    return tf.einsum(f"{outer}hwgk,gko->{outer}hwgo", x, w)
+    at, num_blocks = x.shape.rank - 3, w.shape.rank - 4
+    outer = "abcdefg"[:at]
+    equation = f"{outer}hwk,{outer[:num_blocks]}ko->{outer}hwo"
+
+    def forward(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
+        # The elements of a row come to lie side by side; then a product for each row of the window.
+        rows, columns = w.shape[num_blocks], w.shape[num_blocks + 1]
+        x = _side_by_side(
+            x, at + 1, count=columns, size=sizes[1], stride=strides[1], dilation=dilations[1]
+        )
+        w = tf.reshape(w, [*w.shape[: num_blocks + 1], x.shape[-1], w.shape[-1]])
+        parts = elements(x, at, count=rows, size=sizes[0], stride=strides[0], dilation=dilations[0])
+        kernels = tf.unstack(w, axis=num_blocks)
+        return tf.add_n(
+            [tf.einsum(equation, part, k) for part, k in zip(parts, kernels, strict=True)]
+        )
+
+    @tf.custom_gradient
+    def run(x: tf.Tensor, w: tf.Tensor) -> Any:
+        def grad(dy: tf.Tensor) -> list[tf.Tensor]:
+            # Slices are taken again: kept, they are as large as x times the elements of a window.
+            with tf.GradientTape() as tape:
+                tape.watch([x, w])
+                y = forward(x, w)
+            return tape.gradient(y, [x, w], dy)
+
+        return forward(x, w), grad
+
+    return run(x, w)
+
+
+def _side_by_side(x: tf.Tensor, axis: int, **window: int) -> tf.Tensor:
+    parts = elements(x, axis, **window)
+    return tf.concat(parts, -1) if len(parts) > 1 else parts[0]
 
 
 def depthwise_convolution(

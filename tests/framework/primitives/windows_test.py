@@ -145,14 +145,18 @@ def test_convolution_is_a_sum_over_window_and_channels(name: str, num_groups: in
     expected = expected.reshape(*expected.shape[:3], 6) + b
 
     def sliced(x: tf.Tensor, w: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+        if num_groups == 1:
+            form = functools.partial(window_slices.convolution, w=w, dilations=window.dilations)
+            return by_slices(form, x, window) + b
         w = tf.reshape(w, [*w.shape[:3], num_groups, -1])
-        kernels = tf.transpose(w, [0, 1, 3, 2, 4])
+        kernels = tf.transpose(w, [3, 0, 1, 2, 4])
 
-        def form(x: tf.Tensor, **rest: Any) -> tf.Tensor:
-            x = tf.reshape(x, [*x.shape[:3], num_groups, -1])
-            return window_slices.convolution(x, kernels, dilations=window.dilations, **rest)
+        def blocks(x: tf.Tensor, **rest: Any) -> tf.Tensor:
+            x = tf.transpose(tf.reshape(x, [*x.shape[:3], num_groups, -1]), [3, 0, 1, 2, 4])
+            y = window_slices.convolution(x, kernels, dilations=window.dilations, **rest)
+            return tf.transpose(y, [1, 2, 3, 0, 4])
 
-        return tf.reshape(by_slices(form, x, window), expected.shape) + b
+        return tf.reshape(by_slices(blocks, x, window), expected.shape) + b
 
     direct = value_and_gradients(
         lambda x, w, b: windows.convolution(x, w, b, window=window), x, w, b

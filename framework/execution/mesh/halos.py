@@ -1,0 +1,213 @@
+"""Halos: images cut into parts over height and width, each with the edges of its neighbours.
+
+DTensor has no windows over a dim that is split. So the parts become a dim of their own, which is
+split, and height is whole within a part:
+
+    [height]  ->  [parts, height / parts]          4 parts of 2 rows, a window of 3, padding SAME
+
+    part 0    part 1    part 2    part 3
+    0 a b c   b c d e   d e f g   f g h 0          before: the last row of the part above
+      ---       ---       ---       ---            after: the first row of the part below
+
+The edges alone are gathered over the axis, and each device keeps its neighbours' (TensorFlow's
+DTensor has no collective permute): (before + after) * parts rows a device, and as much backward.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from tekso.framework.execution.mesh.layouts import Layout
+from tekso.framework.primitives.window_slices import sliced
+from tekso.framework.primitives.windows import Window
+
+Relayout = Callable[[tf.Tensor, Layout], tf.Tensor]
+
+
+@dataclasses.dataclass(frozen=True)
+class Cut:
+    """How height or width is cut, and what each part needs of its neighbours.
+
+    Attributes:
+      axis: the mesh axis of the parts; None: there is one part, with padding around.
+      parts: their number.
+      before, after: rows beyond the part that its windows reach; `after` is negative where they
+        do not reach its end.
+      outputs: windows of a part.
+      total: windows of the image; the last parts may have more of them together.
+    """
+
+    axis: str | None
+    parts: int
+    before: int
+    after: int
+    outputs: int
+    total: int
+
+
+def cut(size: int, window: Window, d: int, *, axis: str | None, parts: int) -> Cut:
+    """Cuts height (d = 0) or width (d = 1) of an image; leaves it whole if `why_whole`."""
+    before, after = window.pads(size, d)
+    total = window.output_size(size, d)
+    stride, reach = window.strides[d], _reach(window, d)
+    if axis is None or why_whole(size, window, d, parts) is not None:
+        after = (total - 1) * stride + reach - size - before
+        return Cut(None, 1, before, after, total, total)
+    outputs = size // parts // stride
+    after = (outputs - 1) * stride + reach - size // parts - before
+    return Cut(axis, parts, before, after, outputs, total)
+
+
+def why_whole(size: int, window: Window, d: int, parts: int) -> str | None:
+    """Returns why windows cannot go over parts of height (d = 0) or width (d = 1), or None.
+
+    Such a dim is gathered: every device computes all of it. The result is the same, only slower.
+    """
+    name, stride = ("height", "width")[d], window.strides[d]
+    if size % parts:
+        return f"{name} {size} is not divisible by {parts} parts"
+    part = size // parts
+    if part % stride:
+        return f"stride {stride} does not divide {part}, a part of {name} {size} in {parts}"
+    before = window.pads(size, d)[0]
+    after = _reach(window, d) - stride - before
+    if max(before, after) > part:
+        return (
+            f"a window of {_reach(window, d)} reaches {max(before, after)} beyond a part of "
+            f"{part}, {name} {size} in {parts}"
+        )
+    return None
+
+
+def _reach(window: Window, d: int) -> int:
+    return (window.shape[d] - 1) * window.dilations[d] + 1
+
+
+class Parts:
+    """An image in parts with halos, for ops over [*outer, height, width, channels].
+
+    Of batch and the parts of height and width, each dim that is split is an outer dim of its own,
+    and the rest is merged into the last of these: one outer dim, unless two or three are split.
+
+    Attributes:
+      x: [*outer, height of a part with halos, width of it, channels].
+      num_outer: number of the outer dims.
+    """
+
+    def __init__(
+        self,
+        x: tf.Tensor,
+        cuts: tuple[Cut, Cut],
+        *,
+        batch: str | None,
+        channels: str | None,
+        relayout: Relayout,
+        fill: float = 0.0,
+    ) -> None:
+        """Cuts an image and exchanges the halos.
+
+        Args:
+          x: [batch, height, width, channels].
+          cuts: of height and width.
+          batch: mesh axis of the batch.
+          channels: mesh axis of the channels.
+          relayout: returns a tensor laid out by mesh axes.
+          fill: what lies around the image.
+        """
+        self._cuts, self._relayout = cuts, relayout
+        rows, columns = cuts
+        # As tiles: [batch, parts, height, parts, width, channels].
+        self._axes = (batch, rows.axis, None, columns.axis, None)
+        split = [i for i in (0, 1, 3) if self._axes[i] is not None]
+        self._order = [*split, *(i for i in (0, 1, 3) if i not in split), 2, 4, 5]
+        self.num_outer = max(len(split), 1)
+
+        size = x.shape.as_list()
+        x = relayout(x, (batch, rows.axis, columns.axis, channels))
+        n, m = rows.parts, columns.parts
+        x = tf.reshape(x, [size[0], n, size[1] // n, m, size[2] // m, size[3]])
+        x = relayout(x, (*self._axes, channels))
+        for d, c in enumerate(cuts):
+            x = self._extended(x, 1 + 2 * d, c, channels, fill)
+        x = relayout(tf.transpose(x, self._order), self._ordered(channels))
+        size = x.shape.as_list()
+        self._outer = size[:3]
+        own = self.num_outer - 1
+        x = tf.reshape(x, [*size[:own], math.prod(size[own:3]), *size[3:]])
+        self.x = relayout(x, self.axes(channels))
+
+    def axes(self, channels: str | None) -> Layout:
+        """Returns the mesh axes of x, or of outputs whose channels are split by `channels`."""
+        return (*self._ordered(None)[: self.num_outer], None, None, channels)
+
+    def whole(self, y: tf.Tensor, channels: str | None) -> tf.Tensor:
+        """Returns the outputs of all parts as one image.
+
+        A dim whose outputs do not fill all parts (padding VALID) is gathered to cut off the rest.
+
+        Shapes:
+          y: [*outer, outputs of a part, outputs of a part, channels], split by axis `channels`
+          returns: [batch, new height, new width, channels]
+        """
+        y = self._relayout(y, self.axes(channels))
+        y = tf.reshape(y, [*self._outer, *y.shape[self.num_outer :]])
+        y = self._relayout(y, self._ordered(channels))
+        y = tf.transpose(y, [self._order.index(i) for i in range(6)])
+        y = self._relayout(y, (*self._axes, channels))
+        batch, n, height, m, width, size = y.shape
+        y = tf.reshape(y, [batch, n * height, m * width, size])
+        axes = [self._axes[0], self._axes[1], self._axes[3], channels]
+        y = self._relayout(y, tuple(axes))
+        for d, c in enumerate(self._cuts, start=1):
+            if c.total < y.shape[d]:
+                axes[d] = None
+                y = sliced(self._relayout(y, tuple(axes)), d, 0, c.total)
+                y = self._relayout(y, tuple(axes))
+        return y
+
+    def _ordered(self, channels: str | None) -> Layout:
+        return tuple((*self._axes, channels)[i] for i in self._order)
+
+    def _extended(
+        self, x: tf.Tensor, at: int, c: Cut, channels: str | None, fill: float
+    ) -> tf.Tensor:
+        # x is in tiles; `at` is the dim of the parts, and behind it comes what is extended.
+        size = x.shape[at + 1]
+        if c.after < 0:
+            x = sliced(x, at + 1, 0, size + c.after)
+        before, after = c.before, max(c.after, 0)
+        if before + after == 0:
+            return x
+        if c.axis is None:
+            return _padded(x, at + 1, before, after, fill)
+        axes = (*self._axes, channels)
+        whole = (*axes[:at], None, *axes[at + 1 :])
+        edges = []
+        if before:
+            edges.append(sliced(x, at + 1, size - before, before))
+        if after:
+            edges.append(sliced(x, at + 1, 0, after))
+        gathered = self._relayout(tf.concat(edges, at + 1) if edges[1:] else edges[0], whole)
+
+        def shifted(start: int, count: int, by: int) -> tf.Tensor:
+            # The pins before the last keep layout propagation from splitting parts - 1 of them.
+            edge = sliced(gathered, at + 1, start, count)
+            edge = self._relayout(sliced(edge, at, max(-by, 0), c.parts - 1), whole)
+            edge = _padded(edge, at, max(by, 0), max(-by, 0), fill)
+            return self._relayout(self._relayout(edge, whole), axes)
+
+        pieces = [x]
+        if before:  # from the part before; the first part has none
+            pieces.insert(0, shifted(0, before, 1))
+        if after:  # from the part behind; the last part has none
+            pieces.append(shifted(before, after, -1))
+        return self._relayout(tf.concat(pieces, at + 1), axes)
+
+
+def _padded(x: tf.Tensor, axis: int, before: int, after: int, fill: float) -> tf.Tensor:
+    pads = [(before, after) if d == axis else (0, 0) for d in range(x.shape.rank)]
+    return tf.pad(x, pads, constant_values=fill)

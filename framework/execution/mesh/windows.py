@@ -1,0 +1,285 @@
+"""Windows over images on a mesh: convolution and pooling with any dim split.
+
+    split                           how it is computed
+    batch only                      TensorFlow's kernels, as on one device
+    height or width only            parts with halos (see `halos`), then the kernels, parts as batch
+    two or three of them, channels  parts with halos, then slices and products (`window_slices`)
+
+Average pooling and depthwise convolution, whose kernels have no gradients on a mesh, are always
+made of slices. The numbers are those of one device in every case; of equal elements under a
+maximum, the same one gets the gradient.
+
+What cannot be split is gathered, and every device computes all of it: a dim whose size the axis
+does not divide, whose part the stride does not divide, or whose window reaches beyond a neighbour's
+part (`halos.why_whole` says which). With padding VALID the windows that lie over the end of the
+image are computed and cut off, and the new size is split again where it divides. Weights are
+gathered for use along a dim whose axis splits the image already.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import tensorflow as tf
+
+from tekso.framework.execution.base import ExecutionError
+from tekso.framework.execution.mesh.halos import Cut, Parts, Relayout, cut
+from tekso.framework.execution.mesh.layouts import Layout, MeshLayout
+from tekso.framework.primitives import window_slices, windows
+from tekso.framework.primitives.windows import Window
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageMesh:
+    """What the forms here know of a mesh.
+
+    Attributes:
+      axes: {dim: axis} for the dims "batch", "height", "width" and "channels" of images, and
+        "in_channels" and "out_channels" of weights; those that are not split are left out.
+      sizes: {axis: size}.
+      relayout: returns a tensor laid out by mesh axes, an axis or None for each dim.
+    """
+
+    axes: Mapping[str, str]
+    sizes: Mapping[str, int]
+    relayout: Relayout
+
+    @classmethod
+    def of(cls, layout: MeshLayout, relayout: Relayout) -> ImageMesh:
+        """Takes the rules of a mesh."""
+        return cls(dict(layout.rules.pairs), dict(layout.mesh.axes), relayout)
+
+    def image_axes(self, shape: tf.TensorShape) -> Layout:
+        """Returns the axes of [batch, height, width, channels]; None where a size does not divide.
+
+        Raises:
+          ExecutionError: the rules split two dims of an image over one axis.
+        """
+        found: list[str | None] = []
+        for dim, size in zip(("batch", "height", "width", "channels"), shape, strict=True):
+            axis = self._usable(dim, size, ())
+            if axis is not None and axis in found:
+                other = ("batch", "height", "width", "channels")[found.index(axis)]
+                raise ExecutionError(
+                    f"rules {other}:{axis} and {dim}:{axis}: an image {shape.as_list()} cannot be "
+                    f"split twice over one axis; give {dim} another axis"
+                )
+            found.append(axis)
+        return tuple(found)
+
+    def constrain_image(self, x: tf.Tensor) -> tf.Tensor:
+        """Returns images laid out by `image_axes`."""
+        return self.relayout(x, self.image_axes(_static(x)))
+
+    def parts(self, axis: str | None) -> int:
+        """Returns over how many devices an axis goes."""
+        return self.sizes[axis] if axis is not None else 1
+
+    def _usable(self, dim: str, size: int, taken: Layout) -> str | None:
+        axis = self.axes.get(dim)
+        return None if axis is None or axis in taken or size % self.sizes[axis] else axis
+
+
+def convolution(
+    x: tf.Tensor, w: tf.Tensor, b: tf.Tensor | None = None, *, window: Window, mesh: ImageMesh
+) -> tf.Tensor:
+    """As `StepContext.convolution`.
+
+    Shapes:
+      x: [batch, height, width, channels], w: [*window.shape, channels / groups, outputs]
+      b: [outputs]
+      returns: [batch, new height, new width, outputs]; outputs lie as "out_channels", or else as
+        "channels"
+    """
+    axes = mesh.image_axes(_static(x))
+    cuts = _cuts(x, window, axes, mesh)
+    groups = x.shape[3] // w.shape[2]
+    in_axis, out_axis = _channel_axes(w.shape, groups, axes[:3], mesh)
+    w = mesh.relayout(w, (None, None, in_axis, out_axis))
+    channels = in_axis if groups == 1 else out_axis
+    if channels is None and out_axis is None and _is_whole(cuts):
+        x = mesh.relayout(x, (axes[0], None, None, None))
+        y = mesh.relayout(windows.convolution(x, w, window=window), (axes[0], None, None, None))
+    else:
+        parts = _parts(x, cuts, axes[0], channels, mesh)
+        if parts.num_outer == 1 and channels is None and out_axis is None:
+            y = tf.nn.conv2d(parts.x, w, window.strides, "VALID", dilations=window.dilations)
+        else:
+            y = _by_slices(parts, w, groups, (in_axis, out_axis), window, cuts, mesh)
+        y = parts.whole(y, out_axis)
+    return _with_bias(y, b, axes[0], out_axis, mesh)
+
+
+def depthwise_convolution(
+    x: tf.Tensor, w: tf.Tensor, b: tf.Tensor | None = None, *, window: Window, mesh: ImageMesh
+) -> tf.Tensor:
+    """As `StepContext.depthwise_convolution`.
+
+    Shapes:
+      x: [batch, height, width, channels], w: [*window.shape, channels, multiplier]
+      b: [channels * multiplier]
+      returns: [batch, new height, new width, channels * multiplier]
+    """
+    axes = mesh.image_axes(_static(x))
+    cuts = _cuts(x, window, axes, mesh)
+    w = mesh.relayout(w, (None, None, axes[3], None))
+    parts = _parts(x, cuts, axes[0], axes[3], mesh)
+    y = window_slices.depthwise_convolution(
+        parts.x,
+        w,
+        sizes=_outputs(cuts),
+        strides=window.strides,
+        dilations=window.dilations,
+    )
+    return _with_bias(parts.whole(y, axes[3]), b, axes[0], axes[3], mesh)
+
+
+def average_pool(x: tf.Tensor, *, window: Window, mesh: ImageMesh) -> tf.Tensor:
+    """As `StepContext.average_pool`."""
+    axes = mesh.image_axes(_static(x))
+    cuts = _cuts(x, window, axes, mesh)
+    parts = _parts(x, cuts, axes[0], axes[3], mesh)
+    total = window_slices.window_sum(
+        parts.x, shape=window.shape, sizes=_outputs(cuts), strides=window.strides
+    )
+    counts = windows.element_counts(x.shape[1], x.shape[2], window)
+    y = parts.whole(total, axes[3]) / tf.constant(counts, x.dtype)
+    return _settled(y, axes[0], axes[3], mesh)
+
+
+def max_pool(x: tf.Tensor, *, window: Window, mesh: ImageMesh) -> tf.Tensor:
+    """As `StepContext.max_pool`."""
+    axes = mesh.image_axes(_static(x))
+    cuts = _cuts(x, window, axes, mesh)
+    if axes[3] is None and _is_whole(cuts):
+        whole = (axes[0], None, None, None)
+        y = mesh.relayout(windows.max_pool(mesh.relayout(x, whole), window), whole)
+        return _settled(y, axes[0], None, mesh)
+    parts = _parts(x, cuts, axes[0], axes[3], mesh, fill=float("-inf"))
+    if parts.num_outer == 1 and axes[3] is None:
+        y = tf.nn.max_pool2d(parts.x, window.shape, window.strides, "VALID")
+    else:
+        y = window_slices.window_max(
+            parts.x, shape=window.shape, sizes=_outputs(cuts), strides=window.strides
+        )
+    return _settled(parts.whole(y, axes[3]), axes[0], axes[3], mesh)
+
+
+def _static(x: tf.Tensor) -> tf.TensorShape:
+    if x.shape.rank != 4 or not x.shape.is_fully_defined():
+        raise ExecutionError(
+            f"images on a mesh need 4 dims of known sizes, [batch, height, width, channels], "
+            f"not {x.shape}"
+        )
+    return x.shape
+
+
+def _cuts(x: tf.Tensor, window: Window, axes: Layout, mesh: ImageMesh) -> tuple[Cut, Cut]:
+    rows, columns = (
+        cut(x.shape[1 + d], window, d, axis=axes[1 + d], parts=mesh.parts(axes[1 + d]))
+        for d in (0, 1)
+    )
+    return rows, columns
+
+
+def _is_whole(cuts: tuple[Cut, Cut]) -> bool:
+    return all(c.axis is None for c in cuts)
+
+
+def _outputs(cuts: tuple[Cut, Cut]) -> tuple[int, int]:
+    return cuts[0].outputs, cuts[1].outputs
+
+
+def _parts(
+    x: tf.Tensor,
+    cuts: tuple[Cut, Cut],
+    batch: str | None,
+    channels: str | None,
+    mesh: ImageMesh,
+    fill: float = 0.0,
+) -> Parts:
+    return Parts(x, cuts, batch=batch, channels=channels, relayout=mesh.relayout, fill=fill)
+
+
+def _channel_axes(
+    shape: tf.TensorShape, groups: int, taken: Layout, mesh: ImageMesh
+) -> tuple[str | None, str | None]:
+    """Returns the axes that the inputs and the outputs of a weight are split over for its use."""
+    inputs, outputs = shape[2:]
+    if groups > 1:  # groups are split, or nothing
+        in_axis, outputs = None, groups
+    else:
+        in_axis = mesh._usable("in_channels", inputs, taken)
+    taken = (*taken, in_axis)
+    out_axis = mesh._usable("out_channels", outputs, taken)
+    return in_axis, out_axis or mesh._usable("channels", outputs, taken)
+
+
+def _by_slices(
+    parts: Parts,
+    w: tf.Tensor,
+    groups: int,
+    axes: tuple[str | None, str | None],
+    window: Window,
+    cuts: tuple[Cut, Cut],
+    mesh: ImageMesh,
+) -> tf.Tensor:
+    """Returns the outputs of the parts; `axes` split the inputs and the outputs of w.
+
+    What an axis splits is a dim of blocks of its own, so that a sum over the axis is taken of the
+    inputs' gradients and of outputs, never of all the elements of the windows.
+    """
+    x, (in_axis, out_axis) = parts.x, axes
+    kernel, inputs, outputs = w.shape[:2], w.shape[2], w.shape[3]
+    if groups > 1:
+        lead: Layout = (out_axis,)
+        x = _to_front(tf.reshape(x, [*x.shape[:-1], groups, inputs]))
+        w = tf.reshape(w, [*kernel, inputs, groups, outputs // groups])
+        w = tf.transpose(w, [3, 0, 1, 2, 4])
+    else:
+        lead = tuple(axis for axis in (out_axis, in_axis) if axis is not None)
+        n, m = mesh.parts(in_axis), mesh.parts(out_axis)
+        if in_axis is not None:
+            x = _to_front(tf.reshape(x, [*x.shape[:-1], n, inputs // n]))
+            x = mesh.relayout(x, (in_axis, *parts.axes(None)))
+        if out_axis is not None:  # all inputs for each block of outputs; a device holds one
+            ones = tf.ones([m] + [1] * x.shape.rank, x.dtype)
+            ones = mesh.relayout(ones, (out_axis, *[None] * x.shape.rank))
+            x = tf.expand_dims(x, 0) * ones
+        w = tf.reshape(w, [*kernel, n, inputs // n, m, outputs // m])
+        w = tf.transpose(w, [4, 2, 0, 1, 3, 5])
+        one = [d for d, axis in enumerate((out_axis, in_axis)) if axis is None]
+        w = tf.squeeze(w, one) if one else w
+    x = mesh.relayout(x, (*lead, *parts.axes(None)))
+    w = mesh.relayout(w, (*lead, None, None, None, None))
+    y = window_slices.convolution(
+        x, w, sizes=_outputs(cuts), strides=window.strides, dilations=window.dilations
+    )
+    y = mesh.relayout(y, (*lead, *parts.axes(None)))
+    if in_axis is not None:
+        y = tf.reduce_sum(y, len(lead) - 1)
+    if out_axis is None and groups == 1:
+        return mesh.relayout(y, parts.axes(None))
+    y = tf.transpose(y, [*range(1, y.shape.rank - 1), 0, y.shape.rank - 1])
+    return tf.reshape(y, [*y.shape[:-2], outputs])
+
+
+def _to_front(x: tf.Tensor) -> tf.Tensor:
+    """Returns [..., blocks, channels] as [blocks, ..., channels]."""
+    rank = x.shape.rank
+    return tf.transpose(x, [rank - 2, *range(rank - 2), rank - 1])
+
+
+def _with_bias(
+    y: tf.Tensor, b: tf.Tensor | None, batch: str | None, channels: str | None, mesh: ImageMesh
+) -> tf.Tensor:
+    y = _settled(y, batch, channels, mesh)
+    return y if b is None else y + mesh.relayout(b, (channels,))
+
+
+def _settled(y: tf.Tensor, batch: str | None, channels: str | None, mesh: ImageMesh) -> tf.Tensor:
+    """Pins outputs: channels as they were computed, height and width as the rules say."""
+    height, width = mesh.image_axes(y.shape)[1:3]
+    height, width = (None if axis == channels else axis for axis in (height, width))
+    return mesh.relayout(y, (batch, height, width, channels))

@@ -1,0 +1,274 @@
+"""Runs windowed ops and image layers on a mesh and on one device, and prints the differences.
+
+Arguments: mesh, rules and a pattern of cases, as "model:4" "height:model" "conv .*". For each case:
+the largest difference of the value and of every gradient, relative to the largest number where that
+is above 1; and how the value lies on the mesh.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ["DTENSOR_USE_ALL_TO_ALL_RELAYOUT"] = "0"  # its default gives wrong values on CPU
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.experimental import dtensor
+
+from tekso.framework.context import StepContext
+from tekso.framework.execution import devices
+from tekso.framework.execution.mesh import windows
+from tekso.framework.execution.mesh.layouts import Layout, MeshLayout, MeshShape, Rules
+from tekso.framework.primitives.windows import Window
+from tekso.framework.theta import Theta, flatten
+from tekso.models.layers.convolution import Conv2D, DepthwiseConv2D
+from tekso.models.layers.normalization import BatchNorm
+from tekso.models.layers.pooling import AveragePool, GlobalAveragePool, MaxPool
+
+BATCH, HEIGHT, WIDTH, CHANNELS, OUTPUTS = 4, 16, 24, 8, 12
+
+LAYOUT = MeshLayout(MeshShape.parse(sys.argv[1]), Rules.parse(sys.argv[2]))
+NAMES = [f"CPU:{i}" for i in range(LAYOUT.mesh.size)]
+
+Function = Callable[..., Any]
+
+
+class Case(NamedTuple):
+    """A function of a context and of inputs, these by name, and the dims of those that have any."""
+
+    function: Function
+    inputs: dict[str, np.ndarray]
+    dims: dict[str, tuple[str | None, ...]] = {}  # noqa: RUF012
+
+
+def relayout(x: tf.Tensor, axes: Layout) -> tf.Tensor:
+    return dtensor.relayout(x, dtensor_layout(axes))
+
+
+def dtensor_layout(axes: Layout) -> Any:
+    return dtensor.Layout([axis or dtensor.UNSHARDED for axis in axes], MESH)
+
+
+def put(value: np.ndarray, axes: Layout) -> tf.Tensor:
+    whole = dtensor.copy_to_mesh(tf.constant(value), dtensor_layout((None,) * value.ndim))
+    return relayout(whole, axes)
+
+
+def fetched(value: tf.Tensor) -> np.ndarray:
+    return dtensor.unpack(relayout(value, (None,) * value.shape.rank))[0].numpy()
+
+
+class MeshContext(StepContext):
+    """The windowed ops and the pins of a context on a mesh."""
+
+    images = windows.ImageMesh.of(LAYOUT, relayout)
+
+    def constrain(self, x: tf.Tensor, dims: Sequence[str | None]) -> tf.Tensor:
+        return relayout(x, LAYOUT.of(dims, x.shape))
+
+    def constrain_image(self, x: tf.Tensor) -> tf.Tensor:
+        return self.images.constrain_image(x)
+
+    def convolution(self, x: Any, w: Any, b: Any = None, *, window: Window) -> tf.Tensor:
+        return windows.convolution(x, w, b, window=window, mesh=self.images)
+
+    def depthwise_convolution(self, x: Any, w: Any, b: Any = None, *, window: Window) -> tf.Tensor:
+        return windows.depthwise_convolution(x, w, b, window=window, mesh=self.images)
+
+    def average_pool(self, x: tf.Tensor, window: Window) -> tf.Tensor:
+        return windows.average_pool(x, window=window, mesh=self.images)
+
+    def max_pool(self, x: tf.Tensor, window: Window) -> tf.Tensor:
+        return windows.max_pool(x, window=window, mesh=self.images)
+
+
+def same(kernel: int | tuple[int, int], stride: int | tuple[int, int] = 1, **rest: Any) -> Window:
+    pair = lambda n: n if isinstance(n, tuple) else (n, n)  # noqa: E731
+    return Window(
+        pair(kernel), pair(stride), pair(rest.get("dilation", 1)), rest.get("padding", "SAME")
+    )
+
+
+def valid(kernel: Any, stride: Any = 1, **rest: Any) -> Window:
+    return same(kernel, stride, padding="VALID", **rest)
+
+
+CONVOLUTIONS = {
+    "1x1": same(1),
+    "3x3": same(3),
+    "5x5": same(5),
+    "1x7": same((1, 7)),
+    "3x3 stride 2": same(3, 2),
+    "5x3 strides 2, 1": same((5, 3), (2, 1)),
+    "2x2 stride 2": same(2, 2),
+    "1x1 stride 2": same(1, 2),
+    "3x3 dilated": same(3, dilation=2),
+    "3x2 dilated 1, 3": same((3, 2), dilation=(1, 3)),
+    "3x3 dilated, stride 2": same(3, 2, dilation=2),
+    "3x3 valid": valid(3),
+    "2x2 stride 2 valid": valid(2, 2),
+    "3x3 stride 2 valid": valid(3, 2),
+    "5x5 dilated valid": valid(5, dilation=2),
+    "13x13, beyond the neighbour": same(13),
+}
+DEPTHWISE = ("3x3", "3x3 stride 2", "3x3 dilated", "1x7", "3x3 valid", "5x3 strides 2, 1")
+POOLS = {
+    "2x2 stride 2": same(2, 2),
+    "3x3 stride 2": same(3, 2),
+    "3x2": same((3, 2)),
+    "1x2 strides 3": same((1, 2), 3),
+    "3x3 stride 2 valid": valid(3, 2),
+    "2x3 valid": valid((2, 3)),
+}
+
+
+def cases() -> dict[str, Case]:
+    """Returns all cases by name."""
+    rng = np.random.default_rng(0)
+
+    def normal(*shape: int, fan_in: int = 1) -> np.ndarray:
+        return (rng.normal(size=shape) / math.sqrt(fan_in)).astype(np.float32)
+
+    def conv(window: Window, size: tuple[int, int] = (HEIGHT, WIDTH), groups: int = 1) -> Case:
+        inputs = CHANNELS // groups
+        return Case(
+            lambda ctx, x, w, b: ctx.convolution(x, w, b, window=window),
+            {
+                "x": normal(BATCH, *size, CHANNELS),
+                "w": normal(
+                    *window.shape, inputs, OUTPUTS, fan_in=math.prod(window.shape) * inputs
+                ),
+                "b": normal(OUTPUTS),
+            },
+            {"w": (None, None, "in_channels", "out_channels"), "b": ("out_channels",)},
+        )
+
+    def depthwise(window: Window, multiplier: int) -> Case:
+        area = math.prod(window.shape)
+        return Case(
+            lambda ctx, x, w, b: ctx.depthwise_convolution(x, w, b, window=window),
+            {
+                "x": normal(BATCH, HEIGHT, WIDTH, CHANNELS),
+                "w": normal(*window.shape, CHANNELS, multiplier, fan_in=area),
+                "b": normal(CHANNELS * multiplier),
+            },
+            {"w": (None, None, "channels", None), "b": ("channels",)},
+        )
+
+    def pool(name: str, window: Window) -> Case:
+        # Few different numbers: of equal elements the same one has to get the gradient.
+        x = rng.integers(-3, 4, size=(BATCH, HEIGHT, WIDTH, CHANNELS)).astype(np.float32)
+        return Case(lambda ctx, x: getattr(ctx, name)(x, window), {"x": x})
+
+    found = {f"conv {name}": conv(window) for name, window in CONVOLUTIONS.items()}
+    found["conv 3x3 in groups"] = conv(same(3), groups=4)
+    found["conv 3x3 stride 2 in groups"] = conv(same(3, 2), groups=2)
+    found["conv 3x3, odd sizes"] = conv(same(3), (15, 22))
+    found["conv 3x3 stride 2, odd parts"] = conv(same(3, 2), (12, 20))
+    for i, name in enumerate(DEPTHWISE):
+        found[f"depthwise {name}"] = depthwise(CONVOLUTIONS[name], 1 + i % 2)
+    for name, window in POOLS.items():
+        found[f"max {name}"] = pool("max_pool", window)
+        found[f"average {name}"] = pool("average_pool", window)
+    found["batch norm"] = of_layers(BatchNorm.Params(dim=CHANNELS))
+    found["network"] = of_layers(
+        Conv2D.Params(input_dim=CHANNELS, output_dim=8, activation="relu"),
+        BatchNorm.Params(dim=8),
+        MaxPool.Params(window_shape=(3, 3)),
+        DepthwiseConv2D.Params(input_dim=8, strides=(2, 2)),
+        Conv2D.Params(input_dim=8, output_dim=8, kernel_shape=(1, 1), activation="relu"),
+        AveragePool.Params(),
+        Conv2D.Params(input_dim=8, output_dim=8),
+        GlobalAveragePool.Params(),
+    )
+    return found
+
+
+def of_layers(*params: Any) -> Case:
+    """Layers one after the other, and the sums of the statistics that they collect.
+
+    In float64, so that no rounding decides which element is the largest, or above 0.
+    """
+    layers = [p.instantiate() for p in params]
+    x = np.random.default_rng(1).normal(size=(BATCH, HEIGHT, WIDTH, CHANNELS)) + 1
+    weights, dims = {}, {}
+    for i, layer in enumerate(layers):
+        for path, value in flatten(layer.init(7 + i)).items():
+            weights[f"{i}/{path}"] = value.numpy().astype(np.float64)
+            dims[f"{i}/{path}"] = layer.specs()[path].dims
+
+    def run(ctx: StepContext, x: tf.Tensor, *values: tf.Tensor) -> tf.Tensor:
+        x = ctx.constrain_image(x)
+        for i, layer in enumerate(layers):
+            mine = zip(weights, values, strict=True)
+            theta = Theta((p.split("/")[1], v) for p, v in mine if p.startswith(f"{i}/"))
+            x = layer.fprop(theta, x, ctx)
+        for value, weight in ctx.collected.sums["statistic"].values():
+            x += tf.reduce_sum(tf.cast(tf.stop_gradient(value / weight), x.dtype))
+        return x
+
+    return Case(run, {"x": x} | weights, dims)
+
+
+def value_and_gradients(function: Function, ctx: Any, inputs: Sequence[tf.Tensor]) -> list[Any]:
+    @tf.function(autograph=False)
+    def run(*inputs: tf.Tensor) -> list[tf.Tensor]:
+        with tf.GradientTape() as tape:
+            tape.watch(inputs)
+            y = function(ctx, *inputs)
+            loss = tf.reduce_sum(tf.sin(y))
+        zero = tf.UnconnectedGradients.ZERO
+        return [y, *tape.gradient(loss, inputs, unconnected_gradients=zero)]
+
+    return run(*inputs)
+
+
+def difference(found: np.ndarray, wanted: np.ndarray) -> float:
+    if found.shape != wanted.shape:
+        return math.inf
+    return float(np.abs(found - wanted).max() / max(1.0, np.abs(wanted).max()))
+
+
+def axes_of(case: Case, name: str) -> Layout:
+    """Returns how an input is laid out; whole where a size does not divide."""
+    shape = case.inputs[name].shape
+    if name == "x":
+        return MeshContext.images.image_axes(tf.TensorShape(shape))
+    axes = LAYOUT.of(case.dims[name])
+    sizes = [LAYOUT.mesh.size_of(axis) if axis else 1 for axis in axes]
+    return tuple(a if n % k == 0 else None for a, n, k in zip(axes, shape, sizes, strict=True))
+
+
+def main() -> None:
+    results = {}
+    for name, case in cases().items():
+        if not re.fullmatch(sys.argv[3], name):
+            continue
+        plain = [tf.constant(value) for value in case.inputs.values()]
+        wanted = value_and_gradients(case.function, StepContext(mode="train"), plain)
+        placed = [put(value, axes_of(case, part)) for part, value in case.inputs.items()]
+        try:
+            found = value_and_gradients(case.function, MeshContext(mode="train"), placed)
+            results[name] = {
+                "differences": {
+                    part: difference(fetched(a), b.numpy())
+                    for part, a, b in zip(["value", *case.inputs], found, wanted, strict=True)
+                },
+                "layout": list(dtensor.fetch_layout(found[0]).sharding_specs),
+            }
+        except Exception as error:  # the next cases are of interest too
+            results[name] = {"error": f"{type(error).__name__}: {error}"[-1000:]}
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    devices.setup_cpu(logical_devices=LAYOUT.mesh.size, threads_per_op=1)
+    MESH = dtensor.create_mesh(list(LAYOUT.mesh.axes), devices=NAMES)
+    main()

@@ -1,0 +1,137 @@
+"""Convolutions, pooling and image layers on a mesh have one device's numbers, in every layout."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from tekso.framework.execution import ExecutionError
+from tekso.framework.execution.mesh import halos, windows
+from tekso.framework.execution.mesh.layouts import MeshLayout, MeshShape, Rules
+from tekso.framework.primitives.windows import Window
+
+PROGRAM = Path(__file__).with_name("windows_program.py")
+SOME = (
+    "conv (1x1|3x3|3x3 stride 2|3x3 valid|3x3 stride 2 in groups)"
+    "|depthwise 3x3|(max|average) 3x3 stride 2|batch norm|network"
+)
+
+
+def run(mesh: str, rules: str, cases: str) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), mesh, rules, cases],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def assert_equal_numbers(results: dict[str, Any]) -> None:
+    for case, result in results.items():
+        assert "error" not in result, f"{case}: {result}"
+        # Sums in another order: float32 rounding; the cases of layers are in float64.
+        allowed = 1e-11 if case in ("batch norm", "network") else 5e-6
+        for part, difference in result["differences"].items():
+            assert difference < allowed, f"{case}: {part}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mesh", "rules", "layout"),
+    [
+        ("model:4", "height:model", ["unsharded", "model", "unsharded", "unsharded"]),
+        ("model:4", "width:model", ["unsharded", "unsharded", "model", "unsharded"]),
+        ("data:2;model:2", "height:data;width:model", ["unsharded", "data", "model", "unsharded"]),
+        ("data:2;model:2", "batch:data;height:model", ["data", "model", "unsharded", "unsharded"]),
+    ],
+)
+def test_images_split_over_space_have_the_same_numbers(
+    mesh: str, rules: str, layout: list[str]
+) -> None:
+    results = run(mesh, rules, ".*")
+    assert len(results) == 40
+    assert_equal_numbers(results)
+    for case in ("conv 3x3", "conv 3x3 stride 2", "depthwise 3x3", "max 3x3 stride 2"):
+        assert results[case]["layout"] == layout, case
+
+
+@pytest.mark.parametrize(
+    ("mesh", "rules", "layout"),
+    [
+        ("model:4", "batch:model;out_channels:model", ["model", "unsharded"]),
+        ("model:4", "out_channels:model", ["unsharded", "unsharded"]),
+        ("model:2", "channels:model;in_channels:model", ["unsharded", "model"]),
+        ("data:2;model:2", "batch:data;channels:model;out_channels:model", ["data", "model"]),
+        ("data:2;model:2", "in_channels:model;out_channels:data", ["unsharded", "unsharded"]),
+        ("data:2;model:2", "height:data;width:model;out_channels:data", ["unsharded", "unsharded"]),
+        ("data:2;model:2", "width:model;channels:data;out_channels:data", ["unsharded", "data"]),
+        ("a:2;b:2;c:2", "batch:a;height:b;width:c", ["a", "unsharded"]),
+    ],
+)
+def test_other_dims_and_mixtures_have_the_same_numbers(
+    mesh: str, rules: str, layout: list[str]
+) -> None:
+    results = run(mesh, rules, SOME)
+    assert len(results) == 10
+    assert_equal_numbers(results)
+    assert results["network"]["layout"] == layout  # [batch, channels]
+
+
+def test_a_dim_that_cannot_be_cut_is_left_whole_for_a_reason() -> None:
+    window = Window((5, 3), (2, 1), (1, 2), "SAME")
+    assert halos.why_whole(16, window, 0, 4) is None
+    assert halos.why_whole(15, window, 0, 4) == "height 15 is not divisible by 4 parts"
+    why = halos.why_whole(12, window, 0, 4)
+    assert why == "stride 2 does not divide 3, a part of height 12 in 4"
+    why = halos.why_whole(4, window, 1, 4)
+    assert why == "a window of 5 reaches 2 beyond a part of 1, width 4 in 4"
+    whole = halos.cut(15, window, 0, axis="model", parts=4)
+    assert (whole.axis, whole.parts, whole.outputs) == (None, 1, 8)
+
+
+@pytest.mark.parametrize("padding", ["SAME", "VALID"])
+def test_parts_with_their_halos_hold_every_window(padding: Any) -> None:
+    for parts in (2, 3, 4):
+        for kernel, stride, dilation in ((1, 1, 1), (3, 1, 1), (4, 2, 1), (3, 2, 2), (1, 2, 1)):
+            window = Window((kernel, 1), (stride, 1), (dilation, 1), padding)
+            size = 24
+            cut = halos.cut(size, window, 0, axis="model", parts=parts)
+            assert cut.axis == "model"
+            assert cut.total == window.output_size(size, 0) <= cut.parts * cut.outputs
+            for i in range(cut.total):
+                part, at = divmod(i, cut.outputs)
+                first = i * stride - window.pads(size, 0)[0]  # in the image
+                held = part * (size // parts) - cut.before + at * stride
+                assert first == held
+                last = held + (kernel - 1) * dilation
+                assert last < (part + 1) * (size // parts) + cut.after
+
+
+def images(rules: str) -> windows.ImageMesh:
+    layout = MeshLayout(MeshShape.parse("data:2;model:4"), Rules.parse(rules))
+    return windows.ImageMesh.of(layout, lambda x, axes: x)
+
+
+def test_images_are_split_where_their_sizes_divide() -> None:
+    mesh = images("batch:data;height:model;in_channels:model")
+    assert mesh.image_axes(tf.TensorShape([2, 8, 6, 3])) == ("data", "model", None, None)
+    assert mesh.image_axes(tf.TensorShape([2, 6, 6, 3])) == ("data", None, None, None)
+
+
+def test_two_dims_of_an_image_on_one_axis_are_refused() -> None:
+    with pytest.raises(ExecutionError, match=r"height:model and channels:model.*\[2, 8, 6, 4\]"):
+        images("height:model;channels:model").image_axes(tf.TensorShape([2, 8, 6, 4]))
+
+
+def test_images_of_unknown_size_are_refused() -> None:
+    constrain = tf.function(images("height:model").constrain_image, autograph=False)
+    with pytest.raises(ExecutionError, match=r"known sizes.*None"):
+        constrain.get_concrete_function(tf.TensorSpec([2, None, 4, 3]))
