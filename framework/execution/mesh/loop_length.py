@@ -1,0 +1,82 @@
+"""How often a loop of a compiled program runs: found by running its counters alone.
+
+A loop over layers or over pieces of a batch counts integers up or down from constants. These are
+followed through the condition and the body; what else the loop computes does not matter.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+Scalars = dict[int, int | None]
+"""Values of the variables of a loop by their place; None for one that is no known integer."""
+
+_LONGEST = 10_000_000  # steps that are followed
+_OPS: Mapping[str, Callable[[Any, Any], Any]] = {
+    "Add": operator.add,
+    "AddV2": operator.add,
+    "Sub": operator.sub,
+    "Mul": operator.mul,
+    "Less": operator.lt,
+    "LessEqual": operator.le,
+    "Greater": operator.gt,
+    "GreaterEqual": operator.ge,
+    "LogicalAnd": operator.and_,
+    "LogicalOr": operator.or_,
+}
+
+
+def loop_length(condition: Any, body: Any, start: Scalars) -> int | None:
+    """Returns how often a loop runs; None if its condition is about more than counters.
+
+    Args:
+      condition: FunctionDef of the condition.
+      body: FunctionDef of the body.
+      start: the first values of the variables.
+    """
+    state, length = start, 0
+    while length < _LONGEST:
+        goes_on = _outputs(condition, state)[0]
+        if goes_on is None:
+            return None
+        if not goes_on:
+            return length
+        state = _outputs(body, state)
+        length += 1
+    return None
+
+
+def _outputs(function: Any, given: Scalars) -> Scalars:
+    """The outputs of a function of integers, as far as they follow from its inputs."""
+    names = [argument.name for argument in function.signature.input_arg]
+    known: dict[str, int | None] = {name: given.get(i) for i, name in enumerate(names)}
+    nodes = {node.name: node for node in function.node_def}
+
+    def value(tensor: str) -> int | None:
+        name = tensor.partition(":")[0]
+        if name not in known:
+            known[name] = None  # of an op that is not known here
+            node = nodes[name]
+            if node.op == "Const":
+                known[name] = _constant(node)
+            elif node.op == "Identity":
+                known[name] = value(node.input[0])
+            elif node.op in _OPS:
+                left, right = value(node.input[0]), value(node.input[1])
+                if left is not None and right is not None:
+                    known[name] = _OPS[node.op](left, right)
+        return known[name]
+
+    results = [argument.name for argument in function.signature.output_arg]
+    return {i: value(function.ret[name]) for i, name in enumerate(results)}
+
+
+def _constant(node: Any) -> int | None:
+    tensor = node.attr["value"].tensor
+    if not tf.as_dtype(tensor.dtype).is_integer or tensor.tensor_shape.dim:
+        return None
+    return int(tf.make_ndarray(tensor))

@@ -1,0 +1,232 @@
+"""Reads the program that one device of a mesh runs: which collectives are in it, over which axes.
+
+DTensor turns a step into functions that every device runs on its own parts. What devices exchange
+are ops in them ("CollectiveReduceV2"), each with a table of groups: devices of one key exchange.
+
+    group keys [0 1 2 3 0 1 2 3] on data:2;model:4   ->  0 and 4 exchange: over "data"
+
+Several reductions over one axis are joined into one op on a flat buffer, and on CPU and GPU a
+gather is a reduction of a tensor that is 0 but for the device's own part. They are told apart:
+
+    zeros ◄─ part of tensor a, at 0 ◄─ part of tensor b, at 512      offsets are constants: joined
+    zeros ◄─ the device's part, where its number says                offset is computed: a gather
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tekso.framework.execution.mesh.loop_length import Scalars, loop_length
+from tekso.framework.execution.mesh.rules import MeshShape
+
+_WHILE = ("While", "StatelessWhile")
+_CALLS = ("PartitionedCall", "StatefulPartitionedCall")
+_BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
+_ALIKE = ("Reshape", "Identity", "IdentityN")  # ops that pass the elements of an input on
+_ROUNDED_TO = 1024  # elements: the size of a buffer of joined tensors is a multiple
+_UPDATE = "TensorStridedSliceUpdate"  # inputs: buffer, begin, end, strides, part
+_KINDS = {
+    "CollectiveReduce": "all-reduce",
+    "CollectiveGather": "all-gather",
+    "CollectiveReduceScatter": "reduce-scatter",
+    "CollectiveAllToAll": "all-to-all",
+    "CollectivePermute": "permute",
+    "CollectiveBcastSend": "broadcast",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Exchange:
+    """One tensor that devices exchange.
+
+    Attributes:
+      kind: as in Collective.
+      axes: along which.
+      bytes: as in Collective.
+      times: how often in a run of the program; a share if several tensors are one op.
+      launches: ops for it in a run of the program.
+    """
+
+    kind: str
+    axes: tuple[str, ...]
+    bytes: int
+    times: int
+    launches: float
+
+
+class SpmdProgram:
+    """The program of one device.
+
+    Args:
+      function: returns the FunctionDef of a name; None if there is none.
+      mesh: the axes.
+
+    Attributes:
+      unknown_loops: names of loops whose length the program does not tell; counted as run once.
+    """
+
+    def __init__(self, function: Callable[[str], Any], mesh: MeshShape) -> None:
+        self._function, self._mesh = function, mesh
+        self._places = np.indices([size for _, size in mesh.axes]).reshape(len(mesh.axes), -1)
+        self.unknown_loops: list[str] = []
+
+    def exchanges(self, name: str) -> list[Exchange]:
+        """Returns what is exchanged in a run of the function of this name."""
+        return list(self._in(_Frame(self._function(name)), 1))
+
+    def _in(self, frame: _Frame, times: int) -> Iterator[Exchange]:
+        for node in frame.nodes.values():
+            if node.op in _WHILE:
+                yield from self._in_loop(frame, node, times)
+            elif node.op in _CALLS:
+                yield from self._in(self._called(frame, node, node.attr["f"].func.name), times)
+            elif node.op in _BRANCHES:
+                yield from self._in_branches(frame, node, times)
+            elif node.op.startswith("Collective"):
+                yield from self._of(frame, node, times)
+
+    def _called(self, frame: _Frame, node: Any, name: str, *, skip: int = 0) -> _Frame:
+        return _Frame(self._function(name), frame, list(node.input)[skip:])
+
+    def _in_loop(self, frame: _Frame, node: Any, times: int) -> Iterator[Exchange]:
+        body = self._called(frame, node, node.attr["body"].func.name)
+        found = list(self._in(body, 1))
+        if not found:
+            return
+        condition = self._called(frame, node, node.attr["cond"].func.name)
+        start: Scalars = {i: frame.scalar(x) for i, x in enumerate(_data_inputs(node))}
+        length = loop_length(condition.definition, body.definition, start)
+        if length is None:
+            self.unknown_loops.append(node.name)
+            length = 1
+        for one in found:
+            yield dataclasses.replace(
+                one, times=one.times * length * times, launches=one.launches * length * times
+            )
+
+    def _in_branches(self, frame: _Frame, node: Any, times: int) -> Iterator[Exchange]:
+        """What the branch exchanges that exchanges most."""
+        functions = [node.attr[a].func for a in ("then_branch", "else_branch") if a in node.attr]
+        functions += list(node.attr["branches"].list.func)
+        ways = [list(self._in(self._called(frame, node, f.name, skip=1), times)) for f in functions]
+        yield from max(ways, key=lambda way: sum(x.bytes * x.times for x in way), default=[])
+
+    def _of(self, frame: _Frame, node: Any, times: int) -> Iterator[Exchange]:
+        stem = node.op.rstrip("0123456789").removesuffix("V")
+        if stem not in _KINDS:  # an op that only begins or ends an exchange
+            return
+        kind, inputs = _KINDS[stem], _data_inputs(node)
+        group_size, axes = self._group(frame, inputs[1], inputs[2])
+        if group_size == 1:
+            return
+        if kind == "all-reduce":
+            parts = _parts(frame, inputs[0], node)
+        else:
+            scale = group_size if kind == "reduce-scatter" else 1
+            parts = [(kind, _num_bytes(node, "T") * scale)]
+        for part, num_bytes in parts:
+            yield Exchange(part, axes, num_bytes, times, times / len(parts))
+
+    def _group(self, frame: _Frame, size: str, key: str) -> tuple[int, tuple[str, ...]]:
+        """Returns how many devices exchange, and along which axes they lie."""
+        keys = frame.table(key)
+        if keys is None or keys.size != self._mesh.size:
+            count = frame.scalar(size)
+            known = [name for name, n in self._mesh.axes if n == count]
+            return count or self._mesh.size, tuple(known[:1] or self._mesh.names)
+        group = self._places[:, keys.reshape(-1) == keys.flat[0]]
+        varies = [len(set(row)) > 1 for row in group.tolist()]
+        axes = tuple(name for name, vary in zip(self._mesh.names, varies, strict=True) if vary)
+        return group.shape[1], axes
+
+
+class _Frame:
+    """A function in the run of a program: where its arguments come from is known."""
+
+    def __init__(
+        self, definition: Any, caller: _Frame | None = None, inputs: list[str] | None = None
+    ) -> None:
+        self.definition = definition
+        self.nodes: Mapping[str, Any] = {node.name: node for node in definition.node_def}
+        names = [argument.name for argument in definition.signature.input_arg]
+        self._caller = caller
+        self._given = dict(zip(names, [x for x in inputs or [] if x[:1] != "^"], strict=False))
+
+    def producer(self, tensor: str) -> tuple[_Frame, Any] | None:
+        """Returns the op that makes a tensor, past ops that only pass it on, and its function."""
+        name, _, output = tensor.partition(":")
+        node = self.nodes.get(name)
+        if node is None:
+            outer = self._given.get(name)
+            return self._caller.producer(outer) if self._caller and outer else None
+        if node.op in _ALIKE:
+            index = int(output.rpartition(":")[2]) if node.op == "IdentityN" else 0
+            return self.producer(node.input[index])
+        return self, node
+
+    def constant(self, tensor: str) -> np.ndarray | None:
+        """Returns the value of a tensor that is a constant."""
+        made = self.producer(tensor)
+        if made is None or made[1].op != "Const":
+            return None
+        value: np.ndarray = tf.make_ndarray(made[1].attr["value"].tensor)
+        return value
+
+    def scalar(self, tensor: str) -> int | None:
+        """Returns the value of a constant scalar integer."""
+        value = self.constant(tensor)
+        if value is None or value.size != 1 or value.dtype.kind not in "iu":
+            return None
+        return int(value.reshape(-1)[0])
+
+    def table(self, tensor: str) -> np.ndarray | None:
+        """Returns the constant in which a device looks up a value by its number."""
+        made = self.producer(tensor)
+        while made is not None and made[1].op in ("Slice", "GatherV2", "StridedSlice", "Squeeze"):
+            made = made[0].producer(made[1].input[0])
+        if made is None or made[1].op != "Const":
+            return None
+        value: np.ndarray = tf.make_ndarray(made[1].attr["value"].tensor)
+        return value
+
+
+def _parts(frame: _Frame, tensor: str, reduction: Any) -> list[tuple[str, int]]:
+    """Returns kind and bytes of each tensor that a reduction reduces or gathers."""
+    whole = _num_bytes(reduction, "T")
+    made = frame.producer(tensor)
+    if made is None or made[1].op != _UPDATE:
+        return [("all-reduce", whole)]
+    if made[0].constant(made[1].input[1]) is None:
+        return [("all-gather", whole)]
+    size, parts = tf.as_dtype(reduction.attr["T"].type).size, []
+    while made is not None and made[1].op == _UPDATE:
+        where, update = made
+        part = where.producer(update.input[4])
+        if part is None:
+            return [("all-reduce", whole)]
+        is_gather = part[1].op == _UPDATE and part[0].constant(part[1].input[1]) is None
+        begin, end = (where.constant(update.input[i]) for i in (1, 2))
+        if begin is None or end is None:
+            return [("all-reduce", whole)]
+        num_bytes = int(np.prod(end - begin)) * size
+        parts.append(("all-gather" if is_gather else "all-reduce", num_bytes))
+        made = where.producer(update.input[0])
+    padding = whole - sum(num_bytes for _, num_bytes in parts)
+    if 0 <= padding < _ROUNDED_TO * size:
+        return parts
+    return [("all-reduce", whole)]  # the program's own tensor
+
+
+def _num_bytes(node: Any, dtype: str) -> int:
+    shape = node.attr["_output_shapes"].list.shape[0]
+    return math.prod(dim.size for dim in shape.dim) * tf.as_dtype(node.attr[dtype].type).size
+
+
+def _data_inputs(node: Any) -> list[str]:
+    return [x for x in node.input if not x.startswith("^")]

@@ -1,0 +1,94 @@
+"""Counts the collectives of small tasks on meshes that are not there; prints them as JSON.
+
+Each argument is a case: {"task", "mesh", "rules", and what else a case sets}.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import tensorflow as tf
+
+from tekso.framework import schedules
+from tekso.framework.execution.base import ExecutionError
+from tekso.framework.execution.mesh import collectives
+from tekso.framework.execution.mesh_sharded import MeshSharded, part_of
+from tekso.framework.initializers import Constant, Normal
+from tekso.framework.learner import Learner
+from tekso.framework.optimizers.sgd import SGD
+from tekso.framework.params import param
+from tekso.framework.task import LossSums, Task
+from tekso.framework.theta import Theta
+
+BATCH, LENGTH, EMBED, MLP, LAYERS = 64, 6, 96, 128, 5
+
+
+class Dense(Task):
+    """A scale, then dense-relu-dense; the scale makes a gradient go through the block."""
+
+    class Params(Task.Params):
+        """Params of Dense."""
+
+        layers: int = param("Blocks in a loop; 0: one, without a loop.", default=0)
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        count = self.params.layers
+        stack, dims = ([count], ("layers",)) if count else ([], ())
+        self.weight("scale", [EMBED], dims=("embed",), init=Constant.Params(value=1.0))
+        init = Normal.Params()
+        self.weight("w", [*stack, EMBED, MLP], dims=(*dims, "embed", "mlp"), init=init)
+        self.weight("v", [*stack, MLP, EMBED], dims=(*dims, "mlp", "embed"), init=init)
+
+    def loss_weight(self, batch: Any) -> tf.Tensor:
+        return tf.reduce_sum(batch["weights"])
+
+    def loss(self, theta: Any, batch: Any, ctx: Any) -> LossSums:
+        x = batch["x"] * theta.scale
+        if self.params.layers:
+
+            def body(_: Any, x: Any, layer: Any, ctx: Any) -> Any:
+                return x + self._block(layer["w"], layer["v"], x, ctx), None
+
+            y, _ = ctx.scan(body, Theta({}), x, {"w": theta.w, "v": theta.v})
+        else:
+            y = self._block(theta.w, theta.v, x, ctx)
+        y = ctx.constrain(y, ("batch", "length", None))
+        return LossSums(tf.reduce_sum(batch["weights"] * tf.reduce_sum(y * y, [1, 2])))
+
+    def _block(self, w: Any, v: Any, x: Any, ctx: Any) -> Any:
+        hidden = tf.nn.relu(ctx.project(x, w))
+        return ctx.constrain(ctx.project(hidden, v), ("batch", "length", None))
+
+
+SIGNATURE = {
+    "x": ((BATCH, LENGTH, EMBED), "float32"),
+    "weights": ((BATCH,), "float32"),
+}
+
+
+def count(case: dict[str, Any]) -> dict[str, Any]:
+    task = Dense.Params(layers=case.get("layers", 0)).instantiate()
+    steps = case.get("accumulation_steps", 1)
+    learner = Learner.Params(
+        optimizer=SGD.Params(),
+        schedule=schedules.Constant.Params(value=0.1),
+        accumulation_steps=steps,
+    ).instantiate()
+    rest = {name: case[name] for name in ("weights_axis", "slots_axis") if name in case}
+    execution = MeshSharded.Params(mesh=case["mesh"], rules=case["rules"], **rest).instantiate()
+    try:
+        layout = execution.layout(task, part_of(SIGNATURE, steps), num_devices=None)
+        return dataclasses.asdict(collectives.of_step(task, learner, layout, SIGNATURE))
+    except ExecutionError as error:
+        return {"error": str(error)}
+
+
+if __name__ == "__main__":
+    print(json.dumps([count(json.loads(argument)) for argument in sys.argv[1:]]))

@@ -1,0 +1,131 @@
+"""The collectives that are counted are those that the formulas of each layout give.
+
+The task is a scale and dense-relu-dense (`collectives_program.py`), compiled for meshes that are
+not there. Besides the tensors below, a step adds up scalars of 4 bytes: over the batch the loss and
+its weight, and the square of the norm of every gradient that is split.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from tekso.framework.execution.mesh.loop_length import loop_length
+
+PROGRAM = Path(__file__).with_name("collectives_program.py")
+BATCH, LENGTH, EMBED, MLP = 64, 6, 96, 128  # as in the program
+ACTIVATION = 4 * BATCH * LENGTH * EMBED  # bytes of [batch, length, embed]
+WEIGHTS = 4 * (EMBED + 2 * EMBED * MLP)
+SCALAR = 4
+
+CASES: dict[str, dict[str, Any]] = {
+    "model": {"mesh": "model:4", "rules": "mlp:model"},
+    "data": {"mesh": "data:4", "rules": "batch:data"},
+    "512 devices": {"mesh": "data:16;model:32", "rules": "batch:data;mlp:model"},
+    "weights over data": {"mesh": "data:4", "rules": "fsdp"},
+    "loop": {"mesh": "data:2;model:4", "rules": "batch:data;mlp:model", "layers": 5},
+    "one device": {"mesh": "data:1", "rules": "batch:data"},
+}
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), *map(json.dumps, CASES.values())],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return dict(zip(CASES, json.loads(done.stdout.splitlines()[-1]), strict=True))
+
+
+def rows(found: dict[str, Any], case: str) -> list[tuple[str, str, int, int]]:
+    """(kind, axis, tensors, bytes)."""
+    return [(c["kind"], c["axis"], c["count"], c["bytes"]) for c in found[case]["collectives"]]
+
+
+def test_split_mlp_costs_one_all_reduce_forward_and_one_backward(found: Any) -> None:
+    norms = 2  # of w and v
+    assert rows(found, "model") == [
+        ("all-reduce", "model", 2 + norms, 2 * ACTIVATION + norms * SCALAR)
+    ]
+
+
+def test_split_batch_costs_one_all_reduce_a_weight(found: Any) -> None:
+    losses = 2
+    assert rows(found, "data") == [("all-reduce", "data", 3 + losses, WEIGHTS + losses * SCALAR)]
+    assert found["data"]["launches"] < 5  # DTensor joins small ones
+
+
+def test_mesh_of_512_devices_exchanges_parts(found: Any) -> None:
+    gradients = 4 * (EMBED + 2 * EMBED * MLP // 32)
+    assert rows(found, "512 devices") == [
+        ("all-reduce", "data", 3 + 2, gradients + 2 * SCALAR),
+        ("all-reduce", "model", 2 + 2, 2 * ACTIVATION // 16 + 2 * SCALAR),
+    ]
+
+
+def test_weights_that_are_split_further_are_gathered_once(found: Any) -> None:
+    gathered = [row for row in rows(found, "weights over data") if row[0] == "all-gather"]
+    assert gathered == [("all-gather", "data", 3, WEIGHTS)]
+
+
+def test_collectives_in_a_loop_count_as_often_as_it_runs(found: Any) -> None:
+    layers, norms, losses = 5, 2, 2
+    # The backward loop computes each block again: three all-reduces of activations a layer. Each
+    # turn adds up the gradients of its layer.
+    times = 3 * layers
+    gradients = 4 * (EMBED + layers * 2 * EMBED * MLP // 4)
+    assert rows(found, "loop") == [
+        ("all-reduce", "data", 1 + 2 * layers + losses, gradients + losses * SCALAR),
+        ("all-reduce", "model", times + norms, times * ACTIVATION // 2 + norms * SCALAR),
+    ]
+    assert found["loop"]["unknown_loops"] == []
+
+
+def test_one_device_exchanges_nothing(found: Any) -> None:
+    assert rows(found, "one device") == []
+
+
+# --- loops ---
+
+
+def length_of(condition: Any, body: Any, *start: Any) -> int | None:
+    """The length that is read from the compiled form of a loop."""
+
+    @tf.function(autograph=False)
+    def run(*start: Any) -> Any:
+        return tf.while_loop(condition, body, start)
+
+    signature = [tf.TensorSpec((), tf.int32 if isinstance(x, int) else tf.float32) for x in start]
+    graph = run.get_concrete_function(*signature).graph.as_graph_def()
+    node = next(n for n in graph.node if n.op in ("While", "StatelessWhile"))
+    functions = {f.signature.name: f for f in graph.library.function}
+    # Variables of TensorFlow's own come first: the counter and the most steps (-1: no limit).
+    values = [0, -1, *(x if isinstance(x, int) else None for x in start)]
+    return loop_length(
+        functions[node.attr["cond"].func.name],
+        functions[node.attr["body"].func.name],
+        dict(enumerate(values)),
+    )
+
+
+def test_length_of_a_loop_follows_its_counter() -> None:
+    assert length_of(lambda i: i < 7, lambda i: [i + 1], 0) == 7
+    assert length_of(lambda i: i < 7, lambda i: [i + 3], 0) == 3
+    assert length_of(lambda i: i >= 0, lambda i: [i - 1], 4) == 5
+    assert length_of(lambda i: i < 7, lambda i: [i + 1], 9) == 0
+    both = lambda i, j: tf.logical_and(i < 100, j > 1)  # noqa: E731
+    assert length_of(both, lambda i, j: [i + 1, j - 2], 0, 10) == 5
+
+
+def test_length_is_unknown_where_the_data_decides() -> None:
+    assert length_of(lambda i, x: x < 7.0, lambda i, x: [i + 1, x * 2.0], 0, 1.0) is None
