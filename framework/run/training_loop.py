@@ -249,7 +249,10 @@ def restore(program: Any, checkpoint: Checkpoint) -> None:
     try:
         program.restore(checkpoint.read, checkpoint.keys)
     except ValueError as error:
-        raise CheckpointError(f"{checkpoint.path} cannot be restored: {error}") from error
+        raise CheckpointError(
+            f"{checkpoint.path} cannot be restored: {error}. Take back what was changed since it "
+            "was saved, or train in another --logdir"
+        ) from error
 
 
 def _flat(evaluations: Evaluations) -> dict[str, float]:

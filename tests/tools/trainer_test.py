@@ -299,6 +299,7 @@ def test_another_shape_of_weights_is_an_error_that_names_them_and_what_changed(
     done = run(package, LINE, f"--logdir={whole[0]}", "--set=task.dim=5", "--set=*.dim=5")
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert "weights/w is [3], want [5]" in done.stderr
+    assert "Take back what was changed since it was saved, or train in another" in done.stderr
     assert "changed since then: task.dim : 3 -> 5  # --set" in done.stdout
     assert (whole[0] / "params.txt").read_bytes() == before
 
