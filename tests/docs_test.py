@@ -57,6 +57,20 @@ HOW: list[tuple[str, Run | TestedBy]] = [
         r"pip install -e '\.\[test\]'",
         TestedBy("tests/packaging_test.py::test_editable_installation_imports_the_source"),
     ),
+    (
+        r"tekso-trainer .*--process=.*",
+        TestedBy(
+            "tests/framework/execution/mesh/processes_test.py"
+            "::test_lost_process_is_named_and_the_same_command_goes_on"
+        ),
+    ),
+    (
+        r"srun .*tekso-trainer .*",
+        TestedBy(
+            "tests/framework/execution/mesh/cluster_test.py"
+            "::test_slurm_gives_processes_of_a_node_successive_ports"
+        ),
+    ),
     (r"tekso-trainer .*--(list|mode)=.*", Run()),
     (r"tekso-trainer .*--logdir=.*", Run(SHORT)),
     (r"tekso-vocab .*--input=.*", Run()),

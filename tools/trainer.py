@@ -13,10 +13,11 @@ from tekso.tools.command_errors import OK, UsageError
 from tekso.tools.trainer_flags import EXAMPLE, FLAGS, PROGRAM
 
 if TYPE_CHECKING:  # slow to import: the functions below import what they need when they run
+    from tekso.framework.execution.mesh.cluster import Cluster
     from tekso.framework.experiment import Tree
     from tekso.framework.run.checkpoints import Checkpoint
+    from tekso.framework.run.job import Job
     from tekso.framework.run.logdir import Logdir
-    from tekso.framework.run.modes import Job
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -85,21 +86,36 @@ def _change(tree: Tree.Params) -> None:
 
 
 def _job(model: str, tree: Tree.Params, registered: Tree.Params, argv: list[str]) -> Job:
-    from tekso.framework.run import modes
-    from tekso.framework.run.report.console import console_for
+    from tekso.framework.run.following import FollowingConsole
+    from tekso.framework.run.job import Job
+    from tekso.framework.run.report.console import Console, console_for
 
-    is_json = FLAGS.format == "json"
-    return modes.Job(
+    console: Console = console_for(sys.stderr if FLAGS.format == "json" else sys.stdout)
+    cluster = _cluster()
+    if cluster is not None and cluster.process > 0:
+        console = FollowingConsole(console, cluster.process)
+    return Job(
         model=model,
         tree=tree,
         registered=registered,
         logdir=_logdir(),
-        console=console_for(sys.stderr if is_json else sys.stdout),
+        console=console,
         command=[PROGRAM, *argv[1:]],
         imports=FLAGS["import"].value or [],
         tpu=FLAGS.tpu,
         cpu_devices=FLAGS.cpu_devices,
+        cluster=cluster,
+        cluster_timeout_s=FLAGS.cluster_timeout_s,
     )
+
+
+def _cluster() -> Cluster | None:
+    from tekso.framework.execution.mesh import cluster
+
+    try:
+        return cluster.find(FLAGS.cluster, FLAGS.process, os.environ)
+    except cluster.ClusterError as error:
+        raise UsageError(str(error)) from None
 
 
 # --- modes ---
@@ -136,7 +152,7 @@ def _eval(argv: list[str]) -> int:
 
     job, checkpoint = _job_of_checkpoint(argv)
     figures = modes.evaluate_checkpoint(job, checkpoint)
-    if FLAGS.format == "json":
+    if FLAGS.format == "json" and job.is_first:
         _print_json(figures)
     return OK
 
@@ -146,6 +162,8 @@ def _decode(argv: list[str]) -> int:
 
     job, checkpoint = _job_of_checkpoint(argv)
     decoded = modes.decode(job, checkpoint)
+    if not job.is_first:
+        return OK
     if FLAGS.format == "json":
         _print_json(
             {

@@ -63,6 +63,23 @@ def _define() -> None:
     )
     flags.DEFINE_string("tpu", None, "Name or address of a TPU to run on.", flag_values=f)
     flags.DEFINE_string(
+        "cluster",
+        None,
+        "Addresses of the processes that run this together (host:port,host:port), the same in "
+        "each; none: this one alone. By default as TF_CONFIG says, or else SLURM.",
+        flag_values=f,
+    )
+    flags.DEFINE_integer(
+        "process", None, "Index of this process among those of --cluster.", flag_values=f
+    )
+    flags.DEFINE_float(
+        "cluster_timeout_s",
+        120.0,
+        "Seconds to wait for all processes to come.",
+        lower_bound=1.0,
+        flag_values=f,
+    )
+    flags.DEFINE_string(
         "checkpoint",
         None,
         "Step or path of the checkpoint for eval and decode; by default the newest good one.",
@@ -112,7 +129,13 @@ def help_text() -> str:
         FLAGS,
         usage=f"{PROGRAM} {EXAMPLE} --logdir=runs/tiny [--set path=value …]",
         purpose="Trains a registered experiment, evaluates it, decodes with it or shows it.",
-        value_names={"set": "path=value", "list": "glob", "import": "package", "model": "key"},
+        value_names={
+            "set": "path=value",
+            "list": "glob",
+            "import": "package",
+            "model": "key",
+            "cluster": "addresses",
+        },
     )
     return (
         f"{text}\n\nExit codes: 0 done; 1 an error; 2 a wrong command line; 130 (SIGINT) or 143 "

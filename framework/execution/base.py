@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Mapping, Sequence, Set
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
 
 from tekso.framework.params import Configurable
 from tekso.framework.weight_spec import WeightSpec
+
+if TYPE_CHECKING:
+    from tekso.framework.execution.mesh.cluster import Cluster
 
 WEIGHTS = "weights/"
 LEARNER = "learner/"
@@ -29,6 +32,18 @@ class Execution(Configurable, abc.ABC):
 
     class Params(Configurable.Params):
         """Params of an execution."""
+
+    def join(self, cluster: Cluster) -> None:
+        """Makes this process one of several; call it before `setup_devices`.
+
+        Raises:
+          ExecutionError: this execution runs in one process only.
+        """
+        raise ExecutionError(
+            f"{type(self).__name__} runs in one process, and {cluster.source} says that there are "
+            f"{cluster.size}: give --execution=mesh_sharded, or --cluster=none for runs that have "
+            "nothing to do with each other"
+        )
 
     @abc.abstractmethod
     def setup_devices(self, *, tpu: str | None = None, cpu_devices: int | None = None) -> None:

@@ -1,7 +1,7 @@
 """Mesh-sharded execution: any dim of any tensor over any axis of a mesh of devices.
 
-    execution.mesh   data:2;model:4                          axes of the mesh and their sizes
-    execution.rules  batch:data;mlp:model;heads:model        which dim of a tensor lies on which axis
+    execution.mesh   data:2;model:4                        axes of the mesh and their sizes
+    execution.rules  batch:data;mlp:model;heads:model      which dim of a tensor lies on which axis
 
 One SPMD program over TensorFlow's DTensor runs on all devices. Rules are about names of dims, never
 about layers; what they make of every weight is shown by `--mode=inspect_sharding`.
@@ -22,6 +22,7 @@ from tekso.framework.execution.base import (
     num_examples,
 )
 from tekso.framework.execution.mesh import activations, mesh_devices, presets
+from tekso.framework.execution.mesh.cluster import Cluster
 from tekso.framework.execution.mesh.layouts import MeshLayout, MeshShape
 from tekso.framework.execution.mesh.placement import Placement
 from tekso.framework.execution.mesh.program import MeshProgram
@@ -32,6 +33,7 @@ class MeshSharded(Execution):
     """One program over a mesh of devices, by layout rules."""
 
     _device_type = "CPU"
+    _cluster: Cluster | None = None
 
     class Params(Execution.Params):
         """Params of MeshSharded."""
@@ -59,12 +61,18 @@ class MeshSharded(Execution):
             "Type in which a step computes; float32 weights stay as masters.", default="float32"
         )
 
+    def join(self, cluster: Cluster) -> None:
+        """See `Execution`."""
+        self._cluster = cluster
+
     def setup_devices(self, *, tpu: str | None = None, cpu_devices: int | None = None) -> None:
         """See `Execution`."""
         # TensorFlow's default moves wrong values between two inner dims (on CPU and GPU).
         if not tpu:
             os.environ["DTENSOR_USE_ALL_TO_ALL_RELAYOUT"] = "0"
-        self._device_type = mesh_devices.setup(self._size_asked_for(), tpu, cpu_devices)
+        self._device_type = mesh_devices.setup(
+            self._size_asked_for(), tpu, cpu_devices, self._cluster
+        )
 
     def _size_asked_for(self) -> int | None:
         """Devices of the mesh, as far as it is written out."""

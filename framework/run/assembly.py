@@ -15,7 +15,9 @@ from tekso.framework.execution.base import signature_of
 from tekso.framework.experiment import Run, Tree
 from tekso.framework.input.input import Input
 from tekso.framework.learning_step import LearnerBase
+from tekso.framework.run.agreement import check_data
 from tekso.framework.run.checkpoints import Description
+from tekso.framework.run.peers import Peers
 from tekso.framework.task import Task
 
 
@@ -51,6 +53,7 @@ def assemble(
     assets_dir: str,
     tpu: str | None = None,
     cpu_devices: int | None = None,
+    peers: Peers | None = None,
 ) -> Assembly:
     """Builds the parts of an experiment. Nothing may have run TensorFlow in this process before.
 
@@ -59,6 +62,7 @@ def assemble(
       assets_dir: where inputs keep what they make once.
       tpu: name or address of a TPU.
       cpu_devices: number of logical CPU devices.
+      peers: the processes over which the program is laid; all assemble it at the same time.
 
     Raises:
       ValueError: a part says that its Params make no sense, or do not fit those of another.
@@ -68,16 +72,22 @@ def assemble(
         import tensorflow as tf
 
         tf.config.experimental.enable_op_determinism()
+    peers = peers or Peers()
     execution = tree.execution.instantiate()
+    if peers.cluster is not None:
+        execution.join(peers.cluster)
     execution.setup_devices(tpu=tpu, cpu_devices=cpu_devices)
     seed = run.params.seed
-    input = tree.input.instantiate(seed=seed, assets_dir=assets_dir)
-    eval_inputs = {
-        name: params.instantiate(seed=seed, assets_dir=assets_dir, train=tree.input)
-        for name, params in tree.eval_inputs.items()
-    }
+    with peers.first_before_others():  # it makes the assets
+        input = tree.input.instantiate(seed=seed, assets_dir=assets_dir)
+        eval_inputs = {
+            name: params.instantiate(seed=seed, assets_dir=assets_dir, train=tree.input)
+            for name, params in tree.eval_inputs.items()
+        }
     task = tree.task.owner.complete(tree.task, input).instantiate()
     learner = schedules.end_with_run(tree.learner, run.params.steps).instantiate()
-    signature = signature_of(input.batch(0))
+    batch = input.batch(0)
+    check_data(peers, batch)
+    signature = signature_of(batch)
     program = execution.build(task, learner, seed=seed, batch=signature)
     return Assembly(tree, run, input, eval_inputs, task, learner, program)

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tekso.framework import files
-from tekso.framework.experiment import Tree
 from tekso.framework.input.prefetch import Prefetch
 from tekso.framework.params import Params
-from tekso.framework.run.assembly import Assembly, assemble
+from tekso.framework.run.assembly import Assembly
 from tekso.framework.run.checkpoints import Checkpoint, CheckpointError, Checkpoints
 from tekso.framework.run.evaluation import evaluate
+from tekso.framework.run.following import FollowingCheckpoints, FollowingReport
+from tekso.framework.run.job import Job
 from tekso.framework.run.logdir import Logdir
 from tekso.framework.run.metrics_log import SPLIT, STEP, MetricsLog
+from tekso.framework.run.peers import Peers
 from tekso.framework.run.report import summary
 from tekso.framework.run.report.console import Console
 from tekso.framework.run.report.lines import eval_line, size
@@ -25,89 +26,41 @@ from tekso.framework.run.stop_signals import exit_code
 from tekso.framework.run.training_loop import Outcome, Timetable, TrainingLoop, restore
 
 
-@dataclasses.dataclass(frozen=True)
-class Job:
-    """What the trainer is asked to do.
-
-    Attributes:
-      model: key of the experiment.
-      tree: its Params, with all that was set.
-      registered: its Params as registered.
-      logdir: of the run.
-      console: where lines go.
-      command: as typed.
-      imports: packages of the user's own that the experiment needs.
-      tpu: name or address of a TPU.
-      cpu_devices: number of logical CPU devices.
-    """
-
-    model: str
-    tree: Tree.Params
-    registered: Tree.Params
-    logdir: Logdir
-    console: Console
-    command: Sequence[str] = ()
-    imports: Sequence[str] = ()
-    tpu: str | None = None
-    cpu_devices: int | None = None
-
-    def assemble(self) -> Assembly:
-        """Builds the parts of the experiment."""
-        return assemble(
-            self.tree,
-            assets_dir=self.logdir.assets,
-            tpu=self.tpu,
-            cpu_devices=self.cpu_devices,
-        )
-
-    def checkpoints(self) -> Checkpoints:
-        """Returns the checkpoints of the run."""
-        run = self.tree.run
-        names = list(self.tree.eval_inputs)
-        eval_input = run.keep_best.eval_input or (names[0] if names else "")
-        if eval_input and eval_input not in names:
-            raise ValueError(
-                f"run.keep_best.eval_input is {eval_input!r}, but the evaluation inputs are: "
-                f"{', '.join(names) or 'none'}"
-            )
-        return Checkpoints(
-            self.logdir.checkpoints,
-            keep_last=run.keep_last_checkpoints,
-            keep_best=run.keep_best.count if eval_input else 0,
-            metric=f"{eval_input}/{run.keep_best.metric}",
-            goal=run.keep_best.goal,
-            warn=lambda text: self.console.line(text, "warning"),
-        )
-
-
 def train(job: Job) -> int:
     """Trains, from the newest good checkpoint if there is one; returns the exit code."""
+    with job.meet(job.goes_on) as peers:
+        return _train(job, peers)
+
+
+def _train(job: Job, peers: Peers) -> int:
     begin = time.perf_counter()
-    job.logdir.claim(job.model)
-    checkpoints = job.checkpoints()
-    checkpoints.prepare()
-    checkpoint = checkpoints.newest_good(set_aside=True)
+    checkpoints, checkpoint = _claim(job, peers)
     _introduce(job, checkpoint)
-    parts = job.assemble()
+    parts = job.assemble(peers)
     _introduce_parts(job, parts)
     run = parts.run.params
-    report = Report(job.logdir, job.console, title=job.model, steps=run.steps)
+    report: Report = FollowingReport()
+    if peers.is_first:
+        report = Report(job.logdir, job.console, title=job.model, steps=run.steps)
     try:
-        loop = _loop(job, parts, checkpoints, report)
-        step = loop.restore(checkpoint)
-        # Only now is it sure that the logdir is this experiment's.
-        job.logdir.write_params(job.model, job.tree, job.registered)
-        job.logdir.add_command(job.command)
-        outcome = loop.run(step)
-        report.draw_curves()
-        if outcome.stopped_by is not None:
-            path = checkpoints.path(outcome.step)
-            name = outcome.stopped_by.name
-            for line in summary.stopped(name, outcome.step, run.steps, path):
-                job.console.line(line)
-            return exit_code(outcome.stopped_by)
-        report.progress(outcome.step, "decoding")
-        decoded = parts.task.decode(parts.program, parts.input) if run.decode_at_end else None
+        with peers.explaining():
+            loop = _loop(job, parts, checkpoints, report, peers)
+            step = loop.restore(checkpoint)
+            if peers.is_first:  # only now is it sure that the logdir is this experiment's
+                job.logdir.write_params(job.model, job.tree, job.registered)
+                job.logdir.add_command(job.command)
+            outcome = loop.run(step)
+            report.draw_curves()
+            if outcome.stopped_by is not None:
+                path = checkpoints.path(outcome.step)
+                name = outcome.stopped_by.name
+                for line in summary.stopped(name, outcome.step, run.steps, path):
+                    job.console.line(line)
+                return exit_code(outcome.stopped_by)
+            report.progress(outcome.step, "decoding")
+            decoded = parts.task.decode(parts.program, parts.input) if run.decode_at_end else None
+        if not peers.is_first:
+            return 0
         references = _references(parts)
         report.draw_curves(references=next(iter(references.values()), None))
         job.console.close()
@@ -121,6 +74,19 @@ def train(job: Job) -> int:
     return 0
 
 
+def _claim(job: Job, peers: Peers) -> tuple[Checkpoints, Checkpoint | None]:
+    """Returns the checkpoints of the run, and the one from which it goes on."""
+    if peers.is_first:
+        job.logdir.claim(job.model)
+        checkpoints = job.checkpoints()
+        checkpoints.prepare()
+        checkpoint = checkpoints.newest_good(set_aside=True)
+        peers.from_first(checkpoint.step if checkpoint else None)
+        return checkpoints, checkpoint
+    followed = job.checkpoints_as(FollowingCheckpoints)
+    return followed, followed.follow(peers.from_first(None))
+
+
 def evaluate_checkpoint(job: Job, checkpoint: Checkpoint) -> dict[str, Any]:
     """Evaluates a checkpoint on all evaluation inputs; returns the figures.
 
@@ -131,7 +97,12 @@ def evaluate_checkpoint(job: Job, checkpoint: Checkpoint) -> dict[str, Any]:
     """
     if not job.tree.eval_inputs:
         raise ValueError(f"{job.model} has no eval_inputs: there is nothing to evaluate on")
-    parts = _restored(job, checkpoint)
+    with job.meet(checkpoint=checkpoint.path) as peers:
+        return _evaluate(job, checkpoint, peers)
+
+
+def _evaluate(job: Job, checkpoint: Checkpoint, peers: Peers) -> dict[str, Any]:
+    parts = _restored(job, checkpoint, peers)
     log = MetricsLog(job.logdir.file("evaluations.jsonl"))
     found = {}
     for name, batches in _eval_batches(parts).items():
@@ -143,7 +114,8 @@ def evaluate_checkpoint(job: Job, checkpoint: Checkpoint) -> dict[str, Any]:
         job.console.line(line, "evaluation")
         record = {STEP: checkpoint.step, SPLIT: name, **values, "checkpoint": checkpoint.path}
         try:
-            log.append(record)
+            if peers.is_first:
+                log.append(record)
         except OSError as error:  # of a run that is somebody else's
             job.console.line(f"not added to {log.path}: {error.strerror}", "warning")
         found[name] = values
@@ -158,8 +130,9 @@ def decode(job: Job, checkpoint: Checkpoint) -> Any:
     Raises:
       ValueError: the task decodes nothing.
     """
-    parts = _restored(job, checkpoint)
-    decoded = parts.task.decode(parts.program, parts.input)
+    with job.meet(checkpoint=checkpoint.path) as peers:
+        parts = _restored(job, checkpoint, peers)
+        decoded = parts.task.decode(parts.program, parts.input)
     if decoded is None:
         raise ValueError(f"{job.model}: its task has nothing to decode")
     return decoded
@@ -168,7 +141,9 @@ def decode(job: Job, checkpoint: Checkpoint) -> Any:
 # --- the pieces of a run ---
 
 
-def _loop(job: Job, parts: Assembly, checkpoints: Checkpoints, report: Report) -> TrainingLoop:
+def _loop(
+    job: Job, parts: Assembly, checkpoints: Checkpoints, report: Report, peers: Peers
+) -> TrainingLoop:
     run = parts.run.params
     return TrainingLoop(
         program=parts.program,
@@ -185,6 +160,7 @@ def _loop(job: Job, parts: Assembly, checkpoints: Checkpoints, report: Report) -
         checkpoints=checkpoints,
         description=parts.description(job.model),
         report=report,
+        peers=peers,
     )
 
 
@@ -233,8 +209,8 @@ def tree_of(checkpoint: Checkpoint) -> tuple[str, Any]:
         ) from error
 
 
-def _restored(job: Job, checkpoint: Checkpoint) -> Assembly:
-    parts = job.assemble()
+def _restored(job: Job, checkpoint: Checkpoint, peers: Peers) -> Assembly:
+    parts = job.assemble(peers)
     restore(parts.program, checkpoint)
     return parts
 

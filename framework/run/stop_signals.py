@@ -8,6 +8,8 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any
 
+from tekso.framework.run.peers import Peers
+
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -46,6 +48,25 @@ class StopSignals:
         # Not print(): the signal may have come in the middle of one.
         text = f"\n{self.received.name}: saving and stopping; once more to stop at once\n"
         os.write(2, text.encode())
+
+
+class AgreedStop:
+    """The signal by which all processes of a run stop, at the same point.
+
+    Attributes:
+      received: it, once `poll` has found one.
+    """
+
+    def __init__(self, signals: StopSignals, peers: Peers) -> None:
+        self._signals, self._peers = signals, peers
+        self.received: signal.Signals | None = None
+
+    def poll(self) -> bool:
+        """Whether a process has received a signal; all have to ask."""
+        if self.received is None:
+            numbers = self._peers.gather(int(self._signals.received or 0))
+            self.received = next((signal.Signals(n) for n in numbers if n), None)
+        return self.received is not None
 
 
 def exit_code(received: signal.Signals) -> int:

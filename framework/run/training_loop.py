@@ -19,8 +19,9 @@ import numpy as np
 from tekso.framework.run.checkpoints import Checkpoint, CheckpointError, Checkpoints, Description
 from tekso.framework.run.evaluation import StoppedError, evaluate
 from tekso.framework.run.pace import Pace
+from tekso.framework.run.peers import Peers
 from tekso.framework.run.report.report import Report
-from tekso.framework.run.stop_signals import StopSignals
+from tekso.framework.run.stop_signals import AgreedStop, StopSignals
 
 Batch = Mapping[str, np.ndarray]
 Batches = Callable[[int], Iterator[Batch]]
@@ -92,6 +93,7 @@ class TrainingLoop:
       checkpoints: where the state is kept.
       description: of checkpoints; step, metrics and position are filled in.
       report: takes what there is to tell.
+      peers: the processes that run this loop side by side.
     """
 
     def __init__(
@@ -106,11 +108,13 @@ class TrainingLoop:
         checkpoints: Checkpoints,
         description: Description,
         report: Report,
+        peers: Peers | None = None,
     ) -> None:
         self._program, self._task, self._learner = program, task, learner
         self._batches, self._eval_batches = batches, eval_batches
         self._timetable, self._checkpoints = timetable, checkpoints
         self._description, self._report = description, report
+        self._peers = peers or Peers()
         self._pace = Pace()
 
     def restore(self, checkpoint: Checkpoint | None) -> int:
@@ -136,24 +140,23 @@ class TrainingLoop:
           NonFiniteStepsError: too many steps in a row were not finite.
         """
         step = first_step
-        with StopSignals() as stop:
+        with StopSignals() as signals:
+            stop = AgreedStop(signals, self._peers)
             evaluations = self._catch_up(step, stop)
             metrics: Mapping[str, Any] = {}
             batches = self._batches(step) if step < self._timetable.steps else iter(())
             self._pace.restart()
             self._report.progress(step, "first step")
-            while step < self._timetable.steps and not stop.received:
+            while step < self._timetable.steps and not stop.poll():
                 with self._pace.waiting():
                     batch = next(batches, None)
                 if batch is None:
                     raise ValueError(f"the training input ends before step {step}")
                 before, metrics = metrics, self._program.train_step(batch, step)
                 step += 1
-                evaluations = {}
                 self._check(before)
                 self._finish_step(step, batch, metrics, is_first=step == first_step + 1)
-                if not stop.received:
-                    evaluations = self._evaluate_if_due(step, stop)
+                evaluations = self._evaluate_if_due(step, stop)
                 if self._is_save_due(step, evaluations):
                     self._check(metrics)
                     self._save(step, evaluations)
@@ -164,13 +167,15 @@ class TrainingLoop:
             self._check(metrics)
             self._save(step, evaluations)
             self._checkpoints.wait()
+            stop.poll()
         return Outcome(step, first_step, evaluations, stop.received)
 
-    def _catch_up(self, step: int, stop: StopSignals) -> Evaluations:
+    def _catch_up(self, step: int, stop: AgreedStop) -> Evaluations:
         """Does the evaluations of the first step that an earlier process did not get to."""
         if not self._timetable.evaluates(step):
             return {}
-        return self._evaluate_if_due(step, stop, done=self._report.evaluated(step))
+        done = self._peers.from_first(self._report.evaluated(step))
+        return self._evaluate_if_due(step, stop, done=done)
 
     def _check(self, metrics: Mapping[str, Any]) -> None:
         """Stops a run that goes wrong; one step late, so that no step waits for the host."""
@@ -196,13 +201,15 @@ class TrainingLoop:
             self._pace.restart()
 
     def _evaluate_if_due(
-        self, step: int, stop: StopSignals, *, done: Evaluations | None = None
+        self, step: int, stop: AgreedStop, *, done: Evaluations | None = None
     ) -> Evaluations:
         """Returns the figures of all evaluations; nothing if none is due or a signal came."""
         done = dict(done or {})
         left = {n: b for n, b in self._eval_batches.items() if n not in done}
         if not self._timetable.evaluates(step) or not left:
             return done
+        if stop.poll():
+            return {}
         with self._pace.paused():
             for name, batches in left.items():
                 self._report.progress(step, f"evaluating {name}")
@@ -213,7 +220,7 @@ class TrainingLoop:
                         self._task,
                         batches(0),
                         name=name,
-                        stopped=lambda: stop.received is not None,
+                        stopped=stop.poll,
                     )
                 except StoppedError:
                     return {}
@@ -226,7 +233,9 @@ class TrainingLoop:
         return done
 
     def _is_save_due(self, step: int, evaluations: Evaluations) -> bool:
-        return self._timetable.saves(step) or self._checkpoints.would_be_best(_flat(evaluations))
+        if self._timetable.saves(step) or not evaluations:
+            return self._timetable.saves(step)
+        return self._peers.from_first(self._checkpoints.would_be_best(_flat(evaluations)))
 
     def _save(self, step: int, evaluations: Evaluations) -> None:
         with self._pace.paused():

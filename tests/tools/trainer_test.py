@@ -398,6 +398,23 @@ def test_a_fault_keeps_its_traceback(here: Path, capsys: pytest.CaptureFixture[s
     assert "Traceback" in capsys.readouterr().err
 
 
+def test_an_execution_for_one_process_is_refused_before_others_are_waited_for(
+    here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--cluster=localhost:1,localhost:2", "--process=0", f"--logdir={tmp_path}"]
+    assert main(LINE, *flags) == 1
+    told = capsys.readouterr().err
+    assert "DataParallel runs in one process, and --cluster says that there are 2" in told
+    assert "--execution=mesh_sharded" in told and "--cluster=none" in told
+
+
+def test_a_cluster_that_makes_no_sense_is_a_wrong_command_line(
+    here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(LINE, "--cluster=localhost:1,localhost", "--process=0", f"--logdir={tmp_path}") == 2
+    assert "'localhost' is no address, want host:port" in capsys.readouterr().err
+
+
 def test_evaluating_without_a_checkpoint_says_what_to_do(
     here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,10 +1,14 @@
 """The devices of a mesh: logical devices of the CPU, GPUs, or the cores of a TPU.
 
+In several processes the mesh spans the devices of all, in the order of the processes; each process
+sets up its own, and TensorFlow's runtime (gRPC) connects them.
+
 What this cannot be tried on (TPU, GPU) is in the few lines below, and was never run.
 """
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import tensorflow as tf
@@ -12,17 +16,26 @@ from tensorflow.experimental import dtensor
 
 from tekso.framework.execution import devices
 from tekso.framework.execution.base import ExecutionError
+from tekso.framework.execution.mesh.cluster import Cluster
 from tekso.framework.execution.mesh.layouts import MeshShape
 
 
-def setup(size: int | None, tpu: str | None, cpu_devices: int | None) -> str:
+def setup(
+    size: int | None,
+    tpu: str | None,
+    cpu_devices: int | None,
+    cluster: Cluster | None = None,
+) -> str:
     """Sets threads and devices up; returns the type of the devices.
 
     Args:
       size: devices that the mesh asks for, as far as it says: so many are made of a CPU.
       tpu: name or address of a TPU.
       cpu_devices: number of logical CPU devices to make of this machine.
+      cluster: the processes that the mesh spans; all have to call this at the same time.
     """
+    if cluster is not None:
+        _describe(cluster)
     if tpu:
         try:
             dtensor.initialize_accelerator_system("TPU")
@@ -30,19 +43,55 @@ def setup(size: int | None, tpu: str | None, cpu_devices: int | None) -> str:
             reason = str(error).partition("\n")[0]
             raise ExecutionError(f"there is no TPU {tpu!r} to connect to: {reason}") from error
         return "TPU"
+    processes = cluster.size if cluster is not None else 1
     if cpu_devices is None and tf.config.list_physical_devices("GPU"):
-        return "GPU"
-    made = cpu_devices or size or 1
-    devices.setup_cpu(logical_devices=made, threads_per_op=max(1, devices.num_cores() // made))
-    return "CPU"
+        device_type = "GPU"
+    else:
+        device_type, made = "CPU", cpu_devices or -(-(size or 1) // processes)
+        streams = made * (cluster.num_local if cluster is not None else 1)
+        threads = max(1, devices.num_cores() // streams)
+        devices.setup_cpu(logical_devices=made, threads_per_op=threads)
+    if cluster is not None:
+        _connect(device_type, cluster)
+    return device_type
+
+
+def _describe(cluster: Cluster) -> None:
+    """Tells DTensor who takes part: it reads that from the environment only."""
+    os.environ["DTENSOR_JOB_NAME"] = "worker"
+    os.environ["DTENSOR_JOBS"] = ",".join(cluster.addresses)
+    os.environ["DTENSOR_NUM_CLIENTS"] = str(cluster.size)
+    os.environ["DTENSOR_CLIENT_ID"] = str(cluster.process)
+
+
+def _connect(device_type: str, cluster: Cluster) -> None:
+    try:
+        dtensor.initialize_accelerator_system(device_type)
+    except (ValueError, RuntimeError, tf.errors.UnknownError, tf.errors.InternalError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ExecutionError(
+            f"{cluster.name(cluster.process)} cannot start TensorFlow's runtime: {reason}"
+        ) from error
 
 
 def count(device_type: str) -> int:
-    """Returns how many devices of a type there are."""
-    return len(tf.config.list_logical_devices(device_type))
+    """Returns how many devices of a type there are, in all processes."""
+    return dtensor.num_global_devices(device_type)
 
 
 def make_mesh(shape: MeshShape, device_type: str) -> Any:
-    """Returns the DTensor mesh over the first devices of a type."""
+    """Returns the DTensor mesh over the first devices of a type, of each process equally many."""
+    processes = dtensor.num_clients()
+    if shape.size % processes:
+        raise ExecutionError(
+            f"execution.mesh {str(shape)!r} has {shape.size} devices, which do not divide over the "
+            f"{processes} processes"
+        )
+    local = shape.size // processes
+    if processes > 1:
+        names = None if device_type == "TPU" else [f"{device_type}:{i}" for i in range(local)]
+        return dtensor.create_distributed_mesh(
+            list(shape.axes), local_devices=names, device_type=device_type
+        )
     names = [device.name for device in tf.config.list_logical_devices(device_type)]
-    return dtensor.create_mesh(list(shape.axes), devices=names[: shape.size])
+    return dtensor.create_mesh(list(shape.axes), devices=names[:local])

@@ -1,0 +1,100 @@
+"""What the processes of a run have where the first one writes: they compute all, write nothing.
+
+The first process of a run claims the logdir, reports and writes the checkpoints. The others take
+part in every step, evaluation and gathering of the state, and read what the first one restores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from tekso.framework.run.checkpoints import Checkpoint, Checkpoints, Description
+from tekso.framework.run.pace import Reading
+from tekso.framework.run.report.console import Console, Style
+from tekso.framework.run.report.report import Report
+
+
+class FollowingConsole:
+    """Shows what concerns this process: warnings, and what is said in good style."""
+
+    def __init__(self, console: Console, process: int) -> None:
+        self._console, self._process = console, process
+
+    @property
+    def width(self) -> int:
+        """Columns that a line may have."""
+        return self._console.width
+
+    def line(self, text: str, style: Style = "plain") -> None:
+        """Shows the line if it concerns this process."""
+        if style in ("good", "warning"):
+            self._console.line(f"process {self._process}: {text}", style)
+
+    def progress(self, done: int, total: int, doing: str = "") -> None:
+        """Shows nothing."""
+
+    def close(self) -> None:
+        """Does nothing."""
+
+
+class FollowingCheckpoints(Checkpoints):
+    """Takes the state when the first process does, and writes nothing."""
+
+    def prepare(self) -> None:
+        """Does nothing: the first process prepares the folder."""
+
+    def follow(self, step: int | None) -> Checkpoint | None:
+        """Opens the checkpoint that the first process restores; None if it restores none.
+
+        Raises:
+          CheckpointError: this process does not see it, or finds it damaged.
+        """
+        if step is None:
+            return None
+        checkpoint = self.open(str(step))
+        self._saved = step
+        return checkpoint
+
+    def _write(self, tensors: Mapping[str, np.ndarray], description: Description) -> None:
+        pass
+
+
+class FollowingReport(Report):
+    """Reports nothing."""
+
+    def __init__(self) -> None:
+        pass
+
+    def go_on_from(self, step: int) -> None:
+        """Does nothing."""
+
+    def evaluated(self, step: int) -> dict[str, dict[str, float]]:
+        """Returns nothing: the first process knows."""
+        return {}
+
+    def train(
+        self, step: int, values: Mapping[str, float], reading: Reading | None, *, unit: str
+    ) -> None:
+        """Does nothing."""
+
+    def evaluation(
+        self, name: str, step: int, values: Mapping[str, float], *, seconds: float, is_best: bool
+    ) -> None:
+        """Does nothing."""
+
+    def progress(self, step: int, doing: str = "") -> None:
+        """Does nothing."""
+
+    def draw_curves_if_old(self) -> None:
+        """Does nothing."""
+
+    def draw_curves(self, *, references: Mapping[str, float] | None = None) -> None:
+        """Does nothing."""
+
+    def sync(self) -> None:
+        """Does nothing."""
+
+    def close(self) -> None:
+        """Does nothing."""

@@ -1,0 +1,140 @@
+"""Job: what the trainer is asked to do with an experiment, and where; alone or with others."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from tekso.framework.execution.mesh.cluster import Cluster
+from tekso.framework.experiment import Tree
+from tekso.framework.run.agreement import check_settings
+from tekso.framework.run.assembly import Assembly, assemble
+from tekso.framework.run.checkpoints import Checkpoints
+from tekso.framework.run.logdir import Logdir
+from tekso.framework.run.peers import ConnectedPeers, LostProcessError, Peers
+from tekso.framework.run.report.console import Console
+
+C = TypeVar("C", bound=Checkpoints)
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What the trainer is asked to do.
+
+    Attributes:
+      model: key of the experiment.
+      tree: its Params, with all that was set.
+      registered: its Params as registered.
+      logdir: of the run.
+      console: where lines go.
+      command: as typed.
+      imports: packages of the user's own that the experiment needs.
+      tpu: name or address of a TPU.
+      cpu_devices: number of logical CPU devices.
+      cluster: the processes of the run, if there are several.
+      cluster_timeout_s: how long to wait for all of them to come.
+    """
+
+    model: str
+    tree: Tree.Params
+    registered: Tree.Params
+    logdir: Logdir
+    console: Console
+    command: Sequence[str] = ()
+    imports: Sequence[str] = ()
+    tpu: str | None = None
+    cpu_devices: int | None = None
+    cluster: Cluster | None = None
+    cluster_timeout_s: float = 120.0
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process writes and prints."""
+        return self.cluster is None or self.cluster.process == 0
+
+    @contextlib.contextmanager
+    def meet(self, goes_on: Callable[[], str] = lambda: "", **settings: Any) -> Iterator[Peers]:
+        """Brings the processes of the run together, for a block in which all do the same.
+
+        Args:
+          goes_on: says how the same command goes on after a process was lost.
+          settings: what has to be equal in all, besides the Params.
+
+        Raises:
+          ClusterError: not all come, or they were started with different settings.
+          LostProcessError: one is lost.
+        """
+        if self.cluster is None:
+            yield Peers()
+            return
+        self.tree.execution.instantiate().join(self.cluster)  # before waiting for anybody
+
+        def with_advice(text: str) -> str:
+            return f"{text}; start all processes again with the same command{goes_on()}"
+
+        try:
+            with ConnectedPeers(
+                self.cluster,
+                timeout_s=self.cluster_timeout_s,
+                tell=lambda text: self.console.line(text, "warning"),
+                last_words=lambda text: print(
+                    f"{self.command[0]}: {with_advice(text)}", file=sys.stderr, flush=True
+                ),
+            ) as peers:
+                settings = {"the model": self.model, "--cpu_devices": self.cpu_devices, **settings}
+                check_settings(peers, self.tree, settings)
+                self._introduce(self.cluster)
+                with peers.explaining():
+                    yield peers
+        except LostProcessError as error:
+            raise LostProcessError(with_advice(str(error))) from error
+
+    def _introduce(self, cluster: Cluster) -> None:
+        if self.is_first:
+            others = ", ".join(cluster.addresses)
+            self.console.line(f"{cluster.size} processes by {cluster.source}: {others}")
+        else:
+            text = f"one of {cluster.size}; {cluster.name(0)} tells how the run goes"
+            self.console.line(text, "good")
+
+    def goes_on(self) -> str:
+        """Returns where the training goes on with the same command."""
+        steps = self.checkpoints().steps()
+        where = f"step {steps[-1]}" if steps else "the beginning, since nothing was saved yet"
+        return f", which goes on from {where}"
+
+    def assemble(self, peers: Peers) -> Assembly:
+        """Builds the parts of the experiment."""
+        return assemble(
+            self.tree,
+            assets_dir=self.logdir.assets,
+            tpu=self.tpu,
+            cpu_devices=self.cpu_devices,
+            peers=peers,
+        )
+
+    def checkpoints(self) -> Checkpoints:
+        """Returns the checkpoints of the run."""
+        return self.checkpoints_as(Checkpoints)
+
+    def checkpoints_as(self, kind: type[C]) -> C:
+        """Returns the checkpoints of the run as the class `kind` handles them."""
+        run = self.tree.run
+        names = list(self.tree.eval_inputs)
+        eval_input = run.keep_best.eval_input or (names[0] if names else "")
+        if eval_input and eval_input not in names:
+            raise ValueError(
+                f"run.keep_best.eval_input is {eval_input!r}, but the evaluation inputs are: "
+                f"{', '.join(names) or 'none'}"
+            )
+        return kind(
+            self.logdir.checkpoints,
+            keep_last=run.keep_last_checkpoints,
+            keep_best=run.keep_best.count if eval_input else 0,
+            metric=f"{eval_input}/{run.keep_best.metric}",
+            goal=run.keep_best.goal,
+            warn=lambda text: self.console.line(text, "warning"),
+        )
