@@ -13,6 +13,8 @@ from tekso.framework.input.splits import Split
 from tekso.framework.params import REQUIRED, Configurable, param
 
 Batch = dict[str, np.ndarray]
+Signature = dict[str, tuple[tuple[int, ...], Any]]
+"""Shape and dtype of every array of a batch, by name."""
 
 
 class Input(Configurable):
@@ -44,6 +46,16 @@ class Input(Configurable):
         self.seed = seed
         self.assets_dir = assets_dir
         del train
+
+    @classmethod
+    def signature(cls, params: Any) -> Signature | None:
+        """What the largest batches look like, told without any data; None: only data can tell.
+
+        A class whose Params fix all shapes should say them: then its experiments can be inspected
+        (`--mode=inspect_sharding`) where the data is not.
+        """
+        del params
+        return None
 
     def batch(self, step: int) -> Batch:
         """The global batch of a step.

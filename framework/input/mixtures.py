@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tekso.framework.input import shuffle
-from tekso.framework.input.input import Batch, ExampleInput, Input, check_step
+from tekso.framework.input.input import Batch, ExampleInput, Input, Signature, check_step
 from tekso.framework.input.skips import InputError, SkipReport
 from tekso.framework.params import REQUIRED, param
 
@@ -83,6 +83,13 @@ class Mixture(Input):
             )
         self.tokenizer = self._inputs[0].tokenizer
         self._choice = Choice(weights, seed=seed)
+
+    @classmethod
+    def signature(cls, params: Any) -> Signature | None:
+        """That of the first part, whose examples look like all others."""
+        first = params.inputs[0].copy().set(batch_size=params.batch_size)
+        found: Signature | None = type(first).owner.signature(first)
+        return found
 
     @property
     def vocab_size(self) -> int | None:

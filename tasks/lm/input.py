@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from tekso.framework import files
 from tekso.framework.input import shuffle
-from tekso.framework.input.input import Batch, ExampleInput
+from tekso.framework.input.input import Batch, ExampleInput, Signature
 from tekso.framework.input.skips import InputError, SkipReport
 from tekso.framework.input.sources import Source, TrainingText
 from tekso.framework.input.text_files import TextFiles
@@ -78,6 +78,11 @@ class TextInput(ExampleInput):
         )
         self.text: TokenText = token_text(self._source, self.tokenizer, assets_dir=assets_dir)
         self._num_bytes_of = self.tokenizer.token_num_bytes
+
+    @classmethod
+    def signature(cls, params: Any) -> Signature | None:
+        """See `Input`."""
+        return {**tokens_of(params), "num_bytes": ((params.batch_size,), np.dtype(np.float32))}
 
     def texts(self) -> Iterator[str]:
         """The texts of the split, as they are."""
@@ -144,6 +149,16 @@ class TextInput(ExampleInput):
             name=corpus.owner.__name__ if not opened else self._source.describe(),
             verify=train is None,
         )
+
+
+def tokens_of(params: Any) -> Signature:
+    """What "ids", "labels" and "weights" look like, by the Params of an input."""
+    shape = (params.batch_size, params.length)
+    return {
+        "ids": (shape, np.dtype(np.int32)),
+        "labels": (shape, np.dtype(np.int32)),
+        "weights": (shape, np.dtype(np.float32)),
+    }
 
 
 def corpus_of(params: Any) -> Any:

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from tekso.framework.input import shuffle
-from tekso.framework.input.input import Batch
+from tekso.framework.input.input import Batch, Signature
 from tekso.framework.input.packing import cut, pack
-from tekso.tasks.lm.input import Indices, TextInput
+from tekso.tasks.lm.input import Indices, TextInput, tokens_of
 
 
 class PackedText(TextInput):
@@ -30,6 +30,12 @@ class PackedText(TextInput):
         self._packing = pack(
             self._pieces.lengths, self.params.length, key=shuffle.key_of(self.seed, "packing")
         )
+
+    @classmethod
+    def signature(cls, params: Any) -> Signature | None:
+        """See `Input`."""
+        ids = tokens_of(params)["ids"]
+        return {**(super().signature(params) or {}), "segment_ids": ids, "positions": ids}
 
     @property
     def num_examples(self) -> int:

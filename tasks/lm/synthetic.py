@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from tekso.framework.input import shuffle
-from tekso.framework.input.input import Batch, ExampleInput
+from tekso.framework.input.input import Batch, ExampleInput, Signature
 from tekso.framework.params import REQUIRED, param
-from tekso.tasks.lm.input import Indices
+from tekso.tasks.lm.input import Indices, tokens_of
 
 
 class SyntheticTokens(ExampleInput):
@@ -37,6 +37,11 @@ class SyntheticTokens(ExampleInput):
             )
         drawn = np.random.default_rng(int(shuffle.key_of(self.seed, f"tokens {p.split}")[0]))
         self._tokens = drawn.integers(0, p.vocab_size, p.num_tokens, np.int32)
+
+    @classmethod
+    def signature(cls, params: Any) -> Signature | None:
+        """See `Input`."""
+        return tokens_of(params)
 
     @property
     def vocab_size(self) -> int:

@@ -109,6 +109,22 @@ def test_an_epoch_has_every_token_once_whatever_its_order(form: Any) -> None:
         assert sorted(labels.tolist()) == sorted(joined(texts))
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_signature_is_that_of_a_batch_and_needs_no_data(form: Any) -> None:
+    params = form.Params(corpus=TextFiles.Params(files="/nowhere/*"), batch_size=3, length=7)
+    batches = passes(make(form, ["abcdefg"], batch_size=3, length=7), 0, 9)
+    batch = max(batches, key=lambda batch: batch["ids"].size)  # of the longest bucket
+    assert form.signature(params) == {k: (x.shape, x.dtype) for k, x in batch.items()}
+    mixed = Mixture.Params(inputs=[params], batch_size=5)
+    assert Mixture.signature(mixed) == form.signature(params.copy().set(batch_size=5))
+
+
+def test_signature_of_synthetic_tokens_is_that_of_a_batch() -> None:
+    params = SyntheticTokens.Params(batch_size=3, length=7, vocab_size=11, num_tokens=50)
+    batch = params.instantiate().batch(0)
+    assert SyntheticTokens.signature(params) == {k: (x.shape, x.dtype) for k, x in batch.items()}
+
+
 class TestTextStream:
     def test_epochs_cut_at_other_places(self) -> None:
         text = "".join(chr(48 + i) for i in range(60))
