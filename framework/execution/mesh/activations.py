@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tekso.framework.context import StepContext
+from tekso.framework.context import IMAGE_DIMS, StepContext
 from tekso.framework.execution.base import Signature
 from tekso.framework.execution.mesh.layouts import Activations
 
@@ -28,6 +28,12 @@ class _RecordingContext(StepContext):
         if len(dims) != len(shape):
             raise ValueError(f"constrain: dims {tuple(dims)} do not fit the shape {list(shape)}")
         self._found.setdefault(str((tuple(dims), shape)), (tuple(dims), shape))
+        return x
+
+    def constrain_image(self, x: tf.Tensor) -> tf.Tensor:
+        sizes = x.shape.as_list()
+        shape = (sizes[0], None, None, sizes[3])  # a height that does not divide stays whole
+        self._found.setdefault(str((IMAGE_DIMS, shape)), (IMAGE_DIMS, shape))
         return x
 
 

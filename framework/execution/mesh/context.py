@@ -17,9 +17,10 @@ import tensorflow as tf
 
 from tekso.framework import loops
 from tekso.framework.context import StepContext
-from tekso.framework.execution.mesh import control_flow, vocab
+from tekso.framework.execution.mesh import control_flow, vocab, windows
 from tekso.framework.execution.mesh.layouts import Layout, MeshLayout
 from tekso.framework.execution.mesh.placement import Placement
+from tekso.framework.primitives.windows import Window
 from tekso.framework.theta import Theta
 
 
@@ -35,6 +36,7 @@ class MeshContext(StepContext):
     def __init__(self, placement: Placement, rules: MeshLayout, **rest: Any) -> None:
         super().__init__(**rest)
         self._placement, self._rules = placement, rules
+        self._images = windows.ImageMesh.of(rules, self.pin)
         # By the identity of a tensor, which is kept alive here: how a weight lies.
         self._weights: dict[int, tuple[tf.Tensor, Layout]] = {}
         self._is_turn = False
@@ -157,7 +159,11 @@ class MeshContext(StepContext):
         swap = np.zeros([2 * half, 2 * half], np.float32)  # (a, b) -> (-b, a)
         swap[np.arange(half) + half, np.arange(half)] = -1
         swap[np.arange(half), np.arange(half) + half] = 1
-        sine, cosine = (tf.cast(tf.concat([s, s], -1), x.dtype) for s in (sine, cosine))
+        # Pinned, since parts of the halves would be joined where the product is split.
+        sine, cosine = (
+            self.constrain(tf.cast(tf.concat([s, s], -1), x.dtype), ("batch", "length", None, None))
+            for s in (sine, cosine)
+        )
         turned = tf.einsum("btnh,hk->btnk", x, tf.cast(swap, x.dtype))
         return x * cosine + turned * sine
 
@@ -180,3 +186,29 @@ class MeshContext(StepContext):
     ) -> tf.Tensor:
         """See `StepContext`."""
         return vocab.cross_entropy(self, x, table, labels, bias, label_smoothing)
+
+    # --- images ---
+
+    def constrain_image(self, x: tf.Tensor) -> tf.Tensor:
+        """See `StepContext`."""
+        return self._images.constrain_image(x)
+
+    def convolution(
+        self, x: tf.Tensor, w: tf.Tensor, b: tf.Tensor | None = None, *, window: Window
+    ) -> tf.Tensor:
+        """See `StepContext`."""
+        return windows.convolution(x, w, b, window=window, mesh=self._images)
+
+    def depthwise_convolution(
+        self, x: tf.Tensor, w: tf.Tensor, b: tf.Tensor | None = None, *, window: Window
+    ) -> tf.Tensor:
+        """See `StepContext`."""
+        return windows.depthwise_convolution(x, w, b, window=window, mesh=self._images)
+
+    def average_pool(self, x: tf.Tensor, window: Window) -> tf.Tensor:
+        """See `StepContext`."""
+        return windows.average_pool(x, window=window, mesh=self._images)
+
+    def max_pool(self, x: tf.Tensor, window: Window) -> tf.Tensor:
+        """See `StepContext`."""
+        return windows.max_pool(x, window=window, mesh=self._images)

@@ -1,6 +1,6 @@
 """Trains a small model for some steps, on one device or over a mesh, and prints what came out.
 
-Started by tests in a process of its own: a process has one execution. Models are small, but have all
+Started by tests. A process has one execution, so each job has one of its own. Models are small, but
 that could tell one layout from another: dropout, padding, rematerialisation, auxiliary losses.
 """
 
@@ -99,7 +99,7 @@ class ImageTask(Task):
         return tf.reduce_sum(batch["weights"])
 
     def loss(self, theta: Theta, batch: Any, ctx: Any) -> LossSums:
-        x = ctx.constrain(batch["images"], ("batch", "height", "width", None))
+        x = ctx.constrain_image(batch["images"])
         x = self.first.fprop(theta["first"], x, ctx)
         x = ctx.activate("relu", self.norm.fprop(theta.norm, x, ctx))
         x = ctx.dropout(self.maximum.fprop(Theta(), x, ctx), 0.2, self)
