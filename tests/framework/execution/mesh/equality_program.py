@@ -220,7 +220,8 @@ def main() -> None:
     a list: what a job returned, or {"error": …}.
     """
     jobs = json.loads(sys.argv[1])
-    outputs, running = [tempfile.TemporaryFile("w+") for _ in jobs], {}
+    outputs = [tempfile.TemporaryFile("w+") for _ in jobs]  # noqa: SIM115
+    running: dict[int, int] = {}
     codes = [0] * len(jobs)
     for number, job in enumerate(jobs):
         if len(running) == 2:
