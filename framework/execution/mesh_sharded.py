@@ -70,6 +70,8 @@ class MeshSharded(Execution):
         # TensorFlow's default moves wrong values between two inner dims (on CPU and GPU).
         if not tpu:
             os.environ["DTENSOR_USE_ALL_TO_ALL_RELAYOUT"] = "0"
+        # It would join sums over devices from before and after a loop that is between them.
+        os.environ["DTENSOR_ENABLE_COMBINE_ALL_REDUCES_OPTIMIZATION"] = "0"
         self._device_type = mesh_devices.setup(
             self._size_asked_for(), tpu, cpu_devices, self._cluster
         )

@@ -109,7 +109,9 @@ class SinusoidalPositions(PositionsBase):
         step = math.log(p.max_timescale / p.min_timescale) / max(half - 1, 1)
         rates = np.exp(-step * np.arange(half)) / p.min_timescale
         sine, cosine = sines(np.arange(x.shape[1]) if positions is None else positions, rates)
-        return x + tf.cast(tf.concat([sine, cosine], -1), x.dtype)
+        vectors = tf.cast(tf.concat([sine, cosine], -1), x.dtype)
+        # Pinned, since a mesh that splits the sum by its last dim would join parts of the halves.
+        return x + ctx.constrain(vectors, ("batch", "length", None)[-vectors.shape.rank :])
 
 
 def sines(positions: Array, rates: np.ndarray) -> tuple[Array, Array]:

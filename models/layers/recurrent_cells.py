@@ -80,6 +80,11 @@ class RecurrentCell(Layer):
         """
         raise NotImplementedError(f"{type(self).__name__} has no step()")
 
+    def _unstacked(self, gates: tf.Tensor, ctx: StepContext) -> list[tf.Tensor]:
+        """Returns the gates one by one, [B, hidden_dim] each."""
+        # Pinned, or what they are combined with tells how they are split, and DTensor fails.
+        return [ctx.constrain(gate, ("batch", "mlp")) for gate in tf.unstack(gates, axis=1)]
+
     def _gate_weights(self, name: str, input_dim: int, num_gates: int) -> None:
         p = self.params
         self.weight(
@@ -156,7 +161,7 @@ class LstmCell(RecurrentCell):
     ) -> tuple[tf.Tensor, State]:
         """See the class."""
         gates += ctx.project(state["output"], theta.w_recurrent)
-        i, f, g, o = tf.unstack(gates, axis=1)
+        i, f, g, o = self._unstacked(gates, ctx)
         kept = tf.sigmoid(f + self.params.forget_bias) * state["memory"]
         memory = kept + tf.sigmoid(i) * tf.tanh(g)
         output = tf.sigmoid(o) * tf.tanh(memory)
@@ -209,8 +214,8 @@ class GruCell(RecurrentCell):
     ) -> tuple[tf.Tensor, State]:
         """See the class."""
         before = state["output"]
-        x_r, x_z, x_new = tf.unstack(gates, axis=1)
-        r, z = tf.unstack(ctx.project(before, theta.w_recurrent), axis=1)
+        x_r, x_z, x_new = self._unstacked(gates, ctx)
+        r, z = self._unstacked(ctx.project(before, theta.w_recurrent), ctx)
         r, z = tf.sigmoid(x_r + r), tf.sigmoid(x_z + z)
         if self.params.reset == "before":
             new = tf.tanh(x_new + ctx.project(r * before, theta.w_candidate))
