@@ -18,6 +18,7 @@ from tekso.framework.learning_step import LearnerBase
 from tekso.framework.run.agreement import check_data
 from tekso.framework.run.checkpoints import Description
 from tekso.framework.run.peers import Peers
+from tekso.framework.run.tpu_connection import connecting
 from tekso.framework.task import Task
 
 
@@ -76,7 +77,8 @@ def assemble(
     execution = tree.execution.instantiate()
     if peers.cluster is not None:
         execution.join(peers.cluster)
-    execution.setup_devices(tpu=tpu, cpu_devices=cpu_devices)
+    with connecting(tpu):
+        execution.setup_devices(tpu=tpu, cpu_devices=cpu_devices)
     seed = run.params.seed
     with peers.first_before_others():  # it makes the assets
         input = tree.input.instantiate(seed=seed, assets_dir=assets_dir)
