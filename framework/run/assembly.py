@@ -8,10 +8,14 @@ A process assembles one experiment.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+
+import tensorflow as tf
 
 from tekso.framework import schedules
 from tekso.framework.execution import Program
-from tekso.framework.execution.base import signature_of
+from tekso.framework.execution.base import ExecutionError, num_examples, signature_of
+from tekso.framework.execution.data_parallel import DataParallel
 from tekso.framework.experiment import Run, Tree
 from tekso.framework.input.input import Input
 from tekso.framework.learning_step import LearnerBase
@@ -70,8 +74,6 @@ def assemble(
     """
     run = tree.run.instantiate()
     if run.params.deterministic:
-        import tensorflow as tf
-
         tf.config.experimental.enable_op_determinism()
     peers = peers or Peers()
     execution = tree.execution.instantiate()
@@ -92,4 +94,24 @@ def assemble(
     check_data(peers, batch)
     signature = signature_of(batch)
     program = execution.build(task, learner, seed=seed, batch=signature)
+    if isinstance(execution, DataParallel):
+        _check_eval_batches(eval_inputs, _num_devices(tpu=tpu, cpu_devices=cpu_devices))
     return Assembly(tree, run, input, eval_inputs, task, learner, program)
+
+
+def _check_eval_batches(eval_inputs: Mapping[str, Input], num_devices: int) -> None:
+    """Raises an ExecutionError for evaluation batches that leave devices without an example."""
+    for name, input in eval_inputs.items():
+        size = num_examples(signature_of(input.batch(0))) if input.num_batches != 0 else num_devices
+        if size < num_devices:
+            raise ExecutionError(
+                f"eval_inputs.{name} has batches of {size} examples, fewer than the {num_devices} "
+                f"devices: set eval_inputs.{name}.batch_size to at least {num_devices}"
+            )
+
+
+def _num_devices(*, tpu: str | None, cpu_devices: int | None) -> int:
+    """Returns the number of devices over which `DataParallel` lays a step."""
+    kinds = ("TPU",) if tpu else ("CPU",) if cpu_devices else ("GPU", "CPU")
+    found = (len(tf.config.list_logical_devices(kind)) for kind in kinds)
+    return next((count for count in found if count), 1)

@@ -280,6 +280,16 @@ def test_a_signal_saves_and_the_same_command_goes_on(
     assert losses(tmp_path) == losses(whole[0])
 
 
+def test_evaluation_batches_smaller_than_the_devices_are_refused_before_a_step(
+    package: Path, tmp_path: Path
+) -> None:
+    small = "--set=eval_inputs.dev.batch_size=4"
+    done = run(package, LINE, f"--logdir={tmp_path}", "--cpu_devices=5", small)
+    assert done.returncode == 1 and "step " not in done.stdout
+    assert "eval_inputs.dev has batches of 4 examples, fewer than the 5 devices" in done.stderr
+    assert "eval_inputs.dev.batch_size to at least 5" in done.stderr
+
+
 # --- a logdir that does not fit ---
 
 
