@@ -44,6 +44,7 @@ def _run(argv: list[str]) -> int:
         "decode": _decode,
         "inspect_params": _inspect_params,
         "inspect_model": _inspect_model,
+        "inspect_sharding": _inspect_sharding,
     }
     return actions[FLAGS.mode](argv)
 
@@ -199,6 +200,23 @@ def _inspect_model(argv: list[str]) -> int:
     record = inspection.model_record(model, task)
     _print(record, inspection.model_text)
     return OK
+
+
+def _inspect_sharding(argv: list[str]) -> int:
+    from tekso.tools import sharding_mode
+
+    model, tree, _ = _experiment()
+    assets_dir = None
+    if FLAGS.logdir:
+        _logdir().check_model(model)
+        assets_dir = _logdir().assets
+    return sharding_mode.run(
+        model,
+        tree,
+        assets_dir=assets_dir,
+        num_devices=FLAGS.cpu_devices,
+        as_json=FLAGS.format == "json",
+    )
 
 
 def _list(pattern: str) -> int:

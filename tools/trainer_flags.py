@@ -12,7 +12,7 @@ from tekso.tools.command_errors import UsageError
 
 PROGRAM = "tekso-trainer"
 EXAMPLE = "--model=lm.python_source.Tiny"
-MODES = ("train", "eval", "decode", "inspect_params", "inspect_model")
+MODES = ("train", "eval", "decode", "inspect_params", "inspect_model", "inspect_sharding")
 
 # Of our own: --help shows these, and not those of libraries.
 FLAGS: Any = flags.FlagValues()  # type: ignore[no-untyped-call]
@@ -33,7 +33,8 @@ def _define() -> None:
         "train",
         MODES,
         "train; eval: evaluate a checkpoint; decode: show samples and scores; inspect_params: the "
-        "tree of parameters with docs; inspect_model: the table of weights, nothing is allocated.",
+        "tree of parameters with docs; inspect_model: the table of weights, nothing is allocated; "
+        "inspect_sharding: what each device of a mesh holds and exchanges, without the devices.",
         flag_values=f,
     )
     flags.DEFINE_multi_string(

@@ -512,6 +512,71 @@ def test_inspect_model_counts_without_allocating(
     assert "total: 1,000,000,000,000 weights in 1 tensors, 4000.0 GB" in capsys.readouterr().out
 
 
+def inspect_sharding(package: Path, *args: str) -> subprocess.CompletedProcess[str]:
+    """In a process of its own: it compiles for devices that are not there."""
+    return subprocess.run(
+        command("--mode=inspect_sharding", *args),
+        cwd=package, capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+
+
+def test_inspect_sharding_of_4_9_billion_weights_on_512_devices(package: Path) -> None:
+    done = inspect_sharding(
+        package, "--model=lm.one_billion_words.Dff262144", "--execution=mesh_sharded",
+        "--set=execution.mesh=batch:16;model:32", "--format=json",
+        "--set=execution.rules=batch:batch;vocab:model;mlp:model;heads:model",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    record = json.loads(done.stdout)
+    layers, dim, heads, head_dim, d_ff, vocab, over = 6, 1024, 256, 256, 262_144, 32_768, 32
+    split = layers * (4 * dim * heads * head_dim + 2 * dim * d_ff) + 2 * vocab * dim
+    scales = (2 * layers + 1) * dim
+    assert record["num_devices"] == 512 and record["axes"] == {"batch": 16, "model": over}
+    assert record["weight_bytes_per_device"] == 4 * (split // over + scales)
+    assert record["weight_bytes_per_device"] // 10**6 == 612
+    weights = {weight["path"]: weight for weight in record["weights"]}
+    hidden = weights["model/stack/layers/5/feed_forward/hidden/w"]
+    assert hidden["dims"] == ["embed", "mlp"] and hidden["layout"] == [None, "model"]
+    assert hidden["shard_shape"] == [dim, d_ff // over]
+    assert hidden["bytes_per_device"] == 4 * dim * d_ff // over
+    # Adafactor keeps rows, which are whole, and columns, of which a device holds its part.
+    assert hidden["optimizer_bytes_per_device"] == 4 * (dim + d_ff // over)
+    by_axis = {row["axis"]: row for row in record["collectives"]}
+    assert {row["kind"] for row in record["collectives"]} == {"all-reduce"}
+    # Gradients are added up over "batch", each of the size of its part; and three scalars.
+    assert by_axis["batch"]["bytes"] == pytest.approx(record["weight_bytes_per_device"], abs=99)
+    # A block costs one all-reduce forward and one backward, as do the two ends of the model.
+    tokens = 256 * 256 // 16
+    wholes = 2 * 2 * layers + 2
+    assert by_axis["model"]["bytes"] == pytest.approx(4 * tokens * dim * wholes, rel=0.02)
+
+
+def test_inspect_sharding_prints_lines_that_fit(package: Path) -> None:
+    flags = [LINE, "--execution=mesh_sharded", "--set=execution.mesh=rows:2;columns:3"]
+    rules = "--set=execution.rules=batch:rows;embed:columns"
+    done = inspect_sharding(package, *flags, rules)
+    assert done.returncode == 0, done.stderr
+    assert all(len(line) <= 100 for line in done.stdout.splitlines())
+    assert "rows ↓ │ columns →  0  1  2" in done.stdout
+    assert "embed:columns  splits 1 weight: 3 into 1 a device" in done.stdout
+    assert re.search(r"^w +1 +4 B +8 B$", done.stdout, re.MULTILINE)
+    assert re.search(r"^  all-reduce +rows +3 ", done.stdout, re.MULTILINE)
+    wrong = inspect_sharding(package, *flags, "--set=execution.rules=batch:rows;embedd:columns")
+    assert wrong.returncode == 1 and wrong.stdout == ""
+    assert "rule embedd:columns: no tensor of the model has a dim embedd; did you mean embed?" in (
+        wrong.stderr
+    )
+
+
+def test_inspect_sharding_without_a_mesh_says_how_to_give_one(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(LINE, "--mode=inspect_sharding") == 1
+    message = capsys.readouterr().err
+    assert "DataParallel, which lays nothing over a mesh" in message
+    assert "--execution=mesh_sharded --set execution.mesh=" in message
+
+
 def test_inspect_model_of_a_run_knows_the_vocabulary_that_it_has_learned(
     here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,0 +1,174 @@
+"""What a device of a mesh holds of a model and its learner: from specs alone, nothing allocated."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from tekso.framework.execution.mesh.layouts import Layout, MeshLayout
+from tekso.framework.weight_spec import WeightSpec
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardedWeight:
+    """A weight on a mesh.
+
+    Attributes:
+      spec: path, dims, shape, dtype.
+      layout: how it lies between steps.
+      used_layout: how it lies when a step uses it; another one if it is gathered for use.
+      shard_shape: of the part that a device holds between steps.
+      bytes_per_device: of that part.
+      optimizer_bytes_per_device: of the parts of its slots.
+      optimizer_bytes: of its whole slots.
+    """
+
+    spec: WeightSpec
+    layout: Layout
+    used_layout: Layout
+    shard_shape: tuple[int, ...]
+    bytes_per_device: int
+    optimizer_bytes_per_device: int
+    optimizer_bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Sharding:
+    """All weights of a task on a mesh.
+
+    Attributes:
+      layout: mesh and rules.
+      weights: in the order of the specs.
+      optimizer_bytes_per_device: of all slots, those of no weight included (counters of steps).
+      optimizer_bytes: of all whole slots.
+    """
+
+    layout: MeshLayout
+    weights: tuple[ShardedWeight, ...]
+    optimizer_bytes_per_device: int
+    optimizer_bytes: int
+
+    @property
+    def weight_bytes_per_device(self) -> int:
+        """Bytes of all weights that a device holds between steps."""
+        return sum(weight.bytes_per_device for weight in self.weights)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all weights."""
+        return sum(weight.spec.size_bytes for weight in self.weights)
+
+    def split_by(self, dim: str, axis: str) -> list[ShardedWeight]:
+        """Returns the weights that the rule dim:axis splits."""
+        pair = (dim, axis)
+        return [w for w in self.weights if pair in zip(w.spec.dims, w.used_layout, strict=True)]
+
+    def split_further(self) -> list[ShardedWeight]:
+        """Returns the weights that `weights_axis` splits, and no rule."""
+        return [weight for weight in self.weights if weight.layout != weight.used_layout]
+
+    def remarks(self) -> list[str]:
+        """Returns what of the layout may not be what was meant, a sentence each."""
+        layout, found = self.layout, []
+        used = {axis for _, axis in layout.rules.pairs}
+        for axis, size in layout.mesh.axes:
+            extra = axis in (layout.weights_axis, layout.slots_axis)
+            if axis not in used and size > 1:
+                does = "compute" if extra else "hold and compute"
+                found.append(f"no rule uses axis {axis}: its {size} devices {does} the same")
+        if layout.weights_axis is not None and not self.split_further():
+            found.append(
+                f"weights_axis {layout.weights_axis} splits nothing: every weight uses the axis by "
+                "a rule, or has no whole dim that it divides"
+            )
+        if layout.slots_axis is not None and not self.slots_are_split_further():
+            found.append(
+                f"slots_axis {layout.slots_axis} splits nothing: every slot uses the axis already, "
+                "or has no whole dim that it divides"
+            )
+        return found
+
+    def slots_are_split_further(self) -> bool:
+        """Whether `slots_axis` splits anything."""
+        without = dataclasses.replace(self.layout, slots_axis=None)
+        return any(self.layout.of_slot(w.spec) != without.of_slot(w.spec) for w in self.weights)
+
+
+def of_model(
+    layout: MeshLayout, specs: Mapping[str, WeightSpec], slots: Mapping[str, WeightSpec]
+) -> Sharding:
+    """Returns how weights and slots lie.
+
+    Args:
+      layout: mesh and rules, checked already.
+      specs: of all weights.
+      slots: of what the learner keeps, "<weight path>/<slot name>".
+    """
+    held = {path: _bytes_per_device(layout, s, layout.of_slot(s)) for path, s in slots.items()}
+    own: dict[str, list[str]] = {path: [] for path in specs}
+    for path in slots:
+        own.get(path.rpartition("/")[0], []).append(path)
+    weights = []
+    for path, spec in specs.items():
+        stored = layout.of_stored_weight(spec)
+        weights.append(
+            ShardedWeight(
+                spec=spec,
+                layout=stored,
+                used_layout=layout.of_weight(spec),
+                shard_shape=layout.shard_shape(spec.shape, stored),
+                bytes_per_device=_bytes_per_device(layout, spec, stored),
+                optimizer_bytes_per_device=sum(held[slot] for slot in own[path]),
+                optimizer_bytes=sum(slots[slot].size_bytes for slot in own[path]),
+            )
+        )
+    return Sharding(
+        layout,
+        tuple(weights),
+        optimizer_bytes_per_device=sum(held.values()),
+        optimizer_bytes=sum(spec.size_bytes for spec in slots.values()),
+    )
+
+
+def _bytes_per_device(layout: MeshLayout, spec: WeightSpec, axes: Layout) -> int:
+    item: int = tf.as_dtype(spec.dtype).size
+    return math.prod(layout.shard_shape(spec.shape, axes)) * item
+
+
+def record(sharding: Sharding) -> dict[str, Any]:
+    """Returns it in a form that JSON can hold."""
+    layout = sharding.layout
+    return {
+        "mesh": str(layout.mesh),
+        "axes": dict(layout.mesh.axes),
+        "num_devices": layout.mesh.size,
+        "rules": [
+            {"dim": dim, "axis": axis, "weights": len(sharding.split_by(dim, axis))}
+            for dim, axis in layout.rules.pairs
+        ],
+        "weights_axis": layout.weights_axis,
+        "slots_axis": layout.slots_axis,
+        "remarks": sharding.remarks(),
+        "weights": [
+            {
+                "path": weight.spec.path,
+                "dims": list(weight.spec.dims),
+                "shape": list(weight.spec.shape),
+                "dtype": weight.spec.dtype,
+                "layout": list(weight.layout),
+                "used_layout": list(weight.used_layout),
+                "shard_shape": list(weight.shard_shape),
+                "bytes_per_device": weight.bytes_per_device,
+                "optimizer_bytes_per_device": weight.optimizer_bytes_per_device,
+            }
+            for weight in sharding.weights
+        ],
+        "weight_bytes": sharding.weight_bytes,
+        "weight_bytes_per_device": sharding.weight_bytes_per_device,
+        "optimizer_bytes": sharding.optimizer_bytes,
+        "optimizer_bytes_per_device": sharding.optimizer_bytes_per_device,
+    }

@@ -1,0 +1,65 @@
+"""--mode=inspect_sharding: what lies where on a mesh, and what devices exchange in a step."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from typing import TYPE_CHECKING
+
+from tekso.tools.command_errors import FAILED, OK
+
+if TYPE_CHECKING:  # slow to import
+    from tekso.framework.experiment import Tree
+
+
+def run(
+    model: str,
+    tree: Tree.Params,
+    *,
+    assets_dir: str | None,
+    num_devices: int | None,
+    as_json: bool,
+) -> int:
+    """Prints the layout of an experiment; returns the exit code.
+
+    Args:
+      model: key of the experiment.
+      tree: its Params.
+      assets_dir: of a run of it, if there was one.
+      num_devices: how many devices there would be, where `execution.mesh` does not say it.
+      as_json: print one object instead of text.
+
+    Raises:
+      ExecutionError: the experiment has no mesh, or mesh and rules do not fit it.
+    """
+    from tekso.framework.execution import ExecutionError
+    from tekso.framework.execution.mesh import sharding
+    from tekso.framework.run import mesh_plan, sharding_text
+    from tekso.framework.run.report.console import console_for
+
+    plan = mesh_plan.plan_of(tree, assets_dir=assets_dir)
+    layout = plan.layout(num_devices)
+    placed = plan.sharding(layout)
+    width = console_for(sys.stdout).width
+    if not as_json:
+        print(sharding_text.sharding_text(model, placed, width=width), flush=True)
+    problem, found = None, None
+    try:
+        found = plan.collectives(layout)
+    except ExecutionError as error:
+        problem = str(error)
+    if as_json:
+        record = {"model": model, **sharding.record(placed)}
+        record["collectives"] = (
+            None if found is None else [dataclasses.asdict(one) for one in found.collectives]
+        )
+        record["collectives_counted"] = sharding_text.HOW_COUNTED
+        record["collective_ops"] = None if found is None else found.launches
+        record["problem"] = problem
+        print(json.dumps(record, indent=1))
+    elif found is not None:
+        print(sharding_text.collectives_text(found, width=width))
+    if problem is not None:
+        print(f"\nthis layout does not train: {problem}", file=sys.stderr)
+    return OK if problem is None else FAILED
