@@ -21,8 +21,8 @@ from tekso.framework.params.types import type_name
 from tekso.framework.run.report.lines import WIDTH, size
 
 _INDENT = "  "
-_VALUE_WIDTH = 30  # columns
-_INDENT_DOC, _MOST_INDENT = 6, 60
+_VALUE_WIDTH = 24  # columns
+_INDENT_DOC, _MOST_INDENT = 6, 44
 
 
 def params_record(model: str, tree: Tree.Params) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from tekso.framework.run.metrics_log import SPLIT, STEP, MetricsLog
 from tekso.framework.run.peers import Peers
 from tekso.framework.run.report import summary
 from tekso.framework.run.report.console import Console
-from tekso.framework.run.report.lines import eval_line, size
+from tekso.framework.run.report.lines import eval_line, size, wrapped
 from tekso.framework.run.report.report import Report
 from tekso.framework.run.stop_signals import exit_code
 from tekso.framework.run.training_loop import Outcome, Timetable, TrainingLoop, restore
@@ -234,7 +234,8 @@ def _introduce_parts(job: Job, parts: Assembly) -> None:
     weights = sum(spec.size for spec in specs)
     job.console.line(f"  model: {weights:,} weights, {size(sum(s.size_bytes for s in specs))}")
     for name, input in {"input": parts.input, **parts.eval_inputs}.items():
-        job.console.line(f"  {name}: {input.describe()}")
+        for line in wrapped(f"  {name}: {input.describe()}", job.console.width):
+            job.console.line(line)
         skipped = input.skipped()
         if skipped.count:
             job.console.line(f"{name}: {skipped}", "warning")
@@ -274,7 +275,8 @@ def _conclude(
         evaluations=outcome.evaluations,
         references=references,
     )
-    lines += summary.places(job.logdir, newest=outcome.step, best=best_step)
+    width = job.console.width
+    lines += summary.places(job.logdir, newest=outcome.step, best=best_step, width=width)
     lines += summary.next_commands(
         job.logdir,
         outcome.step,

@@ -19,6 +19,7 @@ from tekso.tasks.lm.sampling import check_sampling
 from tekso.tasks.lm.scoring import Scorer
 
 DEFAULT_WINDOW = 1024  # tokens, where neither decode.window nor the input's length says
+RULER_WIDTH = 80  # columns
 PROMPT_LENGTH = 24  # characters of an example of a prompt
 
 
@@ -173,8 +174,11 @@ def _shown(record: dict[str, Any]) -> str:
             f"{record['loss']:.4f} nats a token, log-probability {record['log_prob']:.2f} nats, "
             f"{record['tokens']:,} tokens"
         )
-    title = f"--- {record['new_tokens']} tokens after {record['prompt']!r} "
-    shown = f"{title}{'-' * max(3, 100 - len(title))}\n{record['text']}\n"
+    prompt = repr(record["prompt"])
+    if len(prompt) > RULER_WIDTH // 2:
+        prompt = f"… {prompt[-RULER_WIDTH // 2 :]}"
+    title = f"--- {record['new_tokens']} tokens after {prompt} "
+    shown = f"{title:-<{RULER_WIDTH}}\n{record['text']}\n"
     if record["unknown"]:
         names = ", ".join(map(repr, record["unknown"]))
         return f"warning: the vocabulary does not have what the prompt has: {names}\n{shown}"

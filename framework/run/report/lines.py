@@ -1,16 +1,22 @@
 """How figures read on a terminal: one line a logged step or evaluation, never wider than asked.
 
-    step 1200/2000  loss 1.4567  2.102 bits/byte  grad 0.53  lr 0.003  13.1k tok/s  1m45s left
+    step 1200/2000  loss 1.4567  2.102 bits/byte  grad 0.53  lr 3.0e-3  13.1k tok/s  1m45s left
 
-Functions of numbers only.
+and with less room
+
+    step 1200/2000 loss 1.4567 2.102 bpb grad 0.53 lr 3.0e-3 13.1k/s wait  0%  1m45s
+
+The figures of a step stand below those of the step before, whatever they are. Functions of numbers
+only.
 """
 
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 
-WIDTH = 100  # columns, where the output is no terminal
+WIDTH = 80  # columns, where the output is no terminal
 
 _SHORT_UNITS = {"tokens": "tok", "examples": "ex"}
 
@@ -36,22 +42,33 @@ def train_line(
       unit: what is counted: "tokens", "examples".
       wait_share: share of the time in which the step waited for input; None if unknown.
       seconds_left: to the end of training; None if unknown.
-      width: columns; what matters least is left out until the line fits.
+      width: columns; words are shortened, and what matters least is left out, until it fits.
     """
-    quality = quality_of(values)
-    # (importance, text): the least important go first where there is no room.
+    # (importance, text, short text): the least important go first where there is no room.
     parts = [
-        (9, f"step {step:>{len(str(steps))}}/{steps}"),
-        (9, f"loss {number(values['loss'])}"),
-        (8, quality),
-        (4, f"grad {number(values['gradient_norm'], 2)}" if "gradient_norm" in values else ""),
-        (3, f"lr {values['learning_rate']:.2g}" if "learning_rate" in values else ""),
-        (7, f"{magnitude(speed)} {_SHORT_UNITS.get(unit, unit)}/s" if speed is not None else ""),
-        (2, f"wait {100 * wait_share:.0f}%" if wait_share is not None else ""),
-        (5, f"{duration(seconds_left)} left" if seconds_left is not None else ""),
+        _part(9, f"step {step:>{len(str(steps))}}/{steps}"),
+        _part(9, f"loss {number(values['loss']):>6}"),
     ]
+    if "bits_per_byte" in values:
+        bits = f"{number(values['bits_per_byte'], 3):>5}"
+        parts.append(_part(8, f"{bits} bits/byte", f"{bits} bpb"))
+    elif "perplexity" in values:
+        perplexity = f"{number(values['perplexity']):>6}"
+        parts.append(_part(8, f"perplexity {perplexity}", f"ppl {perplexity}"))
     if values.get("nonfinite_total"):
-        parts.insert(3, (6, f"skipped {values['nonfinite_total']:.0f}"))
+        parts.append(_part(6, f"skipped {values['nonfinite_total']:.0f}"))
+    if "gradient_norm" in values:
+        parts.append(_part(4, f"grad {number(values['gradient_norm'], 2):>4}"))
+    if "learning_rate" in values:
+        parts.append(_part(3, f"lr {scientific(values['learning_rate']):>6}"))
+    if speed is not None:
+        units = f"{magnitude(speed):>5}"
+        parts.append(_part(7, f"{units} {_SHORT_UNITS.get(unit, unit)}/s", f"{units}/s"))
+    if wait_share is not None:
+        parts.append(_part(2, f"wait {100 * wait_share:2.0f}%"))
+    if seconds_left is not None:
+        left = f"{duration(seconds_left):>6}"
+        parts.append(_part(5, f"{left} left", left))
     return fit(parts, width)
 
 
@@ -68,12 +85,12 @@ def eval_line(
     shown = ("loss", "bits_per_byte", "perplexity")
     others = [f"{key} {number(value)}" for key, value in values.items() if key not in shown]
     parts = [
-        (9, f"{name} at step {step}"),
-        (9, f"loss {number(values['loss'])}" if "loss" in values else ""),
-        (8, quality_of(values)),
-        *((3 - 0.01 * i, text) for i, text in enumerate(others)),
-        (2, f"in {duration(seconds)}"),
-        (7, "best so far" if is_best else ""),
+        _part(9, f"{name} at step {step}"),
+        _part(9, f"loss {number(values['loss'])}" if "loss" in values else ""),
+        _part(8, quality_of(values)),
+        *(_part(3 - 0.01 * i, text) for i, text in enumerate(others)),
+        _part(2, f"in {duration(seconds)}"),
+        _part(7, "best so far" if is_best else ""),
     ]
     return fit(parts, width)
 
@@ -87,16 +104,39 @@ def quality_of(values: Mapping[str, float]) -> str:
     return ""
 
 
-def fit(parts: Sequence[tuple[float, str]], width: int) -> str:
-    """Joins texts by two spaces, or one, without the least important ones that do not fit."""
+Part = tuple[float, str, str]
+"""Importance, text, and the text where there is little room."""
+
+
+def _part(importance: float, text: str, short: str | None = None) -> Part:
+    return importance, text, text if short is None else short
+
+
+def fit(parts: Sequence[Part], width: int) -> str:
+    """Joins texts by two spaces, or one; or short ones, without the least important ones."""
     parts = [part for part in parts if part[1]]
+    short = [(importance, text, text) for importance, _, text in parts]
     while True:
-        texts = [text for _, text in parts]
-        for separator in ("  ", " "):
-            line = separator.join(texts)
-            if len(line) <= width or len(parts) == 1:
-                return line
-        parts.remove(min(parts, key=lambda part: part[0]))
+        for shown in (parts, short):
+            for separator in ("  ", " "):
+                line = separator.join(text for _, text, _ in shown)
+                if len(line) <= width or len(short) == 1:
+                    return line
+        parts = short
+        short.remove(min(short, key=lambda part: part[0]))
+
+
+def wrapped(text: str, width: int = WIDTH) -> list[str]:
+    """Returns a text as lines that fit; the later ones are indented, and no word is broken."""
+    indent = " " * (len(text) - len(text.lstrip()))
+    return textwrap.wrap(
+        text.lstrip(),
+        width,
+        initial_indent=indent,
+        subsequent_indent=f"{indent}    ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def number(value: float, digits: int = 4) -> str:
@@ -107,6 +147,12 @@ def number(value: float, digits: int = 4) -> str:
         whole = len(str(int(abs(value))))
         return f"{value:.{max(0, digits + 1 - whole if whole > 1 else digits)}f}"
     return f"{value:.{digits - 2}e}"
+
+
+def scientific(value: float) -> str:
+    """Returns a number as 3.0e-3: of the same width for all that are not extreme."""
+    mantissa, _, exponent = f"{value:.1e}".partition("e")
+    return f"{mantissa}e{int(exponent)}" if exponent else mantissa
 
 
 def magnitude(value: float) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from tekso.framework import files
 from tekso.framework.run.logdir import Logdir
-from tekso.framework.run.report.lines import duration, number, quality_of
+from tekso.framework.run.report.lines import WIDTH, duration, number, quality_of
 
 COMMAND = "tekso-trainer"
 
@@ -40,17 +40,22 @@ def finished(
     return lines
 
 
-def places(logdir: Logdir, *, newest: int, best: int | None) -> list[str]:
+def places(logdir: Logdir, *, newest: int, best: int | None, width: int = WIDTH) -> list[str]:
     """Returns the lines that say where everything lies."""
     best_text = f", the best is of step {best}" if best is not None and best != newest else ""
     rows = [
-        ("checkpoints", f"{logdir.checkpoints}/  (the newest is of step {newest}{best_text})"),
-        ("figures", logdir.metrics),
-        ("curves", logdir.curves),
-        *([("samples", logdir.samples)] if files.exists(logdir.samples) else []),
-        ("parameters", f"{logdir.file('params.txt')}, changes in params.diff.txt"),
+        ("checkpoints", f"{logdir.checkpoints}/", f"(the newest is of step {newest}{best_text})"),
+        ("figures", logdir.metrics, ""),
+        ("curves", logdir.curves, ""),
+        *([("samples", logdir.samples, "")] if files.exists(logdir.samples) else []),
+        ("parameters", logdir.file("params.txt"), "(changes in params.diff.txt)"),
     ]
-    return ["where it lies:", *(f"  {name:<12} {text}" for name, text in rows)]
+    lines = ["where it lies:"]
+    for name, path, remark in rows:
+        line = f"  {name:<12} {path}"
+        whole = f"{line}  {remark}".rstrip()
+        lines += [whole] if len(whole) <= width else [line, f"  {'':<12} {remark}"]
+    return lines
 
 
 def next_commands(

@@ -6,6 +6,7 @@ import io
 import json
 import math
 import os
+import re
 import shlex
 import struct
 from pathlib import Path
@@ -46,13 +47,38 @@ def train_line(step: int = 1200, steps: int = 2000, **changes: Any) -> str:
 
 
 def test_a_line_tells_everything_that_is_asked_of_it() -> None:
-    assert train_line() == (
-        "step 1200/2000  loss 1.4568  2.102 bits/byte  grad 0.53  lr 0.003  13.1k tok/s  wait 0%"
-        "  1m45s left"
+    assert train_line(width=120) == (
+        "step 1200/2000  loss 1.4568  2.102 bits/byte  grad 0.53  lr 3.0e-3  13.1k tok/s  wait  0%"
+        "   1m45s left"
     )
     assert train_line(speed=None, wait_share=None, seconds_left=None) == (
-        "step 1200/2000  loss 1.4568  2.102 bits/byte  grad 0.53  lr 0.003"
+        "step 1200/2000  loss 1.4568  2.102 bits/byte  grad 0.53  lr 3.0e-3"
     )
+
+
+def test_a_line_of_80_columns_tells_it_too() -> None:
+    assert train_line() == (
+        "step 1200/2000 loss 1.4568 2.102 bpb grad 0.53 lr 3.0e-3 13.1k/s wait  0%  1m45s"
+    )
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_the_figures_of_a_line_stand_below_those_of_the_line_before(width: int) -> None:
+    def line(step: int, scale: float, **more: float) -> str:
+        values = {name: scale * value for name, value in VALUES.items()}
+        return lines.train_line(
+            step, 2000, values, speed=1e3 * more["speed"], unit="tokens", width=width,
+            wait_share=more["wait"], seconds_left=more["left"],
+        )  # fmt: skip
+
+    first = line(1, 5.9, speed=9.0, wait=0.0, left=7300.0)
+    for other in (
+        line(100, 1.0, speed=13.1, wait=0.99, left=105.0),
+        line(2000, 0.01, speed=1312.0, wait=0.07, left=2.0),
+    ):
+        assert len(other) == len(first) <= width
+        words = [(m.start(), m[0]) for m in re.finditer(r"[a-z]{3,}", first)]
+        assert words and all(other[at:].startswith(word) for at, word in words)
 
 
 def test_perplexity_stands_where_there_are_no_bytes_and_skipped_steps_are_told() -> None:
@@ -61,7 +87,7 @@ def test_perplexity_stands_where_there_are_no_bytes_and_skipped_steps_are_told()
         7, 20, values, speed=950.0, unit="examples", wait_share=0.25, seconds_left=7300.0
     )
     assert line == (
-        "step  7/20  loss 1.5000  perplexity 4.4817  skipped 3  950 ex/s  wait 25%  2h01m left"
+        "step  7/20  loss 1.5000  ppl 4.4817  skipped 3    950/s  wait 25%   2h01m"
     )
 
 
@@ -81,20 +107,38 @@ def test_a_line_fits_whatever_the_figures(
         width=width,
     )  # fmt: skip
     assert len(line) <= width and "\n" not in line
-    assert line.startswith("step") and f"loss {lines.number(loss)}" in line
+    assert line.startswith("step") and f"loss {lines.number(loss):>6}" in line
 
 
 def test_a_narrow_line_leaves_out_what_matters_least() -> None:
     line = train_line(width=60)
     assert len(line) <= 60
-    assert "bits/byte" in line and "tok/s" in line and "wait" not in line and "lr" not in line
+    assert "2.102 bpb" in line and "13.1k/s" in line and "wait" not in line and "lr" not in line
 
 
 def test_an_evaluation_has_a_line() -> None:
     values = {"loss": 1.45678, "bits_per_byte": 2.10164, "perplexity": 4.2922, "accuracy": 0.5}
     assert lines.eval_line("dev", 500, values, seconds=3.14, is_best=True) == (
-        "dev at step 500  loss 1.4568  2.102 bits/byte  accuracy 0.5000  in 3.1s  best so far"
+        "dev at step 500 loss 1.4568 2.102 bits/byte accuracy 0.5000 in 3.1s best so far"
     )
+
+
+def test_a_long_text_is_wrapped_below_its_indentation_and_words_stay_whole() -> None:
+    text = "  input: text files a/long-path/of/files.txt, train: 3 texts of 1,003,854 bytes"
+    assert lines.wrapped(text, 42) == [
+        "  input: text files",
+        "      a/long-path/of/files.txt, train: 3",
+        "      texts of 1,003,854 bytes",
+    ]
+    assert lines.wrapped(text, 100) == [text]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.00298, "3.0e-3"), (0.0, "0.0e0"), (1.0, "1.0e0"), (5e-12, "5.0e-12"), (math.nan, "nan")],
+)
+def test_scientific(value: float, text: str) -> None:
+    assert lines.scientific(value) == text
 
 
 @pytest.mark.parametrize(
@@ -137,7 +181,7 @@ def test_a_file_gets_plain_lines_without_colours_and_without_what_moves(
     console.line("careful", "warning")
     console.close()
     assert stream.getvalue() == "step 1\nwarning: careful\n"
-    assert console.width == 100
+    assert console.width == 80
 
 
 def test_a_terminal_gets_colours_and_a_bar_and_each_line_once(
@@ -291,7 +335,7 @@ def test_a_report_reaches_people_programs_and_tensorboard(tmp_path: Path) -> Non
     assert first.items() >= VALUES.items()
     assert second["split"] == "dev" and second["loss"] == 2.0
     lines = stream.getvalue().splitlines()
-    assert "2.5s left" in lines[0] and lines[1].startswith("dev at step 10  loss 2.0000")
+    assert lines[0].endswith(" 2.5s") and lines[1].startswith("dev at step 10  loss 2.0000")
     assert (tmp_path / "curves.png").stat().st_size > 1000
     assert {tag for _, tag, _ in events(tmp_path / "events" / "train")} >= VALUES.keys()
     assert report.evaluated(10)["dev"]["loss"] == 2.0 and report.evaluated(9) == {}

@@ -77,6 +77,14 @@ def test_what_of_a_prompt_the_vocabulary_does_not_have_is_named(program_of: Any)
     assert decoded.text.count("warning: ") == 4
 
 
+def test_a_ruler_above_each_sample_fits_into_80_columns(program_of: Any) -> None:
+    task = make_task(prompts=["x", "long " * 50])
+    text = task.decode(program_of(task), text_input()).text
+    short, long = [line for line in text.splitlines() if line.startswith("--- 5 tokens after ")]
+    assert short.startswith("--- 5 tokens after 'x' ---") and "… " in long and "long ' ---" in long
+    assert len(short) == len(long) == 80
+
+
 def test_an_empty_prompt_begins_a_text(program_of: Any) -> None:
     task = make_task(prompts=[""])
     (record,) = task.decode(program_of(task), text_input()).records
