@@ -61,15 +61,15 @@ def train_line(
         parts.append(_part(4, f"grad {number(values['gradient_norm'], 2):>4}"))
     if "learning_rate" in values:
         parts.append(_part(3, f"lr {scientific(values['learning_rate']):>6}"))
-    if speed is not None:
-        units = f"{magnitude(speed):>5}"
-        parts.append(_part(7, f"{units} {_SHORT_UNITS.get(unit, unit)}/s", f"{units}/s"))
-    if wait_share is not None:
-        parts.append(_part(2, f"wait {100 * wait_share:2.0f}%"))
-    if seconds_left is not None:
-        left = f"{duration(seconds_left):>6}"
-        parts.append(_part(5, f"{left} left", left))
-    return fit(parts, width)
+    # What is not known keeps its room: the first and the last line are laid out as those between.
+    units = f"{magnitude(speed or 0.0):>5}"
+    left = f"{duration(seconds_left or 0.0):>6}"
+    parts += [
+        _known(speed, _part(7, f"{units} {_SHORT_UNITS.get(unit, unit)}/s", f"{units}/s")),
+        _known(wait_share, _part(2, f"wait {100 * (wait_share or 0.0):2.0f}%")),
+        _known(seconds_left, _part(5, f"{left} left", left)),
+    ]
+    return fit(parts, width).rstrip()
 
 
 def eval_line(
@@ -110,6 +110,11 @@ Part = tuple[float, str, str]
 
 def _part(importance: float, text: str, short: str | None = None) -> Part:
     return importance, text, text if short is None else short
+
+
+def _known(value: float | None, part: Part) -> Part:
+    importance, text, short = part
+    return part if value is not None else (importance, " " * len(text), " " * len(short))
 
 
 def fit(parts: Sequence[Part], width: int) -> str:

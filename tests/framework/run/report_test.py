@@ -51,7 +51,7 @@ def test_a_line_tells_everything_that_is_asked_of_it() -> None:
         "step 1200/2000  loss 1.4568  2.102 bits/byte  grad 0.53  lr 3.0e-3  13.1k tok/s  wait  0%"
         "   1m45s left"
     )
-    assert train_line(speed=None, wait_share=None, seconds_left=None) == (
+    assert train_line(speed=None, wait_share=None, seconds_left=None, width=120) == (
         "step 1200/2000  loss 1.4568  2.102 bits/byte  grad 0.53  lr 3.0e-3"
     )
 
@@ -71,7 +71,14 @@ def test_the_figures_of_a_line_stand_below_those_of_the_line_before(width: int) 
             wait_share=more["wait"], seconds_left=more["left"],
         )  # fmt: skip
 
-    first = line(1, 5.9, speed=9.0, wait=0.0, left=7300.0)
+    first = line(10, 5.9, speed=9.0, wait=0.0, left=7300.0)
+    for step, speed in ((1, None), (2000, 0.5)):  # the first line and the last know less
+        less = lines.train_line(
+            step, 2000, VALUES, speed=speed, unit="tokens", wait_share=speed, seconds_left=None,
+            width=width,
+        )  # fmt: skip
+        for word in ("loss", "bpb", "bits/byte", "lr"):
+            assert less.find(word) == first.find(word)
     for other in (
         line(100, 1.0, speed=13.1, wait=0.99, left=105.0),
         line(2000, 0.01, speed=1312.0, wait=0.07, left=2.0),
