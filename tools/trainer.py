@@ -203,13 +203,22 @@ def _inspect_model(argv: list[str]) -> int:
 
 
 def _inspect_sharding(argv: list[str]) -> int:
-    from tekso.tools import sharding_mode
+    from tekso.tools import layout_search_mode, sharding_mode
 
     model, tree, _ = _experiment()
     assets_dir = None
     if FLAGS.logdir:
         _logdir().check_model(model)
         assets_dir = _logdir().assets
+    if FLAGS.auto:
+        return layout_search_mode.run(
+            model,
+            tree,
+            assets_dir=assets_dir,
+            device=FLAGS.device,
+            num_devices=FLAGS.devices,
+            as_json=FLAGS.format == "json",
+        )
     return sharding_mode.run(
         model,
         tree,

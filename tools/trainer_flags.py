@@ -62,6 +62,26 @@ def _define() -> None:
     flags.DEFINE_integer(
         "cpu_devices", None, "Make so many logical devices of the CPU.", flag_values=f
     )
+    flags.DEFINE_boolean(
+        "auto",
+        False,
+        "With inspect_sharding: search meshes and rules for those whose step is the fastest by a "
+        "cost model, and rank them.",
+        flag_values=f,
+    )
+    flags.DEFINE_integer(
+        "devices",
+        None,
+        "With --auto: all meshes over so many devices. By default the mesh of the experiment.",
+        lower_bound=1,
+        flag_values=f,
+    )
+    flags.DEFINE_string(
+        "device",
+        "tpu_v3",
+        "With --auto: their type: tpu_v2, tpu_v3 (cores), tpu_v4, v100, a100, h100 or cpu.",
+        flag_values=f,
+    )
     flags.DEFINE_string("tpu", None, "Name or address of a TPU to run on.", flag_values=f)
     flags.DEFINE_string(
         "cluster",
@@ -119,6 +139,8 @@ def parse(argv: Sequence[str]) -> None:
         alone = word == "--list" and (i + 1 == len(argv) or argv[i + 1].startswith("-"))
         words.append("--list=*" if alone else word)
     rest = command_flags.parse(FLAGS, words)
+    if FLAGS.auto and FLAGS.mode != "inspect_sharding":
+        raise UsageError(f"--auto goes with --mode=inspect_sharding, not with {FLAGS.mode}")
     if rest:
         hint = f"; did you mean --model={rest[0]}?" if not FLAGS.model and "." in rest[0] else ""
         raise UsageError(f"{rest[0]!r} is no flag: flags begin with --{hint}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,35 +25,43 @@ _PARTS = {
 _WORTH_SAYING = 0.01  # share of a step or of the memory
 
 
-def text(model: str, ranking: Sequence[Ranked], *, top: int = TOP) -> str:
+def text(model: str, ranking: Sequence[Ranked], *, top: int = TOP, width: int = 100) -> str:
     """Returns a ranking as text: a table, then the reasons of the best and of those asked for."""
     first = ranking[0]
     device = first.device
     fitting = sum(ranked.fits for ranked in ranking)
-    limit = bytes_text(device.memory_bytes)
-    lines = [
-        model,
-        "",
+    about = (
         f"{len(ranking)} layouts over {first.layout.mesh.size} × {device.name} were compared by a "
-        f"cost model; {fitting} fit in {limit}",
-        "",
-        "place      step   compute  exchange   update    memory  layout",
-    ]
+        f"cost model; {fitting} fit in {bytes_text(device.memory_bytes)}. Nothing was run."
+    )
+    lines = [model, "", *_wrapped("", about, width), "", "place      step    memory  layout"]
     shown = [r for r in ranking if r.place <= top or r.is_asked]
     for ranked in shown:
-        cost = ranked.cost
-        times = (cost.seconds, cost.compute_s, cost.communication_s, cost.update_s)
-        columns = "".join(f"{seconds_text(t):>10}" for t in times)
+        step, memory = seconds_text(ranked.cost.seconds), bytes_text(ranked.cost.memory.total)
         note = "" if ranked.fits else "  (does not fit)"
         note += "  (asked for)" if ranked.is_asked else ""
-        memory = bytes_text(cost.memory.total)
-        lines.append(f"{ranked.place:>5}{columns}{memory:>10}  {layout_text(ranked.layout)}{note}")
+        start = f"{ranked.place:>5}{step:>10}{memory:>10}  "
+        lines += _wrapped(start, layout_text(ranked.layout) + note, width)
     for ranked in shown:
         if ranked.place <= _EXPLAINED or ranked.is_asked:
-            lines += ["", f"{ranked.place}  {layout_text(ranked.layout)}"]
-            lines += [f"   - {reason}" for reason in reasons(ranked)]
-    lines += ["", verdict(ranking)]
+            lines += ["", *_wrapped(f"{ranked.place:<3}", layout_text(ranked.layout), width)]
+            for reason in reasons(ranked):
+                lines += _wrapped("   - ", reason, width)
+    lines += ["", *_wrapped("", verdict(ranking), width)]
     return "\n".join(lines)
+
+
+def _wrapped(start: str, text: str, width: int) -> list[str]:
+    """Wraps text behind a start; a number stays with its unit."""
+    lines = textwrap.wrap(
+        re.sub(r"(\d) (?=[A-Za-zµ×]+)", "\\1\0", text),
+        width,
+        initial_indent=start,
+        subsequent_indent=" " * len(start),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return [line.replace("\0", " ") for line in lines]
 
 
 def record(model: str, ranking: Sequence[Ranked], *, top: int = TOP) -> dict[str, Any]:
@@ -110,6 +120,8 @@ def reasons(ranked: Ranked) -> list[str]:
     found += [_collective(e) for e in worth]
     if not worth:
         found.append("exchanges next to nothing")
+    if cost.update_s >= _WORTH_SAYING * cost.seconds:
+        found.append(f"updates its weights in {seconds_text(cost.update_s)}")
     if ranked.place > 1:
         found.append(_against(cost, ranked.best))
     return found
@@ -153,9 +165,9 @@ def _against(cost: Cost, best: Cost) -> str:
     more = [f"{seconds_text(t)} more for {what}" for what, t in parts.items() if t > size]
     less = [f"{seconds_text(-t)} less for {what}" for what, t in parts.items() if -t > size]
     listed = ", ".join(more + less)
-    factor = cost.seconds / best.seconds
-    rest = f": {listed}" if listed else f", with {bytes_text(cost.memory.total)} of memory"
-    return f"{factor:.3g} times the time of the first{rest}"
+    if not listed:
+        return f"as fast as the first, with {bytes_text(cost.memory.total)} of memory"
+    return f"{cost.seconds / best.seconds:.3g} times the time of the first: {listed}"
 
 
 def verdict(ranking: Sequence[Ranked]) -> str:
@@ -201,7 +213,7 @@ def seconds_text(seconds: float) -> str:
 
 def bytes_text(size_bytes: float) -> str:
     """Returns a number of bytes: 31 GB, 612 MB."""
-    for factor, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+    for factor, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if size_bytes >= factor:
             return f"{size_bytes / factor:.3g} {unit}"
     return f"{size_bytes:.0f} B"

@@ -224,12 +224,15 @@ def test_text_and_json_name_layouts_reasons_and_what_was_asked(
     paper: tuple[list[Ranked], float],
 ) -> None:
     found, _ = paper
-    text = ranking.text("a model", found, top=2)
+    text = ranking.text("a model", found, top=2, width=500)
     assert "layouts over 512 × tpu_v2 were compared by a cost model" in text
     assert "data:16;model:32  batch:data" in text
     assert "× all-reduce over model of activations: 436 MB a device" in text
     assert f"{PAPER.rules}  (asked for)" in text
     assert text.endswith(ranking.verdict(found))
+    narrow = ranking.text("a model", found, top=2, width=80)
+    assert all(len(line) <= 80 for line in narrow.splitlines())
+    assert narrow.split() == text.split()
 
     record = json.loads(json.dumps(ranking.record("a model", found, top=2)))
     assert (record["model"], record["device"], record["num_devices"]) == ("a model", "tpu_v2", 512)

@@ -1,0 +1,77 @@
+"""--mode=inspect_sharding --auto: which mesh and rules would make a step the fastest, and why."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+from tekso.tools.command_errors import OK, UsageError
+
+if TYPE_CHECKING:  # slow to import
+    from tekso.framework.experiment import Tree
+
+
+def run(
+    model: str,
+    tree: Tree.Params,
+    *,
+    assets_dir: str | None,
+    device: str,
+    num_devices: int | None,
+    as_json: bool,
+) -> int:
+    """Prints the ranking of layouts for an experiment; returns the exit code.
+
+    The layout that the experiment asks for, if it asks for one, is ranked among the others.
+
+    Args:
+      model: key of the experiment.
+      tree: its Params.
+      assets_dir: of a run of it, if there was one.
+      device: type of the devices.
+      num_devices: search all meshes over so many devices; None: that of `execution.mesh`.
+      as_json: print one object instead of text.
+
+    Raises:
+      UsageError: neither a mesh nor a number of devices is given.
+      ExecutionError: there is no such type of devices, or the layout asked for is not legal.
+    """
+    from tekso.framework.execution import MeshSharded
+    from tekso.framework.execution.mesh import ranking, search
+    from tekso.framework.execution.mesh.layouts import MeshShape
+    from tekso.framework.run import mesh_plan
+    from tekso.framework.run.report.console import console_for
+
+    owner = tree.execution.owner
+    asks = owner is not None and issubclass(owner, MeshSharded)
+    if not asks:
+        tree = tree.copy()
+        tree.execution = MeshSharded.Params()
+    execution: Any = tree.execution
+    given = execution.mesh
+    if given is None and num_devices is None:
+        raise UsageError(
+            "--auto searches for a mesh or for a number of devices, and neither is given: add "
+            "--devices=512, or --execution=mesh_sharded --set execution.mesh='data:16;model:32'"
+        )
+    mesh = MeshShape.parse(given) if given is not None and num_devices is None else None
+    plan = mesh_plan.plan_of(tree, assets_dir=assets_dir)
+    compare = []
+    if asks and (given is None or num_devices in (None, MeshShape.parse(given).size)):
+        compare = [plan.layout(num_devices)]
+    found = search.rank(
+        plan.task,
+        plan.learner,
+        plan.batch,
+        mesh=mesh,
+        num_devices=num_devices,
+        device=device,
+        activation_dtype=plan.execution.params.activation_dtype,
+        compare=compare,
+    )
+    if as_json:
+        print(json.dumps(ranking.record(model, found), indent=1))
+    else:
+        print(ranking.text(model, found, width=console_for(sys.stdout).width))
+    return OK
