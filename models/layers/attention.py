@@ -303,7 +303,7 @@ class MultiHeadAttention(Layer):
             k,
             v,
             scale=self._scale,
-            mask=None if mask is None else tf.convert_to_tensor(mask),
+            mask=None if mask is None else masking.tensor(mask),
             bias=bias,
             dropout_rate=p.dropout_rate,
             layer=self,

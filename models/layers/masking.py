@@ -112,12 +112,12 @@ def combine(*masks: Array | None) -> Array | None:
     seen = given[0]
     for mask in given[1:]:
         both_known = isinstance(seen, np.ndarray) and isinstance(mask, np.ndarray)
-        seen = np.logical_and(seen, mask) if both_known else tf.logical_and(_tensor(seen), mask)
+        seen = np.logical_and(seen, mask) if both_known else tf.logical_and(tensor(seen), mask)
     return seen
 
 
-def _tensor(mask: Array) -> tf.Tensor:
-    """A mask as a tensor. As a constant, TensorFlow takes bytes far faster than bools."""
+def tensor(mask: Array) -> tf.Tensor:
+    """Returns a mask as a tensor; as a constant, TensorFlow takes bytes far faster than bools."""
     return tf.cast(mask.astype(np.int8), tf.bool) if isinstance(mask, np.ndarray) else mask
 
 
