@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -340,3 +344,28 @@ def test_split_images_send_gradients_of_kernels_and_rows_to_neighbours() -> None
         ("all-reduce", "space", "gradients"): (2, kernels),
         ("permute", "space", "activations"): (3, rows),
     }
+
+
+AGREEING = (
+    "lm.python_source.Tiny data:4 batch:data",
+    "lm.python_source.Tiny data:4 batch:data data",
+    "lm.python_source.Tiny data:2;model:2 batch:data;mlp:model;heads:model;vocab:model",
+    "lm.python_source.Tiny model:2 embed:model",
+    "lm.python_source.TinyMoe data:2;model:2 batch:data;mlp:model",
+    "lm.python_source.TinyLstm data:2;model:2 batch:data;mlp:model",
+)
+SCALARS = 256  # bytes: norms of gradients, the loss and its weight are not in the model
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", AGREEING)
+def test_bytes_are_those_of_the_program_that_dtensor_makes(case: str) -> None:
+    program = Path(__file__).with_name("costs_program.py")
+    result = subprocess.run(
+        [sys.executable, str(program), case], capture_output=True, text=True, timeout=300
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    found = json.loads(result.stdout)
+    assert found["model"].keys() == found["program"].keys()
+    for kind, size in found["program"].items():
+        assert found["model"][kind] == pytest.approx(size, abs=SCALARS), kind
