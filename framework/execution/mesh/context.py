@@ -8,6 +8,7 @@ alike.
 
 from __future__ import annotations
 
+import functools
 import string
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -52,8 +53,18 @@ class MeshContext(StepContext):
         return self._rules.mesh.size_of(axis)
 
     def pin(self, x: tf.Tensor, axes: Layout) -> tf.Tensor:
-        """Returns x laid out by axes."""
-        return self._placement.relayout(x, axes)
+        """Returns x laid out by axes; its gradient is laid out as x was."""
+        relayout = functools.partial(self._placement.relayout, axes=axes)
+        if not self._is_turn:
+            return relayout(x)
+
+        # DTensor's own gradient, by relayout_like, ends the process in some loops. What follows a
+        # relayout may ask for another layout of its result only if an identity is between them.
+        @tf.custom_gradient
+        def run(x: tf.Tensor) -> Any:
+            return relayout(x), lambda dy: tf.identity(relayout(dy))
+
+        return run(tf.identity(x))
 
     def constrain(self, x: tf.Tensor, dims: Sequence[str | None]) -> tf.Tensor:
         """See `StepContext`."""
@@ -160,10 +171,9 @@ class MeshContext(StepContext):
         swap[np.arange(half) + half, np.arange(half)] = -1
         swap[np.arange(half), np.arange(half) + half] = 1
         # Pinned, since parts of the halves would be joined where the product is split.
-        sine, cosine = (
-            self.constrain(tf.cast(tf.concat([s, s], -1), x.dtype), ("batch", "length", None, None))
-            for s in (sine, cosine)
-        )
+        sine, cosine = (tf.cast(tf.concat([s, s], -1), x.dtype) for s in (sine, cosine))
+        dims = ("batch", "length", None, None)[-sine.shape.rank :]
+        sine, cosine = self.constrain(sine, dims), self.constrain(cosine, dims)
         turned = tf.einsum("btnh,hk->btnk", x, tf.cast(swap, x.dtype))
         return x * cosine + turned * sine
 
