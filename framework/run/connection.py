@@ -7,28 +7,35 @@ import json
 import select
 import socket
 import threading
-import time
 from typing import Any
 
 from tekso.framework.execution.mesh.cluster import host_and_port
 
 Message = dict[str, Any]
 _LONGEST = 64 * 2**20  # bytes of a message
+_KEEP_ALIVE = {
+    "TCP_KEEPIDLE": 10,
+    "TCP_KEEPINTVL": 5,
+    "TCP_KEEPCNT": 4,
+    "TCP_USER_TIMEOUT": 30_000,
+}
 
 
 class Connection:
     """Sends messages from any thread and receives them in one.
 
-    Attributes:
-      heard: when something came last, by time.monotonic().
+    It breaks off when the other process ends, or half a minute after its machine is gone.
     """
 
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _KEEP_ALIVE.items():
+            if hasattr(socket, name):  # of Linux
+                self._socket.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
         self._file = connected.makefile("rb")
         self._sending = threading.Lock()
-        self.heard = time.monotonic()
 
     @classmethod
     def to(cls, address: str, *, timeout_s: float) -> Connection:
@@ -48,7 +55,6 @@ class Connection:
             message = json.loads(self._file.readline(_LONGEST))
         except (OSError, ValueError):
             return None
-        self.heard = time.monotonic()
         return message if isinstance(message, dict) else None
 
     def is_closed(self) -> bool:

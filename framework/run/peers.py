@@ -5,9 +5,10 @@
     process 3 ──┘
 
 TensorFlow's own runtime moves tensors. Here the processes meet before it starts, agree on what all
-have to do alike (what to restore, when to stop), and learn within seconds that one is lost, which
-TensorFlow tells late or not at all: a connection that breaks off is a process that was killed, one
-that stays silent a process that hangs or a machine that is gone.
+have to do alike (what to restore, when to stop), and learn which one is lost: a connection that
+breaks off is a process that was killed, or a machine that is gone. A process that is there and
+silent is TensorFlow's to find, by its heartbeats: ours would have to come from Python, whose lock
+TensorFlow holds while it waits for a tensor.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ import json
 import os
 import re
 import threading
-import time
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
@@ -29,8 +29,7 @@ from tekso.framework.execution.mesh.cluster import Cluster
 from tekso.framework.run.connection import Connection, Message
 from tekso.framework.run.meeting import Meeting
 
-_BEAT_S = 2.0
-_SILENCE_S = 30.0  # after which a process counts as lost
+_TELL_S = 30.0
 _GRACE_S = 15.0  # for the main thread to notice that a process is lost
 _TENSORFLOW_S = 5.0  # by which TensorFlow may be ahead of us in seeing that a process is lost
 _TASK = re.compile(r"(?:unhealthy|remote target)[^/]*/job:worker/(?:replica:\d+/)?task:(\d+)")
@@ -113,7 +112,7 @@ class ConnectedPeers(Peers):
     ) -> None:
         self.process, self.size = cluster.process, cluster.size
         self.cluster = cluster
-        self._last_words = last_words
+        self._tell, self._last_words = tell, last_words
         self._meeting = Meeting(cluster, timeout_s=timeout_s, tell=tell)
         self._connections: dict[int, Connection] = {}
         self._changed = threading.Condition()
@@ -126,7 +125,6 @@ class ConnectedPeers(Peers):
         self._connections = self._meeting.hold()
         for process, connection in self._connections.items():
             _thread(self._listen, process, connection)
-        _thread(self._beat)
         return self
 
     def __exit__(
@@ -163,7 +161,10 @@ class ConnectedPeers(Peers):
     def _next(self, process: int) -> Any:
         inbox = self._inbox[process]
         with self._changed:
-            self._changed.wait_for(lambda: inbox or self._loss or process in self._left)
+            while not self._changed.wait_for(
+                lambda: inbox or self._loss or process in self._left, timeout=_TELL_S
+            ):
+                self._tell(f"waiting for {self.name(process)}")
             if inbox:
                 return inbox.popleft()
             self._noticed.set()
@@ -181,7 +182,7 @@ class ConnectedPeers(Peers):
             found = _TASK.search(str(error))
             if self._loss is None and found and int(found[1]) != self.process:
                 self._lose(int(found[1]), "was lost: TensorFlow does not reach it any more")
-            if self._loss is None and not isinstance(error, _OF_CONNECTIONS):
+            if self._loss is None and not _is_of_connections(error):
                 raise
             self._noticed.set()
             reason = str(error).partition("\n")[0]
@@ -206,14 +207,6 @@ class ConnectedPeers(Peers):
                 self._left.add(process)
             self._changed.notify_all()
 
-    def _beat(self) -> None:
-        while not self._closing.wait(_BEAT_S):
-            for process, connection in self._connections.items():
-                connection.send({"kind": "beat"})
-                silence = time.monotonic() - connection.heard
-                if silence > _SILENCE_S and process not in self._left:
-                    self._lose(process, f"was lost: it has not answered for {silence:.0f} s")
-
     def _lose(self, process: int, how: str) -> None:
         """Takes note of the first loss, and tells those who may not see it."""
         with self._changed:
@@ -230,6 +223,10 @@ class ConnectedPeers(Peers):
         if not self._noticed.wait(_GRACE_S):
             self._last_words(str(self._loss))
             os._exit(1)
+
+
+def _is_of_connections(error: tf.errors.OpError) -> bool:
+    return isinstance(error, _OF_CONNECTIONS) or "/job:worker/" in str(error)
 
 
 def _thread(target: Callable[..., None], *args: Any) -> None:

@@ -16,6 +16,7 @@ from tensorflow.experimental import dtensor
 
 from tekso.framework.execution import devices
 from tekso.framework.execution.base import ExecutionError
+from tekso.framework.execution.mesh import runtime
 from tekso.framework.execution.mesh.cluster import Cluster
 from tekso.framework.execution.mesh.layouts import MeshShape
 
@@ -66,8 +67,8 @@ def _describe(cluster: Cluster) -> None:
 
 def _connect(device_type: str, cluster: Cluster) -> None:
     try:
-        dtensor.initialize_accelerator_system(device_type)
-    except (ValueError, RuntimeError, tf.errors.UnknownError, tf.errors.InternalError) as error:
+        runtime.start(device_type)
+    except (ValueError, RuntimeError, tf.errors.UnknownError) as error:
         reason = str(error).partition("\n")[0]
         raise ExecutionError(
             f"{cluster.name(cluster.process)} cannot start TensorFlow's runtime: {reason}"

@@ -116,28 +116,28 @@ def test_lost_first_process_is_named(addresses: tuple[str, ...]) -> None:
     assert str(error).startswith(f"process 0 ({addresses[0]}) was lost")
 
 
-def test_silent_process_is_lost(
+def test_process_that_others_wait_for_is_told(
     addresses: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peers, "_SILENCE_S", 0.5)
-    monkeypatch.setattr(peers, "_BEAT_S", 0.1)
-    done = threading.Event()
+    monkeypatch.setattr(peers, "_TELL_S", 0.05)
+    told: list[str] = []
+    is_told = threading.Event()
 
-    def stays() -> None:
-        try:
-            with of(addresses[:2], 0) as found:
-                found.gather(None)
-        finally:
-            done.set()
+    def tell(text: str) -> None:
+        told.append(text)
+        is_told.set()
 
-    def hangs() -> None:
-        found = of(addresses[:2], 1)
-        found._connections = found._meeting.hold()
-        done.wait(DEADLINE_S)
+    def waits() -> Any:
+        with of(addresses[:2], 0, tell=tell) as found:
+            return found.gather(0)
 
-    error = in_threads(stays, hangs)[0]
-    assert isinstance(error, LostProcessError)
-    assert f"process 1 ({addresses[1]}) was lost: it has not answered for" in str(error)
+    def is_slow() -> Any:
+        with of(addresses[:2], 1) as found:
+            assert is_told.wait(DEADLINE_S)
+            return found.gather(1)
+
+    assert in_threads(waits, is_slow) == [[0, 1], [0, 1]]
+    assert told[0] == f"waiting for process 1 ({addresses[1]})"
 
 
 def test_error_of_one_process_ends_the_others_with_its_text(addresses: tuple[str, ...]) -> None:

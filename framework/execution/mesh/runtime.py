@@ -1,0 +1,61 @@
+"""Starts TensorFlow's runtime over several processes; Python's other threads go on meanwhile.
+
+TensorFlow holds the interpreter's lock while it waits until all processes have come, and it waits
+for an hour if one has been lost just then; no thread could notice that and say so. Here the same C
+function is called by ctypes, which lets the lock go.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.experimental import dtensor
+from tensorflow.python import pywrap_tfe
+
+_LIBRARY = "libtensorflow_cc.so.2"
+
+
+def start(device_type: str) -> None:
+    """Connects the processes that the DTENSOR_ variables of the environment name.
+
+    Raises:
+      tf.errors.OpError, RuntimeError, ValueError: it does not start.
+    """
+    with _without_lock():
+        dtensor.initialize_accelerator_system(device_type)
+
+
+@contextlib.contextmanager
+def _without_lock() -> Iterator[None]:
+    path = os.path.join(tf.sysconfig.get_lib(), _LIBRARY)
+    if not os.path.exists(path):  # a build of another kind: it can only wait longer
+        yield
+        return
+    library = ctypes.CDLL(path)
+    usual = pywrap_tfe.TFE_EnableCollectiveOps
+    pywrap_tfe.TFE_EnableCollectiveOps = lambda context, server: _enable(library, context, server)
+    try:
+        yield
+    finally:
+        pywrap_tfe.TFE_EnableCollectiveOps = usual
+
+
+def _enable(library: ctypes.CDLL, context: Any, server_def: bytes) -> None:
+    """TFE_EnableCollectiveOps of TensorFlow's C API."""
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    library.TF_NewStatus.restype = ctypes.c_void_p
+    library.TF_Message.restype = ctypes.c_char_p
+    status = ctypes.c_void_p(library.TF_NewStatus())
+    size = ctypes.c_size_t(len(server_def))
+    handle = ctypes.c_void_p(pointer(context, None))
+    library.TFE_EnableCollectiveOps(handle, server_def, size, status)
+    code, message = library.TF_GetCode(status), library.TF_Message(status).decode(errors="replace")
+    library.TF_DeleteStatus(status)
+    if code:
+        raise tf.errors.exception_type_from_error_code(code)(None, None, message)
