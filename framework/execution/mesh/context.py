@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from tekso.framework import loops
 from tekso.framework.context import StepContext
-from tekso.framework.execution.mesh import control_flow, vocab, windows
+from tekso.framework.execution.mesh import control_flow, unrolled, vocab, windows
 from tekso.framework.execution.mesh.layouts import Layout, MeshLayout
 from tekso.framework.execution.mesh.placement import Placement
 from tekso.framework.primitives.windows import Window
@@ -95,7 +95,9 @@ class MeshContext(StepContext):
         xs: Any,
     ) -> tuple[Any, Any]:
         """See `StepContext`."""
-        return control_flow.scan(self, body, theta, state, xs)
+        over_depth = any(axes is not None for axes in self.all_weight_axes(xs))
+        form = unrolled if over_depth and self.is_training else control_flow
+        return form.scan(self, body, theta, state, xs)
 
     def turn(self, index: Any) -> MeshContext:
         """Returns the context of one turn of `scan`, which collects for itself."""

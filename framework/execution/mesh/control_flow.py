@@ -1,4 +1,4 @@
-"""The loop over depth or time on a mesh: two forward-only while loops, one of them the gradient.
+"""Loops on a mesh. That over depth or time is two forward-only ones, one of them the gradient.
 
     forward   state, y = body(theta, state, x)        for every turn; the states are kept
     backward  the turns in reverse: the body once more, under a tape, from the state that was kept
@@ -9,6 +9,7 @@ or stacked is written into buffers, which take the layout of what is written.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -18,6 +19,8 @@ from tekso.framework import loops
 from tekso.framework.theta import Theta
 
 Flat = list[tf.Tensor]
+
+_numbers = itertools.count()
 
 
 def scan(
@@ -126,6 +129,7 @@ class _Loop:
             body,
             (tf.constant(0), state, kept, stacks, sums),
             maximum_iterations=self._turns,
+            name=_loop_name(),
         )
         return (state, stacks, sums), kept
 
@@ -167,6 +171,7 @@ class _Loop:
             body,
             (tf.constant(self._turns - 1), zeros[0], dafter, zeros[1]),
             maximum_iterations=self._turns,
+            name=_loop_name(),
         )
         found = iter([*dtheta, *dstate, *dxs])
         return [next(found) if _has(t) else None for t in [*theta, *kept, *xs]]
@@ -181,6 +186,11 @@ class _Loop:
 
     def _buffers(self, values: Flat) -> Flat:
         return [tf.zeros([self._turns, *v.shape], v.dtype) for v in values]
+
+
+def _loop_name() -> str:
+    """A name that no loop of the process has: DTensor makes those of functions of it."""
+    return f"loop_{next(_numbers)}"
 
 
 def own(given: Iterable[tf.Tensor]) -> Flat:

@@ -10,6 +10,7 @@ are sums over the global batch, and nothing is reduced by hand.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Set
 from typing import Any
 
@@ -61,6 +62,9 @@ class MeshProgram(Program):
         self._variables: dict[str, Any] = {}
         self._calls: dict[Any, Callable[..., Any]] = {}
         self._train = self._compiled(self._train_graph)
+        self._part = self._compiled(self._part_graph)
+        self._add = self._compiled(lambda a, b: tf.nest.map_structure(tf.add, a, b))
+        self._update_all = self._compiled(self._update_graph)
         self._eval = self._compiled(self._eval_graph)
 
     def _compiled(self, step: Callable[..., Any]) -> Callable[..., Any]:
@@ -76,8 +80,8 @@ class MeshProgram(Program):
 
     def initialize(self) -> None:
         """See `Program`; every device draws what it holds."""
-        specs = self.specs()
-        self._assign(lambda key, where: specs[key].initial_value(self._seed, where))
+        for key, spec in self.specs().items():
+            self._assign(key, functools.partial(spec.initial_value, self._seed))
 
     def restore(self, read: Callable[[str], np.ndarray], keys: Set[str]) -> None:
         """See `Program`."""
@@ -90,14 +94,10 @@ class MeshProgram(Program):
 
         check_keys(self.specs(), keys, lambda key: take(key).shape)
         for key in self.specs():
-            self._assign_one(key, lambda where, key=key: take(key)[where])
+            self._assign(key, take(key).__getitem__)
             del values[key]
 
-    def _assign(self, value: Callable[[str, tuple[slice, ...]], np.ndarray]) -> None:
-        for key in self.specs():
-            self._assign_one(key, lambda where, key=key: value(key, where))
-
-    def _assign_one(self, key: str, part: Callable[[tuple[slice, ...]], np.ndarray]) -> None:
+    def _assign(self, key: str, part: Callable[[tuple[slice, ...]], np.ndarray]) -> None:
         spec = self.specs()[key]
         placed = self._placement.place(part, spec.shape, self._stored[key], spec.dtype)
         if key in self._variables:
@@ -121,9 +121,19 @@ class MeshProgram(Program):
     # --- training ---
 
     def train_step(self, batch: Batch, step: int) -> dict[str, Any]:
-        """See `Program`."""
+        """See `Program`; parts of a batch are computed by one program, called for each."""
         parts = self._learner.params.accumulation_steps
-        outputs = self._train(self._place(batch, parts), self._placement.put(np.int64(step)))
+        placed, placed_step = self._place(batch, parts), self._placement.put(np.int64(step))
+        if parts == 1:
+            outputs = self._train(placed, placed_step)
+        else:
+            # No loop in the graph: the layers may have loops, and DTensor does not always manage
+            # to compile a second graph (of other shapes) after one with loops in loops.
+            total = self._part(placed, placed_step, self._placement.put(np.int32(0)))
+            for i in range(1, parts):
+                more = self._part(placed, placed_step, self._placement.put(np.int32(i)))
+                total = self._add(total, more)
+            outputs = self._update_all(*total, placed_step)
         return {name: self._placement.local(value) for name, value in outputs.items()}
 
     def _place(self, batch: Batch, parts: int = 1) -> Flat:
@@ -175,23 +185,30 @@ class MeshProgram(Program):
         return self._task.theta(used)
 
     def _train_graph(self, batch: Any, step: tf.Tensor) -> dict[str, tf.Tensor]:
-        parts = self._learner.params.accumulation_steps
-        weights, slots = self._flat(WEIGHTS), self._flat(LEARNER)
-        if parts == 1:
-            whole = batch
-        else:
-            merge = lambda x: tf.reshape(x, [-1, *x.shape[2:]])  # noqa: E731
-            whole = {name: merge(x) for name, x in batch.items()}
-        size = next(iter(whole.values())).shape[0]
+        weights = self._flat(WEIGHTS)
+        size = next(iter(batch.values())).shape[0]
+        total_weight = tf.cast(self._task.loss_weight(batch), tf.float32)
+        found = self._gradients(weights, batch, 0, step, total_weight, size)
+        return self._update(weights, *found, step)
+
+    def _part_graph(self, batch: Any, step: tf.Tensor, part: tf.Tensor) -> Any:
+        """What one part of a batch [parts, examples, ...] adds to gradients and sums."""
+        whole = {name: tf.reshape(x, [-1, *x.shape[2:]]) for name, x in batch.items()}
+        parts, size = next(iter(batch.values())).shape[:2]
         total_weight = tf.cast(self._task.loss_weight(whole), tf.float32)
+        chosen = {name: tf.gather(x, part) for name, x in batch.items()}
+        offset = part * size
+        return self._gradients(
+            self._flat(WEIGHTS), chosen, offset, step, total_weight, parts * size
+        )
 
-        def compute(part: Flat, offset: Any) -> Any:
-            return self._gradients(weights, part, offset, step, total_weight, size)
+    def _update_graph(self, gradients: Flat, sums: Any, step: tf.Tensor) -> dict[str, tf.Tensor]:
+        return self._update(self._flat(WEIGHTS), gradients, sums, step)
 
-        if parts == 1:
-            gradients, sums = compute(batch, 0)
-        else:
-            gradients, sums = self._accumulate(batch, parts, compute)
+    def _update(
+        self, weights: Flat, gradients: Flat, sums: Any, step: tf.Tensor
+    ) -> dict[str, tf.Tensor]:
+        slots = self._flat(LEARNER)
         done = self._learner.update(
             self._weight_specs, weights, gradients, slots, step, loss=sums["total"]
         )
@@ -245,20 +262,6 @@ class MeshProgram(Program):
     def _gradient_axes(self, path: str) -> Layout:
         """How a gradient lies when it is whole: as finely as what is updated by it."""
         return self._layout.of_slot(self._weight_specs[path])
-
-    def _accumulate(self, batch: Flat, parts: int, compute: Callable[..., Any]) -> Any:
-        size = next(iter(batch.values())).shape[1]
-
-        def part(i: Any) -> Any:
-            return compute({n: tf.gather(x, i) for n, x in batch.items()}, i * size)
-
-        first = part(tf.constant(0))
-        return tf.while_loop(
-            lambda i, *_: i < parts,
-            lambda i, total: (i + 1, tf.nest.map_structure(tf.add, total, part(i))),
-            (tf.constant(1), first),
-            maximum_iterations=parts - 1,
-        )[1]
 
     # --- evaluation ---
 
