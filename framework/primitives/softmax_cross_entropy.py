@@ -62,15 +62,15 @@ def cross_entropy(
                 dtable -= tf.expand_dims(tf.linalg.matvec(x, dcast, transpose_a=True), 0) * (
                     smooth / vocab
                 )
-            dtable = tf.tensor_scatter_nd_sub(dtable, tf.expand_dims(flat_labels, 1), target)
+            dtable = tf.tensor_scatter_nd_add(dtable, tf.expand_dims(flat_labels, 1), target)
             gradients = [dx, dtable]
             if bias:
                 dbias = tf.linalg.matvec(e, tf.squeeze(weight, 1), transpose_a=True)
                 dcast = tf.cast(dloss, dbias.dtype)
                 dbias -= smooth / vocab * tf.reduce_sum(dcast)
                 gradients.append(
-                    tf.tensor_scatter_nd_sub(
-                        dbias, tf.expand_dims(flat_labels, 1), (1 - smooth) * dcast
+                    tf.tensor_scatter_nd_add(
+                        dbias, tf.expand_dims(flat_labels, 1), (smooth - 1) * dcast
                     )
                 )
             return gradients
@@ -93,7 +93,7 @@ def _exponentials(logits: tf.Tensor, *bias: tf.Tensor) -> Any:
 def _row_factors(dloss: tf.Tensor, total: tf.Tensor, x: tf.Tensor, *, keep: float) -> Any:
     d = tf.expand_dims(dloss, 1)
     weight = tf.cast(d / total, x.dtype)
-    return weight, x * weight, x * tf.cast(keep * d, x.dtype)
+    return weight, x * weight, x * tf.cast(-keep * d, x.dtype)
 
 
 def _input_gradient(

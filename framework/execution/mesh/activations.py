@@ -30,6 +30,16 @@ class _RecordingContext(StepContext):
         self._found.setdefault(str((tuple(dims), shape)), (tuple(dims), shape))
         return x
 
+    def scan(self, body: Any, theta: Any, state: Any, xs: Any) -> tuple[Any, Any]:
+        """One turn shows what all turns pin."""
+        turns = tf.nest.flatten(xs)[0].shape[0]
+        inner = self.isolated().fold(0)
+        first = tf.nest.map_structure(lambda x: x[0], xs)
+        after, y = body(theta, state, first, inner)
+        self.collected.merge(inner.collected.sums)
+        stacked = tf.nest.map_structure(lambda v: None if v is None else tf.stack([v] * turns), y)
+        return after, stacked
+
     def constrain_image(self, x: tf.Tensor) -> tf.Tensor:
         sizes = x.shape.as_list()
         shape = (sizes[0], None, None, sizes[3])  # a height that does not divide stays whole

@@ -96,7 +96,7 @@ class MeshContext(StepContext):
     ) -> tuple[Any, Any]:
         """See `StepContext`."""
         over_depth = any(axes is not None for axes in self.all_weight_axes(xs))
-        form = unrolled if over_depth and self.is_training else control_flow
+        form = unrolled if over_depth else control_flow
         return form.scan(self, body, theta, state, xs)
 
     def turn(self, index: Any) -> MeshContext:

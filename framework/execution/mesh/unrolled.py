@@ -1,0 +1,48 @@
+"""A loop over depth, written out: the layers of a repeated stack one after the other.
+
+DTensor (TensorFlow 2.21) does not compile the loop of every layer ("operand #0 does not
+dominate this use": attention is such a layer). Written out it does; the time to compile then grows
+with depth. Loops over time stay loops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tekso.framework.theta import Theta
+
+
+def scan(
+    ctx: Any, body: Callable[..., tuple[Any, Any]], theta: Theta, state: Any, xs: Any
+) -> tuple[Any, Any]:
+    """See `StepContext.scan`; xs has stacked weights."""
+    flat = tf.nest.flatten(xs)
+    stacked_axes = ctx.all_weight_axes(xs)
+    whole = [
+        x if axes is None or axes[0] is None else ctx.pin(x, (None, *axes[1:]))
+        for x, axes in zip(flat, stacked_axes, strict=True)
+    ]
+    slices = [tf.unstack(x) for x in whole]
+    theta_axes, axes = ctx.all_weight_axes(theta), [a and a[1:] for a in stacked_axes]
+    ys, statistics = [], []
+    for i in range(len(slices[0])):
+        x = tf.nest.pack_sequence_as(xs, [parts[i] for parts in slices])
+        inner = ctx.isolated().fold(i)
+        inner.know(theta, theta_axes)
+        inner.know(x, axes)
+        state, y = body(theta, state, x, inner)
+        ys.append(y)
+        sums = inner.collected.sums
+        statistics.append(sums["statistic"])
+        ctx.collected.merge({kind: v for kind, v in sums.items() if kind != "statistic"})
+    ctx.collected.merge({"statistic": _stacked(statistics)})
+    return state, _stacked(ys)
+
+
+def _stacked(values: list[Any]) -> Any:
+    return tf.nest.map_structure(
+        lambda *turns: None if turns[0] is None else tf.stack(turns), *values
+    )
