@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.experimental import dtensor
 
-from tekso.framework.context import Mode
+from tekso.framework.context import Mode, StepContext
 from tekso.framework.execution.base import (
     LEARNER,
     WEIGHTS,
@@ -61,6 +61,8 @@ class MeshProgram(Program):
         }
         self._variables: dict[str, Any] = {}
         self._calls: dict[Any, Callable[..., Any]] = {}
+        self._gathered: Flat | None = None  # the weights of evaluation, on one device
+        self._evaluation_weights = self._compiled(self._evaluation_weights_graph)
         self._train = self._compiled(self._train_graph)
         self._part = self._compiled(self._part_graph)
         self._add = self._compiled(lambda a, b: tf.nest.map_structure(tf.add, a, b))
@@ -98,6 +100,7 @@ class MeshProgram(Program):
             del values[key]
 
     def _assign(self, key: str, part: Callable[[tuple[slice, ...]], np.ndarray]) -> None:
+        self._gathered = None
         spec = self.specs()[key]
         placed = self._placement.place(part, spec.shape, self._stored[key], spec.dtype)
         if key in self._variables:
@@ -122,6 +125,7 @@ class MeshProgram(Program):
 
     def train_step(self, batch: Batch, step: int) -> dict[str, Any]:
         """See `Program`; parts of a batch are computed by one program, called for each."""
+        self._gathered = None
         parts = self._learner.params.accumulation_steps
         placed, placed_step = self._place(batch, parts), self._placement.put(np.int64(step))
         if parts == 1:
@@ -169,14 +173,18 @@ class MeshProgram(Program):
             num_examples=examples,
         )
 
+    def _cast(self, path: str, weight: tf.Tensor) -> tf.Tensor:
+        """A learned weight in the type of activations."""
+        changes = self._weight_specs[path].trainable and weight.dtype == tf.float32
+        return tf.cast(weight, self._activation_dtype) if changes else weight
+
     def _theta(self, weights: Flat, ctx: MeshContext) -> Any:
         """Weights as they are used: laid out by the rules alone, in the type of activations."""
         used, axes = {}, []
         for path, weight in weights.items():
             spec = self._weight_specs[path]
             layout = self._layout.of_weight(spec)
-            if spec.trainable and weight.dtype == tf.float32:
-                weight = tf.cast(weight, self._activation_dtype)
+            weight = self._cast(path, weight)
             if layout != self._layout.of_stored_weight(spec):
                 weight = ctx.pin(weight, layout)
             used[path] = weight
@@ -287,19 +295,26 @@ class MeshProgram(Program):
         }
 
     def call(self, function: Callable[..., Any], *inputs: Any) -> Any:
-        """See `Program`."""
+        """See `Program`; runs on one device, with the weights gathered to it.
+
+        DTensor does not compile the loops of decoding. The weights are gathered once after a step.
+        """
+        if self._gathered is None:
+            whole = self._evaluation_weights()
+            self._gathered = {path: self._placement.local(w) for path, w in whole.items()}
         if function not in self._calls:
 
-            def run(*inputs: Any) -> Any:
-                ctx = self._context("decode", 0, 0, None)
-                found = function(self._evaluation_theta(ctx), *inputs, ctx)
-                return tf.nest.map_structure(self._replicated, found)
+            def run(weights: Flat, *inputs: Any) -> Any:
+                ctx = StepContext(mode="decode", seed=self._seed)
+                return function(self._task.theta(weights), *inputs, ctx)
 
-            self._calls[function] = self._compiled(run)
-        placed = tf.nest.map_structure(lambda x: self._placement.put(x), inputs)
-        found = self._calls[function](*placed)
-        return tf.nest.map_structure(self._placement.local, found)
+            self._calls[function] = tf.function(run, autograph=False)
+        return self._calls[function](self._gathered, *inputs)
 
-    def _replicated(self, x: Any) -> tf.Tensor:
-        x = tf.convert_to_tensor(x)
+    def _evaluation_weights_graph(self) -> Flat:
+        """The weights of evaluation, whole on every device, in the type of activations."""
+        weights = self._learner.evaluation_weights(self._flat(WEIGHTS), self._flat(LEARNER))
+        return {path: self._replicated(self._cast(path, w)) for path, w in weights.items()}
+
+    def _replicated(self, x: tf.Tensor) -> tf.Tensor:
         return self._placement.relayout(x, (None,) * x.shape.rank)
