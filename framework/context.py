@@ -215,6 +215,14 @@ class StepContext:
         """
         return loops.rematerialize(self, function, theta, *inputs)
 
+    def capture(self, nest: Any) -> Any:
+        """Returns a nest of tensors for use in the body of a loop, or a branch, that it is not of.
+
+        For control flow of one's own (`tf.while_loop`, `tf.cond`): weights and other tensors from
+        outside, and the state of a loop, go through it at the beginning of the body.
+        """
+        return nest
+
     # --- primitives, with gradients of their own ---
 
     def project(

@@ -114,7 +114,7 @@ class Generator:
         padding = [[0, 0], [0, self.max_new_tokens]]
         ids_TB = tf.transpose(tf.pad(tf.concat([head_BS, tail_BR], 1), padding))
 
-        def read(ids_TB: tf.Tensor, start: Any, size: int) -> tuple[tf.Tensor, Any]:
+        def read(theta: Theta, ids_TB: tf.Tensor, start: Any, size: int) -> tuple[tf.Tensor, Any]:
             """Reads a block into an empty cache; returns the logits of the token after it."""
             block_BS = tf.transpose(tf.slice(ids_TB, [start, 0], [size, batch_size]))
             cache = self.model.init_cache(batch_size, window)
@@ -133,42 +133,39 @@ class Generator:
                 top_p=self.top_p,
             )
 
-        def turn(
-            t: tf.Tensor,
-            origin: tf.Tensor,
-            ids_TB: tf.Tensor,
-            logits_BV: tf.Tensor,
-            cache: Any,
-            done_B: tf.Tensor,
-            written_B: tf.Tensor,
-        ) -> tuple[Any, ...]:
-            is_prompt_B = t < lengths_B
+        def turn(*state: Any) -> tuple[Any, ...]:
+            weights, lengths, state = ctx.capture((theta, lengths_B, state))
+            t, origin, ids_TB, logits_BV, cache, done_B, written_B = state
+            is_prompt_B = t < lengths
             token_B = tf.where(done_B, 0, draw(logits_BV, t))
             token_B = tf.where(is_prompt_B, ids_TB[t], token_B)
             ids_TB = tf.tensor_scatter_nd_update(ids_TB, [[t]], [token_B])
             written_B = tf.where(done_B, written_B, t + 1)
-            ends_B = t + 1 >= lengths_B + self.max_new_tokens
+            ends_B = t + 1 >= lengths + self.max_new_tokens
             if self.stop_id is not None:
                 ends_B |= tf.equal(token_B, self.stop_id)
             done_B |= ends_B & ~is_prompt_B
+            place = t - origin
 
             def extend() -> Any:
-                token_B1 = tf.expand_dims(token_B, 1)
-                logits, extended = self.model.extend_step(theta, token_B1, cache, t - origin, ctx)
-                return tf.squeeze(logits, 1), extended, origin
+                own, token, old, at, first = ctx.capture((weights, token_B, cache, place, origin))
+                token_B1 = tf.expand_dims(token, 1)
+                logits, extended = self.model.extend_step(own, token_B1, old, at, ctx)
+                return tf.squeeze(logits, 1), extended, first
 
             def slide() -> Any:
-                start = t + 1 - kept
-                return *read(ids_TB, start, kept), start
+                own, ids, now = ctx.capture((weights, ids_TB, t))
+                start = now + 1 - kept
+                return *read(own, ids, start, kept), start
 
             if total <= window:
                 logits_BV, cache, origin = extend()
             else:
-                logits_BV, cache, origin = tf.cond(t - origin < window, extend, slide)
+                logits_BV, cache, origin = tf.cond(place < window, extend, slide)
             return t + 1, origin, ids_TB, logits_BV, cache, done_B, written_B
 
         start = 0 if head <= window else head - kept
-        logits_BV, cache = read(ids_TB, start, head - start)
+        logits_BV, cache = read(theta, ids_TB, start, head - start)
         state = (
             tf.constant(head),
             tf.constant(start),

@@ -105,6 +105,12 @@ class MeshContext(StepContext):
         other._is_turn = True
         return other
 
+    def capture(self, nest: Any) -> Any:
+        """See `StepContext`."""
+        own = tf.nest.pack_sequence_as(nest, control_flow.own(tf.nest.flatten(nest)))
+        self.know(own, self.all_weight_axes(nest))
+        return own
+
     def rematerialize(self, function: Callable[..., Any], theta: Theta, *inputs: Any) -> Any:
         """See `StepContext`."""
         if self._is_turn:  # all of it is recomputed from the state before the turn

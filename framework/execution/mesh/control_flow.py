@@ -55,7 +55,8 @@ def scan(
         return tf.nest.flatten(after), _present(stacked), _present(summed)
 
     loop = _Loop(ctx, turn, turns, theta_axes, xs_axes)
-    after, stacked, summed = loop.run(tf.nest.flatten(theta), tf.nest.flatten(state), flat_xs)
+    inputs = tf.nest.flatten(theta), tf.nest.flatten(state), flat_xs
+    after, stacked, summed = loop.run(*map(own, inputs))
     y, statistics = _fill(structure["stacked"], stacked)
     ctx.collected.merge(_fill(structure["summed"], summed))
     ctx.collected.merge(statistics)
