@@ -103,7 +103,11 @@ def test_train_takes_model_logdir_and_arguments(checkout: Path) -> None:
 def test_test_runs_all_tests(checkout: Path) -> None:
     installed(checkout)
     result = run(checkout, "make", "test")
-    assert result.stdout.splitlines()[-1].strip() == "pytest"
+    assert result.stdout.splitlines()[-1].split() == [
+        "pytest",
+        "--numprocesses=2",
+        "--dist=worksteal",
+    ]
 
 
 def test_ci_run_ends_with_the_summary(checkout: Path) -> None:

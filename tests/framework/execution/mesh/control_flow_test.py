@@ -13,15 +13,11 @@ import pytest
 PROGRAM = Path(__file__).with_name("control_flow_program.py")
 
 RECURRENT = [
-    "data:1 batch:data",
     "data:2 batch:data",
-    "model:2 mlp:model;vocab:model",
     "data:2;model:2 batch:data;mlp:model;vocab:model",
     "model:2 embed:model",
 ]
 TRANSFORMER = [
-    "data:2 batch:data",
-    "model:2 mlp:model;vocab:model;heads:model",
     "data:2;model:2 batch:data;mlp:model;vocab:model;heads:model",
     "model:2 embed:model",
     "data:2 length:data",
@@ -45,24 +41,22 @@ def check(report: dict[str, dict[str, Any]]) -> None:
         assert found["gradients"] < 1e-5, (layout, found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["lstm", "gru", "repeated_recurrent"])
 def test_loop_over_time_on_a_mesh_equals_the_plain_one(model: str) -> None:
     check(differences(model, *RECURRENT))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "layouts"),
-    [
-        ("repeated", TRANSFORMER),
-        ("repeated_remat", TRANSFORMER[1:4]),
-        ("repeated_moe", [*TRANSFORMER[2:4], "model:4 experts:model"]),
-    ],
+    [("repeated", TRANSFORMER), ("repeated_moe", ["model:4 experts:model"])],
 )
 def test_loop_over_depth_on_a_mesh_equals_the_plain_one(model: str, layouts: list[str]) -> None:
     check(differences(model, *layouts))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["lstm", "repeated_moe"])
 def test_parts_of_a_batch_add_up_on_a_mesh(model: str) -> None:
-    layouts = ["data:2 batch:data", "data:2;model:2 batch:data;mlp:model;vocab:model"]
-    check(differences(model, "--accumulation=2", *layouts))
+    check(differences(model, "--accumulation=2", "data:2;model:2 batch:data;mlp:model;vocab:model"))

@@ -114,7 +114,7 @@ class ImageTask(Task):
 
 
 MODELS = {
-    "dense": lambda: language_model(Stack.Params(num_layers=2, layer=layer())),
+    "dense": lambda: language_model(Stack.Params(num_layers=1, layer=layer())),
     "remat": lambda: language_model(
         Stack.Params(num_layers=2, layer=Rematerialize.Params(layer=layer()))
     ),
@@ -190,10 +190,8 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     program = execution.build(task, learner, seed=2**40 + 3, batch=signature_of(batch(model, 0)))
     first = job.get("first_step", 0)
     if job.get("restore"):
-        with np.load(job["restore"]) as state:
-            program.restore(lambda key: state[key], set(state.files))
-    else:
-        program.initialize()
+        return {"after": [_go_on(program, model, first, path) for path in job["restore"]]}
+    program.initialize()
     begin = program.state()
     digest = hashlib.sha256()
     for key in sorted(begin):
@@ -211,6 +209,15 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         "eval": {k: [float(x) for x in pair] for k, pair in evaluation.items()},
         "weights": {k: v.ravel().tolist() for k, v in state.items() if k.startswith("weights/")},
     }
+
+
+def _go_on(program: Any, model: str, first: int, path: str) -> list[float]:
+    """Returns the losses of two steps from a checkpoint."""
+    with np.load(path) as state:
+        program.restore(lambda key: state[key], set(state.files))
+    return [
+        float(program.train_step(batch(model, i), 2**31 + i)["loss"]) for i in (first, first + 1)
+    ]
 
 
 def main() -> None:
