@@ -84,30 +84,37 @@ class Learner(LearnerBase):
         slots = self.optimizer.slots(spec)
         return {**slots, EMA: slot(spec, EMA)} if self.params.ema_decay else slots
 
-    def clip(self, specs: Specs, gradients: Tensors) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
-        """Returns the clipped gradients, and the square of their norm before clipping."""
-        p = self.params
-        wide = any(state_dtype(spec) == "float64" for spec in specs.values())
-        total_dtype = tf.float64 if wide else tf.float32
-        clipped, factors, before, after = {}, {}, [], []
-        for path, spec in specs.items():
-            gradient = tf.convert_to_tensor(gradients[path])  # makes sparse gradients dense
-            clipped[path] = tf.cast(gradient, state_dtype(spec))
-            squares = layer_sum(tf.square(clipped[path]), spec)
-            before.append(tf.cast(tf.reduce_sum(squares), total_dtype))
-            if p.clip_tensor_norm is not None:
-                norms = tf.sqrt(squares)
-                factors[path] = p.clip_tensor_norm / tf.maximum(norms, p.clip_tensor_norm)
-                squares = tf.square(norms * factors[path])
-            after.append(tf.cast(tf.reduce_sum(squares), total_dtype))
-        if p.clip_global_norm is not None:
-            norm = tf.sqrt(tf.add_n(after))
-            factor = p.clip_global_norm / tf.maximum(norm, p.clip_global_norm)
-            for path, gradient in clipped.items():
-                factors[path] = factors.get(path, 1.0) * tf.cast(factor, gradient.dtype)
-        for path, factor in factors.items():
-            clipped[path] *= factor
-        return clipped, tf.add_n(before)
+    def squared_norm(self, spec: WeightSpec, gradient: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the square of a gradient's norm, and of what `clip_tensor_norm` leaves of it."""
+        squares = self._squares(spec, _dense(spec, gradient))
+        norm = _wide(tf.reduce_sum(squares), spec)
+        if self.params.clip_tensor_norm is None:
+            return norm, norm
+        left = tf.square(tf.sqrt(squares) * self._tensor_factor(squares))
+        return norm, _wide(tf.reduce_sum(left), spec)
+
+    def global_factor(self, squared_norm: tf.Tensor) -> tf.Tensor | None:
+        """Returns what all gradients are multiplied by, given the square of their norm."""
+        limit = self.params.clip_global_norm
+        return None if limit is None else limit / tf.maximum(tf.sqrt(squared_norm), limit)
+
+    def clipped(self, spec: WeightSpec, gradient: Any, factor: tf.Tensor | None) -> tf.Tensor:
+        """Returns a gradient clipped by itself, and multiplied by the factor of all."""
+        gradient = _dense(spec, gradient)
+        own: Any = 1.0
+        if self.params.clip_tensor_norm is not None:
+            own = self._tensor_factor(self._squares(spec, gradient))
+        if factor is not None:
+            own = own * tf.cast(factor, gradient.dtype)
+        return gradient if isinstance(own, float) else gradient * own
+
+    def _squares(self, spec: WeightSpec, gradient: tf.Tensor) -> tf.Tensor:
+        """The squared norm of every layer's part."""
+        return layer_sum(tf.square(gradient), spec)
+
+    def _tensor_factor(self, squares: tf.Tensor) -> tf.Tensor:
+        limit = self.params.clip_tensor_norm
+        return limit / tf.maximum(tf.sqrt(squares), limit)
 
     def update_weight(
         self,
@@ -217,3 +224,12 @@ class MultiLearner(LearnerBase):
             name: (learner, learner.unfrozen({p: specs[p] for p in specs if owners[p] == [name]}))
             for name, learner in self.learners.items()
         }
+
+
+def _dense(spec: WeightSpec, gradient: Any) -> tf.Tensor:
+    """A gradient in the type of the learner's state; one that is sparse is made dense."""
+    return tf.cast(tf.convert_to_tensor(gradient), state_dtype(spec))
+
+
+def _wide(norm: tf.Tensor, spec: WeightSpec) -> tf.Tensor:
+    return tf.cast(norm, tf.float64 if state_dtype(spec) == "float64" else tf.float32)

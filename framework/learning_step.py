@@ -24,6 +24,8 @@ from tekso.framework.weight_spec import WeightSpec
 if TYPE_CHECKING:
     from tekso.framework.learner import Learner
 
+    Groups = Mapping[str, tuple[Learner, Mapping[str, WeightSpec]]]
+
 Specs = Mapping[str, WeightSpec]
 Tensors = Mapping[str, tf.Tensor]
 
@@ -31,6 +33,29 @@ EMA = "ema"
 NONFINITE_TOTAL = "nonfinite/total"
 NONFINITE_CONSECUTIVE = "nonfinite/consecutive"
 APPLIED = "updates/applied"  # steps that were not skipped, since the slots were made
+COUNTS = (NONFINITE_TOTAL, NONFINITE_CONSECUTIVE, APPLIED)
+
+SquaredNorms = Mapping[str, tuple[tf.Tensor, tf.Tensor]]
+
+
+class Decision(NamedTuple):
+    """What the gradients of all weights together decide of a step.
+
+    Attributes:
+      finite: bool scalar; if False, every weight and slot keeps its value.
+      factors: {group: what its gradients are multiplied by, or None}.
+      rates: {group: learning rate}.
+      applied: updates before this one.
+      counts: new values of the slots in `COUNTS`.
+      metrics: {name: float32 scalar}.
+    """
+
+    finite: tf.Tensor
+    factors: dict[str, tf.Tensor | None]
+    rates: dict[str, tf.Tensor]
+    applied: tf.Tensor
+    counts: dict[str, tf.Tensor]
+    metrics: dict[str, tf.Tensor]
 
 
 class Update(NamedTuple):
@@ -106,7 +131,7 @@ class LearnerBase(Configurable):
                 for made in learner.slots_of(spec).values():
                     declared[made.path] = made
         zero = initializers.Constant.Params(value=0.0).instantiate()
-        for path in (NONFINITE_TOTAL, NONFINITE_CONSECUTIVE, APPLIED):
+        for path in COUNTS:
             declared[path] = WeightSpec(
                 path, (), (), zero, dtype="int64", trainable=False, template=path
             )
@@ -145,48 +170,89 @@ class LearnerBase(Configurable):
         groups = self.groups(specs)
         _check_complete("gradient", self.trainable(specs), gradients)
         _check_complete("slot", self.slots(specs), slots)
+        squares = self.squared_norms(groups, gradients)
+        decision = self.decide(groups, squares, slots, step, loss=loss)
+        new_weights, new_slots = self.apply(groups, weights, gradients, slots, decision)
+        return Update({**weights, **new_weights}, {**new_slots, **decision.counts}, decision.metrics)
 
-        clipped: dict[str, tf.Tensor] = {}
-        squared_norms, metrics = [], {}
+    # The three parts of an update, for an execution that holds the weights in several places.
+
+    def squared_norms(self, groups: Groups, gradients: Tensors) -> SquaredNorms:
+        """Returns {path: squared norm of its gradient, as it is and clipped by itself}; scalars."""
+        squares = {}
+        for learner, own in groups.values():
+            for path, spec in own.items():
+                squares[path] = learner.squared_norm(spec, gradients[path])
+        return squares
+
+    def decide(
+        self,
+        groups: Groups,
+        squared_norms: SquaredNorms,
+        counts: Tensors,
+        step: tf.Tensor,
+        *,
+        loss: tf.Tensor | None = None,
+    ) -> Decision:
+        """Decides from the norms of all gradients what becomes of the step.
+
+        Args:
+          groups: of `groups(specs)`, all of them.
+          squared_norms: of all learned weights.
+          counts: among others, values of the slots in `COUNTS`.
+          step: int64 scalar, 0 for the first step of the run.
+          loss: scalar, if it is to be watched too.
+        """
+        factors, rates, squares, metrics = {}, {}, [], {}
         for name, (learner, own) in groups.items():
-            of_group, squared_norm = learner.clip(own, gradients)
-            clipped.update(of_group)
-            squared_norms.append(squared_norm)
-            metrics[_join("learning_rate", name)] = learner.schedule(step)
-            metrics[_join("gradient_norm", name)] = tf.sqrt(squared_norm)
-        norm = tf.cast(tf.sqrt(tf.add_n(squared_norms)), tf.float32)
+            pairs = [squared_norms[path] for path in own]
+            squares.append(_total([before for before, _ in pairs]))
+            factors[name] = learner.global_factor(_total([after for _, after in pairs]))
+            rates[name] = metrics[_join("learning_rate", name)] = learner.schedule(step)
+            metrics[_join("gradient_norm", name)] = tf.sqrt(squares[-1])
+        norm = tf.cast(tf.sqrt(_total(squares)), tf.float32)
         finite = tf.math.is_finite(norm)
         if loss is not None:
             finite = tf.logical_and(finite, tf.math.is_finite(tf.cast(loss, tf.float32)))
+        taken = tf.cast(finite, tf.int64)
+        skipped = tf.constant(1, tf.int64) - taken
+        new_counts = {
+            APPLIED: counts[APPLIED] + taken,
+            NONFINITE_TOTAL: counts[NONFINITE_TOTAL] + skipped,
+            NONFINITE_CONSECUTIVE: (counts[NONFINITE_CONSECUTIVE] + 1) * skipped,
+        }
+        metrics["learning_rate"] = metrics[_join("learning_rate", next(iter(groups)))]
+        metrics["gradient_norm"] = norm
+        metrics["nonfinite_total"] = new_counts[NONFINITE_TOTAL]
+        metrics["nonfinite_consecutive"] = new_counts[NONFINITE_CONSECUTIVE]
+        scalars = {name: tf.cast(value, tf.float32) for name, value in metrics.items()}
+        return Decision(finite, factors, rates, counts[APPLIED], new_counts, scalars)
 
-        new_weights, new_slots = dict(weights), {}
+    def apply(
+        self,
+        groups: Groups,
+        weights: Tensors,
+        gradients: Tensors,
+        slots: Tensors,
+        decision: Decision,
+    ) -> tuple[dict[str, tf.Tensor], dict[str, tf.Tensor]]:
+        """Returns the new values of the weights of some groups, and of their slots."""
+        new_weights, new_slots = {}, {}
         for name, (learner, own) in groups.items():
-            rate = metrics[_join("learning_rate", name)]
             for path, spec in own.items():
                 names = {made.path: key for key, made in learner.slots_of(spec).items()}
                 weight, made = learner.update_weight(
                     spec,
                     weights[path],
-                    clipped[path],
+                    learner.clipped(spec, gradients[path], decision.factors[name]),
                     {key: slots[slot_path] for slot_path, key in names.items()},
-                    rate,
-                    slots[APPLIED],
+                    decision.rates[name],
+                    decision.applied,
                 )
-                new_weights[path] = select(finite, weight, weights[path])
+                new_weights[path] = select(decision.finite, weight, weights[path])
                 for slot_path, key in names.items():
-                    new_slots[slot_path] = select(finite, made[key], slots[slot_path])
-
-        taken = tf.cast(finite, tf.int64)
-        skipped = tf.constant(1, tf.int64) - taken
-        new_slots[APPLIED] = slots[APPLIED] + taken
-        new_slots[NONFINITE_TOTAL] = slots[NONFINITE_TOTAL] + skipped
-        new_slots[NONFINITE_CONSECUTIVE] = (slots[NONFINITE_CONSECUTIVE] + 1) * skipped
-        metrics["learning_rate"] = metrics[_join("learning_rate", next(iter(groups)))]
-        metrics["gradient_norm"] = norm
-        metrics["nonfinite_total"] = new_slots[NONFINITE_TOTAL]
-        metrics["nonfinite_consecutive"] = new_slots[NONFINITE_CONSECUTIVE]
-        scalars = {name: tf.cast(value, tf.float32) for name, value in metrics.items()}
-        return Update(new_weights, new_slots, scalars)
+                    new_slots[slot_path] = select(decision.finite, made[key], slots[slot_path])
+        return new_weights, new_slots
 
     def check(self, metrics: Mapping[str, Any]) -> None:
         """Stops a run that only skips: called on the host with the metrics of a step.
@@ -251,6 +317,12 @@ def select(condition: tf.Tensor, chosen: tf.Tensor, otherwise: tf.Tensor) -> tf.
     """
     rank = len(chosen.shape)
     return tf.where(tf.reshape(condition, [1] * rank), chosen, otherwise)
+
+
+def _total(values: list[tf.Tensor]) -> tf.Tensor:
+    """The sum of scalars, in float64 if one is."""
+    dtype = tf.float64 if any(v.dtype == tf.float64 for v in values) else tf.float32
+    return tf.add_n([tf.cast(v, dtype) for v in values])
 
 
 def _join(metric: str, name: str) -> str:
