@@ -159,9 +159,7 @@ class StepContext:
         """
         self.collected.add("metric", name, value, weight)
 
-    def collect_statistic(
-        self, layer: HasStream, name: str, value: tf.Tensor, weight: Any
-    ) -> None:
+    def collect_statistic(self, layer: HasStream, name: str, value: tf.Tensor, weight: Any) -> None:
         """Adds a sum and its weight, whose mean `layer.updated_statistics` gets after the step.
 
         Shapes:
@@ -193,21 +191,22 @@ class StepContext:
         theta: Theta,
         state: Any,
         xs: Any,
+        *,
+        first: int = 0,
     ) -> tuple[Any, Any]:
         """Runs `state, y = body(theta, state, x, ctx)` over the leading dim of xs.
 
         The one loop over depth (xs: weights stacked over layers) or time (xs: inputs, time first).
+        `first` is the number of the first turn, where the others are run elsewhere.
 
         Shapes:
           state: nest of tensors, the same shapes after every turn
           xs: nest of [turns, …]
           returns: last state, nest of [turns, …] of the ys (None where body gives None)
         """
-        return loops.scan(self, body, theta, state, xs)
+        return loops.scan(self, body, theta, state, xs, first=first)
 
-    def rematerialize(
-        self, function: Callable[..., Any], theta: Theta, *inputs: Any
-    ) -> Any:
+    def rematerialize(self, function: Callable[..., Any], theta: Theta, *inputs: Any) -> Any:
         """Returns `function(theta, *inputs, ctx)`, computed again in the backward pass.
 
         Only theta and the inputs are kept in between. Random numbers are the same both times.

@@ -213,7 +213,7 @@ class Layer(Configurable):
                         shape=(layer._stack_size, *spec.shape),
                         dims=(STACK_DIM, *spec.dims),
                         stacked=spec.stacked + 1,
-                        template=f"{name}{SEPARATOR}{ANY_INDEX}{template[len(name):]}",
+                        template=f"{name}{SEPARATOR}{ANY_INDEX}{template[len(name) :]}",
                     )
                 specs[path] = spec
         return specs
@@ -256,11 +256,11 @@ class Layer(Configurable):
         """Returns new values of all untrained weights that a step's statistics change, by path.
 
         Args:
-          weights: all weights, by path from this layer, the root.
+          weights: at least those of the layers in `means`, by path from this layer, the root.
           means: of what `ctx.collect_statistic` was given: "<layer path>/<name>" -> mean.
         """
         new: dict[str, tf.Tensor] = {}
-        theta = self.theta(weights) if means else Theta()
+        theta = theta_lib.unflatten(weights) if means else Theta()
         for path, node, layer in self._nodes(theta):
             head = f"{path}{SEPARATOR}" if path else ""
             own = {

@@ -14,7 +14,6 @@ from tekso.framework.learning_step import (
     LearnerBase,
     NonFiniteStepsError,
     Specs,
-    Tensors,
     Update,
     is_first_update,
     select,

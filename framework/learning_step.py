@@ -173,7 +173,9 @@ class LearnerBase(Configurable):
         squares = self.squared_norms(groups, gradients)
         decision = self.decide(groups, squares, slots, step, loss=loss)
         new_weights, new_slots = self.apply(groups, weights, gradients, slots, decision)
-        return Update({**weights, **new_weights}, {**new_slots, **decision.counts}, decision.metrics)
+        return Update(
+            {**weights, **new_weights}, {**new_slots, **decision.counts}, decision.metrics
+        )
 
     # The three parts of an update, for an execution that holds the weights in several places.
 

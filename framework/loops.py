@@ -16,13 +16,19 @@ from tekso.framework.theta import Theta
 
 
 def scan(
-    ctx: Any, body: Callable[..., tuple[Any, Any]], theta: Theta, state: Any, xs: Any
+    ctx: Any,
+    body: Callable[..., tuple[Any, Any]],
+    theta: Theta,
+    state: Any,
+    xs: Any,
+    *,
+    first: int = 0,
 ) -> tuple[Any, Any]:
     """See `StepContext.scan`."""
     turns = num_turns(xs)
 
     def turn(i: Any, state: Any, x: Any) -> tuple[Any, Any, Any]:
-        inner = ctx.isolated().fold(i)
+        inner = ctx.isolated().fold(i + first)
         after, y = body(theta, state, x, inner)
         tf.nest.map_structure(check_same, state, after)
         sums = inner.collected.sums

@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tekso.framework.layer import Layer
+from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
 from tekso.framework.theta import Theta
 
 Batch = Mapping[str, tf.Tensor]
@@ -113,6 +114,19 @@ class Task(Layer):
         Auxiliary losses are handed to `ctx.collect_loss` and are no part of these sums.
         """
         raise NotImplementedError(f"{type(self).__name__} has no loss()")
+
+    def pieces(self) -> list[Piece]:
+        """Returns the parts of `loss` in order, between which a pipeline can cut it.
+
+        The first is given the batch; the last adds "loss_sum" and "metrics", the fields of
+        `LossSums`. What the model's parts collect is theirs. By default all is one piece.
+        """
+
+        def run(theta: Theta, flow: Flow, ctx: Any) -> Flow:
+            sums = self.loss(theta, flow, ctx)
+            return {**flow, LOSS_SUM: sums.loss_sum, METRICS: sums.metrics}
+
+        return [Piece("loss", {"": self}, run)]
 
     def count(self, batch: Mapping[str, np.ndarray]) -> tuple[int, str]:
         """Returns how much a batch of arrays holds, and in what unit: the speed in reports."""

@@ -13,6 +13,7 @@ import tensorflow as tf
 from tekso.framework.context import StepContext
 from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, param
+from tekso.framework.pieces import Flow, Piece
 from tekso.framework.theta import Theta
 from tekso.models.layers.dropout import Dropout
 from tekso.models.layers.embedding import Embedding
@@ -20,7 +21,6 @@ from tekso.models.layers.recurrent import RecurrentStack
 from tekso.models.layers.recurrent_cells import State
 from tekso.models.layers.sizes import with_sizes
 from tekso.models.layers.softmax import Softmax
-from tekso.models.pieces import Flow, Piece
 
 
 class LstmLm(Layer):
@@ -189,9 +189,9 @@ class LstmLm(Layer):
     def pieces(self, *, label_smoothing: float = 0.0) -> list[Piece]:
         """Returns the parts of `token_cross_entropy` in order, between which it can be cut.
 
-        Every layer of the stack is a piece. What flows: first {"ids", "labels"} and, where texts
-        are packed, {"positions", "segment_ids"}; then also "x", the activations; the last piece
-        adds "cross_entropy" [B, T].
+        Every layer of the stack is a piece. Labels are smoothed in training only. What flows: first
+        {"ids", "labels"} and, where texts are packed, {"positions", "segment_ids"}; then also "x",
+        the activations; the last piece adds "cross_entropy" [B, T].
         """
         pieces = [Piece("embedding", {"embedding": self.embedding}, self._run_embedding)]
         for i, layer in enumerate(self.stack.layers):
@@ -213,7 +213,11 @@ class LstmLm(Layer):
     ) -> Flow:
         x = self._dropped(flow["x"], ctx)
         loss = self.softmax.cross_entropy(
-            theta.softmax, x, flow["labels"], ctx, label_smoothing=label_smoothing
+            theta.softmax,
+            x,
+            flow["labels"],
+            ctx,
+            label_smoothing=label_smoothing if ctx.is_training else 0.0,
         )
         return {**flow, "cross_entropy": loss}
 

@@ -16,6 +16,7 @@ import tensorflow as tf
 from tekso.framework.context import StepContext
 from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, param
+from tekso.framework.pieces import Flow, Piece, rows_of_stack
 from tekso.framework.theta import Theta
 from tekso.models.layers import cache as cache_lib
 from tekso.models.layers import masking
@@ -27,9 +28,8 @@ from tekso.models.layers.normalization import LayerNorm, Norm
 from tekso.models.layers.positions import PositionsBase, SinusoidalPositions
 from tekso.models.layers.sizes import with_sizes
 from tekso.models.layers.softmax import Softmax
-from tekso.models.layers.stack import Stack, StackBase
+from tekso.models.layers.stack import RepeatedStack, Stack, StackBase
 from tekso.models.layers.transformer import TransformerLayer
-from tekso.models.pieces import Flow, Piece
 
 CAUSAL_LAYER = TransformerLayer.Params(attention=MultiHeadAttention.Params(mask="causal"))
 
@@ -214,7 +214,7 @@ class TransformerLm(Layer):
     def pieces(self, *, label_smoothing: float = 0.0) -> list[Piece]:
         """Returns the parts of `token_cross_entropy` in order, between which it can be cut.
 
-        The layers of an unrolled stack are a piece each, a repeated stack is one. What flows: first
+        Every layer of a stack is a piece. Labels are smoothed in training only. What flows: first
         {"ids", "labels"} and, where texts are packed, {"positions", "segment_ids"}; then also "x",
         the activations [B, T, D]; the last piece adds "cross_entropy" [B, T].
         """
@@ -227,6 +227,9 @@ class TransformerLm(Layer):
                 path, compute = f"stack/layers/{i}", functools.partial(self.stack.fprop_layer, i)
                 run = functools.partial(self._run_layers, compute)
                 pieces.append(Piece(path, {path: layer}, run))
+        elif isinstance(self.stack, RepeatedStack):
+            count, layers = self.stack.params.num_layers, {"stack": self.stack}
+            pieces += rows_of_stack("stack/layers", layers, count, self._run_rows)
         else:
             run = functools.partial(self._run_layers, self.stack.fprop)
             pieces.append(Piece("stack", {"stack": self.stack}, run))
@@ -249,6 +252,10 @@ class TransformerLm(Layer):
         x = compute(theta.stack, flow["x"], ctx, mask=mask, positions=positions)
         return {**flow, "x": x}
 
+    def _run_rows(self, first: int, theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
+        compute = functools.partial(self.stack.fprop, first=first)
+        return self._run_layers(compute, theta, flow, ctx)
+
     def _run_normalise(self, theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
         return {**flow, "x": self._normalise(theta, flow["x"], ctx)}
 
@@ -257,7 +264,11 @@ class TransformerLm(Layer):
     ) -> Flow:
         name, softmax = self._softmax()
         cross_entropy = softmax.cross_entropy(
-            theta[name], flow["x"], flow["labels"], ctx, label_smoothing=label_smoothing
+            theta[name],
+            flow["x"],
+            flow["labels"],
+            ctx,
+            label_smoothing=label_smoothing if ctx.is_training else 0.0,
         )
         return {**flow, "cross_entropy": cross_entropy}
 

@@ -136,14 +136,16 @@ class RepeatedStack(StackBase):
         super().__init__(params)
         self.child_stack("layers", self.params.layer, self.params.num_layers)
 
-    def fprop(self, theta: Theta, x: tf.Tensor, ctx: StepContext, **side: Any) -> tf.Tensor:
-        """See StackBase."""
+    def fprop(
+        self, theta: Theta, x: tf.Tensor, ctx: StepContext, *, first: int = 0, **side: Any
+    ) -> tf.Tensor:
+        """See StackBase; theta may hold some layers only, of which the first is number `first`."""
         shared, known = _tensors_apart(side)
 
         def body(shared: Theta, x: tf.Tensor, weights: Theta, ctx: StepContext) -> Any:
             return self.layers.fprop(weights, x, ctx, **shared, **known), None
 
-        return ctx.scan(body, shared, x, theta.layers)[0]
+        return ctx.scan(body, shared, x, theta.layers, first=first)[0]
 
     def init_cache(self, batch_size: int, max_length: int, dtype: str = "float32") -> Any:
         """See StackBase; returns a cache whose tensors have a leading dim of size num_layers."""

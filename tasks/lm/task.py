@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, literals, param
+from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
 from tekso.framework.task import LOSS, Batch, Decoded, LossSums, Program, Task
 from tekso.framework.theta import Theta
 from tekso.tasks.lm.decode import TextDecoder
@@ -98,7 +99,20 @@ class LanguageModel(Task):
         Label smoothing acts in training only, where bits per byte are then not reported.
         """
         smoothing = self.params.label_smoothing if ctx.is_training else 0.0
-        nats_BL = self._nats(theta, batch, ctx, smoothing)
+        return self._sums(self._nats(theta, batch, ctx, smoothing), batch, smoothing)
+
+    def pieces(self) -> list[Piece]:
+        """See Task: the pieces of the model, and the sums of what it returns."""
+        smoothing = self.params.label_smoothing
+        pieces = [piece.below("model") for piece in self.model.pieces(label_smoothing=smoothing)]
+        return [*pieces, Piece("loss", {}, self._run_sums)]
+
+    def _run_sums(self, theta: Theta, flow: Flow, ctx: Any) -> Flow:
+        smoothing = self.params.label_smoothing if ctx.is_training else 0.0
+        sums = self._sums(flow["cross_entropy"], flow, smoothing)
+        return {**flow, LOSS_SUM: sums.loss_sum, METRICS: sums.metrics}
+
+    def _sums(self, nats_BL: tf.Tensor, batch: Batch, smoothing: float) -> LossSums:
         loss_sum = tf.reduce_sum(batch["weights"] * nats_BL)
         metrics = {}
         if "num_bytes" in batch and not smoothing:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tekso.framework import theta as theta_lib
 from tekso.framework.context import StepContext
+from tekso.framework.pieces import joined, run_all
 from tekso.framework.theta import Theta
 from tekso.models.layers.attention_positions import RotaryPositions
 from tekso.models.layers.embedding import Embedding
@@ -207,12 +208,15 @@ def test_pieces_one_after_the_other_are_the_model(
     flat = theta_lib.flatten(theta)
     pieces = model.pieces(label_smoothing=0.1)
     flow: dict[str, Any] = {"ids": ids, "labels": labels, **side}
+    joint = run_all(joined(pieces), flat, flow, ctx)
     for piece in pieces:
-        own = {path: tensor for path, tensor in flat.items() if piece.owns(path)}
+        rows = slice(None) if piece.rows is None else slice(*piece.rows)
+        own = {path: tensor[rows] for path, tensor in flat.items() if piece.owns(path)}
         flow = piece.run(piece.theta(own), flow, ctx)
 
     np.testing.assert_allclose(flow["cross_entropy"], want, rtol=1e-5)
-    layers = [f"stack/layers/{i}" for i in range(L)] if kind is Stack else ["stack"]
+    np.testing.assert_allclose(joint["cross_entropy"], want, rtol=1e-5)
+    layers = [f"stack/layers/{i}" for i in range(L)]
     norms = ["final_norm"] if model.params.final_norm else []
     assert [piece.name for piece in pieces] == ["embedding", *layers, *norms, "softmax"]
     assert all(any(piece.owns(path) for piece in pieces) for path in flat)

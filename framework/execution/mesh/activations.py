@@ -30,12 +30,14 @@ class _RecordingContext(StepContext):
         self._found.setdefault(str((tuple(dims), shape)), (tuple(dims), shape))
         return x
 
-    def scan(self, body: Any, theta: Any, state: Any, xs: Any) -> tuple[Any, Any]:
+    def scan(
+        self, body: Any, theta: Any, state: Any, xs: Any, *, first: int = 0
+    ) -> tuple[Any, Any]:
         """One turn shows what all turns pin."""
         turns = tf.nest.flatten(xs)[0].shape[0]
         inner = self.isolated().fold(0)
-        first = tf.nest.map_structure(lambda x: x[0], xs)
-        after, y = body(theta, state, first, inner)
+        one = tf.nest.map_structure(lambda x: x[0], xs)
+        after, y = body(theta, state, one, inner)
         self.collected.merge(inner.collected.sums)
         stacked = tf.nest.map_structure(lambda v: None if v is None else tf.stack([v] * turns), y)
         return after, stacked

@@ -93,11 +93,13 @@ class MeshContext(StepContext):
         theta: Theta,
         state: Any,
         xs: Any,
+        *,
+        first: int = 0,
     ) -> tuple[Any, Any]:
         """See `StepContext`."""
         over_depth = any(axes is not None for axes in self.all_weight_axes(xs))
         form = unrolled if over_depth else control_flow
-        return form.scan(self, body, theta, state, xs)
+        return form.scan(self, body, theta, state, xs, first)
 
     def turn(self, index: Any) -> MeshContext:
         """Returns the context of one turn of `scan`, which collects for itself."""

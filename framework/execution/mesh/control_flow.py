@@ -24,7 +24,7 @@ _numbers = itertools.count()
 
 
 def scan(
-    ctx: Any, body: Callable[..., tuple[Any, Any]], theta: Theta, state: Any, xs: Any
+    ctx: Any, body: Callable[..., tuple[Any, Any]], theta: Theta, state: Any, xs: Any, first: int
 ) -> tuple[Any, Any]:
     """See `StepContext.scan`."""
     turns = loops.num_turns(xs)
@@ -42,7 +42,7 @@ def scan(
         """One turn, on flat lists: state, what is stacked by turn, what is added up."""
         weights = tf.nest.pack_sequence_as(theta, own(theta_))
         x = tf.nest.pack_sequence_as(xs, x_)
-        inner = ctx.turn(index)
+        inner = ctx.turn(index + first)
         inner.know(weights, theta_axes)
         inner.know(x, xs_axes)
         before = tf.nest.pack_sequence_as(state, own(state_))

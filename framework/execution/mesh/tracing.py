@@ -141,6 +141,8 @@ class _TracingContext(StepContext):
         theta: Theta,
         state: Any,
         xs: Any,
+        *,
+        first: int = 0,
     ) -> tuple[Any, Any]:
         """See `StepContext`."""
         turns = tf.nest.flatten(xs)[0].shape[0]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tekso.framework.layer import Layer
+from tekso.framework.pieces import Piece
 from tekso.models.layers.dropout import Dropout
 from tekso.models.layers.feed_forward import FeedForward
 from tekso.models.layers.linear import Linear
-from tekso.models.pieces import Piece
 
 
 def piece(**layers: Layer) -> Piece:
