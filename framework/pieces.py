@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -44,6 +45,16 @@ class Piece:
     rows: tuple[int, int] | None = None
     run_rows: Callable[[int, Theta, Flow, StepContext], Flow] | None = None
 
+    def weights(self, paths: Sequence[str]) -> list[str]:
+        """Returns which of some paths from the model, in alphabetical order, `owns` holds for."""
+        found: list[str] = []
+        for layer_path in self.layers:
+            prefix = _prefix(layer_path)
+            start = bisect.bisect_left(paths, prefix)
+            end = bisect.bisect_left(paths, f"{layer_path}{chr(ord(SEPARATOR) + 1)}")
+            found += paths[start:end] if layer_path else paths
+        return found
+
     def owns(self, path: str) -> bool:
         """Whether the weight at a path from the model is read by this piece."""
         return any(path.startswith(_prefix(layer_path)) for layer_path in self.layers)
@@ -70,18 +81,19 @@ class Piece:
 
     def below(self, child: str) -> Piece:
         """Returns this piece of a model as one of the task, or model, that has it as a child."""
-
-        def enter(run: Callable[..., Flow], *args: Any) -> Flow:
-            *first, theta, flow, ctx = args
-            return run(*first, theta.get(child, Theta()), flow, ctx)
-
         return dataclasses.replace(
             self,
             name=f"{child}{SEPARATOR}{self.name}",
             layers={f"{child}{SEPARATOR}{path}": layer for path, layer in self.layers.items()},
-            run=functools.partial(enter, self.run),
-            run_rows=self.run_rows and functools.partial(enter, self.run_rows),
+            run=functools.partial(_enter, child, self.run),
+            run_rows=self.run_rows and functools.partial(_enter, child, self.run_rows),
         )
+
+
+def _enter(child: str, run: Callable[..., Flow], *args: Any) -> Flow:
+    """Runs a piece of a child: `run(theta, flow, ctx)`, with the child's theta."""
+    *first, theta, flow, ctx = args
+    return run(*first, theta.get(child, Theta()), flow, ctx)
 
 
 def _prefix(path: str) -> str:
@@ -139,7 +151,8 @@ def joined(pieces: Sequence[Piece]) -> list[Piece]:
 
 def run_all(pieces: Iterable[Piece], flat: Mapping[str, Any], flow: Flow, ctx: Any) -> Flow:
     """Runs pieces one after the other on the weights {path: tensor} that they read."""
+    paths = sorted(flat)
     for piece in pieces:
-        own = {path: weight for path, weight in flat.items() if piece.owns(path)}
+        own = {path: flat[path] for path in piece.weights(paths)}
         flow = piece.run(piece.theta(own), flow, ctx)
     return flow

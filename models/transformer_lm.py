@@ -234,8 +234,8 @@ class TransformerLm(Layer):
             run = functools.partial(self._run_layers, self.stack.fprop)
             pieces.append(Piece("stack", {"stack": self.stack}, run))
         if self.params.final_norm is not None:
-            layers = {"final_norm": self.final_norm}
-            pieces.append(Piece("final_norm", layers, self._run_normalise))
+            norm = {"final_norm": self.final_norm}
+            pieces.append(Piece("final_norm", norm, self._run_normalise))
         name, softmax = self._softmax()
         last = functools.partial(self._run_cross_entropy, label_smoothing)
         return [*pieces, Piece("softmax", {name: softmax}, last)]

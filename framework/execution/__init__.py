@@ -3,28 +3,25 @@
 from tekso.framework.execution.base import Execution, ExecutionError, Program
 from tekso.framework.execution.data_parallel import DataParallel
 from tekso.framework.execution.mesh_sharded import MeshSharded
+from tekso.framework.execution.pipelined import Pipelined
 
-EXECUTIONS: dict[str, type[Execution] | None] = {
+EXECUTIONS: dict[str, type[Execution]] = {
     "data_parallel": DataParallel,
     "mesh_sharded": MeshSharded,
-    "pipelined": None,
+    "pipelined": Pipelined,
 }
-"""By the name that --execution takes; None: not built yet."""
+"""By the name that --execution takes."""
 
 
 def by_name(name: str) -> type[Execution]:
     """Returns the execution of a name.
 
     Raises:
-      ExecutionError: there is none, or it is not built yet.
+      ExecutionError: there is none.
     """
-    built = ", ".join(n for n, e in EXECUTIONS.items() if e is not None)
     if name not in EXECUTIONS:
         raise ExecutionError(f"execution {name!r} is unknown; there are: {', '.join(EXECUTIONS)}")
-    execution = EXECUTIONS[name]
-    if execution is None:
-        raise ExecutionError(f"execution {name!r} is not built yet; there are: {built}")
-    return execution
+    return EXECUTIONS[name]
 
 
 __all__ = [
@@ -33,6 +30,7 @@ __all__ = [
     "Execution",
     "ExecutionError",
     "MeshSharded",
+    "Pipelined",
     "Program",
     "by_name",
 ]

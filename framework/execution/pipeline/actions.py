@@ -1,0 +1,108 @@
+"""Actions: what the devices of a pipeline do, and what each piece of work waits for.
+
+    forward(s, m)            waits for forward(s-1, m)
+    backward(s, m)           waits for forward(s, m) and backward(s+1, m)
+    weight_gradient(s, m)    waits for backward(s, m)
+
+with s the stage and m the micro-batch, both counted from 0. Stages are counted in model order; with
+K devices, device d holds the stages d, d+K, d+2K, …
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, Literal, NamedTuple
+
+from tekso.framework.execution.base import ExecutionError
+
+Kind = Literal["forward", "backward", "weight_gradient"]
+FORWARD: Final = "forward"
+BACKWARD: Final = "backward"
+WEIGHT_GRADIENT: Final = "weight_gradient"
+KINDS: Final[tuple[Kind, ...]] = (FORWARD, BACKWARD, WEIGHT_GRADIENT)
+
+
+class ScheduleError(ExecutionError):
+    """A schedule is unknown, does not fit the devices and micro-batches, or does not work."""
+
+
+WorkKey = tuple[int, int, Kind]
+"""A `Work` as a plain tuple: equal, and faster to make."""
+
+
+class Work(NamedTuple):
+    """A piece of work; str() gives its name in messages.
+
+    Attributes:
+      stage: number of the stage, from 0 in model order.
+      micro_batch: number of the micro-batch, from 0.
+      kind: "forward"; "backward": the gradients of input and weights, or where the schedule has
+        weight gradients apart, that of the input alone; "weight_gradient".
+    """
+
+    stage: int
+    micro_batch: int
+    kind: Kind
+
+    def __str__(self) -> str:
+        kind = str(self.kind).replace("_", " ")
+        return f"{kind} of micro-batch {self.micro_batch} at stage {self.stage}"
+
+
+class Action(NamedTuple):
+    """A piece of work with its place; sorted, actions stand by device and then in its order.
+
+    Attributes:
+      device: number of the device.
+      tick: place in time. It orders what a device does, and nothing else is made of it.
+      stage: see `Work`.
+      micro_batch: see `Work`.
+      kind: see `Work`.
+    """
+
+    device: int
+    tick: int
+    stage: int
+    micro_batch: int
+    kind: Kind
+
+    @property
+    def work(self) -> Work:
+        """What is done, without when and where."""
+        return Work(*self[2:])
+
+
+def device_of(stage: int, num_devices: int) -> int:
+    """Returns the device that holds a stage."""
+    return stage % num_devices
+
+
+def needs(work: WorkKey, num_stages: int) -> tuple[WorkKey, ...]:
+    """Returns what a piece of work waits for; see the module."""
+    stage, micro_batch, kind = work
+    if kind == FORWARD:
+        return ((stage - 1, micro_batch, FORWARD),) if stage else ()
+    if kind == WEIGHT_GRADIENT:
+        return ((stage, micro_batch, BACKWARD),)
+    if stage + 1 < num_stages:
+        return (stage, micro_batch, FORWARD), (stage + 1, micro_batch, BACKWARD)
+    return ((stage, micro_batch, FORWARD),)
+
+
+def by_device(actions: Iterable[Action], num_devices: int) -> list[list[Action]]:
+    """Returns what each device does, in its order.
+
+    Raises:
+      ScheduleError: an action is on a device that there is not.
+    """
+    orders: list[list[Action]] = [[] for _ in range(num_devices)]
+    for action in actions:
+        if not 0 <= action.device < num_devices:
+            raise ScheduleError(
+                f"{action}: there are {num_devices} devices, 0 to {num_devices - 1}, and no "
+                f"{action.device}"
+            )
+        orders[action.device].append(action)
+    for order in orders:
+        order.sort(key=lambda action: action.tick)
+    return orders

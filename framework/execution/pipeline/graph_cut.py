@@ -1,0 +1,175 @@
+"""Cuts one traced step in functions that run at different times: forward, backward, their halves.
+
+    early inputs ──► forward ops ──► outputs
+                         │ what is kept
+    late inputs ─────► backward ops ──► gradients
+
+The whole is traced once, with the gradients that arrive later as inputs. Ops that depend on a late
+input are the backward pass; what they take from the others has to be kept in between, or is
+computed again. So every function is a part of one graph, and all give the same numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+
+class GraphCut:
+    """A traced function of early and late inputs, of which parts are made to functions.
+
+    Args:
+      concrete: a concrete function of flat tensors.
+      num_late: how many of its inputs, at the end, arrive late.
+    """
+
+    def __init__(self, concrete: Any, num_late: int) -> None:
+        self._graph = concrete.graph
+        num_given = len(concrete.inputs) - len(concrete.captured_inputs)
+        self._captured = list(
+            zip(concrete.inputs[num_given:], concrete.captured_inputs, strict=True)
+        )
+        self.early: list[tf.Tensor] = list(concrete.inputs[: num_given - num_late])
+        self.late: list[tf.Tensor] = list(concrete.inputs[num_given - num_late : num_given])
+        self.outputs: list[tf.Tensor] = list(concrete.outputs)
+        self._def = self._graph.as_graph_def()
+        self._nodes = {node.name: node for node in self._def.node}
+        self._of_early = self._reached(
+            t.op for t in (*self.early, *(inner for inner, _ in self._captured))
+        )
+        self._of_late = self._reached(t.op for t in self.late)
+
+    def _reached(self, sources: Iterable[tf.Operation]) -> set[str]:
+        """Names of the ops that depend on some of these."""
+        names = {op.name for op in sources}
+        for op in self._graph.get_operations():  # in topological order
+            before = (*(t.op for t in op.inputs), *op.control_inputs)
+            if any(other.name in names for other in before):
+                names.add(op.name)
+        return names
+
+    def is_late(self, tensor: tf.Tensor) -> bool:
+        """Whether a tensor depends on a late input."""
+        return tensor.op.name in self._of_late
+
+    def kept_for(self, outputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns what late ops above `outputs` take from early ones: inputs, and what they made.
+
+        Constants are not among them: they are made again.
+        """
+        kept: dict[str, tf.Tensor] = {}
+        for op in self._above(outputs, stop=lambda t: not self.is_late(t)):
+            for tensor in op.inputs:
+                if not self.is_late(tensor) and tensor.op.name in self._of_early:
+                    kept[tensor.name] = tensor
+        for tensor in outputs:
+            if not self.is_late(tensor) and tensor.op.name in self._of_early:
+                kept[tensor.name] = tensor  # a gradient that depends on no other
+        return [t for t in kept.values() if not self._is_captured(t)]
+
+    def kept_between(
+        self, first: Sequence[tf.Tensor], then: Sequence[tf.Tensor]
+    ) -> list[tf.Tensor]:
+        """Returns what ops above `then` alone take from late ops above `first`."""
+        done = {op.name for op in self._above(first, stop=lambda t: not self.is_late(t))}
+        kept: dict[str, tf.Tensor] = {}
+
+        def is_done(tensor: tf.Tensor) -> bool:
+            return tensor.op.name in done or not self.is_late(tensor)
+
+        for op in self._above(then, stop=is_done):
+            for tensor in op.inputs:
+                if tensor.op.name in done:
+                    kept[tensor.name] = tensor
+        for tensor in then:
+            if tensor.op.name in done:
+                kept[tensor.name] = tensor
+        late = {t.name for t in self.late}
+        return [t for t in kept.values() if t.name not in late]
+
+    def _is_captured(self, tensor: tf.Tensor) -> bool:
+        return any(tensor is inner for inner, _ in self._captured)
+
+    def _above(
+        self, tensors: Sequence[tf.Tensor], *, stop: Callable[[tf.Tensor], bool]
+    ) -> list[tf.Operation]:
+        """The ops that tensors depend on, no further than where `stop` holds."""
+        found: dict[str, tf.Operation] = {}
+        todo = [t.op for t in tensors if not stop(t)]
+        while todo:
+            op = todo.pop()
+            if op.name not in found:
+                found[op.name] = op
+                todo += [t.op for t in op.inputs if not stop(t)]
+                todo += [c for c in op.control_inputs if not any(stop(t) for t in c.outputs)]
+        return list(found.values())
+
+    def function(
+        self,
+        feeds: Sequence[tf.Tensor],
+        fetches: Sequence[tf.Tensor],
+        kept: Sequence[tf.Tensor] = (),
+    ) -> Cut:
+        """Returns a compiled function from some tensors of the graph to others.
+
+        Raises:
+          ValueError: the fetches depend on an input that is not fed.
+        """
+        feeds = list({t.name: t for t in feeds}.values())
+        wanted = list({t.name: t for t in (*fetches, *kept)}.values())
+        known = {t.name for t in feeds} | {inner.name for inner, _ in self._captured}
+        ops = {op.name: op for op in self._above(wanted, stop=lambda t: t.name in known)}
+        missing = [t.name for t in (*self.early, *self.late) if t.op.name in ops]
+        if missing:
+            raise ValueError(f"the outputs depend on {missing}, which are not given")
+        part = tf.compat.v1.GraphDef(versions=self._def.versions, library=self._def.library)
+        used = {t.name for op in ops.values() for t in op.inputs} & known
+        for node in self._def.node:
+            if node.name in ops:
+                copy = part.node.add()
+                copy.CopyFrom(node)
+                copy.attr.pop("_class", None)  # colocation with an op that is not here
+                del copy.input[:]
+                copy.input.extend(i for i in node.input if i[0] != "^" or i[1:] in ops)
+        feeds = [t for t in feeds if t.name in used or t.name in {w.name for w in wanted}]
+        captured = {inner.name: value for inner, value in self._captured}
+        made = [t.name for t in wanted if t.name not in known]
+
+        def run(*values: tf.Tensor) -> list[tf.Tensor]:
+            given = captured | {t.name: x for t, x in zip(feeds, values, strict=True)}
+            inputs = {name: x for name, x in given.items() if name in used}
+            found = tf.graph_util.import_graph_def(
+                part, input_map=inputs, return_elements=made, name=""
+            )
+            given |= dict(zip(made, found, strict=True))
+            return [given[t.name] for t in wanted]
+
+        signature = [tf.TensorSpec(t.shape, t.dtype) for t in feeds]
+        concrete = tf.function(run, autograph=False).get_concrete_function(*signature)
+        return Cut(concrete, [t.name for t in feeds], wanted, fetches, kept)
+
+
+class Cut:
+    """A part of a graph as a function of values by name."""
+
+    def __init__(
+        self,
+        concrete: Any,
+        feeds: Sequence[str],
+        wanted: Sequence[tf.Tensor],
+        fetches: Sequence[tf.Tensor],
+        kept: Sequence[tf.Tensor],
+    ) -> None:
+        self._concrete, self._feeds = concrete, feeds
+        place = {t.name: i for i, t in enumerate(wanted)}
+        self._fetches = [place[t.name] for t in fetches]
+        self._kept = {t.name: place[t.name] for t in kept}
+
+    def __call__(
+        self, known: Mapping[str, tf.Tensor]
+    ) -> tuple[list[tf.Tensor], dict[str, tf.Tensor]]:
+        """Returns what was asked for, and what is kept, by name."""
+        found = self._concrete(*[known[name] for name in self._feeds])
+        return [found[i] for i in self._fetches], {n: found[i] for n, i in self._kept.items()}

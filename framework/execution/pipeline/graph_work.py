@@ -1,0 +1,116 @@
+"""Counts the work of a traced graph: floating-point operations, and bytes that are written.
+
+A multiplication and an addition are two operations. What is not a product or a convolution counts
+one a number that comes out (of sums: that goes in). The body of a loop counts once a turn.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+
+class GraphWork(NamedTuple):
+    """What a graph computes.
+
+    Attributes:
+      flops: floating-point operations.
+      bytes_written: bytes of all floating-point outputs of its ops.
+    """
+
+    flops: float
+    bytes_written: float
+
+
+_FREE = frozenset(
+    {
+        "Placeholder",
+        "Const",
+        "Identity",
+        "IdentityN",
+        "Reshape",
+        "ExpandDims",
+        "Squeeze",
+        "StopGradient",
+        "PreventGradient",
+        "ZerosLike",
+        "OnesLike",
+        "TensorListFromTensor",
+        "TensorListStack",
+        "TensorListGetItem",
+        "TensorListSetItem",
+    }
+)
+_SUMS = frozenset({"Sum", "Mean", "Max", "Min", "Prod"})
+_MOVES = frozenset({"Transpose", "ConcatV2", "Pack", "Unpack", "Split", "SplitV", "Slice"})
+_MOVES |= {"StridedSlice", "GatherV2", "Cast", "Tile", "BroadcastTo", "Pad", "PadV2"}
+
+
+def count(graph: Any) -> GraphWork:
+    """Returns the work of all ops of a graph, those of loops and calls inside included."""
+    flops = written = 0.0
+    for op in graph.get_operations():
+        times, inner = _inside(graph, op)
+        if inner:
+            found = [count(g) for g in inner]
+            flops += times * max(w.flops for w in found)
+            written += times * max(w.bytes_written for w in found)
+            continue
+        if op.type in _FREE or not any(t.dtype.is_floating for t in op.outputs):
+            continue
+        flops += _flops(op)
+        written += sum(_size(t) * t.dtype.size for t in op.outputs if t.dtype.is_floating)
+    return GraphWork(flops, written)
+
+
+def _inside(graph: Any, op: Any) -> tuple[int, list[Any]]:
+    """How often an op runs graphs of its own, and which: of several, one at a time."""
+    if op.type in ("While", "StatelessWhile"):
+        turns = tf.get_static_value(op.inputs[1])  # the largest number of iterations
+        return int(turns) if turns is not None and turns >= 0 else 1, _graphs(graph, op, "body")
+    if op.type in ("If", "StatelessIf"):
+        return 1, _graphs(graph, op, "then_branch", "else_branch")
+    if op.type in ("PartitionedCall", "StatefulPartitionedCall"):
+        return 1, _graphs(graph, op, "f")
+    return 0, []
+
+
+def _graphs(graph: Any, op: Any, *names: str) -> list[Any]:
+    functions = [graph._get_function(op.get_attr(name).name) for name in names]
+    return [f.graph for f in functions if f is not None and getattr(f, "graph", None) is not None]
+
+
+def _size(tensor: Any) -> int:
+    shape = tensor.shape
+    return 0 if shape.rank is None else math.prod(n or 1 for n in shape.as_list())
+
+
+def _flops(op: Any) -> float:
+    out = _size(op.outputs[0])
+    if op.type in ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"):
+        transposed = op.get_attr("transpose_a" if op.type == "MatMul" else "adj_x")
+        inner = op.inputs[0].shape[-2 if transposed else -1]
+        return 2.0 * out * (inner or 1)
+    if op.type == "Einsum":
+        return _einsum_flops(op)
+    if op.type in ("Conv2D", "Conv3D"):
+        return 2.0 * out * math.prod(op.inputs[1].shape.as_list()[:-1])
+    if op.type == "DepthwiseConv2dNative":
+        return 2.0 * out * math.prod(op.inputs[1].shape.as_list()[:2])
+    if op.type in _SUMS:
+        return float(_size(op.inputs[0]))
+    if op.type in ("AvgPool", "MaxPool"):
+        return float(out * math.prod(op.get_attr("ksize")))
+    return 0.0 if op.type in _MOVES else float(out)
+
+
+def _einsum_flops(op: Any) -> float:
+    terms = op.get_attr("equation").decode().partition("->")[0].split(",")
+    sizes: dict[str, int] = {}
+    for term, tensor in zip(terms, op.inputs, strict=True):
+        if "." in term:
+            return 2.0 * _size(op.outputs[0])
+        sizes.update(zip(term, (n or 1 for n in tensor.shape.as_list()), strict=True))
+    return (2.0 if len(terms) > 1 else 1.0) * math.prod(sizes.values())

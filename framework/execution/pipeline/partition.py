@@ -1,0 +1,107 @@
+"""Partitioning: which neighbouring pieces make a stage, so that the slowest stage is fastest.
+
+Exact: the contiguous partition whose largest cost is least, by bisection over the sums of
+neighbours that there are, O(L² log L), and of all such partitions the one in which the first stages
+are fullest. (A greedy histogram of prefixes leaves stages empty: costs 1, 1, 10, 1 in 4 stages.)
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections.abc import Sequence
+
+from tekso.framework.execution.base import ExecutionError
+
+
+def min_max(costs: Sequence[float], num_stages: int) -> list[int]:
+    """Returns how many neighbouring pieces each stage has, at least one.
+
+    Args:
+      costs: of the pieces, in order; not negative.
+      num_stages: at most as many as pieces.
+    """
+    sums = [0.0, *itertools.accumulate(costs)]
+
+    def sizes(limit: float) -> list[int] | None:
+        """Sizes in which no stage costs more than `limit`; None if there are none."""
+        result, start = [], 0
+        for left in reversed(range(num_stages)):
+            end = bisect.bisect_right(sums, sums[start] + limit * (1 + 1e-12)) - 1
+            end = min(end, len(costs) - left)  # a piece at least for each of the others
+            if end <= start:
+                return None
+            result.append(end - start)
+            start = end
+        return result if start == len(costs) else None
+
+    low, high = 0.0, sums[-1]
+    best = sizes(high)
+    assert best is not None, (len(costs), num_stages)
+    # The least limit is the cost of some stage: narrow the bounds, then take what is reached.
+    while True:
+        reached = largest(costs, best)
+        high = min(high, reached)
+        middle = (low + high) / 2
+        if not low < middle < high or high - low <= 1e-9 * high:
+            return best
+        found = sizes(middle)
+        if found is None:
+            low = middle
+        else:
+            best = found
+
+
+def largest(costs: Sequence[float], sizes: Sequence[int]) -> float:
+    """Returns the cost of the most expensive stage."""
+    return max(stage_costs(costs, sizes))
+
+
+def stage_costs(costs: Sequence[float], sizes: Sequence[int]) -> list[float]:
+    """Returns the cost of every stage."""
+    ends = list(itertools.accumulate(sizes))
+    return [sum(costs[end - size : end]) for size, end in zip(sizes, ends, strict=True)]
+
+
+def balance(
+    names: Sequence[str], costs: Sequence[float], num_stages: int, given: Sequence[int] | None
+) -> list[int]:
+    """Returns how many pieces each stage has: as given, or by cost.
+
+    Raises:
+      ExecutionError: there are too few pieces, or the given numbers do not add up; shows the list
+        of pieces with their shares of the cost.
+    """
+    if given is None:
+        if num_stages > len(names):
+            raise ExecutionError(
+                f"a pipeline of {num_stages} stages needs {num_stages} pieces, and the task has "
+                f"{len(names)}:\n{listing(names, costs)}\nset execution.num_stages to at most "
+                f"{len(names)}"
+            )
+        return min_max(costs, num_stages)
+    problems = []
+    if len(given) != num_stages:
+        problems.append(f"has {len(given)} numbers for {num_stages} stages")
+    if any(n < 1 for n in given):
+        problems.append("leaves a stage without a piece")
+    if sum(given) != len(names):
+        problems.append(f"adds up to {sum(given)}, and the task has {len(names)} pieces")
+    if problems:
+        enough = num_stages <= len(names)
+        hint = f"; by cost it would be {min_max(costs, num_stages)}" if enough else ""
+        raise ExecutionError(
+            f"execution.balance {list(given)} {' and '.join(problems)}{hint}. The pieces and their "
+            f"shares of the cost:\n{listing(names, costs)}"
+        )
+    return list(given)
+
+
+def listing(names: Sequence[str], costs: Sequence[float], *, most: int = 40) -> str:
+    """Returns a line for each piece with its share of the cost."""
+    total = sum(costs) or 1.0
+    lines = [f"  {c / total:6.1%}  {name}" for name, c in zip(names, costs, strict=True)]
+    if len(lines) > most:
+        half = most // 2
+        lines = [*lines[:half], f"  … {len(lines) - 2 * half} more …", *lines[-half:]]
+    return "\n".join(lines)

@@ -1,0 +1,20 @@
+"""The cost of a piece, by which a model is cut: the time of its work on a device."""
+
+from __future__ import annotations
+
+from tekso.framework.execution.mesh.device_types import find
+from tekso.framework.execution.pipeline.piece_traces import PieceTrace
+
+BACKWARD = 2.0  # a backward pass computes the gradients of both factors of every product
+
+
+def cost_of(trace: PieceTrace) -> float:
+    """Returns seconds of forward and backward over a micro-batch, on a device of type cpu.
+
+    Only their ratios are of use: computing and moving bytes are weighed against each other as on
+    that type.
+    """
+    kind = find("cpu")
+    flops_per_s = kind.flops_per_s["float32"] * kind.reached
+    once = trace.flops / flops_per_s + trace.bytes_moved / kind.memory_bytes_per_s
+    return (1.0 + BACKWARD) * once

@@ -1,0 +1,161 @@
+"""What each piece of a task reads, makes and computes, found by tracing it; allocates nothing.
+
+Pieces that are alike (the same methods of layers with the same Params, on inputs of the same
+shapes) are traced once, so a model of a thousand layers is traced in the time of a few.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import types
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tekso.framework.context import StepContext
+from tekso.framework.execution.base import ExecutionError, Signature, num_examples
+from tekso.framework.execution.pipeline import graph_work
+from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
+from tekso.framework.weight_spec import WeightSpec
+
+
+@dataclasses.dataclass(frozen=True)
+class PieceTrace:
+    """What is known of a piece.
+
+    Attributes:
+      reads: names of the values of the flow that it uses.
+      writes: what it changes or adds: {name: nest of TensorSpecs}.
+      flops: of the forward pass over a micro-batch.
+      bytes_moved: bytes that its forward pass writes, weights read included.
+    """
+
+    reads: frozenset[str]
+    writes: Mapping[str, Any]
+    flops: float
+    bytes_moved: float
+
+
+def rows_of(spec: WeightSpec, rows: tuple[int, int] | None) -> WeightSpec:
+    """Returns the spec of some rows of a stacked weight; of all of it for None."""
+    if rows is None:
+        return spec
+    return dataclasses.replace(spec, shape=(rows[1] - rows[0], *spec.shape[1:]))
+
+
+def flow_of(batch: Signature) -> Flow:
+    """Returns the flow before the first piece, as TensorSpecs."""
+    return {name: tf.TensorSpec(shape, dtype) for name, (shape, dtype) in batch.items()}
+
+
+def trace_all(
+    pieces: Sequence[Piece], specs: Mapping[str, WeightSpec], batch: Signature
+) -> list[PieceTrace]:
+    """Traces the pieces of a task one after the other.
+
+    Args:
+      pieces: in order.
+      specs: of all weights of the task.
+      batch: signature of a micro-batch.
+
+    Raises:
+      ExecutionError: a piece hands on what does not count examples, or the last makes no loss.
+    """
+    flow, size, paths = flow_of(batch), num_examples(batch), sorted(specs)
+    traces, known = [], {}
+    for piece in pieces:
+        own = {path: rows_of(specs[path], piece.rows) for path in piece.weights(paths)}
+        key = _kind(piece, own, flow)
+        if key not in known:
+            known[key] = _trace(piece, own, flow, size)
+        trace = known[key]
+        traces.append(trace)
+        flow = {**flow, **trace.writes}
+    if not pieces or LOSS_SUM not in traces[-1].writes or METRICS not in traces[-1].writes:
+        raise ExecutionError(
+            f"the last piece of the task adds no {LOSS_SUM!r} and {METRICS!r} to the flow; see "
+            "Task.pieces"
+        )
+    return traces
+
+
+def _kind(piece: Piece, own: Mapping[str, WeightSpec], flow: Flow) -> Any:
+    """Equal for pieces that compute the same; else unique."""
+    run = _function_kind(piece.run)
+    if run is None:
+        return id(piece)
+    layers = tuple(layer.params.to_text() for layer in piece.layers.values())
+    shapes = tuple((spec.shape, spec.dtype) for spec in own.values())
+    return run, layers, shapes, str(sorted((k, str(v)) for k, v in flow.items()))
+
+
+def _function_kind(function: Any) -> Any:
+    """What a method does, apart from the object and the numbers of layers; None: unknown."""
+    if isinstance(function, functools.partial):
+        inner = _function_kind(function.func)
+        values = [*function.args, *function.keywords.values()]
+        parts = [_function_kind(v) if callable(v) else _argument_kind(v) for v in values]
+        return None if inner is None or None in parts else (inner, *parts)
+    if isinstance(function, types.MethodType):
+        return function.__func__.__qualname__
+    is_plain = isinstance(function, types.FunctionType) and function.__closure__ is None
+    return function.__qualname__ if is_plain else None
+
+
+def _argument_kind(value: Any) -> Any:
+    """An integer numbers a layer; other settings tell pieces apart."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return "number"
+    return value if isinstance(value, (str, float, bool)) else None
+
+
+def _trace(piece: Piece, own: Mapping[str, WeightSpec], flow: Flow, size: int) -> PieceTrace:
+    with tf.Graph().as_default() as graph:
+        given = tf.nest.map_structure(_placeholder, flow)
+        weights = {
+            path: tf.raw_ops.Placeholder(dtype=spec.dtype, shape=spec.shape)
+            for path, spec in own.items()
+        }
+        ctx = StepContext(mode="train", num_examples=size)
+        after = piece.run(piece.theta(weights), given, ctx)
+        writes = {name: v for name, v in after.items() if not _is_same(v, given.get(name, ...))}
+        used = {id(t) for op in graph.get_operations() for t in op.inputs}
+        used |= {id(t) for value in writes.values() for t in tensors(value)}
+        reads = {name for name, v in given.items() if any(id(t) in used for t in tensors(v))}
+        for name, value in writes.items():
+            if name not in (LOSS_SUM, METRICS):
+                _check_examples(piece, name, value, size)
+        work = graph_work.count(graph)
+    weight_bytes = sum(spec.size_bytes for spec in own.values())
+    specs = {name: tf.nest.map_structure(_spec, value) for name, value in writes.items()}
+    return PieceTrace(frozenset(reads), specs, work.flops, work.bytes_written + weight_bytes)
+
+
+def tensors(nest: Any) -> list[Any]:
+    """Returns the leaves of a nest that are not None."""
+    return [leaf for leaf in tf.nest.flatten(nest) if leaf is not None]
+
+
+def _placeholder(spec: Any) -> Any:
+    return spec and tf.raw_ops.Placeholder(dtype=spec.dtype, shape=spec.shape)
+
+
+def _spec(tensor: Any) -> Any:
+    return None if tensor is None else tf.TensorSpec(tensor.shape, tensor.dtype)
+
+
+def _is_same(value: Any, given: Any) -> bool:
+    new, old = tf.nest.flatten(value), tf.nest.flatten(given)
+    return len(new) == len(old) and all(a is b for a, b in zip(new, old, strict=True))
+
+
+def _check_examples(piece: Piece, name: str, value: Any, size: int) -> None:
+    for tensor in tensors(value):
+        if not tensor.shape.rank or tensor.shape[0] != size:
+            raise ExecutionError(
+                f"{piece.name} hands on {name!r} with shape {tensor.shape} where a micro-batch has "
+                f"{size} examples: dim 0 of all that flows between pieces counts examples, so a "
+                "piece that mixes the examples of a batch cannot be part of a pipeline"
+            )

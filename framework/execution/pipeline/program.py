@@ -1,0 +1,451 @@
+"""The program of the pipelined execution, driven from the host.
+
+    batch ─► micro-batches ─► the schedule: a thread for every device calls compiled functions
+    stage:   weights, what flows in ─► what flows out; backward: gradients in, gradients out
+    then:    squared norms of all stages ─► one decision ─► every stage updates what it keeps
+
+A value goes straight from the stage that makes it to those that read it, past all others; so do
+gradients. A weight that several stages read is kept by the first of them: the others are given
+copies, and their gradients are added to its own.
+
+Source: Huang et al. 2018, "GPipe" (arXiv 1811.06965); `schedule.py` names those of the schedules.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import threading
+from collections.abc import Callable, Mapping, Sequence, Set
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tekso.framework.context import StepContext
+from tekso.framework.execution.base import (
+    LEARNER,
+    WEIGHTS,
+    Batch,
+    ExecutionError,
+    Program,
+    check_keys,
+)
+from tekso.framework.execution.pipeline.actions import BACKWARD, FORWARD, Action
+from tekso.framework.execution.pipeline.piece_traces import rows_of, tensors
+from tekso.framework.execution.pipeline.setting import Setting
+from tekso.framework.execution.pipeline.simulator import Event
+from tekso.framework.execution.pipeline.stage_evaluation import StageEvaluation, added_pairs
+from tekso.framework.execution.pipeline.stage_functions import StageFunctions, Tensors
+from tekso.framework.execution.pipeline.stage_state import Flat, StageState
+from tekso.framework.execution.pipeline.stages import BATCH, Stage, Value
+from tekso.framework.execution.pipeline.workers import Workers
+from tekso.framework.learning_step import select
+from tekso.framework.primitives.fusion import XlaFusion, no_fusion
+from tekso.framework.weight_spec import WeightSpec
+
+Worker = tuple[int, int]
+"""Replica and device."""
+
+
+class PipelineProgram(Program):
+    """See `Program`; `setting` has all that was decided before: stages, schedule, devices."""
+
+    def __init__(self, task: Any, learner: Any, setting: Setting, *, seed: int) -> None:
+        self._task, self._learner, self._setting, self._seed = task, learner, setting, seed
+        self._weight_specs: dict[str, WeightSpec] = task.specs()
+        self._trained = learner.trainable(self._weight_specs)
+        self._groups = learner.groups(self._weight_specs)
+        homes = [setting.device_of(0, s.index) for s in setting.plan.stages]
+        self._state = StageState(setting.plan, learner, self._weight_specs, homes)
+        num_workers = max(setting.num_replicas * setting.num_devices, len(homes))
+        self._workers = Workers(num_workers)
+        self._functions: dict[tuple[int, int], StageFunctions] = {}
+        self._updates = [
+            tf.function(functools.partial(self._update_graph, s), autograph=False)
+            for s in setting.plan.stages
+        ]
+        self._norms = [
+            tf.function(functools.partial(self._norms_graph, s.index), autograph=False)
+            for s in setting.plan.stages
+        ]
+        self._decide = tf.function(self._decide_graph, autograph=False)
+        self._evaluation = StageEvaluation(task, learner, setting, self._state, seed=seed)
+        self._calls: dict[Any, Callable[..., Any]] = {}
+        self.events: dict[Worker, list[Event]] = {}
+        """What every worker did in the last step, and when."""
+
+    # --- state ---
+
+    def specs(self) -> dict[str, WeightSpec]:
+        """See `Program`."""
+        return dict(self._state.specs)
+
+    def initialize(self) -> None:
+        """See `Program`; every stage draws what it keeps."""
+        specs = self._state.specs
+        self._state.assign(lambda key, slices: specs[key].initial_value(self._seed, slices))
+        self._evaluation.forget()
+
+    def restore(self, read: Callable[[str], np.ndarray], keys: Set[str]) -> None:
+        """See `Program`."""
+        values: dict[str, np.ndarray] = {}
+
+        def take(key: str) -> np.ndarray:
+            if key not in values:
+                values[key] = read(key)
+            return values[key]
+
+        check_keys(self.specs(), keys, lambda key: take(key).shape)
+        self._state.assign(lambda key, slices: take(key)[slices])
+        self._evaluation.forget()
+
+    def state(self) -> dict[str, np.ndarray]:
+        """See `Program`."""
+        return self._state.whole()
+
+    # --- training ---
+
+    def train_step(self, batch: Batch, step: int) -> dict[str, Any]:
+        """See `Program`."""
+        setting = self._setting
+        sizes = {name: len(array) for name, array in batch.items()}
+        if set(sizes.values()) != {setting.batch_size}:
+            raise ExecutionError(
+                f"a batch with leading dims {sizes}, where the pipeline was built for "
+                f"{setting.batch_size} examples"
+            )
+        self._prepare()
+        self._evaluation.forget()
+        total_weight = tf.cast(self._task.loss_weight(_converted(batch)), tf.float32)
+        weights = self._read_weights()
+        totals: dict[tuple[int, int], list[tf.Tensor]] = {}
+        sums: dict[int, list[list[tf.Tensor]]] = collections.defaultdict(list)
+        self.events = collections.defaultdict(list)
+        part_size = setting.batch_size // setting.num_parts
+        for part in range(setting.num_parts):
+            start = part * part_size
+            piece = {name: a[start : start + part_size] for name, a in batch.items()}
+            run = _Run(self, weights, piece, start, step, total_weight, totals, sums)
+            found = self._workers.run(
+                setting.orders,
+                run.perform,
+                num_stages=len(setting.plan.stages),
+                line_of=lambda worker: worker[0],
+                name_of=self._name_of,
+            )
+            for worker, events in found.items():
+                self.events[worker] += events
+        return self._update(totals, sums, total_weight, step)
+
+    def _name_of(self, worker: Worker, action: Action) -> str:
+        stage = self._setting.plan.stages[action.stage]
+        names = stage.piece_names
+        held = names[0] if len(names) == 1 else f"{names[0]} … {names[-1]}"
+        device = self._setting.device_of(worker[0], stage.index)
+        return f"{action.work} ({held}) on {device}"
+
+    def _prepare(self) -> None:
+        """Traces and cuts the functions of all stages, before any thread calls them."""
+        setting = self._setting
+        for stage in setting.plan.stages:
+            specs = {p: rows_of(self._weight_specs[p], r) for p, r in stage.weights.items()}
+            for replica in range(setting.num_replicas):
+                if (replica, stage.index) in self._functions:
+                    continue
+                functions = StageFunctions(
+                    stage,
+                    specs,
+                    [path for path in specs if path in self._trained],
+                    setting.plan.values,
+                    seed=self._seed,
+                    num_examples=setting.batch_size,
+                    share=setting.micro_batch_size / setting.batch_size,
+                    fuse=XlaFusion() if setting.xla == "stretches" else no_fusion,
+                )
+                functions.prepare(
+                    keep=setting.keeps_some, again=setting.recomputes_some, apart=setting.is_apart
+                )
+                self._functions[replica, stage.index] = functions
+
+    def _read_weights(self) -> dict[tuple[int, int], Tensors]:
+        """The weights that every stage reads, by replica, on its device, by their names there."""
+        setting = self._setting
+        own = [self._state.read(stage.index, WEIGHTS) for stage in setting.plan.stages]
+        found = {}
+        for stage in setting.plan.stages:
+            for replica in range(setting.num_replicas):
+                flat = {}
+                with tf.device(setting.device_of(replica, stage.index)):
+                    for path in stage.weights:
+                        is_own = path in own[stage.index]
+                        value = own[stage.index if is_own else setting.plan.owners[path][0]][path]
+                        flat[path] = value if is_own and not replica else tf.identity(value)
+                    functions = self._functions[replica, stage.index]
+                    found[replica, stage.index] = functions.weights(flat)
+        return found
+
+    # --- the update ---
+
+    def _update(
+        self,
+        totals: dict[tuple[int, int], list[tf.Tensor]],
+        sums: dict[int, list[list[tf.Tensor]]],
+        total_weight: tf.Tensor,
+        step: int,
+    ) -> dict[str, Any]:
+        stages = self._setting.plan.stages
+        by_stage = {
+            s: self._functions[0, s].sums([_added(column) for column in zip(*rows, strict=True)])
+            for s, rows in sums.items()
+        }
+        gradients = self._gradients(totals)
+        norms = self._workers.map(
+            lambda s: self._on(s, self._norms[s], gradients[s]), range(len(stages))
+        )
+        squares = added_pairs(norms)  # of stacked weights, every stage has those of its rows
+        total = _added([found["total"] for found in by_stage.values()])
+        counts = self._counts()
+        at = tf.constant(step, tf.int64)
+        with self._state.on(0):
+            decision = self._decide(squares, counts, at, total)
+
+        def update(stage: int) -> None:
+            statistics = by_stage[stage]["statistic"]
+            weights = self._state.read(stage, WEIGHTS)
+            slots = self._state.read(stage, LEARNER)
+            self._state.update(
+                stage,
+                self._on(
+                    stage,
+                    self._updates[stage],
+                    weights,
+                    gradients[stage],
+                    slots,
+                    decision,
+                    statistics,
+                ),
+            )
+
+        self._workers.map(update, range(len(stages)))
+        metrics = added_pairs([found["metric"] for found in by_stage.values()])
+        loss_sum = by_stage[len(stages) - 1]["loss"]
+        return {
+            "loss": tf.math.divide_no_nan(loss_sum, total_weight),
+            "total_loss": total,
+            **{name: tf.math.divide_no_nan(*pair) for name, pair in metrics.items()},
+            **decision.metrics,
+        }
+
+    def _on(self, stage: int, function: Callable[..., Any], *args: Any) -> Any:
+        with self._state.on(stage):
+            return function(*args)
+
+    def _counts(self) -> Flat:
+        return self._state.read(0, LEARNER)
+
+    def _gradients(self, totals: dict[tuple[int, int], list[tf.Tensor]]) -> list[Flat]:
+        """The gradients of what every stage keeps: of all replicas, and of those with copies."""
+        plan = self._setting.plan
+        gradients: list[dict[str, list[tf.Tensor]]] = [
+            collections.defaultdict(list) for _ in plan.stages
+        ]
+        for (_, index), flat in sorted(totals.items()):
+            paths = [p for p in plan.stages[index].weights if p in self._trained]
+            for path, value in zip(paths, flat, strict=True):
+                owner = plan.owners[path][0] if plan.is_shared(path) else index
+                gradients[owner][path].append(value)
+        found = []
+        for stage, by_path in enumerate(gradients):
+            with self._state.on(stage):
+                found.append({path: _added(values) for path, values in by_path.items()})
+        return found
+
+    def _norms_graph(self, stage: int, gradients: Flat) -> Any:
+        return self._learner.squared_norms(self._state.groups[stage], gradients)
+
+    def _decide_graph(self, squares: Any, counts: Flat, step: tf.Tensor, loss: tf.Tensor) -> Any:
+        return self._learner.decide(self._groups, squares, counts, step, loss=loss)
+
+    def _update_graph(
+        self,
+        stage: Stage,
+        weights: Flat,
+        gradients: Flat,
+        slots: Flat,
+        decision: Any,
+        statistics: Any,
+    ) -> Flat:
+        groups = self._state.groups[stage.index]
+        new_weights, new_slots = self._learner.apply(groups, weights, gradients, slots, decision)
+        new = {WEIGHTS + path: value for path, value in new_weights.items()}
+        new |= {LEARNER + path: value for path, value in new_slots.items()}
+        means = {name: tf.math.divide_no_nan(*pair) for name, pair in statistics.items()}
+        changed = self._task.new_statistics(weights, means)
+        new |= {WEIGHTS + p: select(decision.finite, v, weights[p]) for p, v in changed.items()}
+        if stage.index == 0:
+            new |= {LEARNER + path: value for path, value in decision.counts.items()}
+        return new
+
+    # --- evaluation ---
+
+    def eval_step(self, batch: Batch) -> dict[str, tuple[Any, Any]]:
+        """See `Program`."""
+        return self._evaluation.step(batch, self._workers, self._name_of)
+
+    def call(self, function: Callable[..., Any], *inputs: Any) -> Any:
+        """See `Program`; on the device of the first stage, with the weights of all."""
+        if function not in self._calls:
+
+            def run(weights: Flat, *inputs: Any) -> Any:
+                ctx = StepContext(mode="decode", seed=self._seed)
+                return function(self._task.theta(weights), *inputs, ctx)
+
+            self._calls[function] = tf.function(run, autograph=False)
+        with self._state.on(0):
+            return self._calls[function](self._evaluation.gathered(), *inputs)
+
+
+class _Run:
+    """One pass of the schedule: what is alive between the actions."""
+
+    def __init__(
+        self,
+        program: PipelineProgram,
+        weights: dict[tuple[int, int], Tensors],
+        batch: Mapping[str, np.ndarray],
+        start: int,
+        step: int,
+        total_weight: tf.Tensor,
+        totals: dict[tuple[int, int], list[tf.Tensor]],
+        sums: dict[int, list[list[tf.Tensor]]],
+    ) -> None:
+        setting = program._setting
+        self._setting, self._functions = setting, program._functions
+        self._weights, self._start, self._totals, self._sums = weights, start, totals, sums
+        self._step, self._total_weight = tf.constant(step, tf.int64), total_weight
+        self._one = tf.constant(1.0)
+        self._lock = threading.Lock()
+        size = setting.micro_batch_size
+        per_micro = size * setting.num_replicas
+        self._batch = {
+            (replica, m): {
+                name: array[m * per_micro + replica * size :][:size]
+                for name, array in batch.items()
+            }
+            for m in range(setting.num_micro_batches)
+            for replica in range(setting.num_replicas)
+        }
+        self._per_micro, self._size = per_micro, size
+        self._values: dict[Any, list[tf.Tensor]] = {}
+        self._readers = collections.Counter(
+            value for stage in setting.plan.stages for value in stage.inputs
+        )
+        self._left: dict[Any, int] = {}
+        self._gradients: dict[Any, list[tf.Tensor]] = {}
+        self._held: dict[Any, Tensors] = {}
+
+    def perform(self, worker: Worker, action: Action) -> None:
+        """Does one action of a worker."""
+        replica, stage = worker[0], self._setting.plan.stages[action.stage]
+        with tf.device(self._setting.device_of(replica, stage.index)):
+            if action.kind == FORWARD:
+                self._forward(replica, stage, action.micro_batch)
+            elif action.kind == BACKWARD:
+                self._backward(replica, stage, action.micro_batch)
+            else:
+                self._weight_gradient(replica, stage, action.micro_batch)
+
+    def _common(self, replica: int, stage: Stage, m: int) -> Tensors:
+        offset = self._start + m * self._per_micro + replica * self._size
+        functions = self._functions[replica, stage.index]
+        scalars = functions.scalars(tf.constant(offset, tf.int32), self._step, self._total_weight)
+        return {**self._weights[replica, stage.index], **scalars}
+
+    def _forward(self, replica: int, stage: Stage, m: int) -> None:
+        functions = self._functions[replica, stage.index]
+        inputs = functions.inputs([t for v in stage.inputs for t in self._take(v, replica, m)])
+        keep = self._setting.keeps(m)
+        known = {**self._common(replica, stage, m), **inputs}
+        outputs, sums, kept = functions.forward(known, keep=keep)
+        self._held[replica, stage.index, m] = kept if keep else inputs
+        given = iter(outputs)
+        for name in stage.outputs:
+            value = Value(name, stage.index)
+            count = len(tensors(self._setting.plan.values[value]))
+            self._values[value, replica, m] = [next(given) for _ in range(count)]
+            self._left[value, replica, m] = self._readers[value]
+        with self._lock:
+            self._sums[stage.index].append(sums)
+
+    def _take(self, value: Value, replica: int, m: int) -> list[tf.Tensor]:
+        """The flat tensors of a value; the last reader takes it away."""
+        if value.producer == BATCH:
+            return [tf.convert_to_tensor(self._batch[replica, m][value.name])]
+        key = value, replica, m
+        with self._lock:
+            self._left[key] -= 1
+            return self._values[key] if self._left[key] else self._values.pop(key)
+
+    def _late(self, replica: int, stage: Stage, m: int) -> Tensors:
+        """The gradients of what a stage made."""
+        flat = [
+            t
+            for name in stage.outputs
+            for t in self._gradients.pop((Value(name, stage.index), replica, m), [])
+        ]
+        return self._functions[replica, stage.index].seeds(flat, self._one)
+
+    def _backward(self, replica: int, stage: Stage, m: int) -> None:
+        functions, setting = self._functions[replica, stage.index], self._setting
+        key, again = (replica, stage.index, m), not setting.keeps(m)
+        held, late = self._held.pop(key), self._late(replica, stage, m)
+        known = {**self._common(replica, stage, m), **held, **late}
+        if setting.is_apart:
+            gradients, kept = functions.input_gradient(known, again=again)
+            self._held[key] = {**({} if again else held), **late, **kept}
+        else:
+            known |= functions.totals(self._total(replica, stage))
+            gradients, totals = functions.backward(known, again=again)
+            self._totals[replica, stage.index] = totals
+        self._hand_back(replica, stage, m, gradients)
+
+    def _hand_back(
+        self, replica: int, stage: Stage, m: int, gradients: Sequence[tf.Tensor]
+    ) -> None:
+        """Gives gradients of inputs to the stages that made them."""
+        given = iter(gradients)
+        for value in stage.inputs:
+            if value.producer == BATCH:
+                continue
+            floats = [t for t in tensors(self._setting.plan.values[value]) if t.dtype.is_floating]
+            own = [next(given) for _ in floats]
+            key = value, replica, m
+            before = self._gradients.get(key)
+            self._gradients[key] = (
+                own if before is None else [a + b for a, b in zip(before, own, strict=True)]
+            )
+
+    def _weight_gradient(self, replica: int, stage: Stage, m: int) -> None:
+        functions = self._functions[replica, stage.index]
+        known = {
+            **self._common(replica, stage, m),
+            **self._held.pop((replica, stage.index, m)),
+            **functions.totals(self._total(replica, stage)),
+        }
+        self._totals[replica, stage.index] = functions.weight_gradient(known)
+
+    def _total(self, replica: int, stage: Stage) -> list[tf.Tensor]:
+        """The sums of the gradients of a stage's weights so far."""
+        key = replica, stage.index
+        if key not in self._totals:
+            self._totals[key] = self._functions[key].zeros()
+        return self._totals[key]
+
+
+def _converted(batch: Batch) -> dict[str, tf.Tensor]:
+    return {name: tf.convert_to_tensor(array) for name, array in batch.items()}
+
+
+def _added(values: Sequence[tf.Tensor]) -> tf.Tensor:
+    return tf.add_n(list(values)) if len(values) > 1 else values[0]

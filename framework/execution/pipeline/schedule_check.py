@@ -1,0 +1,118 @@
+"""Checks a schedule before anything is executed: all is done, once, where it can be."""
+
+from __future__ import annotations
+
+import difflib
+from collections import Counter
+from collections.abc import Iterable
+
+from tekso.framework.execution.mesh.rules import joined
+from tekso.framework.execution.pipeline.actions import (
+    BACKWARD,
+    FORWARD,
+    KINDS,
+    WEIGHT_GRADIENT,
+    Action,
+    ScheduleError,
+    Work,
+    WorkKey,
+    by_device,
+    device_of,
+)
+from tekso.framework.execution.pipeline.timing import StuckError, timed
+
+
+def check(
+    actions: Iterable[Action], *, num_devices: int, num_stages: int, num_micro_batches: int
+) -> None:
+    """Checks the actions of a schedule.
+
+    Args:
+      actions: in any order; that of a device is by tick.
+      num_devices: number of devices.
+      num_stages: number of stages.
+      num_micro_batches: number of micro-batches.
+
+    Raises:
+      ScheduleError: names what is missing, done twice, in the wrong place or too early; or, if all
+        is there, what each device waits for, where none can go on (`StuckError`).
+    """
+    sizes = {"devices": num_devices, "stages": num_stages, "micro-batches": num_micro_batches}
+    _raise([f"there are {n} {what}, want 1 or more" for what, n in sizes.items() if n < 1], sizes)
+    listed = list(actions)
+    _raise(list(_out_of_range(listed, sizes)), sizes)
+    _raise([*_misplaced(listed, num_devices), *_counts(listed, sizes), *_order(listed)], sizes)
+    orders = by_device(listed, num_devices)
+    units = {(stage, kind): 1.0 for stage in range(num_stages) for kind in KINDS}
+    works = [[action[2:] for action in order] for order in orders]
+    found = timed(works, num_stages=num_stages, durations=units)
+    if found.waits:
+        raise StuckError(orders, found)
+
+
+def _out_of_range(actions: list[Action], sizes: dict[str, int]) -> Iterable[str]:
+    for action in actions:
+        if not isinstance(action, Action):
+            yield f"{action!r} is no Action(device, tick, stage, micro_batch, kind)"
+            continue
+        device, _, stage, micro_batch, kind = action
+        if kind not in KINDS:
+            close = difflib.get_close_matches(str(kind), KINDS, n=1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            yield f"{action}: kind is {kind!r}, want one of {', '.join(KINDS)}{hint}"
+        for number, (what, size) in zip((device, stage, micro_batch), sizes.items(), strict=True):
+            if not 0 <= number < size:
+                yield f"{action}: there are {size} {what}, 0 to {size - 1}, and no {number}"
+
+
+def _misplaced(actions: list[Action], num_devices: int) -> Iterable[str]:
+    for action in actions:
+        holder = device_of(action.stage, num_devices)
+        if action.device != holder:
+            yield f"{action.work} is on device {action.device}, and device {holder} holds the stage"
+
+
+def _counts(actions: list[Action], sizes: dict[str, int]) -> Iterable[str]:
+    """What is done twice, or not at all."""
+    times: Counter[WorkKey] = Counter(action[2:] for action in actions)
+    yield from (f"{Work(*key)} is done {n} times" for key, n in times.items() if n > 1)
+    apart = sum(kind == WEIGHT_GRADIENT for _, _, kind in times)
+    kinds = KINDS if apart else (FORWARD, BACKWARD)
+    every = sizes["stages"] * sizes["micro-batches"]
+    if len(times) == every * len(kinds):
+        return
+    mixed = f" (of {every} there are {apart}; weight gradients are apart for all or for none)"
+    for kind in kinds:
+        for stage in range(sizes["stages"]):
+            for micro_batch in range(sizes["micro-batches"]):
+                work = Work(stage, micro_batch, kind)
+                if work not in times:
+                    yield f"{work} is missing{mixed if kind == WEIGHT_GRADIENT else ''}"
+
+
+def _order(actions: list[Action]) -> Iterable[str]:
+    """What a device does at the same time as something else, or too early by its own order."""
+    at: dict[tuple[int, int], Action] = {}
+    ticks: dict[WorkKey, int] = {}
+    for action in actions:
+        device, tick = place = action[:2]
+        other = at.setdefault(place, action)
+        if other is not action:
+            yield (
+                f"device {device} has two actions at tick {tick}: {other.work}, and {action.work}"
+            )
+        ticks[action[2:]] = tick
+    for (stage, micro_batch, kind), tick in ticks.items():
+        if kind == FORWARD:
+            continue
+        before = Work(stage, micro_batch, FORWARD if kind == BACKWARD else BACKWARD)
+        if ticks.get(before, tick) > tick:
+            work = Work(stage, micro_batch, kind)
+            yield f"{work}, at tick {tick}, comes before its {before.kind}, at tick {ticks[before]}"
+
+
+def _raise(problems: list[str], sizes: dict[str, int]) -> None:
+    if problems:
+        of = ", ".join(f"{n} {what}" for what, n in sizes.items())
+        listed = joined(problems, separator="\n  ")
+        raise ScheduleError(f"the schedule does not work for {of}:\n  {listed}")

@@ -1,0 +1,86 @@
+"""Setting: all that is decided before a pipeline runs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from tekso.framework.execution.pipeline.actions import WEIGHT_GRADIENT, Action, device_of
+from tekso.framework.execution.pipeline.stages import StagePlan
+
+Rematerialize = Literal["none", "all", "except_last"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """How a task is laid over devices.
+
+    Attributes:
+      plan: the stages.
+      orders: what each device of a pipeline does, in its order.
+      devices: names of the devices of every replica, [replica][device].
+      batch_size: examples of the global batch.
+      num_parts: parts of it that go through the pipeline one after the other (accumulation).
+      num_micro_batches: of each part.
+      rematerialize: which micro-batches keep their inputs alone between forward and backward.
+      xla: what is compiled: "stretches" of elementwise work, or "none".
+    """
+
+    plan: StagePlan
+    schedule: Sequence[Sequence[Action]]
+    devices: Sequence[Sequence[str]]
+    batch_size: int
+    num_parts: int
+    num_micro_batches: int
+    rematerialize: Rematerialize
+    xla: str
+
+    @property
+    def num_replicas(self) -> int:
+        """How many pipelines work side by side, each on its share of every micro-batch."""
+        return len(self.devices)
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of a pipeline."""
+        return len(self.schedule)
+
+    @property
+    def orders(self) -> Mapping[tuple[int, int], Sequence[Action]]:
+        """What every worker does: {(replica, device): actions}."""
+        return {
+            (replica, device): order
+            for replica in range(self.num_replicas)
+            for device, order in enumerate(self.schedule)
+        }
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Examples that a device computes at a time."""
+        parts = self.num_parts * self.num_micro_batches * self.num_replicas
+        return self.batch_size // parts
+
+    def device_of(self, replica: int, stage: int) -> str:
+        """Returns the name of the device that runs a stage."""
+        return self.devices[replica][device_of(stage, self.num_devices)]
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether gradients of inputs and of weights are computed at different times."""
+        return any(a.kind == WEIGHT_GRADIENT for order in self.schedule for a in order)
+
+    def keeps(self, micro_batch: int) -> bool:
+        """Whether a micro-batch keeps what its backward pass needs."""
+        is_last = micro_batch == self.num_micro_batches - 1
+        return self.rematerialize == "none" or (self.rematerialize == "except_last" and is_last)
+
+    @property
+    def keeps_some(self) -> bool:
+        """Whether any micro-batch does."""
+        return self.rematerialize != "all"
+
+    @property
+    def recomputes_some(self) -> bool:
+        """Whether any micro-batch does not."""
+        return not all(self.keeps(m) for m in range(self.num_micro_batches))

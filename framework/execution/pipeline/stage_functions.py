@@ -1,0 +1,267 @@
+"""The compiled functions of a stage, all parts of one traced graph.
+
+    forward          weights, inputs ─► outputs, sums; kept: what backward needs
+    backward         what was kept, gradients of outputs ─► gradients of inputs, new totals
+    input_gradient   the same ─► gradients of inputs; kept: what the next one needs besides
+    weight_gradient  what both kept ─► new totals of the gradients of weights
+
+With rematerialisation a forward keeps its inputs alone, and backward computes the rest again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tekso.framework.context import Mode, StepContext
+from tekso.framework.execution.pipeline.graph_cut import Cut, GraphCut
+from tekso.framework.execution.pipeline.piece_traces import tensors
+from tekso.framework.execution.pipeline.stages import BATCH, Stage, Value
+from tekso.framework.pieces import LOSS_SUM, METRICS, run_all
+from tekso.framework.primitives.fusion import Fuse
+from tekso.framework.weight_spec import WeightSpec
+
+Tensors = dict[str, tf.Tensor]
+"""Values of tensors of the traced graph, by their names."""
+
+
+class Scalars:
+    """What every function is given besides weights and inputs."""
+
+    OFFSET, STEP, TOTAL_WEIGHT = range(3)
+    SPECS = (
+        tf.TensorSpec((), tf.int32),
+        tf.TensorSpec((), tf.int64),
+        tf.TensorSpec((), tf.float32),
+    )
+
+
+class StageFunctions:
+    """See the module; for micro-batches of one size, on one device.
+
+    Args:
+      stage: the stage.
+      specs: of the weights that it reads, with its rows of stacked ones.
+      trained: paths of those that are learned.
+      values: TensorSpecs of what flows between the stages.
+      seed: of all randomness in the steps.
+      num_examples: of the global batch.
+      share: of the global batch that is computed at a time.
+      fuse: compiles stretches of elementwise work.
+    """
+
+    def __init__(
+        self,
+        stage: Stage,
+        specs: Mapping[str, WeightSpec],
+        trained: Sequence[str],
+        values: Mapping[Value, Any],
+        *,
+        seed: int,
+        num_examples: int,
+        share: float,
+        fuse: Fuse,
+    ) -> None:
+        self._stage, self._specs, self._trained = stage, specs, list(trained)
+        self._values, self._seed, self._fuse = values, seed, fuse
+        self._num_examples, self._share = num_examples, share
+        self._structure: Any = None  # of the sums
+        outputs = [values[Value(name, stage.index)] for name in stage.outputs]
+        self._seeds = [leaf for leaf in tensors(outputs) if leaf.dtype.is_floating]
+        self._cut = self._trace()
+        self._functions: dict[str, Cut] = {}
+
+    # --- the graph ---
+
+    def _trace(self) -> GraphCut:
+        weights = [tf.TensorSpec(s.shape, s.dtype) for s in self._specs.values()]
+        inputs = [leaf for value in self._stage.inputs for leaf in tensors(self._values[value])]
+        totals = [tf.TensorSpec(self._specs[p].shape, self._specs[p].dtype) for p in self._trained]
+        seeds = [*self._seeds, tf.TensorSpec((), tf.float32)]
+        early, late = [*weights, *inputs, *Scalars.SPECS], [*totals, *seeds]
+        counts: dict[str, int] = {}
+
+        def whole(*flat: tf.Tensor) -> list[tf.Tensor]:
+            given = iter(flat)
+
+            def take(count: int) -> list[tf.Tensor]:
+                return [next(given) for _ in range(count)]
+
+            own = dict(zip(self._specs, take(len(weights)), strict=True))
+            values, scalars = take(len(inputs)), take(len(Scalars.SPECS))
+            totals_, seeds_ = take(len(totals)), take(len(seeds))
+            sources = [own[path] for path in self._trained]
+            learned = [values[i] for i in self._learned_inputs()]
+            with tf.GradientTape(watch_accessed_variables=False) as tape:
+                tape.watch([*sources, *learned])
+                outputs, total, sums = self._compute("train", own, values, scalars)
+            targets = [leaf for leaf in outputs if leaf.dtype.is_floating]
+            gradients = tape.gradient(
+                [*targets, total],
+                [*sources, *learned],
+                output_gradients=seeds_,
+                unconnected_gradients=tf.UnconnectedGradients.ZERO,
+            )
+            gradients = [tf.convert_to_tensor(g) for g in gradients]
+            of_weights, of_inputs = gradients[: len(sources)], gradients[len(sources) :]
+            after = [a + g for a, g in zip(totals_, of_weights, strict=True)]
+            self._structure = sums
+            flat_sums = tf.nest.flatten(sums)
+            counts.update(outputs=len(outputs), sums=len(flat_sums), inputs=len(of_inputs))
+            parts = [*outputs, *flat_sums, *of_inputs, *after]
+            # Each output has a tensor of its own, even if two are the same.
+            return [tf.identity(t) for t in parts]
+
+        concrete = tf.function(whole, autograph=False).get_concrete_function(*early, *late)
+        cut = GraphCut(concrete, len(late))
+        given = iter(cut.early)
+        self._weight_names = [next(given).name for _ in weights]
+        self._input_names = [next(given).name for _ in inputs]
+        self._scalar_names = [next(given).name for _ in Scalars.SPECS]
+        self._total_names = [t.name for t in cut.late[: len(totals)]]
+        self._seed_names = [t.name for t in cut.late[len(totals) :]]
+        made = iter(cut.outputs)
+        self._outputs = [next(made) for _ in range(counts["outputs"])]
+        self._sums = [next(made) for _ in range(counts["sums"])]
+        self._of_inputs = [next(made) for _ in range(counts["inputs"])]
+        self._totals = list(made)
+        return cut
+
+    def _learned_inputs(self) -> list[int]:
+        """Which of the flat inputs get a gradient."""
+        found, number = [], 0
+        for value in self._stage.inputs:
+            for leaf in tensors(self._values[value]):
+                if value.producer != BATCH and leaf.dtype.is_floating:
+                    found.append(number)
+                number += 1
+        return found
+
+    def _compute(
+        self, mode: Mode, weights: Tensors, inputs: Sequence[tf.Tensor], scalars: Any
+    ) -> tuple[list[tf.Tensor], tf.Tensor, dict[str, Any]]:
+        """Returns flat outputs, the share of the total loss, and the sums."""
+        ctx = StepContext(
+            mode=mode,
+            seed=self._seed,
+            step=scalars[Scalars.STEP],
+            example_offset=scalars[Scalars.OFFSET],
+            num_examples=self._num_examples,
+            fuse=self._fuse,
+        )
+        given = iter(inputs)
+        flow = {
+            value.name: tf.nest.map_structure(
+                lambda spec: None if spec is None else next(given), self._values[value]
+            )
+            for value in self._stage.inputs
+        }
+        flow = run_all(self._stage.pieces, weights, flow, ctx)
+        outputs = tensors([flow[name] for name in self._stage.outputs])
+        metrics = dict(ctx.collected.sums["metric"])
+        total, loss_sum = ctx.collected.total("loss"), tf.constant(0.0)
+        if self._stage.is_last:
+            loss_sum = tf.cast(flow[LOSS_SUM], tf.float32)
+            total += tf.math.divide_no_nan(loss_sum, scalars[Scalars.TOTAL_WEIGHT])
+            metrics |= flow[METRICS]
+        share = tf.constant(self._share)
+        aux = {f"aux/{n}": (v, share) for n, (v, _) in ctx.collected.sums["loss"].items()}
+        sums = {
+            "loss": loss_sum,
+            "total": total,
+            "metric": tf.nest.map_structure(tf.convert_to_tensor, {**metrics, **aux}),
+            "statistic": ctx.collected.sums["statistic"],
+        }
+        return outputs, total, sums
+
+    # --- what is given by name ---
+
+    def weights(self, flat: Mapping[str, tf.Tensor]) -> Tensors:
+        """Returns the values of weights {path: tensor}."""
+        values = (flat[path] for path in self._specs)
+        return dict(zip(self._weight_names, values, strict=True))
+
+    def inputs(self, flat: Sequence[tf.Tensor]) -> Tensors:
+        """Returns the values of the flat inputs."""
+        return dict(zip(self._input_names, flat, strict=True))
+
+    def scalars(self, *values: tf.Tensor) -> Tensors:
+        """Returns the values of `Scalars`."""
+        return dict(zip(self._scalar_names, values, strict=True))
+
+    def seeds(self, flat: Sequence[tf.Tensor], one: tf.Tensor) -> Tensors:
+        """Returns the gradients of the float outputs, and that of the loss, which is 1."""
+        return dict(zip(self._seed_names, [*flat, one], strict=True))
+
+    def totals(self, flat: Sequence[tf.Tensor]) -> Tensors:
+        """Returns the sums of the weights' gradients so far."""
+        return dict(zip(self._total_names, flat, strict=True))
+
+    def zeros(self) -> list[tf.Tensor]:
+        """Returns the totals before the first gradient."""
+        return [tf.zeros(self._specs[p].shape, self._specs[p].dtype) for p in self._trained]
+
+    # --- the functions ---
+
+    def prepare(self, *, keep: bool, again: bool, apart: bool) -> None:
+        """Makes the functions that a schedule needs, so that no thread has to.
+
+        Args:
+          keep: a forward keeps what the backward pass needs.
+          again: a backward pass computes the forward pass again.
+          apart: the gradients of inputs and of weights are computed apart.
+        """
+        kept = self._cut.kept_for([*self._of_inputs, *self._totals])
+        between: list[tf.Tensor] = []
+        late = [t for t in self._cut.late if t.name in self._seed_names]
+        totals = [t for t in self._cut.late if t.name in self._total_names]
+        self._make("forward", self._cut.early, [*self._outputs, *self._sums], [])
+        if apart:
+            between = self._cut.kept_between(self._of_inputs, self._totals)
+        ways = [("", kept)] if keep else []
+        ways += [("_again", self._cut.early)] if again else []
+        if keep:
+            self._make("forward_keep", self._cut.early, [*self._outputs, *self._sums], kept)
+        for way, known in ways:
+            if not apart:
+                both = [*self._of_inputs, *self._totals]
+                self._make(f"backward{way}", [*known, *late, *totals], both, [])
+                continue
+            # What the second half needs of the forward pass has to be there by then.
+            rest = self._cut.kept_for(self._totals) if way else []
+            self._make(f"input{way}", [*known, *late], self._of_inputs, [*rest, *between])
+        if apart:
+            known = [*self._cut.kept_for(self._totals), *between, *late, *totals]
+            self._make("weight", known, self._totals, [])
+
+    def _make(self, name: str, feeds: Any, fetches: Any, kept: Sequence[tf.Tensor]) -> None:
+        self._functions[name] = self._cut.function(feeds, fetches, kept)
+
+    def forward(
+        self, known: Tensors, *, keep: bool
+    ) -> tuple[list[tf.Tensor], list[tf.Tensor], Tensors]:
+        """Returns flat outputs, flat sums, and what is kept by name."""
+        found, kept = self._functions["forward_keep" if keep else "forward"](known)
+        count = len(self._outputs)
+        return found[:count], found[count:], kept
+
+    def backward(self, known: Tensors, *, again: bool) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        """Returns gradients of the inputs, and the totals with those of the weights."""
+        found, _ = self._functions["backward_again" if again else "backward"](known)
+        count = len(self._of_inputs)
+        return found[:count], found[count:]
+
+    def input_gradient(self, known: Tensors, *, again: bool) -> tuple[list[tf.Tensor], Tensors]:
+        """Returns gradients of the inputs, and what `weight_gradient` needs besides."""
+        return self._functions["input_again" if again else "input"](known)
+
+    def weight_gradient(self, known: Tensors) -> list[tf.Tensor]:
+        """Returns the totals with the gradients of the weights."""
+        return self._functions["weight"](known)[0]
+
+    def sums(self, flat: Sequence[tf.Tensor]) -> dict[str, Any]:
+        """Returns the nest of flat sums."""
+        nest: dict[str, Any] = tf.nest.pack_sequence_as(self._structure, list(flat))
+        return nest

@@ -1,0 +1,168 @@
+"""Stages: which pieces they have, what flows between them, and which weights each of them holds."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from tekso.framework.execution.base import ExecutionError, Signature
+from tekso.framework.execution.pipeline.piece_traces import PieceTrace, flow_of
+from tekso.framework.pieces import LOSS_SUM, METRICS, Piece, joined
+from tekso.framework.weight_spec import WeightSpec
+
+BATCH = -1  # the producer of what is in the batch
+
+
+class Value(NamedTuple):
+    """A value of the flow.
+
+    Attributes:
+      name: its name there.
+      producer: the stage that made it, or `BATCH`.
+    """
+
+    name: str
+    producer: int
+
+
+Rows = tuple[int, int] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """One partition of a pipeline.
+
+    Attributes:
+      index: its place in the order.
+      pieces: what it runs; neighbouring layers of a repeated stack are one.
+      piece_names: of the pieces before they were joined.
+      inputs: the values that it reads.
+      outputs: names of the values that it makes and a later stage reads.
+      weights: {path of a weight that it reads: the rows that it has of it, None for all}.
+      is_last: whether it makes the loss.
+    """
+
+    index: int
+    pieces: tuple[Piece, ...]
+    piece_names: tuple[str, ...]
+    inputs: tuple[Value, ...]
+    outputs: tuple[str, ...]
+    weights: Mapping[str, Rows]
+    is_last: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class StagePlan:
+    """All stages of a pipeline.
+
+    Attributes:
+      stages: in order.
+      values: {value: nest of TensorSpecs}, for a micro-batch.
+      owners: {path: stages that hold it}. Of a weight that several read whole (tied tables), the
+        first owns it and the others have copies; of stacked weights each has its own rows.
+    """
+
+    stages: tuple[Stage, ...]
+    values: Mapping[Value, Any]
+    owners: Mapping[str, tuple[int, ...]]
+
+    def is_shared(self, path: str) -> bool:
+        """Whether several stages read all of a weight."""
+        holders = self.owners[path]
+        return len(holders) > 1 and self.stages[holders[0]].weights[path] is None
+
+    def owned(self, index: int) -> dict[str, Rows]:
+        """Returns the weights that a stage keeps and updates, and its rows of them."""
+        return {
+            path: rows
+            for path, rows in self.stages[index].weights.items()
+            if not self.is_shared(path) or self.owners[path][0] == index
+        }
+
+
+def plan(
+    pieces: Sequence[Piece],
+    traces: Sequence[PieceTrace],
+    sizes: Sequence[int],
+    specs: Mapping[str, WeightSpec],
+    batch: Signature,
+) -> StagePlan:
+    """Returns the stages of given numbers of pieces.
+
+    Args:
+      pieces: of the task, in order.
+      traces: what each of them reads and makes.
+      sizes: the number of pieces of every stage.
+      specs: of all weights.
+      batch: signature of a micro-batch.
+
+    Raises:
+      ExecutionError: a weight is read by no piece, or in a way that cannot be cut.
+    """
+    values: dict[Value, Any] = {Value(n, BATCH): spec for n, spec in flow_of(batch).items()}
+    latest = {value.name: value for value in values}
+    ends = list(itertools.accumulate(sizes))
+    read: list[list[Value]] = []
+    for index, (size, end) in enumerate(zip(sizes, ends, strict=True)):
+        inputs: dict[Value, None] = {}
+        written: dict[str, Any] = {}
+        for trace in traces[end - size : end]:
+            for name in sorted(trace.reads):
+                if name not in written:
+                    inputs[latest[name]] = None
+            written.update(trace.writes)
+        read.append(list(inputs))
+        for name, spec in written.items():
+            latest[name] = Value(name, index)
+            if name not in (LOSS_SUM, METRICS):
+                values[latest[name]] = spec
+    needed = sorted({value for inputs in read for value in inputs})
+    paths = sorted(specs)
+    stages = []
+    for index, (size, end) in enumerate(zip(sizes, ends, strict=True)):
+        own = pieces[end - size : end]
+        stages.append(
+            Stage(
+                index,
+                tuple(joined(own)),
+                tuple(piece.name for piece in own),
+                tuple(read[index]),
+                tuple(v.name for v in needed if v.producer == index),
+                _weights(own, paths),
+                is_last=index == len(sizes) - 1,
+            )
+        )
+    owners: dict[str, list[int]] = {path: [] for path in specs}
+    for stage in stages:
+        for path in stage.weights:
+            owners[path].append(stage.index)
+    _check_owners(stages, owners)
+    holders = {path: tuple(indices) for path, indices in owners.items()}
+    return StagePlan(tuple(stages), {v: values[v] for v in needed}, holders)
+
+
+def _weights(pieces: Sequence[Piece], paths: Sequence[str]) -> dict[str, Rows]:
+    found: dict[str, Rows] = {}
+    for piece in joined(pieces):
+        for path in piece.weights(paths):
+            if path in found and (found[path] != piece.rows or piece.rows is not None):
+                raise ExecutionError(
+                    f"{path} is read by several pieces of a stage by other rows: a repeated "
+                    "stack that a model uses twice cannot be part of a pipeline"
+                )
+            found[path] = piece.rows
+    return found
+
+
+def _check_owners(stages: Sequence[Stage], owners: Mapping[str, Sequence[int]]) -> None:
+    for path, holders in owners.items():
+        if not holders:
+            raise ExecutionError(
+                f"no piece of the task reads the weight {path}: see Task.pieces; "
+                "a piece names the layers whose weights it reads"
+            )
+        rows = [stages[i].weights[path] for i in holders]
+        if len(rows) > 1 and any(rows) and not all(rows):
+            raise ExecutionError(f"{path} is read whole by one stage and by rows by another")

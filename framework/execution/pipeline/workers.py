@@ -1,0 +1,113 @@
+"""Workers: a thread for every device does its actions, each as soon as its needs are met."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Any
+
+from tekso.framework.execution.base import ExecutionError
+from tekso.framework.execution.pipeline.actions import Action, WorkKey, needs
+from tekso.framework.execution.pipeline.simulator import Event
+
+
+class StageError(ExecutionError):
+    """A stage failed; says which, in what, and why."""
+
+
+class Workers:
+    """Threads that are kept from step to step.
+
+    Args:
+      count: how many orders are gone through at a time.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._pool = ThreadPoolExecutor(max_workers=count, thread_name_prefix="stage")
+
+    def map(self, function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+        """Returns `function` of every item, computed side by side.
+
+        Raises: what the first of them to fail, in their order, raises.
+        """
+        futures = [self._pool.submit(function, item) for item in items]
+        wait(futures)
+        return [future.result() for future in futures]
+
+    def run(
+        self,
+        orders: Mapping[Any, Sequence[Action]],
+        perform: Callable[[Any, Action], None],
+        *,
+        num_stages: int,
+        line_of: Callable[[Any], Any],
+        name_of: Callable[[Any, Action], str],
+    ) -> dict[Any, list[Event]]:
+        """Does all actions.
+
+        Args:
+          orders: {worker: its actions in its order}.
+          perform: `perform(worker, action)` does one; what it needs is done.
+          num_stages: number of stages of a line.
+          line_of: returns the pipeline that a worker belongs to; what others do, it does not need.
+          name_of: says who does what, for an error.
+
+        Returns: {worker: its actions with start and end, in seconds of `time.perf_counter`}.
+
+        Raises:
+          StageError: an action failed; all others were ended.
+        """
+        lines = {line_of(worker): _Line() for worker in orders}
+        failed: list[tuple[str, BaseException]] = []
+
+        def work(worker: Any) -> list[Event]:
+            line = lines[line_of(worker)]
+            events: list[Event] = []
+            for action in orders[worker]:
+                if not line.wait_for(needs(action[2:], num_stages)):
+                    return events
+                start = time.perf_counter()
+                try:
+                    perform(worker, action)
+                except BaseException as error:
+                    failed.append((name_of(worker, action), error))
+                    for other in lines.values():
+                        other.stop()
+                    return events
+                events.append(Event(action, start, time.perf_counter()))
+                line.done(action[2:])
+            return events
+
+        found = self.map(work, list(orders))
+        if failed:
+            name, error = failed[0]
+            reason = str(error).strip().partition("\n")[0]
+            raise StageError(f"{name} failed: {type(error).__name__}: {reason}") from error
+        return dict(zip(orders, found, strict=True))
+
+
+class _Line:
+    """What is done in one pipeline."""
+
+    def __init__(self) -> None:
+        self._done: set[WorkKey] = set()
+        self._changed = threading.Condition()
+        self._stopped = False
+
+    def wait_for(self, work: Sequence[WorkKey]) -> bool:
+        """Waits until all of this is done; returns False if that will never be."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._stopped or all(w in self._done for w in work))
+            return not self._stopped
+
+    def done(self, work: WorkKey) -> None:
+        with self._changed:
+            self._done.add(work)
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()

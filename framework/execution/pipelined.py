@@ -1,0 +1,190 @@
+"""Pipelined execution: a task cut into stages, a batch into micro-batches, all working at once.
+
+    execution.num_stages         4       devices in a row; each holds a part of the pieces
+    execution.num_micro_batches  16      equal parts of a batch that follow each other
+    execution.schedule           1f1b    who does what when
+
+Gradients are those of the whole for any number of stages and micro-batches, except that batch
+statistics (BatchNorm) are those of a micro-batch in training.
+
+Source: Huang et al. 2018, "GPipe: Efficient training of giant neural networks using pipeline
+parallelism" (arXiv 1811.06965).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import tensorflow as tf
+
+from tekso.framework.execution import devices
+from tekso.framework.execution.base import (
+    Execution,
+    ExecutionError,
+    Program,
+    Signature,
+    num_examples,
+)
+from tekso.framework.execution.pipeline import partition, stages
+from tekso.framework.execution.pipeline.actions import by_device
+from tekso.framework.execution.pipeline.piece_costs import cost_of
+from tekso.framework.execution.pipeline.piece_traces import PieceTrace, trace_all
+from tekso.framework.execution.pipeline.program import PipelineProgram
+from tekso.framework.execution.pipeline.schedule import Schedule, schedule_of
+from tekso.framework.execution.pipeline.schedule_check import check
+from tekso.framework.execution.pipeline.setting import Setting
+from tekso.framework.params import param
+from tekso.framework.pieces import Piece
+
+
+class Pipelined(Execution):
+    """Stages on devices in a row, driven from the host."""
+
+    class Params(Execution.Params):
+        """Params of Pipelined."""
+
+        num_stages: int = param("Devices in a row, each with its part of the model.", default=2)
+        num_micro_batches: int = param(
+            "Equal parts of a batch that go through the stages one after the other.", default=4
+        )
+        schedule: str | Schedule.Params = param(
+            "Who does what when: gpipe, 1f1b, interleaved_1f1b, zero_bubble_h1, or Params of a "
+            "Schedule.",
+            default="1f1b",
+        )
+        rematerialize: Literal["none", "all", "except_last"] = param(
+            "Micro-batches that keep their stages' inputs alone, and compute the rest again in the "
+            "backward pass.",
+            default="none",
+        )
+        balance: list[int] | None = param(
+            "Number of pieces of every stage; None: so that the most expensive stage costs least.",
+            default=None,
+        )
+        num_replicas: int = param(
+            "Pipelines side by side, each with its share of every micro-batch.", default=1
+        )
+        xla: Literal["auto", "none", "stretches"] = param(
+            "What XLA compiles: elementwise stretches between matrix products, or nothing. auto: "
+            "stretches on CPU, nothing on GPU.",
+            default="auto",
+        )
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        p = self.params
+        for name in ("num_stages", "num_micro_batches", "num_replicas"):
+            if getattr(p, name) < 1:
+                raise ExecutionError(f"execution.{name} is {getattr(p, name)}, want 1 or more")
+        self._schedule = schedule_of(p.schedule)
+
+    def setup_devices(self, *, tpu: str | None = None, cpu_devices: int | None = None) -> None:
+        """See `Execution`."""
+        if tpu:
+            raise ExecutionError(
+                "a pipeline that is driven from the host cannot use the cores of a TPU: use "
+                "--execution=mesh_sharded there"
+            )
+        needed = self.params.num_stages * self.params.num_replicas
+        gpus = [] if cpu_devices else tf.config.list_physical_devices("GPU")
+        if not gpus:
+            devices.setup_cpu(logical_devices=cpu_devices or needed, threads_per_op=1)
+
+    def build(self, task: Any, learner: Any, *, seed: int, batch: Signature) -> Program:
+        """See `Execution`."""
+        setting = self.setting(
+            task, batch, parts=learner.params.accumulation_steps, devices=_local_devices()
+        )
+        return PipelineProgram(task, learner, setting, seed=seed)
+
+    def micro_batch(self, batch: Signature, *, parts: int) -> Signature:
+        """Returns the signature of what a device computes at a time.
+
+        Raises:
+          ExecutionError: the batch does not divide evenly.
+        """
+        p, size = self.params, num_examples(batch)
+        count = parts * p.num_micro_batches * p.num_replicas
+        if size % count:
+            near = [n for n in (size // count * count, (size // count + 1) * count) if n]
+            of_parts = f", {parts} accumulation steps" if parts > 1 else ""
+            of_replicas = f", {p.num_replicas} replicas" if p.num_replicas > 1 else ""
+            raise ExecutionError(
+                f"input.batch_size {size} does not divide evenly over {p.num_micro_batches} "
+                f"micro-batches (execution.num_micro_batches){of_replicas}{of_parts}; the nearest "
+                f"that do: {', '.join(map(str, near))}"
+            )
+        return {n: ((size // count, *shape[1:]), dtype) for n, (shape, dtype) in batch.items()}
+
+    def setting(
+        self, task: Any, batch: Signature, *, parts: int, devices: list[str] | None
+    ) -> Setting:
+        """Returns how a task is cut and laid over devices; allocates nothing.
+
+        Args:
+          task: the task.
+          batch: signature of the global batch.
+          parts: of the batch that go through the pipeline one after the other.
+          devices: names of those there are; None: as many as are asked for.
+
+        Raises:
+          ExecutionError: task, batch, devices and Params do not go together.
+        """
+        p = self.params
+        needed = p.num_stages * p.num_replicas
+        names = [f"device {i}" for i in range(needed)] if devices is None else devices
+        if needed > len(names):
+            raise ExecutionError(
+                f"{p.num_stages} stages and {p.num_replicas} replicas need {needed} devices, and "
+                f"there are {len(names)} ({', '.join(names)}): set execution.num_stages to at most "
+                f"{max(len(names) // p.num_replicas, 1)}, or give --cpu_devices={needed}"
+            )
+        micro = self.micro_batch(batch, parts=parts)
+        _check_mixing(task)
+        pieces = task.pieces()
+        traces = trace_all(pieces, task.specs(), micro)
+        sizes = self.sizes(task, pieces, traces)
+        plan = stages.plan(pieces, traces, sizes, task.specs(), micro)
+        actions = list(self._schedule.actions(p.num_stages, p.num_micro_batches))
+        check(
+            actions,
+            num_devices=p.num_stages,
+            num_stages=len(sizes),
+            num_micro_batches=p.num_micro_batches,
+        )
+        xla = p.xla
+        if xla == "auto":
+            xla = "none" if any("GPU" in name for name in names[:needed]) else "stretches"
+        return Setting(
+            plan,
+            by_device(actions, p.num_stages),
+            [names[r * p.num_stages :][: p.num_stages] for r in range(p.num_replicas)],
+            num_examples(batch),
+            parts,
+            p.num_micro_batches,
+            p.rematerialize,
+            xla,
+        )
+
+    def sizes(self, task: Any, pieces: list[Piece], traces: list[PieceTrace]) -> list[int]:
+        """Returns the number of pieces of every stage."""
+        num_stages = self._schedule.num_stages(self.params.num_stages)
+        names = [piece.name for piece in pieces]
+        costs = [cost_of(trace) for trace in traces]
+        return partition.balance(names, costs, num_stages, self.params.balance)
+
+
+def _local_devices() -> list[str]:
+    gpus = tf.config.list_logical_devices("GPU")
+    return [d.name for d in gpus or tf.config.list_logical_devices("CPU")]
+
+
+def _check_mixing(task: Any) -> None:
+    """Refuses layers that couple examples in another way than by statistics of a micro-batch."""
+    for layer in task.walk():
+        if layer.mixes_examples and not any(not s.trainable for s in layer.specs().values()):
+            raise ExecutionError(
+                f"{layer.path} ({type(layer).__name__}) mixes the examples of a batch, so its "
+                "output would depend on the number of micro-batches: it cannot be part of a "
+                "pipeline; use --execution=data_parallel"
+            )
