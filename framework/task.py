@@ -37,6 +37,17 @@ class LossSums:
     loss_sum: tf.Tensor
     metrics: dict[str, tuple[tf.Tensor, tf.Tensor]] = dataclasses.field(default_factory=dict)
 
+    def total(self, weight: tf.Tensor, auxiliary: tf.Tensor) -> tf.Tensor:
+        """Returns what this part adds to the total loss, in the type of `loss_sum`.
+
+        Args:
+          weight: of the global batch. If it is 0, the batch is padding: nothing is to be learned.
+          auxiliary: the part's auxiliary losses.
+        """
+        loss_sum = tf.convert_to_tensor(self.loss_sum)
+        mean = tf.math.divide_no_nan(loss_sum, tf.cast(weight, loss_sum.dtype))
+        return mean + tf.cast(auxiliary, mean.dtype)
+
 
 @dataclasses.dataclass(frozen=True)
 class Decoded:

@@ -104,6 +104,10 @@ class Program(abc.ABC):
           the task's metrics as means, and the learner's; scalar tensors, perhaps not computed yet.
         """
 
+    def trace(self) -> StepTrace | None:
+        """Returns when the devices did what in the last training step; None: it is not known."""
+        return None
+
     @abc.abstractmethod
     def eval_step(self, batch: Batch) -> dict[str, tuple[Any, Any]]:
         """Returns (sum, weight) of "loss" and of every metric over a global batch."""
@@ -114,6 +118,23 @@ class Program(abc.ABC):
 
         `function` is pure; its trace is kept for the next call with the same function object.
         """
+
+
+class StepTrace(abc.ABC):
+    """When the devices did what in a step, to look at."""
+
+    @property
+    @abc.abstractmethod
+    def name(self) -> str:
+        """What is shown, as a name for files."""
+
+    @abc.abstractmethod
+    def lines(self, width: int) -> list[str]:
+        """Returns it as lines of at most so many columns."""
+
+    @abc.abstractmethod
+    def png(self, title: str) -> bytes:
+        """Returns it as a picture."""
 
 
 def signature_of(batch: Batch) -> Signature:

@@ -217,9 +217,7 @@ class DataParallelProgram(Program):
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch(trained)
                 output = self._task.loss(self._task.theta(weights), batch, ctx)
-                # A batch of padding has weight 0: there is nothing to learn from it.
-                mean = tf.math.divide_no_nan(output.loss_sum, total_weight)
-                total = mean + ctx.collected.total("loss")
+                total = output.total(total_weight, ctx.collected.total("loss"))
             gradients = tape.gradient(
                 total, trained, unconnected_gradients=tf.UnconnectedGradients.ZERO
             )
@@ -229,7 +227,7 @@ class DataParallelProgram(Program):
             share = tf.constant(next(iter(batch.values())).shape[0] / num_examples)
             metrics |= {f"aux/{n}": (v, share) for n, (v, _) in ctx.collected.sums["loss"].items()}
             return tf.nest.map_structure(tf.convert_to_tensor, gradients), {
-                "loss": (output.loss_sum, weight),
+                "loss": (output.loss_sum, tf.cast(weight, output.loss_sum.dtype)),
                 "total": total,
                 "metric": metrics,
                 "statistic": ctx.collected.sums["statistic"],
@@ -329,7 +327,8 @@ class DataParallelProgram(Program):
             ctx = self._context("eval", key, 0, offset, whole)
             output = self._task.loss(theta, part, ctx)
             weight = tf.cast(self._task.loss_weight(part), tf.float32)
-            sums = {"loss": (output.loss_sum, weight), **output.metrics}
+            loss = (output.loss_sum, tf.cast(weight, output.loss_sum.dtype))
+            sums = {"loss": loss, **output.metrics}
             parts.append(sums | ctx.collected.sums["metric"])
         return reduce_collected(parts)
 

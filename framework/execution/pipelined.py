@@ -141,10 +141,10 @@ class Pipelined(Execution):
             )
         micro = self.micro_batch(batch, parts=parts)
         _check_mixing(task)
-        pieces = task.pieces()
-        traces = trace_all(pieces, task.specs(), micro)
-        sizes = self.sizes(task, pieces, traces)
-        plan = stages.plan(pieces, traces, sizes, task.specs(), micro)
+        pieces, specs = task.pieces(), task.specs()
+        traces = trace_all(pieces, specs, micro)
+        sizes = self.sizes(pieces, traces)
+        plan = stages.plan(pieces, traces, sizes, specs, micro)
         actions = list(self._schedule.actions(p.num_stages, p.num_micro_batches))
         check(
             actions,
@@ -166,12 +166,18 @@ class Pipelined(Execution):
             xla,
         )
 
-    def sizes(self, task: Any, pieces: list[Piece], traces: list[PieceTrace]) -> list[int]:
+    def sizes(self, pieces: list[Piece], traces: list[PieceTrace]) -> list[int]:
         """Returns the number of pieces of every stage."""
-        num_stages = self._schedule.num_stages(self.params.num_stages)
-        names = [piece.name for piece in pieces]
-        costs = [cost_of(trace) for trace in traces]
-        return partition.balance(names, costs, num_stages, self.params.balance)
+        num_devices, stages_of = self.params.num_stages, self._schedule.num_stages
+        enough = (d for d in range(num_devices, 0, -1) if stages_of(d) <= len(pieces))
+        return partition.balance(
+            [piece.name for piece in pieces],
+            [cost_of(trace) for trace in traces],
+            stages_of(num_devices),
+            self.params.balance,
+            num_devices=num_devices,
+            most_devices=next(enough, 0),
+        )
 
 
 def _local_devices() -> list[str]:

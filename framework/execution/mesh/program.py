@@ -247,8 +247,7 @@ class MeshProgram(Program):
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(trained)
             output = self._task.loss(self._theta(weights, ctx), batch, ctx)
-            mean = tf.math.divide_no_nan(output.loss_sum, total_weight)
-            total = mean + ctx.collected.total("loss")
+            total = output.total(total_weight, ctx.collected.total("loss"))
         gradients = tape.gradient(
             total, trained, unconnected_gradients=tf.UnconnectedGradients.ZERO
         )

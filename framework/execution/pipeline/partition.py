@@ -64,35 +64,55 @@ def stage_costs(costs: Sequence[float], sizes: Sequence[int]) -> list[float]:
 
 
 def balance(
-    names: Sequence[str], costs: Sequence[float], num_stages: int, given: Sequence[int] | None
+    names: Sequence[str],
+    costs: Sequence[float],
+    num_stages: int,
+    given: Sequence[int] | None,
+    *,
+    num_devices: int,
+    most_devices: int,
 ) -> list[int]:
     """Returns how many pieces each stage has: as given, or by cost.
+
+    Args:
+      names: of the pieces, in order.
+      costs: of the same.
+      num_stages: that the schedule makes for so many devices.
+      given: pieces of every stage; None: by cost.
+      num_devices: execution.num_stages.
+      most_devices: of which the schedule would make no more stages than there are pieces.
 
     Raises:
       ExecutionError: there are too few pieces, or the given numbers do not add up; shows the list
         of pieces with their shares of the cost.
     """
+    what = f"{num_stages} stages"
+    if num_stages != num_devices:
+        what += f" ({num_stages // num_devices} on each of {num_devices} devices)"
+    if num_stages > len(names):
+        advice = f"set execution.num_stages to at most {most_devices}"
+        if num_stages != num_devices:
+            advice = (
+                f"{advice}, or choose " if most_devices else "choose "
+            ) + "an execution.schedule with fewer stages a device"
+        raise ExecutionError(
+            f"a pipeline of {what} needs {num_stages} pieces or more, and the task has "
+            f"{len(names)}:\n{listing(names, costs)}\n{advice}"
+        )
     if given is None:
-        if num_stages > len(names):
-            raise ExecutionError(
-                f"a pipeline of {num_stages} stages needs {num_stages} pieces, and the task has "
-                f"{len(names)}:\n{listing(names, costs)}\nset execution.num_stages to at most "
-                f"{len(names)}"
-            )
         return min_max(costs, num_stages)
     problems = []
     if len(given) != num_stages:
-        problems.append(f"has {len(given)} numbers for {num_stages} stages")
+        problems.append(f"has {len(given)} numbers for {what}")
     if any(n < 1 for n in given):
         problems.append("leaves a stage without a piece")
     if sum(given) != len(names):
         problems.append(f"adds up to {sum(given)}, and the task has {len(names)} pieces")
     if problems:
-        enough = num_stages <= len(names)
-        hint = f"; by cost it would be {min_max(costs, num_stages)}" if enough else ""
         raise ExecutionError(
-            f"execution.balance {list(given)} {' and '.join(problems)}{hint}. The pieces and their "
-            f"shares of the cost:\n{listing(names, costs)}"
+            f"execution.balance {list(given)} {' and '.join(problems)}; by cost it would be "
+            f"{min_max(costs, num_stages)}. The pieces and their shares of the cost:\n"
+            f"{listing(names, costs)}"
         )
     return list(given)
 

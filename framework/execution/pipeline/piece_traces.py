@@ -29,13 +29,20 @@ class PieceTrace:
       reads: names of the values of the flow that it uses.
       writes: what it changes or adds: {name: nest of TensorSpecs}.
       flops: of the forward pass over a micro-batch.
-      bytes_moved: bytes that its forward pass writes, weights read included.
+      bytes_written: by the forward pass.
+      weight_bytes: of the weights that it reads.
     """
 
     reads: frozenset[str]
     writes: Mapping[str, Any]
     flops: float
-    bytes_moved: float
+    bytes_written: float
+    weight_bytes: float
+
+    @property
+    def bytes_moved(self) -> float:
+        """Bytes that the forward pass writes, weights read included."""
+        return self.bytes_written + self.weight_bytes
 
 
 def rows_of(spec: WeightSpec, rows: tuple[int, int] | None) -> WeightSpec:
@@ -130,7 +137,7 @@ def _trace(piece: Piece, own: Mapping[str, WeightSpec], flow: Flow, size: int) -
         work = graph_work.count(graph)
     weight_bytes = sum(spec.size_bytes for spec in own.values())
     specs = {name: tf.nest.map_structure(_spec, value) for name, value in writes.items()}
-    return PieceTrace(frozenset(reads), specs, work.flops, work.bytes_written + weight_bytes)
+    return PieceTrace(frozenset(reads), specs, work.flops, work.bytes_written, weight_bytes)
 
 
 def tensors(nest: Any) -> list[Any]:

@@ -32,6 +32,7 @@ from tekso.framework.execution.base import (
     check_keys,
 )
 from tekso.framework.execution.pipeline.actions import BACKWARD, FORWARD, Action
+from tekso.framework.execution.pipeline.measured_step import MeasuredStep, measured_step
 from tekso.framework.execution.pipeline.piece_traces import rows_of, tensors
 from tekso.framework.execution.pipeline.setting import Setting
 from tekso.framework.execution.pipeline.simulator import Event
@@ -160,7 +161,6 @@ class PipelineProgram(Program):
                     setting.plan.values,
                     seed=self._seed,
                     num_examples=setting.batch_size,
-                    share=setting.micro_batch_size / setting.batch_size,
                     fuse=XlaFusion() if setting.xla == "stretches" else no_fusion,
                 )
                 functions.prepare(
@@ -204,7 +204,9 @@ class PipelineProgram(Program):
             lambda s: self._on(s, self._norms[s], gradients[s]), range(len(stages))
         )
         squares = added_pairs(norms)  # of stacked weights, every stage has those of its rows
-        total = _added([found["total"] for found in by_stage.values()])
+        loss_sum = by_stage[len(stages) - 1]["loss"]
+        shares = [found["total"] for found in by_stage.values()]
+        total = _added([tf.cast(share, loss_sum.dtype) for share in shares])
         counts = self._counts()
         at = tf.constant(step, tf.int64)
         with self._state.on(0):
@@ -228,12 +230,15 @@ class PipelineProgram(Program):
             )
 
         self._workers.map(update, range(len(stages)))
+        auxiliary: dict[str, Any] = {}  # shares of a mean, which add up over parts and stages
+        for name, value in (pair for found in by_stage.values() for pair in found["aux"].items()):
+            auxiliary[name] = auxiliary[name] + value if name in auxiliary else value
         metrics = added_pairs([found["metric"] for found in by_stage.values()])
-        loss_sum = by_stage[len(stages) - 1]["loss"]
         return {
-            "loss": tf.math.divide_no_nan(loss_sum, total_weight),
+            "loss": tf.math.divide_no_nan(loss_sum, tf.cast(total_weight, loss_sum.dtype)),
             "total_loss": total,
             **{name: tf.math.divide_no_nan(*pair) for name, pair in metrics.items()},
+            **auxiliary,
             **decision.metrics,
         }
 
@@ -286,6 +291,10 @@ class PipelineProgram(Program):
         if stage.index == 0:
             new |= {LEARNER + path: value for path, value in decision.counts.items()}
         return new
+
+    def trace(self) -> MeasuredStep | None:
+        """See `Program`."""
+        return measured_step(self.events, self._setting)
 
     # --- evaluation ---
 

@@ -123,7 +123,7 @@ class StageEvaluation:
                 flow = run_all(stage.pieces, weights, inputs, ctx)
                 sums = dict(ctx.collected.sums["metric"])
                 if stage.is_last:
-                    weight = tf.cast(self._task.loss_weight(batch), tf.float32)
+                    weight = tf.cast(self._task.loss_weight(batch), flow[LOSS_SUM].dtype)
                     sums |= {"loss": (flow[LOSS_SUM], weight), **flow[METRICS]}
                 return {name: flow[name] for name in stage.outputs}, sums
 

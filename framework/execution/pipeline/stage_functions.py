@@ -21,6 +21,7 @@ from tekso.framework.execution.pipeline.piece_traces import tensors
 from tekso.framework.execution.pipeline.stages import BATCH, Stage, Value
 from tekso.framework.pieces import LOSS_SUM, METRICS, run_all
 from tekso.framework.primitives.fusion import Fuse
+from tekso.framework.task import LossSums
 from tekso.framework.weight_spec import WeightSpec
 
 Tensors = dict[str, tf.Tensor]
@@ -48,7 +49,6 @@ class StageFunctions:
       values: TensorSpecs of what flows between the stages.
       seed: of all randomness in the steps.
       num_examples: of the global batch.
-      share: of the global batch that is computed at a time.
       fuse: compiles stretches of elementwise work.
     """
 
@@ -61,12 +61,11 @@ class StageFunctions:
         *,
         seed: int,
         num_examples: int,
-        share: float,
         fuse: Fuse,
     ) -> None:
         self._stage, self._specs, self._trained = stage, specs, list(trained)
         self._values, self._seed, self._fuse = values, seed, fuse
-        self._num_examples, self._share = num_examples, share
+        self._num_examples = num_examples
         self._structure: Any = None  # of the sums
         outputs = [values[Value(name, stage.index)] for name in stage.outputs]
         self._seeds = [leaf for leaf in tensors(outputs) if leaf.dtype.is_floating]
@@ -101,7 +100,7 @@ class StageFunctions:
             gradients = tape.gradient(
                 [*targets, total],
                 [*sources, *learned],
-                output_gradients=seeds_,
+                output_gradients=[*seeds_[:-1], tf.cast(seeds_[-1], total.dtype)],
                 unconnected_gradients=tf.UnconnectedGradients.ZERO,
             )
             gradients = [tf.convert_to_tensor(g) for g in gradients]
@@ -163,15 +162,15 @@ class StageFunctions:
         metrics = dict(ctx.collected.sums["metric"])
         total, loss_sum = ctx.collected.total("loss"), tf.constant(0.0)
         if self._stage.is_last:
-            loss_sum = tf.cast(flow[LOSS_SUM], tf.float32)
-            total += tf.math.divide_no_nan(loss_sum, scalars[Scalars.TOTAL_WEIGHT])
-            metrics |= flow[METRICS]
-        share = tf.constant(self._share)
-        aux = {f"aux/{n}": (v, share) for n, (v, _) in ctx.collected.sums["loss"].items()}
+            loss = LossSums(flow[LOSS_SUM], flow[METRICS])
+            total = loss.total(scalars[Scalars.TOTAL_WEIGHT], total)
+            loss_sum = loss.loss_sum
+            metrics |= loss.metrics
         sums = {
             "loss": loss_sum,
             "total": total,
-            "metric": tf.nest.map_structure(tf.convert_to_tensor, {**metrics, **aux}),
+            "metric": tf.nest.map_structure(tf.convert_to_tensor, metrics),
+            "aux": {f"aux/{n}": v for n, (v, _) in ctx.collected.sums["loss"].items()},
             "statistic": ctx.collected.sums["statistic"],
         }
         return outputs, total, sums

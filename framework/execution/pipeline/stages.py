@@ -38,6 +38,7 @@ class Stage:
       index: its place in the order.
       pieces: what it runs; neighbouring layers of a repeated stack are one.
       piece_names: of the pieces before they were joined.
+      traces: of the same pieces, what each computes.
       inputs: the values that it reads.
       outputs: names of the values that it makes and a later stage reads.
       weights: {path of a weight that it reads: the rows that it has of it, None for all}.
@@ -47,6 +48,7 @@ class Stage:
     index: int
     pieces: tuple[Piece, ...]
     piece_names: tuple[str, ...]
+    traces: tuple[PieceTrace, ...]
     inputs: tuple[Value, ...]
     outputs: tuple[str, ...]
     weights: Mapping[str, Rows]
@@ -128,6 +130,7 @@ def plan(
                 index,
                 tuple(joined(own)),
                 tuple(piece.name for piece in own),
+                tuple(traces[end - size : end]),
                 tuple(read[index]),
                 tuple(v.name for v in needed if v.producer == index),
                 _weights(own, paths),

@@ -1,0 +1,97 @@
+"""A step that was run, beside the same step simulated from what its work took on the average.
+
+What the two differ by is what the means do not know: work that took longer than usual, and waiting
+that is not for other stages.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import statistics
+from collections.abc import Mapping, Sequence
+
+from tekso.framework.execution.base import StepTrace
+from tekso.framework.execution.pipeline.actions import Kind
+from tekso.framework.execution.pipeline.setting import Setting
+from tekso.framework.execution.pipeline.simulator import Event, Timeline, simulate
+from tekso.framework.execution.pipeline.timeline_drawing import draw_png, draw_text
+
+_UNIT = "ms"
+
+
+@dataclasses.dataclass(frozen=True)
+class MeasuredStep(StepTrace):
+    """See the module; times in milliseconds.
+
+    Attributes:
+      measured: a timeline for each replica.
+      predicted: that of any of them.
+    """
+
+    measured: Sequence[Timeline]
+    predicted: Timeline
+
+    @property
+    def name(self) -> str:
+        """See `StepTrace`."""
+        return "pipeline"
+
+    @property
+    def ratio(self) -> float:
+        """How long the slowest replica took, by what was predicted."""
+        longest = max(timeline.makespan for timeline in self.measured)
+        return longest / self.predicted.makespan if self.predicted.makespan else 1.0
+
+    def lines(self, width: int) -> list[str]:
+        """See `StepTrace`."""
+        longest = max(timeline.makespan for timeline in self.measured)
+        return [
+            *draw_text(self._timelines(), width=width, unit=_UNIT),
+            f"measured {longest:.2f} {_UNIT}, predicted {self.predicted.makespan:.2f} {_UNIT}, "
+            f"ratio {self.ratio:.3f}; without the update of the weights",
+        ]
+
+    def png(self, title: str) -> bytes:
+        """See `StepTrace`."""
+        return draw_png(self._timelines(), title=title, unit=_UNIT)
+
+    def _timelines(self) -> dict[str, Timeline]:
+        many = len(self.measured) > 1
+        named = {
+            f"measured, replica {r}" if many else "measured": timeline
+            for r, timeline in enumerate(self.measured)
+        }
+        return {**named, "simulated from its mean times": self.predicted}
+
+
+def measured_step(
+    events: Mapping[tuple[int, int], Sequence[Event]], setting: Setting
+) -> MeasuredStep | None:
+    """Returns what was measured of a step; None if no step was run yet.
+
+    Args:
+      events: {(replica, device): its actions with start and end, in seconds}. Of a batch that goes
+        through the pipeline in several parts, the last part is shown.
+      setting: how the task is laid over devices.
+    """
+    if not events:
+        return None
+    num_stages = len(setting.plan.stages)
+    times: dict[tuple[int, Kind], list[float]] = collections.defaultdict(list)
+    measured = []
+    for replica in range(setting.num_replicas):
+        own = [
+            Event(event.action, 1e3 * event.start, 1e3 * event.end)
+            for device, order in enumerate(setting.schedule)
+            for event in events[replica, device][len(events[replica, device]) - len(order) :]
+        ]
+        for event in own:
+            times[event.action.stage, event.action.kind].append(event.end - event.start)
+        measured.append(Timeline(tuple(own), setting.num_devices, num_stages))
+    predicted = simulate(
+        (action for order in setting.schedule for action in order),
+        num_devices=setting.num_devices,
+        durations={key: statistics.fmean(found) for key, found in times.items()},
+    )
+    return MeasuredStep(measured, predicted)

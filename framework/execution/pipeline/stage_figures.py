@@ -1,0 +1,223 @@
+"""What the stages of a pipeline hold and compute, and how its schedule would go: from specs alone.
+
+    cost    of a stage: seconds of its pieces on a device of type cpu; only ratios are of use
+    time    forward 1, backward 2 (1 each where the two gradients are apart), and 1 more in the
+            backward of what is computed again; a handover takes none
+    bytes   of activations: what a forward pass keeps for the backward (`kept_bytes`), or the inputs
+            of the stage alone, and the rest while the backward runs that computes it again
+
+Source of the ratio 1 : 2: the backward pass of a product is a product for each of its factors.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from tekso.framework.execution.base import LEARNER, WEIGHTS
+from tekso.framework.execution.pipeline.actions import (
+    BACKWARD,
+    FORWARD,
+    WEIGHT_GRADIENT,
+    Kind,
+    device_of,
+)
+from tekso.framework.execution.pipeline.piece_costs import BACKWARD as BACKWARD_COST
+from tekso.framework.execution.pipeline.piece_costs import forward_cost
+from tekso.framework.execution.pipeline.piece_traces import rows_of, tensors
+from tekso.framework.execution.pipeline.setting import Setting
+from tekso.framework.execution.pipeline.simulator import Timeline, simulate
+from tekso.framework.execution.pipeline.stage_state import StageState
+from tekso.framework.execution.pipeline.stages import Stage, Value
+from tekso.framework.weight_spec import WeightSpec
+
+
+@dataclasses.dataclass(frozen=True)
+class StageFigures:
+    """What a stage holds, and computes of a micro-batch.
+
+    Attributes:
+      stage: the stage.
+      device: number of the device that runs it, in every pipeline.
+      weights: numbers in the weights that it keeps and updates.
+      weight_bytes: of these weights.
+      copies: paths of weights that an earlier stage keeps and this one is given.
+      copy_bytes: of these copies.
+      slot_bytes: what the optimizer keeps for its weights.
+      gradient_bytes: the sums of the gradients of all weights that it reads and that are learned.
+      flops: floating-point operations of the forward pass.
+      handed_bytes: of what it makes for other stages, once for each that reads it.
+      input_bytes: of what it reads of the batch and of other stages.
+      kept_bytes: of a micro-batch, which the backward pass needs; inputs are among them.
+      forward_cost: see the module.
+    """
+
+    stage: Stage
+    device: int
+    weights: int
+    weight_bytes: int
+    copies: tuple[str, ...]
+    copy_bytes: int
+    slot_bytes: int
+    gradient_bytes: int
+    flops: float
+    handed_bytes: int
+    input_bytes: int
+    kept_bytes: float
+    forward_cost: float
+
+    @property
+    def flops_with_backward(self) -> float:
+        """Of forward and backward; what is computed again does not count."""
+        return (1.0 + BACKWARD_COST) * self.flops
+
+
+@dataclasses.dataclass(frozen=True)
+class PipelineFigures:
+    """A pipeline before it is built.
+
+    Attributes:
+      schedule: its name.
+      setting: how the task is laid over devices.
+      stages: in model order.
+      timeline: simulated; 1 is the time that the slowest stage works on a micro-batch.
+      held_bytes: for each device the most bytes of micro-batches that it holds at once.
+    """
+
+    schedule: str
+    setting: Setting
+    stages: tuple[StageFigures, ...]
+    timeline: Timeline
+    held_bytes: tuple[float, ...]
+
+    @property
+    def slowest(self) -> int:
+        """Number of the stage that costs most."""
+        return max(self.stages, key=lambda each: each.forward_cost).stage.index
+
+    @property
+    def cost_shares(self) -> list[float]:
+        """Share of each stage in the cost of all."""
+        total = math.fsum(each.forward_cost for each in self.stages)
+        return [each.forward_cost / total if total else 0.0 for each in self.stages]
+
+    def on_device(self, device: int) -> list[StageFigures]:
+        """Returns the stages of a device."""
+        return [each for each in self.stages if each.device == device]
+
+
+def figures_of(
+    schedule: str,
+    setting: Setting,
+    learner: Any,
+    specs: dict[str, WeightSpec],
+    kept: Sequence[float],
+) -> PipelineFigures:
+    """Returns the figures of a pipeline; allocates nothing.
+
+    Args:
+      schedule: its name.
+      setting: how the task is laid over devices.
+      learner: its slots lie beside their weights.
+      specs: of all weights of the task.
+      kept: bytes that every piece keeps of a micro-batch.
+    """
+    homes = [setting.device_of(0, stage.index) for stage in setting.plan.stages]
+    state = StageState(setting.plan, learner, specs, homes)
+    trained = learner.trainable(specs)
+    of_pieces = iter(kept)
+    stages = tuple(
+        _figures(
+            setting,
+            stage,
+            state.owned_specs(stage.index),
+            specs,
+            trained,
+            [next(of_pieces) for _ in stage.piece_names],
+        )
+        for stage in setting.plan.stages
+    )
+    timeline = simulate(
+        (action for order in setting.schedule for action in order),
+        num_devices=setting.num_devices,
+        durations=durations(setting, [each.forward_cost for each in stages]),
+    )
+    held = _held_bytes(setting, stages, timeline)
+    return PipelineFigures(schedule, setting, stages, timeline, held)
+
+
+def durations(setting: Setting, costs: Sequence[float]) -> dict[tuple[int, Kind], float]:
+    """Returns how long the work of every (stage, kind) takes; the slowest stage takes 1 for all.
+
+    Args:
+      setting: says whether gradients are apart, and what is computed again: of some micro-batches
+        and not of others, all take the mean.
+      costs: of the forward pass of every stage, in any unit.
+    """
+    count = setting.num_micro_batches
+    again = sum(not setting.keeps(m) for m in range(count)) / count
+    unit = (1.0 + BACKWARD_COST + again) * (max(costs) or 1.0)
+    of_inputs = BACKWARD_COST / 2 if setting.is_apart else BACKWARD_COST
+    found: dict[tuple[int, Kind], float] = {}
+    for stage, cost in enumerate(costs):
+        found[stage, FORWARD] = cost / unit
+        found[stage, BACKWARD] = (of_inputs + again) * cost / unit
+        if of_inputs < BACKWARD_COST:
+            found[stage, WEIGHT_GRADIENT] = (BACKWARD_COST - of_inputs) * cost / unit
+    return found
+
+
+def _figures(
+    setting: Setting,
+    stage: Stage,
+    owned: dict[str, WeightSpec],
+    specs: dict[str, WeightSpec],
+    trained: Any,
+    kept: Sequence[float],
+) -> StageFigures:
+    plan = setting.plan
+    own = {key[len(WEIGHTS) :]: spec for key, spec in owned.items() if key.startswith(WEIGHTS)}
+    read = {path: rows_of(specs[path], rows) for path, rows in stage.weights.items()}
+    copies = {path: spec for path, spec in read.items() if path not in own}
+    made = [Value(name, stage.index) for name in stage.outputs]
+    readers = {value: sum(value in other.inputs for other in plan.stages) for value in made}
+    return StageFigures(
+        stage,
+        device_of(stage.index, setting.num_devices),
+        weights=sum(spec.size for spec in own.values()),
+        weight_bytes=sum(spec.size_bytes for spec in own.values()),
+        copies=tuple(copies),
+        copy_bytes=sum(spec.size_bytes for spec in copies.values()),
+        slot_bytes=sum(spec.size_bytes for key, spec in owned.items() if key.startswith(LEARNER)),
+        gradient_bytes=sum(spec.size_bytes for path, spec in read.items() if path in trained),
+        flops=math.fsum(trace.flops for trace in stage.traces),
+        handed_bytes=sum(_bytes(plan.values[value]) * count for value, count in readers.items()),
+        input_bytes=sum(_bytes(plan.values[value]) for value in stage.inputs),
+        kept_bytes=math.fsum(kept),
+        forward_cost=math.fsum(forward_cost(trace) for trace in stage.traces),
+    )
+
+
+def _bytes(nest: Any) -> int:
+    return sum(math.prod(spec.shape.as_list()) * spec.dtype.size for spec in tensors(nest))
+
+
+def _held_bytes(
+    setting: Setting, stages: Sequence[StageFigures], timeline: Timeline
+) -> tuple[float, ...]:
+    """As `Timeline.held` counts; what is computed again is there until the backward is over."""
+    last = WEIGHT_GRADIENT if setting.is_apart else BACKWARD
+    now, most = [0.0] * setting.num_devices, [0.0] * setting.num_devices
+    for event in timeline.events:
+        device, stage, kind = event.action.device, stages[event.action.stage], event.action.kind
+        more = stage.kept_bytes - stage.input_bytes
+        if kind == FORWARD:
+            now[device] += stage.input_bytes
+        if kind == (FORWARD if setting.keeps(event.action.micro_batch) else BACKWARD):
+            now[device] += more
+        most[device] = max(most[device], now[device])
+        if kind == last:
+            now[device] -= stage.kept_bytes
+    return tuple(most)

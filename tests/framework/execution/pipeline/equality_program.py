@@ -1,0 +1,207 @@
+"""Trains a model on one device and in pipelines, and prints what came out of each; for tests.
+
+All pipelines of a call are in one process, on eight logical devices.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tekso.framework.execution import DataParallel, Pipelined
+from tekso.framework.execution.base import signature_of
+from tekso.framework.initializers import Normal
+from tekso.framework.layer import Layer
+from tekso.framework.learner import Learner
+from tekso.framework.optimizers.sgd import Momentum
+from tekso.framework.params import param
+from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
+from tekso.framework.schedules import Constant
+from tekso.framework.task import LossSums, Task
+from tekso.framework.theta import Theta
+from tekso.models.layers.normalization import BatchNorm
+from tekso.models.layers.stack import Stack
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import small_models
+
+DIM, CLASSES = 6, 3
+
+
+class Block(Layer):
+    """y = x + tanh(x w) in float64, with dropout."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        init = Normal.Params(stddev=0.5)
+        self.weight("w", [DIM, DIM], dims=("in", "embed"), init=init, dtype="float64")
+
+    def fprop(self, theta: Theta, x: Any, ctx: Any) -> Any:
+        return x + ctx.dropout(tf.tanh(x @ theta.w), 0.2, self)
+
+
+class Skipping(Task):
+    """Float64; a value jumps from the first block to the last, others are nests, one is None.
+
+    The first and the last piece share a table.
+    """
+
+    class Params(Task.Params):
+        """Params of Skipping."""
+
+        num_blocks: int = param("Number of blocks.", default=7)
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self.child_list("blocks", [Block.Params()] * self.params.num_blocks)
+        self.child("table", Block.Params())
+
+    def loss_weight(self, batch: Any) -> tf.Tensor:
+        return tf.reduce_sum(batch["weights"])
+
+    def loss(self, theta: Theta, batch: Any, ctx: Any) -> LossSums:
+        flow: Flow = dict(batch)
+        for piece in self.pieces():
+            flow = piece.run(theta, flow, ctx)
+        return LossSums(flow[LOSS_SUM], flow[METRICS])
+
+    def pieces(self) -> list[Piece]:
+        pieces = [Piece("first", {"table": self.table}, self._first)]
+        for i, block in enumerate(self.blocks):
+            pieces.append(Piece(f"blocks/{i}", {f"blocks/{i}": block}, self._block(i, block)))
+        return [*pieces, Piece("last", {"table": self.table}, self._last)]
+
+    def _first(self, theta: Theta, flow: Flow, ctx: Any) -> Flow:
+        x = flow["x"] @ theta.table.w
+        return {**flow, "h": (x, {"twice": 2.0 * x, "none": None}), "jump": tf.sin(x)}
+
+    def _block(self, index: int, block: Block) -> Any:
+        def run(theta: Theta, flow: Flow, ctx: Any) -> Flow:
+            x, more = flow["h"]
+            ctx = ctx.fold(index)
+            y = block.fprop(theta.blocks[str(index)], x, ctx)
+            ctx.collect_loss("size", 0.01 * tf.reduce_sum(tf.square(tf.cast(y, tf.float32))))
+            return {**flow, "h": (y, {**more, "twice": more["twice"] * 0.9 + y})}
+
+        return run
+
+    def _last(self, theta: Theta, flow: Flow, ctx: Any) -> Flow:
+        x, more = flow["h"]
+        y = (x + more["twice"] + flow["jump"]) @ tf.transpose(theta.table.w)
+        error = tf.reduce_sum(tf.square(y - flow["target"]), -1)
+        weights = tf.cast(flow["weights"], tf.float64)
+        metrics = {"error": (tf.reduce_sum(error), tf.cast(tf.size(error), tf.float64))}
+        return {**flow, LOSS_SUM: tf.reduce_sum(error * weights), METRICS: metrics}
+
+
+def skipping_batch(step: int, size: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(step)
+    return {
+        "x": rng.normal(size=(size, DIM)),
+        "target": rng.normal(size=(size, DIM)),
+        "weights": rng.integers(0, 3, size).astype(np.float32),
+    }
+
+
+class Statistics(Task):
+    """Batch normalisation between linear maps."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self.child_list("norms", [BatchNorm.Params(dim=DIM)] * 3)
+
+    def loss_weight(self, batch: Any) -> tf.Tensor:
+        return tf.cast(tf.shape(batch["x"])[0], tf.float32)
+
+    def pieces(self) -> list[Piece]:
+        def norm(i: int) -> Any:
+            def run(theta: Theta, flow: Flow, ctx: Any) -> Flow:
+                y = self.norms[i].fprop(theta.norms[str(i)], flow["x"], ctx)
+                return {**flow, "x": tf.nn.relu(y) + 0.1 * flow["x"]}
+
+            return run
+
+        def last(theta: Theta, flow: Flow, ctx: Any) -> Flow:
+            return {**flow, LOSS_SUM: tf.reduce_sum(flow["x"] ** 2), METRICS: {}}
+
+        parts = [Piece(f"norms/{i}", {f"norms/{i}": n}, norm(i)) for i, n in enumerate(self.norms)]
+        return [*parts, Piece("last", {}, last)]
+
+
+def statistics_batch(step: int, size: int) -> dict[str, np.ndarray]:
+    return {"x": np.random.default_rng(step).normal(size=(size, DIM)).astype(np.float32) * 3 + 1}
+
+
+def deep(kind: Any = Stack) -> Any:
+    return small_models.language_model(kind.Params(num_layers=6, layer=small_models.layer()))
+
+
+def task_of(model: str) -> Any:
+    own = {"skipping": Skipping.Params, "statistics": Statistics.Params, "deep": deep}
+    return own.get(model, small_models.MODELS.get(model))().instantiate()
+
+
+def batch_of(model: str, step: int, size: int) -> dict[str, np.ndarray]:
+    if model == "skipping":
+        return skipping_batch(step, size)
+    if model == "statistics":
+        return statistics_batch(step, size)
+    return small_models.batch(model, step, size=size)
+
+
+def run(execution: Any, job: dict[str, Any]) -> dict[str, Any]:
+    """Trains under one execution; returns what came out."""
+    model, size = job["model"], job.get("size", 8)
+    learner = Learner.Params(
+        optimizer=Momentum.Params(),
+        schedule=Constant.Params(value=0.1),
+        clip_global_norm=1.0,
+        ema_decay=0.9,
+        accumulation_steps=job.get("accumulation", 1),
+    ).instantiate()
+    batches = [batch_of(model, i, size) for i in range(job.get("steps", 2))]
+    program = execution.build(task_of(model), learner, seed=7, batch=signature_of(batches[0]))
+    program.initialize()
+    first = program.state()
+    outputs = [program.train_step(b, i) for i, b in enumerate(batches)]
+    odd = {name: a[: size - 3] for name, a in batch_of(model, 99, size).items()}
+    evaluation = {} if model == "statistics" else program.eval_step(odd)
+    state = program.state()
+    return {
+        "first": {k: v.ravel().tolist() for k, v in first.items()},
+        "steps": [{k: float(v) for k, v in o.items()} for o in outputs],
+        "eval": {k: [float(x) for x in pair] for k, pair in evaluation.items()},
+        "weights": {k: v.ravel().tolist() for k, v in state.items() if k.startswith("weights/")},
+        "shown": float(
+            program.call(
+                lambda theta, ctx: tf.add_n(
+                    [tf.reduce_sum(tf.cast(t, tf.float32)) for t in tf.nest.flatten(theta)]
+                )
+            )
+        ),
+    }
+
+
+def main() -> None:
+    """Reads {"model", "pipelines": [Params of Pipelined], …}; the first result is one device's."""
+    job = json.loads(sys.argv[1])
+    pipelines = [Pipelined.Params().set(p) for p in job["pipelines"]]
+    Pipelined.Params(num_stages=8).instantiate().setup_devices()
+    alone = DataParallel.Params(towers=1, xla="none").instantiate()
+    results = [run(alone, job)] if job.get("alone", True) else []
+    results += [run(p.instantiate(), job) for p in pipelines]
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()

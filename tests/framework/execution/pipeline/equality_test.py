@@ -1,0 +1,143 @@
+"""A pipeline gives the losses, gradients and weights of a single device, however it is cut."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+PROGRAM = Path(__file__).with_name("equality_program.py")
+
+
+def run(model: str, *pipelines: dict[str, Any], **job: Any) -> list[dict[str, Any]]:
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), json.dumps({"model": model, "pipelines": pipelines, **job})],
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    results: list[dict[str, Any]] = json.loads(done.stdout.strip().splitlines()[-1])
+    return results
+
+
+def pipeline(
+    stages: int, micro_batches: int, schedule: str, rematerialize: str, **more: Any
+) -> Any:
+    return {
+        "num_stages": stages,
+        "num_micro_batches": micro_batches,
+        "schedule": schedule,
+        "rematerialize": rematerialize,
+        "xla": "none",
+        **more,
+    }
+
+
+def check(alone: dict[str, Any], piped: dict[str, Any], *, within: float = 1e-5) -> None:
+    assert piped["first"] == alone["first"]
+    for one, other in zip(alone["steps"], piped["steps"], strict=True):
+        assert set(one) == set(other)
+        for name, value in one.items():
+            assert other[name] == pytest.approx(value, rel=max(within, 1e-6)), name
+        for name in ("loss", "total_loss"):
+            assert other[name] == pytest.approx(one[name], rel=max(within, 1e-7)), name
+    assert set(piped["eval"]) == set(alone["eval"])
+    for name, pair in alone["eval"].items():
+        np.testing.assert_allclose(piped["eval"][name], pair, rtol=1e-5, atol=1e-6, err_msg=name)
+    assert set(piped["weights"]) == set(alone["weights"])
+    for path, weight in alone["weights"].items():
+        scale = max(np.max(np.abs(weight)), 1e-2)
+        difference = np.max(np.abs(np.subtract(piped["weights"][path], weight)))
+        assert difference < 2 * within * scale, path
+    assert piped["shown"] == pytest.approx(alone["shown"], rel=1e-4)
+
+
+@pytest.mark.slow
+def test_float64_with_values_that_jump_stages_and_a_shared_table() -> None:
+    schedules = ["gpipe", "1f1b", "zero_bubble_h1"]
+    remats = ["none", "all", "except_last"]
+    pipelines = [
+        pipeline(k, m, schedules[(k + i) % 3], remats[(i + k // 3) % 3])
+        for k in (1, 2, 3, 4, 8)
+        for i, m in enumerate((1, 2, 5, 8))
+    ]
+    pipelines.append(pipeline(2, 8, "interleaved_1f1b", "none"))
+    pipelines.append(pipeline(4, 8, "interleaved_1f1b", "all"))
+    pipelines.append(pipeline(3, 5, "1f1b", "none", balance=[7, 1, 1]))
+    alone, *piped = run("skipping", *pipelines, size=40)
+    for one in piped:
+        check(alone, one, within=1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "pipelines"),
+    [
+        (
+            "deep",
+            [
+                pipeline(8, 4, "1f1b", "none"),
+                pipeline(3, 8, "gpipe", "except_last"),
+                pipeline(2, 2, "interleaved_1f1b", "all"),
+                pipeline(4, 2, "zero_bubble_h1", "none", num_replicas=2),
+            ],
+        ),
+        ("repeated", [pipeline(3, 4, "zero_bubble_h1", "all"), pipeline(2, 8, "1f1b", "none")]),
+        ("moe", [pipeline(2, 4, "interleaved_1f1b", "all"), pipeline(3, 2, "gpipe", "none")]),
+        ("untied", [pipeline(2, 4, "zero_bubble_h1", "except_last")]),
+        ("sampled", [pipeline(2, 4, "1f1b", "none")]),
+        ("remat", [pipeline(2, 2, "1f1b", "none", xla="stretches")]),
+        ("lstm", [pipeline(4, 8, "zero_bubble_h1", "none")]),
+    ],
+    ids=lambda v: v if isinstance(v, str) else "",
+)
+def test_language_models(model: str, pipelines: list[Any]) -> None:
+    alone, *piped = run(model, *pipelines)
+    for one in piped:
+        check(alone, one)
+
+
+@pytest.mark.slow
+def test_accumulated_parts_add_up() -> None:
+    alone, piped = run("dense", pipeline(2, 2, "1f1b", "none"), accumulation=2)
+    check(alone, piped)
+
+
+def test_statistics_are_of_micro_batches_and_moved_once_a_step() -> None:
+    one, several, again = run(
+        "statistics",
+        pipeline(1, 4, "gpipe", "none"),
+        pipeline(3, 4, "1f1b", "none"),
+        pipeline(2, 4, "gpipe", "all"),
+        size=16,
+        steps=1,
+        alone=False,
+    )
+    check(one, several)
+    check(one, again)
+    # The first layer sees the batch itself: its moving mean goes to the mean of all 16 examples.
+    x = np.random.default_rng(0).normal(size=(16, 6)).astype(np.float32) * 3 + 1
+    moved = np.array(several["weights"]["weights/norms/0/moving_mean"])
+    momentum = 1 - moved / x.mean(0)
+    np.testing.assert_allclose(momentum, momentum[0], rtol=1e-4)
+    assert 0.5 < momentum[0] < 1.0
+
+
+def test_schedules_give_the_same_bits() -> None:
+    first, *others = run(
+        "skipping",
+        *(pipeline(3, 4, name, "none") for name in ("gpipe", "1f1b", "1f1b")),
+        alone=False,
+    )
+    for one in others:
+        assert one["weights"] == first["weights"]
+        assert one["steps"] == first["steps"]

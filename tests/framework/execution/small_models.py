@@ -1,0 +1,154 @@
+"""Small models that could tell one execution from another: dropout, padding, auxiliary losses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tekso.framework.params import Params
+from tekso.framework.task import LossSums, Task
+from tekso.framework.theta import Theta
+from tekso.models.layers.attention import MultiHeadAttention
+from tekso.models.layers.attention_positions import RelativeBias, RotaryPositions
+from tekso.models.layers.convolution import Conv2D, DepthwiseConv2D
+from tekso.models.layers.expert_routing import SwitchRouter, TopKRouter
+from tekso.models.layers.feed_forward import FeedForward, GatedFeedForward
+from tekso.models.layers.linear import Linear
+from tekso.models.layers.mixture_of_experts import MixtureOfExperts
+from tekso.models.layers.normalization import BatchNorm, RMSNorm
+from tekso.models.layers.pooling import AveragePool, GlobalAveragePool, MaxPool
+from tekso.models.layers.positions import LearnedPositions
+from tekso.models.layers.recurrent import RecurrentStack
+from tekso.models.layers.recurrent_cells import GruCell, LstmCell
+from tekso.models.layers.rematerialize import Rematerialize
+from tekso.models.layers.softmax import SampledSoftmax, Softmax
+from tekso.models.layers.stack import RepeatedStack, Stack
+from tekso.models.layers.transformer import TransformerLayer
+from tekso.models.lstm_lm import LstmLm
+from tekso.models.transformer_lm import TransformerLm
+from tekso.tasks.lm.task import LanguageModel
+
+BATCH, LENGTH, VOCAB, DIM, HEADS, MLP = 8, 8, 32, 16, 4, 32
+SIDE, CLASSES = 16, 8
+
+
+def layer(**changes: Any) -> Params:
+    params = TransformerLayer.Params(
+        norm=RMSNorm.Params(),
+        attention=MultiHeadAttention.Params(
+            num_heads=HEADS, mask="causal", positions=RotaryPositions.Params(), dropout_rate=0.1
+        ),
+        feed_forward=FeedForward.Params(hidden_dim=MLP, dropout_rate=0.1),
+        dropout_rate=0.1,
+    )
+    return params.set(changes)
+
+
+def language_model(stack: Params, **changes: Any) -> Params:
+    model = TransformerLm.Params(vocab_size=VOCAB, dim=DIM, dropout_rate=0.1, stack=stack)
+    return LanguageModel.Params(model=model.set(changes))
+
+
+def experts(router: Params, **changes: Any) -> Params:
+    return MixtureOfExperts.Params(num_experts=4, hidden_dim=MLP, router=router, **changes)
+
+
+def lstm(cell: Params, **changes: Any) -> Params:
+    stack = RecurrentStack.Params(num_layers=2, cell=cell, dropout_rate=0.1)
+    model = LstmLm.Params(vocab_size=VOCAB, embedding_dim=DIM, stack=stack)
+    return LanguageModel.Params(model=model.set(changes))
+
+
+class ImageTask(Task):
+    """Classifies small images: every kind of windowed layer, and batch statistics."""
+
+    class Params(Task.Params):
+        """Params of ImageTask."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self.child("first", Conv2D.Params(input_dim=3, output_dim=8))
+        self.child("norm", BatchNorm.Params(dim=8))
+        self.child("maximum", MaxPool.Params())
+        self.child("depthwise", DepthwiseConv2D.Params(input_dim=8, activation="relu"))
+        self.child("second", Conv2D.Params(input_dim=8, output_dim=16, strides=(2, 2)))
+        self.child("average", AveragePool.Params(window_shape=(2, 2), strides=(1, 1)))
+        self.child("all", GlobalAveragePool.Params())
+        self.child("classifier", Linear.Params(input_dim=16, output_dim=CLASSES))
+
+    def loss_weight(self, batch: Any) -> tf.Tensor:
+        return tf.reduce_sum(batch["weights"])
+
+    def loss(self, theta: Theta, batch: Any, ctx: Any) -> LossSums:
+        x = ctx.constrain_image(batch["images"])
+        x = self.first.fprop(theta["first"], x, ctx)
+        x = ctx.activate("relu", self.norm.fprop(theta.norm, x, ctx))
+        x = ctx.dropout(self.maximum.fprop(Theta(), x, ctx), 0.2, self)
+        x = self.depthwise.fprop(theta.depthwise, x, ctx)
+        x = ctx.activate("relu", self.second.fprop(theta.second, x, ctx))
+        x = self.average.fprop(Theta(), x, ctx)
+        x = self.all.fprop(Theta(), x, ctx)
+        logits = self.classifier.fprop(theta.classifier, x, ctx)
+        target = tf.one_hot(batch["labels"], CLASSES)
+        nats = tf.reduce_logsumexp(logits, -1) - tf.reduce_sum(logits * target, -1)
+        return LossSums(tf.reduce_sum(nats * batch["weights"]))
+
+
+MODELS = {
+    "dense": lambda: language_model(Stack.Params(num_layers=1, layer=layer())),
+    "remat": lambda: language_model(
+        Stack.Params(num_layers=2, layer=Rematerialize.Params(layer=layer()))
+    ),
+    "repeated": lambda: language_model(RepeatedStack.Params(num_layers=3, layer=layer())),
+    "repeated_remat": lambda: language_model(
+        RepeatedStack.Params(num_layers=3, layer=Rematerialize.Params(layer=layer()))
+    ),
+    "untied": lambda: language_model(
+        Stack.Params(num_layers=1, layer=layer()),
+        softmax=Softmax.Params(use_bias=True),
+        positions=LearnedPositions.Params(max_length=LENGTH),
+    ),
+    "gated": lambda: language_model(
+        Stack.Params(
+            num_layers=1,
+            layer=layer(
+                norm_position="post",
+                feed_forward=GatedFeedForward.Params(hidden_dim=MLP),
+                attention=MultiHeadAttention.Params(
+                    num_heads=HEADS, num_kv_heads=2, mask="causal", positions=RelativeBias.Params()
+                ),
+            ),
+        )
+    ),
+    "sampled": lambda: language_model(
+        Stack.Params(num_layers=1, layer=layer()), softmax=SampledSoftmax.Params(num_samples=12)
+    ),
+    "moe": lambda: language_model(
+        Stack.Params(num_layers=1, layer=layer(feed_forward=experts(SwitchRouter.Params())))
+    ),
+    "moe2": lambda: language_model(
+        Stack.Params(num_layers=1, layer=layer(feed_forward=experts(TopKRouter.Params())))
+    ),
+    "lstm": lambda: lstm(LstmCell.Params(hidden_dim=MLP)),
+    "gru": lambda: lstm(GruCell.Params(hidden_dim=DIM)),
+    "images": lambda: ImageTask.Params(),
+}
+
+
+def batch(model: str, step: int, *, size: int = BATCH) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(step)
+    if model == "images":
+        return {
+            "images": rng.normal(size=(size, SIDE, SIDE, 3)).astype(np.float32),
+            "labels": rng.integers(0, CLASSES, size).astype(np.int32),
+            "weights": rng.integers(0, 2, size).astype(np.float32) + 0.5,
+        }
+    tokens = rng.integers(0, VOCAB, (size, LENGTH + 1)).astype(np.int32)
+    lengths = rng.integers(2, LENGTH + 1, size)
+    return {
+        "ids": tokens[:, :-1],
+        "labels": tokens[:, 1:],
+        "weights": (np.arange(LENGTH) < lengths[:, None]).astype(np.float32),
+    }
