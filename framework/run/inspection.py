@@ -12,6 +12,7 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from tekso.framework.execution.base import Signature, signature_of
 from tekso.framework.experiment import Tree
 from tekso.framework.input.skips import InputError
 from tekso.framework.params import REQUIRED, Params
@@ -79,6 +80,22 @@ def task_of(tree: Tree.Params, *, assets_dir: str | None = None) -> Any:
       ValueError: the size of the vocabulary is open, and only the data can tell it.
     """
     return tree.task.owner.complete(tree.task, _Unread(tree.input, assets_dir)).instantiate()
+
+
+def batch_of(tree: Tree.Params, *, assets_dir: str | None = None) -> Signature:
+    """Returns shape and dtype of every array of a training batch.
+
+    The data is read only if nothing else tells them.
+
+    Args:
+      tree: the Params.
+      assets_dir: what a run of it has learned from the data, if there was one.
+    """
+    told: Any = tree.input.owner.signature(tree.input)
+    if told is not None:
+        return told
+    input = tree.input.instantiate(seed=tree.run.seed, assets_dir=assets_dir)
+    return signature_of(input.batch(0))
 
 
 class _Unread:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 from tekso.framework import schedules
-from tekso.framework.execution.base import ExecutionError, Signature, signature_of
+from tekso.framework.execution.base import ExecutionError, Signature
 from tekso.framework.execution.mesh import collectives, sharding
 from tekso.framework.execution.mesh.layouts import MeshLayout
 from tekso.framework.execution.mesh_sharded import MeshSharded, part_of
@@ -91,13 +90,5 @@ def plan_of(tree: Tree.Params, *, assets_dir: str | None = None) -> MeshPlan:
         task=inspection.task_of(tree, assets_dir=assets_dir),
         learner=schedules.end_with_run(tree.learner, tree.run.steps).instantiate(),
         execution=tree.execution.instantiate(),
-        batch=_batch_of(tree, assets_dir),
+        batch=inspection.batch_of(tree, assets_dir=assets_dir),
     )
-
-
-def _batch_of(tree: Tree.Params, assets_dir: str | None) -> Signature:
-    told: Any = tree.input.owner.signature(tree.input)
-    if told is not None:
-        return told
-    input = tree.input.instantiate(seed=tree.run.seed, assets_dir=assets_dir)
-    return signature_of(input.batch(0))
