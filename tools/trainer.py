@@ -45,6 +45,7 @@ def _run(argv: list[str]) -> int:
         "inspect_params": _inspect_params,
         "inspect_model": _inspect_model,
         "inspect_sharding": _inspect_sharding,
+        "inspect_pipeline": _inspect_pipeline,
     }
     return actions[FLAGS.mode](argv)
 
@@ -192,11 +193,7 @@ def _inspect_model(argv: list[str]) -> int:
     from tekso.framework.run import inspection
 
     model, tree, _ = _experiment()
-    assets_dir = None
-    if FLAGS.logdir:
-        _logdir().check_model(model)
-        assets_dir = _logdir().assets
-    task = inspection.task_of(tree, assets_dir=assets_dir)
+    task = inspection.task_of(tree, assets_dir=_assets_dir(model))
     record = inspection.model_record(model, task)
     _print(record, inspection.model_text)
     return OK
@@ -206,10 +203,7 @@ def _inspect_sharding(argv: list[str]) -> int:
     from tekso.tools import layout_search_mode, sharding_mode
 
     model, tree, _ = _experiment()
-    assets_dir = None
-    if FLAGS.logdir:
-        _logdir().check_model(model)
-        assets_dir = _logdir().assets
+    assets_dir = _assets_dir(model)
     if FLAGS.auto:
         return layout_search_mode.run(
             model,
@@ -226,6 +220,27 @@ def _inspect_sharding(argv: list[str]) -> int:
         num_devices=FLAGS.cpu_devices,
         as_json=FLAGS.format == "json",
     )
+
+
+def _inspect_pipeline(argv: list[str]) -> int:
+    from tekso.tools import pipeline_mode
+
+    model, tree, _ = _experiment()
+    return pipeline_mode.run(
+        model,
+        tree,
+        assets_dir=_assets_dir(model),
+        as_json=FLAGS.format == "json",
+        picture=FLAGS.output,
+    )
+
+
+def _assets_dir(model: str) -> str | None:
+    """Where the run of --logdir keeps what it learned from its data; None without --logdir."""
+    if not FLAGS.logdir:
+        return None
+    _logdir().check_model(model)
+    return _logdir().assets
 
 
 def _list(pattern: str) -> int:

@@ -12,7 +12,15 @@ from tekso.tools.command_errors import UsageError
 
 PROGRAM = "tekso-trainer"
 EXAMPLE = "--model=lm.python_source.Tiny"
-MODES = ("train", "eval", "decode", "inspect_params", "inspect_model", "inspect_sharding")
+MODES = (
+    "train",
+    "eval",
+    "decode",
+    "inspect_params",
+    "inspect_model",
+    "inspect_sharding",
+    "inspect_pipeline",
+)
 
 # Of our own: --help shows these, and not those of libraries.
 FLAGS: Any = flags.FlagValues()  # type: ignore[no-untyped-call]
@@ -34,7 +42,8 @@ def _define() -> None:
         MODES,
         "train; eval: evaluate a checkpoint; decode: show samples and scores; inspect_params: the "
         "tree of parameters with docs; inspect_model: the table of weights, nothing is allocated; "
-        "inspect_sharding: what each device of a mesh holds and exchanges, without the devices.",
+        "inspect_sharding: what each device of a mesh holds and exchanges, without the devices; "
+        "inspect_pipeline: the stages of a pipeline and its schedule, without the devices.",
         flag_values=f,
     )
     flags.DEFINE_multi_string(
@@ -80,6 +89,12 @@ def _define() -> None:
         "device",
         "tpu_v3",
         "With --auto: their type: tpu_v2, tpu_v3 (cores), tpu_v4, v100, a100, h100 or cpu.",
+        flag_values=f,
+    )
+    flags.DEFINE_string(
+        "output",
+        None,
+        "With inspect_pipeline: a file for the picture of the schedule, as schedule.png.",
         flag_values=f,
     )
     flags.DEFINE_string("tpu", None, "Name or address of a TPU to run on.", flag_values=f)
@@ -141,6 +156,8 @@ def parse(argv: Sequence[str]) -> None:
     rest = command_flags.parse(FLAGS, words)
     if FLAGS.auto and FLAGS.mode != "inspect_sharding":
         raise UsageError(f"--auto goes with --mode=inspect_sharding, not with {FLAGS.mode}")
+    if FLAGS.output is not None and FLAGS.mode != "inspect_pipeline":
+        raise UsageError(f"--output goes with --mode=inspect_pipeline, not with {FLAGS.mode}")
     if rest:
         hint = f"; did you mean --model={rest[0]}?" if not FLAGS.model and "." in rest[0] else ""
         raise UsageError(f"{rest[0]!r} is no flag: flags begin with --{hint}")
@@ -158,6 +175,7 @@ def help_text() -> str:
             "import": "package",
             "model": "key",
             "cluster": "addresses",
+            "output": "file",
         },
     )
     return (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tekso.framework import schedules
 from tekso.framework.execution.mesh_sharded import MeshSharded
+from tekso.framework.execution.pipelined import Pipelined
 from tekso.framework.experiment import Experiment, Run
 from tekso.framework.input.held_out import HeldOut
 from tekso.framework.input.sentence_piece import SentencePiece
@@ -87,6 +88,15 @@ class TinyMesh(Tiny):
         return MeshSharded.Params(
             mesh="data:2;model:4", rules="batch:data;mlp:model;heads:model;vocab:model"
         )
+
+
+@register
+class TinyPipeline(Tiny):
+    """Tiny as a pipeline of 4 devices, made of any machine; 8 micro-batches of 2 examples."""
+
+    def execution(self) -> Params:
+        """A layer on each device; the first embeds as well, the last computes the loss."""
+        return Pipelined.Params(num_stages=4, num_micro_batches=8, schedule="1f1b")
 
 
 @register

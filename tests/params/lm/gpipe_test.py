@@ -67,3 +67,17 @@ def test_deepest_is_counted_without_allocating() -> None:
     assert total == formula(1663) == 83_876_910_336
     assert num_tensors == 1663 * 16 + 3
     assert megabytes < 1500
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "num_stages", "batch_size"),
+    [(3, 1, 32), (13, 1, 32), (103, 8, 32), (415, 32, 128), (1663, 128, 512)],
+)
+def test_accelerators_are_those_of_table_1(
+    num_layers: int, num_stages: int, batch_size: int
+) -> None:
+    tree = registry.get(f"lm.gpipe.Layers{num_layers}")().tree()
+
+    assert (tree.execution.num_stages, tree.input.batch_size) == (num_stages, batch_size)
+    assert tree.execution.num_micro_batches == (1 if num_layers == 3 else batch_size)
+    assert tree.execution.rematerialize == ("none" if num_layers == 3 else "all")

@@ -1,0 +1,58 @@
+"""An experiment as a pipeline, without its data and without the devices: for looking at it."""
+
+from __future__ import annotations
+
+from tekso.framework import schedules
+from tekso.framework.execution.base import ExecutionError
+from tekso.framework.execution.pipeline.kept_bytes import kept_bytes
+from tekso.framework.execution.pipeline.schedule import SCHEDULES
+from tekso.framework.execution.pipeline.stage_figures import PipelineFigures, figures_of
+from tekso.framework.execution.pipelined import Pipelined
+from tekso.framework.experiment import Tree
+from tekso.framework.run import inspection
+
+EXAMPLE = "--execution=pipelined --set execution.num_stages=4 --set execution.num_micro_batches=8"
+
+
+def check_is_pipelined(tree: Tree.Params, what: str) -> None:
+    """Raises an ExecutionError if an experiment has no pipeline; `what` is for one."""
+    owner = tree.execution.owner
+    if owner is None or not issubclass(owner, Pipelined):
+        name = owner.__name__ if owner is not None else type(tree.execution).__name__
+        raise ExecutionError(
+            f"{what} is for pipelines, and the execution of this experiment is {name}, which has "
+            f"no stages: give one, as in {EXAMPLE}"
+        )
+
+
+def figures(tree: Tree.Params, *, assets_dir: str | None = None) -> PipelineFigures:
+    """Returns what the stages of an experiment hold and compute, and how its schedule goes.
+
+    Args:
+      tree: the Params.
+      assets_dir: what a run of it has learned from the data, if there was one.
+
+    Raises:
+      ExecutionError: the experiment has no pipeline, or stages, micro-batches and schedule do not
+        fit the task and each other.
+      ValueError: a part says that its Params make no sense.
+    """
+    check_is_pipelined(tree, "--mode=inspect_pipeline")
+    task = inspection.task_of(tree, assets_dir=assets_dir)
+    learner = schedules.end_with_run(tree.learner, tree.run.steps).instantiate()
+    batch = inspection.batch_of(tree, assets_dir=assets_dir)
+    execution: Pipelined = tree.execution.instantiate()
+    parts = learner.params.accumulation_steps
+    setting = execution.setting(task, batch, parts=parts, devices=None)
+    specs, micro = task.specs(), execution.micro_batch(batch, parts=parts)
+    traces = [trace for stage in setting.plan.stages for trace in stage.traces]
+    kept = kept_bytes(task.pieces(), traces, specs, set(learner.trainable(specs)), micro)
+    return figures_of(_schedule_name(execution), setting, learner, specs, kept)
+
+
+def _schedule_name(execution: Pipelined) -> str:
+    schedule = execution.params.schedule
+    if isinstance(schedule, str):
+        return schedule.strip()
+    owner = type(schedule).owner
+    return next((name for name, kind in SCHEDULES.items() if kind is owner), owner.__name__)

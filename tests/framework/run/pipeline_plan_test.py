@@ -1,0 +1,208 @@
+"""A pipeline before it is built: its figures against formulas, for models of any size."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from tekso.framework import registry
+from tekso.framework.execution.base import ExecutionError
+from tekso.framework.execution.pipeline.actions import BACKWARD, FORWARD, WEIGHT_GRADIENT
+from tekso.framework.execution.pipeline.kept_bytes import kept_bytes
+from tekso.framework.execution.pipeline.piece_traces import trace_all
+from tekso.framework.execution.pipeline.stage_figures import PipelineFigures, durations
+from tekso.framework.execution.pipelined import Pipelined
+from tekso.framework.pieces import LOSS_SUM, METRICS, Piece
+from tekso.framework.run import pipeline_plan, pipeline_text
+from tekso.models.layers.linear import Linear
+
+D, MLP, VOCAB, LENGTH = 2048, 8192, 32_000, 1024
+
+
+def figures(key: str, settings: dict[str, Any] | None = None, **execution: Any) -> PipelineFigures:
+    tree = registry.get(key)().tree()
+    if execution:
+        tree.execution = Pipelined.Params(**execution)
+    tree.set(settings or {})
+    return pipeline_plan.figures(tree)
+
+
+def tiny(settings: dict[str, Any] | None = None, **execution: Any) -> PipelineFigures:
+    return figures("lm.python_source.Tiny", settings, **execution)
+
+
+# --- what stages hold and compute ---
+
+
+def test_weights_and_bytes_of_stages_are_those_of_the_formula() -> None:
+    found = figures("lm.gpipe.Layers103")
+    layer = 12 * D * D + 13 * D
+    counts = [each.weights for each in found.stages]
+    sizes = [len(each.stage.piece_names) for each in found.stages]
+    assert sizes == [14, 13, 13, 13, 13, 13, 13, 14]  # embedding; softmax and loss; 103 layers
+    assert counts == [
+        VOCAB * D + 13 * layer, *[13 * layer] * 6, 12 * layer + VOCAB * D + VOCAB
+    ]  # fmt: skip
+    assert [each.weight_bytes for each in found.stages] == [4 * count for count in counts]
+    assert [each.gradient_bytes for each in found.stages] == [4 * count for count in counts]
+    # RMSProp: a slot a weight; the learner's three int64 counts are with the first stage.
+    slots = [each.slot_bytes for each in found.stages]
+    assert slots == [4 * counts[0] + 3 * 8, *(4 * count for count in counts[1:])]
+
+
+def test_work_and_handovers_of_a_stage_are_those_of_the_formula() -> None:
+    stage = figures("lm.gpipe.Layers103").stages[3]  # 13 layers, an example of 1024 tokens
+    assert stage.handed_bytes == LENGTH * D * 4
+    products = 2 * LENGTH * (4 * D * D + 2 * D * MLP) + 2 * 2 * LENGTH * LENGTH * D
+    # All else (norms, activations, softmax of attention) is elementwise: well below a hundredth.
+    assert 13 * products < stage.flops < 1.01 * 13 * products
+    assert stage.flops_with_backward == 3 * stage.flops
+
+
+def test_deepest_model_on_128_devices_takes_seconds_and_no_devices() -> None:
+    begin = time.perf_counter()
+    found = figures(
+        "lm.gpipe.Layers1663", {"execution.num_micro_batches": 128, "input.batch_size": 128}
+    )
+    text = pipeline_text.text("m", found)
+    assert time.perf_counter() - begin < 60  # about 7 s on an idle core
+    assert sum(each.weights for each in found.stages) == 83_876_910_336
+    assert (len(found.stages), len(found.timeline.held)) == (128, 128)
+    names = [name for each in found.stages for name in each.stage.piece_names]
+    assert len(names) == 1663 + 3 and len(set(names)) == len(names)
+    assert "1-126   1-126  654,657,536" in text
+    assert "model/stack/layers/13 … model/stack/layers/1650 (126 × 13)" in text
+
+
+def test_tied_table_is_kept_by_one_stage_and_copied_to_another() -> None:
+    tied = {"task.model.softmax": None, "task.model.stack.num_layers": 2}
+    first, last = tiny(tied, num_stages=2, num_micro_batches=4).stages
+    assert (first.copies, last.copies) == ((), ("model/embedding/table",))
+    assert last.copy_bytes == 256 * 128 * 4
+    assert last.gradient_bytes == last.weight_bytes + last.copy_bytes
+    assert "stage 1 is given copies of model/embedding/table (131.1 kB" in pipeline_text.text(
+        "m", tiny(tied, num_stages=2, num_micro_batches=4), width=120
+    )
+
+
+def test_value_that_jumps_stages_is_handed_to_each_that_reads_it() -> None:
+    found = tiny(num_stages=4, num_micro_batches=8)
+    x = 2 * 128 * 128 * 4
+    assert [each.handed_bytes for each in found.stages] == [x, x, x, 0]
+    ids, labels, weights, num_bytes = 2 * 128 * 4, 2 * 128 * 4, 2 * 128 * 4, 2 * 4
+    assert found.stages[0].input_bytes == ids
+    assert found.stages[3].input_bytes == x + labels + weights + num_bytes
+
+
+def test_interleaved_stages_lie_round_the_devices() -> None:
+    found = tiny({"input.batch_size": 6}, num_stages=3, num_micro_batches=6,
+                 schedule="interleaved_1f1b")  # fmt: skip
+    assert [each.device for each in found.stages] == [0, 1, 2, 0, 1, 2]
+    assert [each.stage.index for each in found.on_device(1)] == [1, 4]
+    assert found.schedule == "interleaved_1f1b"
+
+
+# --- the schedule ---
+
+
+@pytest.mark.parametrize(
+    ("rematerialize", "schedule", "expected"),
+    [
+        ("none", "1f1b", {FORWARD: 1 / 3, BACKWARD: 2 / 3}),
+        ("all", "gpipe", {FORWARD: 1 / 4, BACKWARD: 3 / 4}),
+        ("except_last", "1f1b", {FORWARD: 8 / 31, BACKWARD: 23 / 31}),  # 7 of 8 compute again
+        ("none", "zero_bubble_h1", {FORWARD: 1 / 3, BACKWARD: 1 / 3, WEIGHT_GRADIENT: 1 / 3}),
+        ("all", "zero_bubble_h1", {FORWARD: 1 / 4, BACKWARD: 2 / 4, WEIGHT_GRADIENT: 1 / 4}),
+    ],
+)
+def test_durations_are_one_for_the_slowest_stage(
+    rematerialize: str, schedule: str, expected: dict[Any, float]
+) -> None:
+    setting = tiny(
+        num_stages=2, num_micro_batches=8, rematerialize=rematerialize, schedule=schedule
+    ).setting
+    found = durations(setting, [3.0, 6.0])
+    assert found == pytest.approx(
+        {(s, kind): t * (0.5, 1.0)[s] for s in (0, 1) for kind, t in expected.items()}
+    )
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_makespan_of_unequal_stages_is_that_of_the_slowest_and_a_way_through_all(
+    schedule: str,
+) -> None:
+    found = figures("lm.gpipe.Layers103", {"execution.schedule": schedule})
+    costs = [each.forward_cost for each in found.stages]
+    assert found.slowest == 7
+    # The last stage is the slowest and never waits once it has begun; before and after it the
+    # first and the last micro-batch pass the others.
+    expected = 32 + sum(costs[:7]) / costs[7]
+    assert found.timeline.makespan == pytest.approx(expected)
+    busy = 32 * sum(costs) / costs[7]
+    assert found.timeline.idle_share == pytest.approx(1 - busy / (8 * expected))
+
+
+def test_micro_batches_held_are_those_of_the_schedule() -> None:
+    assert tiny(num_stages=4, num_micro_batches=8).timeline.held == (4, 3, 2, 1)
+    found = tiny(num_stages=4, num_micro_batches=8, schedule="gpipe")
+    assert found.timeline.held == (8, 8, 8, 8)
+
+
+def test_bytes_held_are_of_all_or_of_the_inputs_and_one_that_is_computed_again() -> None:
+    found = tiny(num_stages=2, num_micro_batches=4, schedule="gpipe")
+    kept = [each.kept_bytes for each in found.stages]
+    inputs = [each.input_bytes for each in found.stages]
+    assert all(k > 5 * i for k, i in zip(kept, inputs, strict=True))
+    assert found.held_bytes == pytest.approx([4 * k for k in kept])
+    again = tiny(num_stages=2, num_micro_batches=4, schedule="gpipe", rematerialize="all")
+    expected = [4 * i + k - i for i, k in zip(inputs, kept, strict=True)]
+    assert again.held_bytes == pytest.approx(expected)
+    last = tiny(num_stages=2, num_micro_batches=4, schedule="gpipe", rematerialize="except_last")
+    expected = [4 * i + 2 * (k - i) for i, k in zip(inputs, kept, strict=True)]
+    assert last.held_bytes == pytest.approx(expected)
+
+
+def test_bytes_kept_are_the_factors_of_products_and_what_derivatives_need() -> None:
+    linear = Linear.Params(input_dim=3, output_dim=5, use_bias=False).instantiate()
+
+    def product(theta: Any, flow: Any, ctx: Any) -> Any:
+        y = linear.fprop(theta.linear, flow["x"], ctx)
+        return {**flow, "y": tf.reshape(tf.tanh(y), [2, 5, 1])}  # a view takes no memory
+
+    def loss(theta: Any, flow: Any, ctx: Any) -> Any:
+        return {**flow, LOSS_SUM: tf.reduce_sum(flow["y"]), METRICS: {}}
+
+    pieces = [Piece("product", {"linear": linear}, product), Piece("loss", {}, loss)]
+    specs = {f"linear/{path}": spec for path, spec in linear.specs().items()}
+    batch = {"x": ((2, 3), "float32")}
+    traces = trace_all(pieces, specs, batch)
+    x, y = 2 * 3 * 4, 2 * 5 * 4  # the weight is no micro-batch's; a sum keeps nothing
+    assert kept_bytes(pieces, traces, specs, set(specs), batch) == [x + y, 0]
+
+
+# --- what does not fit ---
+
+
+def test_too_many_stages_for_the_pieces_show_the_pieces_and_the_most_devices() -> None:
+    with pytest.raises(ExecutionError) as error:
+        tiny(num_stages=9, num_micro_batches=4)
+    text = str(error.value)
+    assert "a pipeline of 9 stages needs 9 pieces or more, and the task has 8:" in text
+    assert "model/stack/layers/3\n" in text and text.endswith("num_stages to at most 8")
+
+
+def test_too_many_stages_of_interleaved_devices_are_told_in_devices() -> None:
+    with pytest.raises(ExecutionError) as error:
+        tiny({"input.batch_size": 5}, num_stages=5, num_micro_batches=5,
+             schedule="interleaved_1f1b")  # fmt: skip
+    text = str(error.value)
+    assert "10 stages (2 on each of 5 devices) needs 10 pieces or more, and the task has 8" in text
+    assert "set execution.num_stages to at most 4, or choose an execution.schedule with" in text
+
+
+def test_an_experiment_without_a_pipeline_is_told_how_to_get_one() -> None:
+    with pytest.raises(ExecutionError, match=r"is DataParallel, .* --execution=pipelined --set"):
+        tiny()

@@ -1,0 +1,131 @@
+"""--mode=inspect_pipeline and --trace_pipeline, as they are typed."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from matplotlib.image import imread
+
+from tekso.tools import trainer
+
+TINY = ["--model=lm.python_source.Tiny", "--execution=pipelined"]
+PIPELINE = "--model=lm.python_source.TinyPipeline"
+
+
+def main(*args: str) -> int:
+    return trainer.main(["tekso-trainer", "--mode=inspect_pipeline", *args])
+
+
+# --- looking at it ---
+
+
+def test_text_shows_stages_devices_and_the_schedule(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(PIPELINE) == 0
+    text = capsys.readouterr().out
+    lines = text.splitlines()
+    assert lines[0] == "lm.python_source.TinyPipeline"
+    assert lines[2].startswith("4 stages on 4 devices in a row; 16 examples in 8 micro-batches of")
+    assert "  model/embedding … model/stack/layers/0 (2)" in lines
+    assert "together 853,120 weights" in text
+    assert re.search(r"^ +1 +3\.1 MB +3 +\d\.\d MB$", text, re.MULTILINE)  # 4 numbers a weight
+    assert re.search(r"^device 3 │.*│ holds 1$", text, re.MULTILINE)
+    assert all(len(line) <= 80 for line in lines)
+
+
+def test_json_has_every_stage_and_the_course_of_the_schedule(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(*TINY, "--set=execution.num_stages=2", "--set=execution.balance=[2,6]",
+                "--set=execution.num_micro_batches=8", "--set=execution.schedule=gpipe",
+                "--format=json") == 0  # fmt: skip
+    record = json.loads(capsys.readouterr().out)
+    first, last = record["stages"]
+    assert first["layers"] == ["model/embedding", "model/stack/layers/0"]
+    assert len(last["layers"]) == 6
+    assert first["weights"] + last["weights"] == 853_120
+    assert (first["device"], last["device"]) == (0, 1)
+    assert first["flops_with_backward"] == 3 * first["flops"] > 0
+    assert first["handed_bytes"] == 2 * 128 * 128 * 4
+    assert first["optimizer_bytes"] == 2 * first["weight_bytes"] + 24  # Adam, and three counts
+    assert record["held_micro_batches"] == [8, 8]
+    assert (record["balance"], record["num_micro_batches"]) == ([2, 6], 8)
+    # The second stage costs a / b times the first; in its units:
+    share = first["cost_share"] / last["cost_share"]
+    assert record["makespan"] == pytest.approx(8 + share)
+    assert record["idle_share"] == pytest.approx(1 - 8 * (1 + share) / (2 * (8 + share)))
+
+
+def test_picture_is_written_where_output_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "below" / "schedule.png"
+    assert main(PIPELINE, f"--output={file}") == 0
+    assert imread(io.BytesIO(file.read_bytes()), format="png").ndim == 3
+    assert "simulated 1f1b" in capsys.readouterr().out
+
+
+# --- what is typed wrong ---
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--set=execution.num_stages=9"], "9 pieces or more, and the task has 8:"),
+        (
+            ["--set=execution.num_micro_batches=5"],
+            "input.batch_size 16 does not divide evenly over 5 micro-batches "
+            "(execution.num_micro_batches); the nearest that do: 15, 20",
+        ),
+        (["--set=execution.balance=[3,4]"], "execution.balance [3, 4] adds up to 7, and the task"),
+        (["--set=execution.balance=[3,4,1]"], "has 3 numbers for 2 stages"),
+        (["--set=execution.schedule=1f1"], "zero_bubble_h1, or the Params of a Schedule of one's"),
+        (["--set=execution.num_stages=0"], "execution.num_stages is 0, want 1 or more"),
+        (["--set=execution.rematerialize=some"], "execution.rematerialize"),
+        (["--execution=data_parallel"], "is DataParallel, which has no stages: give one, as in"),
+    ],
+)
+def test_what_does_not_fit_is_told_without_a_traceback(
+    args: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(*TINY, *args) in (1, 2)
+    error = capsys.readouterr().err
+    assert said in error and "Traceback" not in error
+
+
+def test_flags_of_another_mode_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert trainer.main(["tekso-trainer", PIPELINE, "--output=a.png"]) == 2
+    assert "--output goes with --mode=inspect_pipeline" in capsys.readouterr().err
+
+
+# --- a training ---
+
+SMALL = [
+    "--set=task.model.dim=16",
+    "--set=task.model.stack.layer.feed_forward.hidden_dim=32",
+    "--set=task.decode=None",
+    "--set=input.length=16",
+    "--set=eval_inputs={}",
+]
+
+
+def train(logdir: Path, *args: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tekso.tools.trainer", PIPELINE, f"--logdir={logdir}"]
+    return subprocess.run(
+        [*command, *SMALL, *args], capture_output=True, text=True, timeout=240, check=False
+    )
+
+
+def test_training_with_too_many_stages_ends_before_a_step(tmp_path: Path) -> None:
+    done = train(tmp_path, "--set=execution.num_stages=9")
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "set execution.num_stages to at most 8" in done.stderr and "step " not in done.stdout
+    few = train(tmp_path, "--cpu_devices=3")
+    assert few.returncode == 1 and "Traceback" not in few.stderr
+    assert "need 4 devices, and there are 3" in few.stderr
+    assert "execution.num_stages to at most 3, or give --cpu_devices=4" in few.stderr

@@ -1,0 +1,46 @@
+"""--mode=inspect_pipeline: what each stage holds and computes, and how the schedule would go."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING
+
+from tekso.tools.command_errors import OK
+
+if TYPE_CHECKING:  # slow to import
+    from tekso.framework.experiment import Tree
+
+
+def run(
+    model: str,
+    tree: Tree.Params,
+    *,
+    assets_dir: str | None,
+    as_json: bool,
+    picture: str | None,
+) -> int:
+    """Prints the pipeline of an experiment; returns the exit code.
+
+    Args:
+      model: key of the experiment.
+      tree: its Params.
+      assets_dir: of a run of it, if there was one.
+      as_json: print one object instead of text.
+      picture: file for a PNG of the simulated timeline.
+
+    Raises:
+      ExecutionError: the experiment has no pipeline, or what it asks for does not fit.
+    """
+    from tekso.framework import files
+    from tekso.framework.run import pipeline_plan, pipeline_text
+    from tekso.framework.run.report.console import console_for
+
+    figures = pipeline_plan.figures(tree, assets_dir=assets_dir)
+    if picture is not None:
+        files.write_atomically(picture, pipeline_text.png(model, figures))
+    if as_json:
+        print(json.dumps({"model": model, **pipeline_text.record(figures)}, indent=1))
+    else:
+        print(pipeline_text.text(model, figures, width=console_for(sys.stdout).width))
+    return OK
