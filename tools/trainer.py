@@ -108,6 +108,7 @@ def _job(model: str, tree: Tree.Params, registered: Tree.Params, argv: list[str]
         cpu_devices=FLAGS.cpu_devices,
         cluster=cluster,
         cluster_timeout_s=FLAGS.cluster_timeout_s,
+        shows_step=FLAGS.trace_pipeline,
     )
 
 
@@ -125,13 +126,17 @@ def _cluster() -> Cluster | None:
 
 def _train(argv: list[str]) -> int:
     from tekso.framework.run import modes
+    from tekso.tools import pipeline_mode
 
     if FLAGS.format == "json":
         raise UsageError(
             "--format=json is for --list and every mode but train: a training writes its figures "
             "as JSON to metrics.jsonl in the logdir"
         )
-    return modes.train(_job(*_experiment(), argv))
+    model, tree, registered = _experiment()
+    if FLAGS.trace_pipeline:
+        pipeline_mode.check_can_be_traced(tree)
+    return modes.train(_job(model, tree, registered, argv))
 
 
 def _job_of_checkpoint(argv: list[str]) -> tuple[Job, Checkpoint]:

@@ -97,6 +97,13 @@ def _define() -> None:
         "With inspect_pipeline: a file for the picture of the schedule, as schedule.png.",
         flag_values=f,
     )
+    flags.DEFINE_boolean(
+        "trace_pipeline",
+        False,
+        "With train: show when each device of a pipeline did what in a step, beside what is "
+        "predicted; pipeline.png in the logdir.",
+        flag_values=f,
+    )
     flags.DEFINE_string("tpu", None, "Name or address of a TPU to run on.", flag_values=f)
     flags.DEFINE_string(
         "cluster",
@@ -158,6 +165,8 @@ def parse(argv: Sequence[str]) -> None:
         raise UsageError(f"--auto goes with --mode=inspect_sharding, not with {FLAGS.mode}")
     if FLAGS.output is not None and FLAGS.mode != "inspect_pipeline":
         raise UsageError(f"--output goes with --mode=inspect_pipeline, not with {FLAGS.mode}")
+    if FLAGS.trace_pipeline and FLAGS.mode != "train":
+        raise UsageError(f"--trace_pipeline goes with --mode=train, not with {FLAGS.mode}")
     if rest:
         hint = f"; did you mean --model={rest[0]}?" if not FLAGS.model and "." in rest[0] else ""
         raise UsageError(f"{rest[0]!r} is no flag: flags begin with --{hint}")

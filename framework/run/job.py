@@ -36,6 +36,7 @@ class Job:
       cpu_devices: number of logical CPU devices.
       cluster: the processes of the run, if there are several.
       cluster_timeout_s: how long to wait for all of them to come.
+      shows_step: show what the devices did in a training step, where the execution knows.
     """
 
     model: str
@@ -49,6 +50,7 @@ class Job:
     cpu_devices: int | None = None
     cluster: Cluster | None = None
     cluster_timeout_s: float = 120.0
+    shows_step: bool = False
 
     @property
     def is_first(self) -> bool:

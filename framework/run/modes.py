@@ -161,6 +161,7 @@ def _loop(
         description=parts.description(job.model),
         report=report,
         peers=peers,
+        show_step=functools.partial(_show_step, job, parts) if job.shows_step else None,
     )
 
 
@@ -259,6 +260,21 @@ def _show(job: Job, decoded: Any) -> None:
         files.write_atomically(job.logdir.samples, decoded.text + "\n")
         for line in decoded.text.splitlines():
             job.console.line(line, "dim")
+
+
+def _show_step(job: Job, parts: Assembly) -> None:
+    """What the devices did in the last step: lines here, a picture in the logdir."""
+    trace = parts.program.trace()
+    if trace is None or not job.is_first:
+        return
+    for line in trace.lines(job.console.width):
+        job.console.line(line)
+    path = job.logdir.file(f"{trace.name}.png")
+    try:
+        files.write_atomically(path, trace.png(job.model))
+        job.console.line(f"as a picture: {path}")
+    except OSError as error:  # no picture is worth a run
+        job.console.line(f"{path} is not drawn: {error.strerror}", "warning")
 
 
 def _conclude(

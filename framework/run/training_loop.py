@@ -23,6 +23,8 @@ from tekso.framework.run.peers import Peers
 from tekso.framework.run.report.report import Report
 from tekso.framework.run.stop_signals import AgreedStop, StopSignals
 
+_WARM_UP_STEPS = 5  # of a process: the first are traced and compiled
+
 Batch = Mapping[str, np.ndarray]
 Batches = Callable[[int], Iterator[Batch]]
 """Returns the batches from a step on."""
@@ -94,6 +96,8 @@ class TrainingLoop:
       description: of checkpoints; step, metrics and position are filled in.
       report: takes what there is to tell.
       peers: the processes that run this loop side by side.
+      show_step: shows what the devices did in a step; called once, after a step that is as fast as
+        those that follow.
     """
 
     def __init__(
@@ -109,12 +113,14 @@ class TrainingLoop:
         description: Description,
         report: Report,
         peers: Peers | None = None,
+        show_step: Callable[[], None] | None = None,
     ) -> None:
         self._program, self._task, self._learner = program, task, learner
         self._batches, self._eval_batches = batches, eval_batches
         self._timetable, self._checkpoints = timetable, checkpoints
         self._description, self._report = description, report
         self._peers = peers or Peers()
+        self._show_step = show_step
         self._pace = Pace()
 
     def restore(self, checkpoint: Checkpoint | None) -> int:
@@ -156,6 +162,8 @@ class TrainingLoop:
                 step += 1
                 self._check(before)
                 self._finish_step(step, batch, metrics, is_first=step == first_step + 1)
+                if step == min(first_step + _WARM_UP_STEPS, self._timetable.steps):
+                    self._show()
                 evaluations = self._evaluate_if_due(step, stop)
                 if self._is_save_due(step, evaluations):
                     self._check(metrics)
@@ -199,6 +207,11 @@ class TrainingLoop:
             self._report.train(step, values, reading, unit=unit)
         if is_first:
             self._pace.restart()
+
+    def _show(self) -> None:
+        if self._show_step is not None:
+            with self._pace.paused():
+                self._show_step()
 
     def _evaluate_if_due(
         self, step: int, stop: AgreedStop, *, done: Evaluations | None = None

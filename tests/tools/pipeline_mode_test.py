@@ -99,8 +99,14 @@ def test_what_does_not_fit_is_told_without_a_traceback(
 
 
 def test_flags_of_another_mode_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    trace = ["tekso-trainer", PIPELINE, "--trace_pipeline"]
+    assert trainer.main([*trace, "--mode=eval"]) == 2
+    assert "--trace_pipeline goes with --mode=train, not with eval" in capsys.readouterr().err
     assert trainer.main(["tekso-trainer", PIPELINE, "--output=a.png"]) == 2
     assert "--output goes with --mode=inspect_pipeline" in capsys.readouterr().err
+    assert trainer.main([*trace, "--execution=data_parallel"]) == 1
+    error = capsys.readouterr().err
+    assert "--trace_pipeline is for pipelines, and the execution of this experiment is" in error
 
 
 # --- a training ---
@@ -119,6 +125,26 @@ def train(logdir: Path, *args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*command, *SMALL, *args], capture_output=True, text=True, timeout=240, check=False
     )
+
+
+def test_training_with_trace_shows_a_measured_step_beside_the_predicted(tmp_path: Path) -> None:
+    done = train(tmp_path, "--steps=7", "--trace_pipeline", "--log_every=1")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    (at,) = [i for i, line in enumerate(lines) if line.startswith("measured: ")]
+    assert lines[at - 1].startswith("step 5/7 ")
+    assert sum(line.startswith("device ") for line in lines) == 2 * 4
+    (found,) = re.findall(
+        r"^measured ([\d.]+) ms, predicted ([\d.]+) ms, ratio ([\d.]+) ",
+        done.stdout,
+        re.MULTILINE,
+    )
+    measured, predicted, ratio = map(float, found)
+    # The prediction waits for nothing but other stages: it cannot be slower by more than the
+    # spread of the durations lets it.
+    assert measured / predicted == pytest.approx(ratio, abs=0.01) and ratio > 0.8
+    assert imread(io.BytesIO((tmp_path / "pipeline.png").read_bytes()), format="png").ndim == 3
+    assert all(len(line) <= 80 or "pipeline.png" in line for line in lines[at : at + 16])
 
 
 def test_training_with_too_many_stages_ends_before_a_step(tmp_path: Path) -> None:

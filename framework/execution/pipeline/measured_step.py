@@ -48,8 +48,8 @@ class MeasuredStep(StepTrace):
         longest = max(timeline.makespan for timeline in self.measured)
         return [
             *draw_text(self._timelines(), width=width, unit=_UNIT),
-            f"measured {longest:.2f} {_UNIT}, predicted {self.predicted.makespan:.2f} {_UNIT}, "
-            f"ratio {self.ratio:.3f}; without the update of the weights",
+            f"measured {longest:.1f} {_UNIT}, predicted {self.predicted.makespan:.1f} {_UNIT}, "
+            f"ratio {self.ratio:.3f} (forwards and backwards)",
         ]
 
     def png(self, title: str) -> bytes:

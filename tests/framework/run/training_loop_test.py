@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import os
@@ -102,6 +103,7 @@ class Run:
         program: FakeProgram | None = None,
         evaluations: Any = None,
         batches: Any = train_batches,
+        show_step: Callable[[], None] | None = None,
         **options: Any,
     ) -> Outcome:
         self.program = program or FakeProgram()
@@ -124,6 +126,7 @@ class Run:
             checkpoints=checkpoints,
             description=Description(step=0, model="m.Model", params="p", input={"seed": 3}),
             report=report,
+            show_step=show_step,
         )
         try:
             return loop.run(loop.restore(checkpoints.newest_good(set_aside=True)))
@@ -153,6 +156,20 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Run:
     run = Run(tmp_path_factory.mktemp("whole"))
     run.train()
     return run
+
+
+def test_a_step_is_shown_once_when_the_process_is_warm_or_at_the_end(tmp_path: Path) -> None:
+    for steps, shown in ((9, [4]), (11, [10]), (11, [])):  # the second goes on after 9 steps
+        run = Run(tmp_path)
+        now: list[int] = []
+        seen: list[int] = []
+        take = functools.partial(_copy_last, now, seen)
+        run.train(steps, program=FakeProgram(at_step=now.append), show_step=take)
+        assert seen == shown
+
+
+def _copy_last(source: list[int], target: list[int]) -> None:
+    target.append(source[-1])
 
 
 class Killed(BaseException):
