@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import io
 import logging
+import textwrap
 from collections.abc import Mapping
 from typing import Any
 
@@ -81,7 +82,8 @@ def draw_text(timelines: Mapping[str, Timeline], *, width: int = 100, unit: str 
             lines.append(f"{title:<{label}} │{rows[device]}│{_held(timeline.held[device])}")
     end = _time(span, unit)
     lines.append(f"{'':{label}}  0{end:>{max(columns - 1, len(end) + 1)}}")
-    return [*lines, *_legend(timelines, is_coarse=is_coarse)]
+    legend = _legend(timelines, is_coarse=is_coarse)
+    return [*lines, *(part for line in legend for part in _wrapped(line, width))]
 
 
 def draw_png(timelines: Mapping[str, Timeline], *, title: str = "", unit: str = "") -> bytes:
@@ -200,6 +202,10 @@ def _legend(timelines: Mapping[str, Timeline], *, is_coarse: bool) -> list[str]:
     if is_coarse:
         return [f"{each}, {_SEVERAL} several kinds", rest]
     return [f"{each} of micro-batches 0-9, then 10-19, …", rest] if each else [rest]
+
+
+def _wrapped(line: str, width: int) -> list[str]:
+    return textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False)
 
 
 # --- PNG ---

@@ -34,8 +34,10 @@ def test_text_shows_every_action_as_wide_as_it_is_long() -> None:
         "device 0 │01··aa2bb·cc│ holds 2",
         "device 1 │·0aa1bb2cc··│ holds 1",
         "          0       12 s",
-        "0-9 forward, a-j backward of micro-batches 0-9, then 10-19, …",
-        "· idle; holds: most micro-batches at once",
+        "0-9 forward, a-j backward of",
+        "micro-batches 0-9, then 10-19, …",
+        "· idle; holds: most micro-batches at",
+        "once",
     ]
     wide = draw_text({"simulated": simulated("1f1b", 2, 3, backward=2.0)}, width=60)
     assert wide[1] == "device 0 │000111······aaaaaa222bbbbbb···cccccc│ holds 2"
@@ -85,7 +87,7 @@ def test_text_of_many_devices_leaves_out_the_middle() -> None:
 
 def test_text_of_nothing_has_no_marks() -> None:
     assert draw_text({}) == []
-    lines = draw_text({"empty": Timeline((), 2, 2)}, width=30)
+    lines = draw_text({"empty": Timeline((), 2, 2)}, width=50)
     assert lines[0] == "empty: 0, 0.0 % idle"
     assert set(lines[1].split("│")[1]) == {"·"} and lines[-1].startswith("· idle")
 
