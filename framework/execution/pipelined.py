@@ -64,10 +64,9 @@ class Pipelined(Execution):
         num_replicas: int = param(
             "Pipelines side by side, each with its share of every micro-batch.", default=1
         )
-        xla: Literal["auto", "none", "stretches"] = param(
-            "What XLA compiles: elementwise stretches between matrix products, or nothing. auto: "
-            "stretches on CPU, nothing on GPU.",
-            default="auto",
+        xla: Literal["none", "stretches"] = param(
+            "What XLA compiles: nothing, or elementwise stretches between matrix products.",
+            default="none",
         )
 
     def __init__(self, params: Any) -> None:
@@ -152,9 +151,6 @@ class Pipelined(Execution):
             num_stages=len(sizes),
             num_micro_batches=p.num_micro_batches,
         )
-        xla = p.xla
-        if xla == "auto":
-            xla = "none" if any("GPU" in name for name in names[:needed]) else "stretches"
         return Setting(
             plan,
             by_device(actions, p.num_stages),
@@ -163,7 +159,7 @@ class Pipelined(Execution):
             parts,
             p.num_micro_batches,
             p.rematerialize,
-            xla,
+            p.xla,
         )
 
     def sizes(self, pieces: list[Piece], traces: list[PieceTrace]) -> list[int]:

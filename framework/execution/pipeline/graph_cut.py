@@ -33,7 +33,6 @@ class GraphCut:
         )
         self.early: list[tf.Tensor] = list(concrete.inputs[: num_given - num_late])
         self.late: list[tf.Tensor] = list(concrete.inputs[num_given - num_late : num_given])
-        self.outputs: list[tf.Tensor] = list(concrete.outputs)
         self._def = self._graph.as_graph_def()
         self._nodes = {node.name: node for node in self._def.node}
         self._of_early = self._reached(
@@ -138,7 +137,9 @@ class GraphCut:
         made = [t.name for t in wanted if t.name not in known]
 
         def run(*values: tf.Tensor) -> list[tf.Tensor]:
-            given = captured | {t.name: x for t, x in zip(feeds, values, strict=True)}
+            graph = tf.compat.v1.get_default_graph()
+            given = {name: graph.capture(x) for name, x in captured.items()}
+            given |= {t.name: x for t, x in zip(feeds, values, strict=True)}
             inputs = {name: x for name, x in given.items() if name in used}
             found = tf.graph_util.import_graph_def(
                 part, input_map=inputs, return_elements=made, name=""

@@ -118,16 +118,17 @@ class PipelineProgram(Program):
             )
         self._prepare()
         self._evaluation.forget()
+        for functions in self._functions.values():
+            functions.begin()
         total_weight = tf.cast(self._task.loss_weight(_converted(batch)), tf.float32)
         weights = self._read_weights()
-        totals: dict[tuple[int, int], list[tf.Tensor]] = {}
         sums: dict[int, list[list[tf.Tensor]]] = collections.defaultdict(list)
         self.events = collections.defaultdict(list)
         part_size = setting.batch_size // setting.num_parts
         for part in range(setting.num_parts):
             start = part * part_size
             piece = {name: a[start : start + part_size] for name, a in batch.items()}
-            run = _Run(self, weights, piece, start, step, total_weight, totals, sums)
+            run = _Run(self, weights, piece, start, step, total_weight, sums)
             found = self._workers.run(
                 setting.orders,
                 run.perform,
@@ -137,7 +138,7 @@ class PipelineProgram(Program):
             )
             for worker, events in found.items():
                 self.events[worker] += events
-        return self._update(totals, sums, total_weight, step)
+        return self._update(sums, total_weight, step)
 
     def _name_of(self, worker: Worker, action: Action) -> str:
         stage = self._setting.plan.stages[action.stage]
@@ -161,6 +162,7 @@ class PipelineProgram(Program):
                     setting.plan.values,
                     seed=self._seed,
                     num_examples=setting.batch_size,
+                    device=setting.device_of(replica, stage.index),
                     fuse=XlaFusion() if setting.xla == "stretches" else no_fusion,
                 )
                 functions.prepare(
@@ -189,7 +191,6 @@ class PipelineProgram(Program):
 
     def _update(
         self,
-        totals: dict[tuple[int, int], list[tf.Tensor]],
         sums: dict[int, list[list[tf.Tensor]]],
         total_weight: tf.Tensor,
         step: int,
@@ -199,7 +200,7 @@ class PipelineProgram(Program):
             s: self._functions[0, s].sums([_added(column) for column in zip(*rows, strict=True)])
             for s, rows in sums.items()
         }
-        gradients = self._gradients(totals)
+        gradients = self._gradients()
         norms = self._workers.map(
             lambda s: self._on(s, self._norms[s], gradients[s]), range(len(stages))
         )
@@ -249,17 +250,16 @@ class PipelineProgram(Program):
     def _counts(self) -> Flat:
         return self._state.read(0, LEARNER)
 
-    def _gradients(self, totals: dict[tuple[int, int], list[tf.Tensor]]) -> list[Flat]:
+    def _gradients(self) -> list[Flat]:
         """The gradients of what every stage keeps: of all replicas, and of those with copies."""
         plan = self._setting.plan
         gradients: list[dict[str, list[tf.Tensor]]] = [
             collections.defaultdict(list) for _ in plan.stages
         ]
-        for (_, index), flat in sorted(totals.items()):
-            paths = [p for p in plan.stages[index].weights if p in self._trained]
-            for path, value in zip(paths, flat, strict=True):
+        for (_, index), functions in sorted(self._functions.items()):
+            for path, value in functions.totals.items():
                 owner = plan.owners[path][0] if plan.is_shared(path) else index
-                gradients[owner][path].append(value)
+                gradients[owner][path].append(value.read_value())
         found = []
         for stage, by_path in enumerate(gradients):
             with self._state.on(stage):
@@ -326,12 +326,11 @@ class _Run:
         start: int,
         step: int,
         total_weight: tf.Tensor,
-        totals: dict[tuple[int, int], list[tf.Tensor]],
         sums: dict[int, list[list[tf.Tensor]]],
     ) -> None:
         setting = program._setting
         self._setting, self._functions = setting, program._functions
-        self._weights, self._start, self._totals, self._sums = weights, start, totals, sums
+        self._weights, self._start, self._sums = weights, start, sums
         self._step, self._total_weight = tf.constant(step, tf.int64), total_weight
         self._one = tf.constant(1.0)
         self._lock = threading.Lock()
@@ -414,9 +413,7 @@ class _Run:
             gradients, kept = functions.input_gradient(known, again=again)
             self._held[key] = {**({} if again else held), **late, **kept}
         else:
-            known |= functions.totals(self._total(replica, stage))
-            gradients, totals = functions.backward(known, again=again)
-            self._totals[replica, stage.index] = totals
+            gradients = functions.backward(known, again=again)
         self._hand_back(replica, stage, m, gradients)
 
     def _hand_back(
@@ -437,19 +434,8 @@ class _Run:
 
     def _weight_gradient(self, replica: int, stage: Stage, m: int) -> None:
         functions = self._functions[replica, stage.index]
-        known = {
-            **self._common(replica, stage, m),
-            **self._held.pop((replica, stage.index, m)),
-            **functions.totals(self._total(replica, stage)),
-        }
-        self._totals[replica, stage.index] = functions.weight_gradient(known)
-
-    def _total(self, replica: int, stage: Stage) -> list[tf.Tensor]:
-        """The sums of the gradients of a stage's weights so far."""
-        key = replica, stage.index
-        if key not in self._totals:
-            self._totals[key] = self._functions[key].zeros()
-        return self._totals[key]
+        held = self._held.pop((replica, stage.index, m))
+        functions.weight_gradient({**self._common(replica, stage, m), **held})
 
 
 def _converted(batch: Batch) -> dict[str, tf.Tensor]:

@@ -1,9 +1,11 @@
 """The compiled functions of a stage, all parts of one traced graph.
 
     forward          weights, inputs ─► outputs, sums; kept: what backward needs
-    backward         what was kept, gradients of outputs ─► gradients of inputs, new totals
+    backward         what was kept, gradients of outputs ─► gradients of inputs; totals
     input_gradient   the same ─► gradients of inputs; kept: what the next one needs besides
-    weight_gradient  what both kept ─► new totals of the gradients of weights
+    weight_gradient  what both kept ─► totals
+
+The gradients of weights are added to `totals` in place.
 
 With rematerialisation a forward keeps its inputs alone, and backward computes the rest again.
 """
@@ -49,6 +51,7 @@ class StageFunctions:
       values: TensorSpecs of what flows between the stages.
       seed: of all randomness in the steps.
       num_examples: of the global batch.
+      device: where it is.
       fuse: compiles stretches of elementwise work.
     """
 
@@ -61,6 +64,7 @@ class StageFunctions:
         *,
         seed: int,
         num_examples: int,
+        device: str,
         fuse: Fuse,
     ) -> None:
         self._stage, self._specs, self._trained = stage, specs, list(trained)
@@ -69,6 +73,14 @@ class StageFunctions:
         self._structure: Any = None  # of the sums
         outputs = [values[Value(name, stage.index)] for name in stage.outputs]
         self._seeds = [leaf for leaf in tensors(outputs) if leaf.dtype.is_floating]
+        with tf.device(device):
+            self.totals = {
+                path: tf.Variable(
+                    tf.zeros(specs[path].shape, specs[path].dtype), trainable=False, name="total"
+                )
+                for path in trained
+            }
+        """Sums of the gradients of the weights."""
         self._cut = self._trace()
         self._functions: dict[str, Cut] = {}
 
@@ -77,10 +89,10 @@ class StageFunctions:
     def _trace(self) -> GraphCut:
         weights = [tf.TensorSpec(s.shape, s.dtype) for s in self._specs.values()]
         inputs = [leaf for value in self._stage.inputs for leaf in tensors(self._values[value])]
-        totals = [tf.TensorSpec(self._specs[p].shape, self._specs[p].dtype) for p in self._trained]
         seeds = [*self._seeds, tf.TensorSpec((), tf.float32)]
-        early, late = [*weights, *inputs, *Scalars.SPECS], [*totals, *seeds]
+        early = [*weights, *inputs, *Scalars.SPECS]
         counts: dict[str, int] = {}
+        made: list[tf.Tensor] = []
 
         def whole(*flat: tf.Tensor) -> list[tf.Tensor]:
             given = iter(flat)
@@ -90,7 +102,7 @@ class StageFunctions:
 
             own = dict(zip(self._specs, take(len(weights)), strict=True))
             values, scalars = take(len(inputs)), take(len(Scalars.SPECS))
-            totals_, seeds_ = take(len(totals)), take(len(seeds))
+            seeds_ = take(len(seeds))
             sources = [own[path] for path in self._trained]
             learned = [values[i] for i in self._learned_inputs()]
             with tf.GradientTape(watch_accessed_variables=False) as tape:
@@ -105,27 +117,32 @@ class StageFunctions:
             )
             gradients = [tf.convert_to_tensor(g) for g in gradients]
             of_weights, of_inputs = gradients[: len(sources)], gradients[len(sources) :]
-            after = [a + g for a, g in zip(totals_, of_weights, strict=True)]
+            added = [
+                total.assign_add(gradient, read_value=False)
+                for total, gradient in zip(self.totals.values(), of_weights, strict=True)
+            ]
+            with tf.control_dependencies(added):
+                done = tf.identity(seeds_[-1])
             self._structure = sums
             flat_sums = tf.nest.flatten(sums)
             counts.update(outputs=len(outputs), sums=len(flat_sums), inputs=len(of_inputs))
-            parts = [*outputs, *flat_sums, *of_inputs, *after]
-            # Each output has a tensor of its own, even if two are the same.
-            return [tf.identity(t) for t in parts]
+            # Each output has a tensor of its own, even if two are the same. What TensorFlow makes
+            # of what is returned waits for all that is written, so these are not returned.
+            made.extend(tf.identity(t) for t in (*outputs, *flat_sums, *of_inputs, done))
+            return []
 
-        concrete = tf.function(whole, autograph=False).get_concrete_function(*early, *late)
-        cut = GraphCut(concrete, len(late))
+        concrete = tf.function(whole, autograph=False).get_concrete_function(*early, *seeds)
+        cut = GraphCut(concrete, len(seeds))
         given = iter(cut.early)
         self._weight_names = [next(given).name for _ in weights]
         self._input_names = [next(given).name for _ in inputs]
         self._scalar_names = [next(given).name for _ in Scalars.SPECS]
-        self._total_names = [t.name for t in cut.late[: len(totals)]]
-        self._seed_names = [t.name for t in cut.late[len(totals) :]]
-        made = iter(cut.outputs)
-        self._outputs = [next(made) for _ in range(counts["outputs"])]
-        self._sums = [next(made) for _ in range(counts["sums"])]
-        self._of_inputs = [next(made) for _ in range(counts["inputs"])]
-        self._totals = list(made)
+        self._seed_names = [t.name for t in cut.late]
+        parts = iter(made)
+        self._outputs = [next(parts) for _ in range(counts["outputs"])]
+        self._sums = [next(parts) for _ in range(counts["sums"])]
+        self._of_inputs = [next(parts) for _ in range(counts["inputs"])]
+        self._done = [next(parts)]
         return cut
 
     def _learned_inputs(self) -> list[int]:
@@ -194,13 +211,10 @@ class StageFunctions:
         """Returns the gradients of the float outputs, and that of the loss, which is 1."""
         return dict(zip(self._seed_names, [*flat, one], strict=True))
 
-    def totals(self, flat: Sequence[tf.Tensor]) -> Tensors:
-        """Returns the sums of the weights' gradients so far."""
-        return dict(zip(self._total_names, flat, strict=True))
-
-    def zeros(self) -> list[tf.Tensor]:
-        """Returns the totals before the first gradient."""
-        return [tf.zeros(self._specs[p].shape, self._specs[p].dtype) for p in self._trained]
+    def begin(self) -> None:
+        """Begins new totals."""
+        for total in self.totals.values():
+            total.assign(tf.zeros_like(total))
 
     # --- the functions ---
 
@@ -212,28 +226,27 @@ class StageFunctions:
           again: a backward pass computes the forward pass again.
           apart: the gradients of inputs and of weights are computed apart.
         """
-        kept = self._cut.kept_for([*self._of_inputs, *self._totals])
+        kept = self._cut.kept_for([*self._of_inputs, *self._done])
         between: list[tf.Tensor] = []
-        late = [t for t in self._cut.late if t.name in self._seed_names]
-        totals = [t for t in self._cut.late if t.name in self._total_names]
+        late = self._cut.late
         self._make("forward", self._cut.early, [*self._outputs, *self._sums], [])
         if apart:
-            between = self._cut.kept_between(self._of_inputs, self._totals)
+            between = self._cut.kept_between(self._of_inputs, self._done)
         ways = [("", kept)] if keep else []
         ways += [("_again", self._cut.early)] if again else []
         if keep:
             self._make("forward_keep", self._cut.early, [*self._outputs, *self._sums], kept)
         for way, known in ways:
             if not apart:
-                both = [*self._of_inputs, *self._totals]
-                self._make(f"backward{way}", [*known, *late, *totals], both, [])
+                both = [*self._of_inputs, *self._done]
+                self._make(f"backward{way}", [*known, *late], both, [])
                 continue
             # What the second half needs of the forward pass has to be there by then.
-            rest = self._cut.kept_for(self._totals) if way else []
+            rest = self._cut.kept_for(self._done) if way else []
             self._make(f"input{way}", [*known, *late], self._of_inputs, [*rest, *between])
         if apart:
-            known = [*self._cut.kept_for(self._totals), *between, *late, *totals]
-            self._make("weight", known, self._totals, [])
+            known = [*self._cut.kept_for(self._done), *between, *late]
+            self._make("weight", known, self._done, [])
 
     def _make(self, name: str, feeds: Any, fetches: Any, kept: Sequence[tf.Tensor]) -> None:
         self._functions[name] = self._cut.function(feeds, fetches, kept)
@@ -246,19 +259,18 @@ class StageFunctions:
         count = len(self._outputs)
         return found[:count], found[count:], kept
 
-    def backward(self, known: Tensors, *, again: bool) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        """Returns gradients of the inputs, and the totals with those of the weights."""
+    def backward(self, known: Tensors, *, again: bool) -> list[tf.Tensor]:
+        """Returns gradients of the inputs, and adds those of the weights to the totals."""
         found, _ = self._functions["backward_again" if again else "backward"](known)
-        count = len(self._of_inputs)
-        return found[:count], found[count:]
+        return found[: len(self._of_inputs)]
 
     def input_gradient(self, known: Tensors, *, again: bool) -> tuple[list[tf.Tensor], Tensors]:
         """Returns gradients of the inputs, and what `weight_gradient` needs besides."""
         return self._functions["input_again" if again else "input"](known)
 
-    def weight_gradient(self, known: Tensors) -> list[tf.Tensor]:
-        """Returns the totals with the gradients of the weights."""
-        return self._functions["weight"](known)[0]
+    def weight_gradient(self, known: Tensors) -> None:
+        """Adds the gradients of the weights to the totals."""
+        self._functions["weight"](known)
 
     def sums(self, flat: Sequence[tf.Tensor]) -> dict[str, Any]:
         """Returns the nest of flat sums."""
