@@ -33,6 +33,7 @@ class GraphCut:
         )
         self.early: list[tf.Tensor] = list(concrete.inputs[: num_given - num_late])
         self.late: list[tf.Tensor] = list(concrete.inputs[num_given - num_late : num_given])
+        self.outputs: list[tf.Tensor] = list(concrete.outputs)
         self._def = self._graph.as_graph_def()
         self._nodes = {node.name: node for node in self._def.node}
         self._of_early = self._reached(
