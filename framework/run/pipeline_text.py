@@ -176,12 +176,13 @@ def _table(header: Sequence[str], rows: Sequence[_Row], width: int) -> list[str]
              for g in groups]  # fmt: skip
     columns = zip(header, *(line for line in lines if line), strict=True)
     widths = [max(map(len, column)) for column in columns]
-    text = ["  ".join(f"{cell:>{w}}" for cell, w in zip(header, widths, strict=True))]
+    gap = "  " if sum(widths) + 2 * len(widths) - 2 <= width else " "
+    text = [gap.join(f"{cell:>{w}}" for cell, w in zip(header, widths, strict=True))]
     for group, line in zip(groups, lines, strict=True):
         if line is None:
             text.append(f"… {left_out} more; --format=json has all of them …")
             continue
-        text.append("  ".join(f"{cell:>{w}}" for cell, w in zip(line, widths, strict=True)))
+        text.append(gap.join(f"{cell:>{w}}" for cell, w in zip(line, widths, strict=True)))
         if group[0].pieces:
             text.append(
                 _INDENT + textwrap.shorten(_pieces(group), width - len(_INDENT), placeholder=" …")
@@ -217,7 +218,10 @@ def _pieces(group: Sequence[_Row]) -> str:
 
 
 def _flops(count: float) -> str:
-    return f"{count / 1e12:.3g}T" if count >= 1e12 else magnitude(count)
+    for limit, letter in ((1e15, "P"), (1e12, "T")):
+        if count >= limit:
+            return f"{count / limit:.3g}{letter}"
+    return magnitude(count)
 
 
 def _count(count: int, noun: str, plural: str = "s") -> str:

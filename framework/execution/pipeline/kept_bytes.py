@@ -90,7 +90,8 @@ def _kept(
             output_gradients=[tf.convert_to_tensor(seed) for seed in values],
             unconnected_gradients=tf.UnconnectedGradients.ZERO,
         )
-        return [tf.convert_to_tensor(gradient) for gradient in gradients]
+        parts = [_parts(gradient) for gradient in gradients]
+        return [tf.convert_to_tensor(part) for each in parts for part in each]
 
     late = [*seeds, tf.TensorSpec((), tf.float32)]
     concrete = tf.function(whole, autograph=False).get_concrete_function(*weights, *inputs, *late)
@@ -99,6 +100,12 @@ def _kept(
     roots = {root.name: root for root in map(_root, cut.kept_for(concrete.outputs))}
     sizes = [_bytes(root) for name, root in roots.items() if name not in of_weights]
     return None if None in sizes else math.fsum(size for size in sizes if size is not None)
+
+
+def _parts(gradient: Any) -> list[Any]:
+    """The tensors of a gradient; of a large table it is some rows, and the rest is not made."""
+    is_sparse = isinstance(gradient, tf.IndexedSlices)
+    return [gradient.values, gradient.indices] if is_sparse else [gradient]
 
 
 def _root(tensor: tf.Tensor) -> tf.Tensor:

@@ -206,3 +206,12 @@ def test_too_many_stages_of_interleaved_devices_are_told_in_devices() -> None:
 def test_an_experiment_without_a_pipeline_is_told_how_to_get_one() -> None:
     with pytest.raises(ExecutionError, match=r"is DataParallel, .* --execution=pipelined --set"):
         tiny()
+
+
+# --- as text ---
+
+
+@pytest.mark.parametrize("key", ["lm.gpt.T1", "lm.gpt.M3600", "lm.python_source.TinyMoe"])
+def test_text_of_any_size_fits_the_width(key: str) -> None:
+    text = pipeline_text.text("m", figures(key, num_stages=3, num_micro_batches=4), width=80)
+    assert max(map(len, text.splitlines())) <= 80
