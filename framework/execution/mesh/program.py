@@ -127,15 +127,15 @@ class MeshProgram(Program):
         """See `Program`; parts of a batch are computed by one program, called for each."""
         self._gathered = None
         parts = self._learner.params.accumulation_steps
-        placed, placed_step = self._place(batch, parts), self._placement.put(np.int64(step))
+        placed, placed_step = self._place(batch, parts), self._placement.put_number(step, np.int64)
         if parts == 1:
             outputs = self._train(placed, placed_step)
         else:
             # No loop in the graph: the layers may have loops, and DTensor does not always manage
             # to compile a second graph (of other shapes) after one with loops in loops.
-            total = self._part(placed, placed_step, self._placement.put(np.int32(0)))
+            total = self._part(placed, placed_step, self._placement.put_number(0, np.int32))
             for i in range(1, parts):
-                more = self._part(placed, placed_step, self._placement.put(np.int32(i)))
+                more = self._part(placed, placed_step, self._placement.put_number(i, np.int32))
                 total = self._add(total, more)
             outputs = self._update_all(*total, placed_step)
         return {name: self._placement.local(value) for name, value in outputs.items()}
@@ -193,6 +193,7 @@ class MeshProgram(Program):
         return self._task.theta(used)
 
     def _train_graph(self, batch: Any, step: tf.Tensor) -> dict[str, tf.Tensor]:
+        step = step[0]
         weights = self._flat(WEIGHTS)
         size = next(iter(batch.values())).shape[0]
         total_weight = tf.cast(self._task.loss_weight(batch), tf.float32)
@@ -201,6 +202,7 @@ class MeshProgram(Program):
 
     def _part_graph(self, batch: Any, step: tf.Tensor, part: tf.Tensor) -> Any:
         """What one part of a batch [parts, examples, ...] adds to gradients and sums."""
+        step, part = step[0], part[0]
         whole = {name: tf.reshape(x, [-1, *x.shape[2:]]) for name, x in batch.items()}
         parts, size = next(iter(batch.values())).shape[:2]
         total_weight = tf.cast(self._task.loss_weight(whole), tf.float32)
@@ -211,7 +213,7 @@ class MeshProgram(Program):
         )
 
     def _update_graph(self, gradients: Flat, sums: Any, step: tf.Tensor) -> dict[str, tf.Tensor]:
-        return self._update(self._flat(WEIGHTS), gradients, sums, step)
+        return self._update(self._flat(WEIGHTS), gradients, sums, step[0])
 
     def _update(
         self, weights: Flat, gradients: Flat, sums: Any, step: tf.Tensor
