@@ -37,7 +37,8 @@ def min_max(costs: Sequence[float], num_stages: int) -> list[int]:
 
     low, high = 0.0, sums[-1]
     best = sizes(high)
-    assert best is not None, (len(costs), num_stages)
+    if best is None:
+        raise ValueError(f"{len(costs)} pieces do not make {num_stages} stages")
     # The least limit is the cost of some stage: narrow the bounds, then take what is reached.
     while True:
         reached = largest(costs, best)
