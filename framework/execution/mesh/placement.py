@@ -15,8 +15,8 @@ from tensorflow.experimental import dtensor
 
 from tekso.framework.execution.mesh.layouts import Layout
 
-
 _TOO_MANY_TO_FOLD = 32
+
 
 class Placement:
     """The devices of a mesh, and how arrays lie on them."""
