@@ -65,10 +65,9 @@ def check(alone: dict[str, Any], piped: dict[str, Any], *, within: float = 1e-5)
 def test_float64_with_values_that_jump_stages_and_a_shared_table() -> None:
     schedules = ["gpipe", "1f1b", "zero_bubble_h1"]
     remats = ["none", "all", "except_last"]
+    sizes = [(1, 5), (2, 1), (2, 8), (3, 2), (3, 5), (4, 1), (4, 5), (4, 8), (8, 2), (8, 8)]
     pipelines = [
-        pipeline(k, m, schedules[(k + i) % 3], remats[(i + k // 3) % 3])
-        for k in (1, 2, 3, 4, 8)
-        for i, m in enumerate((1, 2, 5, 8))
+        pipeline(k, m, schedules[i % 3], remats[(i + i // 3) % 3]) for i, (k, m) in enumerate(sizes)
     ]
     pipelines.append(pipeline(2, 8, "interleaved_1f1b", "none"))
     pipelines.append(pipeline(4, 8, "interleaved_1f1b", "all"))
@@ -86,7 +85,6 @@ def test_float64_with_values_that_jump_stages_and_a_shared_table() -> None:
             "deep",
             [
                 pipeline(8, 4, "1f1b", "none"),
-                pipeline(3, 8, "gpipe", "except_last"),
                 pipeline(2, 2, "interleaved_1f1b", "all"),
                 pipeline(4, 2, "zero_bubble_h1", "none", num_replicas=2),
             ],
