@@ -94,6 +94,7 @@ if __name__ == "__main__":
                 "tekso-trainer=tekso.tools.trainer:main",
                 "tekso-vocab=tekso.tools.vocab:main",
                 "tekso-benchmark=tekso.tools.benchmark:main",
+                "tekso-worker=tekso.tools.worker:main",
             ],
         },
     )

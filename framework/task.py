@@ -122,9 +122,15 @@ class Task(Layer):
     def loss(self, theta: Theta, batch: Batch, ctx: Any) -> LossSums:
         """Returns the sums over the examples of `batch`, a whole batch or a part of one.
 
-        Auxiliary losses are handed to `ctx.collect_loss` and are no part of these sums.
+        Auxiliary losses are handed to `ctx.collect_loss` and are no part of these sums. By default
+        the `pieces` are run one after the other.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no loss()")
+        if type(self).pieces is Task.pieces:
+            raise NotImplementedError(f"{type(self).__name__} has neither loss() nor pieces()")
+        flow: Flow = dict(batch)
+        for piece in self.pieces():
+            flow = piece.run(theta, flow, ctx)
+        return LossSums(flow[LOSS_SUM], flow[METRICS])
 
     def pieces(self) -> list[Piece]:
         """Returns the parts of `loss` in order, between which a pipeline can cut it.

@@ -65,6 +65,13 @@ HOW: list[tuple[str, Run | TestedBy]] = [
         ),
     ),
     (
+        r"tekso-(worker --address|trainer .*execution\.workers)=.*",
+        TestedBy(
+            "tests/framework/execution/pipeline/remote_test.py"
+            "::test_two_workers_train_as_one_process_and_a_lost_one_is_named"
+        ),
+    ),
+    (
         r"srun .*tekso-trainer .*",
         TestedBy(
             "tests/framework/execution/mesh/cluster_test.py"

@@ -25,7 +25,7 @@ from tekso.framework.execution.base import (
     Signature,
     num_examples,
 )
-from tekso.framework.execution.pipeline import partition, stages
+from tekso.framework.execution.pipeline import partition, remote, stages
 from tekso.framework.execution.pipeline.actions import by_device
 from tekso.framework.execution.pipeline.piece_costs import cost_of
 from tekso.framework.execution.pipeline.piece_traces import PieceTrace, trace_all
@@ -64,6 +64,11 @@ class Pipelined(Execution):
         num_replicas: int = param(
             "Pipelines side by side, each with its share of every micro-batch.", default=1
         )
+        workers: list[str] = param(
+            "Addresses (host:port) of tekso-worker processes that lend their devices, a replica "
+            "after the other; none: the devices of this process.",
+            default=[],
+        )
         xla: Literal["none", "stretches"] = param(
             "What XLA compiles: nothing, or elementwise stretches between matrix products.",
             default="none",
@@ -75,7 +80,10 @@ class Pipelined(Execution):
         for name in ("num_stages", "num_micro_batches", "num_replicas"):
             if getattr(p, name) < 1:
                 raise ExecutionError(f"execution.{name} is {getattr(p, name)}, want 1 or more")
+        for address in p.workers:
+            remote.split(address)
         self._schedule = schedule_of(p.schedule)
+        self._devices: list[str] = []  # of other processes
 
     def setup_devices(self, *, tpu: str | None = None, cpu_devices: int | None = None) -> None:
         """See `Execution`."""
@@ -84,6 +92,10 @@ class Pipelined(Execution):
                 "a pipeline that is driven from the host cannot use the cores of a TPU: use "
                 "--execution=mesh_sharded there"
             )
+        if self.params.workers:
+            devices.setup_cpu(logical_devices=cpu_devices, threads_per_op=1)
+            self._devices = remote.connect(self.params.workers)
+            return
         needed = self.params.num_stages * self.params.num_replicas
         gpus = [] if cpu_devices else tf.config.list_physical_devices("GPU")
         if not gpus:
@@ -91,9 +103,8 @@ class Pipelined(Execution):
 
     def build(self, task: Any, learner: Any, *, seed: int, batch: Signature) -> Program:
         """See `Execution`."""
-        setting = self.setting(
-            task, batch, parts=learner.params.accumulation_steps, devices=_local_devices()
-        )
+        names = self._devices or _local_devices()
+        setting = self.setting(task, batch, parts=learner.params.accumulation_steps, devices=names)
         return PipelineProgram(task, learner, setting, seed=seed)
 
     def micro_batch(self, batch: Signature, *, parts: int) -> Signature:

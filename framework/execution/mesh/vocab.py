@@ -12,7 +12,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from tekso.framework.primitives import softmax_cross_entropy
 from tekso.framework.primitives.precision import widen
 
 _LEAD = "abcefg"  # names of the leading dims in an einsum: its "..." has no layouts
@@ -80,11 +79,6 @@ def cross_entropy(
     rank = labels.shape.rank
     dims = ("batch", "length", None, None)[:rank]
     lead_axes = _without(ctx.axes(dims, labels.shape), axes[0])
-    if axes == (None, None) and not any(lead_axes[1:]):
-        # Every device has all of the table, and examples of its own.
-        return softmax_cross_entropy.cross_entropy(
-            x, table, labels, bias=bias, label_smoothing=label_smoothing
-        )
     logits_axes = (*lead_axes, axes[0])
     vocab, keep = table.shape[0], 1 - label_smoothing
     lead = _LEAD[:rank]

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import re
 import threading
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
@@ -40,7 +41,7 @@ from tekso.framework.execution.pipeline.stage_evaluation import StageEvaluation,
 from tekso.framework.execution.pipeline.stage_functions import StageFunctions, Tensors
 from tekso.framework.execution.pipeline.stage_state import Flat, StageState
 from tekso.framework.execution.pipeline.stages import BATCH, Stage, Value
-from tekso.framework.execution.pipeline.workers import Workers
+from tekso.framework.execution.pipeline.workers import StageError, Workers
 from tekso.framework.learning_step import select
 from tekso.framework.primitives.fusion import XlaFusion, no_fusion
 from tekso.framework.weight_spec import WeightSpec
@@ -116,6 +117,13 @@ class PipelineProgram(Program):
                 f"a batch with leading dims {sizes}, where the pipeline was built for "
                 f"{setting.batch_size} examples"
             )
+        try:
+            return self._train_step(batch, step)
+        except tf.errors.OpError as error:  # outside of the actions of the schedule
+            raise StageError(_reason(error)) from error
+
+    def _train_step(self, batch: Batch, step: int) -> dict[str, Any]:
+        setting = self._setting
         self._prepare()
         self._evaluation.forget()
         for functions in self._functions.values():
@@ -436,6 +444,17 @@ class _Run:
         functions = self._functions[replica, stage.index]
         held = self._held.pop((replica, stage.index, m))
         functions.weight_gradient({**self._common(replica, stage, m), **held})
+
+
+def _reason(error: tf.errors.OpError) -> str:
+    """What failed between the actions: most likely a device of another process that is lost."""
+    text = str(error)
+    found = sorted(set(re.findall(r"/job:worker/replica:\d+/task:\d+", text)))
+    where = f" on {', '.join(found)}" if found else ""
+    return (
+        f"a step of the pipeline failed{where}: {type(error).__name__}: "
+        + " ".join(text.split())[:200]
+    )
 
 
 def _converted(batch: Batch) -> dict[str, tf.Tensor]:

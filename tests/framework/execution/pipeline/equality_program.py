@@ -26,7 +26,7 @@ from tekso.framework.optimizers.sgd import Momentum
 from tekso.framework.params import param
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
 from tekso.framework.schedules import Constant
-from tekso.framework.task import LossSums, Task
+from tekso.framework.task import Task
 from tekso.framework.theta import Theta
 from tekso.models.layers.normalization import BatchNorm
 from tekso.models.layers.stack import Stack
@@ -68,12 +68,6 @@ class Skipping(Task):
 
     def loss_weight(self, batch: Any) -> tf.Tensor:
         return tf.reduce_sum(batch["weights"])
-
-    def loss(self, theta: Theta, batch: Any, ctx: Any) -> LossSums:
-        flow: Flow = dict(batch)
-        for piece in self.pieces():
-            flow = piece.run(theta, flow, ctx)
-        return LossSums(flow[LOSS_SUM], flow[METRICS])
 
     def pieces(self) -> list[Piece]:
         pieces = [Piece("first", {"table": self.table}, self._first)]
@@ -159,18 +153,23 @@ def batch_of(model: str, step: int, size: int) -> dict[str, np.ndarray]:
     return small_models.batch(model, step, size=size)
 
 
-def run(execution: Any, job: dict[str, Any]) -> dict[str, Any]:
-    """Trains under one execution; returns what came out."""
-    model, size = job["model"], job.get("size", 8)
-    learner = Learner.Params(
+def learner(accumulation: int = 1) -> Any:
+    return Learner.Params(
         optimizer=Momentum.Params(),
         schedule=Constant.Params(value=0.1),
         clip_global_norm=1.0,
         ema_decay=0.9,
-        accumulation_steps=job.get("accumulation", 1),
+        accumulation_steps=accumulation,
     ).instantiate()
+
+
+def run(execution: Any, job: dict[str, Any]) -> dict[str, Any]:
+    """Trains under one execution; returns what came out."""
+    model, size = job["model"], job.get("size", 8)
     batches = [batch_of(model, i, size) for i in range(job.get("steps", 2))]
-    program = execution.build(task_of(model), learner, seed=7, batch=signature_of(batches[0]))
+    program = execution.build(
+        task_of(model), learner(job.get("accumulation", 1)), seed=7, batch=signature_of(batches[0])
+    )
     program.initialize()
     first = program.state()
     outputs = [program.train_step(b, i) for i, b in enumerate(batches)]

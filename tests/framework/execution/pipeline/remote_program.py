@@ -1,0 +1,54 @@
+"""Trains in a pipeline over the devices of two other processes, and prints what came out.
+
+Arguments: addresses and process ids of two workers, as JSON. At the end it kills the second worker
+and prints how the next step ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import equality_program as equality
+
+from tekso.framework.execution import Pipelined
+from tekso.framework.execution.base import signature_of
+
+
+def main() -> None:
+    """Compares two steps with those of this process alone, then loses a worker."""
+    addresses, pids = json.loads(sys.argv[1])
+    params = Pipelined.Params(num_stages=2, num_micro_batches=4, workers=addresses)
+    execution = params.instantiate()
+    execution.setup_devices()
+    own = Pipelined.Params(num_stages=1, num_micro_batches=4).instantiate()
+    job = {"model": "skipping"}
+    results = [equality.run(own, job), equality.run(execution, job)]
+    batch = equality.batch_of("skipping", 0, 8)
+    learner = equality.learner()
+    program = execution.build(
+        equality.task_of("skipping"), learner, seed=7, batch=signature_of(batch)
+    )
+    program.initialize()
+    program.train_step(batch, 0)
+    os.kill(pids[1], signal.SIGKILL)
+    begin = time.monotonic()
+    try:
+        float(program.train_step(batch, 1)["loss"])
+        error = "no error"
+    except Exception as problem:
+        error = f"{type(problem).__name__}: {problem}"
+    print(json.dumps([*results, {"error": error, "seconds": time.monotonic() - begin}]), flush=True)
+    os._exit(0)  # TensorFlow would wait for the lost worker
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""A pipeline over other processes has the numbers of one process, and names the one it loses."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tekso.framework.execution import ExecutionError, Pipelined
+from tekso.framework.execution.pipeline import remote
+
+PROGRAM = Path(__file__).with_name("remote_program.py")
+
+
+def free_address() -> str:
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        return f"localhost:{probe.getsockname()[1]}"
+
+
+@pytest.fixture
+def workers() -> Iterator[tuple[list[str], list[int]]]:
+    addresses = [free_address() for _ in range(2)]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tekso.tools.worker", f"--address={address}"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        for address in addresses
+    ]
+    yield addresses, [process.pid for process in processes]
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.slow
+def test_two_workers_train_as_one_process_and_a_lost_one_is_named(
+    workers: tuple[list[str], list[int]],
+) -> None:
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), json.dumps(workers)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    own, piped, lost = json.loads(done.stdout.strip().splitlines()[-1])
+    for one, other in zip(own["steps"], piped["steps"], strict=True):
+        assert other["loss"] == pytest.approx(one["loss"], rel=1e-12)
+    for path, weight in own["weights"].items():
+        assert piped["weights"][path] == pytest.approx(weight, rel=1e-10, abs=1e-12), path
+    assert "task:1" in lost["error"], lost
+    assert lost["error"].startswith("StageError"), lost
+    assert lost["seconds"] < 60
+
+
+def test_a_worker_that_does_not_answer_is_named_with_what_to_start() -> None:
+    address = free_address()
+    with pytest.raises(ExecutionError, match=f"no worker answers at {address}.*tekso-worker"):
+        remote.connect([address], timeout_s=0.3)
+
+
+@pytest.mark.parametrize("address", ["localhost", "localhost:0", "localhost:x", ":7000"])
+def test_what_is_no_address_is_refused_at_once(address: str) -> None:
+    with pytest.raises(ExecutionError, match="want host:port"):
+        Pipelined.Params(workers=[address]).instantiate()

@@ -1,0 +1,70 @@
+"""tekso-worker: lends the devices of this process to a pipeline that is driven from another one."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from absl import flags
+
+from tekso.tools import command_errors, command_flags
+from tekso.tools.command_errors import OK, UsageError
+
+PROGRAM = "tekso-worker"
+USAGE = f"{PROGRAM} --address=localhost:7000"
+
+FLAGS: Any = flags.FlagValues()  # type: ignore[no-untyped-call]
+
+
+def _define() -> None:
+    flags.DEFINE_string(
+        "address",
+        None,
+        "host:port to listen on. Whoever reaches it runs what they like: loopback, or a closed "
+        "network.",
+        flag_values=FLAGS,
+    )
+    flags.DEFINE_integer(
+        "threads", 1, "Ops that run at the same time.", lower_bound=1, flag_values=FLAGS
+    )
+    flags.DEFINE_boolean(
+        "traceback", False, "Show the whole traceback of every error.", flag_values=FLAGS
+    )
+    flags.DEFINE_boolean("help", False, "Show this text.", short_name="h", flag_values=FLAGS)
+
+
+_define()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the tool until it is stopped; returns the exit code."""
+    argv = list(sys.argv if argv is None else argv)
+    show_traceback = "--traceback" in argv
+    return command_errors.run(PROGRAM, lambda: _run(argv), show_traceback=show_traceback)
+
+
+def _run(argv: list[str]) -> int:
+    words = command_flags.parse(FLAGS, argv)
+    if FLAGS.help:
+        purpose = (__doc__ or "").partition(": ")[2]
+        purpose = purpose[:1].upper() + purpose[1:]
+        names = {"address": "host:port"}
+        print(command_flags.help_text(FLAGS, usage=USAGE, purpose=purpose, value_names=names))
+        return OK
+    if words:
+        raise UsageError(f"{' '.join(words)} is not understood: want {USAGE}")
+    if not FLAGS.address:
+        raise UsageError(f"--address is missing, as in {USAGE}")
+    from tekso.framework.execution.pipeline import remote
+
+    server = remote.serve(FLAGS.address, threads=FLAGS.threads)
+    print(f"{PROGRAM}: waiting for work at {FLAGS.address}; Ctrl-C ends it", flush=True)
+    threading.Event().wait()
+    del server
+    return OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())
