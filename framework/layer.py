@@ -218,6 +218,10 @@ class Layer(Configurable):
                 specs[path] = spec
         return specs
 
+    def own_specs(self) -> list[WeightSpec]:
+        """Returns the specs of the weights of this layer itself, none of those below."""
+        return list(self._weights.values())
+
     def init(self, seed: int = 0) -> Theta:
         """Returns a theta of tensors drawn from `seed`: for eager use, notebooks and tests."""
         return self.theta(

@@ -35,6 +35,8 @@ class Piece:
       run: `run(theta, flow, ctx) -> flow`, pure. Of the model's theta it reads `layers` alone.
       rows: of weights that are stacked over layers, those that it reads: from the first up to, not
         including, the second. None where no weight of `layers` is stacked, or all is read.
+      kind: equal for pieces of a model that read and make values of the same names and compute the
+        same, given layers with the same Params; they are then traced once. None: like no other.
       run_rows: `run_rows(first, theta, flow, ctx)`, with theta of any such rows, of which the first
         is the layer of number `first`: runs several neighbours at once.
     """
@@ -44,6 +46,7 @@ class Piece:
     run: Run
     rows: tuple[int, int] | None = None
     run_rows: Callable[[int, Theta, Flow, StepContext], Flow] | None = None
+    kind: str | None = None
 
     def weights(self, paths: Sequence[str]) -> list[str]:
         """Returns which of some paths from the model, in alphabetical order, `owns` holds for."""
@@ -121,6 +124,7 @@ def rows_of_stack(
             functools.partial(run_rows, i),
             rows=(i, i + 1),
             run_rows=run_rows,
+            kind=name,
         )
         for i in range(count)
     ]

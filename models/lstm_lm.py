@@ -196,7 +196,8 @@ class LstmLm(Layer):
         pieces = [Piece("embedding", {"embedding": self.embedding}, self._run_embedding)]
         for i, layer in enumerate(self.stack.layers):
             path = f"stack/layers/{i}"
-            pieces.append(Piece(path, {path: layer}, functools.partial(self._run_layer, i)))
+            run = functools.partial(self._run_layer, i)
+            pieces.append(Piece(path, {path: layer}, run, kind="stack/layers"))
         last = functools.partial(self._run_softmax, label_smoothing)
         return [*pieces, Piece("softmax", {"softmax": self.softmax}, last)]
 

@@ -226,7 +226,7 @@ class TransformerLm(Layer):
             for i, layer in enumerate(self.stack.layers):
                 path, compute = f"stack/layers/{i}", functools.partial(self.stack.fprop_layer, i)
                 run = functools.partial(self._run_layers, compute)
-                pieces.append(Piece(path, {path: layer}, run))
+                pieces.append(Piece(path, {path: layer}, run, kind="stack/layers"))
         elif isinstance(self.stack, RepeatedStack):
             count, layers = self.stack.params.num_layers, {"stack": self.stack}
             pieces += rows_of_stack("stack/layers", layers, count, self._run_rows)

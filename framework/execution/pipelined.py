@@ -195,7 +195,7 @@ def _local_devices() -> list[str]:
 def _check_mixing(task: Any) -> None:
     """Refuses layers that couple examples in another way than by statistics of a micro-batch."""
     for layer in task.walk():
-        if layer.mixes_examples and not any(not s.trainable for s in layer.specs().values()):
+        if layer.mixes_examples and not any(not s.trainable for s in layer.own_specs()):
             raise ExecutionError(
                 f"{layer.path} ({type(layer).__name__}) mixes the examples of a batch, so its "
                 "output would depend on the number of micro-batches: it cannot be part of a "

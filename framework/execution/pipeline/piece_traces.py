@@ -1,20 +1,18 @@
 """What each piece of a task reads, makes and computes, found by tracing it; allocates nothing.
 
-Pieces that are alike (the same methods of layers with the same Params, on inputs of the same
-shapes) are traced once, so a model of a thousand layers is traced in the time of a few.
+Pieces that a model declares alike (`Piece.kind`), of layers with the same Params and on inputs of
+the same shapes, are traced once: a thousand layers take the time of a few.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-import types
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from tekso.framework.context import StepContext
+from tekso.framework.context import Mode, StepContext
 from tekso.framework.execution.base import ExecutionError, Signature, num_examples
 from tekso.framework.execution.pipeline import graph_work
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
@@ -89,55 +87,75 @@ def trace_all(
 
 
 def _kind(piece: Piece, own: Mapping[str, WeightSpec], flow: Flow) -> Any:
-    """Equal for pieces that compute the same; else unique."""
-    run = _function_kind(piece.run)
-    if run is None:
+    """Equal for pieces that their model declares alike, on equal inputs; else unique."""
+    if piece.kind is None:
         return id(piece)
     layers = tuple(layer.params.to_text() for layer in piece.layers.values())
     shapes = tuple((spec.shape, spec.dtype) for spec in own.values())
-    return run, layers, shapes, str(sorted((k, str(v)) for k, v in flow.items()))
+    return piece.kind, layers, shapes, str(sorted((k, str(v)) for k, v in flow.items()))
 
 
-def _function_kind(function: Any) -> Any:
-    """What a method does, apart from the object and the numbers of layers; None: unknown."""
-    if isinstance(function, functools.partial):
-        inner = _function_kind(function.func)
-        values = [*function.args, *function.keywords.values()]
-        parts = [_function_kind(v) if callable(v) else _argument_kind(v) for v in values]
-        return None if inner is None or None in parts else (inner, *parts)
-    if isinstance(function, types.MethodType):
-        return function.__func__.__qualname__
-    is_plain = isinstance(function, types.FunctionType) and function.__closure__ is None
-    return function.__qualname__ if is_plain else None
+class _Noted(dict[str, Any]):
+    """A flow that notes what a piece asks for."""
 
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.asked: set[str] = set()
 
-def _argument_kind(value: Any) -> Any:
-    """An integer numbers a layer; other settings tell pieces apart."""
-    if isinstance(value, int) and not isinstance(value, bool):
-        return "number"
-    return value if isinstance(value, (str, float, bool)) else None
+    def __getitem__(self, name: str) -> Any:
+        self.asked.add(name)
+        return super().__getitem__(name)
+
+    def __contains__(self, name: object) -> bool:
+        self.asked.add(str(name))
+        return super().__contains__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """See dict."""
+        self.asked.add(name)
+        return super().get(name, default)
 
 
 def _trace(piece: Piece, own: Mapping[str, WeightSpec], flow: Flow, size: int) -> PieceTrace:
     with tf.Graph().as_default() as graph:
-        given = tf.nest.map_structure(_placeholder, flow)
-        weights = {
-            path: tf.raw_ops.Placeholder(dtype=spec.dtype, shape=spec.shape)
-            for path, spec in own.items()
-        }
-        ctx = StepContext(mode="train", num_examples=size)
-        after = piece.run(piece.theta(weights), given, ctx)
-        writes = {name: v for name, v in after.items() if not _is_same(v, given.get(name, ...))}
-        used = {id(t) for op in graph.get_operations() for t in op.inputs}
-        used |= {id(t) for value in writes.values() for t in tensors(value)}
-        reads = {name for name, v in given.items() if any(id(t) in used for t in tensors(v))}
+        reads, writes = _run(graph, piece, own, flow, size, "train")
         for name, value in writes.items():
             if name not in (LOSS_SUM, METRICS):
                 _check_examples(piece, name, value, size)
         work = graph_work.count(graph)
+    with tf.Graph().as_default() as graph:  # evaluation may read other values
+        reads |= _run(graph, piece, own, flow, size, "eval")[0]
     weight_bytes = sum(spec.size_bytes for spec in own.values())
     specs = {name: tf.nest.map_structure(_spec, value) for name, value in writes.items()}
     return PieceTrace(frozenset(reads), specs, work.flops, work.bytes_written, weight_bytes)
+
+
+def _run(
+    graph: Any, piece: Piece, own: Mapping[str, WeightSpec], flow: Flow, size: int, mode: Mode
+) -> tuple[set[str], dict[str, Any]]:
+    """Returns the names of what a piece reads, and what it makes."""
+    given = _Noted(tf.nest.map_structure(_placeholder, flow))
+    weights = {
+        path: tf.raw_ops.Placeholder(dtype=spec.dtype, shape=spec.shape)
+        for path, spec in own.items()
+    }
+    ctx = StepContext(mode=mode, num_examples=size)
+    after = piece.run(piece.theta(weights), given, ctx)
+    reads = given.asked & set(flow)
+    writes = {
+        name: tf.nest.map_structure(_tensor, value)
+        for name, value in dict(after).items()
+        if name not in flow or not _is_same(value, dict.__getitem__(given, name))
+    }
+    used = {id(t) for op in graph.get_operations() for t in op.inputs}
+    used |= {id(t) for value in writes.values() for t in tensors(value)}
+    values = dict(given)
+    reads |= {name for name, v in values.items() if any(id(t) in used for t in tensors(v))}
+    return reads, writes
+
+
+def _tensor(value: Any) -> Any:
+    return None if value is None else tf.convert_to_tensor(value)
 
 
 def tensors(nest: Any) -> list[Any]:

@@ -41,13 +41,17 @@ from tekso.framework.execution.pipeline.stage_evaluation import StageEvaluation,
 from tekso.framework.execution.pipeline.stage_functions import StageFunctions, Tensors
 from tekso.framework.execution.pipeline.stage_state import Flat, StageState
 from tekso.framework.execution.pipeline.stages import BATCH, Stage, Value
-from tekso.framework.execution.pipeline.workers import StageError, Workers
+from tekso.framework.execution.pipeline.workers import StageError, Workers, reason_of
 from tekso.framework.learning_step import select
 from tekso.framework.primitives.fusion import XlaFusion, no_fusion
 from tekso.framework.weight_spec import WeightSpec
 
 Worker = tuple[int, int]
 """Replica and device."""
+
+
+Sums = dict[tuple[int, int, int], list[tf.Tensor]]
+"""Flat sums of a stage, by first example of the part, micro-batch and replica: in a fixed order."""
 
 
 class PipelineProgram(Program):
@@ -130,7 +134,7 @@ class PipelineProgram(Program):
             functions.begin()
         total_weight = tf.cast(self._task.loss_weight(_converted(batch)), tf.float32)
         weights = self._read_weights()
-        sums: dict[int, list[list[tf.Tensor]]] = collections.defaultdict(list)
+        sums: dict[int, Sums] = collections.defaultdict(dict)
         self.events = collections.defaultdict(list)
         part_size = setting.batch_size // setting.num_parts
         for part in range(setting.num_parts):
@@ -199,13 +203,15 @@ class PipelineProgram(Program):
 
     def _update(
         self,
-        sums: dict[int, list[list[tf.Tensor]]],
+        sums: dict[int, Sums],
         total_weight: tf.Tensor,
         step: int,
     ) -> dict[str, Any]:
         stages = self._setting.plan.stages
         by_stage = {
-            s: self._functions[0, s].sums([_added(column) for column in zip(*rows, strict=True)])
+            s: self._functions[0, s].sums(
+                [_added(column) for column in zip(*(rows[k] for k in sorted(rows)), strict=True)]
+            )
             for s, rows in sums.items()
         }
         gradients = self._gradients()
@@ -221,24 +227,17 @@ class PipelineProgram(Program):
         with self._state.on(0):
             decision = self._decide(squares, counts, at, total)
 
-        def update(stage: int) -> None:
+        def updated(stage: int) -> Flat:
             statistics = by_stage[stage]["statistic"]
             weights = self._state.read(stage, WEIGHTS)
             slots = self._state.read(stage, LEARNER)
-            self._state.update(
-                stage,
-                self._on(
-                    stage,
-                    self._updates[stage],
-                    weights,
-                    gradients[stage],
-                    slots,
-                    decision,
-                    statistics,
-                ),
-            )
+            function, own = self._updates[stage], gradients[stage]
+            new: Flat = self._on(stage, function, weights, own, slots, decision, statistics)
+            return new
 
-        self._workers.map(update, range(len(stages)))
+        # All is computed before any of it is assigned: a failure leaves the state as it was.
+        for stage, new in enumerate(self._workers.map(updated, range(len(stages)))):
+            self._state.update(stage, new)
         auxiliary: dict[str, Any] = {}  # shares of a mean, which add up over parts and stages
         for name, value in (pair for found in by_stage.values() for pair in found["aux"].items()):
             auxiliary[name] = auxiliary[name] + value if name in auxiliary else value
@@ -334,7 +333,7 @@ class _Run:
         start: int,
         step: int,
         total_weight: tf.Tensor,
-        sums: dict[int, list[list[tf.Tensor]]],
+        sums: dict[int, Sums],
     ) -> None:
         setting = program._setting
         self._setting, self._functions = setting, program._functions
@@ -392,7 +391,7 @@ class _Run:
             self._values[value, replica, m] = [next(given) for _ in range(count)]
             self._left[value, replica, m] = self._readers[value]
         with self._lock:
-            self._sums[stage.index].append(sums)
+            self._sums[stage.index][self._start, m, replica] = sums
 
     def _take(self, value: Value, replica: int, m: int) -> list[tf.Tensor]:
         """The flat tensors of a value; the last reader takes it away."""
@@ -448,13 +447,9 @@ class _Run:
 
 def _reason(error: tf.errors.OpError) -> str:
     """What failed between the actions: most likely a device of another process that is lost."""
-    text = str(error)
-    found = sorted(set(re.findall(r"/job:worker/replica:\d+/task:\d+", text)))
+    found = sorted(set(re.findall(r"/job:worker/replica:\d+/task:\d+", str(error))))
     where = f" on {', '.join(found)}" if found else ""
-    return (
-        f"a step of the pipeline failed{where}: {type(error).__name__}: "
-        + " ".join(text.split())[:200]
-    )
+    return f"a step of the pipeline failed{where}: {type(error).__name__}: {reason_of(error)}"
 
 
 def _converted(batch: Batch) -> dict[str, tf.Tensor]:

@@ -16,6 +16,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import tensorflow as tf
+
 from tekso.framework.execution.base import LEARNER, WEIGHTS
 from tekso.framework.execution.pipeline.actions import (
     BACKWARD,
@@ -31,6 +33,7 @@ from tekso.framework.execution.pipeline.setting import Setting
 from tekso.framework.execution.pipeline.simulator import Timeline, simulate
 from tekso.framework.execution.pipeline.stage_state import StageState
 from tekso.framework.execution.pipeline.stages import Stage, Value
+from tekso.framework.optimizers.optimizer import state_dtype
 from tekso.framework.weight_spec import WeightSpec
 
 
@@ -191,7 +194,11 @@ def _figures(
         copies=tuple(copies),
         copy_bytes=sum(spec.size_bytes for spec in copies.values()),
         slot_bytes=sum(spec.size_bytes for key, spec in owned.items() if key.startswith(LEARNER)),
-        gradient_bytes=sum(spec.size_bytes for path, spec in read.items() if path in trained),
+        gradient_bytes=sum(
+            spec.size * tf.as_dtype(state_dtype(spec)).size
+            for path, spec in read.items()
+            if path in trained
+        ),
         flops=math.fsum(trace.flops for trace in stage.traces),
         handed_bytes=sum(_bytes(plan.values[value]) * count for value, count in readers.items()),
         input_bytes=sum(_bytes(plan.values[value]) for value in stage.inputs),

@@ -21,6 +21,7 @@ from tekso.framework.context import Mode, StepContext
 from tekso.framework.execution.pipeline.graph_cut import Cut, GraphCut
 from tekso.framework.execution.pipeline.piece_traces import tensors
 from tekso.framework.execution.pipeline.stages import BATCH, Stage, Value
+from tekso.framework.optimizers.optimizer import state_dtype
 from tekso.framework.pieces import LOSS_SUM, METRICS, run_all
 from tekso.framework.primitives.fusion import Fuse
 from tekso.framework.task import LossSums
@@ -76,7 +77,9 @@ class StageFunctions:
         with tf.device(device):
             self.totals = {
                 path: tf.Variable(
-                    tf.zeros(specs[path].shape, specs[path].dtype), trainable=False, name="total"
+                    tf.zeros(specs[path].shape, state_dtype(specs[path])),
+                    trainable=False,
+                    name="total",
                 )
                 for path in trained
             }
@@ -118,7 +121,7 @@ class StageFunctions:
             gradients = [tf.convert_to_tensor(g) for g in gradients]
             of_weights, of_inputs = gradients[: len(sources)], gradients[len(sources) :]
             added = [
-                total.assign_add(gradient, read_value=False)
+                total.assign_add(tf.cast(gradient, total.dtype), read_value=False)
                 for total, gradient in zip(self.totals.values(), of_weights, strict=True)
             ]
             with tf.control_dependencies(added):

@@ -141,7 +141,7 @@ def plan(
     for stage in stages:
         for path in stage.weights:
             owners[path].append(stage.index)
-    _check_owners(stages, owners)
+    _check_owners(stages, owners, specs)
     holders = {path: tuple(indices) for path, indices in owners.items()}
     return StagePlan(tuple(stages), {v: values[v] for v in needed}, holders)
 
@@ -159,7 +159,9 @@ def _weights(pieces: Sequence[Piece], paths: Sequence[str]) -> dict[str, Rows]:
     return found
 
 
-def _check_owners(stages: Sequence[Stage], owners: Mapping[str, Sequence[int]]) -> None:
+def _check_owners(
+    stages: Sequence[Stage], owners: Mapping[str, Sequence[int]], specs: Mapping[str, WeightSpec]
+) -> None:
     for path, holders in owners.items():
         if not holders:
             raise ExecutionError(
@@ -169,3 +171,13 @@ def _check_owners(stages: Sequence[Stage], owners: Mapping[str, Sequence[int]]) 
         rows = [stages[i].weights[path] for i in holders]
         if len(rows) > 1 and any(rows) and not all(rows):
             raise ExecutionError(f"{path} is read whole by one stage and by rows by another")
+        pairs = [pair for pair in rows if pair is not None]
+        ends = [0, *(end for _, end in pairs)]
+        if pairs and (
+            [first for first, _ in pairs] != ends[:-1] or ends[-1] != specs[path].shape[0]
+        ):
+            raise ExecutionError(
+                f"the stages read rows {pairs} of {path}, which has {specs[path].shape[0]}: every "
+                "row has to be read once, in order; a repeated stack that a model uses twice "
+                "cannot be part of a pipeline"
+            )

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
+import tensorflow as tf
+
 from tekso.framework.execution.base import ExecutionError
 from tekso.framework.execution.pipeline.actions import Action, WorkKey, needs
 from tekso.framework.execution.pipeline.simulator import Event
@@ -80,12 +82,28 @@ class Workers:
                 line.done(action[2:])
             return events
 
-        found = self.map(work, list(orders))
+        try:
+            found = self.map(work, list(orders))
+        except BaseException:  # an interruption: no thread may wait for one that will never be
+            for line in lines.values():
+                line.stop()
+            raise
         if failed:
             name, error = failed[0]
-            reason = str(error).strip().partition("\n")[0]
-            raise StageError(f"{name} failed: {type(error).__name__}: {reason}") from error
+            if not isinstance(error, (tf.errors.OpError, OSError)):
+                error.add_note(name)  # in code of the user's: the traceback says where
+                raise error
+            kind = type(error).__name__
+            raise StageError(f"{name} failed: {kind}: {reason_of(error)}") from error
         return dict(zip(orders, found, strict=True))
+
+
+def reason_of(error: BaseException) -> str:
+    """Returns the line of a message of TensorFlow's that says what is wrong."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    frames = ("Graph execution error", "Detected at node", "<stack traces", "File ", "[[")
+    said = [line for line in lines if not line.startswith(frames)]
+    return (said or lines or ["no reason is given"])[0][:300]
 
 
 class _Line:

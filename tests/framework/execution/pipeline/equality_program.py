@@ -5,6 +5,7 @@ All pipelines of a call are in one process, on eight logical devices.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
@@ -51,7 +52,7 @@ class Block(Layer):
 
 
 class Skipping(Task):
-    """Float64; a value jumps from the first block to the last, others are nests, one is None.
+    """Float64; values jump over blocks, others are nests, some are None or read in evaluation only.
 
     The first and the last piece share a table.
     """
@@ -72,22 +73,26 @@ class Skipping(Task):
     def pieces(self) -> list[Piece]:
         pieces = [Piece("first", {"table": self.table}, self._first)]
         for i, block in enumerate(self.blocks):
-            pieces.append(Piece(f"blocks/{i}", {f"blocks/{i}": block}, self._block(i, block)))
+            run = functools.partial(self._block, i)
+            pieces.append(Piece(f"blocks/{i}", {f"blocks/{i}": block}, run))
         return [*pieces, Piece("last", {"table": self.table}, self._last)]
 
     def _first(self, theta: Theta, flow: Flow, ctx: Any) -> Flow:
         x = flow["x"] @ theta.table.w
-        return {**flow, "h": (x, {"twice": 2.0 * x, "none": None}), "jump": tf.sin(x)}
+        left = {"jump": tf.sin(x), "mask": None, "only_evaluated": x}
+        return {**flow, **left, "h": (x, {"twice": 2.0 * x, "none": None})}
 
-    def _block(self, index: int, block: Block) -> Any:
-        def run(theta: Theta, flow: Flow, ctx: Any) -> Flow:
-            x, more = flow["h"]
-            ctx = ctx.fold(index)
-            y = block.fprop(theta.blocks[str(index)], x, ctx)
-            ctx.collect_loss("size", 0.01 * tf.reduce_sum(tf.square(tf.cast(y, tf.float32))))
-            return {**flow, "h": (y, {**more, "twice": more["twice"] * 0.9 + y})}
-
-        return run
+    def _block(self, index: int, theta: Theta, flow: Flow, ctx: Any) -> Flow:
+        x, more = flow["h"]
+        ctx = ctx.fold(index)
+        if index >= 4:  # as in a U-net: each reads what another one left
+            x = x + flow[f"skip{6 - index}"]
+        y = self.blocks[index].fprop(theta.blocks[str(index)], x, ctx)
+        if flow["mask"] is not None or (not ctx.is_training and flow["only_evaluated"] is None):
+            raise ValueError("the values of other pieces got lost")
+        ctx.collect_loss("size", 0.01 * tf.reduce_sum(tf.square(tf.cast(y, tf.float32))))
+        left = {f"skip{index}": y} if index < 3 else {}
+        return {**flow, **left, "h": (y, {**more, "twice": more["twice"] * 0.9 + y})}
 
     def _last(self, theta: Theta, flow: Flow, ctx: Any) -> Flow:
         x, more = flow["h"]

@@ -125,9 +125,7 @@ def test_statistics_are_of_micro_batches_and_moved_once_a_step() -> None:
     # The first layer sees the batch itself: its moving mean goes to the mean of all 16 examples.
     x = np.random.default_rng(0).normal(size=(16, 6)).astype(np.float32) * 3 + 1
     moved = np.array(several["weights"]["weights/norms/0/moving_mean"])
-    momentum = 1 - moved / x.mean(0)
-    np.testing.assert_allclose(momentum, momentum[0], rtol=1e-4)
-    assert 0.5 < momentum[0] < 1.0
+    np.testing.assert_allclose(moved / x.mean(0), 0.01, rtol=1e-3)  # momentum 0.99, once
 
 
 def test_schedules_give_the_same_bits() -> None:

@@ -1,0 +1,105 @@
+"""Stages read every row of stacked weights once, and mixing layers are refused."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from tekso.framework.execution import ExecutionError, Pipelined
+from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece, rows_of_stack
+from tekso.framework.task import Task
+from tekso.framework.theta import Theta
+from tekso.models.layers.linear import Linear
+from tekso.models.layers.stack import RepeatedStack
+
+BATCH = {"x": ((8, 4), "float32")}
+
+
+class Rows(Task):
+    """A repeated stack, of which `times` says how often each row is run."""
+
+    times: tuple[int, ...] = (1, 1, 1)
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        layer = Linear.Params(input_dim=4, output_dim=4)
+        self.child("stack", RepeatedStack.Params(num_layers=3, layer=layer))
+
+    def pieces(self) -> list[Piece]:
+        rows = rows_of_stack("stack", {"stack": self.stack}, 3, self._rows)
+        chosen = [rows[i] for n in range(max(self.times)) for i in range(3) if self.times[i] > n]
+        return [*chosen, Piece("last", {}, self._last)]
+
+    def _rows(self, first: int, theta: Theta, flow: Flow, ctx: Any) -> Flow:
+        return {**flow, "x": self.stack.fprop(theta.stack, flow["x"], ctx, first=first)}
+
+    def _last(self, theta: Theta, flow: Flow, ctx: Any) -> Flow:
+        return {**flow, LOSS_SUM: tf.reduce_sum(flow["x"]), METRICS: {"size": (1.0, 2)}}
+
+
+class Mixing(Linear):
+    """A layer that says that it mixes examples."""
+
+    mixes_examples = True
+
+
+class Mean(Task):
+    """Takes the mean over the batch in the middle."""
+
+    def pieces(self) -> list[Piece]:
+        def mean(theta: Theta, flow: Flow, ctx: Any) -> Flow:
+            return {**flow, "x": tf.reduce_mean(flow["x"], 0, keepdims=True)}
+
+        def last(theta: Theta, flow: Flow, ctx: Any) -> Flow:
+            return {**flow, LOSS_SUM: tf.reduce_sum(flow["x"]), METRICS: {}}
+
+        return [Piece("mean", {}, mean), Piece("last", {}, last)]
+
+
+def setting(task: Task, **params: Any) -> Any:
+    execution = Pipelined.Params(num_stages=2, num_micro_batches=2, **params).instantiate()
+    return execution.setting(task, BATCH, parts=1, devices=None)
+
+
+def test_every_row_once_is_cut_between_rows() -> None:
+    found = setting(Rows.Params().instantiate(), balance=[2, 2]).plan
+    assert found.stages[0].weights["stack/layers/w"] == (0, 2)
+    assert found.stages[1].weights["stack/layers/w"] == (2, 3)
+
+
+@pytest.mark.parametrize(("times", "sizes"), [((2, 1, 1), [3, 2]), ((1, 1, 0), [1, 2])])
+def test_rows_that_are_read_twice_or_never_are_refused(
+    times: tuple[int, ...], sizes: list[int]
+) -> None:
+    task = Rows.Params().instantiate()
+    task.times = times
+    with pytest.raises(ExecutionError, match=r"every row has to be read once"):
+        setting(task, balance=sizes)
+
+
+def test_what_mixes_examples_is_refused_by_name() -> None:
+    with pytest.raises(ExecutionError, match=r"mean hands on 'x' with shape \(1, 4\)"):
+        setting(Mean.Params().instantiate())
+    task = Rows.Params().instantiate()
+    task.child("mixing", Mixing.Params(input_dim=4, output_dim=4))
+    with pytest.raises(ExecutionError, match=r"mixing \(Mixing\) mixes the examples of a batch"):
+        setting(task)
+
+
+def test_pieces_that_only_a_number_tells_apart_are_traced_apart() -> None:
+    class Numbered(Rows):
+        def pieces(self) -> list[Piece]:
+            rows = functools.partial(self._numbered, 0), functools.partial(self._numbered, 1)
+            first = [Piece(f"part/{i}", {}, run) for i, run in enumerate(rows)]
+            stack = Piece("stack", {"stack": self.stack}, functools.partial(self._rows, 0))
+            return [*first, stack, Piece("last", {}, self._last)]
+
+        def _numbered(self, i: int, theta: Theta, flow: Flow, ctx: Any) -> Flow:
+            return {**flow, "y": flow["x"] + 1.0} if i == 0 else {**flow, "x": flow["y"]}
+
+    plan = setting(Numbered.Params().instantiate(), balance=[1, 3]).plan
+    assert [value.name for value in plan.stages[0].inputs] == ["x"]
+    assert [value.name for value in plan.stages[1].inputs] == ["y"]
