@@ -147,20 +147,26 @@ def num_examples(signature: Signature) -> int:
     return next(iter(signature.values()))[0][0]
 
 
-def check_keys(
-    specs: Mapping[str, WeightSpec], keys: Set[str], shape_of: Callable[[str], tuple[int, ...]]
-) -> None:
-    """Raises an ExecutionError that names what is missing, unknown or of another shape."""
+def checked_state(
+    specs: Mapping[str, WeightSpec], read: Callable[[str], np.ndarray], keys: Set[str]
+) -> dict[str, np.ndarray]:
+    """Returns the whole state of a checkpoint; the arguments are those of `Program.restore`.
+
+    Raises:
+      ExecutionError: names what is missing, unknown or of another shape.
+    """
     problems = [f"missing {key}" for key in sorted(set(specs) - keys)]
     problems += [f"unknown {key}" for key in sorted(keys - set(specs))]
-    for key in sorted(keys & set(specs)):
-        if tuple(shape_of(key)) != specs[key].shape:
-            problems.append(f"{key} is {list(shape_of(key))}, want {list(specs[key].shape)}")
+    state = {key: read(key) for key in specs if key in keys}
+    for key in sorted(state):
+        if state[key].shape != specs[key].shape:
+            problems.append(f"{key} is {list(state[key].shape)}, want {list(specs[key].shape)}")
     if problems:
         more = f"; and {len(problems) - 8} more" if len(problems) > 8 else ""
         raise ExecutionError(
             f"the checkpoint does not fit the model and learner: {'; '.join(problems[:8])}{more}"
         )
+    return state
 
 
 def reduce_collected(parts: list[dict[str, Any]]) -> dict[str, Any]:

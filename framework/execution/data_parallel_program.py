@@ -15,7 +15,7 @@ from tekso.framework.execution.base import (
     Batch,
     ExecutionError,
     Program,
-    check_keys,
+    checked_state,
     reduce_collected,
 )
 from tekso.framework.learning_step import select
@@ -73,14 +73,7 @@ class DataParallelProgram(Program):
 
     def restore(self, read: Callable[[str], np.ndarray], keys: Set[str]) -> None:
         """See `Program`."""
-        values: dict[str, np.ndarray] = {}
-
-        def take(key: str) -> np.ndarray:
-            if key not in values:
-                values[key] = read(key)
-            return values[key]
-
-        check_keys(self.specs(), keys, lambda key: take(key).shape)
+        values = checked_state(self.specs(), read, keys)
         self._assign(lambda key: values.pop(key))
 
     def _assign(self, value: Callable[[str], np.ndarray]) -> None:

@@ -25,7 +25,7 @@ from tekso.framework.execution.base import (
     Batch,
     ExecutionError,
     Program,
-    check_keys,
+    checked_state,
 )
 from tekso.framework.execution.mesh.context import MeshContext
 from tekso.framework.execution.mesh.layouts import Layout, MeshLayout
@@ -87,17 +87,9 @@ class MeshProgram(Program):
 
     def restore(self, read: Callable[[str], np.ndarray], keys: Set[str]) -> None:
         """See `Program`."""
-        values: dict[str, np.ndarray] = {}
-
-        def take(key: str) -> np.ndarray:
-            if key not in values:
-                values[key] = read(key)
-            return values[key]
-
-        check_keys(self.specs(), keys, lambda key: take(key).shape)
+        values = checked_state(self.specs(), read, keys)
         for key in self.specs():
-            self._assign(key, take(key).__getitem__)
-            del values[key]
+            self._assign(key, values.pop(key).__getitem__)
 
     def _assign(self, key: str, part: Callable[[tuple[slice, ...]], np.ndarray]) -> None:
         self._gathered = None

@@ -30,7 +30,7 @@ from tekso.framework.execution.base import (
     Batch,
     ExecutionError,
     Program,
-    check_keys,
+    checked_state,
 )
 from tekso.framework.execution.pipeline.actions import BACKWARD, FORWARD, Action
 from tekso.framework.execution.pipeline.measured_step import MeasuredStep, measured_step
@@ -95,15 +95,8 @@ class PipelineProgram(Program):
 
     def restore(self, read: Callable[[str], np.ndarray], keys: Set[str]) -> None:
         """See `Program`."""
-        values: dict[str, np.ndarray] = {}
-
-        def take(key: str) -> np.ndarray:
-            if key not in values:
-                values[key] = read(key)
-            return values[key]
-
-        check_keys(self.specs(), keys, lambda key: take(key).shape)
-        self._state.assign(lambda key, slices: take(key)[slices])
+        values = checked_state(self.specs(), read, keys)
+        self._state.assign(lambda key, slices: values[key][slices])
         self._evaluation.forget()
 
     def state(self) -> dict[str, np.ndarray]:
@@ -222,7 +215,7 @@ class PipelineProgram(Program):
         loss_sum = by_stage[len(stages) - 1]["loss"]
         shares = [found["total"] for found in by_stage.values()]
         total = _added([tf.cast(share, loss_sum.dtype) for share in shares])
-        counts = self._counts()
+        counts = self._state.read(0, LEARNER)
         at = tf.constant(step, tf.int64)
         with self._state.on(0):
             decision = self._decide(squares, counts, at, total)
@@ -253,9 +246,6 @@ class PipelineProgram(Program):
     def _on(self, stage: int, function: Callable[..., Any], *args: Any) -> Any:
         with self._state.on(stage):
             return function(*args)
-
-    def _counts(self) -> Flat:
-        return self._state.read(0, LEARNER)
 
     def _gradients(self) -> list[Flat]:
         """The gradients of what every stage keeps: of all replicas, and of those with copies."""

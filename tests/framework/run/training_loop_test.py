@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tekso.framework.execution.base import check_keys
+from tekso.framework.execution.base import checked_state
 from tekso.framework.learner import NonFiniteStepsError
 from tekso.framework.run.checkpoints import CheckpointError, Checkpoints, Description
 from tekso.framework.run.logdir import Logdir
@@ -41,7 +41,7 @@ class FakeProgram:
         return {"weights/w": self.w.copy()}
 
     def restore(self, read: Callable[[str], np.ndarray], keys: Any) -> None:
-        check_keys(self.specs(), keys, lambda key: read(key).shape)
+        checked_state(self.specs(), read, keys)
         self.w = read("weights/w")
 
     def train_step(self, batch: Any, step: int) -> dict[str, Any]:

@@ -181,6 +181,11 @@ def run(execution: Any, job: dict[str, Any]) -> dict[str, Any]:
     odd = {name: a[: size - 3] for name, a in batch_of(model, 99, size).items()}
     evaluation = {} if model == "statistics" else program.eval_step(odd)
     state = program.state()
+    program.restore(lambda key: first[key], set(first))
+    back = program.state()
+    if any(not np.array_equal(back[key], first[key]) for key in first):
+        raise ValueError("the state that was restored is another one")
+    program.restore(lambda key: state[key], set(state))
     return {
         "first": {k: v.ravel().tolist() for k, v in first.items()},
         "steps": [{k: float(v) for k, v in o.items()} for o in outputs],
