@@ -15,7 +15,7 @@ from tensorflow.experimental import dtensor
 
 from tekso.framework.execution.mesh.layouts import Layout
 
-_TOO_MANY_TO_FOLD = 32
+TOO_MANY_TO_FOLD = 32
 
 
 class Placement:
@@ -81,7 +81,7 @@ class Placement:
         DTensor compiles a step for the value of an integer tensor with few elements, and all of it
         once more when it finds another value there.
         """
-        return self.put(np.full(_TOO_MANY_TO_FOLD, value, dtype))
+        return self.put(np.full(TOO_MANY_TO_FOLD, value, dtype))
 
     def whole(self, x: tf.Tensor) -> np.ndarray:
         """Returns all of a placed tensor on the host; every process has to call it."""
