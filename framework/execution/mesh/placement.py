@@ -75,7 +75,7 @@ class Placement:
         axes = axes if axes is not None else (None,) * array.ndim
         return self.place(lambda where: array[where], array.shape, axes, array.dtype)
 
-    def put_number(self, value: int, dtype: Any) -> tf.Tensor:
+    def put_number(self, value: float, dtype: Any) -> tf.Tensor:
         """Places a number that changes from call to call, as a vector that repeats it.
 
         DTensor compiles a step for the value of an integer tensor with few elements, and all of it

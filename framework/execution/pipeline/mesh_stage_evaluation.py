@@ -37,7 +37,7 @@ class MeshStageEvaluation(StageEvaluation):
         self._mesh_state, self._meshes, self._of_stages = state, meshes, functions
 
     def _applied(self, stage: int) -> tf.Tensor:
-        return self._meshes[stage].spread_number(self._mesh_state.counts()[APPLIED])
+        return self._meshes[stage].spread_scalar(self._mesh_state.counts()[APPLIED])
 
     def _evaluated(self, stage: int) -> Flat:
         """What a stage keeps, as it is evaluated."""

@@ -35,7 +35,7 @@ from tekso.framework.weight_spec import WeightSpec
 
 List = list[tf.Tensor]
 Scalars = tuple[tf.Tensor, tf.Tensor, tf.Tensor]
-"""Offset and step as `put_number` places them, and the weight of the global batch."""
+"""Offset, step and the weight of the global batch, as `put_number` places them."""
 
 
 class MeshStageFunctions:
@@ -187,7 +187,8 @@ class MeshStageFunctions:
     def _run(self, weights: Flat, inputs: Sequence[tf.Tensor], scalars: Scalars) -> StageRun:
         ctx = self._context(scalars)
         self.know(weights, ctx)
-        return run_stage(self._stage, self._values, weights, inputs, ctx, total_weight=scalars[-1])
+        total_weight = scalars[-1][0]
+        return run_stage(self._stage, self._values, weights, inputs, ctx, total_weight=total_weight)
 
     def _forward_graph(self, weights: Flat, inputs: List, scalars: Scalars) -> List:
         return self._run(weights, inputs, scalars).outputs
@@ -235,7 +236,8 @@ class MeshStageFunctions:
         """Assigns all that changes; returns a number, to wait for."""
         index = self._stage.index
         weights, slots = self._state.flat(index, WEIGHTS), self._state.flat(index, LEARNER)
-        decision = Decision(**{**taken, "applied": taken["applied"][0]}, counts={}, metrics={})
+        taken = tf.nest.map_structure(lambda x: None if x is None else x[0], taken)
+        decision = Decision(**taken, counts={}, metrics={})
         groups, gradients = self._state.groups[index], self._gradients(others)
         new_weights, new_slots = self._learner.apply(groups, weights, gradients, slots, decision)
         new = {WEIGHTS + path: value for path, value in new_weights.items()}

@@ -203,12 +203,13 @@ class MeshStageProgram(Program):
                 continue
             mesh = self._meshes[stage.index]
             taken = {
-                "finite": mesh.spread(decision.finite),
+                "finite": mesh.spread_scalar(decision.finite),
                 "factors": {
-                    n: None if f is None else mesh.spread(f) for n, f in decision.factors.items()
+                    n: None if f is None else mesh.spread_scalar(f)
+                    for n, f in decision.factors.items()
                 },
-                "rates": {name: mesh.spread(rate) for name, rate in decision.rates.items()},
-                "applied": mesh.spread_number(decision.applied),
+                "rates": {name: mesh.spread_scalar(rate) for name, rate in decision.rates.items()},
+                "applied": mesh.spread_scalar(decision.applied),
             }
             statistics = tf.nest.map_structure(mesh.spread, by_stage[stage.index]["statistic"])
             update = self._functions[stage.index].update
@@ -293,7 +294,8 @@ class _Run:
     def place_scalars(self, step: int, total_weight: tf.Tensor) -> None:
         """Gives every stage what it needs of the step."""
         self._scalars = [
-            (mesh.put_number(step, np.int64), mesh.spread(total_weight)) for mesh in self._meshes
+            (mesh.put_number(step, np.int64), mesh.spread_scalar(total_weight))
+            for mesh in self._meshes
         ]
 
     def perform(self, worker: tuple[int, int], action: Action) -> None:

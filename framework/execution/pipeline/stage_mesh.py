@@ -98,7 +98,7 @@ class StageMesh:
         with _ASKING:
             return self.placement.put(array, axes)
 
-    def put_number(self, value: int, dtype: Any) -> tf.Tensor:
+    def put_number(self, value: float, dtype: Any) -> tf.Tensor:
         """Places a number; see `Placement`."""
         with _ASKING:
             return self.placement.put_number(value, dtype)
@@ -111,7 +111,7 @@ class StageMesh:
         """Places an ordinary tensor; every device holds all of it."""
         return self._pack([x] * len(self), (None,) * x.shape.rank)
 
-    def spread_number(self, x: tf.Tensor) -> tf.Tensor:
+    def spread_scalar(self, x: tf.Tensor) -> tf.Tensor:
         """Places an ordinary scalar in the form of `put_number`."""
         return self.spread(tf.fill([TOO_MANY_TO_FOLD], x))
 
