@@ -33,7 +33,7 @@ from tekso.framework.params import REQUIRED, param
 from tekso.tasks.mt.languages import sampled
 from tekso.tasks.mt.pairs import InMemoryPairs, Pair, PairSource
 from tekso.tasks.mt.token_pairs import Chosen, TokenPairs, choose, token_pairs
-from tekso.tasks.mt.vocabulary import Side, training_text
+from tekso.tasks.mt.vocabulary import Side, training_source, training_text
 
 Indices = npt.NDArray[np.int64]
 
@@ -103,7 +103,7 @@ class TranslationInput(ExampleInput):
           ValueError: a number is out of range.
         """
         super().__init__(params, seed=seed, assets_dir=assets_dir, train=train)
-        p = self.params
+        p, self._train = self.params, train
         for name, least in {"source_length": 2, "target_length": 2, "temperature": 1}.items():
             if p.get(name) < least:
                 raise ValueError(
@@ -249,6 +249,18 @@ class TranslationInput(ExampleInput):
         for pair in self.pairs():
             yield pair.source
             yield pair.target
+
+    def training_pairs(self) -> Iterator[Pair]:
+        """All pairs of the training split: of the training input that this one belongs to."""
+        source, _ = training_source(self.params, self.corpus, self._train)
+        return (pair for _, pair in source().records())
+
+    def source_token(self, token: int) -> str:
+        """The text of a token of the source side; <de> for the token of a language."""
+        number = token - self.source_tokenizer.vocab_size
+        if 0 <= number < len(self.languages):
+            return f"<{self.languages[number]}>"
+        return self.source_tokenizer.decode([token])
 
     def skipped(self) -> SkipReport:
         """What of the data was malformed and left out."""
