@@ -226,8 +226,11 @@ class TranslationInput(ExampleInput):
         Raises:
           InputError: a language is missing, or unknown.
         """
-        one_for_all = languages is None or isinstance(languages, str)
-        wanted = [languages] * len(texts) if one_for_all else list(languages or [])
+        wanted: list[str | None] = (
+            [languages] * len(texts)
+            if languages is None or isinstance(languages, str)
+            else list(languages)
+        )
         rows = [
             self.encode_source(text, language) for text, language in zip(texts, wanted, strict=True)
         ]

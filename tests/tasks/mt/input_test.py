@@ -1,4 +1,4 @@
-"""Inputs of pairs: every pair once, sides that belong together, filters counted, pure in the step."""
+"""Inputs of pairs: every pair once, sides that belong together, filters counted, pure in step."""
 
 from __future__ import annotations
 
