@@ -75,7 +75,7 @@ class Cldr(PairSource):
                 f"{p.path_of('kinds')} has {', '.join(unknown)}; there are "
                 f"{', '.join(cldr_phrases.KINDS)}"
             )
-        self.languages = tuple(p.locales) if len(p.locales) > 1 else ()
+        self.languages = self.languages_of(p)
         self._pairs: list[Pair] = []
         for code in p.locales:
             drawn = pairs_of(code, p.num_pairs, kinds=kinds, seed=p.seed)
@@ -83,6 +83,11 @@ class Cldr(PairSource):
             self._pairs += self._own(drawn, language)
         if not self._pairs:
             raise self.skips.nothing_left()
+
+    @classmethod
+    def languages_of(cls, params: Any) -> tuple[str, ...]:
+        """See PairSource."""
+        return tuple(params.locales) if len(params.locales) > 1 else ()
 
     def __len__(self) -> int:
         return len(self._pairs)

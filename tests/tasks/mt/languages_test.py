@@ -48,7 +48,9 @@ def language_ids(batch: dict[str, np.ndarray]) -> list[int]:
 
 
 def test_corpora_follow_each_other_and_name_their_language() -> None:
-    one: ManyLanguages = corpora({"fr": 2, "de": 3}).instantiate()
+    params = corpora({"fr": 2, "de": 3})
+    one: ManyLanguages = params.instantiate()
+    assert ManyLanguages.languages_of(params) == one.languages
     pairs = [record for _, record in one.records()]
     assert pairs == [one[i] for i in range(5)]
     assert pairs[1:3] == [Pair("s1", "fr1", "fr"), Pair("s0", "de0", "de")]
