@@ -113,7 +113,7 @@ class TranslationInput(ExampleInput):
         self.languages = self.corpus.languages
         self._make_tokenizers(train)
         self.tokens: TokenPairs = token_pairs(
-            self.corpus, self.source_tokenizer, self.target_tokenizer
+            self.corpus, self.source_tokenizer, self.target_tokenizer, assets_dir=assets_dir
         )
         self.chosen: Chosen = choose(
             np.diff(self.tokens.source.ends) + self._num_language_tokens,
