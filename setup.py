@@ -68,11 +68,13 @@ if __name__ == "__main__":
         install_requires=[
             tensorflow_requirement(installed_distributions()),
             "absl-py",
+            "babel",
             "importlib_resources",  # tensorflow-datasets needs it to prepare, and does not say so
             "matplotlib",
             "numpy",
             "psutil",
             "rich",
+            "sacrebleu",
             "sentencepiece",
             "tensorboard",
             "tensorflow-datasets",
