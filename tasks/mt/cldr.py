@@ -8,7 +8,11 @@ cases and plurals. Both are written by the package Babel, so nothing has to be r
 from __future__ import annotations
 
 import functools
+import itertools
+from collections.abc import Iterator
 from typing import Any
+
+import numpy as np
 
 from tekso.framework.input.skips import InputError, Origin
 from tekso.framework.input.sources import digest
@@ -26,6 +30,8 @@ ug uk ur uz vi yo zh zu
 """
 LOCALES = tuple(_CODES.split())
 """Languages that CLDR has words of nearly everything for: over 93 of 100 phrases."""
+
+TextPair = tuple[str, str]
 
 _MOST_DRAWN = 20  # phrases that are drawn for each pair that is wanted, before it is given up
 
@@ -76,12 +82,10 @@ class Cldr(PairSource):
                 f"{', '.join(cldr_phrases.KINDS)}"
             )
         self.languages = self.languages_of(p)
-        self._pairs: list[Pair] = []
-        for code in p.locales:
-            drawn = pairs_of(code, p.num_pairs, kinds=kinds, seed=p.seed)
-            language = code if self.languages else ""
-            self._pairs += self._own(drawn, language)
-        if not self._pairs:
+        drawn = [pairs_of(code, p.num_pairs, kinds=kinds, seed=p.seed) for code in p.locales]
+        self._pairs = [self._own(pairs) for pairs in drawn]  # by language
+        self._ends = np.cumsum([len(pairs) for pairs in self._pairs])
+        if not len(self):
             raise self.skips.nothing_left()
 
     @classmethod
@@ -90,7 +94,7 @@ class Cldr(PairSource):
         return tuple(params.locales) if len(params.locales) > 1 else ()
 
     def __len__(self) -> int:
-        return len(self._pairs)
+        return int(self._ends[-1])
 
     def origin(self, index: int) -> Origin:
         """Where a record lies."""
@@ -98,7 +102,9 @@ class Cldr(PairSource):
 
     def fingerprint(self) -> str:
         """A digest of what the records hold."""
-        return digest(text.encode() for pair in self._pairs for text in pair)
+        texts = (text for pairs in self._pairs for pair in pairs for text in pair)
+        counts = [str(len(pairs)) for pairs in self._pairs]
+        return digest(text.encode() for text in itertools.chain(self.params.locales, counts, texts))
 
     def describe(self) -> str:
         """The collection in a few words."""
@@ -107,9 +113,12 @@ class Cldr(PairSource):
         return f"CLDR phrases, English to {names}"
 
     def _read(self, index: int) -> Pair:
-        return self._pairs[index]
+        number = int(np.searchsorted(self._ends, index, side="right"))
+        first = int(self._ends[number - 1]) if number else 0
+        return Pair(*self._pairs[number][index - first], *self.languages[number : number + 1])
 
-    def _own(self, drawn: tuple[tuple[str, str], ...], language: str) -> list[Pair]:
+    def _own(self, drawn: tuple[TextPair, ...]) -> list[TextPair]:
+        """What of a language is in this split."""
         p = self.params
         splits = [split_of(source, p.dev_fraction, p.test_fraction) for source, _ in drawn]
         before = {"train": (), "dev": ("train",), "test": ("train", "dev")}[self.split]
@@ -117,16 +126,14 @@ class Cldr(PairSource):
             target for (_, target), split in zip(drawn, splits, strict=True) if split in before
         }
         return [
-            Pair(source, target, language)
-            for (source, target), split in zip(drawn, splits, strict=True)
-            if split == self.split and target not in known
+            pair
+            for pair, split in zip(drawn, splits, strict=True)
+            if split == self.split and pair[1] not in known
         ]
 
 
 @functools.lru_cache(maxsize=128)
-def pairs_of(
-    code: str, count: int, *, kinds: tuple[str, ...], seed: int
-) -> tuple[tuple[str, str], ...]:
+def pairs_of(code: str, count: int, *, kinds: tuple[str, ...], seed: int) -> tuple[TextPair, ...]:
     """Draws pairs of English and a language; every source once.
 
     A source that would have two targets is left out.
@@ -167,7 +174,7 @@ class _Sources:
         self._phrases = cldr_phrases.draw(kinds, seed=seed)
         self._drawn: list[tuple[Phrase, str]] = []
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[tuple[Phrase, str]]:
         write = cldr_phrases.english().write
         number = 0
         while True:

@@ -225,6 +225,7 @@ def _names() -> dict[str, list[tuple[str, str]]]:
 def _units() -> list[tuple[str, str]]:
     """Units and widths that English tells apart."""
     units = sorted(english().locale._data["unit_patterns"])
+    units.remove("concentr-percent")  # English writes it as a share in percent
     forms = [(unit, width) for width in ("long", "short") for unit in units]
     return _apart({form: ("amount", "3", *form) for form in forms})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import itertools
 from typing import Any
@@ -119,17 +120,18 @@ def test_several_languages_are_named_and_split_alike() -> None:
 
 
 def test_english_says_which_phrase_it_is() -> None:
-    """Whatever is drawn: of phrases that are equal in English all are equal in other languages."""
-    phrases = set(itertools.islice(cldr_phrases.draw(("date", "amount", "relative", "money"),
-                                                     seed=5), 20_000))  # fmt: skip
-    english, writers = cldr_phrases.english(), [Writer(code) for code in ("de", "ru", "ja")]
+    """Whatever is drawn: phrases that are equal in English are equal in other languages."""
+    phrases = set(itertools.islice(cldr_phrases.draw(tuple(cldr_phrases.KINDS), seed=5), 30_000))
+    english, writers = cldr_phrases.english(), [Writer(code) for code in ("de", "ru", "ar")]
     by_source: dict[str, list[Any]] = {}
     for phrase in phrases:
         by_source.setdefault(english.write(phrase), []).append(phrase)
     alike = [group for group in by_source.values() if len(group) > 1]
+    assert len(alike) > 50
     for group in alike:
         for writer in writers:
-            assert len({writer.write(phrase) for phrase in group}) == 1, group
+            with contextlib.suppress(UnwritableError):
+                assert len({writer.write(phrase) for phrase in group}) == 1, group
 
 
 def test_the_short_name_of_may_is_never_drawn() -> None:
