@@ -2,7 +2,7 @@
 
     source ─ embedding (+ positions) ─ dropout ─ encoder ─ norm ─ memory
                                                                     │
-    target ─ embedding (+ positions) ─ dropout ─ decoder, causal, attends to the memory ─ norm ─ softmax
+    target ─ embedding (+ positions) ─ dropout ─ decoder, attends to the memory ─ norm ─ softmax
 
 Rows may be padded and packed: an element sees those of its own segment, 0 is padding.
 
@@ -287,8 +287,8 @@ class EncoderDecoder(Layer):
         """Returns the parts of `token_cross_entropy` in order, between which it can be cut.
 
         Every layer of encoder and decoder is a piece. Labels are smoothed in training only. What
-        flows: first the batch; then also "memory" [B, S, D], from piece to piece of the encoder, and
-        on to the end of the decoder; "x" [B, T, D]; the last piece adds "cross_entropy" [B, T].
+        flows: first the batch; then also "memory" [B, S, D], through the encoder and on to the end
+        of the decoder; "x" [B, T, D]; the last piece adds "cross_entropy" [B, T].
         """
         name, embedding = self._source_embedding()
         pieces = [
@@ -312,7 +312,7 @@ class EncoderDecoder(Layer):
         last = functools.partial(self._run_cross_entropy, label_smoothing)
         return [*pieces, Piece("softmax", {name: softmax}, last)]
 
-    def _piece(self, name: str, layers: dict[str, Layer], run: Any, positions: str) -> Piece:
+    def _piece(self, name: str, layers: Mapping[str, Layer], run: Any, positions: str) -> Piece:
         """A piece that enters a stack."""
         if self.params.get(positions) is not None:
             layers = {**layers, positions: getattr(self, positions)}

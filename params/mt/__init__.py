@@ -1,1 +1,1 @@
-"""Experiments of translation."""
+"""Registered experiments of sequence to sequence."""
