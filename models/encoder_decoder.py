@@ -2,7 +2,7 @@
 
     source ─ embedding (+ positions) ─ dropout ─ encoder ─ norm ─ memory
                                                                     │
-    target ─ embedding (+ positions) ─ dropout ─ decoder, causal, attends to the memory ─ norm ─ softmax
+    target ─ embedding (+ positions) ─ dropout ─ decoder, attends to the memory ─ norm ─ softmax
 
 Rows may be padded and packed: an element sees those of its own segment, 0 is padding.
 
@@ -287,8 +287,8 @@ class EncoderDecoder(Layer):
         """Returns the parts of `token_cross_entropy` in order, between which it can be cut.
 
         Every layer of encoder and decoder is a piece. Labels are smoothed in training only. What
-        flows: first the batch; then also "memory" [B, S, D], from piece to piece of the encoder, and
-        on to the end of the decoder; "x" [B, T, D]; the last piece adds "cross_entropy" [B, T].
+        flows: first the batch; then also "memory" [B, S, D], through the encoder and on to the end
+        of the decoder; "x" [B, T, D]; the last piece adds "cross_entropy" [B, T].
         """
         name, embedding = self._source_embedding()
         pieces = [

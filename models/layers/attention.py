@@ -170,6 +170,30 @@ class MultiHeadAttention(Layer):
         bias = self._with_position_bias(theta, q, positions, positions, bias, ctx)
         return self._attend(theta, q, k, v, mask, bias, ctx)
 
+    def look(
+        self,
+        theta: Theta,
+        x: tf.Tensor,
+        ctx: StepContext,
+        *,
+        mask: Array | None = None,
+        bias: tf.Tensor | None = None,
+        positions: Array | None = None,
+        prefix: int = 0,
+    ) -> tf.Tensor:
+        """Returns how much self-attention takes of every element, the mean over heads.
+
+        Shapes:
+          the arguments: as in `fprop`
+          returns: [B, T, T] float32
+        """
+        places = np.arange(x.shape[1], dtype=np.int32)
+        positions = places if positions is None else positions
+        q, k = (self._heads(theta, name, x, ctx, positions) for name in ("q", "k"))
+        mask = masking.combine(self._visible(places, places, prefix), mask)
+        bias = self._with_position_bias(theta, q, positions, positions, bias, ctx)
+        return self._look(q, k, mask, bias)
+
     def keys_and_values(self, theta: Theta, memory: tf.Tensor, ctx: StepContext) -> KeysAndValues:
         """Returns what `attend_to` needs of a memory: computed once, used by every decoding step.
 
@@ -222,9 +246,14 @@ class MultiHeadAttention(Layer):
           returns: [B * M, T, S] float32
         """
         q = self._queries(theta, x, keys_and_values, ctx)
-        mask = None if mask is None else masking.tensor(mask)
-        looks = mean_probabilities(q, keys_and_values["k"], scale=self._scale, mask=mask, bias=bias)
+        looks = self._look(q, keys_and_values["k"], mask, bias)
         return tf.reshape(looks, [*x.shape[:2], looks.shape[-1]])
+
+    def _look(
+        self, q: tf.Tensor, k: tf.Tensor, mask: Array | None, bias: tf.Tensor | None
+    ) -> tf.Tensor:
+        mask = None if mask is None else masking.tensor(mask)
+        return mean_probabilities(q, k, scale=self._scale, mask=mask, bias=bias)
 
     def _queries(
         self, theta: Theta, x: tf.Tensor, keys_and_values: KeysAndValues, ctx: StepContext
@@ -287,6 +316,47 @@ class MultiHeadAttention(Layer):
           mask and bias: to [B, N, T, max_length]
           returns: ([B, T, D], cache)
         """
+        q, (k, v), mask, bias, cache = self._extended(
+            theta, x, cache, position, ctx, mask, bias, positions, prefix
+        )
+        return self._attend(theta, q, k, v, mask, bias, ctx), cache
+
+    def look_step(
+        self,
+        theta: Theta,
+        x: tf.Tensor,
+        cache: KeysAndValues,
+        position: Any,
+        ctx: StepContext,
+        *,
+        mask: Array | None = None,
+        bias: tf.Tensor | None = None,
+        positions: Array | None = None,
+        prefix: int = 0,
+    ) -> tf.Tensor:
+        """Returns how much `extend_step` takes of every place of the cache, the mean over heads.
+
+        Shapes:
+          returns: [B, T, max_length] float32
+        """
+        q, (k, _), mask, bias, _ = self._extended(
+            theta, x, cache, position, ctx, mask, bias, positions, prefix
+        )
+        return self._look(q, k, mask, bias)
+
+    def _extended(
+        self,
+        theta: Theta,
+        x: tf.Tensor,
+        cache: KeysAndValues,
+        position: Any,
+        ctx: StepContext,
+        mask: Array | None,
+        bias: tf.Tensor | None,
+        positions: Array | None,
+        prefix: int,
+    ) -> tuple[tf.Tensor, Any, Array | None, tf.Tensor | None, KeysAndValues]:
+        """Queries of x, all keys and values, the whole mask and bias, and the cache with x."""
         of_x = cache_lib.positions_of_block(position, x.shape[1])
         places = np.arange(cache["k"].shape[1], dtype=np.int32)
         asking = of_x if positions is None else cache_lib.positions_at(positions, of_x)
@@ -296,10 +366,9 @@ class MultiHeadAttention(Layer):
             "k": cache_lib.write(cache["k"], k, position),
             "v": cache_lib.write(cache["v"], v, position),
         }
-        k, v = (tf.cast(cache[name], x.dtype) for name in ("k", "v"))
         mask = masking.combine(self._visible(of_x, places, prefix), mask)
         bias = self._with_position_bias(theta, q, asking, positions, bias, ctx)
-        return self._attend(theta, q, k, v, mask, bias, ctx), cache
+        return q, [tf.cast(cache[name], x.dtype) for name in ("k", "v")], mask, bias, cache
 
     def _check_memory(self, memory: tf.Tensor | None) -> None:
         if (memory is None) != (self.params.memory_dim is None):

@@ -61,7 +61,6 @@ class TransformerLayer(Layer):
 
     attention: MultiHeadAttention
     memory_attention: MultiHeadAttention
-    memory_attention_norm: Norm
     feed_forward: FeedForwardBase
 
     def __init__(self, params: Any) -> None:
@@ -213,25 +212,27 @@ class TransformerLayer(Layer):
         x: tf.Tensor,
         ctx: StepContext,
         *,
-        mask: Array | None = None,
-        bias: tf.Tensor | None = None,
-        positions: Array | None = None,
         memory: tf.Tensor | None = None,
         memory_mask: Array | None = None,
+        **own: Any,
     ) -> tf.Tensor:
         """Returns how much the layer takes of every element of its memory, the mean over heads.
 
+        A layer without memory_attention looks at x itself.
+
         Shapes:
           the arguments: as in `fprop`
-          returns: [B, T, S] float32
+          returns: [B, T, S] float32; without a memory [B, T, T]
         """
         self._check_memory(memory is not None)
 
         def attend(x: tf.Tensor) -> tf.Tensor:
-            return self.attention.fprop(
-                theta.attention, x, ctx, mask=mask, bias=bias, positions=positions
-            )
+            return self.attention.fprop(theta.attention, x, ctx, **own)
 
+        if memory is None:
+            return self.attention.look(
+                theta.attention, self._given(theta, "attention", x, ctx), ctx, **own
+            )
         x = self._add(theta, "attention", x, ctx, attend)
         seen = self.memory_attention.keys_and_values(theta.memory_attention, memory, ctx)
         return self._look_at(theta, x, seen, ctx, memory_mask)
@@ -244,27 +245,37 @@ class TransformerLayer(Layer):
         position: Any,
         ctx: StepContext,
         *,
-        mask: Array | None = None,
-        bias: tf.Tensor | None = None,
         memory_mask: Array | None = None,
+        **own: Any,
     ) -> tf.Tensor:
-        """Returns where `extend_step` looks, given the same arguments; see `look`."""
+        """Returns where `extend_step` looks, given the same arguments; see `look`.
+
+        Shapes:
+          returns: [B, T, S] float32; without a memory [B, T, max_length]
+        """
         self._check_memory("memory_attention" in cache)
+        read = cache["attention"]
 
         def attend(x: tf.Tensor) -> tf.Tensor:
-            return self.attention.extend_step(
-                theta.attention, x, cache["attention"], position, ctx, mask=mask, bias=bias
-            )[0]
+            return self.attention.extend_step(theta.attention, x, read, position, ctx, **own)[0]
 
+        if "memory_attention" not in cache:
+            x = self._given(theta, "attention", x, ctx)
+            return self.attention.look_step(theta.attention, x, read, position, ctx, **own)
         x = self._add(theta, "attention", x, ctx, attend)
         return self._look_at(theta, x, cache["memory_attention"], ctx, memory_mask)
 
     def _look_at(
         self, theta: Theta, x: tf.Tensor, seen: Any, ctx: StepContext, mask: Array | None
     ) -> tf.Tensor:
-        if self.params.norm_position == "pre":
-            x = self.memory_attention_norm.fprop(theta.memory_attention_norm, x, ctx)
+        x = self._given(theta, "memory_attention", x, ctx)
         return self.memory_attention.look_at(theta.memory_attention, x, seen, ctx, mask=mask)
+
+    def _given(self, theta: Theta, name: str, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+        """What a part is given: its input, normalised if that is done before."""
+        if self.params.norm_position == "post":
+            return x
+        return getattr(self, f"{name}_norm").fprop(theta[f"{name}_norm"], x, ctx)
 
     def _feed_forward(
         self, theta: Theta, x: tf.Tensor, ctx: StepContext, *, mask: Array | None = None
@@ -288,12 +299,12 @@ class TransformerLayer(Layer):
         compute: Callable[[tf.Tensor], tf.Tensor],
     ) -> tf.Tensor:
         """Adds what a part computes to its input, normalised before or after."""
-        norm, dropout = getattr(self, f"{name}_norm"), getattr(self, f"{name}_dropout")
-        weights, no_weights = theta[f"{name}_norm"], theta[f"{name}_dropout"]
+        y = compute(self._given(theta, name, x, ctx))
+        dropout = getattr(self, f"{name}_dropout")
+        y = x + dropout.fprop(theta[f"{name}_dropout"], y, ctx)
         if self.params.norm_position == "pre":
-            y = compute(norm.fprop(weights, x, ctx))
-            return x + dropout.fprop(no_weights, y, ctx)
-        return norm.fprop(weights, x + dropout.fprop(no_weights, compute(x), ctx), ctx)
+            return y
+        return getattr(self, f"{name}_norm").fprop(theta[f"{name}_norm"], y, ctx)
 
     def _check_memory(self, given: bool) -> None:
         has_part = self.params.memory_attention is not None

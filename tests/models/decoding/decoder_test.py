@@ -23,10 +23,12 @@ from tekso.models.layers.positions import LearnedPositions
 from tekso.models.layers.rematerialize import Rematerialize
 from tekso.models.layers.softmax import Softmax
 from tekso.models.layers.stack import RepeatedStack, Stack
+from tekso.models.prefix_lm import PrefixLm
+from tekso.models.transformer_lm import CAUSAL_LAYER
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import pairs
+import sentence_pairs
 
 V, D = 11, 6
 SIZES = [(4, 3), (2, 5), (5, 2)]  # tokens of source and target of three pairs
@@ -75,7 +77,29 @@ def repeated() -> EncoderDecoder.Params:
     return p
 
 
-MODELS = {"encoder_decoder": encoder_decoder, "apart": apart, "repeated": repeated}
+def prefix_lm(kind: Any = Stack) -> PrefixLm.Params:
+    """Sinusoidal positions, pre-norm, biases, dropout, tied."""
+    p = PrefixLm.Params(source_vocab_size=V, target_vocab_size=V, dim=D, dropout_rate=0.1)
+    p.stack = kind.Params(num_layers=2, layer=CAUSAL_LAYER)
+    return p.set({"*num_heads": 2, "*hidden_dim": 7})
+
+
+def repeated_prefix_lm() -> PrefixLm.Params:
+    """A repeated stack, post-norm, rotary positions, untied."""
+    p = prefix_lm(RepeatedStack)
+    p.set(positions=None, final_norm=None, softmax=Softmax.Params())
+    p.stack.layer.set({"norm_position": "post", "attention.head_dim": 4})
+    p.stack.layer.attention.positions = RotaryPositions.Params()
+    return p
+
+
+MODELS = {
+    "encoder_decoder": encoder_decoder,
+    "apart": apart,
+    "repeated": repeated,
+    "prefix_lm": prefix_lm,
+    "repeated_prefix_lm": repeated_prefix_lm,
+}
 
 
 @pytest.fixture(params=MODELS)
@@ -92,7 +116,9 @@ def perturbed(model: Any) -> Theta:
 
 
 def padded(*, source: int = S, target: int = T) -> dict[str, tf.Tensor]:
-    return pairs.batch([[p] for p in pairs.random_pairs(0, SIZES, V)], source, target)
+    return sentence_pairs.batch(
+        [[p] for p in sentence_pairs.random_pairs(0, SIZES, V)], source, target
+    )
 
 
 def close(got: Any, want: Any, *, within: float = 1e-5) -> None:
@@ -125,13 +151,13 @@ def test_padding_changes_nothing_and_gives_finite_numbers(model: Any) -> None:
 
 
 def test_packed_pairs_are_read_as_if_alone(model: Any) -> None:
-    theta, ctx, found = perturbed(model), StepContext(), pairs.random_pairs(0, SIZES, V)
-    packed = pairs.batch([[found[0], found[1]], [found[2]]], 7, 9, packed=True)
+    theta, ctx, found = perturbed(model), StepContext(), sentence_pairs.random_pairs(0, SIZES, V)
+    packed = sentence_pairs.batch([[found[0], found[1]], [found[2]]], 7, 9, packed=True)
 
     got = model.token_cross_entropy(theta, packed, ctx)
     looks = model.attention(theta, packed, ctx)
 
-    alone = [pairs.batch([[pair]], *size) for pair, size in zip(found, SIZES, strict=True)]
+    alone = [sentence_pairs.batch([[pair]], *size) for pair, size in zip(found, SIZES, strict=True)]
     want = [model.token_cross_entropy(theta, one, ctx)[0] for one in alone]
     close(got[0, :8], tf.concat(want[:2], 0), within=2e-5)
     close(got[1, :2], want[2], within=2e-5)
@@ -280,8 +306,8 @@ def test_compiled_loop_of_steps_equals_single_steps(model: Any) -> None:
 
 def test_pieces_one_after_the_other_are_the_model(model: Any) -> None:
     theta, ctx = perturbed(model), StepContext(mode="train", step=3)
-    found = pairs.random_pairs(0, SIZES, V)
-    batch = pairs.batch([[found[0], found[1]], [found[2]]], 7, 9, packed=True)
+    found = sentence_pairs.random_pairs(0, SIZES, V)
+    batch = sentence_pairs.batch([[found[0], found[1]], [found[2]]], 7, 9, packed=True)
     want = model.token_cross_entropy(theta, batch, ctx, label_smoothing=0.1)
 
     flat = theta_lib.flatten(theta)

@@ -1,4 +1,4 @@
-"""Batches of sentence pairs for tests of models: padded, or packed, as the task's input has them."""
+"""Batches of sentence pairs for tests of models: padded or packed, in the form of the input."""
 
 from __future__ import annotations
 
