@@ -335,9 +335,7 @@ class _Run:
 
         c = best_NC.shape[1]
         sums_BKC = tf.expand_dims(state.log_probs, 2) + tf.reshape(log_probs_NC, [b, k, c])
-        log_probs_BC, places_BC = tf.math.top_k(
-            tf.reshape(sums_BKC, [b, k * c]), min(2 * k, k * c)
-        )
+        log_probs_BC, places_BC = tf.math.top_k(tf.reshape(sums_BKC, [b, k * c]), min(2 * k, k * c))
         ids_BC = tf.gather(tf.reshape(ids_NC, [b, k * c]), places_BC, batch_dims=1)
         is_end_BC = tf.equal(ids_BC, self._end_id)
         if given.prefix:

@@ -2,8 +2,8 @@
 
     score = log_prob / ((5 + length) / 6)**alpha + beta * Σ_s log(min(Σ_t attention[t, s], 1))
 
-The length counts the end token; the sum over s goes over the tokens of the source, not padding; that
-over t over all steps, that of the end included.
+The length counts the end token. The sum over s goes over the tokens of the source, not padding;
+that over t over all steps, that of the end included.
 
 Legend: B sources, K hypotheses, S source length.
 Source: Wu et al. 2016, "Google's neural machine translation system", eq. 14.
@@ -66,8 +66,5 @@ class HypothesisScore:
           log_probs: [B], length: [] int, the tokens so far; limits: [B] int32
           returns: [B] float32
         """
-        if self.alpha >= 0:
-            best = limits
-        else:
-            best = tf.minimum(length + 1, self.max_length)
+        best = limits if self.alpha >= 0 else tf.minimum(length + 1, self.max_length)
         return log_probs / self.norm(best)

@@ -2,7 +2,7 @@
 
     step      0     1     2
     slot 0   the ─ cat ─ sat        parents[2] = [0, 0]: both go on from "the cat"
-    slot 1   a   \ dog \ is         parents[1] = [0, 0]: both go on from "the"
+    slot 1   a   └ dog └ is         parents[1] = [0, 0]: both go on from "the"
 
 So no step moves the tokens, or the attention, of the steps before it.
 
@@ -88,9 +88,7 @@ class Paths(NamedTuple):
             if has_attention:
                 looked = tf.gather(tf.gather(paths.attention, t), slots_BH, batch_dims=1)
                 looked = tf.where(tf.expand_dims(t < lengths, -1), looked, 0.0)
-                attention = tf.tensor_scatter_nd_update(
-                    attention, place, tf.expand_dims(looked, 0)
-                )
+                attention = tf.tensor_scatter_nd_update(attention, place, tf.expand_dims(looked, 0))
             return t - 1, slots_BH, ids, attention
 
         ids_TBH = tf.zeros([longest, *slots_BH.shape], tf.int32)

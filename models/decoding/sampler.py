@@ -13,7 +13,6 @@ import tensorflow as tf
 
 from tekso.framework.params import param
 from tekso.framework.theta import Theta
-from tekso.models.decoding.decoder import Decoder
 from tekso.models.decoding.sampling import check_sampling, sample
 from tekso.models.decoding.search import Prefix, Search, forced_tokens, token_log_probs
 

@@ -97,21 +97,21 @@ def toy_batch(sources: list[list[int]], length: int | None = None) -> dict[str, 
     return {"source_ids": tf.constant(ids), "source_segment_ids": tf.constant(segments)}
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def toy() -> ToyDecoder:
     return ToyDecoder.Params().instantiate()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_theta() -> Callable[..., dict[str, tf.Tensor]]:
     return toy_theta
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_batch() -> Callable[..., dict[str, tf.Tensor]]:
     return toy_batch
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_plain() -> Callable[..., PlainToy]:
     return PlainToy
