@@ -1,8 +1,8 @@
 """LstmEncoderDecoder: an LSTM that reads a source, and one that writes a target looking at it.
 
     source ─ embedding ─ dropout ─ encoder (first layer in both directions) ─ encoded
-                                                                                 │ attention
-    target ─ embedding ─ dropout ─ decoder (fed with what it found in the source) ─ dropout ─ softmax
+                                                                                │ attention
+    target ─ embedding ─ dropout ─ decoder (fed with what it found in the source) ─ softmax
 
 Rows may be padded and packed: states begin as 0 in every segment, the backward direction at its
 last token, and a target looks at the source of its own segment; 0 is padding.
@@ -46,12 +46,13 @@ class LstmEncoderDecoder(Layer):
     target share one; with no `softmax`, the target's tokens and the softmax do.
 
     A batch holds "source_ids" [B, S] and "target_ids", "target_labels" [B, T], int32, and, where
-    rows are padded or packed, "source_segment_ids" [B, S] and "target_segment_ids" [B, T]. Positions
-    are not used, since the order is in the states.
+    rows are padded or packed, "source_segment_ids" [B, S] and "target_segment_ids" [B, T].
+    Positions are not used, since the order is in the states.
 
     Children:
       source_embedding, softmax (where set), target_embedding, encoder, decoder
-    Source: Bahdanau et al. 2015; Luong et al. 2015; Wu et al. 2016 (GNMT); Chen et al. 2018 (RNMT+).
+    Source:
+      Bahdanau et al. 2015; Luong et al. 2015; Wu et al. 2016 (GNMT); Chen et al. 2018 (RNMT+).
     """
 
     class Params(Layer.Params):

@@ -173,7 +173,12 @@ class AttentiveRecurrent(Layer):
         )
 
     def project_inputs(self, theta: Theta, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
-        """Returns the part of the first cell's gates that needs no state: [..., D] -> [..., G, H]."""
+        """Returns the part of the first cell's gates that needs no state.
+
+        Shapes:
+          x: [..., D]
+          returns: [..., G, hidden_dim]
+        """
         return self.cells[0].project_inputs(theta.cells["0"], x, ctx)
 
     def _turn(

@@ -186,7 +186,7 @@ class Bidirectional(Layer):
 
 
 def with_residual(x: tf.Tensor, y: tf.Tensor, residual: Literal["none", "add"]) -> tf.Tensor:
-    """Returns a layer's output y, with its input x added where that is asked for and sizes agree."""
+    """Returns a layer's output y, with its input x added if that is asked for and sizes agree."""
     return x + y if residual == "add" and x.shape[-1] == y.shape[-1] else y
 
 

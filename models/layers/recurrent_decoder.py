@@ -90,8 +90,8 @@ class RecurrentDecoder(Layer):
         if p.num_layers == 1 and feeds_context and p.output == "state":
             raise ValueError(
                 "RecurrentDecoder: the output of one layer that is fed the context has not seen "
-                "that of its own time; set num_layers of at least 2, output='state_and_context', or "
-                "input_feeding='attentional'"
+                "that of its own time; set num_layers of at least 2, output='state_and_context', "
+                "or input_feeding='attentional'"
             )
         self.child(
             "attentive",
