@@ -95,6 +95,7 @@ if __name__ == "__main__":
                 "tekso-vocab=tekso.tools.vocab:main",
                 "tekso-benchmark=tekso.tools.benchmark:main",
                 "tekso-worker=tekso.tools.worker:main",
+                "tekso-ckpt=tekso.tools.ckpt:main",
             ],
         },
     )
