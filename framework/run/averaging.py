@@ -83,8 +83,8 @@ def differences(checkpoints: Sequence[Checkpoint]) -> list[str]:
     last = checkpoints[-1]
     told = []
     for one in checkpoints[:-1]:
-        texts = (c.description.params.splitlines() for c in (one, last))
-        lines = [line for line in difflib.unified_diff(*texts, lineterm="", n=0)][2:]
+        before, after = (c.description.params.splitlines() for c in (one, last))
+        lines = list(difflib.unified_diff(before, after, lineterm="", n=0))[2:]
         changed = [line for line in lines if not line.startswith("@@")]
         if changed:
             more = "; …" if len(changed) > _SHOWN else ""
