@@ -30,8 +30,8 @@ from tekso.framework.execution.pipeline.actions import by_device
 from tekso.framework.execution.pipeline.piece_costs import cost_of
 from tekso.framework.execution.pipeline.piece_traces import PieceTrace, trace_all
 from tekso.framework.execution.pipeline.program import PipelineProgram
-from tekso.framework.execution.pipeline.schedule import Schedule, schedule_of
-from tekso.framework.execution.pipeline.schedule_check import check
+from tekso.framework.execution.pipeline.schedule import Schedule, num_stages_of, schedule_of
+from tekso.framework.execution.pipeline.schedule_check import checked_actions
 from tekso.framework.execution.pipeline.setting import Setting
 from tekso.framework.params import param
 from tekso.framework.pieces import Piece
@@ -155,12 +155,8 @@ class Pipelined(Execution):
         traces = trace_all(pieces, specs, micro)
         sizes = self.sizes(pieces, traces)
         plan = stages.plan(pieces, traces, sizes, specs, micro)
-        actions = list(self._schedule.actions(p.num_stages, p.num_micro_batches))
-        check(
-            actions,
-            num_devices=p.num_stages,
-            num_stages=len(sizes),
-            num_micro_batches=p.num_micro_batches,
+        actions = checked_actions(
+            self._schedule, num_devices=p.num_stages, num_micro_batches=p.num_micro_batches
         )
         return Setting(
             plan,
@@ -176,11 +172,12 @@ class Pipelined(Execution):
     def sizes(self, pieces: list[Piece], traces: list[PieceTrace]) -> list[int]:
         """Returns the number of pieces of every stage."""
         num_devices, stages_of = self.params.num_stages, self._schedule.num_stages
-        enough = (d for d in range(num_devices, 0, -1) if stages_of(d) <= len(pieces))
+        num_stages = num_stages_of(self._schedule, num_devices)
+        enough = (d for d in range(num_devices, 0, -1) if 1 <= stages_of(d) <= len(pieces))
         return partition.balance(
             [piece.name for piece in pieces],
             [cost_of(trace) for trace in traces],
-            stages_of(num_devices),
+            num_stages,
             self.params.balance,
             num_devices=num_devices,
             most_devices=next(enough, 0),
