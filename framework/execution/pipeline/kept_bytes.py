@@ -95,10 +95,9 @@ def _kept(
 
     late = [*seeds, tf.TensorSpec((), tf.float32)]
     concrete = tf.function(whole, autograph=False).get_concrete_function(*weights, *inputs, *late)
-    cut = GraphCut(concrete, len(late))
-    of_weights = {tensor.name for tensor in cut.early[: len(weights)]}
+    cut = GraphCut(concrete, len(late), num_lasting=len(weights))
     roots = {root.name: root for root in map(_root, cut.kept_for(concrete.outputs))}
-    sizes = [_bytes(root) for name, root in roots.items() if name not in of_weights]
+    sizes = [_bytes(root) for root in roots.values()]
     return None if None in sizes else math.fsum(size for size in sizes if size is not None)
 
 

@@ -1,0 +1,203 @@
+"""What a step of a pipeline does beside gradients: effects, statistics, what it holds, how it ends.
+
+All stages lie on one device of this process, each with a thread of its own.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tekso.framework.execution import Pipelined
+from tekso.framework.execution.base import ExecutionError, signature_of
+from tekso.framework.execution.pipeline import graph_effects
+from tekso.framework.execution.pipeline import program as program_module
+from tekso.framework.execution.pipeline.program import PipelineProgram
+from tekso.framework.execution.pipeline.simulator import simulate
+from tekso.framework.execution.pipeline.workers import StageError
+from tekso.framework.initializers import Normal
+from tekso.framework.layer import Layer
+from tekso.framework.learner import Learner
+from tekso.framework.optimizers.sgd import SGD
+from tekso.framework.params import param
+from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
+from tekso.framework.schedules import Constant
+from tekso.framework.task import Task
+from tekso.framework.theta import Theta
+
+DIM, EXAMPLES = 3, 8
+
+
+class Map(Layer):
+    """y = tanh(x w)."""
+
+    class Params(Layer.Params):
+        """Params of Map."""
+
+        dtype: str = param("Of the weight.", default="float64")
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self.weight("w", [DIM, DIM], dims=("in", "embed"), init=Normal.Params(stddev=0.5))
+
+    def fprop(self, theta: Theta, x: Any, ctx: Any) -> Any:
+        return tf.tanh(tf.linalg.matmul(x, tf.cast(theta.w, x.dtype)))
+
+
+class Chain(Task):
+    """Maps one after the other; `between` is run before each: (number, x) -> x."""
+
+    class Params(Task.Params):
+        """Params of Chain."""
+
+        num_maps: int = param("Number of maps.", default=4)
+        weight_dtype: str = param("Of the weights.", default="float64")
+
+    between: Callable[[int, Any], Any] = staticmethod(lambda number, x: x)
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self.child_list("maps", [Map.Params(dtype=self.params.weight_dtype)] * self.params.num_maps)
+
+    def loss_weight(self, batch: Any) -> tf.Tensor:
+        return tf.cast(tf.shape(batch["x"])[0], tf.float32)
+
+    def pieces(self) -> list[Piece]:
+        pieces = [
+            Piece(f"maps/{i}", {f"maps/{i}": layer}, functools.partial(self._map, i))
+            for i, layer in enumerate(self.maps)
+        ]
+        return [*pieces, Piece("last", {}, self._last)]
+
+    def _map(self, i: int, theta: Theta, flow: Flow, ctx: Any) -> Flow:
+        x = self.between(i, flow["x"])
+        return {**flow, "x": self.maps[i].fprop(theta.maps[str(i)], x, ctx)}
+
+    def _last(self, theta: Theta, flow: Flow, ctx: Any) -> Flow:
+        return {**flow, LOSS_SUM: tf.reduce_sum(tf.square(flow["x"])), METRICS: {}}
+
+
+def chain(between: Any = None, **params: Any) -> Chain:
+    task = Chain.Params(**params).instantiate()
+    if between is not None:
+        task.between = between
+    return task
+
+
+def batch(step: int = 0, dtype: str = "float64") -> dict[str, np.ndarray]:
+    return {"x": np.random.default_rng(step).normal(size=(EXAMPLES, DIM)).astype(dtype)}
+
+
+def learner(**changes: Any) -> Any:
+    params = Learner.Params(optimizer=SGD.Params(), schedule=Constant.Params(value=0.1))
+    return params.set(changes).instantiate()
+
+
+def build(
+    task: Task,
+    stages: int,
+    micro_batches: int,
+    *,
+    of: dict[str, np.ndarray] | None = None,
+    by: Any = None,
+    **params: Any,
+) -> PipelineProgram:
+    execution = Pipelined.Params(num_stages=stages, num_micro_batches=micro_batches, **params)
+    by, devices = by or learner(), ["CPU:0"] * stages * execution.num_replicas
+    setting = execution.instantiate().setting(
+        task, signature_of(of or batch()), parts=by.params.accumulation_steps, devices=devices
+    )
+    program = PipelineProgram(task, by, setting, seed=3)
+    program.initialize()
+    return program
+
+
+# --- effects and randomness ---
+
+
+@pytest.mark.parametrize(
+    ("schedule", "rematerialize"), [("1f1b", "none"), ("gpipe", "all"), ("zero_bubble_h1", "all")]
+)
+def test_stage_that_fails_ends_the_step_with_its_own_error_and_the_next_one_works(
+    schedule: str, rematerialize: str
+) -> None:
+    def between(number: int, x: Any) -> Any:
+        if number == 2:  # nothing depends on the check
+            tf.debugging.assert_less(x, tf.constant(0.9, x.dtype), message="x is too large")
+        return x
+
+    program = build(
+        chain(between), 3, 4, balance=[2, 2, 1], schedule=schedule, rematerialize=rematerialize
+    )
+    program.train_step({"x": 0.01 * batch()["x"]}, 0)
+    before = program.state()
+    for weight in ("weights/maps/0/w", "weights/maps/1/w"):
+        before[weight] = 30 * np.eye(DIM)  # an x far from 0 becomes 1
+    program.restore(lambda key: before[key], set(before))
+    bad = {"x": 0.0001 * batch()["x"]}
+    bad["x"][5] = 1.0  # in micro-batch 2
+    with pytest.raises(StageError) as caught:
+        program.train_step(bad, 1)
+    text = str(caught.value)
+    assert "forward of micro-batch 2 at stage 1 (maps/2 … maps/3)" in text
+    assert "x is too large" in text
+    after = program.state()
+    assert all(np.array_equal(after[key], value) for key, value in before.items())
+    assert np.isfinite(float(program.train_step({"x": 0.0001 * batch()["x"]}, 1)["loss"]))
+
+
+def test_effects_happen_in_the_forward_pass_once_for_each_micro_batch() -> None:
+    seen: collections.Counter[int] = collections.Counter()
+
+    def between(number: int, x: Any) -> Any:
+        def note(_: Any) -> None:
+            seen[number] += 1
+
+        tf.numpy_function(note, [x], [])
+        return x
+
+    program = build(chain(between), 2, 4, schedule="zero_bubble_h1", rematerialize="all")
+    program.train_step(batch(), 0)
+    assert seen == {0: 4, 1: 4, 2: 4, 3: 4}
+
+
+@pytest.mark.parametrize(
+    ("draw", "name"),
+    [
+        (lambda x: x + tf.random.normal(x.shape, dtype=x.dtype), "RandomStandardNormal"),
+        (lambda x: tf.nn.dropout(x, 0.5), "RandomUniform"),
+        (
+            lambda x: tf.cond(
+                tf.reduce_sum(x) > 0, lambda: x + tf.random.uniform([], dtype=x.dtype), lambda: x
+            ),
+            "RandomUniform",
+        ),
+    ],
+    ids=["normal", "dropout", "inside of a branch"],
+)
+def test_random_numbers_that_change_when_they_are_drawn_again_are_refused(
+    draw: Any, name: str
+) -> None:
+    task = chain(lambda number, x: draw(x) if number == 1 else x)
+    with pytest.raises(ExecutionError, match=rf"maps/1 draws .* by .*({name}).*ctx\.uniform"):
+        build(task, 2, 4)
+
+
+def test_numbers_of_a_generator_are_random_too() -> None:
+    generator = tf.random.Generator.from_seed(1)
+    traced = tf.function(lambda: generator.normal([2]), autograph=False).get_concrete_function()
+    assert graph_effects.random_ops(traced.graph)
+
+
+def test_random_numbers_of_a_seed_are_no_reason_to_refuse() -> None:
+    def between(number: int, x: Any) -> Any:
+        return x + tf.random.stateless_uniform(x.shape, seed=[1, 2], dtype=x.dtype)
+
+    assert np.isfinite(float(build(chain(between), 2, 4).train_step(batch(), 0)["loss"]))
