@@ -44,6 +44,7 @@ from tekso.framework.execution.pipeline.stages import BATCH, Stage, Value
 from tekso.framework.execution.pipeline.workers import StageError, Workers, reason_of
 from tekso.framework.learning_step import select
 from tekso.framework.primitives.fusion import XlaFusion, no_fusion
+from tekso.framework.theta import SEPARATOR
 from tekso.framework.weight_spec import WeightSpec
 
 Worker = tuple[int, int]
@@ -211,6 +212,7 @@ class PipelineProgram(Program):
         norms = self._workers.map(
             lambda s: self._on(s, self._norms[s], gradients[s]), range(len(stages))
         )
+        statistics = self._statistics(by_stage)
         squares = added_pairs(norms)  # of stacked weights, every stage has those of its rows
         loss_sum = by_stage[len(stages) - 1]["loss"]
         shares = [found["total"] for found in by_stage.values()]
@@ -221,11 +223,10 @@ class PipelineProgram(Program):
             decision = self._decide(squares, counts, at, total)
 
         def updated(stage: int) -> Flat:
-            statistics = by_stage[stage]["statistic"]
             weights = self._state.read(stage, WEIGHTS)
             slots = self._state.read(stage, LEARNER)
             function, own = self._updates[stage], gradients[stage]
-            new: Flat = self._on(stage, function, weights, own, slots, decision, statistics)
+            new: Flat = self._on(stage, function, weights, own, slots, decision, statistics[stage])
             return new
 
         # All is computed before any of it is assigned: a failure leaves the state as it was.
@@ -261,6 +262,17 @@ class PipelineProgram(Program):
         for stage, by_path in enumerate(gradients):
             with self._state.on(stage):
                 found.append({path: _added(values) for path, values in by_path.items()})
+        return found
+
+    def _statistics(self, by_stage: Mapping[int, Any]) -> list[dict[str, Any]]:
+        """The sums for the moving statistics of what every stage keeps; of copies, theirs too."""
+        plan = self._setting.plan
+        found: list[dict[str, Any]] = [{} for _ in plan.stages]
+        for index in sorted(by_stage):
+            for name, pair in by_stage[index]["statistic"].items():
+                keeper = plan.keeper(name.rpartition(SEPARATOR)[0], index)
+                with self._state.on(keeper):
+                    found[keeper] = added_pairs([found[keeper], {name: pair}])
         return found
 
     def _norms_graph(self, stage: int, gradients: Flat) -> Any:

@@ -31,6 +31,7 @@ from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
 from tekso.framework.schedules import Constant
 from tekso.framework.task import Task
 from tekso.framework.theta import Theta
+from tekso.models.layers.normalization import BatchNorm
 
 DIM, EXAMPLES = 3, 8
 
@@ -117,6 +118,61 @@ def build(
     program = PipelineProgram(task, by, setting, seed=3)
     program.initialize()
     return program
+
+
+# --- moving statistics ---
+
+
+class TwiceNormed(Task):
+    """The same batch normalisation at both ends, with a map between."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self.child("norm", BatchNorm.Params(dim=DIM, dtype="float64"))
+        self.child("map", Map.Params())
+
+    def loss_weight(self, batch: Any) -> tf.Tensor:
+        return tf.cast(tf.shape(batch["x"])[0], tf.float32)
+
+    def pieces(self) -> list[Piece]:
+        def norm(theta: Theta, flow: Flow, ctx: Any) -> Flow:
+            return {**flow, "x": self.norm.fprop(theta.norm, flow["x"], ctx)}
+
+        def middle(theta: Theta, flow: Flow, ctx: Any) -> Flow:
+            return {**flow, "x": self.map.fprop(theta.map, flow["x"], ctx)}
+
+        def last(theta: Theta, flow: Flow, ctx: Any) -> Flow:
+            return {**flow, LOSS_SUM: tf.reduce_sum(flow["x"] ** 3), METRICS: {}}
+
+        parts = ("first", norm), ("middle", middle), ("second", norm)
+        layers = {"norm": self.norm}, {"map": self.map}, {"norm": self.norm}
+        found = [Piece(name, own, run) for (name, run), own in zip(parts, layers, strict=True)]
+        return [*found, Piece("last", {}, last)]
+
+
+@pytest.mark.parametrize(("stages", "rematerialize"), [(2, "none"), (4, "all")])
+def test_statistics_of_a_layer_that_two_stages_run_are_added_and_moved_once(
+    stages: int, rematerialize: str
+) -> None:
+    task, of = TwiceNormed.Params().instantiate(), batch()
+    whole = build(task, 1, 2, of=of)
+    cut = build(task, stages, 2, of=of, rematerialize=rematerialize)
+    w = whole.state()["weights/map/w"]
+    for program in (whole, cut):
+        program.train_step(of, 0)
+    one, other = whole.state(), cut.state()
+    assert set(one) == set(other)
+    for key, value in one.items():
+        within = 1e-6 if "moving" in key else 1e-12  # statistics are summed in float32
+        np.testing.assert_allclose(other[key], value, rtol=within, atol=1e-14, err_msg=key)
+    seen = []
+    for x in np.split(of["x"], 2):  # what both uses of the layer were given, micro-batch for itself
+        normed = (x - x.mean(0)) / np.sqrt(x.var(0) + 1e-3)
+        seen += [x, np.tanh(normed @ w)]
+    seen = np.concatenate(seen)
+    np.testing.assert_allclose(other["weights/norm/moving_mean"], 0.01 * seen.mean(0), rtol=1e-5)
+    moved = 0.99 + 0.01 * seen.var(0)
+    np.testing.assert_allclose(other["weights/norm/moving_variance"], moved, rtol=1e-6)
 
 
 # --- effects and randomness ---
