@@ -16,9 +16,7 @@ _READS = frozenset({"ReadVariableOp", "VarHandleOp"})
 
 def effects(graph: Any) -> list[tf.Operation]:
     """Returns the ops of a graph that have to run whether or not something depends on them."""
-    return [
-        op for op in graph.get_operations() if op.op_def.is_stateful and op.type not in _READS
-    ]
+    return [op for op in graph.get_operations() if op.op_def.is_stateful and op.type not in _READS]
 
 
 def random_ops(graph: Any) -> list[str]:

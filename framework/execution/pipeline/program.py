@@ -419,8 +419,7 @@ class _Run:
         held, late = self._held.pop(key), self._late(replica, stage, m)
         known = {**self._common(replica, stage, m), **held, **late}
         if setting.is_apart:
-            gradients, kept = functions.input_gradient(known, again=again)
-            self._held[key] = {**({} if again else held), **late, **kept}
+            gradients, self._held[key] = functions.input_gradient(known, again=again)
         else:
             gradients = functions.backward(known, again=again)
         self._hand_back(replica, stage, m, gradients)

@@ -257,3 +257,132 @@ def test_random_numbers_of_a_seed_are_no_reason_to_refuse() -> None:
         return x + tf.random.stateless_uniform(x.shape, seed=[1, 2], dtype=x.dtype)
 
     assert np.isfinite(float(build(chain(between), 2, 4).train_step(batch(), 0)["loss"]))
+
+
+# --- what is held ---
+
+
+class Watched(program_module._Run):
+    """Notes after every action what its stage holds: {(stage, micro-batch): its tensors}."""
+
+    notes: list[tuple[Any, dict[tuple[int, int], list[Any]]]] = []
+    runs: list[Any] = []
+
+    def perform(self, worker: Any, action: Any) -> None:
+        super().perform(worker, action)
+        with self._lock:
+            held = {
+                (stage, m): list(self._held[replica, stage, m].values())
+                for replica, stage, m in list(self._held)
+                if stage % self._setting.num_devices == action.device
+            }
+        self.notes.append((action, held))
+        self.runs.append(self)
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> type[Watched]:
+    monkeypatch.setattr(program_module, "_Run", Watched)
+    Watched.notes, Watched.runs = [], []
+    return Watched
+
+
+def num_bytes(held: dict[Any, list[Any]]) -> int:
+    """Scalars, such as the seed of a loss, do not count."""
+    tensors = (t for each in held.values() for t in each if t.shape.rank)
+    return sum(t.shape.num_elements() * t.dtype.size for t in tensors)
+
+
+@pytest.mark.parametrize("rematerialize", ["none", "all"])
+@pytest.mark.parametrize(
+    ("schedule", "stages", "most"),
+    [
+        ("gpipe", 3, [8, 8, 8]),
+        ("1f1b", 3, [3, 2, 1]),
+        ("interleaved_1f1b", 2, [5, 3]),  # halves of a micro-batch: two stages a device
+        ("zero_bubble_h1", 3, [3, 3, 3]),
+    ],
+)
+def test_as_many_micro_batches_are_held_as_the_schedule_says(
+    watched: type[Watched], schedule: str, stages: int, most: list[int], rematerialize: str
+) -> None:
+    program = build(chain(), stages, 8, schedule=schedule, rematerialize=rematerialize)
+    program.train_step(batch(), 0)
+    found = [
+        max(len(held) for action, held in watched.notes if action.device == device)
+        for device in range(stages)
+    ]
+    assert found == most
+    setting = program._setting
+    timeline = simulate(
+        (a for order in setting.schedule for a in order),
+        num_devices=stages,
+        durations=lambda stage, kind: 1.0,
+    )
+    share = len(setting.plan.stages) // stages
+    assert [share * each for each in timeline.held] == most
+    for run in watched.runs:  # nothing is left behind
+        assert (run._held, run._values, run._gradients) == ({}, {}, {})
+
+
+def test_stages_hold_inputs_and_outputs_of_products_and_no_weight_of_another_type(
+    watched: type[Watched],
+) -> None:
+    of = batch(dtype="float32")
+    program = build(chain(weight_dtype="float64"), 2, 4, of=of, schedule="gpipe", balance=[2, 3])
+    program.train_step(of, 0)
+    x = EXAMPLES // 4 * DIM * 4  # bytes of what a map is given, or makes, of a micro-batch
+    for action, held in watched.notes:
+        if action.kind == "forward":
+            # The first map of a stage its input, and each its output, that of tanh.
+            assert num_bytes(held) == len(held) * 3 * x, action
+
+
+def test_between_the_gradients_only_what_that_of_the_weights_needs_is_held(
+    watched: type[Watched],
+) -> None:
+    def between(number: int, x: Any) -> Any:
+        return tf.sin(tf.sin(x))  # its derivative needs what it was given
+
+    program = build(chain(between), 2, 4, schedule="zero_bubble_h1", balance=[2, 3])
+    program.train_step(batch(), 0)
+    x = EXAMPLES // 4 * DIM * 8
+    after = [
+        (held[action.stage, action.micro_batch], action)
+        for action, held in watched.notes
+        if action.kind == "backward" and action.stage == 1
+    ]
+    assert len(after) == 4
+    for tensors, action in after:  # of both maps: what is multiplied, and the product's gradient
+        assert num_bytes({0: tensors}) == 2 * 2 * x, action
+        assert len(tensors) <= 2 * 2 + 1
+
+
+# --- overlap ---
+
+
+class Meeting(Chain):
+    """Micro-batch 1 at the first stage waits for micro-batch 0 at the second, and the reverse."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self.barrier = threading.Barrier(2, timeout=60)
+
+    def _map(self, i: int, theta: Theta, flow: Flow, ctx: Any) -> Flow:
+        def meet(m: Any) -> None:
+            if (i, int(m)) in ((0, 1), (2, 0)):
+                self.barrier.wait()
+
+        tf.numpy_function(meet, [flow["m"][0]], [])
+        return super()._map(i, theta, flow, ctx)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zero_bubble_h1"])
+def test_stages_work_at_the_same_time(schedule: str) -> None:
+    task = Meeting.Params().instantiate()
+    of = {**batch(), "m": np.repeat(np.arange(4, dtype=np.int32), EXAMPLES // 4)}
+    program = build(task, 2, 4, of=of, balance=[2, 3], schedule=schedule)
+    program.train_step(of, 0)  # one after the other, they would wait for ever
+    found = {event.action.work: event for events in program.events.values() for event in events}
+    first, second = (found[s, m, "forward"] for s, m in ((0, 1), (1, 0)))
+    assert max(first.start, second.start) < min(first.end, second.end)
