@@ -20,7 +20,7 @@ def effects(graph: Any) -> list[tf.Operation]:
 
 
 def random_ops(graph: Any) -> list[str]:
-    """Returns the types of the ops that draw other numbers each time, those inside of others too."""
+    """Returns the types of the ops that draw other numbers each time, inside of others too."""
     definition = graph.as_graph_def()
     nodes = [definition.node, *(function.node_def for function in definition.library.function)]
     return sorted({node.op for some in nodes for node in some if _is_random(node)})

@@ -127,8 +127,8 @@ def _trace(piece: Piece, own: Mapping[str, WeightSpec], flow: Flow, size: int) -
         drawn = graph_effects.random_ops(graph)
         if drawn:
             raise ExecutionError(
-                f"{piece.name} draws random numbers by {', '.join(drawn)}, other ones each time: the "
-                "backward pass would see others than the forward pass did. Use ctx.uniform or "
+                f"{piece.name} draws random numbers by {', '.join(drawn)}, other ones each time: "
+                "the backward pass would see others than the forward pass did. Use ctx.uniform or "
                 "ctx.dropout, which give the same for an example of a step, however it is computed"
             )
     with tf.Graph().as_default() as graph:  # evaluation may read other values

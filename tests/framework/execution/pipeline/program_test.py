@@ -9,7 +9,7 @@ import collections
 import functools
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -265,8 +265,8 @@ def test_random_numbers_of_a_seed_are_no_reason_to_refuse() -> None:
 class Watched(program_module._Run):
     """Notes after every action what its stage holds: {(stage, micro-batch): its tensors}."""
 
-    notes: list[tuple[Any, dict[tuple[int, int], list[Any]]]] = []
-    runs: list[Any] = []
+    notes: ClassVar[list[tuple[Any, dict[tuple[int, int], list[Any]]]]] = []
+    runs: ClassVar[list[Any]] = []
 
     def perform(self, worker: Any, action: Any) -> None:
         super().perform(worker, action)
