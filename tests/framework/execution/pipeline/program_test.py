@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from tekso.framework.execution import Pipelined
 from tekso.framework.execution.base import ExecutionError, signature_of
-from tekso.framework.execution.pipeline import graph_effects
+from tekso.framework.execution.pipeline import graph_effects, stage_evaluation
 from tekso.framework.execution.pipeline import program as program_module
 from tekso.framework.execution.pipeline.program import PipelineProgram
 from tekso.framework.execution.pipeline.simulator import simulate
@@ -386,3 +386,60 @@ def test_stages_work_at_the_same_time(schedule: str) -> None:
     found = {event.action.work: event for events in program.events.values() for event in events}
     first, second = (found[s, m, "forward"] for s, m in ((0, 1), (1, 0)))
     assert max(first.start, second.start) < min(first.end, second.end)
+
+
+# --- evaluation ---
+
+
+def test_evaluation_holds_few_micro_batches_however_large_the_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    most_at_once = []
+    ahead = threading.Event()
+
+    class Counted(stage_evaluation._Pass):
+        def perform(self, worker: Any, action: Any) -> None:
+            if (action.stage, action.micro_batch) == (0, 2):
+                ahead.set()
+            elif action.stage == 1:  # the last stage is slow: the first one goes as far as it may
+                ahead.wait(60)
+            super().perform(worker, action)
+            most_at_once.append(len(self.flows))
+            if action.stage == 1:
+                assert action.micro_batch not in self.flows
+
+    monkeypatch.setattr(stage_evaluation, "_Pass", Counted)
+    task = chain()
+    program = build(task, 2, 8)
+    of = {"x": np.tile(batch()["x"], [3, 1])[:-1]}
+    sums = program.eval_step(of)
+    assert len(most_at_once) == 2 * 23 and max(most_at_once) == 3
+    x = of["x"]
+    for i in range(4):
+        x = np.tanh(x @ program.state()[f"weights/maps/{i}/w"])
+    np.testing.assert_allclose([float(s) for s in sums["loss"]], [np.sum(x**2), 23], rtol=1e-12)
+
+
+# --- replicas ---
+
+
+def test_replicas_compute_with_the_same_bits() -> None:
+    rows = np.random.default_rng(5).normal(size=(2, 2, DIM))  # micro-batch, example
+    of = {"x": np.concatenate([rows[m] for m in (0, 0, 1, 1)])}  # replicas are given the same
+    program = build(chain(), 2, 2, of=of, num_replicas=2)
+    for step in range(2):
+        program.train_step(of, step)
+        for stage in range(2):
+            first, second = (program._functions[replica, stage].totals for replica in range(2))
+            assert set(first) == set(second) and len(first) > 0
+            for path, total in first.items():
+                assert np.array_equal(total.numpy(), second[path].numpy()), path
+        weights = program._read_weights()
+        for stage in range(2):
+            pairs = zip(weights[0, stage].values(), weights[1, stage].values(), strict=True)
+            assert all(np.array_equal(a, b) for a, b in pairs)
+    half = build(chain(), 2, 2, of={"x": of["x"][[0, 1, 4, 5]]})
+    for step in range(2):
+        half.train_step({"x": of["x"][[0, 1, 4, 5]]}, step)
+    for key, value in half.state().items():
+        np.testing.assert_allclose(program.state()[key], value, rtol=1e-12, err_msg=key)
