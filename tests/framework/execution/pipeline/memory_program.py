@@ -1,7 +1,7 @@
 """Trains a pipeline that is nearly all weights, and prints how much more a step takes; JSON.
 
-    weights  bytes of all weights
-    more     bytes at the peak of two steps, above those of weights and slots
+weights  bytes of all weights
+more     bytes at the peak of two steps, above those of weights and slots
 """
 
 from __future__ import annotations
