@@ -26,6 +26,8 @@ from tekso.framework.execution.base import (
     Signature,
     num_examples,
 )
+from tekso.framework.execution.mesh.layouts import MeshLayout
+from tekso.framework.execution.mesh_sharded import MeshSharded
 from tekso.framework.execution.pipeline import partition, remote, stages
 from tekso.framework.execution.pipeline.actions import by_device
 from tekso.framework.execution.pipeline.measured_costs import Timer, measured_costs
@@ -35,6 +37,7 @@ from tekso.framework.execution.pipeline.program import PipelineProgram
 from tekso.framework.execution.pipeline.schedule import Schedule, num_stages_of, schedule_of
 from tekso.framework.execution.pipeline.schedule_check import checked_actions
 from tekso.framework.execution.pipeline.setting import Setting
+from tekso.framework.execution.pipeline.stages_on_mesh import StagesOnMesh
 from tekso.framework.params import param
 from tekso.framework.pieces import Piece
 from tekso.framework.primitives.fusion import XlaFusion, no_fusion
@@ -78,6 +81,10 @@ class Pipelined(Execution):
             "after the other; none: the devices of this process.",
             default=[],
         )
+        stages_on: MeshSharded.Params | None = param(
+            "Lays every stage over a mesh of its own, by rules; None: a stage is on one device.",
+            default=None,
+        )
         xla: Literal["none", "stretches"] = param(
             "What XLA compiles: nothing, or elementwise stretches between matrix products.",
             default="none",
@@ -92,12 +99,17 @@ class Pipelined(Execution):
         for address in p.workers:
             remote.split(address)
         self._schedule = schedule_of(p.schedule)
+        on = p.stages_on
+        self._on_mesh = None if on is None else StagesOnMesh(on.instantiate(), p)
         self._devices: list[str] = []  # of other processes
         self.timer: Timer = time.perf_counter
         """What tells the time where costs are measured."""
 
     def setup_devices(self, *, tpu: str | None = None, cpu_devices: int | None = None) -> None:
         """See `Execution`."""
+        if self._on_mesh is not None and not tpu:
+            self._on_mesh.setup_devices(cpu_devices=cpu_devices)
+            return
         if tpu:
             raise ExecutionError(
                 "a pipeline that is driven from the host cannot use the cores of a TPU: use "
@@ -114,8 +126,14 @@ class Pipelined(Execution):
 
     def build(self, task: Any, learner: Any, *, seed: int, batch: Signature) -> Program:
         """See `Execution`."""
+        parts = learner.params.accumulation_steps
+        on_mesh = self._on_mesh
+        if on_mesh is not None:
+            layout = self.stage_layout(task, batch, parts=parts, num_devices=on_mesh.num_devices())
+            setting = self.setting(task, batch, parts=parts, devices=on_mesh.names(layout))
+            return on_mesh.build(task, learner, setting, layout, seed=seed)
         names = self._devices or _local_devices()
-        setting = self.setting(task, batch, parts=learner.params.accumulation_steps, devices=names)
+        setting = self.setting(task, batch, parts=parts, devices=names)
         return PipelineProgram(task, learner, setting, seed=seed)
 
     def micro_batch(self, batch: Signature, *, parts: int) -> Signature:
@@ -136,6 +154,25 @@ class Pipelined(Execution):
                 f"that do: {', '.join(map(str, near))}"
             )
         return {n: ((size // count, *shape[1:]), dtype) for n, (shape, dtype) in batch.items()}
+
+    def stage_layout(
+        self, task: Any, batch: Signature, *, parts: int, num_devices: int | None
+    ) -> MeshLayout:
+        """Returns how the tensors of a stage lie on its mesh; `stages_on` is set.
+
+        Args:
+          task: the task.
+          batch: signature of the global batch.
+          parts: of the batch that go through the pipeline one after the other.
+          num_devices: of all stages together; None: as many as are asked for.
+
+        Raises:
+          ExecutionError: mesh and rules do not fit the model, the batch or the devices.
+        """
+        if self._on_mesh is None:
+            raise ExecutionError("execution.stages_on is not set: the stages lie on no mesh")
+        micro = self.micro_batch(batch, parts=parts)
+        return self._on_mesh.layout(task, micro, num_devices=num_devices)
 
     def setting(
         self, task: Any, batch: Signature, *, parts: int, devices: list[str] | None
@@ -170,7 +207,7 @@ class Pipelined(Execution):
         actions = checked_actions(
             self._schedule, num_devices=p.num_stages, num_micro_batches=p.num_micro_batches
         )
-        return Setting(
+        setting = Setting(
             plan,
             by_device(actions, p.num_stages),
             [names[r * p.num_stages :][: p.num_stages] for r in range(p.num_replicas)],
@@ -182,6 +219,9 @@ class Pipelined(Execution):
             p.costs,
             costs,
         )
+        if self._on_mesh is not None:
+            self._on_mesh.check_schedule(setting)
+        return setting
 
     def _costs(
         self,
