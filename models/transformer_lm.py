@@ -16,7 +16,7 @@ import tensorflow as tf
 from tekso.framework.context import StepContext
 from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, param
-from tekso.framework.pieces import Flow, Piece, rows_of_stack
+from tekso.framework.pieces import Flow, Piece
 from tekso.framework.theta import Theta
 from tekso.models.layers import cache as cache_lib
 from tekso.models.layers import masking
@@ -28,7 +28,7 @@ from tekso.models.layers.normalization import LayerNorm, Norm
 from tekso.models.layers.positions import PositionsBase, SinusoidalPositions
 from tekso.models.layers.sizes import with_sizes
 from tekso.models.layers.softmax import Softmax
-from tekso.models.layers.stack import RepeatedStack, Stack, StackBase
+from tekso.models.layers.stack import Stack, StackBase, pieces_of_stack
 from tekso.models.layers.transformer import TransformerLayer
 
 CAUSAL_LAYER = TransformerLayer.Params(attention=MultiHeadAttention.Params(mask="causal"))
@@ -222,17 +222,7 @@ class TransformerLm(Layer):
         if self.params.positions is not None:
             inputs["positions"] = self.positions
         pieces = [Piece("embedding", inputs, self._run_embed)]
-        if isinstance(self.stack, Stack):
-            for i, layer in enumerate(self.stack.layers):
-                path, compute = f"stack/layers/{i}", functools.partial(self.stack.fprop_layer, i)
-                run = functools.partial(self._run_layers, compute)
-                pieces.append(Piece(path, {path: layer}, run, kind="stack/layers"))
-        elif isinstance(self.stack, RepeatedStack):
-            count, layers = self.stack.params.num_layers, {"stack": self.stack}
-            pieces += rows_of_stack("stack/layers", layers, count, self._run_rows)
-        else:
-            run = functools.partial(self._run_layers, self.stack.fprop)
-            pieces.append(Piece("stack", {"stack": self.stack}, run))
+        pieces += pieces_of_stack("stack", self.stack, self._run_layers)
         if self.params.final_norm is not None:
             norm = {"final_norm": self.final_norm}
             pieces.append(Piece("final_norm", norm, self._run_normalise))
@@ -251,10 +241,6 @@ class TransformerLm(Layer):
         mask = None if segment_ids is None else masking.segments(segment_ids)
         x = compute(theta.stack, flow["x"], ctx, mask=mask, positions=positions)
         return {**flow, "x": x}
-
-    def _run_rows(self, first: int, theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
-        compute = functools.partial(self.stack.fprop, first=first)
-        return self._run_layers(compute, theta, flow, ctx)
 
     def _run_normalise(self, theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
         return {**flow, "x": self._normalise(theta, flow["x"], ctx)}

@@ -13,6 +13,7 @@ parallelism" (arXiv 1811.06965).
 
 from __future__ import annotations
 
+import time
 from typing import Any, Literal
 
 import tensorflow as tf
@@ -30,16 +31,19 @@ from tekso.framework.execution.mesh.layouts import MeshLayout
 from tekso.framework.execution.mesh_sharded import MeshSharded
 from tekso.framework.execution.pipeline import partition, remote, stages
 from tekso.framework.execution.pipeline.actions import by_device
+from tekso.framework.execution.pipeline.measured_costs import Timer, measured_costs
 from tekso.framework.execution.pipeline.piece_costs import cost_of
 from tekso.framework.execution.pipeline.piece_traces import PieceTrace, trace_all
 from tekso.framework.execution.pipeline.program import PipelineProgram
-from tekso.framework.execution.pipeline.schedule import Schedule, schedule_of
-from tekso.framework.execution.pipeline.schedule_check import check
+from tekso.framework.execution.pipeline.schedule import Schedule, num_stages_of, schedule_of
+from tekso.framework.execution.pipeline.schedule_check import checked_actions
 from tekso.framework.execution.pipeline.setting import Setting
 from tekso.framework.execution.pipeline.spmd_form import SpmdForm
 from tekso.framework.execution.pipeline.stages_on_mesh import StagesOnMesh
 from tekso.framework.params import param
 from tekso.framework.pieces import Piece
+from tekso.framework.primitives.fusion import XlaFusion, no_fusion
+from tekso.framework.weight_spec import WeightSpec
 
 
 class Pipelined(Execution):
@@ -65,6 +69,11 @@ class Pipelined(Execution):
         balance: list[int] | None = param(
             "Number of pieces of every stage; None: so that the most expensive stage costs least.",
             default=None,
+        )
+        costs: Literal["traced", "measured"] = param(
+            "By what pieces are shared out: operations and bytes of their traced graphs, or the "
+            "time that each kind takes on the first device when the pipeline is built.",
+            default="traced",
         )
         num_replicas: int = param(
             "Pipelines side by side, each with its share of every micro-batch.", default=1
@@ -104,6 +113,8 @@ class Pipelined(Execution):
         elif p.stages_on is not None:
             self._on_mesh = StagesOnMesh(p.stages_on.instantiate(), p)
         self._devices: list[str] = []  # of other processes
+        self.timer: Timer = time.perf_counter
+        """What tells the time where costs are measured."""
 
     def join(self, cluster: Cluster) -> None:
         """See `Execution`; one program for all stages runs in several processes."""
@@ -214,14 +225,11 @@ class Pipelined(Execution):
         _check_mixing(task)
         pieces, specs = task.pieces(), task.specs()
         traces = trace_all(pieces, specs, micro)
-        sizes = self.sizes(pieces, traces)
+        costs = self._costs(pieces, traces, specs, micro, None if devices is None else devices[0])
+        sizes = self.sizes(pieces, costs)
         plan = stages.plan(pieces, traces, sizes, specs, micro)
-        actions = list(self._schedule.actions(p.num_stages, p.num_micro_batches))
-        check(
-            actions,
-            num_devices=p.num_stages,
-            num_stages=len(sizes),
-            num_micro_batches=p.num_micro_batches,
+        actions = checked_actions(
+            self._schedule, num_devices=p.num_stages, num_micro_batches=p.num_micro_batches
         )
         setting = Setting(
             plan,
@@ -232,19 +240,38 @@ class Pipelined(Execution):
             p.num_micro_batches,
             p.rematerialize,
             p.xla,
+            p.costs,
+            costs,
         )
         if self._on_mesh is not None:
             self._on_mesh.check_schedule(setting)
         return setting
 
-    def sizes(self, pieces: list[Piece], traces: list[PieceTrace]) -> list[int]:
-        """Returns the number of pieces of every stage."""
+    def _costs(
+        self,
+        pieces: list[Piece],
+        traces: list[PieceTrace],
+        specs: dict[str, WeightSpec],
+        micro: Signature,
+        device: str | None,
+    ) -> list[float]:
+        """Returns the cost of every piece, forward and backward over a micro-batch."""
+        if self.params.costs == "traced":
+            return [cost_of(trace) for trace in traces]
+        fuse = XlaFusion() if self.params.xla == "stretches" else no_fusion
+        return measured_costs(
+            pieces, traces, specs, micro, device=device, timer=self.timer, fuse=fuse
+        )
+
+    def sizes(self, pieces: list[Piece], costs: list[float]) -> list[int]:
+        """Returns the number of pieces of every stage, given the cost of each piece."""
         num_devices, stages_of = self.params.num_stages, self._schedule.num_stages
-        enough = (d for d in range(num_devices, 0, -1) if stages_of(d) <= len(pieces))
+        num_stages = num_stages_of(self._schedule, num_devices)
+        enough = (d for d in range(num_devices, 0, -1) if 1 <= stages_of(d) <= len(pieces))
         return partition.balance(
             [piece.name for piece in pieces],
-            [cost_of(trace) for trace in traces],
-            stages_of(num_devices),
+            costs,
+            num_stages,
             self.params.balance,
             num_devices=num_devices,
             most_devices=next(enough, 0),

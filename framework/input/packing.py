@@ -147,3 +147,8 @@ def cut(starts: npt.ArrayLike, lengths: npt.ArrayLike, longest: int) -> Pieces:
     number = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
     begins = number * longest
     return Pieces(firsts[owner] + begins, np.minimum(sizes[owner] - begins, longest))
+
+
+def count_up(counts: Ints) -> Ints:
+    """0, 1, …, counts[0] - 1, 0, 1, …, counts[1] - 1, and so on."""
+    return np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)

@@ -81,13 +81,18 @@ class Source(Configurable):
         Raises:
           InputError: more than max_skipped are malformed, or none is left.
         """
+        for _, origin, record in self.numbered_records():
+            yield origin, record
+
+    def numbered_records(self) -> Iterator[tuple[int, Origin, Any]]:
+        """As `records`, each with its index, too: `source[index]` reads it again."""
         some = False
-        for origin, record in self._read_all():
+        for index, (origin, record) in enumerate(self._read_all()):
             if isinstance(record, BadRecordError):
                 self.skips.add(record.origin, record.reason)
                 continue
             some = True
-            yield origin, record
+            yield index, origin, record
         if not some:
             raise self.skips.nothing_left()
 

@@ -154,12 +154,13 @@ class TextFiles(TextRanges):
         return f"text files {self.params.files}"
 
     def _ranges(self, path: str, data: bytes) -> np.ndarray:
-        begin = byte_order_mark_size(data)
         if self.params.unit == "line":
             if b"\0" in data or not data:
                 to_text(data)  # says what is wrong
-            lines = _lines(data, begin)
+            lines = line_bounds(data)
+            lines = lines[lines[:, 1] > lines[:, 0]]
             return lines[self._chosen(path, len(lines))]
+        begin = byte_order_mark_size(data)
         text = to_text(data).removeprefix("\ufeff")
         if self.params.holdout == "hash":
             chosen = split_of(files.base_name(path), self._dev, self._test) == self.split
@@ -226,8 +227,14 @@ def _all_of(split: Split) -> tuple[float, float]:
     return (1.0 if split == "dev" else 0.0), (1.0 if split == "test" else 0.0)
 
 
-def _lines(data: bytes, begin: int) -> np.ndarray:
-    """First byte of every line that is not blank, and the one after its last: [lines, 2]."""
+def line_bounds(data: bytes) -> np.ndarray:
+    """First byte of every line, blank ones too, and the one after its last: [lines, 2] int64.
+
+    A line ends with LF or CR LF, which the last one need not have.
+    """
+    begin = byte_order_mark_size(data)
+    if len(data) == begin:
+        return np.zeros((0, 2), np.int64)
     array = np.frombuffer(data, np.uint8)
     ends = np.flatnonzero(array == ord("\n"))
     if not data.endswith(b"\n"):
@@ -235,7 +242,7 @@ def _lines(data: bytes, begin: int) -> np.ndarray:
     begins = np.concatenate([[begin], ends[:-1] + 1])
     before = array[np.maximum(ends - 1, 0)]
     ends = ends - ((before == ord("\r")) & (ends > begins))
-    return np.stack([begins, ends], axis=1)[ends > begins].astype(np.int64)
+    return np.stack([begins, ends], axis=1).astype(np.int64)
 
 
 def _text(data: bytes, origin: Origin) -> str:

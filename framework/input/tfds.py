@@ -48,10 +48,9 @@ class Tfds(Source):
         self._indexed: Any = None
         if self._builder.info.file_format.value == "array_record":
             self._indexed = self._builder.as_data_source(self._split)
-        names = self._builder.info.features
-        if p.feature and p.feature not in names:
+        if p.feature and p.feature not in self.features:
             raise InputError(
-                f"{self.describe()} has no feature {p.feature!r}, only {', '.join(sorted(names))}"
+                f"{self.describe()} has no feature {p.feature!r}, only {', '.join(self.features)}"
             )
 
     def __len__(self) -> int:
@@ -73,6 +72,11 @@ class Tfds(Source):
     def describe(self) -> str:
         """The collection in a few words."""
         return f"TFDS data set {self.params.name}"
+
+    @property
+    def features(self) -> list[str]:
+        """Names of the features of an example, sorted."""
+        return sorted(self._builder.info.features)
 
     def _count(self) -> int:
         splits = self._builder.info.splits
@@ -106,14 +110,16 @@ class Tfds(Source):
             split=self._split, shuffle_files=False, read_config=in_order
         )
         index = 0
-        wanted = self.params.feature
-        together = wanted and self._builder.info.features[wanted].shape == ()
+        features = self._builder.info.features
+        names = [self.params.feature] if self.params.feature else list(features)
+        together = all(features[name].shape == () for name in names)
         if together:  # many at a time: one by one takes ten times as long
-            data = data.map(lambda example: example[wanted]).batch(_TOGETHER)
+            data = data.map(lambda example: {name: example[name] for name in names})
+            data = data.batch(_TOGETHER)
         try:
             for item in tfds.as_numpy(data):
-                for value in item if together else [self._feature(item)]:
-                    yield self.origin(index), value
+                for example in _rows(item) if together else [item]:
+                    yield self.origin(index), self._feature(example)
                     index += 1
         except tf.errors.OpError as error:
             raise InputError(
@@ -126,6 +132,12 @@ class Tfds(Source):
             return example
         value = example[self.params.feature]
         return value.item() if isinstance(value, np.ndarray) and value.dtype == object else value
+
+
+def _rows(examples: dict[str, np.ndarray]) -> Iterator[dict[str, Any]]:
+    """Examples that were read together, one by one."""
+    for values in zip(*examples.values(), strict=True):
+        yield dict(zip(examples, values, strict=True))
 
 
 def _builder(name: str, data_dir: str | None) -> Any:

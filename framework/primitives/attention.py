@@ -59,9 +59,7 @@ def attend(
             dout = fuse(_split_one, groups=groups)(dout)
             dkept = tf.matmul(dout, v_heads, transpose_b=True)
             dv = tf.matmul(kept, dout, transpose_a=True)
-            dscores = fuse(_softmax_gradient, rate=rate)(
-                dkept, probs[0] if probs else kept, *noise
-            )
+            dscores = fuse(_softmax_gradient, rate=rate)(dkept, probs[0] if probs else kept, *noise)
             dq = tf.matmul(dscores, k_heads)
             dk = tf.matmul(dscores, q_heads, transpose_a=True)
             dq, dk, dv = fuse(_merge_gradients, scale=scale, groups=groups)(dq, dk, dv)
@@ -152,3 +150,35 @@ def _bias_gradient(dscores: tf.Tensor, bias: tf.Tensor, groups: int) -> tf.Tenso
     padded = [1] * (4 - bias.shape.rank) + bias.shape.as_list()
     axes = [i for i, (n, m) in enumerate(zip(padded, d.shape, strict=True)) if n == 1 and m != 1]
     return tf.cast(tf.reshape(tf.reduce_sum(d, axes, keepdims=True), bias.shape), bias.dtype)
+
+
+def mean_probabilities(
+    q: tf.Tensor,
+    k: tf.Tensor,
+    *,
+    scale: float,
+    mask: tf.Tensor | None = None,
+    bias: tf.Tensor | None = None,
+) -> tf.Tensor:
+    """Returns how much every query takes of every key: the mean over heads, in float32.
+
+    To be shown and used in decoding; what `attend` computes, without dropout. A query that may
+    attend to nothing has 0 everywhere.
+
+    Shapes:
+      q: [B, T, N, H], k: [B, S, K, H] with K dividing N
+      mask: bool, bias: float, broadcastable to [B, N, T, S]
+      returns: [B, T, S] float32
+    """
+    b, t, n, h = q.shape
+    grouped = tf.reshape(tf.cast(q, tf.float32) * scale, [b, t, k.shape[2], n // k.shape[2], h])
+    scores = tf.einsum("btkgh,bskh->bkgts", grouped, tf.cast(k, tf.float32))
+    scores = tf.reshape(scores, [b, n, t, k.shape[1]])
+    if bias is not None:
+        scores += tf.cast(bias, tf.float32)
+    if mask is not None:
+        scores = tf.where(mask, scores, scores.dtype.min)
+    probs = tf.nn.softmax(scores)
+    if mask is not None:
+        probs = tf.where(mask, probs, 0)
+    return tf.reduce_mean(probs, 1)

@@ -14,6 +14,7 @@ from tekso.framework.context import StepContext
 from tekso.framework.initializers import GlorotUniform, Initializer, Zeros
 from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, param
+from tekso.framework.primitives.attention import mean_probabilities
 from tekso.framework.theta import Theta
 from tekso.models.layers import cache as cache_lib
 from tekso.models.layers import masking
@@ -135,6 +136,7 @@ class MultiHeadAttention(Layer):
         mask: Array | None = None,
         bias: tf.Tensor | None = None,
         positions: Array | None = None,
+        prefix: int = 0,
     ) -> tf.Tensor:
         """Attends to x itself, or to the memory.
 
@@ -147,6 +149,7 @@ class MultiHeadAttention(Layer):
           bias: added to the scores, besides what the positions add.
           positions: of the elements of x; by default 0, 1, 2, …. Only the layers of positions use
             them: what is causal, and how far a window reaches, goes by the place along the length.
+          prefix: so many elements at the beginning are seen by all, whatever the Params hide.
 
         Shapes:
           x: [B, T, D], memory: [B, S, memory_dim], positions: [T] or [B, T] int
@@ -163,9 +166,33 @@ class MultiHeadAttention(Layer):
         places = np.arange(x.shape[1], dtype=np.int32)
         positions = places if positions is None else positions
         q, k, v = (self._heads(theta, name, x, ctx, positions) for name in ("q", "k", "v"))
-        mask = masking.combine(self._visible(places, places), mask)
+        mask = masking.combine(self._visible(places, places, prefix), mask)
         bias = self._with_position_bias(theta, q, positions, positions, bias, ctx)
         return self._attend(theta, q, k, v, mask, bias, ctx)
+
+    def look(
+        self,
+        theta: Theta,
+        x: tf.Tensor,
+        ctx: StepContext,
+        *,
+        mask: Array | None = None,
+        bias: tf.Tensor | None = None,
+        positions: Array | None = None,
+        prefix: int = 0,
+    ) -> tf.Tensor:
+        """Returns how much self-attention takes of every element, the mean over heads.
+
+        Shapes:
+          the arguments: as in `fprop`
+          returns: [B, T, T] float32
+        """
+        places = np.arange(x.shape[1], dtype=np.int32)
+        positions = places if positions is None else positions
+        q, k = (self._heads(theta, name, x, ctx, positions) for name in ("q", "k"))
+        mask = masking.combine(self._visible(places, places, prefix), mask)
+        bias = self._with_position_bias(theta, q, positions, positions, bias, ctx)
+        return self._look(q, k, mask, bias)
 
     def keys_and_values(self, theta: Theta, memory: tf.Tensor, ctx: StepContext) -> KeysAndValues:
         """Returns what `attend_to` needs of a memory: computed once, used by every decoding step.
@@ -187,9 +214,60 @@ class MultiHeadAttention(Layer):
         mask: Array | None = None,
         bias: tf.Tensor | None = None,
     ) -> tf.Tensor:
-        """Attends to a memory of which keys and values are known; shapes as in `fprop`."""
-        q = self._heads(theta, "q", x, ctx, None)
-        return self._attend(theta, q, keys_and_values["k"], keys_and_values["v"], mask, bias, ctx)
+        """Attends to a memory of which keys and values are known; shapes as in `fprop`.
+
+        x may have M rows for every row of the memory, those of one after the other (hypotheses of
+        one source): they ask as M times as many queries, and the memory is not repeated. Mask and
+        bias are then the same for all of them.
+
+        Shapes:
+          x: [B * M, T, D]; mask and bias, where M > 1, broadcastable to [B, N, 1, S]
+          returns: [B * M, T, D]
+        Raises:
+          ValueError: the rows of the memory do not divide those of x.
+        """
+        q = self._queries(theta, x, keys_and_values, ctx)
+        y = self._attend(theta, q, keys_and_values["k"], keys_and_values["v"], mask, bias, ctx)
+        return y if y.shape[0] == x.shape[0] else tf.reshape(y, x.shape)
+
+    def look_at(
+        self,
+        theta: Theta,
+        x: tf.Tensor,
+        keys_and_values: KeysAndValues,
+        ctx: StepContext,
+        *,
+        mask: Array | None = None,
+        bias: tf.Tensor | None = None,
+    ) -> tf.Tensor:
+        """Returns how much `attend_to` takes of every key, the mean over heads.
+
+        Shapes:
+          returns: [B * M, T, S] float32
+        """
+        q = self._queries(theta, x, keys_and_values, ctx)
+        looks = self._look(q, keys_and_values["k"], mask, bias)
+        return tf.reshape(looks, [*x.shape[:2], looks.shape[-1]])
+
+    def _look(
+        self, q: tf.Tensor, k: tf.Tensor, mask: Array | None, bias: tf.Tensor | None
+    ) -> tf.Tensor:
+        mask = None if mask is None else masking.tensor(mask)
+        return mean_probabilities(q, k, scale=self._scale, mask=mask, bias=bias)
+
+    def _queries(
+        self, theta: Theta, x: tf.Tensor, keys_and_values: KeysAndValues, ctx: StepContext
+    ) -> tf.Tensor:
+        """[B * M, T, D] -> [B, M * T, N, H], for a memory of B rows."""
+        q, rows = self._heads(theta, "q", x, ctx, None), keys_and_values["k"].shape[0]
+        if q.shape[0] == rows:
+            return q
+        if q.shape[0] % rows:
+            raise ValueError(
+                f"{self.path or 'MultiHeadAttention'}: {q.shape[0]} rows ask a memory of {rows}; "
+                "want as many for each"
+            )
+        return tf.reshape(q, [rows, -1, *q.shape[2:]])
 
     def init_cache(self, batch_size: int, max_length: int, dtype: str = "float32") -> KeysAndValues:
         """Returns an empty cache of `max_length` keys and values.
@@ -217,6 +295,8 @@ class MultiHeadAttention(Layer):
         *,
         mask: Array | None = None,
         bias: tf.Tensor | None = None,
+        positions: Array | None = None,
+        prefix: int = 0,
     ) -> tuple[tf.Tensor, KeysAndValues]:
         """Attends from T further elements to all up to them; equals `fprop` over the whole.
 
@@ -228,22 +308,67 @@ class MultiHeadAttention(Layer):
           ctx: step context.
           mask: False hides a key from a query, besides what lies after it.
           bias: added to the scores, besides what the positions add.
+          positions: of all places of the cache, for the layers of positions; by default 0, 1, 2, ….
+          prefix: see `fprop`.
 
         Shapes:
-          x: [B, T, D], position: [] or [B] int, mask and bias: to [B, N, T, max_length]
+          x: [B, T, D], position: [] or [B] int, positions: [max_length] or [B, max_length] int
+          mask and bias: to [B, N, T, max_length]
           returns: ([B, T, D], cache)
         """
-        positions = cache_lib.positions_of_block(position, x.shape[1])
+        q, (k, v), mask, bias, cache = self._extended(
+            theta, x, cache, position, ctx, mask, bias, positions, prefix
+        )
+        return self._attend(theta, q, k, v, mask, bias, ctx), cache
+
+    def look_step(
+        self,
+        theta: Theta,
+        x: tf.Tensor,
+        cache: KeysAndValues,
+        position: Any,
+        ctx: StepContext,
+        *,
+        mask: Array | None = None,
+        bias: tf.Tensor | None = None,
+        positions: Array | None = None,
+        prefix: int = 0,
+    ) -> tf.Tensor:
+        """Returns how much `extend_step` takes of every place of the cache, the mean over heads.
+
+        Shapes:
+          returns: [B, T, max_length] float32
+        """
+        q, (k, _), mask, bias, _ = self._extended(
+            theta, x, cache, position, ctx, mask, bias, positions, prefix
+        )
+        return self._look(q, k, mask, bias)
+
+    def _extended(
+        self,
+        theta: Theta,
+        x: tf.Tensor,
+        cache: KeysAndValues,
+        position: Any,
+        ctx: StepContext,
+        mask: Array | None,
+        bias: tf.Tensor | None,
+        positions: Array | None,
+        prefix: int,
+    ) -> tuple[tf.Tensor, Any, Array | None, tf.Tensor | None, KeysAndValues]:
+        """Queries of x, all keys and values, the whole mask and bias, and the cache with x."""
+        of_x = cache_lib.positions_of_block(position, x.shape[1])
         places = np.arange(cache["k"].shape[1], dtype=np.int32)
-        q, k, v = (self._heads(theta, name, x, ctx, positions) for name in ("q", "k", "v"))
+        asking = of_x if positions is None else cache_lib.positions_at(positions, of_x)
+        positions = places if positions is None else positions
+        q, k, v = (self._heads(theta, name, x, ctx, asking) for name in ("q", "k", "v"))
         cache = {
             "k": cache_lib.write(cache["k"], k, position),
             "v": cache_lib.write(cache["v"], v, position),
         }
-        k, v = (tf.cast(cache[name], x.dtype) for name in ("k", "v"))
-        mask = masking.combine(self._visible(positions, places), mask)
-        bias = self._with_position_bias(theta, q, positions, places, bias, ctx)
-        return self._attend(theta, q, k, v, mask, bias, ctx), cache
+        mask = masking.combine(self._visible(of_x, places, prefix), mask)
+        bias = self._with_position_bias(theta, q, asking, positions, bias, ctx)
+        return q, [tf.cast(cache[name], x.dtype) for name in ("k", "v")], mask, bias, cache
 
     def _check_memory(self, memory: tf.Tensor | None) -> None:
         if (memory is None) != (self.params.memory_dim is None):
@@ -265,10 +390,14 @@ class MultiHeadAttention(Layer):
             return heads
         return self.positions.rotate(theta.positions, heads, positions, ctx)
 
-    def _visible(self, query_places: Array, key_places: Array) -> Array | None:
+    def _visible(self, query_places: Array, key_places: Array, prefix: int) -> Array | None:
         p = self.params
         return masking.by_position(
-            query_places, key_places, causal=p.mask == "causal", window=p.window
+            query_places,
+            key_places,
+            causal=p.mask == "causal",
+            window=p.window,
+            prefix=prefix,
         )
 
     def _with_position_bias(

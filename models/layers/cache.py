@@ -22,6 +22,18 @@ def positions_of_block(position: Any, length: int) -> tf.Tensor:
     return first + tf.range(length, dtype=tf.int32)
 
 
+def positions_at(positions: Any, places: tf.Tensor) -> tf.Tensor:
+    """Returns the positions of some places of a cache, where they are not the places themselves.
+
+    Shapes:
+      positions: [S] or [B, S] int, places: [T] or [B, T] int
+      returns: [T] or [B, T] int
+    """
+    positions = tf.convert_to_tensor(positions)
+    both = positions.shape.rank == places.shape.rank == 2
+    return tf.gather(positions, places, axis=-1, batch_dims=int(both))
+
+
 def write(buffer: tf.Tensor, block: tf.Tensor, position: Any) -> tf.Tensor:
     """Returns the buffer with a block of elements written from `position` on.
 

@@ -17,7 +17,12 @@ Array: TypeAlias = np.ndarray | tf.Tensor
 
 
 def by_position(
-    query_positions: Array, key_positions: Array, *, causal: bool, window: int | None = None
+    query_positions: Array,
+    key_positions: Array,
+    *,
+    causal: bool,
+    window: int | None = None,
+    prefix: int = 0,
 ) -> Array | None:
     """Returns who sees whom by distance; None if all see all.
 
@@ -26,6 +31,7 @@ def by_position(
       key_positions: position of every key.
       causal: a query sees no key after it.
       window: a query sees no key that is `window` or more positions away.
+      prefix: keys before this position are seen by all nevertheless.
 
     Shapes:
       query_positions: [T] or [B, T] int, key_positions: [S] or [B, S] int
@@ -35,7 +41,11 @@ def by_position(
     """
     if not causal and window is None:
         return None
-    return _with_heads(_within(distances(query_positions, key_positions), causal, window))
+    seen = _within(distances(query_positions, key_positions), causal, window)
+    if prefix:
+        expand = np.expand_dims if isinstance(seen, np.ndarray) else tf.expand_dims
+        seen = seen | expand(key_positions < prefix, -2)
+    return _with_heads(seen)
 
 
 def causal(num_queries: int, num_keys: int | None = None, *, window: int | None = None) -> Array:

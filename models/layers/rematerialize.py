@@ -68,6 +68,20 @@ class Rematerialize(Layer):
         """Returns the cache with what the layer's cross-attention needs of the memory."""
         return self.layer.cache_memory(theta, cache, memory, ctx)
 
+    def move_rows(self, cache: Any, move: Any) -> Any:
+        """Returns the cache with other rows, the memory as it was."""
+        return self.layer.move_rows(cache, move)
+
+    def look(self, theta: Theta, x: tf.Tensor, ctx: StepContext, **side: Any) -> tf.Tensor:
+        """Returns where the layer looks in its memory."""
+        return self.layer.look(theta, x, ctx, **side)
+
+    def look_step(
+        self, theta: Theta, x: tf.Tensor, cache: Any, position: Any, ctx: StepContext, **side: Any
+    ) -> tf.Tensor:
+        """Returns where the layer looks in its memory in `extend_step`."""
+        return self.layer.look_step(theta, x, cache, position, ctx, **side)
+
     def updated_statistics(self, theta: Theta, statistics: Any) -> dict[str, tf.Tensor]:
         """Returns what the layer makes of its statistics."""
         return self.layer.updated_statistics(theta, statistics)

@@ -6,6 +6,8 @@ differ in form alone: `layers/3/ffn/w` [in, out] against `layers/ffn/w` [layers,
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -13,6 +15,7 @@ import tensorflow as tf
 from tekso.framework.context import StepContext
 from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, param
+from tekso.framework.pieces import Flow, Piece, rows_of_stack
 from tekso.framework.theta import Theta
 
 
@@ -32,6 +35,10 @@ class StackBase(Layer):
         """Returns the output of the last layer: shape and dtype of x."""
         raise NotImplementedError(f"{type(self).__name__} has no fprop()")
 
+    def look(self, theta: Theta, x: tf.Tensor, ctx: StepContext, **side: Any) -> tf.Tensor:
+        """Returns where the last layer looks, given the arguments of `fprop`: its `look`."""
+        raise NotImplementedError(f"{type(self).__name__} has no look()")
+
     def init_cache(self, batch_size: int, max_length: int, dtype: str = "float32") -> Any:
         """Returns the empty caches of all layers."""
         raise NotImplementedError(f"{type(self).__name__} has no init_cache()")
@@ -40,11 +47,26 @@ class StackBase(Layer):
         """Returns the caches with what the layers' cross-attention needs of the memory."""
         raise NotImplementedError(f"{type(self).__name__} has no cache_memory()")
 
+    def move_rows(self, cache: Any, move: Callable[..., Any]) -> Any:
+        """Returns the caches with other rows: those of what was read, none of the memory.
+
+        Args:
+          cache: of all layers.
+          move: `move(nest, dim=…)` returns tensors with other rows along a dim.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no move_rows()")
+
     def extend_step(
         self, theta: Theta, x: tf.Tensor, cache: Any, position: Any, ctx: StepContext, **side: Any
     ) -> tuple[tf.Tensor, Any]:
         """Returns (output of the last layer, caches) for further elements from `position` on."""
         raise NotImplementedError(f"{type(self).__name__} has no extend_step()")
+
+    def look_step(
+        self, theta: Theta, x: tf.Tensor, cache: Any, position: Any, ctx: StepContext, **side: Any
+    ) -> tuple[tf.Tensor, Any, tf.Tensor]:
+        """Returns what `extend_step` does, and where the last layer looks: its `look_step`."""
+        raise NotImplementedError(f"{type(self).__name__} has no look_step()")
 
 
 class Stack(StackBase):
@@ -93,6 +115,13 @@ class Stack(StackBase):
         """Returns the output of one layer; of theta, its weights alone are used."""
         return self.layers[index].fprop(theta.layers[str(index)], x, ctx.fold(index), **side)
 
+    def look(self, theta: Theta, x: tf.Tensor, ctx: StepContext, **side: Any) -> tf.Tensor:
+        """See StackBase."""
+        last = len(self.layers) - 1
+        for i in range(last):
+            x = self.fprop_layer(i, theta, x, ctx, **side)
+        return self.layers[last].look(theta.layers[str(last)], x, ctx.fold(last), **side)
+
     def init_cache(self, batch_size: int, max_length: int, dtype: str = "float32") -> Any:
         """See StackBase; returns one cache a layer."""
         return [layer.init_cache(batch_size, max_length, dtype) for layer in self.layers]
@@ -104,6 +133,10 @@ class Stack(StackBase):
             for i, layer in enumerate(self.layers)
         ]
 
+    def move_rows(self, cache: Any, move: Callable[..., Any]) -> Any:
+        """See StackBase."""
+        return [layer.move_rows(c, move) for layer, c in zip(self.layers, cache, strict=True)]
+
     def extend_step(
         self, theta: Theta, x: tf.Tensor, cache: Any, position: Any, ctx: StepContext, **side: Any
     ) -> tuple[tf.Tensor, Any]:
@@ -114,6 +147,18 @@ class Stack(StackBase):
             x, new = layer.extend_step(weights, x, cache[i], position, ctx.fold(i), **side)
             caches.append(new)
         return x, caches
+
+    def look_step(
+        self, theta: Theta, x: tf.Tensor, cache: Any, position: Any, ctx: StepContext, **side: Any
+    ) -> tuple[tf.Tensor, Any, tf.Tensor]:
+        """See StackBase."""
+        caches = []
+        for i, layer in enumerate(self.layers):
+            given = x
+            weights, turn = theta.layers[str(i)], ctx.fold(i)
+            x, new = layer.extend_step(weights, given, cache[i], position, turn, **side)
+            caches.append(new)
+        return x, caches, layer.look_step(weights, given, cache[-1], position, turn, **side)
 
 
 class RepeatedStack(StackBase):
@@ -147,6 +192,17 @@ class RepeatedStack(StackBase):
 
         return ctx.scan(body, shared, x, theta.layers, first=first)[0]
 
+    def look(self, theta: Theta, x: tf.Tensor, ctx: StepContext, **side: Any) -> tf.Tensor:
+        """See StackBase."""
+        shared, known = _tensors_apart(side)
+
+        def body(shared: Theta, state: Any, weights: Theta, ctx: StepContext) -> Any:
+            x, _ = state
+            return (self.layers.fprop(weights, x, ctx, **shared, **known), x), None
+
+        (_, given), _ = ctx.scan(body, shared, (x, x), theta.layers)
+        return self.layers.look(_last(theta.layers), given, self._in_last(ctx), **side)
+
     def init_cache(self, batch_size: int, max_length: int, dtype: str = "float32") -> Any:
         """See StackBase; returns a cache whose tensors have a leading dim of size num_layers."""
         cache = self.layers.init_cache(batch_size, max_length, dtype)
@@ -164,6 +220,10 @@ class RepeatedStack(StackBase):
         shared = Theta(memory=memory)
         return ctx.scan(body, shared, tf.constant(0), (theta.layers, cache))[1]
 
+    def move_rows(self, cache: Any, move: Callable[..., Any]) -> Any:
+        """See StackBase."""
+        return self.layers.move_rows(cache, lambda nest, dim=0: move(nest, dim=dim + 1))
+
     def extend_step(
         self, theta: Theta, x: tf.Tensor, cache: Any, position: Any, ctx: StepContext, **side: Any
     ) -> tuple[tf.Tensor, Any]:
@@ -175,6 +235,56 @@ class RepeatedStack(StackBase):
             return self.layers.extend_step(weights, x, cache, ctx=ctx, **shared, **known)
 
         return ctx.scan(body, shared, x, (theta.layers, cache))
+
+    def look_step(
+        self, theta: Theta, x: tf.Tensor, cache: Any, position: Any, ctx: StepContext, **side: Any
+    ) -> tuple[tf.Tensor, Any, tf.Tensor]:
+        """See StackBase."""
+        shared, known = _tensors_apart({**side, "position": tf.convert_to_tensor(position)})
+
+        def body(shared: Theta, state: Any, xs: Any, ctx: StepContext) -> Any:
+            (x, _), (weights, cache) = state, xs
+            y, cache = self.layers.extend_step(weights, x, cache, ctx=ctx, **shared, **known)
+            return (y, x), cache
+
+        (x, given), caches = ctx.scan(body, shared, (x, x), (theta.layers, cache))
+        looks = self.layers.look_step(
+            _last(theta.layers), given, _last(cache), position, self._in_last(ctx), **side
+        )
+        return x, caches, looks
+
+    def _in_last(self, ctx: StepContext) -> StepContext:
+        return ctx.fold(self.params.num_layers - 1)
+
+
+def pieces_of_stack(name: str, stack: StackBase, run: Callable[..., Flow]) -> list[Piece]:
+    """Returns every layer of a stack as a piece; a stack of a kind of its own is one.
+
+    Args:
+      name: path of the stack from the model.
+      stack: the stack.
+      run: `run(compute, theta, flow, ctx)` with theta of the model; it calls `compute`, which takes
+        what the stack's `fprop` does, for the part of the stack.
+    """
+    if isinstance(stack, Stack):
+        pieces = []
+        for i, layer in enumerate(stack.layers):
+            path, compute = f"{name}/layers/{i}", functools.partial(stack.fprop_layer, i)
+            part = functools.partial(run, compute)
+            pieces.append(Piece(path, {path: layer}, part, kind=f"{name}/layers"))
+        return pieces
+    if isinstance(stack, RepeatedStack):
+
+        def run_rows(first: int, theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
+            return run(functools.partial(stack.fprop, first=first), theta, flow, ctx)
+
+        return rows_of_stack(f"{name}/layers", {name: stack}, stack.params.num_layers, run_rows)
+    return [Piece(name, {name: stack}, functools.partial(run, stack.fprop))]
+
+
+def _last(nest: Any) -> Any:
+    """Of tensors that are stacked over layers, those of the last layer."""
+    return tf.nest.map_structure(lambda t: t[-1], nest)
 
 
 def _tensors_apart(side: dict[str, Any]) -> tuple[Theta, dict[str, Any]]:

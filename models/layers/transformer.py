@@ -91,6 +91,7 @@ class TransformerLayer(Layer):
         positions: Array | None = None,
         memory: tf.Tensor | None = None,
         memory_mask: Array | None = None,
+        prefix: int = 0,
     ) -> tf.Tensor:
         """Computes the layer.
 
@@ -104,6 +105,7 @@ class TransformerLayer(Layer):
           positions: of the elements of x; by default 0, 1, 2, ….
           memory: what memory_attention attends to.
           memory_mask: False hides an element of the memory from one of x.
+          prefix: so many elements of x at the beginning are seen by all; see MultiHeadAttention.
 
         Shapes:
           x: [B, T, D], positions: [T] or [B, T] int, memory: [B, S, memory_dim]
@@ -116,7 +118,13 @@ class TransformerLayer(Layer):
 
         def attend(x: tf.Tensor) -> tf.Tensor:
             return self.attention.fprop(
-                theta.attention, x, ctx, mask=mask, bias=bias, positions=positions
+                theta.attention,
+                x,
+                ctx,
+                mask=mask,
+                bias=bias,
+                positions=positions,
+                prefix=prefix,
             )
 
         def attend_to_memory(x: tf.Tensor) -> tf.Tensor:
@@ -141,6 +149,10 @@ class TransformerLayer(Layer):
         keys_and_values = self.memory_attention.keys_and_values(theta.memory_attention, memory, ctx)
         return {**cache, "memory_attention": keys_and_values}
 
+    def move_rows(self, cache: Cache, move: Callable[..., Any]) -> Cache:
+        """Returns the cache with other rows of x, `move(…)` of what they read, and its memory."""
+        return {**cache, "attention": move(cache["attention"])}
+
     def extend_step(
         self,
         theta: Theta,
@@ -152,11 +164,16 @@ class TransformerLayer(Layer):
         mask: Array | None = None,
         bias: tf.Tensor | None = None,
         memory_mask: Array | None = None,
+        positions: Array | None = None,
+        prefix: int = 0,
     ) -> tuple[tf.Tensor, Cache]:
         """Computes T further elements, of which the first is at `position`.
 
+        x may have several rows for every row of the memory; see `MultiHeadAttention.attend_to`.
+        The other arguments are those of `fprop`, but positions are of all places of the cache.
+
         Shapes:
-          x: [B, T, D], position: [] or [B] int
+          x: [B, T, D], position: [] or [B] int, positions: [max_length] or [B, max_length] int
           mask, bias: to [B, N, T, max_length], memory_mask: to [B, N, T, S]
           returns: ([B, T, D], cache)
         Raises:
@@ -167,7 +184,15 @@ class TransformerLayer(Layer):
 
         def attend(x: tf.Tensor) -> tf.Tensor:
             y, cache["attention"] = self.attention.extend_step(
-                theta.attention, x, cache["attention"], position, ctx, mask=mask, bias=bias
+                theta.attention,
+                x,
+                cache["attention"],
+                position,
+                ctx,
+                mask=mask,
+                bias=bias,
+                positions=positions,
+                prefix=prefix,
             )
             return y
 
@@ -180,6 +205,77 @@ class TransformerLayer(Layer):
         if "memory_attention" in cache:
             x = self._add(theta, "memory_attention", x, ctx, attend_to_memory)
         return self._feed_forward(theta, x, ctx), cache
+
+    def look(
+        self,
+        theta: Theta,
+        x: tf.Tensor,
+        ctx: StepContext,
+        *,
+        memory: tf.Tensor | None = None,
+        memory_mask: Array | None = None,
+        **own: Any,
+    ) -> tf.Tensor:
+        """Returns how much the layer takes of every element of its memory, the mean over heads.
+
+        A layer without memory_attention looks at x itself.
+
+        Shapes:
+          the arguments: as in `fprop`
+          returns: [B, T, S] float32; without a memory [B, T, T]
+        """
+        self._check_memory(memory is not None)
+
+        def attend(x: tf.Tensor) -> tf.Tensor:
+            return self.attention.fprop(theta.attention, x, ctx, **own)
+
+        if memory is None:
+            return self.attention.look(
+                theta.attention, self._given(theta, "attention", x, ctx), ctx, **own
+            )
+        x = self._add(theta, "attention", x, ctx, attend)
+        seen = self.memory_attention.keys_and_values(theta.memory_attention, memory, ctx)
+        return self._look_at(theta, x, seen, ctx, memory_mask)
+
+    def look_step(
+        self,
+        theta: Theta,
+        x: tf.Tensor,
+        cache: Cache,
+        position: Any,
+        ctx: StepContext,
+        *,
+        memory_mask: Array | None = None,
+        **own: Any,
+    ) -> tf.Tensor:
+        """Returns where `extend_step` looks, given the same arguments; see `look`.
+
+        Shapes:
+          returns: [B, T, S] float32; without a memory [B, T, max_length]
+        """
+        self._check_memory("memory_attention" in cache)
+        read = cache["attention"]
+
+        def attend(x: tf.Tensor) -> tf.Tensor:
+            return self.attention.extend_step(theta.attention, x, read, position, ctx, **own)[0]
+
+        if "memory_attention" not in cache:
+            x = self._given(theta, "attention", x, ctx)
+            return self.attention.look_step(theta.attention, x, read, position, ctx, **own)
+        x = self._add(theta, "attention", x, ctx, attend)
+        return self._look_at(theta, x, cache["memory_attention"], ctx, memory_mask)
+
+    def _look_at(
+        self, theta: Theta, x: tf.Tensor, seen: Any, ctx: StepContext, mask: Array | None
+    ) -> tf.Tensor:
+        x = self._given(theta, "memory_attention", x, ctx)
+        return self.memory_attention.look_at(theta.memory_attention, x, seen, ctx, mask=mask)
+
+    def _given(self, theta: Theta, name: str, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+        """What a part is given: its input, normalised if that is done before."""
+        if self.params.norm_position == "post":
+            return x
+        return getattr(self, f"{name}_norm").fprop(theta[f"{name}_norm"], x, ctx)
 
     def _feed_forward(
         self, theta: Theta, x: tf.Tensor, ctx: StepContext, *, mask: Array | None = None
@@ -203,12 +299,12 @@ class TransformerLayer(Layer):
         compute: Callable[[tf.Tensor], tf.Tensor],
     ) -> tf.Tensor:
         """Adds what a part computes to its input, normalised before or after."""
-        norm, dropout = getattr(self, f"{name}_norm"), getattr(self, f"{name}_dropout")
-        weights, no_weights = theta[f"{name}_norm"], theta[f"{name}_dropout"]
+        y = compute(self._given(theta, name, x, ctx))
+        dropout = getattr(self, f"{name}_dropout")
+        y = x + dropout.fprop(theta[f"{name}_dropout"], y, ctx)
         if self.params.norm_position == "pre":
-            y = compute(norm.fprop(weights, x, ctx))
-            return x + dropout.fprop(no_weights, y, ctx)
-        return norm.fprop(weights, x + dropout.fprop(no_weights, compute(x), ctx), ctx)
+            return y
+        return getattr(self, f"{name}_norm").fprop(theta[f"{name}_norm"], y, ctx)
 
     def _check_memory(self, given: bool) -> None:
         has_part = self.params.memory_attention is not None

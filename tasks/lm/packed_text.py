@@ -8,7 +8,7 @@ import numpy as np
 
 from tekso.framework.input import shuffle
 from tekso.framework.input.input import Batch, Signature
-from tekso.framework.input.packing import cut, pack
+from tekso.framework.input.packing import count_up, cut, pack
 from tekso.tasks.lm.input import Indices, TextInput, tokens_of
 
 
@@ -52,14 +52,14 @@ class PackedText(TextInput):
         del epoch
         starts = self._packing.row_starts
         counts = starts[index + 1] - starts[index]  # segments of each row
-        number = _count_up(counts)  # of each segment: its place in its row
+        number = count_up(counts)  # of each segment: its place in its row
         piece = self._packing.examples[np.repeat(starts[index], counts) + number]
         sizes = self._pieces.lengths[piece]
         row = np.repeat(np.arange(len(index)), counts)
         before = np.cumsum(sizes) - sizes
         column = before - before[np.cumsum(counts) - counts][row]  # where a segment begins
 
-        within = _count_up(sizes)  # of each token: its place in its segment
+        within = count_up(sizes)  # of each token: its place in its segment
         place = np.repeat(row, sizes), np.repeat(column, sizes) + within
         source = np.repeat(self._pieces.starts[piece], sizes) + within
         shape = (len(index), self.params.length)
@@ -77,8 +77,3 @@ class PackedText(TextInput):
         batch["positions"][place] = within
         self.count_bytes(batch)
         return batch
-
-
-def _count_up(counts: Indices) -> Indices:
-    """0, 1, …, counts[0] - 1, 0, 1, …, counts[1] - 1, and so on."""
-    return np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)

@@ -1,0 +1,414 @@
+"""EncoderDecoder: a Transformer that reads a source and writes a target, token by token.
+
+    source ─ embedding (+ positions) ─ dropout ─ encoder ─ norm ─ memory
+                                                                    │
+    target ─ embedding (+ positions) ─ dropout ─ decoder, attends to the memory ─ norm ─ softmax
+
+Rows may be padded and packed: an element sees those of its own segment, 0 is padding.
+
+Legend: B batch, S source length, T target length, D model dim, V target vocabulary, N hypotheses.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from tekso.framework.context import StepContext
+from tekso.framework.layer import Layer
+from tekso.framework.params import REQUIRED, param
+from tekso.framework.pieces import Flow, Piece
+from tekso.framework.theta import Theta
+from tekso.models.decoding.decoder import DecoderStep, repeat_rows, take_rows
+from tekso.models.layers import cache as cache_lib
+from tekso.models.layers import masking
+from tekso.models.layers.attention import MultiHeadAttention
+from tekso.models.layers.dropout import Dropout
+from tekso.models.layers.embedding import Embedding
+from tekso.models.layers.masking import Array
+from tekso.models.layers.normalization import LayerNorm, Norm
+from tekso.models.layers.positions import PositionsBase, SinusoidalPositions
+from tekso.models.layers.sizes import with_sizes
+from tekso.models.layers.softmax import Softmax
+from tekso.models.layers.stack import Stack, StackBase, pieces_of_stack
+from tekso.models.layers.transformer import TransformerLayer
+
+Batch = Mapping[str, tf.Tensor]
+
+ENCODER_LAYER = TransformerLayer.Params()
+DECODER_LAYER = TransformerLayer.Params(
+    attention=MultiHeadAttention.Params(mask="causal"), memory_attention=MultiHeadAttention.Params()
+)
+
+
+class EncoderDecoder(Layer):
+    """Predicts every token of the target from those before it and the whole source.
+
+    Which tables are one, the Params say by what is left out: with neither `source_embedding` nor
+    `softmax`, source, target and softmax share one table; with `source_embedding` alone, target and
+    softmax do; with both, each has its own.
+
+    A batch holds "source_ids", "source_segment_ids" [B, S] and "target_ids", "target_labels",
+    "target_segment_ids" [B, T], all int32, and where rows are packed "source_positions" [B, S] and
+    "target_positions" [B, T]. Segment n of the target sees segment n of the source; 0 is padding.
+
+    Children:
+      source_embedding, softmax, source_positions, target_positions, encoder_norm, decoder_norm
+        (where set), target_embedding, encoder, decoder
+    Source: Vaswani et al. 2017; Press & Wolf 2017 (three tables in one).
+    """
+
+    class Params(Layer.Params):
+        """Params of EncoderDecoder."""
+
+        source_vocab_size: int = param("Number of tokens of the source.", default=REQUIRED)
+        target_vocab_size: int = param("Number of tokens of the target.", default=REQUIRED)
+        dim: int = param("Size of the activations between layers.", default=REQUIRED)
+        source_embedding: Embedding.Params | None = param(
+            "Table of the source's tokens; None: that of the target's.", default=None
+        )
+        target_embedding: Embedding.Params = param(
+            "Table of the target's tokens.", default=Embedding.Params()
+        )
+        softmax: Softmax.Params | None = param(
+            "Output layer with a table of its own; None: tied to the target's tokens.", default=None
+        )
+        source_positions: PositionsBase.Params | None = param(
+            "What is added to the embeddings of the source.", default=SinusoidalPositions.Params()
+        )
+        target_positions: PositionsBase.Params | None = param(
+            "What is added to the embeddings of the target.", default=SinusoidalPositions.Params()
+        )
+        dropout_rate: float = param("Dropout of the embeddings.", default=0.0)
+        encoder: StackBase.Params = param(
+            "The layers over the source; their attention sees all of it.",
+            default=Stack.Params(layer=ENCODER_LAYER),
+        )
+        encoder_norm: Norm.Params | None = param(
+            "Normalisation after the last layer of the encoder.", default=LayerNorm.Params()
+        )
+        decoder: StackBase.Params = param(
+            "The layers over the target; causal, with attention to the memory.",
+            default=Stack.Params(layer=DECODER_LAYER),
+        )
+        decoder_norm: Norm.Params | None = param(
+            "Normalisation after the last layer of the decoder.", default=LayerNorm.Params()
+        )
+
+    source_embedding: Embedding
+    target_embedding: Embedding
+    softmax: Softmax
+    source_positions: PositionsBase
+    target_positions: PositionsBase
+    source_dropout: Dropout
+    target_dropout: Dropout
+    encoder: StackBase
+    encoder_norm: Norm
+    decoder: StackBase
+    decoder_norm: Norm
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        p = self.params
+        if p.source_embedding is not None:
+            source = with_sizes(p.source_embedding, vocab_size=p.source_vocab_size, dim=p.dim)
+            self.child("source_embedding", source)
+        elif p.source_vocab_size != p.target_vocab_size:
+            raise ValueError(
+                f"EncoderDecoder: source_vocab_size {p.source_vocab_size} and target_vocab_size "
+                f"{p.target_vocab_size} differ, so they cannot share a table: set source_embedding"
+            )
+        target = with_sizes(p.target_embedding, vocab_size=p.target_vocab_size, dim=p.dim)
+        self.child("target_embedding", target)
+        for side in ("source", "target"):
+            if p.get(f"{side}_positions") is not None:
+                self.child(f"{side}_positions", with_sizes(p.get(f"{side}_positions"), dim=p.dim))
+            self.child(f"{side}_dropout", Dropout.Params(rate=p.dropout_rate))
+        for name in ("encoder", "decoder"):
+            self.child(name, with_sizes(p.get(name), dim=p.dim))
+            if p.get(f"{name}_norm") is not None:
+                self.child(f"{name}_norm", with_sizes(p.get(f"{name}_norm"), dim=p.dim))
+        if p.softmax is not None:
+            sizes = {"input_dim": p.dim, "vocab_size": p.target_vocab_size}
+            self.child("softmax", with_sizes(p.softmax, **sizes))
+        self._check_attention()
+
+    def _check_attention(self) -> None:
+        """Raises a ValueError if some attention would see too much, or none the source."""
+        sees_source = False
+        for name, stack, wanted in (
+            ("encoder", self.encoder, "none"),
+            ("decoder", self.decoder, "causal"),
+        ):
+            for layer in stack.walk():
+                if not isinstance(layer, MultiHeadAttention):
+                    continue
+                if layer.params.memory_dim is not None:
+                    sees_source |= name == "decoder"
+                elif layer.params.mask != wanted:
+                    raise ValueError(
+                        f"EncoderDecoder: {layer.path} has mask={layer.params.mask!r}; in the "
+                        f"{name} self-attention has mask={wanted!r}"
+                    )
+        if not sees_source:
+            raise ValueError(
+                "EncoderDecoder: no layer of the decoder attends to the source; set "
+                "decoder.layer.memory_attention"
+            )
+
+    # --- the whole target at once ---
+
+    def token_cross_entropy(
+        self, theta: Theta, batch: Batch, ctx: StepContext, *, label_smoothing: float = 0.0
+    ) -> tf.Tensor:
+        """Returns -log p(label | source, target up to here) of every position, in nats.
+
+        Shapes:
+          batch: see the class
+          returns: [B, T] float32
+        """
+        theta, source, target = self._looked_up(theta, batch, ctx)
+        x = self._decode(theta, self._encode(theta, source, batch, ctx), target, batch, ctx)
+        name, softmax = self._softmax()
+        return softmax.cross_entropy(
+            theta[name], x, batch["target_labels"], ctx, label_smoothing=label_smoothing
+        )
+
+    def logits(self, theta: Theta, batch: Batch, ctx: StepContext) -> tf.Tensor:
+        """Returns the scores of all tokens that may follow, at every position of the target.
+
+        Shapes:
+          batch: see the class; labels are not read
+          returns: [B, T, V]
+        """
+        theta, source, target = self._looked_up(theta, batch, ctx)
+        x = self._decode(theta, self._encode(theta, source, batch, ctx), target, batch, ctx)
+        return self._logits(theta, x, ctx)
+
+    def fprop(self, theta: Theta, x: Any, ctx: StepContext) -> tf.Tensor:
+        """Returns the logits of the batch x; see `logits`."""
+        return self.logits(theta, x, ctx)
+
+    def attention(self, theta: Theta, batch: Batch, ctx: StepContext) -> tf.Tensor:
+        """Returns where every position of the target looks: the mean over heads of the last layer.
+
+        Shapes:
+          batch: see the class; labels are not read
+          returns: [B, T, S] float32; a position's shares add up to 1, or to 0 without a source
+        """
+        theta, source, target = self._looked_up(theta, batch, ctx)
+        memory = self._encode(theta, source, batch, ctx)
+        x = self._enter_target(theta, target, ctx, batch.get("target_positions"))
+        return self.decoder.look(theta.decoder, x, ctx, **_sides(batch), memory=memory)
+
+    def _looked_up(
+        self, theta: Theta, batch: Batch, ctx: StepContext
+    ) -> tuple[Theta, tf.Tensor, tf.Tensor]:
+        """Returns the vectors of source and target, and theta for what follows."""
+        target_ids, (name, embedding) = batch["target_ids"], self._source_embedding()
+        if self.params.softmax is not None:
+            source = embedding.fprop(theta[name], batch["source_ids"], ctx)
+            return (
+                theta,
+                source,
+                self.target_embedding.fprop(theta.target_embedding, target_ids, ctx),
+            )
+        source, weights = embedding.fprop_shared(theta[name], batch["source_ids"], ctx)
+        theta = Theta(theta, **{name: weights})
+        target, weights = self.target_embedding.fprop_shared(
+            theta.target_embedding, target_ids, ctx
+        )
+        return Theta(theta, target_embedding=weights), source, target
+
+    def _encode(self, theta: Theta, source: tf.Tensor, batch: Batch, ctx: StepContext) -> tf.Tensor:
+        """From the vectors of the source's tokens to the memory, [B, S, D]."""
+        positions = batch.get("source_positions")
+        x = self._enter_source(theta, source, ctx, positions)
+        mask = masking.segments(batch["source_segment_ids"])
+        x = self.encoder.fprop(theta.encoder, x, ctx, mask=mask, positions=positions)
+        return self._normalise("encoder_norm", theta, x, ctx)
+
+    def _decode(
+        self, theta: Theta, memory: tf.Tensor, target: tf.Tensor, batch: Batch, ctx: StepContext
+    ) -> tf.Tensor:
+        """From the vectors of the target's tokens to what the softmax sees, [B, T, D]."""
+        x = self._enter_target(theta, target, ctx, batch.get("target_positions"))
+        x = self.decoder.fprop(theta.decoder, x, ctx, **_sides(batch), memory=memory)
+        return self._normalise("decoder_norm", theta, x, ctx)
+
+    # --- the target token by token ---
+
+    def start_decoding(
+        self, theta: Theta, batch: Batch, max_length: int, ctx: StepContext
+    ) -> dict[str, Any]:
+        """See `Decoder`; reads the source once, keys and values of the memory included."""
+        name, embedding = self._source_embedding()
+        source = embedding.fprop(theta[name], batch["source_ids"], ctx)
+        memory = self._encode(theta, source, batch, ctx)
+        cache = self.decoder.init_cache(memory.shape[0], max_length, memory.dtype.name)
+        return {
+            "cache": self.decoder.cache_memory(theta.decoder, cache, memory, ctx),
+            "memory_mask": masking.padding(batch["source_segment_ids"]),
+        }
+
+    def decode_step(
+        self, theta: Theta, ids: tf.Tensor, state: Any, position: Any, ctx: StepContext
+    ) -> DecoderStep:
+        """See `Decoder`; the attention is the mean over heads of the last layer."""
+        target = self.target_embedding.fprop(theta.target_embedding, ids[:, tf.newaxis], ctx)
+        x = self._enter_target(theta, target, ctx, cache_lib.positions_of_block(position, 1))
+        mask = state["memory_mask"]
+        x, cache, looks = self.decoder.look_step(
+            theta.decoder, x, state["cache"], position, ctx, memory_mask=mask
+        )
+        logits = self._logits(theta, self._normalise("decoder_norm", theta, x, ctx), ctx)
+        return DecoderStep(
+            logits=tf.cast(tf.squeeze(logits, 1), tf.float32),
+            attention=tf.squeeze(looks, 1),
+            state={**state, "cache": cache},
+        )
+
+    def expand(self, state: Any, k: int) -> dict[str, Any]:
+        """See `Decoder`."""
+        move = functools.partial(repeat_rows, k=k)
+        return {**state, "cache": self.decoder.move_rows(state["cache"], move)}
+
+    def select(self, state: Any, rows: tf.Tensor) -> dict[str, Any]:
+        """See `Decoder`."""
+        move = functools.partial(take_rows, rows=rows)
+        return {**state, "cache": self.decoder.move_rows(state["cache"], move)}
+
+    # --- pieces ---
+
+    def pieces(self, *, label_smoothing: float = 0.0) -> list[Piece]:
+        """Returns the parts of `token_cross_entropy` in order, between which it can be cut.
+
+        Every layer of encoder and decoder is a piece. Labels are smoothed in training only. What
+        flows: first the batch; then also "memory" [B, S, D], through the encoder and on to the end
+        of the decoder; "x" [B, T, D]; the last piece adds "cross_entropy" [B, T].
+        """
+        name, embedding = self._source_embedding()
+        pieces = [
+            self._piece(
+                "source_embedding", {name: embedding}, self._run_source, "source_positions"
+            ),
+            *pieces_of_stack("encoder", self.encoder, self._run_encoder),
+        ]
+        if self.params.encoder_norm is not None:
+            norm = {"encoder_norm": self.encoder_norm}
+            pieces.append(Piece("encoder_norm", norm, self._run_encoder_norm))
+        table = {"target_embedding": self.target_embedding}
+        pieces += [
+            self._piece("target_embedding", table, self._run_target, "target_positions"),
+            *pieces_of_stack("decoder", self.decoder, self._run_decoder),
+        ]
+        if self.params.decoder_norm is not None:
+            norm = {"decoder_norm": self.decoder_norm}
+            pieces.append(Piece("decoder_norm", norm, self._run_decoder_norm))
+        name, softmax = self._softmax()
+        last = functools.partial(self._run_cross_entropy, label_smoothing)
+        return [*pieces, Piece("softmax", {name: softmax}, last)]
+
+    def _piece(self, name: str, layers: Mapping[str, Layer], run: Any, positions: str) -> Piece:
+        """A piece that enters a stack."""
+        if self.params.get(positions) is not None:
+            layers = {**layers, positions: getattr(self, positions)}
+        return Piece(name, layers, run)
+
+    def _run_source(self, theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
+        name, embedding = self._source_embedding()
+        x = embedding.fprop(theta[name], flow["source_ids"], ctx)
+        x = self._enter_source(theta, x, ctx, flow.get("source_positions"))
+        return {**flow, "memory": x}
+
+    def _run_encoder(
+        self, compute: Callable[..., tf.Tensor], theta: Theta, flow: Flow, ctx: StepContext
+    ) -> Flow:
+        mask = masking.segments(flow["source_segment_ids"])
+        positions = flow.get("source_positions")
+        x = compute(theta.encoder, flow["memory"], ctx, mask=mask, positions=positions)
+        return {**flow, "memory": x}
+
+    def _run_encoder_norm(self, theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
+        return {**flow, "memory": self._normalise("encoder_norm", theta, flow["memory"], ctx)}
+
+    def _run_target(self, theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
+        x = self.target_embedding.fprop(theta.target_embedding, flow["target_ids"], ctx)
+        x = self._enter_target(theta, x, ctx, flow.get("target_positions"))
+        return {**flow, "x": x}
+
+    def _run_decoder(
+        self, compute: Callable[..., tf.Tensor], theta: Theta, flow: Flow, ctx: StepContext
+    ) -> Flow:
+        x = compute(theta.decoder, flow["x"], ctx, **_sides(flow), memory=flow["memory"])
+        return {**flow, "x": x}
+
+    def _run_decoder_norm(self, theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
+        return {**flow, "x": self._normalise("decoder_norm", theta, flow["x"], ctx)}
+
+    def _run_cross_entropy(
+        self, label_smoothing: float, theta: Theta, flow: Flow, ctx: StepContext
+    ) -> Flow:
+        name, softmax = self._softmax()
+        cross_entropy = softmax.cross_entropy(
+            theta[name],
+            flow["x"],
+            flow["target_labels"],
+            ctx,
+            label_smoothing=label_smoothing if ctx.is_training else 0.0,
+        )
+        return {**flow, "cross_entropy": cross_entropy}
+
+    # --- parts of all of them ---
+
+    def _enter_source(
+        self, theta: Theta, x: tf.Tensor, ctx: StepContext, positions: Array | None
+    ) -> tf.Tensor:
+        """From the vectors of the tokens to the input of the encoder."""
+        if self.params.source_positions is not None:
+            x = self.source_positions.fprop(theta.source_positions, x, ctx, positions=positions)
+        x = ctx.constrain(x, ("batch", "length", "embed"))
+        return self.source_dropout.fprop(Theta(), x, ctx)
+
+    def _enter_target(
+        self, theta: Theta, x: tf.Tensor, ctx: StepContext, positions: Array | None
+    ) -> tf.Tensor:
+        """From the vectors of the tokens to the input of the decoder."""
+        if self.params.target_positions is not None:
+            x = self.target_positions.fprop(theta.target_positions, x, ctx, positions=positions)
+        x = ctx.constrain(x, ("batch", "length", "embed"))
+        return self.target_dropout.fprop(Theta(), x, ctx)
+
+    def _normalise(self, name: str, theta: Theta, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+        if self.params.get(name) is None:
+            return x
+        return getattr(self, name).fprop(theta[name], x, ctx)
+
+    def _source_embedding(self) -> tuple[str, Embedding]:
+        """The layer with the table of the source, and its name."""
+        if self.params.source_embedding is None:
+            return "target_embedding", self.target_embedding
+        return "source_embedding", self.source_embedding
+
+    def _softmax(self) -> tuple[str, Any]:
+        """The layer with the output table, and its name."""
+        if self.params.softmax is None:
+            return "target_embedding", self.target_embedding
+        return "softmax", self.softmax
+
+    def _logits(self, theta: Theta, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+        name, softmax = self._softmax()
+        return softmax.logits(theta[name], x, ctx)
+
+
+def _sides(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """What the layers of the decoder are told of a batch."""
+    segments = batch["target_segment_ids"]
+    return {
+        "mask": masking.segments(segments),
+        "memory_mask": masking.segments(segments, batch["source_segment_ids"]),
+        "positions": batch.get("target_positions"),
+    }

@@ -1,0 +1,349 @@
+"""PrefixLm: one decoder-only Transformer over the source and then the target.
+
+    source, target ─ embedding (+ positions) ─ dropout ─ stack ─ norm ─ softmax (of the target)
+
+    who sees whom      source  target
+              source   x x x   . . .        all of the source is seen by all of its pair,
+              target   x x x   x . .        the target only by what comes after it
+                       x x x   x x .
+                       x x x   x x x
+
+The positions of the target go on where its source ends, its real end without padding, so that the
+number of tokens between two tokens of a pair depends neither on padding nor on packing.
+
+Legend: B batch, S source length, T target length, D model dim, V vocabulary, N hypotheses.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from tekso.framework.context import StepContext
+from tekso.framework.layer import Layer
+from tekso.framework.params import REQUIRED, param
+from tekso.framework.pieces import Flow, Piece
+from tekso.framework.theta import Theta
+from tekso.models.decoding.decoder import DecoderStep, repeat_rows, take_rows
+from tekso.models.layers import cache as cache_lib
+from tekso.models.layers import masking
+from tekso.models.layers.attention import MultiHeadAttention
+from tekso.models.layers.dropout import Dropout
+from tekso.models.layers.embedding import Embedding
+from tekso.models.layers.normalization import LayerNorm, Norm
+from tekso.models.layers.positions import PositionsBase, SinusoidalPositions
+from tekso.models.layers.sizes import with_sizes
+from tekso.models.layers.softmax import Softmax
+from tekso.models.layers.stack import Stack, StackBase, pieces_of_stack
+from tekso.models.transformer_lm import CAUSAL_LAYER
+
+Batch = Mapping[str, tf.Tensor]
+
+
+class PrefixLm(Layer):
+    """Predicts every token of the target from those before it and the whole source.
+
+    Batches are those of EncoderDecoder. Source and target have one vocabulary. In decoding the
+    source is read as one block into the cache; as its keys and values are in one cache with those
+    of the target, every hypothesis has its own copy of them.
+
+    Children:
+      embedding, positions (where set), stack, final_norm (where set), softmax (where untied)
+    Source: Liu et al. 2018, "Generating Wikipedia by summarizing long sequences", section 4.2.3
+      (one sequence); Raffel et al. 2020, section 3.2.1 (prefix LM).
+    """
+
+    class Params(Layer.Params):
+        """Params of PrefixLm."""
+
+        source_vocab_size: int = param("Number of tokens of the source.", default=REQUIRED)
+        target_vocab_size: int = param(
+            "Number of tokens of the target: the same.", default=REQUIRED
+        )
+        dim: int = param("Size of the activations between layers.", default=REQUIRED)
+        embedding: Embedding.Params = param("Table of tokens.", default=Embedding.Params())
+        positions: PositionsBase.Params | None = param(
+            "What is added to the embeddings.", default=SinusoidalPositions.Params()
+        )
+        dropout_rate: float = param("Dropout of the embeddings.", default=0.0)
+        stack: StackBase.Params = param(
+            "The layers; their attention has to be causal, the source is excepted.",
+            default=Stack.Params(layer=CAUSAL_LAYER),
+        )
+        final_norm: Norm.Params | None = param(
+            "Normalisation after the last layer.", default=LayerNorm.Params()
+        )
+        softmax: Softmax.Params | None = param(
+            "Output layer with a table of its own; None: tied to the embedding.", default=None
+        )
+
+    embedding: Embedding
+    positions: PositionsBase
+    dropout: Dropout
+    stack: StackBase
+    final_norm: Norm
+    softmax: Softmax
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        p = self.params
+        if p.source_vocab_size != p.target_vocab_size:
+            raise ValueError(
+                f"PrefixLm: source_vocab_size {p.source_vocab_size} and target_vocab_size "
+                f"{p.target_vocab_size} differ, but source and target are one sequence"
+            )
+        vocab_size = p.target_vocab_size
+        self.child("embedding", with_sizes(p.embedding, vocab_size=vocab_size, dim=p.dim))
+        if p.positions is not None:
+            self.child("positions", with_sizes(p.positions, dim=p.dim))
+        self.child("dropout", Dropout.Params(rate=p.dropout_rate))
+        self.child("stack", with_sizes(p.stack, dim=p.dim))
+        if p.final_norm is not None:
+            self.child("final_norm", with_sizes(p.final_norm, dim=p.dim))
+        if p.softmax is not None:
+            self.child("softmax", with_sizes(p.softmax, input_dim=p.dim, vocab_size=vocab_size))
+        for layer in self.stack.walk():
+            if isinstance(layer, MultiHeadAttention) and layer.params.mask != "causal":
+                raise ValueError(
+                    f"PrefixLm: {layer.path} has mask={layer.params.mask!r}, so a token of the "
+                    "target would be predicted from itself; set mask='causal' (all see the source)"
+                )
+
+    # --- the whole target at once ---
+
+    def token_cross_entropy(
+        self, theta: Theta, batch: Batch, ctx: StepContext, *, label_smoothing: float = 0.0
+    ) -> tf.Tensor:
+        """Returns -log p(label | source, target up to here) of every position, in nats.
+
+        Shapes:
+          batch: see EncoderDecoder
+          returns: [B, T] float32
+        """
+        name, softmax = self._softmax()
+        if softmax is self.embedding:
+            x, shared = self.embedding.fprop_shared(theta.embedding, _both_ids(batch, ctx), ctx)
+            theta = Theta(theta, embedding=shared)
+        else:
+            x = self.embedding.fprop(theta.embedding, _both_ids(batch, ctx), ctx)
+        x = self._of_target(theta, self._stacked(theta, x, batch, ctx), batch, ctx)
+        return softmax.cross_entropy(
+            theta[name], x, batch["target_labels"], ctx, label_smoothing=label_smoothing
+        )
+
+    def logits(self, theta: Theta, batch: Batch, ctx: StepContext) -> tf.Tensor:
+        """Returns the scores of all tokens that may follow, at every position of the target.
+
+        Shapes:
+          batch: see EncoderDecoder; labels are not read
+          returns: [B, T, V]
+        """
+        x = self.embedding.fprop(theta.embedding, _both_ids(batch, ctx), ctx)
+        x = self._of_target(theta, self._stacked(theta, x, batch, ctx), batch, ctx)
+        return self._logits(theta, x, ctx)
+
+    def fprop(self, theta: Theta, x: Any, ctx: StepContext) -> tf.Tensor:
+        """Returns the logits of the batch x; see `logits`."""
+        return self.logits(theta, x, ctx)
+
+    def attention(self, theta: Theta, batch: Batch, ctx: StepContext) -> tf.Tensor:
+        """Returns where every position of the target looks in the source.
+
+        It is the mean over heads of the last layer, of which the share that goes to the target
+        itself is left out: what is left adds up to 1, or to 0 without a source.
+
+        Shapes:
+          batch: see EncoderDecoder; labels are not read
+          returns: [B, T, S] float32
+        """
+        x = self.embedding.fprop(theta.embedding, _both_ids(batch, ctx), ctx)
+        x = self._enter(theta, x, ctx, _both_positions(batch, ctx))
+        looks = self.stack.look(theta.stack, x, ctx, **_sides(batch, ctx))
+        return _of_source(looks[:, _source_length(batch) :], _source_length(batch))
+
+    def _stacked(self, theta: Theta, x: tf.Tensor, batch: Batch, ctx: StepContext) -> tf.Tensor:
+        x = self._enter(theta, x, ctx, _both_positions(batch, ctx))
+        return self.stack.fprop(theta.stack, x, ctx, **_sides(batch, ctx))
+
+    def _of_target(self, theta: Theta, x: tf.Tensor, batch: Batch, ctx: StepContext) -> tf.Tensor:
+        """[B, S + T, D] -> [B, T, D], normalised: what the softmax sees."""
+        x = ctx.constrain(x, ("batch", None, "embed"))[:, _source_length(batch) :]
+        return self._normalise(theta, ctx.constrain(x, ("batch", "length", "embed")), ctx)
+
+    # --- the target token by token ---
+
+    def start_decoding(
+        self, theta: Theta, batch: Batch, max_length: int, ctx: StepContext
+    ) -> dict[str, Any]:
+        """See `Decoder`; reads the source as one block into the cache."""
+        is_source = tf.not_equal(batch["source_segment_ids"], 0)
+        rows, length = is_source.shape
+        lengths = tf.reduce_sum(tf.cast(is_source, tf.int32), 1, keepdims=True)
+        places = tf.broadcast_to(tf.range(length)[tf.newaxis], [rows, length])
+        state = {
+            "visible": tf.concat([is_source, tf.ones([rows, max_length], tf.bool)], 1),
+            "positions": tf.concat([places, lengths + tf.range(max_length)[tf.newaxis]], 1),
+        }
+        x = self.embedding.fprop(theta.embedding, batch["source_ids"], ctx)
+        x = self._enter(theta, x, ctx, places)
+        cache = self.stack.init_cache(rows, length + max_length, x.dtype.name)
+        side = {**_sides_of_step(state, rows), "prefix": length}
+        _, cache = self.stack.extend_step(theta.stack, x, cache, tf.constant(0), ctx, **side)
+        return {**state, "source": is_source, "cache": cache}
+
+    def decode_step(
+        self, theta: Theta, ids: tf.Tensor, state: Any, position: Any, ctx: StepContext
+    ) -> DecoderStep:
+        """See `Decoder`; the attention is that of `attention`."""
+        length = state["source"].shape[1]
+        place = tf.cast(position, tf.int32) + length
+        side = _sides_of_step(state, ids.shape[0])
+        positions = cache_lib.positions_at(
+            side["positions"], cache_lib.positions_of_block(place, 1)
+        )
+        x = self.embedding.fprop(theta.embedding, ids[:, tf.newaxis], ctx)
+        x = self._enter(theta, x, ctx, positions)
+        x, cache, looks = self.stack.look_step(theta.stack, x, state["cache"], place, ctx, **side)
+        logits = self._logits(theta, self._normalise(theta, x, ctx), ctx)
+        return DecoderStep(
+            logits=tf.cast(tf.squeeze(logits, 1), tf.float32),
+            attention=_of_source(tf.squeeze(looks, 1), length),
+            state={**state, "cache": cache},
+        )
+
+    def expand(self, state: Any, k: int) -> dict[str, Any]:
+        """See `Decoder`."""
+        move = functools.partial(repeat_rows, k=k)
+        return {**state, "cache": self.stack.move_rows(state["cache"], move)}
+
+    def select(self, state: Any, rows: tf.Tensor) -> dict[str, Any]:
+        """See `Decoder`."""
+        move = functools.partial(take_rows, rows=rows)
+        return {**state, "cache": self.stack.move_rows(state["cache"], move)}
+
+    # --- pieces ---
+
+    def pieces(self, *, label_smoothing: float = 0.0) -> list[Piece]:
+        """Returns the parts of `token_cross_entropy` in order, between which it can be cut.
+
+        Every layer of the stack is a piece. Labels are smoothed in training only. What flows: first
+        the batch; then also "x" [B, S + T, D], of the target alone from the final norm on; the last
+        piece adds "cross_entropy" [B, T].
+        """
+        inputs: dict[str, Layer] = {"embedding": self.embedding}
+        if self.params.positions is not None:
+            inputs["positions"] = self.positions
+        norm = {"final_norm": self.final_norm} if self.params.final_norm is not None else {}
+        name, softmax = self._softmax()
+        last = functools.partial(self._run_cross_entropy, label_smoothing)
+        return [
+            Piece("embedding", inputs, self._run_embed),
+            *pieces_of_stack("stack", self.stack, self._run_layers),
+            Piece("final_norm", norm, self._run_of_target),
+            Piece("softmax", {name: softmax}, last),
+        ]
+
+    def _run_embed(self, theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
+        x = self.embedding.fprop(theta.embedding, _both_ids(flow, ctx), ctx)
+        return {**flow, "x": self._enter(theta, x, ctx, _both_positions(flow, ctx))}
+
+    def _run_layers(
+        self, compute: Callable[..., tf.Tensor], theta: Theta, flow: Flow, ctx: StepContext
+    ) -> Flow:
+        return {**flow, "x": compute(theta.stack, flow["x"], ctx, **_sides(flow, ctx))}
+
+    def _run_of_target(self, theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
+        return {**flow, "x": self._of_target(theta, flow["x"], flow, ctx)}
+
+    def _run_cross_entropy(
+        self, label_smoothing: float, theta: Theta, flow: Flow, ctx: StepContext
+    ) -> Flow:
+        name, softmax = self._softmax()
+        cross_entropy = softmax.cross_entropy(
+            theta[name],
+            flow["x"],
+            flow["target_labels"],
+            ctx,
+            label_smoothing=label_smoothing if ctx.is_training else 0.0,
+        )
+        return {**flow, "cross_entropy": cross_entropy}
+
+    # --- parts of all of them ---
+
+    def _enter(
+        self, theta: Theta, x: tf.Tensor, ctx: StepContext, positions: tf.Tensor
+    ) -> tf.Tensor:
+        """From the vectors of the tokens to the input of the stack."""
+        if self.params.positions is not None:
+            x = self.positions.fprop(theta.positions, x, ctx, positions=positions)
+        x = ctx.constrain(x, ("batch", "length", "embed"))
+        return self.dropout.fprop(Theta(), x, ctx)
+
+    def _normalise(self, theta: Theta, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+        if self.params.final_norm is None:
+            return x
+        return self.final_norm.fprop(theta.final_norm, x, ctx)
+
+    def _softmax(self) -> tuple[str, Any]:
+        """The layer with the output table, and its name."""
+        if self.params.softmax is None:
+            return "embedding", self.embedding
+        return "softmax", self.softmax
+
+    def _logits(self, theta: Theta, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+        name, softmax = self._softmax()
+        return softmax.logits(theta[name], x, ctx)
+
+
+def _source_length(batch: Mapping[str, Any]) -> int:
+    return int(batch["source_ids"].shape[1])
+
+
+def _both(source: tf.Tensor, target: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+    """[B, S] and [B, T] to [B, S + T]; a mesh that splits lengths cannot join parts of them."""
+    return tf.concat([ctx.constrain(x, ("batch", None)) for x in (source, target)], 1)
+
+
+def _both_ids(batch: Mapping[str, Any], ctx: StepContext) -> tf.Tensor:
+    """The tokens of the source, then those of the target: [B, S + T]."""
+    return _both(batch["source_ids"], batch["target_ids"], ctx)
+
+
+def _both_positions(batch: Mapping[str, Any], ctx: StepContext) -> tf.Tensor:
+    """Positions in a pair: those of the target go on after the last of the source. [B, S + T]."""
+    positions = {}
+    for side in ("source", "target"):
+        places = tf.range(batch[f"{side}_ids"].shape[1])[tf.newaxis]
+        given = batch.get(f"{side}_positions")
+        positions[side] = tf.zeros_like(batch[f"{side}_ids"]) + places if given is None else given
+    target = tf.expand_dims(batch["target_segment_ids"], 2)
+    same = tf.equal(target, tf.expand_dims(batch["source_segment_ids"], 1))
+    before = tf.reduce_sum(tf.cast(same & tf.not_equal(target, 0), tf.int32), 2)
+    return _both(positions["source"], positions["target"] + before, ctx)
+
+
+def _sides(batch: Mapping[str, Any], ctx: StepContext) -> dict[str, Any]:
+    """What the layers are told of a batch."""
+    segments = _both(batch["source_segment_ids"], batch["target_segment_ids"], ctx)
+    return {
+        "mask": masking.segments(segments),
+        "positions": _both_positions(batch, ctx),
+        "prefix": _source_length(batch),
+    }
+
+
+def _sides_of_step(state: Mapping[str, Any], rows: int) -> dict[str, Any]:
+    """What the layers are told of the cache of so many hypotheses."""
+    visible, positions = repeat_rows(
+        (state["visible"], state["positions"]), rows // state["visible"].shape[0]
+    )
+    return {"mask": masking.padding(visible), "positions": positions}
+
+
+def _of_source(looks: tf.Tensor, length: int) -> tf.Tensor:
+    """[..., S + T] -> [..., S]: shares of the source alone."""
+    looks = looks[..., :length]
+    return tf.math.divide_no_nan(looks, tf.reduce_sum(looks, -1, keepdims=True))

@@ -1,0 +1,101 @@
+"""Pairs one a row, in batches of similar length."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from tekso.framework.input import shuffle
+from tekso.framework.input.bucketing import Buckets
+from tekso.framework.input.input import Batch, check_step, clear
+from tekso.framework.params import param
+from tekso.tasks.mt.input import Indices, TranslationInput
+
+
+class BucketedPairs(TranslationInput):
+    """A pair a row, filled up to the bounds of its bucket, which both of its sides fit into.
+
+    Batches have as many shapes as there are buckets. In training every pair is taken once an epoch.
+    A pass of order once keeps the order of the data: a batch is in the bucket that all of its pairs
+    fit into.
+    """
+
+    class Params(TranslationInput.Params):
+        """Params of BucketedPairs."""
+
+        bounds: list[int] = param(
+            "Most tokens of either side in each bucket, ascending, below the larger one of "
+            "source_length and target_length, which is the last. Empty: a quarter and half of it.",
+            default=[],
+        )
+        fill: Literal["examples", "tokens"] = param(
+            "examples: batch_size rows in a batch of every bucket. tokens: that of the longest; "
+            "twice as many rows where they are at most half as long, and so on. In a pass of order "
+            "once always batch_size.",
+            default="examples",
+        )
+
+    def __init__(self, params: Any, **kwargs: Any) -> None:
+        """Reads, encodes and filters the split.
+
+        Raises:
+          InputError: as TranslationInput.
+          ValueError: the bounds do not ascend up to the longest length.
+        """
+        super().__init__(params, **kwargs)
+        p = self.params
+        longest = max(p.source_length, p.target_length)
+        bounds = list(p.bounds) or [size for size in (longest // 4, longest // 2) if size]
+        self._bounds = [*bounds, longest]
+        rows = [
+            p.batch_size * (longest // bound if p.fill == "tokens" and bound > 0 else 1)
+            for bound in self._bounds
+        ]
+        self._sizes = np.maximum(
+            self.rows.source_lengths(self._stream), self.rows.target_lengths(self._stream)
+        )
+        self._buckets = Buckets(self._sizes, self._bounds, rows)
+        self._key = shuffle.key_of(self.seed, "buckets")
+
+    @property
+    def source_bounds(self) -> Sequence[int]:
+        """Lengths that the source side of a batch of texts is filled up to, ascending."""
+        return sorted({min(bound, self.params.source_length) for bound in self._bounds})
+
+    def batch(self, step: int) -> Batch:
+        """The global batch of a step.
+
+        Shapes:
+          returns: as in the docstring of tasks/mt/input.py, B, S and T those of the step's bucket
+
+        Raises:
+          IndexError: the step is negative, or the pass has fewer batches.
+        """
+        check_step(step, self.num_batches)
+        if self.params.order == "once":
+            return self._in_order(step)
+        epoch, number = divmod(step, self._buckets.num_batches)
+        key = shuffle.fold(self._key, epoch) if self.params.order == "shuffled" else None
+        chosen = self._buckets.batch(number, key=key)
+        return self._rows(chosen.examples, ~chosen.real, self._bounds[chosen.bucket])
+
+    def at(self, position: Indices) -> Batch:
+        """Refuses: there are no examples of one shape."""
+        raise TypeError("BucketedPairs has rows of several lengths and cannot be part of a mixture")
+
+    def _in_order(self, step: int) -> Batch:
+        size = self.params.batch_size
+        place = np.arange(step * size, (step + 1) * size)
+        examples = np.minimum(place, self.num_examples - 1)
+        bucket = int(np.searchsorted(self._bounds, self._sizes[examples].max()))
+        return self._rows(examples, place != examples, self._bounds[bucket])
+
+    def _rows(self, examples: Indices, filling: np.ndarray, bound: int) -> Batch:
+        p = self.params
+        batch = self.rows.one_a_row(
+            self._stream[examples], min(bound, p.source_length), min(bound, p.target_length)
+        )
+        clear(batch, filling, self.padding_keys)
+        return batch

@@ -1,0 +1,349 @@
+"""Pairs of texts for sequence to sequence: from a parallel corpus and tokenizers to batches.
+
+Every batch has, in int32 unless said otherwise (B rows, S and T tokens of the sides):
+
+    source_ids          [B, S]  tokens of the source, then the end; filled up with ends
+    source_segment_ids  [B, S]  0 fills up, 1 the first pair of a row, 2 the second, …
+    target_ids          [B, T]  what a decoder reads: an end (for "begin"), then the target's tokens
+    target_labels       [B, T]  what it predicts: the target's tokens, then the end
+    target_weights      [B, T]  float32, 1 for every label, 0 for what fills up
+    target_segment_ids  [B, T]  as of the source: pair n of a row is segment n of both sides
+    source_positions, target_positions [B, S], [B, T]  only where rows are packed; from 0 in a pair
+
+Where a corpus has several target languages, a token of the wanted language is before the source;
+its id is the size of the source's tokenizer plus the number of the language.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tekso.framework import files
+from tekso.framework.input import shuffle
+from tekso.framework.input.input import Batch, ExampleInput, Signature
+from tekso.framework.input.skips import InputError, SkipReport
+from tekso.framework.input.tokenizers import Bytes, Tokenizer
+from tekso.framework.params import REQUIRED, param
+from tekso.tasks.mt.languages import sampled
+from tekso.tasks.mt.pairs import InMemoryPairs, Pair, PairSource
+from tekso.tasks.mt.rows import PairRows
+from tekso.tasks.mt.token_pairs import Chosen, TokenPairs, choose, token_pairs
+from tekso.tasks.mt.vocabulary import Side, training_source, training_text
+
+Indices = npt.NDArray[np.int64]
+
+
+class TranslationInput(ExampleInput):
+    """Base of inputs of pairs: reads the corpus, makes or loads tokenizers, encodes, filters.
+
+    Pairs are numbered in the order of the data, those that are left out not counted.
+
+    Attributes:
+      source_tokenizer: of the source.
+      target_tokenizer: of the target; the same object where one is shared.
+      languages: target languages in the order of their tokens; empty where there is one only.
+      tokens: the corpus as tokens.
+      chosen: which pairs of it are taken.
+      rows: what puts them into batches.
+    """
+
+    class Params(ExampleInput.Params):
+        """Params of TranslationInput."""
+
+        corpus: PairSource.Params = param("Where the pairs are.", default=InMemoryPairs.Params())
+        tokenizer: Tokenizer.Params = param(
+            "What makes text of both sides tokens, learned from both.", default=Bytes.Params()
+        )
+        source_tokenizer: Tokenizer.Params | None = param(
+            "One for the source alone; then target_tokenizer is wanted, too.", default=None
+        )
+        target_tokenizer: Tokenizer.Params | None = param("One for the target alone.", default=None)
+        source_length: int = param(
+            "Tokens of the source side of a row; longer sources, with their end (and language), "
+            "are left out.",
+            default=REQUIRED,
+        )
+        target_length: int = param(
+            "Tokens of the target side; longer targets, with their end, are left out.",
+            default=REQUIRED,
+        )
+        max_ratio: float | None = param(
+            "Leave out pairs of which one side has more than so many times the tokens of the "
+            "other, ends counted; not in a pass of order once. None: any.",
+            default=None,
+        )
+        temperature: float = param(
+            "With several languages of n pairs each, shuffled: they are met as often as "
+            "n ** (1 / temperature). 1: as often as they are; above: rare ones more often.",
+            default=1.0,
+        )
+
+    padding_keys = ("target_weights",)
+    source_tokenizer: Tokenizer
+    target_tokenizer: Tokenizer
+
+    def __init__(
+        self,
+        params: Any,
+        *,
+        seed: int = 0,
+        assets_dir: str | None = None,
+        train: Any = None,
+    ) -> None:
+        """Reads, encodes and filters the split.
+
+        Raises:
+          InputError: there is no pair, too many are malformed or too long, or the vocabulary in
+            `assets_dir` was made from other text.
+          OSError: a file is missing, or assets cannot be written.
+          ValueError: a number is out of range.
+        """
+        super().__init__(params, seed=seed, assets_dir=assets_dir, train=train)
+        p, self._train = self.params, train
+        for name, least in {"source_length": 2, "target_length": 2, "temperature": 1}.items():
+            if p.get(name) < least:
+                raise ValueError(
+                    f"{p.path_of(name)} is {p.get(name)}, but has to be at least {least}"
+                )
+        self.corpus: PairSource = p.corpus.instantiate(split=p.split)
+        self.languages = self.corpus.languages
+        self._make_tokenizers(train)
+        self.tokens: TokenPairs = token_pairs(
+            self.corpus, self.source_tokenizer, self.target_tokenizer, assets_dir=assets_dir
+        )
+        self.chosen: Chosen = choose(
+            np.diff(self.tokens.source.ends) + (1 if self.languages else 0),
+            np.diff(self.tokens.target.ends),
+            source_length=p.source_length,
+            target_length=p.target_length,
+            max_ratio=None if p.order == "once" else p.max_ratio,
+        )
+        if not self.num_pairs:
+            raise InputError(
+                f"{self.corpus.describe()}, {p.split}: all {len(self.tokens):,} pairs are left out "
+                f"({self._left_out()}): set {p.path_of('source_length')} and target_length higher"
+            )
+        self.rows = PairRows(
+            self.tokens,
+            self.chosen.pairs,
+            source_end=self.source_tokenizer.end_id,
+            target_end=self.target_tokenizer.end_id,
+            first_language=self.source_tokenizer.vocab_size if self.languages else None,
+        )
+        self._stream = np.arange(self.num_pairs)  # what an epoch takes, before it is shuffled
+        if p.order == "shuffled" and p.temperature > 1 and self.languages:
+            self._stream = sampled(
+                self.tokens.languages[self.chosen.pairs],
+                temperature=p.temperature,
+                key=shuffle.key_of(seed, "languages"),
+            )
+
+    @classmethod
+    def signature(cls, params: Any) -> Signature | None:
+        """See `Input`."""
+        source = (params.batch_size, params.source_length), np.dtype(np.int32)
+        target = (params.batch_size, params.target_length), np.dtype(np.int32)
+        return {
+            "source_ids": source,
+            "source_segment_ids": source,
+            "target_ids": target,
+            "target_labels": target,
+            "target_weights": (target[0], np.dtype(np.float32)),
+            "target_segment_ids": target,
+        }
+
+    @property
+    def num_pairs(self) -> int:
+        """Pairs of the split that are not left out."""
+        return len(self.chosen.pairs)
+
+    @property
+    def num_examples(self) -> int:
+        """Examples of an epoch."""
+        return len(self._stream)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids of the target side."""
+        return self.target_vocab_size
+
+    @property
+    def source_vocab_size(self) -> int:
+        """Number of ids of the source side, those of languages among them."""
+        return self.source_tokenizer.vocab_size + len(self.languages)
+
+    @property
+    def target_vocab_size(self) -> int:
+        """Number of ids of the target side: that of the source where they share a tokenizer."""
+        is_shared = self.source_tokenizer is self.target_tokenizer
+        return self.source_vocab_size if is_shared else self.target_tokenizer.vocab_size
+
+    @property
+    def source_bounds(self) -> Sequence[int]:
+        """Lengths that the source side of a batch of texts is filled up to, ascending."""
+        length = self.params.source_length
+        return sorted({max(1, length // 4), max(1, length // 2), length})
+
+    def pairs(self, numbers: Iterable[int] | slice | None = None) -> list[Pair]:
+        """Pairs as texts, as they are in the corpus.
+
+        Args:
+          numbers: which, each in [0, num_pairs); None: all.
+        """
+        if numbers is None or isinstance(numbers, slice):
+            numbers = range(self.num_pairs)[numbers or slice(None)]
+        records = self.tokens.records[self.chosen.pairs[np.fromiter(numbers, np.int64)]]
+        return [self.corpus[index] for index in records.tolist()]
+
+    def encode_source(self, text: str, language: str | None = None) -> npt.NDArray[np.int32]:
+        """What a model reads of a source: the language's token, if any, the text's, the end.
+
+        Raises:
+          InputError: the language is missing, or unknown.
+        """
+        ids = self.source_tokenizer.encode(text).tolist()
+        whole = [*self._language_ids(language), *ids, self.source_tokenizer.end_id]
+        return np.array(whole, np.int32)
+
+    def decode_target(self, ids: Iterable[int]) -> str:
+        """The text of target tokens, up to the first end."""
+        tokens = [int(i) for i in ids]
+        end = self.target_tokenizer.end_id
+        return self.target_tokenizer.decode(
+            tokens[: tokens.index(end)] if end in tokens else tokens
+        )
+
+    def source_batch(
+        self, texts: Sequence[str], languages: Sequence[str] | str | None = None
+    ) -> Batch:
+        """The source side of a batch of texts, a text a row.
+
+        Args:
+          texts: the texts.
+          languages: what each is to be translated to, or one for all.
+
+        Shapes:
+          returns: "source_ids" and "source_segment_ids" [texts, S], S one of `source_bounds`, or
+            the last of them times a power of 2, so that there are few shapes.
+
+        Raises:
+          InputError: a language is missing, or unknown.
+        """
+        wanted: list[str | None] = (
+            [languages] * len(texts)
+            if languages is None or isinstance(languages, str)
+            else list(languages)
+        )
+        rows = [
+            self.encode_source(text, language) for text, language in zip(texts, wanted, strict=True)
+        ]
+        longest = max(map(len, rows), default=1)
+        width = next((bound for bound in self.source_bounds if bound >= longest), 0)
+        if not width:
+            width = self.source_bounds[-1]
+            while width < longest:
+                width *= 2
+        ids = np.full((len(rows), width), self.source_tokenizer.end_id, np.int32)
+        segments = np.zeros((len(rows), width), np.int32)
+        for number, row in enumerate(rows):
+            ids[number, : len(row)] = row
+            segments[number, : len(row)] = 1
+        return {"source_ids": ids, "source_segment_ids": segments}
+
+    def texts(self) -> Iterator[str]:
+        """All sources and targets of the split, as they are."""
+        for pair in self.pairs():
+            yield pair.source
+            yield pair.target
+
+    def training_pairs(self) -> Iterator[Pair]:
+        """All pairs of the training split: of the training input that this one belongs to."""
+        source, _ = training_source(self.params, self.corpus, self._train)
+        return (pair for _, pair in source().records())
+
+    def source_token(self, token: int) -> str:
+        """The text of a token of the source side; <de> for the token of a language."""
+        number = token - self.source_tokenizer.vocab_size
+        if 0 <= number < len(self.languages):
+            return f"<{self.languages[number]}>"
+        return self.source_tokenizer.decode([token])
+
+    def skipped(self) -> SkipReport:
+        """What of the data was malformed and left out."""
+        return self.corpus.skipped()
+
+    def describe(self) -> str:
+        """The data in a line."""
+        pairs = self.chosen.pairs
+        sizes = [
+            int((np.diff(side.ends)[pairs]).sum())
+            for side in (self.tokens.source, self.tokens.target)
+        ]
+        more = f" in {len(self.languages)} languages" if self.languages else ""
+        skipped = f", {self.skipped().count:,} skipped" if self.skipped().count else ""
+        left_out = f", {self._left_out()}" if self.chosen.num_left_out else ""
+        return (
+            f"{self.corpus.describe()}, {self.params.split}: {self.num_pairs:,} pairs{more} of "
+            f"{sizes[0]:,} source and {sizes[1]:,} target tokens{skipped}{left_out}"
+        )
+
+    def _language_ids(self, language: str | None) -> list[int]:
+        if not self.languages:
+            if language:
+                raise InputError(f"there is one target language only, so {language!r} is too much")
+            return []
+        if language not in self.languages:
+            close = difflib.get_close_matches(language or "", self.languages, n=3)
+            hint = f"; did you mean {', '.join(close)}?" if close else ""
+            raise InputError(
+                f"there is no target language {language!r}, only {', '.join(self.languages)}{hint}"
+            )
+        return [self.source_tokenizer.vocab_size + self.languages.index(language)]
+
+    def _left_out(self) -> str:
+        reasons = ", ".join(f"{count:,} {why}" for why, count in self.chosen.left_out.items())
+        return f"{self.chosen.num_left_out:,} left out: {reasons}"
+
+    def _make_tokenizers(self, train: Any) -> None:
+        p = self.params
+        if (p.source_tokenizer is None) != (p.target_tokenizer is None):
+            missing = "source" if p.source_tokenizer is None else "target"
+            raise InputError(
+                f"{p.path_of(f'{missing}_tokenizer')} is missing: give one for each side, or for "
+                "neither, and both share `tokenizer`"
+            )
+
+        def make(tokenizer: Any, side: Side) -> Tokenizer:
+            folder = self.assets_dir
+            if folder is not None and side != "both":
+                folder = files.join(folder, side)
+            training = training_text(p, self.corpus, train, side)
+            one: Tokenizer = tokenizer.instantiate(assets_dir=folder, training=training)
+            return one
+
+        if p.source_tokenizer is None:
+            self.source_tokenizer = self.target_tokenizer = make(p.tokenizer, "both")
+        else:
+            self.source_tokenizer = make(p.source_tokenizer, "source")
+            self.target_tokenizer = make(p.target_tokenizer, "target")
+        self.tokenizer = self.target_tokenizer
+
+
+class PaddedPairs(TranslationInput):
+    """A pair a row, all batches of one shape."""
+
+    def examples(self, index: Indices, epoch: Indices) -> Batch:
+        """Some pairs.
+
+        Shapes:
+          index, epoch: [n]
+          returns: as in the docstring of this file
+        """
+        del epoch
+        p = self.params
+        return self.rows.one_a_row(self._stream[index], p.source_length, p.target_length)

@@ -1,0 +1,127 @@
+"""Many languages in one model: their corpora together, and how often each is met in training.
+
+An epoch takes every pair of the largest language once, and pairs of a language of n pairs so often
+that the languages are met in the ratio of n ** (1 / temperature). So a rare language is repeated,
+never cut.
+
+Source: Arivazhagan et al. 2019, "Massively multilingual neural machine translation in the wild",
+section 4.2 (temperature based sampling).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tekso.framework.input import shuffle
+from tekso.framework.input.skips import BadRecordError, InputError, Origin, SkipReport
+from tekso.framework.input.sources import digest
+from tekso.framework.input.splits import Split
+from tekso.framework.params import REQUIRED, param
+from tekso.tasks.mt.pairs import Pair, PairSource
+
+Indices = npt.NDArray[np.int64]
+
+
+class ManyLanguages(PairSource):
+    """Corpora of several target languages, one after the other."""
+
+    class Params(PairSource.Params):
+        """Params of ManyLanguages."""
+
+        corpora: dict[str, PairSource.Params] = param(
+            "{target language: its pairs}, in the order of the languages' tokens.", default=REQUIRED
+        )
+
+    def __init__(self, params: Any, *, split: Split = "train") -> None:
+        """Opens all corpora.
+
+        Raises:
+          InputError: there is none, one names languages itself, or nothing is in it.
+        """
+        super().__init__(params, split=split)
+        p = self.params
+        if not p.corpora:
+            raise InputError(f"{p.path_of('corpora')} is empty: give one for each target language")
+        self.languages = self.languages_of(p)
+        self._corpora: list[PairSource] = [
+            corpus.instantiate(split=split) for corpus in p.corpora.values()
+        ]
+        for language, corpus in zip(self.languages, self._corpora, strict=True):
+            if corpus.languages:
+                raise InputError(
+                    f"{p.path_of('corpora')}.{language} has {len(corpus.languages)} languages of "
+                    "its own: wanted one"
+                )
+        self._ends = np.cumsum([len(corpus) for corpus in self._corpora])
+
+    @classmethod
+    def languages_of(cls, params: Any) -> tuple[str, ...]:
+        """See PairSource."""
+        return tuple(params.corpora)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def origin(self, index: int) -> Origin:
+        """Where a record lies."""
+        number, within = self._place(index)
+        return self._corpora[number].origin(within)
+
+    def fingerprint(self) -> str:
+        """A digest of what the records hold."""
+        parts = zip(self.languages, self._corpora, strict=True)
+        return digest(f"{name} {corpus.fingerprint()}".encode() for name, corpus in parts)
+
+    def describe(self) -> str:
+        """The collection in a few words."""
+        return f"corpora of {len(self.params.corpora)} languages"
+
+    def skipped(self) -> SkipReport:
+        """What was skipped so far."""
+        return sum((corpus.skipped() for corpus in self._corpora), super().skipped())
+
+    def _read(self, index: int) -> Pair:
+        number, within = self._place(index)
+        pair: Pair = self._corpora[number][within]
+        return pair._replace(language=self.languages[number])
+
+    def _read_all(self) -> Iterator[tuple[Origin, Any]]:
+        for language, corpus in zip(self.languages, self._corpora, strict=True):
+            for origin, record in corpus._read_all():
+                is_bad = isinstance(record, BadRecordError)
+                yield origin, record if is_bad else record._replace(language=language)
+
+    def _place(self, index: int) -> tuple[int, int]:
+        """Which corpus a record is in, and its index there."""
+        number = int(np.searchsorted(self._ends, index, side="right"))
+        return number, index - (int(self._ends[number - 1]) if number else 0)
+
+
+def sampled(
+    languages: npt.NDArray[np.integer[Any]], *, temperature: float, key: shuffle.Words
+) -> Indices:
+    """The pairs that an epoch takes, by language; those of rare ones repeatedly.
+
+    Args:
+      languages: number of the language of each pair.
+      temperature: at least 1; 1 takes every pair once.
+      key: which pairs are taken once more than others, where it does not come out even.
+
+    Shapes:
+      languages: [pairs]
+      key: [1]
+      returns: [taken]
+    """
+    members = [np.flatnonzero(languages == number) for number in np.unique(languages)]
+    most = max(len(one) for one in members)
+    taken = []
+    for number, one in enumerate(members):
+        count = round(most * (len(one) / most) ** (1.0 / temperature))
+        turn, index = np.divmod(np.arange(max(count, len(one))), len(one))
+        own = shuffle.fold(shuffle.fold(key, number), turn)
+        taken.append(one[shuffle.permute(index, len(one), own)])
+    return np.concatenate(taken)

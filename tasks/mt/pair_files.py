@@ -1,0 +1,148 @@
+"""Parallel corpora of one file: TSV and JSON lines, a pair in every line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from tekso.framework import files
+from tekso.framework.input.skips import BadRecordError, InputError, Origin
+from tekso.framework.input.splits import Split
+from tekso.framework.params import param
+from tekso.tasks.mt.line_pairs import LinePairs, split_fractions
+from tekso.tasks.mt.pairs import Pair, check_language, text_of
+
+
+class PairFiles(LinePairs):
+    """Base: files with both sides of a pair in every line."""
+
+    class Params(LinePairs.Params):
+        """Params of PairFiles."""
+
+        files: str = param("Training files: globs, separated by commas.", default="")
+        dev_files: str = param("Held-out files; empty holds out a part of `files`.", default="")
+        test_files: str = param("As dev_files, for the end.", default="")
+        languages: list[str] = param(
+            "Target languages, in the order of their tokens, where pairs name one.", default=[]
+        )
+
+    def describe(self) -> str:
+        """The collection in a few words."""
+        return f"{type(self).__name__} files {self.params.files}"
+
+    def _choose(self, split: Split) -> tuple[list[tuple[str, ...]], float, float]:
+        p = self.params
+        self.languages = self.languages_of(p)
+        dev, test = split_fractions(
+            p,
+            split,
+            dev_has_files=bool(p.dev_files),
+            test_has_files=bool(p.test_files),
+            what=f"{split}_files",
+        )
+        own = {"train": "files", "dev": "dev_files", "test": "test_files"}[split]
+        name = own if p.get(own) else "files"
+        if not p.get(name):
+            raise InputError(
+                f"{p.path_of(name)} is empty: say where the pairs are, as in --set "
+                f"{p.path_of(name)}='pairs/*'"
+            )
+        paths = files.glob(p.get(name), what=p.path_of(name))
+        return [(path,) for path in paths], dev, test
+
+    def _pair(self, lines: Sequence[bytes], origins: Sequence[Origin], where: str) -> Pair:
+        line, origin = text_of(lines[0], origins[0], where), origins[0]
+        try:
+            source, target, language = self._fields(line)
+        except ValueError as error:
+            raise BadRecordError(origin, f"{where}{error}") from error
+        check_language(language, self.languages, origin, where)
+        return Pair(
+            text_of(source, origin, f"{where}source "),
+            text_of(target, origin, f"{where}target "),
+            language,
+        )
+
+    def _source_of(self, line: bytes) -> bytes:
+        try:
+            return self._fields(line.decode())[0].encode()
+        except ValueError:
+            return line
+
+    def _fields(self, line: str) -> tuple[str, str, str]:
+        """Source, target and language of a line.
+
+        Raises:
+          ValueError: it is malformed.
+        """
+        raise NotImplementedError
+
+
+class Tsv(PairFiles):
+    """Columns between tabs: the source, the target, and others that are not read.
+
+    There is no quoting: a text has no tab and no line end in it.
+    """
+
+    class Params(PairFiles.Params):
+        """Params of Tsv."""
+
+        source_column: int = param("Column of the source; the first is 0.", default=0)
+        target_column: int = param("Column of the target.", default=1)
+        language_column: int | None = param(
+            "Column of the target's language; None: there is only one language.", default=None
+        )
+
+    def _fields(self, line: str) -> tuple[str, str, str]:
+        p = self.params
+        columns = line.split("\t")
+        wanted = [p.source_column, p.target_column]
+        if p.language_column is not None:
+            wanted.append(p.language_column)
+        if not 0 <= min(wanted) <= max(wanted) < len(columns):
+            raise ValueError(f"{len(columns)} columns, but wanted column {max(wanted)}")
+        texts = [columns[column] for column in wanted]
+        return texts[0], texts[1], texts[2] if p.language_column is not None else ""
+
+
+class JsonLines(PairFiles):
+    """A JSON object a line, with a field for each side.
+
+    A dot in the name of a field leads into an object, as in "translation.en".
+    """
+
+    class Params(PairFiles.Params):
+        """Params of JsonLines."""
+
+        source_field: str = param("Field of the source.", default="source")
+        target_field: str = param("Field of the target.", default="target")
+        language_field: str = param(
+            "Field of the target's language; empty: there is only one language.", default=""
+        )
+
+    def _fields(self, line: str) -> tuple[str, str, str]:
+        p = self.params
+        try:
+            record = json.loads(line)
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise ValueError(f"no JSON: {error}") from error
+        language = _field(record, p.language_field) if p.language_field else ""
+        return _field(record, p.source_field), _field(record, p.target_field), language
+
+
+def _field(record: Any, path: str) -> str:
+    """A text in an object.
+
+    Raises:
+      ValueError: it is not there, or no text.
+    """
+    value = record
+    for name in [path] if isinstance(record, dict) and path in record else path.split("."):
+        if not isinstance(value, dict) or name not in value:
+            has = ", ".join(map(str, value)) if isinstance(value, dict) else "no fields"
+            raise ValueError(f"no field {path!r}: it has {has}")
+        value = value[name]
+    if not isinstance(value, str):
+        raise ValueError(f"field {path!r} is no text but {type(value).__name__}")
+    return value

@@ -1,0 +1,145 @@
+"""Parallel corpora: sources whose records are pairs of texts that say the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from tekso.framework.input.skips import BadRecordError, InputError, Origin
+from tekso.framework.input.sources import Source, digest
+from tekso.framework.input.splits import Split
+from tekso.framework.input.text import NotTextError, check_text, to_text
+from tekso.framework.params import param
+
+
+class Pair(NamedTuple):
+    """A text, what it is in another language, and which one that is.
+
+    Attributes:
+      source: the text.
+      target: its translation.
+      language: the target's language; empty where a corpus has only one.
+    """
+
+    source: str
+    target: str
+    language: str = ""
+
+
+class PairSource(Source):
+    """Base of parallel corpora: every record is a Pair, none of its texts blank.
+
+    Attributes:
+      languages: target languages that records name, in the order of their tokens; empty where
+        there is only one, which then has no name.
+    """
+
+    class Params(Source.Params):
+        """Params of PairSource."""
+
+        max_skipped: int = param(
+            "Malformed or blank pairs (or files) that are skipped before it is an error; large "
+            "corpora have some.",
+            default=1000,
+        )
+
+    languages: tuple[str, ...] = ()
+
+    @classmethod
+    def languages_of(cls, params: Any) -> tuple[str, ...]:
+        """The languages that a corpus of these Params names, told without any data."""
+        return tuple(params.languages) if "languages" in params else ()
+
+
+class InMemoryPairs(PairSource):
+    """Pairs that are in memory already."""
+
+    class Params(PairSource.Params):
+        """Params of InMemoryPairs."""
+
+        train: list[tuple[str, ...]] = param(
+            "Pairs to train on: (source, target), or (source, target, language).", default=[]
+        )
+        dev: list[tuple[str, ...]] = param("Pairs held out.", default=[])
+        test: list[tuple[str, ...]] = param("Pairs held out to the end.", default=[])
+        load: Callable[..., Any] | None = param(
+            "Instead of these: a function of the split that returns a sequence of such pairs.",
+            default=None,
+        )
+        languages: list[str] = param("Target languages that pairs name.", default=[])
+        max_skipped: int = param(
+            "Malformed or blank pairs that are skipped before it is an error.", default=10
+        )
+
+    def __init__(self, params: Any, *, split: Split = "train") -> None:
+        """Takes the pairs of the split.
+
+        Raises:
+          InputError: there is none.
+        """
+        super().__init__(params, split=split)
+        p = self.params
+        if p.load is not None and (p.train or p.dev or p.test):
+            raise InputError("pairs in memory: give either pairs or load, not both")
+        self._records: Sequence[Any] = p.get(split) if p.load is None else p.load(split)
+        self.languages = self.languages_of(p)
+        if not len(self._records):
+            raise InputError(f"pairs in memory: there is none in the split {split}")
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def origin(self, index: int) -> Origin:
+        """Where a record lies."""
+        return Origin(f"{self.split} pair {index} in memory")
+
+    def fingerprint(self) -> str:
+        """A digest of what the records hold."""
+        texts = (text for record in self._records for text in (str(len(record)), *record))
+        return digest(text.encode("utf-8", "surrogatepass") for text in texts)
+
+    def describe(self) -> str:
+        """The collection in a few words."""
+        return "pairs in memory"
+
+    def _read(self, index: int) -> Pair:
+        record, origin = self._records[index], self.origin(index)
+        if not 2 <= len(record) <= 3:
+            raise BadRecordError(origin, f"wanted (source, target), given {len(record)} texts")
+        pair = Pair(text_of(record[0], origin), text_of(record[1], origin), *record[2:])
+        check_language(pair.language, self.languages, origin)
+        return pair
+
+
+def text_of(data: str | bytes, origin: Origin, where: str = "") -> str:
+    """One side of a pair.
+
+    Args:
+      data: the text, or bytes of UTF-8.
+      origin: where it lies.
+      where: more about that, in the words of the error, as "line 3: ".
+
+    Raises:
+      BadRecordError: it is blank, or no text.
+    """
+    try:
+        text = to_text(data) if isinstance(data, bytes) else check_text(data)
+    except NotTextError as error:
+        place = Origin(origin.file, origin.offset + error.offset)
+        raise BadRecordError(place, f"{where}{error}") from error
+    if text.isspace():
+        raise BadRecordError(origin, f"{where}blank")
+    return text
+
+
+def check_language(
+    language: str, languages: Sequence[str], origin: Origin, where: str = ""
+) -> None:
+    """Checks that the language of a pair is one of those of its corpus.
+
+    Raises:
+      BadRecordError: it is not.
+    """
+    if language not in (languages or ("",)):
+        wanted = f"one of {', '.join(languages)}" if languages else "none"
+        raise BadRecordError(origin, f"{where}its language is {language!r}, but wanted {wanted}")

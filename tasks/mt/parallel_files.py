@@ -1,0 +1,73 @@
+"""Parallel corpora of two files: line i of one is the translation of line i of the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tekso.framework import files
+from tekso.framework.input.skips import InputError, Origin
+from tekso.framework.input.splits import Split
+from tekso.framework.params import param
+from tekso.tasks.mt.line_pairs import LinePairs, split_fractions
+from tekso.tasks.mt.pairs import Pair, text_of
+
+
+class ParallelFiles(LinePairs):
+    """Pairs of lines of two text files, or of several such pairs of files.
+
+    Files are sorted by name on each side, and paired in that order. A pair of which a line is blank
+    or no UTF-8 is skipped and counted.
+    """
+
+    class Params(LinePairs.Params):
+        """Params of ParallelFiles."""
+
+        source_files: str = param(
+            "Training files of the source language: globs, separated by commas.", default=""
+        )
+        target_files: str = param("The target's, as many, in the same order of names.", default="")
+        dev_source_files: str = param(
+            "Held-out files; empty holds out a part of the training files.", default=""
+        )
+        dev_target_files: str = param("The target's.", default="")
+        test_source_files: str = param("As dev_source_files, for the end.", default="")
+        test_target_files: str = param("The target's.", default="")
+
+    def describe(self) -> str:
+        """The collection in a few words."""
+        return f"parallel files {self.params.source_files} and {self.params.target_files}"
+
+    def _choose(self, split: Split) -> tuple[list[tuple[str, ...]], float, float]:
+        p = self.params
+        dev, test = split_fractions(
+            p,
+            split,
+            dev_has_files=bool(p.dev_source_files or p.dev_target_files),
+            test_has_files=bool(p.test_source_files or p.test_target_files),
+            what=f"{split}_source_files",
+        )
+        own = {"train": "", "dev": "dev_", "test": "test_"}[split]
+        is_own = bool(own and (p.get(f"{own}source_files") or p.get(f"{own}target_files")))
+        names = [f"{own if is_own else ''}{side}_files" for side in ("source", "target")]
+        for name in names:
+            if not p.get(name):
+                raise InputError(
+                    f"{p.path_of(name)} is empty: say where both sides are, as in --set "
+                    f"{p.path_of(names[0])}='train.en' --set {p.path_of(names[1])}='train.de'"
+                )
+        sides = [files.glob(p.get(name), what=p.path_of(name)) for name in names]
+        if len(sides[0]) != len(sides[1]):
+            raise InputError(
+                f"{p.path_of(names[0])} names {len(sides[0])} files ({', '.join(sides[0])}), and "
+                f"{p.path_of(names[1])} {len(sides[1])} ({', '.join(sides[1])}): wanted as many"
+            )
+        return list(zip(*sides, strict=True)), dev, test
+
+    def _pair(self, lines: Sequence[bytes], origins: Sequence[Origin], where: str) -> Pair:
+        source, target = (
+            text_of(line, origin, where) for line, origin in zip(lines, origins, strict=True)
+        )
+        return Pair(source, target)
+
+    def _source_of(self, line: bytes) -> bytes:
+        return line

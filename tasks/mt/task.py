@@ -1,0 +1,205 @@
+"""The translation task: predict the target, token by token, given the source."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tekso.framework.layer import Layer
+from tekso.framework.params import REQUIRED, literals, param
+from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
+from tekso.framework.task import LOSS, Batch, Decoded, LossSums, Program, Scored, Task
+from tekso.framework.theta import Theta
+from tekso.tasks.mt.scoring import Scoring
+from tekso.tasks.mt.translator import Translator
+
+MAX_EXPONENT = 80.0  # a loss beyond it has no perplexity worth printing
+
+NUM_EXAMPLES = 3  # pairs that are shown where no texts are given
+
+
+class Translation(Task):
+    """Minimises the cross-entropy of every token of the target, its end included.
+
+    Batches: "source_ids", "source_segment_ids" [B, S], "target_ids" (what is read), "target_labels"
+    (what is predicted), "target_segment_ids" [B, T] int32, "target_weights" [B, T] float32 (0 is
+    padding), and of packed rows "source_positions" [B, S] and "target_positions" [B, T] int32.
+    """
+
+    class Params(Task.Params):
+        """Params of Translation."""
+
+        model: Layer.Params = param(
+            "The network. Vocabularies, left open, are those of the tokenizers.", default=REQUIRED
+        )
+        label_smoothing: float = param("Share of the target that is spread evenly.", default=0.0)
+        translator: Translator.Params = param(
+            "How texts are translated.", default=Translator.Params()
+        )
+        scoring: Scoring.Params | None = param(
+            "What is translated and scored at evaluations; None: nothing.",
+            default=Scoring.Params(),
+        )
+        decode: list[str] = param(
+            "Texts that --mode=decode translates. Empty: the first sources of the training data.",
+            default=[],
+        )
+        decode_language: str | None = param(
+            "Language to translate them into, of a model of several; None: the first.", default=None
+        )
+
+    model: Any
+
+    def __init__(self, params: Any) -> None:
+        """Builds the network."""
+        super().__init__(params)
+        if not 0.0 <= self.params.label_smoothing < 1.0:
+            raise ValueError(
+                f"task.label_smoothing is {self.params.label_smoothing}: want a share in [0, 1)"
+            )
+        self.child("model", self.params.model)
+        p = self.params
+        self.translator: Translator = p.translator.instantiate(task=self)
+        self._scoring: Scoring | None = None
+        if p.scoring is not None:
+            self._scoring = p.scoring.instantiate(task=self, translator=self.translator)
+
+    @classmethod
+    def complete(cls, params: Any, input: Any) -> Any:
+        """Fills in what is open: the vocabularies of both sides, and learned positions.
+
+        Raises:
+          ValueError: the size of a vocabulary is nowhere said, or smaller than the input's.
+        """
+        params = params.copy()
+        for name in ("source_vocab_size", "target_vocab_size"):
+            told, size = params.model.get(name), _vocab_size(input, name)
+            if told is REQUIRED:
+                if size is None:
+                    raise ValueError(
+                        f"task.model.{name} is open: in training the text tells it; where no text "
+                        f"is read, set it, as in --set task.model.{name}=100"
+                    )
+                params.model.set({name: size})
+            elif size is not None and told < size:
+                raise ValueError(
+                    f"task.model.{name} is {told}, but the input has {size} tokens: leave it "
+                    "unset, or set at least that"
+                )
+        for side in ("source", "target"):
+            length, path = f"{side}_length", f"{side}_positions.max_length"
+            if (
+                length in input.params
+                and path in params.model
+                and (params.model.get(path) is REQUIRED)
+            ):
+                params.model.set({path: input.params.get(length)})
+        return params
+
+    def loss_weight(self, batch: Batch) -> tf.Tensor:
+        """Returns the number of weighted labels."""
+        return tf.reduce_sum(batch["target_weights"])
+
+    def loss(self, theta: Theta, batch: Batch, ctx: Any) -> LossSums:
+        """Returns the sum of nats over the weighted labels; labels are smoothed in training."""
+        smoothing = self.params.label_smoothing if ctx.is_training else 0.0
+        nats = self.model.token_cross_entropy(theta.model, batch, ctx, label_smoothing=smoothing)
+        return LossSums(tf.reduce_sum(batch["target_weights"] * nats))
+
+    def pieces(self) -> list[Piece]:
+        """See Task: the pieces of the model, and the sum of what it returns."""
+        smoothing = self.params.label_smoothing
+        pieces = [piece.below("model") for piece in self.model.pieces(label_smoothing=smoothing)]
+        return [*pieces, Piece("loss", {}, self._run_sums)]
+
+    def _run_sums(self, theta: Theta, flow: Flow, ctx: Any) -> Flow:
+        loss_sum = tf.reduce_sum(flow["target_weights"] * flow["cross_entropy"])
+        return {**flow, LOSS_SUM: loss_sum, METRICS: {}}
+
+    def log_probs(self, theta: Theta, batch: Batch, ctx: Any) -> tf.Tensor:
+        """Returns the log-probability of every label in nats, [B, T] float32; pure."""
+        return -self.model.token_cross_entropy(theta.model, batch, ctx)
+
+    def count(self, batch: Mapping[str, np.ndarray]) -> tuple[int, str]:
+        """Returns the number of weighted labels, in tokens of the target."""
+        return int(np.count_nonzero(batch["target_weights"])), "tokens"
+
+    def summarize(self, sums: Mapping[str, tuple[float, float]]) -> dict[str, float]:
+        """Adds the perplexity to the means."""
+        figures = super().summarize(sums)
+        if LOSS in figures and not self.params.label_smoothing:
+            figures["perplexity"] = math.exp(min(figures[LOSS], MAX_EXPONENT))
+        return figures
+
+    def score(
+        self,
+        program: Program,
+        input: Any,
+        *,
+        is_last: bool,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> Scored | None:
+        """Returns BLEU and chrF of translated pairs, samples, and pictures of attention."""
+        if self._scoring is None:
+            return None
+        return self._scoring.score(program, input, is_last=is_last, stopped=stopped)
+
+    def decode(self, program: Program, input: Any) -> Decoded | None:
+        """Returns the translations of the texts of the Params, with n-best lists."""
+        p = self.params
+        texts, references = list(p.decode), []
+        if not texts:
+            pairs = input.pairs(slice(NUM_EXAMPLES))
+            texts, references = [pair.source for pair in pairs], [pair.target for pair in pairs]
+            languages = [pair.language for pair in pairs]
+        else:
+            first = input.languages[0] if input.languages else ""
+            languages = [p.decode_language or first] * len(texts)
+        found = self.translator.translate(program, input, texts, languages=languages)
+        records = [
+            {
+                "kind": "translation",
+                "source": text,
+                "language": language,
+                "hypotheses": [
+                    {"text": h.text, "score": h.score, "log_prob": h.log_prob} for h in own
+                ],
+                **({"reference": references[i]} if references else {}),
+            }
+            for i, (text, language, own) in enumerate(
+                zip(texts, languages, found.hypotheses, strict=True)
+            )
+        ]
+        return Decoded("\n".join(_shown(record) for record in records), records)
+
+    def setting_to_try(self, eval_inputs: Mapping[str, Any]) -> str | None:
+        """Returns a source that the model has not seen, to be translated."""
+        for input in eval_inputs.values():
+            own = getattr(input, "inner", input)
+            return f"task.decode={literals.write([own.pairs(slice(1))[0].source])}"
+        return None
+
+
+def _shown(record: Mapping[str, Any]) -> str:
+    to = f" [{record['language']}]" if record["language"] else ""
+    lines = [f"source{to}: {record['source']}"]
+    lines += [f"  {h['score']:8.3f}  {h['text']}" for h in record["hypotheses"]]
+    if "reference" in record:
+        lines.append(f"  reference {record['reference']}")
+    return "\n".join(lines)
+
+
+def _vocab_size(input: Any, name: str) -> int | None:
+    """What an input tells of a vocabulary; one that has read no data may know the tokenizer's."""
+    size = getattr(input, name, None)
+    if size is None and (
+        "source_tokenizer" not in input.params or not input.params.source_tokenizer
+    ):
+        size = getattr(input, "vocab_size", None)
+        if size is not None and "corpus.languages" in input.params:
+            size += len(input.params.corpus.languages)
+    return size

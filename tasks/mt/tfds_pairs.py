@@ -1,0 +1,85 @@
+"""Parallel corpora of tensorflow-datasets, as `wmt14_translate/de-en`; nothing is downloaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from tekso.framework.input.skips import BadRecordError, InputError, Origin
+from tekso.framework.input.splits import Split
+from tekso.framework.input.tfds import Tfds
+from tekso.framework.params import REQUIRED, param
+from tekso.tasks.mt.pairs import Pair, PairSource, text_of
+
+
+class TfdsPairs(PairSource):
+    """Two features of every example of a data set: the source and the target."""
+
+    class Params(PairSource.Params):
+        """Params of TfdsPairs."""
+
+        name: str = param(
+            "Name of the data set, as 'wmt14_translate/de-en' or with a version, "
+            "'wmt14_translate/de-en:1.0.0'.",
+            default=REQUIRED,
+        )
+        data_dir: str | None = param(
+            "Folder of prepared data sets. None: tensorflow-datasets' own.", default=None
+        )
+        splits: dict[str, str] = param(
+            "What train, dev and test are called there; slices, as 'train[:90%]', are understood.",
+            default={"train": "train", "dev": "validation", "test": "test"},
+        )
+        source_feature: str = param("The feature that is the source.", default=REQUIRED)
+        target_feature: str = param("The feature that is the target.", default=REQUIRED)
+
+    def __init__(self, params: Any, *, split: Split = "train") -> None:
+        """Finds the data set.
+
+        Raises:
+          InputError: there is no such data set here, or no such split or feature in it.
+        """
+        super().__init__(params, split=split)
+        p = self.params
+        whole = Tfds.Params(name=p.name, data_dir=p.data_dir, splits=dict(p.splits), feature="")
+        self._examples: Tfds = whole.instantiate(split=split)
+        has = self._examples.features
+        for feature in (p.source_feature, p.target_feature):
+            if feature not in has:
+                raise InputError(
+                    f"{self.describe()} has no feature {feature!r}, only {', '.join(has)}"
+                )
+
+    def __len__(self) -> int:
+        return len(self._examples)
+
+    def origin(self, index: int) -> Origin:
+        """Where a record lies."""
+        return self._examples.origin(index)
+
+    def fingerprint(self) -> str:
+        """A digest of what the records hold."""
+        return self._examples.fingerprint()
+
+    def describe(self) -> str:
+        """The collection in a few words."""
+        return f"TFDS data set {self.params.name}"
+
+    def _read(self, index: int) -> Pair:
+        return self._pair(self._examples[index], self.origin(index))
+
+    def _read_all(self) -> Iterator[tuple[Origin, Any]]:
+        for origin, example in self._examples.records():
+            record: Any
+            try:
+                record = self._pair(example, origin)
+            except BadRecordError as error:
+                record = error
+            yield origin, record
+
+    def _pair(self, example: dict[str, Any], origin: Origin) -> Pair:
+        p = self.params
+        return Pair(
+            text_of(example[p.source_feature], origin, "source "),
+            text_of(example[p.target_feature], origin, "target "),
+        )
