@@ -225,7 +225,8 @@ class Pipelined(Execution):
         _check_mixing(task)
         pieces, specs = task.pieces(), task.specs()
         traces = trace_all(pieces, specs, micro)
-        costs = self._costs(pieces, traces, specs, micro, None if devices is None else devices[0])
+        device = None if devices is None or self._on_mesh is not None else devices[0]
+        costs = self._costs(pieces, traces, specs, micro, device)
         sizes = self.sizes(pieces, costs)
         plan = stages.plan(pieces, traces, sizes, specs, micro)
         actions = checked_actions(
