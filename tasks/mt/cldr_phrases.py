@@ -210,7 +210,9 @@ def _names() -> dict[str, list[tuple[str, str]]]:
     every other language, and are few enough to be met often.
     """
     tables = {
-        "languages": sorted(code for code in english().locale.languages if len(code) == 2),
+        "languages": sorted(
+            code for code in map(str, english().locale.languages) if len(code) == 2
+        ),
         "territories": sorted(english().locale.territories),
         "currencies": list(_currencies()),
     }
