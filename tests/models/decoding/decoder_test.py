@@ -102,6 +102,9 @@ MODELS = {
 }
 
 
+SLOW = pytest.mark.slow
+
+
 @pytest.fixture(params=MODELS)
 def model(request: pytest.FixtureRequest) -> Any:
     return MODELS[request.param]().instantiate()
@@ -277,7 +280,16 @@ def test_a_source_of_padding_alone_gives_finite_numbers(model: Any) -> None:
     assert all(np.isfinite(tf.convert_to_tensor(g)).all() for g in gradients if g is not None)
 
 
-def test_compiled_loop_of_steps_equals_single_steps(model: Any) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        "apart",
+        "prefix_lm",
+        *(pytest.param(n, marks=SLOW) for n in ("repeated", "repeated_prefix_lm")),
+    ],
+)
+def test_compiled_loop_of_steps_equals_single_steps(name: str) -> None:
+    model = MODELS[name]().instantiate()
     theta, batch, k = perturbed(model), padded(), 2
     ids = tf.constant(np.random.default_rng(2).integers(1, V, [6, 4]), tf.int32)
     want, looks = decoded(model, theta, batch, ids, k=k, max_length=4)
@@ -324,7 +336,9 @@ def test_pieces_one_after_the_other_are_the_model(model: Any) -> None:
     assert all(any(piece.owns(path) for piece in pieces) for path in flat)
 
 
-@pytest.mark.parametrize("name", ["apart", "repeated", "prefix_lm"])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=SLOW) for n in ("apart", "repeated", "prefix_lm")]
+)
 def test_gradients_reach_every_weight_alike_compiled_or_not(name: str) -> None:
     model = MODELS[name]().instantiate()
     theta, batch = perturbed(model), padded()
