@@ -14,8 +14,8 @@ from tekso.framework.input.text import NotTextError, to_text
 from tekso.framework.params import Configurable, param
 from tekso.framework.task import Decoded, Program
 from tekso.framework.theta import Theta
+from tekso.models.decoding.sampling import check_sampling
 from tekso.tasks.lm.generation import Generator, PromptBlock
-from tekso.tasks.lm.sampling import check_sampling
 from tekso.tasks.lm.scoring import Scorer
 
 DEFAULT_WINDOW = 1024  # tokens, where neither decode.window nor the input's length says

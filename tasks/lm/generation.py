@@ -23,7 +23,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from tekso.framework.theta import Theta
-from tekso.tasks.lm.sampling import sample
+from tekso.models.decoding.sampling import sample
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tekso.framework.context import StepContext
 from tekso.framework.layer import Layer
-from tekso.tasks.lm.sampling import check_sampling, sample
+from tekso.models.decoding.sampling import check_sampling, sample
 
 LOGITS = np.log(np.array([0.05, 0.4, 0.02, 0.25, 0.13, 0.15], np.float32))
 NUM_DRAWS = 20_000

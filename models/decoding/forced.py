@@ -1,0 +1,107 @@
+"""Forced decoding: what a model thinks of targets that it is given.
+
+Legend: B sources, H targets a source, N = B * H, S source length, T target length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from tekso.framework.theta import Theta
+from tekso.models.decoding.decoder import Decoder
+from tekso.models.decoding.hypothesis_score import HypothesisScore
+from tekso.models.decoding.search import check_ids, token_log_probs
+
+
+def score_targets(
+    model: Decoder,
+    theta: Theta,
+    batch: Mapping[str, tf.Tensor],
+    targets_BHT: tf.Tensor,
+    lengths_BH: tf.Tensor,
+    ctx: Any,
+    end_id: int,
+    *,
+    length_normalization: float = 0.0,
+    coverage_penalty: float = 0.0,
+    return_attention: bool = False,
+) -> dict[str, tf.Tensor]:
+    """Returns log-probabilities and scores of targets; pure.
+
+    Every source is read once, however many targets it has. A target is taken as it is: it should
+    end with the end token, and gets no log-probability of an end that it does not have.
+
+    Args:
+      model: what scores.
+      theta: its weights.
+      batch: "source_ids" and "source_segment_ids" [B, S] int32; segment 0 is padding.
+      targets_BHT: tokens, the end included.
+      lengths_BH: tokens of each target; 0 where there is none.
+      ctx: step context.
+      end_id: stands for the token before the first.
+      length_normalization: as of BeamSearch.
+      coverage_penalty: as of BeamSearch.
+      return_attention: whether to return where every token looked in the source.
+
+    Shapes:
+      targets_BHT: int32, lengths_BH: int32 in [0, T]
+      returns: {"token_log_probs": [B, H, T] float32, 0 after the length;
+                "log_probs", "scores": [B, H] float32;
+                "attention": [B, H, T, S] float32, 0 after the length, if wanted}
+    Raises:
+      ValueError: attention is needed and the model has none; the end is not in the vocabulary.
+    """
+    b, h, longest = targets_BHT.shape
+    is_source_BS = tf.not_equal(batch["source_segment_ids"], 0)
+    has_attention = return_attention or coverage_penalty > 0
+    targets_TN = tf.transpose(tf.reshape(targets_BHT, [b * h, longest]))
+    state = model.start_decoding(theta, batch, longest, ctx)
+    if h > 1:
+        state = model.expand(state, h)
+
+    def turn(t: tf.Tensor, ids_N: tf.Tensor, state: Any, log_probs: Any, attention: Any) -> Any:
+        weights, targets, own = ctx.capture((theta, targets_TN, (ids_N, state)))
+        log_probs, attention = ctx.capture((log_probs, attention))
+        step = model.decode_step(weights, own[0], own[1], t, ctx)
+        check_ids(step.logits.shape[1], end_id, (), where="score_targets")
+        ids_N, place = tf.gather(targets, t), tf.reshape(t, [1, 1])
+        logits_NV = ctx.constrain(tf.cast(step.logits, tf.float32), ("batch", None))
+        now = tf.expand_dims(token_log_probs(logits_NV, ids_N), 0)
+        log_probs = tf.tensor_scatter_nd_update(log_probs, place, now)
+        if has_attention:
+            if step.attention is None:
+                raise ValueError(
+                    "score_targets: coverage_penalty and return_attention need the attention to "
+                    f"the source, and {type(model).__name__} has none; set them to 0 and False"
+                )
+            looked = tf.expand_dims(tf.cast(step.attention, tf.float32), 0)
+            attention = tf.tensor_scatter_nd_update(attention, place, looked)
+        return t + 1, ids_N, step.state, log_probs, attention
+
+    begin_N = tf.fill([b * h], tf.constant(end_id, tf.int32))
+    looked: Any = tf.zeros([longest, b * h, is_source_BS.shape[1]]) if has_attention else ()
+    last = tf.while_loop(
+        lambda t, *_: t < longest,
+        turn,
+        (tf.constant(0), begin_N, state, tf.zeros([longest, b * h]), looked),
+        maximum_iterations=longest,
+    )
+    is_token_BHT = tf.range(longest) < tf.expand_dims(lengths_BH, 2)
+    log_probs_BHT = tf.reshape(tf.transpose(last[3]), [b, h, longest])
+    log_probs_BHT = tf.where(is_token_BHT, log_probs_BHT, 0.0)
+    log_probs_BH = tf.reduce_sum(log_probs_BHT, 2)
+    score = HypothesisScore(length_normalization, coverage_penalty, longest)
+    scores_BH = log_probs_BH / score.norm(lengths_BH)
+    outcome = {"token_log_probs": log_probs_BHT, "log_probs": log_probs_BH}
+    if has_attention:
+        attention = tf.reshape(tf.transpose(last[4], [1, 0, 2]), [b, h, longest, -1])
+        attention = tf.where(tf.expand_dims(is_token_BHT, 3), attention, 0.0)
+        if coverage_penalty:
+            coverage_BHS = tf.reduce_sum(attention, 2)
+            scores_BH += score.coverage_penalty(coverage_BHS, is_source_BS)
+        if return_attention:
+            outcome["attention"] = attention
+    return {**outcome, "scores": scores_BH}

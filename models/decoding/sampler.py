@@ -1,0 +1,144 @@
+"""Sampler: targets drawn from a model, several a source in one batch; greedy as its limit.
+
+Legend: B sources, H samples a source, N = B * H, S source length, T most tokens of a target,
+V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tekso.framework.params import param
+from tekso.framework.theta import Theta
+from tekso.models.decoding.sampling import check_sampling, sample
+from tekso.models.decoding.search import Prefix, Search, forced_tokens, token_log_probs
+
+
+class Sampler(Search):
+    """Draws targets token by token."""
+
+    class Params(Search.Params):
+        """Params of Sampler."""
+
+        num_samples: int = param("Targets drawn for a source.", default=1)
+        temperature: float = param("Logits are divided by it; 0 is greedy.", default=1.0)
+        top_k: int | None = param("Only the so many likeliest tokens are drawn.", default=None)
+        top_p: float = param("Only the likeliest tokens of this share are drawn.", default=1.0)
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        p = self.params
+        check_sampling(temperature=p.temperature, top_k=p.top_k, top_p=p.top_p, where="Sampler")
+        if p.num_samples < 1:
+            raise ValueError(f"Sampler.num_samples is {p.num_samples}: want at least 1")
+
+    def search(
+        self,
+        model: Any,
+        theta: Theta,
+        batch: Mapping[str, tf.Tensor],
+        ctx: Any,
+        end_id: int,
+        *,
+        prefix: Prefix | None = None,
+        forbidden_ids: Sequence[int] = (),
+    ) -> dict[str, tf.Tensor]:
+        """Returns samples in the order in which they were drawn; pure.
+
+        The number that decides on a token is that of source, sample and position, so a sample does
+        not depend on devices, on the other sources, nor on how many samples are drawn besides.
+
+        Args:
+          model: what is drawn from: a Decoder that is a Layer.
+          theta: its weights.
+          batch: "source_ids" and "source_segment_ids" [B, S] int32; segment 0 is padding.
+          ctx: step context.
+          end_id: ends a target, and stands for the token before the first.
+          prefix: what the targets have to begin with.
+          forbidden_ids: tokens that are never drawn (but may be in a prefix).
+
+        Shapes:
+          returns: {"ids": [B, H, T] int32, the end included, 0 after it;
+                    "lengths": [B, H] int32, 0 where the source is padding alone;
+                    "log_probs", "scores": [B, H] float32, both the log-probability that the model
+                    gives, whatever temperature, top_k and top_p are;
+                    "is_finished": [B, H] bool, whether the end was reached}
+        Raises:
+          ValueError: an id is not in the vocabulary; the prefix leaves no room.
+        """
+        p = self.params
+        is_source_BS = tf.not_equal(batch["source_segment_ids"], 0)
+        limits = self.limits(is_source_BS, prefix)
+        b, h, longest = is_source_BS.shape[0], p.num_samples, limits.longest
+        state = model.start_decoding(theta, batch, longest, ctx)
+        if h > 1:
+            state = model.expand(state, h)
+        forced = () if prefix is None else (prefix.ids, prefix.lengths)
+        outside = theta, tf.repeat(limits.of_source, h), forced
+
+        def draw(logits_NV: tf.Tensor, t: tf.Tensor) -> tf.Tensor:
+            vocab_size = logits_NV.shape[1]
+            penalty = self.penalty(vocab_size, end_id, forbidden_ids, t)
+            if penalty is not None:
+                logits_NV += penalty
+            if p.temperature == 0.0:
+                return tf.argmax(logits_NV, 1, output_type=tf.int32)
+            uniform = ctx.fold(t).uniform(model, [b, h * vocab_size], "sample")
+            return sample(
+                logits_NV,
+                tf.reshape(uniform, [b * h, vocab_size]),
+                temperature=p.temperature,
+                top_k=p.top_k,
+                top_p=p.top_p,
+            )
+
+        def turn(*flat: Any) -> tuple[Any, ...]:
+            (weights, limits_N, forced), inside = ctx.capture((outside, flat))
+            t, ids_N, state, ids_TN, log_probs_N, lengths_N, is_open_N = inside
+            step = model.decode_step(weights, ids_N, state, t, ctx)
+            logits_NV = ctx.constrain(tf.cast(step.logits, tf.float32), ("batch", None))
+            ids_N = draw(logits_NV, t)
+            is_end_N = tf.equal(ids_N, end_id)
+            if forced:
+                is_forced_B, token_B = forced_tokens(Prefix(*forced), t)
+                is_forced_N = tf.repeat(is_forced_B, h)
+                ids_N = tf.where(is_forced_N, tf.repeat(token_B, h), ids_N)
+                is_end_N &= ~is_forced_N
+            more_N = token_log_probs(logits_NV, ids_N)
+            log_probs_N += tf.where(is_open_N, more_N, 0.0)
+            lengths_N += tf.cast(is_open_N, tf.int32)
+            kept_1N = tf.expand_dims(tf.where(is_open_N, ids_N, 0), 0)
+            ids_TN = tf.tensor_scatter_nd_update(ids_TN, tf.reshape(t, [1, 1]), kept_1N)
+            is_open_N &= ~is_end_N & (t + 1 < limits_N)
+            return t + 1, ids_N, step.state, ids_TN, log_probs_N, lengths_N, is_open_N
+
+        last = tf.while_loop(
+            lambda *flat: tf.reduce_any(flat[-1]),
+            turn,
+            (
+                tf.constant(0),
+                tf.fill([b * h], tf.constant(end_id, tf.int32)),
+                state,
+                tf.zeros([longest, b * h], tf.int32),
+                tf.zeros([b * h]),
+                tf.zeros([b * h], tf.int32),
+                outside[1] > 0,
+            ),
+            maximum_iterations=longest,
+        )
+        _, _, _, ids_TN, log_probs_N, lengths_N, _ = last
+        lengths_BH = tf.reshape(lengths_N, [b, h])
+        log_probs_BH = tf.reshape(log_probs_N, [b, h])
+        ids_BHT = tf.reshape(tf.transpose(ids_TN), [b, h, longest])
+        last_BH = tf.gather(ids_BHT, tf.maximum(lengths_BH - 1, 0), batch_dims=2)
+        is_finished_BH = tf.equal(last_BH, end_id) & (lengths_BH > 0)
+        return {
+            "ids": ids_BHT,
+            "lengths": lengths_BH,
+            "log_probs": log_probs_BH,
+            "scores": log_probs_BH,
+            "is_finished": is_finished_BH,
+        }

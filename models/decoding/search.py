@@ -1,0 +1,186 @@
+"""What all searches for targets share: bounds of length, forced beginnings, forbidden tokens.
+
+Legend: B sources, S source length, P prefix length, T most tokens of a target, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tekso.framework.params import Configurable, param
+
+IMPOSSIBLE = float("-inf")
+"""Log-probability of what is forbidden, and of a hypothesis that there is not."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Prefix:
+    """Tokens that every target of a source begins with.
+
+    They are read one by one and count in log-probabilities and lengths; an end token among them
+    ends nothing.
+
+    Attributes:
+      ids: [B, P] int32; what is beyond the length is not read.
+      lengths: [B] int32, 0 … P; 0 leaves the target free.
+    """
+
+    ids: tf.Tensor
+    lengths: tf.Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """How many tokens targets may have, the end included.
+
+    Attributes:
+      longest: T, of all sources; a number.
+      of_source: [B] int32, of each; 0 where the source is padding alone.
+    """
+
+    longest: int
+    of_source: tf.Tensor
+
+
+class Search(Configurable):
+    """Base of the searches: beam search and sampling."""
+
+    class Params(Configurable.Params):
+        """Params of a search."""
+
+        max_length: int | None = param(
+            "Most tokens of a target, the end included. None: bounded by its source alone.",
+            default=None,
+        )
+        max_length_ratio: float | None = param(
+            "A target has at most so many tokens for each of its source, and max_length_extra "
+            "more. None: only max_length bounds it.",
+            default=2.0,
+        )
+        max_length_extra: int = param("See max_length_ratio.", default=10)
+        min_length: int = param("Fewest tokens of a target, the end included.", default=1)
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        p = self.params
+        if p.max_length is None and p.max_length_ratio is None:
+            raise ValueError(
+                f"{self._name}: max_length and max_length_ratio are both None, so a target would "
+                "have no bound; set one of them"
+            )
+        if p.max_length is not None and p.max_length < 1:
+            raise ValueError(f"{self._name}.max_length is {p.max_length}: want at least 1")
+        if p.max_length_ratio is not None and not 0 <= p.max_length_ratio < float("inf"):
+            raise ValueError(
+                f"{self._name}.max_length_ratio is {p.max_length_ratio}: want a finite number, at "
+                "least 0, or None"
+            )
+        if p.min_length < 1:
+            raise ValueError(f"{self._name}.min_length is {p.min_length}: want at least 1")
+
+    @property
+    def _name(self) -> str:
+        return type(self).__name__
+
+    def limits(self, is_source_BS: tf.Tensor, prefix: Prefix | None) -> Limits:
+        """Returns how long targets may be.
+
+        A prefix leaves room for one token more at least.
+
+        Shapes:
+          is_source_BS: [B, S] bool, False for padding
+        Raises:
+          ValueError: a prefix may be as long as max_length, or longer.
+        """
+        p = self.params
+        longest_prefix = 0 if prefix is None else int(prefix.ids.shape[1])
+        sizes = np.arange(is_source_BS.shape[1] + 1)
+        by_size = np.full(len(sizes), np.iinfo(np.int32).max, np.int64)
+        if p.max_length_ratio is not None:
+            by_size = np.floor(p.max_length_ratio * sizes).astype(np.int64) + p.max_length_extra
+            by_size = np.maximum(by_size, 1)
+        if p.max_length is not None:
+            if longest_prefix >= p.max_length:
+                raise ValueError(
+                    f"{self._name}: prefixes of up to {longest_prefix} tokens leave no room within "
+                    f"max_length {p.max_length}"
+                )
+            by_size = np.minimum(by_size, p.max_length)
+        longest = max(int(by_size.max()), longest_prefix + 1)
+        size_B = tf.reduce_sum(tf.cast(is_source_BS, tf.int32), 1)
+        limits_B = tf.gather(tf.constant(by_size, tf.int32), size_B)
+        if prefix is not None:
+            limits_B = tf.maximum(limits_B, prefix.lengths + 1)
+        return Limits(longest, tf.where(size_B > 0, limits_B, 0))
+
+    def penalty(self, vocab_size: int, end_id: int, forbidden_ids: Sequence[int], t: Any) -> Any:
+        """Returns what is added to the scores of token t: -inf for the impossible; None if all may.
+
+        Shapes:
+          t: [] int
+          returns: [V] float32
+        Raises:
+          ValueError: a forbidden token is not in the vocabulary, or is the end.
+        """
+        p = self.params
+        check_ids(vocab_size, end_id, forbidden_ids, where=self._name)
+        forbidden = _mark(vocab_size, forbidden_ids)
+        if p.min_length == 1:
+            return tf.constant(forbidden) if len(forbidden_ids) else None
+        too_short = _mark(vocab_size, [*forbidden_ids, end_id])
+        return tf.where(t + 1 < p.min_length, too_short, forbidden)
+
+
+def check_ids(vocab_size: int, end_id: int, forbidden_ids: Sequence[int], *, where: str) -> None:
+    """Raises a ValueError that names an id that cannot be what it is said to be."""
+    if not 0 <= end_id < vocab_size:
+        raise ValueError(f"{where}: end_id is {end_id}, the model has tokens 0 … {vocab_size - 1}")
+    for token in forbidden_ids:
+        if not 0 <= token < vocab_size or token == end_id:
+            raise ValueError(
+                f"{where}: forbidden_ids holds {token}; want tokens 0 … {vocab_size - 1} but the "
+                f"end ({end_id})"
+            )
+
+
+def log_total(logits_NV: tf.Tensor) -> tf.Tensor:
+    """Returns log sum exp: a log-probability is a logit less this, and never above 0.
+
+    Shapes:
+      logits_NV: float32
+      returns: [N, 1] float32
+    """
+    return tf.reduce_logsumexp(logits_NV, 1, keepdims=True)
+
+
+def token_log_probs(logits_NV: tf.Tensor, ids_N: tf.Tensor) -> tf.Tensor:
+    """Returns the log-probability of one token a row.
+
+    Shapes:
+      logits_NV: float32, ids_N: int32
+      returns: [N] float32
+    """
+    chosen_N = tf.gather(logits_NV, ids_N, batch_dims=1)
+    return tf.minimum(chosen_N - tf.squeeze(log_total(logits_NV), 1), 0.0)
+
+
+def forced_tokens(prefix: Prefix, t: Any) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns whether token t is forced, and which it is.
+
+    Shapes:
+      t: [] int
+      returns: [B] bool, [B] int32
+    """
+    last = prefix.ids.shape[1] - 1
+    return t < prefix.lengths, tf.gather(prefix.ids, tf.minimum(t, last), axis=1)
+
+
+def _mark(vocab_size: int, ids: Sequence[int]) -> np.ndarray:
+    marked = np.zeros(vocab_size, np.float32)
+    marked[list(ids)] = IMPOSSIBLE
+    return marked
