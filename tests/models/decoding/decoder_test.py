@@ -20,9 +20,13 @@ from tekso.models.layers.embedding import Embedding
 from tekso.models.layers.feed_forward import GatedFeedForward
 from tekso.models.layers.normalization import RMSNorm
 from tekso.models.layers.positions import LearnedPositions
+from tekso.models.layers.recurrent import RecurrentStack
+from tekso.models.layers.recurrent_cells import LstmCell
+from tekso.models.layers.recurrent_decoder import RecurrentDecoder
 from tekso.models.layers.rematerialize import Rematerialize
 from tekso.models.layers.softmax import Softmax
 from tekso.models.layers.stack import RepeatedStack, Stack
+from tekso.models.lstm_encoder_decoder import LstmEncoderDecoder
 from tekso.models.prefix_lm import PrefixLm
 from tekso.models.transformer_lm import CAUSAL_LAYER
 
@@ -93,12 +97,26 @@ def repeated_prefix_lm() -> PrefixLm.Params:
     return p
 
 
+def lstm() -> LstmEncoderDecoder.Params:
+    """A bidirectional layer, attention, dropout."""
+    cell = LstmCell.Params(hidden_dim=8)
+    return LstmEncoderDecoder.Params(
+        source_vocab_size=V,
+        target_vocab_size=V,
+        dim=D,
+        dropout_rate=0.1,
+        encoder=RecurrentStack.Params(num_layers=2, cell=cell, direction="bidirectional_first"),
+        decoder=RecurrentDecoder.Params(num_layers=2, cell=cell),
+    )
+
+
 MODELS = {
     "encoder_decoder": encoder_decoder,
     "apart": apart,
     "repeated": repeated,
     "prefix_lm": prefix_lm,
     "repeated_prefix_lm": repeated_prefix_lm,
+    "lstm": lstm,
 }
 
 
