@@ -304,7 +304,8 @@ def _source_length(batch: Mapping[str, Any]) -> int:
 
 def _both(source: tf.Tensor, target: tf.Tensor, ctx: StepContext) -> tf.Tensor:
     """[B, S] and [B, T] to [B, S + T]; a mesh that splits lengths cannot join parts of them."""
-    return tf.concat([ctx.constrain(x, ("batch", None)) for x in (source, target)], 1)
+    both = tf.concat([ctx.constrain(x, ("batch", None)) for x in (source, target)], 1)
+    return ctx.constrain(both, ("batch", None))
 
 
 def _both_ids(batch: Mapping[str, Any], ctx: StepContext) -> tf.Tensor:

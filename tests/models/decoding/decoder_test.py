@@ -20,9 +20,13 @@ from tekso.models.layers.embedding import Embedding
 from tekso.models.layers.feed_forward import GatedFeedForward
 from tekso.models.layers.normalization import RMSNorm
 from tekso.models.layers.positions import LearnedPositions
+from tekso.models.layers.recurrent import RecurrentStack
+from tekso.models.layers.recurrent_cells import LstmCell
+from tekso.models.layers.recurrent_decoder import RecurrentDecoder
 from tekso.models.layers.rematerialize import Rematerialize
 from tekso.models.layers.softmax import Softmax
 from tekso.models.layers.stack import RepeatedStack, Stack
+from tekso.models.lstm_encoder_decoder import LstmEncoderDecoder
 from tekso.models.prefix_lm import PrefixLm
 from tekso.models.transformer_lm import CAUSAL_LAYER
 
@@ -93,13 +97,30 @@ def repeated_prefix_lm() -> PrefixLm.Params:
     return p
 
 
+def lstm() -> LstmEncoderDecoder.Params:
+    """A bidirectional layer, attention, dropout."""
+    cell = LstmCell.Params(hidden_dim=8)
+    return LstmEncoderDecoder.Params(
+        source_vocab_size=V,
+        target_vocab_size=V,
+        dim=D,
+        dropout_rate=0.1,
+        encoder=RecurrentStack.Params(num_layers=2, cell=cell, direction="bidirectional_first"),
+        decoder=RecurrentDecoder.Params(num_layers=2, cell=cell),
+    )
+
+
 MODELS = {
     "encoder_decoder": encoder_decoder,
     "apart": apart,
     "repeated": repeated,
     "prefix_lm": prefix_lm,
     "repeated_prefix_lm": repeated_prefix_lm,
+    "lstm": lstm,
 }
+
+
+SLOW = pytest.mark.slow
 
 
 @pytest.fixture(params=MODELS)
@@ -277,7 +298,16 @@ def test_a_source_of_padding_alone_gives_finite_numbers(model: Any) -> None:
     assert all(np.isfinite(tf.convert_to_tensor(g)).all() for g in gradients if g is not None)
 
 
-def test_compiled_loop_of_steps_equals_single_steps(model: Any) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        "apart",
+        "prefix_lm",
+        *(pytest.param(n, marks=SLOW) for n in ("repeated", "repeated_prefix_lm")),
+    ],
+)
+def test_compiled_loop_of_steps_equals_single_steps(name: str) -> None:
+    model = MODELS[name]().instantiate()
     theta, batch, k = perturbed(model), padded(), 2
     ids = tf.constant(np.random.default_rng(2).integers(1, V, [6, 4]), tf.int32)
     want, looks = decoded(model, theta, batch, ids, k=k, max_length=4)
@@ -324,7 +354,9 @@ def test_pieces_one_after_the_other_are_the_model(model: Any) -> None:
     assert all(any(piece.owns(path) for piece in pieces) for path in flat)
 
 
-@pytest.mark.parametrize("name", ["apart", "repeated", "prefix_lm"])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=SLOW) for n in ("apart", "repeated", "prefix_lm")]
+)
 def test_gradients_reach_every_weight_alike_compiled_or_not(name: str) -> None:
     model = MODELS[name]().instantiate()
     theta, batch = perturbed(model), padded()
