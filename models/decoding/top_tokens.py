@@ -1,4 +1,4 @@
-"""The best tokens of a large vocabulary, in two levels: of the blocks by their best, of the few left.
+"""The best tokens of a large vocabulary, in two levels: first of blocks, then in the few best ones.
 
 One pass over the scores finds the best of every block. The C best tokens lie in the C best blocks:
 each token outside of them has C before it. So what is sorted is small.
