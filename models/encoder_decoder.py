@@ -312,7 +312,7 @@ class EncoderDecoder(Layer):
         last = functools.partial(self._run_cross_entropy, label_smoothing)
         return [*pieces, Piece("softmax", {name: softmax}, last)]
 
-    def _piece(self, name: str, layers: dict[str, Layer], run: Any, positions: str) -> Piece:
+    def _piece(self, name: str, layers: Mapping[str, Layer], run: Any, positions: str) -> Piece:
         """A piece that enters a stack."""
         if self.params.get(positions) is not None:
             layers = {**layers, positions: getattr(self, positions)}

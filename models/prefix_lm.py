@@ -125,10 +125,10 @@ class PrefixLm(Layer):
         """
         name, softmax = self._softmax()
         if softmax is self.embedding:
-            x, shared = self.embedding.fprop_shared(theta.embedding, _both_ids(batch), ctx)
+            x, shared = self.embedding.fprop_shared(theta.embedding, _both_ids(batch, ctx), ctx)
             theta = Theta(theta, embedding=shared)
         else:
-            x = self.embedding.fprop(theta.embedding, _both_ids(batch), ctx)
+            x = self.embedding.fprop(theta.embedding, _both_ids(batch, ctx), ctx)
         x = self._of_target(theta, self._stacked(theta, x, batch, ctx), batch, ctx)
         return softmax.cross_entropy(
             theta[name], x, batch["target_labels"], ctx, label_smoothing=label_smoothing
@@ -141,7 +141,7 @@ class PrefixLm(Layer):
           batch: see EncoderDecoder; labels are not read
           returns: [B, T, V]
         """
-        x = self.embedding.fprop(theta.embedding, _both_ids(batch), ctx)
+        x = self.embedding.fprop(theta.embedding, _both_ids(batch, ctx), ctx)
         x = self._of_target(theta, self._stacked(theta, x, batch, ctx), batch, ctx)
         return self._logits(theta, x, ctx)
 
@@ -159,14 +159,14 @@ class PrefixLm(Layer):
           batch: see EncoderDecoder; labels are not read
           returns: [B, T, S] float32
         """
-        x = self.embedding.fprop(theta.embedding, _both_ids(batch), ctx)
-        x = self._enter(theta, x, ctx, _both_positions(batch))
-        looks = self.stack.look(theta.stack, x, ctx, **_sides(batch))
+        x = self.embedding.fprop(theta.embedding, _both_ids(batch, ctx), ctx)
+        x = self._enter(theta, x, ctx, _both_positions(batch, ctx))
+        looks = self.stack.look(theta.stack, x, ctx, **_sides(batch, ctx))
         return _of_source(looks[:, _source_length(batch) :], _source_length(batch))
 
     def _stacked(self, theta: Theta, x: tf.Tensor, batch: Batch, ctx: StepContext) -> tf.Tensor:
-        x = self._enter(theta, x, ctx, _both_positions(batch))
-        return self.stack.fprop(theta.stack, x, ctx, **_sides(batch))
+        x = self._enter(theta, x, ctx, _both_positions(batch, ctx))
+        return self.stack.fprop(theta.stack, x, ctx, **_sides(batch, ctx))
 
     def _of_target(self, theta: Theta, x: tf.Tensor, batch: Batch, ctx: StepContext) -> tf.Tensor:
         """[B, S + T, D] -> [B, T, D], normalised: what the softmax sees."""
@@ -247,13 +247,13 @@ class PrefixLm(Layer):
         ]
 
     def _run_embed(self, theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
-        x = self.embedding.fprop(theta.embedding, _both_ids(flow), ctx)
-        return {**flow, "x": self._enter(theta, x, ctx, _both_positions(flow))}
+        x = self.embedding.fprop(theta.embedding, _both_ids(flow, ctx), ctx)
+        return {**flow, "x": self._enter(theta, x, ctx, _both_positions(flow, ctx))}
 
     def _run_layers(
         self, compute: Callable[..., tf.Tensor], theta: Theta, flow: Flow, ctx: StepContext
     ) -> Flow:
-        return {**flow, "x": compute(theta.stack, flow["x"], ctx, **_sides(flow))}
+        return {**flow, "x": compute(theta.stack, flow["x"], ctx, **_sides(flow, ctx))}
 
     def _run_of_target(self, theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
         return {**flow, "x": self._of_target(theta, flow["x"], flow, ctx)}
@@ -302,12 +302,18 @@ def _source_length(batch: Mapping[str, Any]) -> int:
     return int(batch["source_ids"].shape[1])
 
 
-def _both_ids(batch: Mapping[str, Any]) -> tf.Tensor:
+def _both(source: tf.Tensor, target: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+    """[B, S] and [B, T] to [B, S + T]; a mesh that splits lengths cannot join parts of them."""
+    both = tf.concat([ctx.constrain(x, ("batch", None)) for x in (source, target)], 1)
+    return ctx.constrain(both, ("batch", None))
+
+
+def _both_ids(batch: Mapping[str, Any], ctx: StepContext) -> tf.Tensor:
     """The tokens of the source, then those of the target: [B, S + T]."""
-    return tf.concat([batch["source_ids"], batch["target_ids"]], 1)
+    return _both(batch["source_ids"], batch["target_ids"], ctx)
 
 
-def _both_positions(batch: Mapping[str, Any]) -> tf.Tensor:
+def _both_positions(batch: Mapping[str, Any], ctx: StepContext) -> tf.Tensor:
     """Positions in a pair: those of the target go on after the last of the source. [B, S + T]."""
     positions = {}
     for side in ("source", "target"):
@@ -317,15 +323,15 @@ def _both_positions(batch: Mapping[str, Any]) -> tf.Tensor:
     target = tf.expand_dims(batch["target_segment_ids"], 2)
     same = tf.equal(target, tf.expand_dims(batch["source_segment_ids"], 1))
     before = tf.reduce_sum(tf.cast(same & tf.not_equal(target, 0), tf.int32), 2)
-    return tf.concat([positions["source"], positions["target"] + before], 1)
+    return _both(positions["source"], positions["target"] + before, ctx)
 
 
-def _sides(batch: Mapping[str, Any]) -> dict[str, Any]:
+def _sides(batch: Mapping[str, Any], ctx: StepContext) -> dict[str, Any]:
     """What the layers are told of a batch."""
-    segments = tf.concat([batch["source_segment_ids"], batch["target_segment_ids"]], 1)
+    segments = _both(batch["source_segment_ids"], batch["target_segment_ids"], ctx)
     return {
         "mask": masking.segments(segments),
-        "positions": _both_positions(batch),
+        "positions": _both_positions(batch, ctx),
         "prefix": _source_length(batch),
     }
 

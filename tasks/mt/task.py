@@ -47,14 +47,14 @@ class Translation(Task):
 
     @classmethod
     def complete(cls, params: Any, input: Any) -> Any:
-        """Fills in what is open: the vocabularies of source and target.
+        """Fills in what is open: the vocabularies of both sides, and learned positions.
 
         Raises:
           ValueError: the size of a vocabulary is nowhere said, or smaller than the input's.
         """
         params = params.copy()
         for name in ("source_vocab_size", "target_vocab_size"):
-            told, size = params.model.get(name), getattr(input, name, None)
+            told, size = params.model.get(name), _vocab_size(input, name)
             if told is REQUIRED:
                 if size is None:
                     raise ValueError(
@@ -67,6 +67,14 @@ class Translation(Task):
                     f"task.model.{name} is {told}, but the input has {size} tokens: leave it "
                     "unset, or set at least that"
                 )
+        for side in ("source", "target"):
+            length, path = f"{side}_length", f"{side}_positions.max_length"
+            if (
+                length in input.params
+                and path in params.model
+                and (params.model.get(path) is REQUIRED)
+            ):
+                params.model.set({path: input.params.get(length)})
         return params
 
     def loss_weight(self, batch: Batch) -> tf.Tensor:
@@ -103,3 +111,15 @@ class Translation(Task):
         if LOSS in figures and not self.params.label_smoothing:
             figures["perplexity"] = math.exp(min(figures[LOSS], MAX_EXPONENT))
         return figures
+
+
+def _vocab_size(input: Any, name: str) -> int | None:
+    """What an input tells of a vocabulary; one that has read no data may know the tokenizer's."""
+    size = getattr(input, name, None)
+    if size is None and (
+        "source_tokenizer" not in input.params or not input.params.source_tokenizer
+    ):
+        size = getattr(input, "vocab_size", None)
+        if size is not None and "corpus.languages" in input.params:
+            size += len(input.params.corpus.languages)
+    return size

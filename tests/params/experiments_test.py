@@ -24,6 +24,12 @@ def test_the_experiments_that_are_promised_are_there() -> None:
         "benchmark": ["Small", "Wide"],
     }
     promised = {f"lm.{module}.{name}" for module, found in names.items() for name in found}
+    pairs = {
+        "wmt14_en_de": ["Base", "Big"],
+        "wmt14_en_fr": [f"Dff{2048 * 2**i}" for i in range(6)],
+        "gpipe": ["T6H8192A16", "T12H16384A32", "T24H8192A16", "T32H16384A32", "T64H16384A32"],
+    }
+    promised |= {f"mt.{module}.{name}" for module, found in pairs.items() for name in found}
     assert promised <= set(ENTRIES)
     assert any(key.startswith("lm.gpt.") for key in ENTRIES)
 
@@ -52,5 +58,5 @@ def test_its_parts_fit_together(key: str) -> None:
 def test_two_trees_share_nothing(key: str) -> None:
     first, second = ENTRIES[key].cls().tree(), ENTRIES[key].cls().tree()
     before = second.to_text()
-    first.set({"task.decode.max_new_tokens": 7, "run.steps": 7, "input.batch_size": 7})
+    first.set({"*dropout_rate": 0.7, "run.steps": 7, "input.batch_size": 7})
     assert second.to_text() == before == ENTRIES[key].cls().tree().to_text()

@@ -10,9 +10,11 @@ import tensorflow as tf
 from tekso.framework.params import Params
 from tekso.framework.task import LossSums, Task
 from tekso.framework.theta import Theta
+from tekso.models.encoder_decoder import EncoderDecoder
 from tekso.models.layers.attention import MultiHeadAttention
 from tekso.models.layers.attention_positions import RelativeBias, RotaryPositions
 from tekso.models.layers.convolution import Conv2D, DepthwiseConv2D
+from tekso.models.layers.embedding import Embedding
 from tekso.models.layers.expert_routing import SwitchRouter, TopKRouter
 from tekso.models.layers.feed_forward import FeedForward, GatedFeedForward
 from tekso.models.layers.linear import Linear
@@ -27,10 +29,13 @@ from tekso.models.layers.softmax import SampledSoftmax, Softmax
 from tekso.models.layers.stack import RepeatedStack, Stack
 from tekso.models.layers.transformer import TransformerLayer
 from tekso.models.lstm_lm import LstmLm
+from tekso.models.prefix_lm import PrefixLm
 from tekso.models.transformer_lm import TransformerLm
 from tekso.tasks.lm.task import LanguageModel
+from tekso.tasks.mt.task import Translation
 
 BATCH, LENGTH, VOCAB, DIM, HEADS, MLP = 8, 8, 32, 16, 4, 32
+SOURCE_LENGTH = 12
 SIDE, CLASSES = 16, 8
 
 
@@ -59,6 +64,35 @@ def lstm(cell: Params, **changes: Any) -> Params:
     stack = RecurrentStack.Params(num_layers=2, cell=cell, dropout_rate=0.1)
     model = LstmLm.Params(vocab_size=VOCAB, embedding_dim=DIM, stack=stack)
     return LanguageModel.Params(model=model.set(changes))
+
+
+def encoder_decoder(kind: Any = Stack, **changes: Any) -> Params:
+    encoder = layer(attention=MultiHeadAttention.Params(num_heads=HEADS, dropout_rate=0.1))
+    memory_attention = MultiHeadAttention.Params(num_heads=HEADS, dropout_rate=0.1)
+    model = EncoderDecoder.Params(
+        source_vocab_size=VOCAB,
+        target_vocab_size=VOCAB,
+        dim=DIM,
+        dropout_rate=0.1,
+        encoder=kind.Params(num_layers=2, layer=encoder),
+        decoder=kind.Params(num_layers=2, layer=layer(memory_attention=memory_attention)),
+    )
+    return Translation.Params(model=model.set(changes), label_smoothing=0.1)
+
+
+def prefix_lm() -> Params:
+    model = PrefixLm.Params(
+        source_vocab_size=VOCAB,
+        target_vocab_size=VOCAB,
+        dim=DIM,
+        dropout_rate=0.1,
+        stack=Stack.Params(num_layers=2, layer=layer()),
+    )
+    return Translation.Params(model=model)
+
+
+PAIRED = ("translation", "repeated_translation", "untied_translation", "prefix")
+"""Models of pairs; the second is given packed rows."""
 
 
 class ImageTask(Task):
@@ -134,6 +168,12 @@ MODELS = {
     "lstm": lambda: lstm(LstmCell.Params(hidden_dim=MLP)),
     "gru": lambda: lstm(GruCell.Params(hidden_dim=DIM)),
     "images": lambda: ImageTask.Params(),
+    "translation": encoder_decoder,
+    "repeated_translation": lambda: encoder_decoder(RepeatedStack),
+    "untied_translation": lambda: encoder_decoder(
+        source_embedding=Embedding.Params(), softmax=Softmax.Params()
+    ),
+    "prefix": prefix_lm,
 }
 
 
@@ -145,6 +185,8 @@ def batch(model: str, step: int, *, size: int = BATCH) -> dict[str, np.ndarray]:
             "labels": rng.integers(0, CLASSES, size).astype(np.int32),
             "weights": rng.integers(0, 2, size).astype(np.float32) + 0.5,
         }
+    if model in PAIRED:
+        return pairs(rng, size, packed=model == "repeated_translation")
     tokens = rng.integers(0, VOCAB, (size, LENGTH + 1)).astype(np.int32)
     lengths = rng.integers(2, LENGTH + 1, size)
     return {
@@ -152,3 +194,22 @@ def batch(model: str, step: int, *, size: int = BATCH) -> dict[str, np.ndarray]:
         "labels": tokens[:, 1:],
         "weights": (np.arange(LENGTH) < lengths[:, None]).astype(np.float32),
     }
+
+
+def pairs(rng: np.random.Generator, size: int, *, packed: bool) -> dict[str, np.ndarray]:
+    """Sources and targets of several lengths; where they are packed, two pairs a row."""
+    found = {}
+    for side, length in (("source", SOURCE_LENGTH), ("target", LENGTH)):
+        tokens = rng.integers(0, VOCAB, (size, length + 1)).astype(np.int32)
+        first = rng.integers(2, length // 2 + 1, (size, 1))
+        last = rng.integers(length // 2 + 1, length + 1, (size, 1))
+        place = np.arange(length, dtype=np.int32)[None]
+        is_second = (place >= first).astype(np.int32) * packed
+        found[f"{side}_ids"] = tokens[:, :-1]
+        found[f"{side}_segment_ids"] = ((1 + is_second) * (place < last)).astype(np.int32)
+        if side == "target":
+            found["target_labels"] = tokens[:, 1:]
+            found["target_weights"] = (place < last).astype(np.float32)
+        if packed:
+            found[f"{side}_positions"] = (place - is_second * first).astype(np.int32)
+    return found

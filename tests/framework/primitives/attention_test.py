@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tekso.framework import counter_hash
-from tekso.framework.primitives.attention import attend
+from tekso.framework.primitives.attention import attend, mean_probabilities
 from tekso.framework.primitives.fusion import XlaFusion, no_fusion
 
 B, T, S, H = 2, 3, 5, 4  # batch, queries, keys, head dim
@@ -198,3 +198,23 @@ def test_bfloat16_softmax_is_computed_in_float32() -> None:
 def test_kv_heads_that_do_not_divide_the_heads_are_named() -> None:
     with pytest.raises(ValueError, match="2 kv heads do not divide 3 heads"):
         attend(*inputs(3, 2), scale=1.0)
+
+
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(4, 4), (4, 2), (3, 1)])
+def test_mean_probabilities_are_those_that_weigh_the_values(
+    num_heads: int, num_kv_heads: int
+) -> None:
+    q, k, _ = inputs(num_heads, num_kv_heads)
+    mask = np.random.default_rng(4).random([B, 1, T, S]) > 0.4
+    mask[1, 0, 2] = False  # a query that sees nothing
+    bias = random(1, num_heads, T, S, seed=3)
+
+    got = mean_probabilities(q, k, scale=0.7, mask=tf.constant(mask), bias=tf.constant(bias))
+
+    one_hot = np.broadcast_to(np.eye(S)[None, :, None], [B, S, num_kv_heads, S])
+    wide = np.concatenate([q, np.zeros([B, T, num_heads, S - H])], -1)
+    keys = np.concatenate([k, np.zeros([B, S, num_kv_heads, S - H])], -1)
+    want = numpy_attention(wide, keys, one_hot, 0.7, mask, bias).mean(2)
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+    assert got.dtype == tf.float32
+    assert np.abs(got[1, 2]).max() == 0

@@ -324,7 +324,9 @@ def test_pieces_one_after_the_other_are_the_model(model: Any) -> None:
     assert all(any(piece.owns(path) for piece in pieces) for path in flat)
 
 
-def test_gradients_reach_every_weight_alike_compiled_or_not(model: Any) -> None:
+@pytest.mark.parametrize("name", ["apart", "repeated", "prefix_lm"])
+def test_gradients_reach_every_weight_alike_compiled_or_not(name: str) -> None:
+    model = MODELS[name]().instantiate()
     theta, batch = perturbed(model), padded()
     flat = theta_lib.flatten(theta)
 

@@ -267,3 +267,52 @@ def test_memory_and_memory_dim_go_together() -> None:
 def test_cache_needs_a_causal_mask() -> None:
     with pytest.raises(ValueError, match="needs mask='causal', this one has 'none'"):
         build()[0].init_cache(B, T)
+
+
+def test_several_rows_ask_one_row_of_a_memory_as_if_it_were_repeated() -> None:
+    layer, theta = build(memory_dim=7, num_kv_heads=2)
+    x, memory, ctx = tf.constant(random(3 * B, T, D)), random(B, S, 7), StepContext()
+    is_token = np.array([[1.0, 1.0, 0.0], [1.0, 1.0, 1.0]])
+    ready = layer.keys_and_values(theta, tf.constant(memory), ctx)
+    wide = {name: tf.repeat(value, 3, axis=0) for name, value in ready.items()}
+    mask, wide_mask = (masking.padding(tf.constant(m)) for m in (is_token, is_token.repeat(3, 0)))
+
+    for method in (layer.attend_to, layer.look_at):
+        got = method(theta, x, ready, ctx, mask=mask)
+        want = method(theta, x, wide, ctx, mask=wide_mask)
+        np.testing.assert_allclose(got, want, **TOLERANCE)
+    with pytest.raises(ValueError, match=r"5 rows ask a memory of 2"):
+        layer.attend_to(theta, x[:5], ready, ctx)
+
+
+def test_it_looks_where_it_takes_from() -> None:
+    layer, theta = build(mask="causal", positions=RotaryPositions.Params(), window=3)
+    x, ctx = tf.constant(random(B, T, D)), StepContext()
+
+    looks = layer.look(theta, x, ctx, prefix=1)
+
+    np.testing.assert_allclose(tf.reduce_sum(looks, -1), np.ones([B, T]), rtol=1e-5)
+    for t in range(T):
+        seen = sorted({0, *range(max(0, t - 2), t + 1)})
+        assert np.flatnonzero(looks[0, t] > 0).tolist() == seen
+    cache = layer.init_cache(B, T + 1)
+    _, cache = layer.extend_step(theta, x[:, :3], cache, 0, ctx, prefix=1)
+    step = layer.look_step(theta, x[:, 3:], cache, 3, ctx, prefix=1)
+    np.testing.assert_allclose(step[..., :T], looks[:, 3:], **TOLERANCE)
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+def test_positions_of_a_cache_may_differ_from_its_places(
+    positions: AttentionPositions.Params | None,
+) -> None:
+    layer, theta = build(mask="causal", positions=positions)
+    x, at = tf.constant(random(B, T, D)), np.array([[0, 1, 2, 3, 4, 5], [0, 1, 1, 2, 3, 4]])
+    want = layer.fprop(theta, x, StepContext(), positions=tf.constant(at[:, :T]), prefix=2)
+
+    cache, ctx = layer.init_cache(B, T + 1), StepContext()
+    first, cache = layer.extend_step(
+        theta, x[:, :3], cache, 0, ctx, positions=tf.constant(at), prefix=2
+    )
+    later, _ = layer.extend_step(theta, x[:, 3:], cache, [3, 3], ctx, positions=tf.constant(at))
+
+    np.testing.assert_allclose(tf.concat([first, later], 1), want, **TOLERANCE)

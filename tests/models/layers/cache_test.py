@@ -127,3 +127,12 @@ def test_positions_of_a_block_count_from_its_first_element() -> None:
     np.testing.assert_array_equal(
         cache.positions_of_block(tf.constant([3, 0, 5]), 2), [[3, 4], [0, 1], [5, 6]]
     )
+
+
+def test_positions_at_places_are_looked_up_by_row_or_for_all() -> None:
+    one, rows = np.array([5, 6, 9]), np.array([[5, 6, 9], [1, 2, 3]])
+    at = cache.positions_at
+    np.testing.assert_array_equal(at(one, tf.constant([2, 0])), [9, 5])
+    np.testing.assert_array_equal(at(rows, tf.constant([2])), [[9], [3]])
+    np.testing.assert_array_equal(at(rows, tf.constant([[2, 1], [0, 1]])), [[9, 6], [1, 2]])
+    np.testing.assert_array_equal(at(one, tf.constant([[2], [0]])), [[9], [5]])

@@ -105,3 +105,18 @@ def test_combine_keeps_constants_constant_and_nothing_nothing() -> None:
 def test_window_that_hides_the_query_itself_is_refused() -> None:
     with pytest.raises(ValueError, match="window is 0, want at least 1"):
         masking.causal(3, window=0)
+
+
+@pytest.mark.parametrize("window", [None, 2])
+def test_a_prefix_is_seen_by_all_however_far(window: int | None) -> None:
+    places = np.arange(5)
+    got = masking.by_position(places, places, causal=True, window=window, prefix=2)
+    for query in range(5):
+        for key in range(5):
+            near = key <= query and (window is None or query - key < window)
+            assert got[0, 0, query, key] == (near or key < 2)
+
+    later = masking.by_position(tf.constant([[3], [4]]), places, causal=True, prefix=2)
+    np.testing.assert_array_equal(later[:, 0, 0], [[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]])
+    block = masking.by_position(tf.constant([0, 1]), places, causal=True, prefix=2)
+    np.testing.assert_array_equal(block[0, 0], [[1, 1, 0, 0, 0]] * 2)

@@ -248,6 +248,9 @@ def test_base_says_what_it_lacks() -> None:
         lambda: stack.init_cache(1, 1),
         lambda: stack.cache_memory(Theta(), None, None, StepContext()),
         lambda: stack.extend_step(Theta(), None, None, 0, StepContext()),
+        lambda: stack.look(Theta(), None, StepContext()),
+        lambda: stack.look_step(Theta(), None, None, 0, StepContext()),
+        lambda: stack.move_rows(None, None),
     ):
         with pytest.raises(NotImplementedError, match="StackBase has no"):
             call()

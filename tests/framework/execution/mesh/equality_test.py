@@ -117,6 +117,16 @@ ODD = {
     "moe2": [{"mesh": "data:2;model:2", "rules": "batch:data;experts:data;mlp:model"}],
     "lstm": [{"mesh": "data:2;model:2", "rules": "batch:data;embed:model"}],
     "gru": [{"mesh": "data:2;model:2", "rules": "batch:data;mlp:model"}],
+    "translation": [
+        {"mesh": "data:2;model:2", "rules": f"batch:data;{TENSOR}"},
+        {"mesh": "model:2", "rules": "length:model;vocab:model"},
+    ],
+    "repeated_translation": [{"mesh": "data:2;model:2", "rules": f"batch:data;{TENSOR}"}],
+    "untied_translation": [{"mesh": "data:2;model:2", "rules": "2d"}],
+    "prefix": [
+        {"mesh": "data:2;model:2", "rules": f"batch:data;{TENSOR}"},
+        {"mesh": "model:2", "rules": "length:model;vocab:model"},
+    ],
     "images": [
         {"mesh": "a:2;b:2", "rules": "height:a;width:b"},
         {"mesh": "data:2;model:2", "rules": "batch:data;out_channels:model"},

@@ -95,6 +95,9 @@ def test_float64_with_values_that_jump_stages_and_a_shared_table() -> None:
         ("sampled", [pipeline(2, 4, "1f1b", "none")]),
         ("remat", [pipeline(2, 2, "1f1b", "none", xla="stretches")]),
         ("lstm", [pipeline(4, 8, "zero_bubble_h1", "none")]),
+        ("translation", [pipeline(6, 4, "1f1b", "none"), pipeline(2, 2, "gpipe", "all")]),
+        ("repeated_translation", [pipeline(3, 2, "zero_bubble_h1", "none")]),
+        ("prefix", [pipeline(3, 4, "1f1b", "except_last")]),
     ],
     ids=lambda v: v if isinstance(v, str) else "",
 )

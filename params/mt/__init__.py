@@ -1,0 +1,1 @@
+"""Registered experiments of sequence to sequence."""
