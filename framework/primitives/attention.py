@@ -194,8 +194,8 @@ def mean_probabilities(
       mask: bool, bias: float, broadcastable to [B, N, T, S]
       returns: [B, T, S] float32
     """
-    wide = [tf.cast(x, tf.float32) for x in (q, k)]
-    probs = _known_probabilities(*wide, scale, mask, bias)
+    q, k = tf.cast(q, tf.float32), tf.cast(k, tf.float32)
+    probs = _known_probabilities(q, k, scale, mask, bias)
     return tf.reduce_mean(tf.reshape(probs, [q.shape[0], q.shape[2], q.shape[1], -1]), 1)
 
 

@@ -93,7 +93,7 @@ def write(cache: KeysAndValues, k: tf.Tensor, v: tf.Tensor, position: Any) -> Ke
     if m > 1:
         slots = cache["slots"]
         is_new = tf.equal(tf.range(slots.shape[1]), position)
-        cache["slots"] = tf.where(is_new, _own_slots(*slots.shape, m), slots)
+        cache["slots"] = tf.where(is_new, _own_slots(slots.shape[0], slots.shape[1], m), slots)
     return cache
 
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from conftest import END, ToyDecoder, toy_batch, toy_theta
 
+from conftest import END, ToyDecoder, toy_batch, toy_theta
 from tekso.framework.context import StepContext
 from tekso.framework.execution import MeshSharded
 from tekso.framework.execution.mesh import mesh_devices
