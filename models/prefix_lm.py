@@ -27,7 +27,7 @@ from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, param
 from tekso.framework.pieces import Flow, Piece
 from tekso.framework.theta import Theta
-from tekso.models.decoding.decoder import DecoderStep, repeat_rows, take_rows
+from tekso.models.decoding.decoder import DecoderStep, repeat_rows
 from tekso.models.layers import cache as cache_lib
 from tekso.models.layers import masking
 from tekso.models.layers.attention import MultiHeadAttention
@@ -216,12 +216,12 @@ class PrefixLm(Layer):
 
     def expand(self, state: Any, k: int) -> dict[str, Any]:
         """See `Decoder`."""
-        move = functools.partial(repeat_rows, k=k)
+        move = functools.partial(cache_lib.expand, k=k)
         return {**state, "cache": self.stack.move_rows(state["cache"], move)}
 
     def select(self, state: Any, rows: tf.Tensor) -> dict[str, Any]:
         """See `Decoder`."""
-        move = functools.partial(take_rows, rows=rows)
+        move = functools.partial(cache_lib.choose, rows=rows)
         return {**state, "cache": self.stack.move_rows(state["cache"], move)}
 
     # --- pieces ---

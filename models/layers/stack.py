@@ -52,7 +52,7 @@ class StackBase(Layer):
 
         Args:
           cache: of all layers.
-          move: `move(nest, dim=…)` returns tensors with other rows along a dim.
+          move: `move(cache, dim=…)` returns that of one attention with other rows; see cache.py.
         """
         raise NotImplementedError(f"{type(self).__name__} has no move_rows()")
 
