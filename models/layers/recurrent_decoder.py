@@ -30,7 +30,7 @@ from tekso.framework.params import REQUIRED, param
 from tekso.framework.theta import Theta
 from tekso.models.layers.attentive_recurrent import Attended, AttentiveRecurrent
 from tekso.models.layers.dropout import Dropout
-from tekso.models.layers.recurrent import Recurrent, with_residual
+from tekso.models.layers.recurrent import Recurrent, side_by_side, with_residual
 from tekso.models.layers.recurrent_cells import LstmCell, RecurrentCell
 from tekso.models.layers.sizes import with_sizes
 from tekso.models.layers.source_attention import AdditiveAttention, Memory, SourceAttention
@@ -167,11 +167,11 @@ class RecurrentDecoder(Layer):
 
     def fprop_output(self, x: tf.Tensor, context: tf.Tensor, ctx: StepContext) -> tf.Tensor:
         """Returns the output of the decoder given that of its last layer: [..., output_dim]."""
-        return _side_by_side(x, context, ctx) if self._shows_context else x
+        return side_by_side(x, context, ctx) if self._shows_context else x
 
     def _given(self, index: int, x: tf.Tensor, context: tf.Tensor, ctx: StepContext) -> tf.Tensor:
         """What a layer reads."""
-        return self.dropout.fprop(Theta(), _side_by_side(x, context, ctx), ctx.fold(index))
+        return self.dropout.fprop(Theta(), side_by_side(x, context, ctx), ctx.fold(index))
 
     def zero_state(self, batch_size: int, dtype: tf.DType | None = None) -> dict[str, Any]:
         """Returns the state before the first step."""
@@ -211,10 +211,3 @@ class RecurrentDecoder(Layer):
             states.append(after)
         output = self.fprop_output(y, found.context, ctx)
         return dataclasses.replace(found, output=output), {"attentive": attentive, "layers": states}
-
-
-def _side_by_side(x: tf.Tensor, y: tf.Tensor, ctx: StepContext) -> tf.Tensor:
-    """Joins the last dims, which have to be whole on every device: [B, T, …] or [N, …]."""
-    dims = ("batch", "length")[: x.shape.rank - 1]
-    both = [ctx.constrain(part, (*dims, None)) for part in (x, y)]
-    return ctx.constrain(tf.concat(both, -1), (*dims, "embed"))
