@@ -15,7 +15,7 @@ from tekso.framework.run.checkpoint_files import Checkpoint
 from tekso.framework.run.inspection import known_input
 
 _ABOUT = ".json"  # beside what a run learned from its data
-_TOKENIZERS = ("tokenizer", "source_tokenizer", "target_tokenizer")
+_TOKENIZERS = ("tokenizer", "source_tokenizer", "target_tokenizer")  # of inputs
 
 
 class ExportError(ValueError):
@@ -77,6 +77,7 @@ def export(
       LiteRtError: a function cannot be converted.
     """
     input = known_input(tree, assets_dir)
+    input = getattr(input, "inner", input)
     task = tree.task.owner.complete(tree.task, input).instantiate()
     functions = {
         name: _with_lengths(one, settings.lengths) for name, one in task.exports(input).items()
@@ -150,6 +151,9 @@ def _vocabularies(input: Any) -> dict[str, Any]:
             "end_id": tokenizer.end_id,
             "bytes_of_ids": [bytes(part).hex() for part in tokenizer.token_bytes],
         }
+    first = next((one.vocab_size for one in told), 0)
+    for number, language in enumerate(getattr(input, "languages", ())):
+        found.setdefault("languages", {})[language] = first + number
     return found
 
 
