@@ -90,6 +90,13 @@ class GraphCut:
         late = {t.name for t in self.late}
         return [t for t in kept.values() if t.name not in late]
 
+    def taken(self, feeds: Sequence[tf.Tensor], outputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns which of some tensors are taken by what computes `outputs` from them."""
+        known = {t.name for t in feeds}
+        above = self._above(outputs, stop=lambda t: t.name in known)
+        used = {t.name for op in above for t in op.inputs} | {t.name for t in outputs}
+        return [t for t in feeds if t.name in used]
+
     def _above(
         self, tensors: Sequence[tf.Tensor], *, stop: Callable[[tf.Tensor], bool]
     ) -> list[tf.Operation]:
