@@ -26,6 +26,7 @@ from tekso.framework.execution.base import (
     Signature,
     num_examples,
 )
+from tekso.framework.execution.mesh.cluster import Cluster
 from tekso.framework.execution.mesh.layouts import MeshLayout
 from tekso.framework.execution.mesh_sharded import MeshSharded
 from tekso.framework.execution.pipeline import partition, remote, stages
@@ -37,6 +38,7 @@ from tekso.framework.execution.pipeline.program import PipelineProgram
 from tekso.framework.execution.pipeline.schedule import Schedule, num_stages_of, schedule_of
 from tekso.framework.execution.pipeline.schedule_check import checked_actions
 from tekso.framework.execution.pipeline.setting import Setting
+from tekso.framework.execution.pipeline.spmd_form import SpmdForm
 from tekso.framework.execution.pipeline.stages_on_mesh import StagesOnMesh
 from tekso.framework.params import param
 from tekso.framework.pieces import Piece
@@ -81,6 +83,11 @@ class Pipelined(Execution):
             "after the other; none: the devices of this process.",
             default=[],
         )
+        form: Literal["host", "spmd"] = param(
+            "What drives the stages: the host, or one program for all of them (for repeated "
+            "stacks, and TPUs).",
+            default="host",
+        )
         stages_on: MeshSharded.Params | None = param(
             "Lays every stage over a mesh of its own, by rules; None: a stage is on one device.",
             default=None,
@@ -99,14 +106,28 @@ class Pipelined(Execution):
         for address in p.workers:
             remote.split(address)
         self._schedule = schedule_of(p.schedule)
-        on = p.stages_on
-        self._on_mesh = None if on is None else StagesOnMesh(on.instantiate(), p)
+        self._on_mesh: StagesOnMesh | None = None
+        self._spmd: SpmdForm | None = None
+        if p.form == "spmd":
+            self._spmd = SpmdForm(p, self._schedule)
+        elif p.stages_on is not None:
+            self._on_mesh = StagesOnMesh(p.stages_on.instantiate(), p)
         self._devices: list[str] = []  # of other processes
         self.timer: Timer = time.perf_counter
         """What tells the time where costs are measured."""
 
+    def join(self, cluster: Cluster) -> None:
+        """See `Execution`; one program for all stages runs in several processes."""
+        if self._spmd is None:
+            super().join(cluster)
+        else:
+            self._spmd.join(cluster)
+
     def setup_devices(self, *, tpu: str | None = None, cpu_devices: int | None = None) -> None:
         """See `Execution`."""
+        if self._spmd is not None:
+            self._spmd.setup_devices(tpu=tpu, cpu_devices=cpu_devices)
+            return
         if self._on_mesh is not None and not tpu:
             self._on_mesh.setup_devices(cpu_devices=cpu_devices)
             return
@@ -127,6 +148,9 @@ class Pipelined(Execution):
     def build(self, task: Any, learner: Any, *, seed: int, batch: Signature) -> Program:
         """See `Execution`."""
         parts = learner.params.accumulation_steps
+        if self._spmd is not None:
+            micro = self.micro_batch(batch, parts=parts)
+            return self._spmd.build(task, learner, seed=seed, micro_batch=micro)
         on_mesh = self._on_mesh
         if on_mesh is not None:
             layout = self.stage_layout(task, batch, parts=parts, num_devices=on_mesh.num_devices())
@@ -201,7 +225,8 @@ class Pipelined(Execution):
         _check_mixing(task)
         pieces, specs = task.pieces(), task.specs()
         traces = trace_all(pieces, specs, micro)
-        costs = self._costs(pieces, traces, specs, micro, None if devices is None else devices[0])
+        device = None if devices is None or self._on_mesh is not None else devices[0]
+        costs = self._costs(pieces, traces, specs, micro, device)
         sizes = self.sizes(pieces, costs)
         plan = stages.plan(pieces, traces, sizes, specs, micro)
         actions = checked_actions(

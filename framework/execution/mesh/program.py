@@ -33,6 +33,7 @@ from tekso.framework.execution.mesh.layouts import Layout, MeshLayout
 from tekso.framework.execution.mesh.placement import Placement
 from tekso.framework.execution.mesh.step_errors import explained
 from tekso.framework.learning_step import select
+from tekso.framework.task import LossSums
 from tekso.framework.weight_spec import WeightSpec
 
 Flat = dict[str, tf.Tensor]
@@ -211,6 +212,13 @@ class MeshProgram(Program):
         }
         return {name: self._placement.relayout(v, ()) for name, v in outputs.items()}
 
+    def _loss(
+        self, weights: Flat, batch: Flat, ctx: MeshContext, *, step: Any, offset: Any
+    ) -> LossSums:
+        """The sums over a part of a batch; the context is that of this step and part."""
+        sums: LossSums = self._task.loss(self._theta(weights, ctx), batch, ctx)
+        return sums
+
     def _gradients(
         self, weights: Flat, batch: Flat, offset: Any, step: Any, total_weight: Any, whole: int
     ) -> tuple[Flat, dict[str, Any]]:
@@ -220,7 +228,7 @@ class MeshProgram(Program):
         trained = {path: weights[path] for path in self._trained}
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(trained)
-            output = self._task.loss(self._theta(weights, ctx), batch, ctx)
+            output = self._loss(weights, batch, ctx, step=step, offset=offset)
             total = output.total(total_weight, ctx.collected.total("loss"))
         gradients = tape.gradient(
             total, trained, unconnected_gradients=tf.UnconnectedGradients.ZERO
@@ -246,10 +254,6 @@ class MeshProgram(Program):
 
     # --- evaluation ---
 
-    def _evaluation_theta(self, ctx: MeshContext) -> Any:
-        weights = self._learner.evaluation_weights(self._flat(WEIGHTS), self._flat(LEARNER))
-        return self._theta(weights, ctx)
-
     def eval_step(self, batch: Batch) -> dict[str, tuple[Any, Any]]:
         """See `Program`."""
         sums = self._eval(self._place(batch))
@@ -258,7 +262,8 @@ class MeshProgram(Program):
     def _eval_graph(self, batch: Any) -> dict[str, Any]:
         size = next(iter(batch.values())).shape[0]
         ctx = self._context("eval", 0, 0, size)
-        output = self._task.loss(self._evaluation_theta(ctx), batch, ctx)
+        weights = self._learner.evaluation_weights(self._flat(WEIGHTS), self._flat(LEARNER))
+        output = self._loss(weights, batch, ctx, step=0, offset=0)
         weight = tf.cast(self._task.loss_weight(batch), tf.float32)
         sums = {"loss": (output.loss_sum, weight), **output.metrics}
         sums |= ctx.collected.sums["metric"]

@@ -79,7 +79,7 @@ class MeshStageEvaluation(StageEvaluation):
             }
         return self._gathered
 
-    def _function(self, stage: Stage, size: int, examples: int) -> Callable[..., Any]:
+    def function(self, stage: Stage, size: int, examples: int) -> Callable[..., Any]:
         """The forward pass of a stage over some examples of a batch of `size`."""
         key = stage.index, size, examples
         if key not in self._functions:

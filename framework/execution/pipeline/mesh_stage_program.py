@@ -37,6 +37,7 @@ from tekso.framework.execution.pipeline.stage_mesh import Parts, StageMesh, loca
 from tekso.framework.execution.pipeline.stage_state import Flat
 from tekso.framework.execution.pipeline.stages import BATCH, Stage, Value
 from tekso.framework.execution.pipeline.workers import StageError, Workers, reason_of
+from tekso.framework.theta import SEPARATOR
 from tekso.framework.weight_spec import WeightSpec
 
 Sums = dict[tuple[int, int], Any]
@@ -197,6 +198,7 @@ class MeshStageProgram(Program):
         total = _added(*(tf.cast(found["total"], loss_sum.dtype) for found in by_stage))
         at = tf.constant(step, tf.int64)
         decision = self._decide(squares, self._state.counts(), at, total)
+        statistics = self._statistics(by_stage)
         done = []
         for stage in stages:
             if not self._state.keeps_weights(stage.index):
@@ -211,9 +213,9 @@ class MeshStageProgram(Program):
                 "rates": {name: mesh.spread_scalar(rate) for name, rate in decision.rates.items()},
                 "applied": mesh.spread_scalar(decision.applied),
             }
-            statistics = tf.nest.map_structure(mesh.spread, by_stage[stage.index]["statistic"])
+            given = tf.nest.map_structure(mesh.spread, statistics[stage.index])
             update = self._functions[stage.index].update
-            done.append(mesh.ask(update, others[stage.index], taken, statistics))
+            done.append(mesh.ask(update, others[stage.index], taken, given))
         self._state.set_counts(decision.counts)
         for flag in done:
             wait_for(Parts.of(flag))
@@ -242,6 +244,15 @@ class MeshStageProgram(Program):
                     given = Parts.of(total.read_value())
                     found[owner][path].append(self._meshes[owner].take(given))
         return [dict(each) for each in found]
+
+    def _statistics(self, by_stage: Sequence[Any]) -> list[dict[str, Any]]:
+        """The sums for the moving statistics of what every stage keeps; of copies, theirs too."""
+        found: list[dict[str, Any]] = [{} for _ in by_stage]
+        for index, sums in enumerate(by_stage):
+            for name, pair in sums["statistic"].items():
+                keeper = self._setting.plan.keeper(name.rpartition(SEPARATOR)[0], index)
+                found[keeper] = added_pairs([found[keeper], {name: pair}])
+        return found
 
     def _decide_graph(self, squares: Any, counts: Flat, step: tf.Tensor, loss: tf.Tensor) -> Any:
         return self._learner.decide(self._groups, squares, counts, step, loss=loss)

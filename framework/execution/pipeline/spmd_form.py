@@ -1,0 +1,128 @@
+"""A pipeline as one SPMD program: what goes with it, and how it is built.
+
+mesh    stage:K;data:R                  num_stages and num_replicas
+rules   layers:stage;batch:data
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tekso.framework.execution.base import ExecutionError, Signature
+from tekso.framework.execution.mesh import mesh_devices
+from tekso.framework.execution.mesh.cluster import Cluster
+from tekso.framework.execution.mesh.placement import Placement
+from tekso.framework.execution.mesh_sharded import MeshSharded
+from tekso.framework.execution.pipeline import spmd_pieces
+from tekso.framework.execution.pipeline.piece_traces import trace_all
+from tekso.framework.execution.pipeline.schedule import Gpipe, Schedule
+from tekso.framework.execution.pipeline.spmd_loop import STAGE, SpmdLoop
+from tekso.framework.execution.pipeline.spmd_program import DATA, SpmdProgram
+from tekso.framework.weight_spec import STACK_DIM
+
+
+class SpmdForm:
+    """Builds one program for all stages.
+
+    Args:
+      pipeline: Params of the pipeline.
+      schedule: its schedule.
+
+    Raises:
+      ExecutionError: other Params of the pipeline do not go with it.
+    """
+
+    def __init__(self, pipeline: Any, schedule: Schedule) -> None:
+        self._params = pipeline
+        refused = []
+        if not isinstance(schedule, Gpipe):
+            refused.append(
+                "execution.schedule is another one than gpipe: set 'gpipe', since all stages "
+                "compute in the same tick, forwards and then backwards"
+            )
+        if pipeline.rematerialize == "except_last":
+            refused.append(
+                "execution.rematerialize is 'except_last': set 'all' or 'none', since the "
+                "micro-batches are parts of one loop"
+            )
+        if pipeline.balance is not None:
+            refused.append(
+                "execution.balance is set: leave it out, since every stage has equally many layers"
+            )
+        if pipeline.workers:
+            refused.append(
+                "execution.workers are set: leave them out, and start the processes as those of "
+                "one run (--cluster)"
+            )
+        if pipeline.stages_on is not None:
+            refused.append(
+                "execution.stages_on is set: leave it out; a data axis beside the stages is "
+                "execution.num_replicas, and other axes need execution.form='host'"
+            )
+        if pipeline.xla != "none":
+            refused.append(
+                f"execution.xla is {pipeline.xla!r}: set 'none', since DTensor ignores XLA"
+            )
+        if refused:
+            raise ExecutionError(f"execution.form is 'spmd', and {'; and '.join(refused)}")
+        mesh, rules = f"{STAGE}:{pipeline.num_stages}", f"{STACK_DIM}:{STAGE}"
+        if pipeline.num_replicas > 1:
+            mesh, rules = f"{mesh};{DATA}:{pipeline.num_replicas}", f"{rules};batch:{DATA}"
+        self._on_mesh = MeshSharded.Params(mesh=mesh, rules=rules).instantiate()
+
+    def join(self, cluster: Cluster) -> None:
+        """See `Execution`."""
+        self._on_mesh.join(cluster)
+
+    def setup_devices(self, *, tpu: str | None, cpu_devices: int | None) -> None:
+        """See `Execution`."""
+        self._on_mesh.setup_devices(tpu=tpu, cpu_devices=cpu_devices)
+
+    def loop(self, task: Any, micro_batch: Signature) -> SpmdLoop:
+        """Returns how a batch goes through the stages; allocates nothing.
+
+        Args:
+          task: the task.
+          micro_batch: signature of what a replica computes at a time.
+
+        Raises:
+          ExecutionError: the task is no repeated stack between other pieces, or does not divide.
+        """
+        p = self._params
+        for layer in task.walk():
+            if layer.mixes_examples:
+                raise ExecutionError(
+                    f"{layer.path} ({type(layer).__name__}) mixes the examples of a batch, which "
+                    "cannot be part of a pipeline of execution.form='spmd'; set "
+                    "execution.form='host', or use --execution=mesh_sharded"
+                )
+        pieces, specs = task.pieces(), task.specs()
+        traces = trace_all(pieces, specs, micro_batch)
+        parts = spmd_pieces.find(pieces, traces, specs, p.num_stages)
+        return SpmdLoop(parts, p.num_stages, p.num_micro_batches, p.rematerialize == "all")
+
+    def build(self, task: Any, learner: Any, *, seed: int, micro_batch: Signature) -> SpmdProgram:
+        """Returns the program.
+
+        Args:
+          task: the task.
+          learner: the learner.
+          seed: of weights and of all randomness in the steps.
+          micro_batch: signature of what a replica computes at a time.
+
+        Raises:
+          ExecutionError: task and devices do not go together.
+        """
+        loop, count = self.loop(task, micro_batch), self._params.num_replicas
+        of_all = {n: ((count * s[0], *s[1:]), dtype) for n, (s, dtype) in micro_batch.items()}
+        device_type = self._on_mesh.device_type
+        found, needed = mesh_devices.count(device_type), self._params.num_stages * count
+        if found < needed:
+            raise ExecutionError(
+                f"{self._params.num_stages} stages and {count} replicas need {needed} devices, and "
+                f"there are {found}: set a smaller execution.num_stages, or give "
+                f"--cpu_devices={needed}"
+            )
+        layout = self._on_mesh.layout(task, of_all, num_devices=found)
+        mesh = mesh_devices.make_mesh(layout.mesh, device_type)
+        return SpmdProgram(task, learner, Placement(mesh), layout, loop, seed=seed)

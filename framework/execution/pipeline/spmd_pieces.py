@@ -1,0 +1,98 @@
+"""The pieces of a task as one repeated stack, and what is before and after it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+
+from tekso.framework.context import StepContext
+from tekso.framework.execution.base import ExecutionError
+from tekso.framework.execution.pipeline.piece_traces import PieceTrace, tensors
+from tekso.framework.pieces import Flow, Piece, joined
+from tekso.framework.theta import Theta
+from tekso.framework.weight_spec import WeightSpec
+
+_INSTEAD = "execution.form='host' cuts any model"
+
+
+@dataclasses.dataclass(frozen=True)
+class StackPieces:
+    """See the module.
+
+    Attributes:
+      before: the pieces before the stack.
+      stack: all layers of it as one piece.
+      run_rows: see `Piece`.
+      after: the pieces after it.
+      paths: of the weights of the stack.
+      writes: names of what a layer hands to the next one.
+      reads: names of what else the layers read.
+    """
+
+    before: tuple[Piece, ...]
+    stack: Piece
+    run_rows: Callable[[int, Theta, Flow, StepContext], Flow]
+    after: tuple[Piece, ...]
+    paths: tuple[str, ...]
+    writes: tuple[str, ...]
+    reads: tuple[str, ...]
+
+
+def find(
+    pieces: Sequence[Piece],
+    traces: Sequence[PieceTrace],
+    specs: Mapping[str, WeightSpec],
+    num_stages: int,
+) -> StackPieces:
+    """Returns the pieces of a task that one program can pipeline.
+
+    Args:
+      pieces: in order.
+      traces: of the same.
+      specs: of all weights.
+      num_stages: over which the layers are divided.
+
+    Raises:
+      ExecutionError: there is no stack or several, it does not divide over the stages, or its
+        layers do not hand on what they are given.
+    """
+    whole = joined(pieces)
+    stacks = [i for i, piece in enumerate(whole) if piece.rows is not None]
+    run_rows = whole[stacks[0]].run_rows if stacks else None
+    if len(stacks) != 1 or run_rows is None:
+        which = "no repeated stack" if not stacks else f"{len(stacks)} repeated stacks"
+        raise ExecutionError(
+            f"execution.form is 'spmd', and the task has {which} between its "
+            f"{len(pieces)} pieces: the layers of one RepeatedStack are divided over the stages "
+            f"(task.model.stack=RepeatedStack.Params); {_INSTEAD}"
+        )
+    place = stacks[0]
+    stack = whole[place]
+    paths = tuple(stack.weights(sorted(specs)))
+    first, end = stack.rows or (0, 0)
+    if first or any(specs[path].shape[0] != end for path in paths):
+        raise ExecutionError(f"{stack.name} is not the whole of a repeated stack; {_INSTEAD}")
+    if end % num_stages:
+        near = [n for n in range(1, end + 1) if end % n == 0]
+        raise ExecutionError(
+            f"execution.form is 'spmd', and {stack.name} has {end} layers, which do not divide "
+            f"over execution.num_stages {num_stages}; these do: {', '.join(map(str, near))}; "
+            f"{_INSTEAD}"
+        )
+    own = [t for p, t in zip(pieces, traces, strict=True) if p.rows is not None]
+    writes = sorted({name for trace in own for name in trace.writes})
+    for trace in own:
+        if sorted(trace.writes) != writes or str(trace.writes) != str(own[0].writes):
+            raise ExecutionError(f"the layers of {stack.name} do not hand on the same; {_INSTEAD}")
+    if any(not leaf.dtype.is_floating for leaf in tensors(dict(own[0].writes))):
+        raise ExecutionError(f"the layers of {stack.name} hand on integers; {_INSTEAD}")
+    reads = sorted({name for trace in own for name in trace.reads} - set(writes))
+    return StackPieces(
+        tuple(whole[:place]),
+        stack,
+        run_rows,
+        tuple(whole[place + 1 :]),
+        paths,
+        tuple(writes),
+        tuple(reads),
+    )

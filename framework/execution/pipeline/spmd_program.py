@@ -1,0 +1,125 @@
+"""The program of a pipeline that is one SPMD program; see `spmd_loop`.
+
+It is the program of a mesh whose weights of the stack lie on the axis of stages: state, update,
+checkpoints and decoding are those of `MeshProgram`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tekso.framework.context import StepContext
+from tekso.framework.execution.base import Batch
+from tekso.framework.execution.mesh import step_context, unrolled
+from tekso.framework.execution.mesh.context import MeshContext
+from tekso.framework.execution.mesh.layouts import MeshLayout
+from tekso.framework.execution.mesh.placement import Placement
+from tekso.framework.execution.mesh.program import Flat, MeshProgram
+from tekso.framework.execution.pipeline.spmd_loop import SpmdLoop
+from tekso.framework.task import LossSums
+from tekso.framework.theta import Theta
+
+DATA = "data"
+
+
+class SpmdProgram(MeshProgram):
+    """See the module.
+
+    Args:
+      task: the task.
+      learner: the learner.
+      placement: the devices.
+      layout: a mesh with an axis of stages, and maybe one of examples.
+      loop: how a batch goes through the stages.
+      seed: of weights and of all randomness in the steps.
+    """
+
+    def __init__(
+        self,
+        task: Any,
+        learner: Any,
+        placement: Placement,
+        layout: MeshLayout,
+        loop: SpmdLoop,
+        *,
+        seed: int,
+    ) -> None:
+        super().__init__(task, learner, placement, layout, activation_dtype="float32", seed=seed)
+        self._loop = loop
+        self._num_replicas = dict(layout.mesh.axes).get(DATA, 1)
+
+    def _place(self, batch: Batch, parts: int = 1) -> Flat:
+        """Every device has all of the batch: micro-batches are parts of it in their order."""
+        placed = {}
+        for name, array in batch.items():
+            if parts > 1:
+                array = array.reshape([parts, len(array) // parts, *array.shape[1:]])
+            placed[name] = self._placement.put(array)
+        return placed
+
+    def _loss(
+        self, weights: Flat, batch: Flat, ctx: MeshContext, *, step: Any, offset: Any
+    ) -> LossSums:
+        size = next(iter(batch.values())).shape[0]
+        count = self._loop.num_micro_batches
+        if size % (count * self._num_replicas):
+            return super()._loss(weights, batch, ctx, step=step, offset=offset)
+        used = step_context.used(
+            self._layout, self._weight_specs, weights, ctx, self._activation_dtype
+        )
+        axes = [self._layout.of_weight(self._weight_specs[path]) for path in used]
+        per_micro = size // count
+
+        def context_of(m: int) -> MeshContext:
+            inner = step_context.context(
+                self._placement,
+                self._layout,
+                mode=ctx.mode,
+                seed=self._seed,
+                step=step,
+                offset=offset + m * per_micro,
+                examples=per_micro,
+                num_examples=ctx.num_examples,
+            )
+            inner.know(list(used.values()), axes)
+            return inner
+
+        def plain(first: Any) -> StepContext:
+            return _StageContext(
+                mode=ctx.mode,
+                seed=self._seed,
+                step=step,
+                example_offset=offset + first,
+                num_examples=ctx.num_examples,
+            )
+
+        return self._loop.loss(used, dict(batch), ctx, context_of=context_of, plain=plain)
+
+
+class _StageContext(StepContext):
+    """The context of a stage: a plain one, but that loops over its layers are written out.
+
+    A loop would have to be differentiated, which DTensor cannot; see `mesh.control_flow`.
+    """
+
+    def scan(
+        self,
+        body: Callable[[Theta, Any, Any, Any], tuple[Any, Any]],
+        theta: Theta,
+        state: Any,
+        xs: Any,
+        *,
+        first: int = 0,
+    ) -> tuple[Any, Any]:
+        """See `StepContext`."""
+        return unrolled.scan(self, body, theta, state, xs, first)
+
+    def all_weight_axes(self, weights: Any) -> list[None]:
+        """Returns that nothing is known of how weights lie."""
+        return [None for _ in tf.nest.flatten(weights)]
+
+    def know(self, weights: Any, axes: Any) -> None:
+        """Takes no notice."""

@@ -1,0 +1,83 @@
+"""Trains a model on one device and with stages on meshes, and prints what came out; for tests.
+
+All pipelines of a call are in one process, on as many logical devices as the first one asks for.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+from typing import Any
+
+import tensorflow as tf
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import equality_program
+from equality_program import Skipping, skipping_batch
+
+from tekso.framework.execution import DataParallel, MeshSharded, Pipelined
+from tekso.framework.execution.base import signature_of
+from tekso.framework.theta import Theta
+
+
+class Checking(Skipping):
+    """One of the blocks fails if there is a large number in the batch."""
+
+    def _block(self, index: int, theta: Theta, flow: Any, ctx: Any) -> Any:
+        if index == 5:
+            most = tf.reduce_max(flow["x"])
+            with tf.control_dependencies([tf.debugging.Assert(most < 50.0, [most])]):
+                flow = {**flow, "h": tf.nest.map_structure(_same, flow["h"])}
+        return super()._block(index, theta, flow, ctx)
+
+
+def _same(x: Any) -> Any:
+    return None if x is None else tf.identity(x)
+
+
+def params_of(pipeline: dict[str, Any]) -> Any:
+    """Returns Params; the mesh, its rules and axes among them are those of every stage."""
+    rest = dict(pipeline)
+    on = {name: rest.pop(name) for name in ("mesh", "rules", "slots_axis") if name in rest}
+    params = Pipelined.Params(rematerialize="all", stages_on=MeshSharded.Params().set(on))
+    return params.set(rest)
+
+
+def fail(execution: Any) -> str:
+    """Returns what a step says in which a stage fails, and the type of it."""
+    batch = skipping_batch(0, 8)
+    learner = equality_program.learner()
+    task = Checking.Params().instantiate()
+    program = execution.build(task, learner, seed=7, batch=signature_of(batch))
+    program.initialize()
+    program.train_step(batch, 0)
+    batch["x"][5, 2] = 100.0
+    try:
+        program.train_step(batch, 1)
+    except ValueError as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def main() -> None:
+    """Reads {"model", "pipelines": [Params of Pipelined], …}; the first result is one device's."""
+    job = json.loads(sys.argv[1])
+    pipelines = [params_of(p).instantiate() for p in job["pipelines"]]
+    pipelines[0].setup_devices()
+    if job["model"] == "checking":
+        print(json.dumps([fail(p) for p in pipelines]), flush=True)
+        return
+    alone = DataParallel.Params(towers=1, xla="none").instantiate()
+    results = [equality_program.run(alone, job)]
+    results += [equality_program.run(p, job) for p in pipelines]
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()

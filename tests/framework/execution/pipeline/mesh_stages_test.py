@@ -1,0 +1,158 @@
+"""Stages on meshes of their own give the losses, gradients and weights of a single device."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import small_models
+from equality_test import check
+
+from tekso.framework.execution import ExecutionError, MeshSharded, Pipelined
+from tekso.framework.execution.base import signature_of
+
+PROGRAM = Path(__file__).with_name("mesh_stages_program.py")
+TENSOR = "heads:model;mlp:model;vocab:model"
+
+
+def run(model: str, *pipelines: dict[str, Any], **job: Any) -> list[Any]:
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), json.dumps({"model": model, "pipelines": pipelines, **job})],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    results: list[Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return results
+
+
+def pipeline(mesh: str, rules: str, schedule: str, **more: Any) -> dict[str, Any]:
+    sizes = {"num_stages": 2, "num_micro_batches": 4}
+    return {"mesh": mesh, "rules": rules, "schedule": schedule, **sizes, **more}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "pipelines"),
+    [
+        (
+            "dense",  # its table is tied: both stages read it
+            [
+                pipeline("model:2", TENSOR, "1f1b"),
+                pipeline("data:2", "batch:data", "gpipe", slots_axis="data"),
+            ],
+        ),
+        ("repeated", [pipeline("model:2", TENSOR, "gpipe", num_micro_batches=2)]),
+        (
+            "untied",
+            [pipeline("data:2;model:2", f"batch:data;{TENSOR}", "interleaved_1f1b")],
+        ),
+        ("moe", [pipeline("model:2", "experts:model;vocab:model", "1f1b", num_micro_batches=1)]),
+        ("lstm", [pipeline("model:2", "mlp:model;vocab:model", "1f1b")]),
+    ],
+    ids=lambda v: v if isinstance(v, str) else "",
+)
+def test_language_models(model: str, pipelines: list[Any]) -> None:
+    alone, *piped = run(model, *pipelines, size=16)
+    for one in piped:
+        check(alone, one)
+
+
+@pytest.mark.slow
+def test_float64_with_values_that_jump_stages_and_a_shared_table() -> None:
+    alone, *piped = run(
+        "skipping",
+        pipeline("data:2", "batch:data", "1f1b", num_stages=3),
+        pipeline("model:2", "embed:model", "gpipe", num_stages=3, num_micro_batches=2),
+        size=16,
+    )
+    for one in piped:
+        check(alone, one, within=1e-12)
+
+
+@pytest.mark.slow
+def test_parts_of_a_batch_add_up() -> None:
+    alone, piped = run(
+        "dense", pipeline("model:2", TENSOR, "1f1b", num_micro_batches=2), size=16, accumulation=2
+    )
+    check(alone, piped)
+
+
+@pytest.mark.slow
+def test_a_stage_that_fails_ends_the_step_with_its_name() -> None:
+    (said,) = run("checking", pipeline("data:2", "batch:data", "1f1b"))
+    assert said.startswith("StageError: ")
+    assert "stage 1" in said
+    assert "assertion failed" in said
+
+
+# --- what is refused, before any device is used ---
+
+
+def build(**changes: Any) -> None:
+    params = Pipelined.Params(
+        num_stages=2,
+        num_micro_batches=2,
+        rematerialize="all",
+        stages_on=MeshSharded.Params(mesh="model:2", rules=TENSOR),
+    )
+    execution = params.set(changes).instantiate()
+    task = small_models.MODELS["dense"]().instantiate()
+    batch = signature_of(small_models.batch("dense", 0))
+    execution.stage_layout(task, batch, parts=1, num_devices=None)
+    execution.setting(task, batch, parts=1, devices=None)
+
+
+def test_what_goes_together_is_accepted() -> None:
+    build()
+    build(**{"stages_on.rules": "tensor"})
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"rematerialize": "none"}, r"execution.rematerialize is 'none': set 'all'"),
+        ({"num_replicas": 2}, r"execution.num_replicas is 2: leave it at 1.*data:2;model:2"),
+        ({"workers": ["localhost:7001"]}, r"execution.workers are set"),
+        ({"xla": "stretches"}, r"execution.xla is 'stretches': set 'none'"),
+        ({"schedule": "zero_bubble_h1"}, r"take 1f1b, gpipe or interleaved_1f1b"),
+        (
+            {"stages_on.mesh": "model:3"},
+            r"execution.stages_on.mesh 'model:3'.*heads of 4 does not divide over the 3 devices",
+        ),
+        ({"stages_on.rules": "mpl:model"}, r"rule mpl:model: no tensor.*did you mean mlp"),
+        (
+            {"stages_on.mesh": "data:8", "stages_on.rules": "batch:data"},
+            r"batch of 4 does not divide over the 8 devices of axis data",
+        ),
+        ({"stages_on.mesh": None}, r"execution.stages_on.mesh is not set"),
+    ],
+    ids=lambda v: next(iter(v)) if isinstance(v, dict) else "",
+)
+def test_what_does_not_go_together_is_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ExecutionError, match=f"(?s){said}"):
+        build(**changes)
+
+
+def test_too_few_devices_are_counted_over_all_stages() -> None:
+    execution = Pipelined.Params(
+        num_stages=4,
+        rematerialize="all",
+        stages_on=MeshSharded.Params(mesh="model:2", rules=TENSOR),
+    ).instantiate()
+    task = small_models.MODELS["dense"]().instantiate()
+    batch = signature_of(small_models.batch("dense", 0))
+    with pytest.raises(ExecutionError, match=r"4 stages on meshes of 2 need 8 devices.* are 6"):
+        execution.stage_layout(task, batch, parts=1, num_devices=6)
