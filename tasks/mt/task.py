@@ -214,6 +214,7 @@ def _vocab_size(input: Any, name: str) -> int | None:
         "source_tokenizer" not in input.params or not input.params.source_tokenizer
     ):
         size = getattr(input, "vocab_size", None)
-        if size is not None and "corpus.languages" in input.params:
-            size += len(input.params.corpus.languages)
+        if size is not None and "corpus" in input.params:
+            corpus = input.params.corpus
+            size += len(type(corpus).owner.languages_of(corpus))
     return size
