@@ -14,6 +14,7 @@ from tekso.framework import theta as theta_lib
 from tekso.framework.context import StepContext
 from tekso.framework.pieces import joined, run_all
 from tekso.framework.theta import Theta
+from tekso.models.decoding.beam_search import BeamSearch
 from tekso.models.encoder_decoder import DECODER_LAYER, ENCODER_LAYER, EncoderDecoder
 from tekso.models.layers.attention_positions import RelativeBias, RotaryPositions
 from tekso.models.layers.embedding import Embedding
@@ -377,3 +378,35 @@ def test_gradients_reach_every_weight_alike_compiled_or_not(name: str) -> None:
         scale = max(1.0, np.abs(one).max())
         assert np.abs(one).max() > 0 or path.endswith("k_bias"), path
         np.testing.assert_allclose(other, one, atol=5e-5 * scale, err_msg=path)
+
+
+@pytest.mark.parametrize("name", ["apart", "repeated", "prefix_lm", "lstm"])
+def test_a_beam_as_wide_as_the_space_finds_the_most_likely_targets(name: str) -> None:
+    model = MODELS[name]().instantiate()
+    theta, batch, end = perturbed(model), padded(), sentence_pairs.END
+    others = range(1, V)
+    space = [[end], *([a, end] for a in others), *([a, b, end] for a in others for b in others)]
+    search = BeamSearch.Params(
+        beam_size=100, num_hypotheses=5, length_normalization=0.0, max_length=3
+    ).instantiate()
+
+    @tf.function(autograph=False)
+    def run(batch: Any) -> Any:
+        return search.search(model, theta, batch, StepContext(mode="decode"), end)
+
+    found = run({name: batch[name] for name in ("source_ids", "source_segment_ids")})
+
+    labels = np.array([[*target, end, end][:3] for target in space], np.int32)
+    read = np.concatenate([np.full([len(space), 1], end), labels[:, :-1]], 1)
+    weights = np.arange(3) < np.array([len(target) for target in space])[:, None]
+    for i in range(len(SIZES)):
+        source = {k: tf.repeat(v[i : i + 1], len(space), 0) for k, v in batch.items()}
+        target = {"ids": read, "labels": labels, "segment_ids": weights}
+        target = {f"target_{k}": tf.constant(v.astype(np.int32)) for k, v in target.items()}
+        nats = model.token_cross_entropy(theta, {**source, **target}, StepContext())
+        log_probs = -(nats.numpy() * weights).sum(1)
+        best = np.argsort(-log_probs)[:5]
+        close(found["log_probs"][i], log_probs[best], within=1e-4)
+        lengths = found["lengths"][i].numpy()
+        got = [ids[:n].tolist() for ids, n in zip(found["ids"][i].numpy(), lengths, strict=True)]
+        assert got == [space[n] for n in best]
