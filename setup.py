@@ -64,15 +64,17 @@ if __name__ == "__main__":
         python_requires=">=3.11",
         packages=list(folders),
         package_dir=folders,
-        package_data={"": ["py.typed"]},
+        package_data={"": ["py.typed"], "tekso.tools": ["new_task_template/*"]},
         install_requires=[
             tensorflow_requirement(installed_distributions()),
             "absl-py",
+            "babel",
             "importlib_resources",  # tensorflow-datasets needs it to prepare, and does not say so
             "matplotlib",
             "numpy",
             "psutil",
             "rich",
+            "sacrebleu",
             "sentencepiece",
             "tensorboard",
             "tensorflow-datasets",
@@ -95,6 +97,8 @@ if __name__ == "__main__":
                 "tekso-vocab=tekso.tools.vocab:main",
                 "tekso-benchmark=tekso.tools.benchmark:main",
                 "tekso-worker=tekso.tools.worker:main",
+                "tekso-ckpt=tekso.tools.ckpt:main",
+                "tekso-new-task=tekso.tools.new_task:main",
             ],
         },
     )

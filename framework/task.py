@@ -62,6 +62,21 @@ class Decoded:
     records: list[dict[str, Any]]
 
 
+@dataclasses.dataclass(frozen=True)
+class Scored:
+    """What decoding an evaluation input shows, besides the sums of its pass.
+
+    Attributes:
+      figures: {name: value}, reported with those of the pass.
+      text: for people, several lines; "" for nothing.
+      images: {name: PNG file}.
+    """
+
+    figures: dict[str, float]
+    text: str = ""
+    images: dict[str, bytes] = dataclasses.field(default_factory=dict)
+
+
 class Program(Protocol):
     """The weights of a run, ready to be called: what a task decodes with."""
 
@@ -164,6 +179,25 @@ class Task(Layer):
         Args:
           program: calls pure functions with the weights of the run.
           input: the training Input: its tokenizer turns text into ids and back.
+        """
+        return None
+
+    def score(
+        self,
+        program: Program,
+        input: Any,
+        *,
+        is_last: bool,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> Scored | None:
+        """Returns what decoding an evaluation input shows, after its pass; None for nothing.
+
+        Args:
+          program: calls pure functions with the weights of the run. All processes of a run call it
+            alike.
+          input: an evaluation Input.
+          is_last: whether it is the last evaluation of the run, which may take longer.
+          stopped: asked now and then whether to leave off; what is returned is then not used.
         """
         return None
 

@@ -17,7 +17,7 @@ from tekso.framework.pieces import Flow, Piece
 from tekso.framework.theta import Theta
 from tekso.models.layers.dropout import Dropout
 from tekso.models.layers.embedding import Embedding
-from tekso.models.layers.recurrent import RecurrentStack
+from tekso.models.layers.recurrent import RecurrentStack, segment_flags
 from tekso.models.layers.recurrent_cells import State
 from tekso.models.layers.sizes import with_sizes
 from tekso.models.layers.softmax import Softmax
@@ -97,7 +97,7 @@ class LstmLm(Layer):
           returns: [B, T, size of the LSTM's output]
         """
         x = self._embedded(theta, ids, ctx)
-        x = self.stack.fprop(theta.stack, x, ctx, **_segments(segment_ids))
+        x = self.stack.fprop(theta.stack, x, ctx, **segment_flags(segment_ids))
         return self._dropped(x, ctx)
 
     def token_cross_entropy(
@@ -205,7 +205,7 @@ class LstmLm(Layer):
         return {**flow, "x": self._embedded(theta, flow["ids"], ctx)}
 
     def _run_layer(self, index: int, theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
-        segments = _segments(flow.get("segment_ids"))
+        segments = segment_flags(flow.get("segment_ids"))
         x = self.stack.fprop_layer(index, theta.stack, flow["x"], ctx, **segments)
         return {**flow, "x": x}
 
@@ -221,12 +221,3 @@ class LstmLm(Layer):
             label_smoothing=label_smoothing if ctx.is_training else 0.0,
         )
         return {**flow, "cross_entropy": loss}
-
-
-def _segments(segment_ids: tf.Tensor | None) -> dict[str, tf.Tensor]:
-    """Which positions are text, and at which another text begins."""
-    if segment_ids is None:
-        return {}
-    mask = tf.not_equal(segment_ids, 0)
-    changed = tf.not_equal(segment_ids[:, 1:], segment_ids[:, :-1])
-    return {"mask": mask, "reset": tf.concat([tf.zeros_like(mask[:, :1]), changed], 1)}

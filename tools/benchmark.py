@@ -1,13 +1,15 @@
 """tekso-benchmark: measures the training steps of a registered experiment.
 
 It trains a few steps as the trainer would, one after the other, each waited for, and tells tokens a
-second, the time to the first step and the peak of memory. A fresh process a measurement: what ran
+second, the time to the first step and the peak of memory; of a pipeline also how long its schedule
+would take by what its work took (`measured_step`). A fresh process a measurement: what ran
 before in a process changes both. Nothing is evaluated, saved or decoded.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import platform
 import resource
 import statistics
@@ -16,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psutil
 from absl import flags
@@ -25,11 +27,14 @@ from tekso.tools import command_errors, command_flags, experiment_flags
 from tekso.tools.command_errors import OK, UsageError
 
 if TYPE_CHECKING:  # slow to import
+    from tekso.framework.execution.base import StepTrace
     from tekso.framework.experiment import Tree
     from tekso.framework.run.assembly import Assembly
 
 PROGRAM = "tekso-benchmark"
 USAGE = f"{PROGRAM} --model=lm.benchmark.Small --steps=20 --format=json"
+
+_STATUS = Path("/proc/self/status")
 
 FLAGS: Any = flags.FlagValues()  # type: ignore[no-untyped-call]
 
@@ -45,6 +50,9 @@ def _define() -> None:
     flags.DEFINE_multi_string("import", [], "Package with experiments of your own.", flag_values=f)
     flags.DEFINE_string("execution", None, "As for tekso-trainer.", flag_values=f)
     flags.DEFINE_integer("cpu_devices", None, "As for tekso-trainer.", flag_values=f)
+    flags.DEFINE_integer(
+        "cores", None, "Cores that may be used; None: all.", lower_bound=1, flag_values=f
+    )
     flags.DEFINE_string("tpu", None, "As for tekso-trainer.", flag_values=f)
     flags.DEFINE_string(
         "assets_dir",
@@ -78,6 +86,7 @@ def _run(argv: list[str]) -> int:
     if not FLAGS.model:
         raise UsageError(f"--model is missing, as in {USAGE}")
 
+    _use_cores(FLAGS.cores)
     experiment_flags.load(FLAGS.model, FLAGS["import"].value or [])
     tree = experiment_flags.experiment(FLAGS.model)().tree()
     experiment_flags.change(tree, execution=FLAGS.execution, settings=FLAGS.set)
@@ -122,29 +131,36 @@ def measure(
     begin = time.perf_counter()
     tree = tree.copy().set(eval_inputs={})
     parts = assemble(tree, assets_dir=assets_dir, tpu=tpu, cpu_devices=cpu_devices)
+    process = memory_bytes("VmRSS")
     parts.program.initialize()
     built = time.perf_counter()
-    _, _, first_loss = _step(parts, 0)
+    first = _step(parts, 0)
     first_done = time.perf_counter()
     since_start = time.time() - psutil.Process().create_time()
 
     timed = [_step(parts, step) for step in range(1, warmup + steps)][warmup - 1 :]
-    step_s = [one for one, _, _ in timed]
+    step_s = [one.step_s for one in timed]
+    state = sum(spec.size_bytes for spec in parts.program.specs().values())
+    peak = peak_memory_bytes()
     units, unit = parts.task.count(parts.input.batch(warmup))
     return {
         "model": model,
         f"{unit}_per_second": units / statistics.median(step_s),
         f"{unit}_per_step": units,
         "step_ms": _spread(step_s),
-        "input_ms": _spread([one for _, one, _ in timed]),
+        "cpu_ms": _spread([one.cpu_s for one in timed]),
+        "input_ms": _spread([one.input_s for one in timed]),
         "time_to_first_step_s": since_start,
         "build_s": built - begin,
         "first_step_s": first_done - built,
-        "peak_memory_bytes": peak_memory_bytes(),
+        "peak_memory_bytes": peak,
+        "state_bytes": state,
+        "peak_above_state_bytes": peak - process - state,
+        **_pipeline_figures([one.trace for one in timed if one.trace is not None]),
         "steps": steps,
         "warmup": warmup,
-        "first_loss": first_loss,
-        "last_loss": timed[-1][2],
+        "first_loss": first.loss,
+        "last_loss": timed[-1].loss,
         "total_weights": sum(spec.size for spec in parts.task.specs().values()),
         "execution": type(parts.tree.execution).owner.__name__,
         "execution_params": parts.tree.execution.to_text(),
@@ -153,13 +169,50 @@ def measure(
     }
 
 
-def _step(parts: Assembly, step: int) -> tuple[float, float, float]:
-    """Trains one step; returns seconds of the step, seconds of its batch, and the loss."""
+class _Step(NamedTuple):
+    """What a step took: seconds of the step, of all threads in it, and of its batch."""
+
+    step_s: float
+    cpu_s: float
+    input_s: float
+    loss: float
+    trace: StepTrace | None
+
+
+def _step(parts: Assembly, step: int) -> _Step:
+    """Trains one step."""
     begin = time.perf_counter()
     batch = parts.input.batch(step)
-    ready = time.perf_counter()
+    ready, busy = time.perf_counter(), time.process_time()
     loss = float(parts.program.train_step(batch, step)["loss"])
-    return time.perf_counter() - ready, ready - begin, loss
+    step_s, cpu_s = time.perf_counter() - ready, time.process_time() - busy
+    return _Step(step_s, cpu_s, ready - begin, loss, parts.program.trace())
+
+
+def _pipeline_figures(traces: Sequence[Any]) -> dict[str, Any]:
+    """Forwards and backwards of a pipeline: as measured, and simulated from their mean times."""
+    if not traces or traces[0].name != "pipeline":
+        return {}
+    measured = [max(one.makespan for one in trace.measured) for trace in traces]
+    return {
+        "pipeline": {
+            "measured_ms": statistics.median(measured),
+            "simulated_ms": statistics.median(trace.predicted.makespan for trace in traces),
+            "measured_by_simulated": statistics.median(trace.ratio for trace in traces),
+        }
+    }
+
+
+def _use_cores(count: int | None) -> None:
+    """Lets this process, and the threads that it will start, use so many cores."""
+    if count is None:
+        return
+    if not hasattr(os, "sched_setaffinity"):
+        raise UsageError("--cores: this system cannot keep a process to some of its cores")
+    there = sorted(os.sched_getaffinity(0))
+    if count > len(there):
+        raise UsageError(f"--cores={count}: this process may use {len(there)}")
+    os.sched_setaffinity(0, there[:count])
 
 
 def _spread(seconds: Sequence[float]) -> dict[str, float]:
@@ -170,11 +223,17 @@ def _spread(seconds: Sequence[float]) -> dict[str, float]:
 
 def peak_memory_bytes() -> int:
     """The most memory that this process held at once."""
-    status = Path("/proc/self/status")
-    if status.exists():  # what getrusage says there includes the process that started this one
-        return 1024 * int(status.read_text().partition("VmHWM:")[2].split()[0])
+    if _STATUS.exists():  # what getrusage says there includes the process that started this one
+        return memory_bytes("VmHWM")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else 1024 * peak
+
+
+def memory_bytes(name: str) -> int:
+    """Returns what the system says of the memory of this process: "VmRSS" now, "VmHWM" at most."""
+    if not _STATUS.exists():
+        return int(psutil.Process().memory_info().rss)
+    return 1024 * int(_STATUS.read_text().partition(f"{name}:")[2].split()[0])
 
 
 def machine() -> dict[str, Any]:
@@ -210,10 +269,18 @@ def text(record: dict[str, Any]) -> str:
         f"{step['max']:.1f}), its batch {input['median']:.2f} ms",
         f"first step {record['time_to_first_step_s']:.1f} s after the start of the process "
         f"(building {record['build_s']:.1f} s, the step {record['first_step_s']:.1f} s)",
-        f"peak memory {record['peak_memory_bytes'] / 2**20:,.0f} MiB",
+        f"peak memory {record['peak_memory_bytes'] / 2**20:,.0f} MiB, "
+        f"{record['peak_above_state_bytes'] / 2**20:,.0f} MiB above the state",
         ", ".join(f"{name} {version}" for name, version in record["versions"].items()),
         f"{record['machine']['processor']}, {record['machine']['cores']} cores",
     ]
+    if "pipeline" in record:
+        took = record["pipeline"]
+        lines.insert(
+            3,
+            f"forwards and backwards {took['measured_ms']:.1f} ms, simulated "
+            f"{took['simulated_ms']:.1f} ms, ratio {took['measured_by_simulated']:.3f}",
+        )
     return "\n".join(lines)
 
 

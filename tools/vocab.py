@@ -1,11 +1,14 @@
-"""tekso-vocab: learns sub-word pieces from text files and writes them as a SentencePiece model."""
+"""tekso-vocab: learns sub-word pieces from text files and writes them as a SentencePiece model.
+
+From a parallel corpus it learns one vocabulary that both sides share, from equal parts of both.
+"""
 
 from __future__ import annotations
 
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from absl import flags
@@ -13,6 +16,8 @@ from absl import flags
 from tekso.framework import files
 from tekso.framework.input.sentence_piece import SentencePiece, learn
 from tekso.framework.input.text_files import TextFiles
+from tekso.tasks.mt.parallel_files import ParallelFiles
+from tekso.tasks.mt.vocabulary import texts_of
 from tekso.tools import command_errors, command_flags
 from tekso.tools.command_errors import OK, UsageError
 
@@ -35,6 +40,18 @@ def _define() -> None:
         "flag are files, too.",
         flag_values=f,
     )
+    flags.DEFINE_string(
+        "source_files",
+        "",
+        "Instead of --input: the source side of a parallel corpus, globs separated by commas.",
+        flag_values=f,
+    )
+    flags.DEFINE_string(
+        "target_files",
+        "",
+        "Its target side: as many files, line by line the translation.",
+        flag_values=f,
+    )
     flags.DEFINE_string("output", None, "File to write, as vocab.model.", flag_values=f)
     flags.DEFINE_integer(
         "vocab_size", _DEFAULTS.vocab_size, "Number of ids, 258 of them reserved.", flag_values=f
@@ -55,7 +72,7 @@ def _define() -> None:
         flag_values=f,
     )
     flags.DEFINE_integer(
-        "max_skipped", 10, "Files that are no UTF-8 text, skipped before it is an error.",
+        "max_skipped", 10, "Files or pairs that are no UTF-8 text, skipped before it is an error.",
         flag_values=f,
     )  # fmt: skip
     flags.DEFINE_boolean("overwrite", False, "Replace the output if it exists.", flag_values=f)
@@ -78,22 +95,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: list[str]) -> int:
     words = command_flags.parse(FLAGS, argv)
     if FLAGS.help:
-        purpose = (__doc__ or "").partition(": ")[2]
+        purpose = (__doc__ or "").partition(": ")[2].replace("\n\n", " ")
         purpose = purpose[:1].upper() + purpose[1:]
-        names = {"input": "globs", "output": "file"}
+        names = dict.fromkeys(("input", "source_files", "target_files"), "globs")
+        names["output"] = "file"
         print(command_flags.help_text(FLAGS, usage=USAGE, purpose=purpose, value_names=names))
         return OK
     inputs = [*FLAGS.input, *words]
     _check(inputs)
-    text = TextFiles.Params(
-        files=",".join(inputs), dev_fraction=0.0, max_skipped=FLAGS.max_skipped
-    ).instantiate()
-    print(f"read {text.num_files} files, {text.num_bytes:,} bytes", flush=True)
-    if text.skipped().count:
-        print(f"warning: {text.skipped()}")
+    text = _open(inputs)
     begin = time.perf_counter()
     model = learn(
-        (record for _, record in text.records()),
+        _texts(text),
         vocab_size=FLAGS.vocab_size,
         model_type=FLAGS.model_type,
         train_bytes=FLAGS.train_bytes,
@@ -101,8 +114,34 @@ def _run(argv: list[str]) -> int:
     )
     seconds = time.perf_counter() - begin
     files.write_atomically(FLAGS.output, model)
+    if isinstance(text, ParallelFiles) and text.skipped().count:  # seen as they were read
+        print(f"warning: {text.skipped()}")
     _report(text, inputs, seconds)
     return OK
+
+
+def _open(inputs: Sequence[str]) -> TextFiles | ParallelFiles:
+    if not inputs:
+        pairs: ParallelFiles = ParallelFiles.Params(
+            source_files=FLAGS.source_files,
+            target_files=FLAGS.target_files,
+            dev_fraction=0.0,
+            max_skipped=FLAGS.max_skipped,
+        ).instantiate()
+        print(f"read {len(pairs):,} pairs of lines", flush=True)
+        return pairs
+    text: TextFiles = TextFiles.Params(
+        files=",".join(inputs), dev_fraction=0.0, max_skipped=FLAGS.max_skipped
+    ).instantiate()
+    print(f"read {text.num_files} files, {text.num_bytes:,} bytes", flush=True)
+    if text.skipped().count:
+        print(f"warning: {text.skipped()}")
+    return text
+
+
+def _texts(text: TextFiles | ParallelFiles) -> Iterator[str]:
+    records = (record for _, record in text.records())
+    return texts_of(records, "both") if isinstance(text, ParallelFiles) else records
 
 
 def _check(inputs: Sequence[str]) -> None:
@@ -111,7 +150,13 @@ def _check(inputs: Sequence[str]) -> None:
     Raises:
       UsageError: a flag is missing, or its value cannot be used.
     """
-    if not inputs:
+    is_parallel = FLAGS.source_files or FLAGS.target_files
+    if inputs and is_parallel:
+        raise UsageError("give either --input, or --source_files and --target_files")
+    if bool(FLAGS.source_files) != bool(FLAGS.target_files):
+        missing = "target_files" if FLAGS.source_files else "source_files"
+        raise UsageError(f"--{missing} is missing: a parallel corpus has two sides")
+    if not inputs and not is_parallel:
         raise UsageError(f"--input is missing, as in {USAGE}")
     if not FLAGS.output:
         raise UsageError(f"--output is missing, as in {USAGE}")
@@ -139,22 +184,37 @@ def _report(text: Any, inputs: Sequence[str], seconds: float) -> None:
             f"warning: the text has only {num_pieces:,} pieces worth learning, fewer than "
             f"--vocab_size={FLAGS.vocab_size}; the other ids stand for nothing"
         )
-    sample = text[0][:_MEASURED]
+    sample = _beginning(_texts(text))
     num_bytes = len(sample.encode("utf-8"))
     print(f"{num_bytes / max(1, len(tokenizer.encode(sample))):.2f} bytes a token at its beginning")
     longest = sorted(tokenizer.token_bytes, key=len, reverse=True)[:_SHOWN]
     print(
         "longest pieces: " + " ".join(repr(piece.decode("utf-8", "replace")) for piece in longest)
     )
-    command = [
-        "tekso-trainer",
-        "--model=lm.text_files.SentencePiece",
-        f"--set=input.files={','.join(inputs)}",
-        f"--set=input.tokenizer.file={FLAGS.output}",
-    ]
+    settings = [f"--set=input.tokenizer.file={FLAGS.output}"]
     if FLAGS.vocab_size != _DEFAULTS.vocab_size:
-        command.append(f"--set=input.tokenizer.vocab_size={FLAGS.vocab_size}")
-    print(f"train with it:\n  {shlex.join(command)}")
+        settings.append(f"--set=input.tokenizer.vocab_size={FLAGS.vocab_size}")
+    if isinstance(text, ParallelFiles):
+        files_of = {side: getattr(FLAGS, f"{side}_files") for side in ("source", "target")}
+        read = [f"--set=input.corpus.{side}_files={globs}" for side, globs in files_of.items()]
+        print(
+            f"train an experiment of parallel files with it by\n  {shlex.join([*read, *settings])}"
+        )
+        return
+    read = ["--model=lm.text_files.SentencePiece", f"--set=input.files={','.join(inputs)}"]
+    print(f"train with it:\n  {shlex.join(['tekso-trainer', *read, *settings])}")
+
+
+def _beginning(texts: Iterator[str]) -> str:
+    """The first texts, as much as is measured."""
+    found: list[str] = []
+    size = 0
+    for text in texts:
+        found.append(text[: _MEASURED - size])
+        size += len(found[-1])
+        if size >= _MEASURED:
+            break
+    return "".join(found)
 
 
 if __name__ == "__main__":

@@ -65,19 +65,27 @@ class MeshSharded(Execution):
         """See `Execution`."""
         self._cluster = cluster
 
-    def setup_devices(self, *, tpu: str | None = None, cpu_devices: int | None = None) -> None:
-        """See `Execution`."""
+    def setup_devices(
+        self, *, tpu: str | None = None, cpu_devices: int | None = None, num_meshes: int = 1
+    ) -> None:
+        """See `Execution`; with devices for so many meshes."""
         # TensorFlow's default moves wrong values between two inner dims (on CPU and GPU).
         if not tpu:
             os.environ["DTENSOR_USE_ALL_TO_ALL_RELAYOUT"] = "0"
         # It would join sums over devices from before and after a loop that is between them.
         os.environ["DTENSOR_ENABLE_COMBINE_ALL_REDUCES_OPTIMIZATION"] = "0"
+        size = self.size_asked_for()
         self._device_type = mesh_devices.setup(
-            self._size_asked_for(), tpu, cpu_devices, self._cluster
+            None if size is None else size * num_meshes, tpu, cpu_devices, self._cluster
         )
 
-    def _size_asked_for(self) -> int | None:
-        """Devices of the mesh, as far as it is written out."""
+    @property
+    def device_type(self) -> str:
+        """What the devices are; known after `setup_devices`."""
+        return self._device_type
+
+    def size_asked_for(self) -> int | None:
+        """Returns the number of devices of the mesh, as far as it is written out."""
         return None if self.params.mesh is None else MeshShape.parse(self.params.mesh).size
 
     def build(self, task: Any, learner: Any, *, seed: int, batch: Signature) -> Program:

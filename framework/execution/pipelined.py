@@ -13,6 +13,7 @@ parallelism" (arXiv 1811.06965).
 
 from __future__ import annotations
 
+import time
 from typing import Any, Literal
 
 import tensorflow as tf
@@ -25,16 +26,22 @@ from tekso.framework.execution.base import (
     Signature,
     num_examples,
 )
+from tekso.framework.execution.mesh.layouts import MeshLayout
+from tekso.framework.execution.mesh_sharded import MeshSharded
 from tekso.framework.execution.pipeline import partition, remote, stages
 from tekso.framework.execution.pipeline.actions import by_device
+from tekso.framework.execution.pipeline.measured_costs import Timer, measured_costs
 from tekso.framework.execution.pipeline.piece_costs import cost_of
 from tekso.framework.execution.pipeline.piece_traces import PieceTrace, trace_all
 from tekso.framework.execution.pipeline.program import PipelineProgram
-from tekso.framework.execution.pipeline.schedule import Schedule, schedule_of
-from tekso.framework.execution.pipeline.schedule_check import check
+from tekso.framework.execution.pipeline.schedule import Schedule, num_stages_of, schedule_of
+from tekso.framework.execution.pipeline.schedule_check import checked_actions
 from tekso.framework.execution.pipeline.setting import Setting
+from tekso.framework.execution.pipeline.stages_on_mesh import StagesOnMesh
 from tekso.framework.params import param
 from tekso.framework.pieces import Piece
+from tekso.framework.primitives.fusion import XlaFusion, no_fusion
+from tekso.framework.weight_spec import WeightSpec
 
 
 class Pipelined(Execution):
@@ -61,6 +68,11 @@ class Pipelined(Execution):
             "Number of pieces of every stage; None: so that the most expensive stage costs least.",
             default=None,
         )
+        costs: Literal["traced", "measured"] = param(
+            "By what pieces are shared out: operations and bytes of their traced graphs, or the "
+            "time that each kind takes on the first device when the pipeline is built.",
+            default="traced",
+        )
         num_replicas: int = param(
             "Pipelines side by side, each with its share of every micro-batch.", default=1
         )
@@ -68,6 +80,10 @@ class Pipelined(Execution):
             "Addresses (host:port) of tekso-worker processes that lend their devices, a replica "
             "after the other; none: the devices of this process.",
             default=[],
+        )
+        stages_on: MeshSharded.Params | None = param(
+            "Lays every stage over a mesh of its own, by rules; None: a stage is on one device.",
+            default=None,
         )
         xla: Literal["none", "stretches"] = param(
             "What XLA compiles: nothing, or elementwise stretches between matrix products.",
@@ -83,10 +99,17 @@ class Pipelined(Execution):
         for address in p.workers:
             remote.split(address)
         self._schedule = schedule_of(p.schedule)
+        on = p.stages_on
+        self._on_mesh = None if on is None else StagesOnMesh(on.instantiate(), p)
         self._devices: list[str] = []  # of other processes
+        self.timer: Timer = time.perf_counter
+        """What tells the time where costs are measured."""
 
     def setup_devices(self, *, tpu: str | None = None, cpu_devices: int | None = None) -> None:
         """See `Execution`."""
+        if self._on_mesh is not None and not tpu:
+            self._on_mesh.setup_devices(cpu_devices=cpu_devices)
+            return
         if tpu:
             raise ExecutionError(
                 "a pipeline that is driven from the host cannot use the cores of a TPU: use "
@@ -103,8 +126,14 @@ class Pipelined(Execution):
 
     def build(self, task: Any, learner: Any, *, seed: int, batch: Signature) -> Program:
         """See `Execution`."""
+        parts = learner.params.accumulation_steps
+        on_mesh = self._on_mesh
+        if on_mesh is not None:
+            layout = self.stage_layout(task, batch, parts=parts, num_devices=on_mesh.num_devices())
+            setting = self.setting(task, batch, parts=parts, devices=on_mesh.names(layout))
+            return on_mesh.build(task, learner, setting, layout, seed=seed)
         names = self._devices or _local_devices()
-        setting = self.setting(task, batch, parts=learner.params.accumulation_steps, devices=names)
+        setting = self.setting(task, batch, parts=parts, devices=names)
         return PipelineProgram(task, learner, setting, seed=seed)
 
     def micro_batch(self, batch: Signature, *, parts: int) -> Signature:
@@ -125,6 +154,25 @@ class Pipelined(Execution):
                 f"that do: {', '.join(map(str, near))}"
             )
         return {n: ((size // count, *shape[1:]), dtype) for n, (shape, dtype) in batch.items()}
+
+    def stage_layout(
+        self, task: Any, batch: Signature, *, parts: int, num_devices: int | None
+    ) -> MeshLayout:
+        """Returns how the tensors of a stage lie on its mesh; `stages_on` is set.
+
+        Args:
+          task: the task.
+          batch: signature of the global batch.
+          parts: of the batch that go through the pipeline one after the other.
+          num_devices: of all stages together; None: as many as are asked for.
+
+        Raises:
+          ExecutionError: mesh and rules do not fit the model, the batch or the devices.
+        """
+        if self._on_mesh is None:
+            raise ExecutionError("execution.stages_on is not set: the stages lie on no mesh")
+        micro = self.micro_batch(batch, parts=parts)
+        return self._on_mesh.layout(task, micro, num_devices=num_devices)
 
     def setting(
         self, task: Any, batch: Signature, *, parts: int, devices: list[str] | None
@@ -153,16 +201,13 @@ class Pipelined(Execution):
         _check_mixing(task)
         pieces, specs = task.pieces(), task.specs()
         traces = trace_all(pieces, specs, micro)
-        sizes = self.sizes(pieces, traces)
+        costs = self._costs(pieces, traces, specs, micro, None if devices is None else devices[0])
+        sizes = self.sizes(pieces, costs)
         plan = stages.plan(pieces, traces, sizes, specs, micro)
-        actions = list(self._schedule.actions(p.num_stages, p.num_micro_batches))
-        check(
-            actions,
-            num_devices=p.num_stages,
-            num_stages=len(sizes),
-            num_micro_batches=p.num_micro_batches,
+        actions = checked_actions(
+            self._schedule, num_devices=p.num_stages, num_micro_batches=p.num_micro_batches
         )
-        return Setting(
+        setting = Setting(
             plan,
             by_device(actions, p.num_stages),
             [names[r * p.num_stages :][: p.num_stages] for r in range(p.num_replicas)],
@@ -171,16 +216,38 @@ class Pipelined(Execution):
             p.num_micro_batches,
             p.rematerialize,
             p.xla,
+            p.costs,
+            costs,
+        )
+        if self._on_mesh is not None:
+            self._on_mesh.check_schedule(setting)
+        return setting
+
+    def _costs(
+        self,
+        pieces: list[Piece],
+        traces: list[PieceTrace],
+        specs: dict[str, WeightSpec],
+        micro: Signature,
+        device: str | None,
+    ) -> list[float]:
+        """Returns the cost of every piece, forward and backward over a micro-batch."""
+        if self.params.costs == "traced":
+            return [cost_of(trace) for trace in traces]
+        fuse = XlaFusion() if self.params.xla == "stretches" else no_fusion
+        return measured_costs(
+            pieces, traces, specs, micro, device=device, timer=self.timer, fuse=fuse
         )
 
-    def sizes(self, pieces: list[Piece], traces: list[PieceTrace]) -> list[int]:
-        """Returns the number of pieces of every stage."""
+    def sizes(self, pieces: list[Piece], costs: list[float]) -> list[int]:
+        """Returns the number of pieces of every stage, given the cost of each piece."""
         num_devices, stages_of = self.params.num_stages, self._schedule.num_stages
-        enough = (d for d in range(num_devices, 0, -1) if stages_of(d) <= len(pieces))
+        num_stages = num_stages_of(self._schedule, num_devices)
+        enough = (d for d in range(num_devices, 0, -1) if 1 <= stages_of(d) <= len(pieces))
         return partition.balance(
             [piece.name for piece in pieces],
-            [cost_of(trace) for trace in traces],
-            stages_of(num_devices),
+            costs,
+            num_stages,
             self.params.balance,
             num_devices=num_devices,
             most_devices=next(enough, 0),

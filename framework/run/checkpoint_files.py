@@ -16,11 +16,12 @@ import errno
 import hashlib
 import importlib.metadata
 import json
+import math
 import os
 import platform
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -62,6 +63,7 @@ class Description:
       versions: of what wrote it.
       created: time of writing, UTC.
       files: {name: {"size_bytes", "sha256"}} of the tensor files.
+      averaged: the checkpoints whose mean it is; empty for one of a training.
     """
 
     step: int
@@ -73,6 +75,7 @@ class Description:
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
     created: str = ""
     files: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    averaged: Sequence[str] = ()
 
     def to_json(self) -> str:
         """Returns the text of the JSON file."""
@@ -105,7 +108,9 @@ class Checkpoint:
         except (ValueError, tf.errors.OpError) as error:
             reason = f"TensorFlow cannot read it: {_first_line(error)}"
             raise DamagedCheckpointError(reason) from error
-        self.keys = frozenset(self._reader.get_variable_to_shape_map())
+        self._shapes = self._reader.get_variable_to_shape_map()
+        self._dtypes = self._reader.get_variable_to_dtype_map()
+        self.keys = frozenset(self._shapes)
 
     @property
     def step(self) -> int:
@@ -115,6 +120,18 @@ class Checkpoint:
     def read(self, key: str) -> np.ndarray:
         """Returns the whole array of a key."""
         return np.asarray(self._reader.get_tensor(key))
+
+    def shape(self, key: str) -> tuple[int, ...]:
+        """Returns the shape of the array of a key; nothing of it is read."""
+        return tuple(self._shapes[key])
+
+    def dtype(self, key: str) -> tf.DType:
+        """Returns the data type of a key."""
+        return self._dtypes[key]
+
+    def size_bytes(self, key: str) -> int:
+        """Returns the bytes of the array of a key."""
+        return math.prod(self.shape(key)) * int(self.dtype(key).size)
 
 
 def versions() -> dict[str, str]:
@@ -143,14 +160,52 @@ def write(path: str, tensors: Mapping[str, np.ndarray], description: Description
       DiskFullError: there is no room; nothing is left behind.
       CheckpointError: it could not be written for another reason; nothing is left behind.
     """
+    size_bytes = sum(array.nbytes for array in tensors.values())
+    return _write(path, lambda prefix: _write_tensors(prefix, tensors), description, size_bytes)
+
+
+def write_parts(
+    path: str,
+    parts: Iterable[Mapping[str, np.ndarray]],
+    description: Description,
+    *,
+    size_bytes: int,
+) -> Description:
+    """Writes a checkpoint of which one part after the other is in memory.
+
+    Args:
+      path: as in `write`.
+      parts: arrays by key; the parts have no key in common.
+      description: as in `write`.
+      size_bytes: of all arrays together.
+
+    Raises:
+      CheckpointError: as in `write`; also after an error of `parts` nothing is left behind.
+    """
+
+    def save(prefix: str) -> None:
+        saved: list[str] = []
+        for tensors in parts:
+            saved.append(f"{prefix}_part_{len(saved)}")
+            _write_tensors(saved[-1], tensors)
+        with tf.device("/cpu:0"):
+            tf.raw_ops.MergeV2Checkpoints(
+                checkpoint_prefixes=saved, destination_prefix=prefix, delete_old_dirs=False
+            )
+
+    return _write(path, save, description, size_bytes)
+
+
+def _write(
+    path: str, save: Callable[[str], None], description: Description, needed: int
+) -> Description:
     above, base = os.path.split(path)
     place = files.join(above, UNFINISHED + base) if files.is_local(path) else path
-    needed = sum(array.nbytes for array in tensors.values())
     try:
         _refuse_if_full(path, needed)
         files.remove_folder(place)
         files.make_folder(place)
-        _write_tensors(files.join(place, PREFIX), tensors)
+        save(files.join(place, PREFIX))
         checksums = {}
         for name in files.names(place):
             files.sync(files.join(place, name))
@@ -175,6 +230,9 @@ def write(path: str, tensors: Mapping[str, np.ndarray], description: Description
             raise DiskFullError(_disk_full_text(path, needed, free, error)) from error
         reason = _first_line(error)
         raise CheckpointError(f"cannot write the checkpoint {path}: {reason}") from error
+    except BaseException:  # of what makes the tensors, or an interruption
+        _remove_quietly(place)
+        raise
     return description
 
 

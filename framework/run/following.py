@@ -14,6 +14,7 @@ from tekso.framework.run.checkpoints import Checkpoint, Checkpoints, Description
 from tekso.framework.run.pace import Reading
 from tekso.framework.run.report.console import Console, Style
 from tekso.framework.run.report.report import Report
+from tekso.framework.task import Scored
 
 
 class FollowingConsole:
@@ -82,6 +83,9 @@ class FollowingReport(Report):
     def evaluation(
         self, name: str, step: int, values: Mapping[str, float], *, seconds: float, is_best: bool
     ) -> None:
+        """Does nothing."""
+
+    def scored(self, name: str, step: int, scored: Scored) -> None:
         """Does nothing."""
 
     def progress(self, step: int, doing: str = "") -> None:

@@ -161,7 +161,7 @@ def model_text(record: Mapping[str, Any], *, max_rows: int = 400) -> str:
     ]
     lines = [record["model"], ""]
     shown = table if len(table) <= max_rows else table[: max_rows // 2] + table[-max_rows // 2 :]
-    rows = _columns(("weight", "shape", "dims", "size", "dtype"), shown, right=(3,))
+    rows = columns(("weight", "shape", "dims", "size", "dtype"), shown, right=(3,))
     if len(shown) < len(table):
         rows.insert(
             1 + max_rows // 2,
@@ -173,7 +173,7 @@ def model_text(record: Mapping[str, Any], *, max_rows: int = 400) -> str:
          str(part["tensors"]))
         for part in record["parts"]
     ]  # fmt: skip
-    lines += ["", *_columns(("part", "weights", "share", "tensors"), parts, right=(1, 2, 3)), ""]
+    lines += ["", *columns(("part", "weights", "share", "tensors"), parts, right=(1, 2, 3)), ""]
     fixed = record["total_weights"] - record["trainable_weights"]
     lines.append(
         f"total: {record['total_weights']:,} weights in {len(table)} tensors, "
@@ -266,9 +266,10 @@ def _share(count: int, total: int) -> str:
     return f"{100 * count / total:.1f}%" if total else "-"
 
 
-def _columns(
+def columns(
     header: tuple[str, ...], rows: Sequence[tuple[str, ...]], *, right: tuple[int, ...]
 ) -> list[str]:
+    """Returns a table as lines; the columns whose numbers are in `right` are aligned there."""
     widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
     return [
         "  ".join(

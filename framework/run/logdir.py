@@ -3,6 +3,7 @@
     params.txt  params.diff.txt  command.txt     what was run
     checkpoints/  assets/  events/               state, tokenizers, TensorBoard
     metrics.jsonl  curves.png  samples.txt       what came out
+    decoded/NAME/                                texts and pictures of an evaluation input
 
 All in one folder, which belongs to one experiment.
 """
@@ -68,6 +69,10 @@ class Logdir:
     def samples(self) -> str:
         """File of the decoded samples."""
         return self.file("samples.txt")
+
+    def decoded(self, name: str) -> str:
+        """Folder of what was decoded of an evaluation input."""
+        return files.join(self.file("decoded"), name)
 
     def model(self) -> str | None:
         """Returns the key of the experiment whose logdir this is; None if it is nobody's."""

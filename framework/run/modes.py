@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from tekso.framework import files
@@ -24,6 +24,7 @@ from tekso.framework.run.report.lines import eval_line, size, wrapped
 from tekso.framework.run.report.report import Report
 from tekso.framework.run.stop_signals import exit_code
 from tekso.framework.run.training_loop import Outcome, Timetable, TrainingLoop, restore
+from tekso.framework.task import Scored
 
 
 def train(job: Job) -> int:
@@ -109,9 +110,15 @@ def _evaluate(job: Job, checkpoint: Checkpoint, peers: Peers) -> dict[str, Any]:
         begin = time.perf_counter()
         job.console.progress(0, 1, f"evaluating {name}")
         values = evaluate(parts.program, parts.task, batches(0), name=name)
+        job.console.progress(0, 1, f"decoding {name}")
+        scored = _score(parts, name, True, lambda: False)
+        if scored is not None:
+            values.update(scored.figures)
         seconds = time.perf_counter() - begin
         line = eval_line(name, checkpoint.step, values, seconds=seconds, width=job.console.width)
         job.console.line(line, "evaluation")
+        if scored is not None and peers.is_first:
+            _show_text(job, scored.text)
         record = {STEP: checkpoint.step, SPLIT: name, **values, "checkpoint": checkpoint.path}
         try:
             if peers.is_first:
@@ -161,6 +168,7 @@ def _loop(
         description=parts.description(job.model),
         report=report,
         peers=peers,
+        score=functools.partial(_score, parts),
         show_step=functools.partial(_show_step, job, parts) if job.shows_step else None,
     )
 
@@ -170,6 +178,13 @@ def _eval_batches(parts: Assembly) -> dict[str, Any]:
         name: functools.partial(_batches, input, stop=input.num_batches)
         for name, input in parts.eval_inputs.items()
     }
+
+
+def _score(
+    parts: Assembly, name: str, is_last: bool, stopped: Callable[[], bool]
+) -> Scored | None:
+    input = parts.eval_inputs[name]
+    return parts.task.score(parts.program, input, is_last=is_last, stopped=stopped)
 
 
 def _batches(input: Any, start: int, *, stop: int | None) -> Iterator[Mapping[str, Any]]:
@@ -258,8 +273,12 @@ def _references(parts: Assembly) -> dict[str, dict[str, float]]:
 def _show(job: Job, decoded: Any) -> None:
     if decoded is not None:
         files.write_atomically(job.logdir.samples, decoded.text + "\n")
-        for line in decoded.text.splitlines():
-            job.console.line(line, "dim")
+        _show_text(job, decoded.text)
+
+
+def _show_text(job: Job, text: str) -> None:
+    for line in text.splitlines():
+        job.console.line(line, "dim")
 
 
 def _show_step(job: Job, parts: Assembly) -> None:

@@ -14,6 +14,10 @@ from tekso.framework.run.report.lines import WIDTH, magnitude, size
 UNIT = "the time that the slowest stage works on a micro-batch"
 _INDENT = "  "
 _MANY_ROWS, _MOST_ROWS = 16, 40
+_COSTS = {
+    "traced": "cost: operations and bytes that are moved, of the traced graphs of the pieces",
+    "measured": "cost: the time of each kind of piece, forward and backward, as measured here",
+}
 
 
 def record(figures: PipelineFigures) -> dict[str, Any]:
@@ -29,6 +33,7 @@ def record(figures: PipelineFigures) -> dict[str, Any]:
         "batch_size": setting.batch_size,
         "micro_batch_size": setting.micro_batch_size,
         "rematerialize": setting.rematerialize,
+        "costs": setting.costs,
         "balance": [len(each.stage.piece_names) for each in figures.stages],
         "stages": [
             _stage_record(each, share)
@@ -116,7 +121,8 @@ def _notes(figures: PipelineFigures, width: int) -> list[str]:
     """What the table leaves open."""
     total = sum(each.weights for each in figures.stages)
     notes = [
-        f"together {total:,} weights; flops and bytes that are handed on are those of a micro-batch"
+        f"together {total:,} weights; flops and bytes that are handed on are of a micro-batch",
+        _COSTS[figures.setting.costs],
     ]
     notes += [
         f"stage {each.stage.index} is given copies of {', '.join(each.copies)} "

@@ -22,12 +22,15 @@ from tekso.framework.run.pace import Pace
 from tekso.framework.run.peers import Peers
 from tekso.framework.run.report.report import Report
 from tekso.framework.run.stop_signals import AgreedStop, StopSignals
+from tekso.framework.task import Scored
 
 _WARM_UP_STEPS = 5  # of a process: the first are traced and compiled
 
 Batch = Mapping[str, np.ndarray]
 Batches = Callable[[int], Iterator[Batch]]
 """Returns the batches from a step on."""
+Score = Callable[[str, bool, Callable[[], bool]], Scored | None]
+"""Decodes an evaluation input: `score(name, is_last, stopped)`; see `Task.score`."""
 Evaluations = dict[str, dict[str, float]]
 """{evaluation: {metric: value}}."""
 
@@ -96,6 +99,7 @@ class TrainingLoop:
       description: of checkpoints; step, metrics and position are filled in.
       report: takes what there is to tell.
       peers: the processes that run this loop side by side.
+      score: decodes an evaluation input after its pass.
       show_step: shows what the devices did in a step; called once, after a step that is as fast as
         those that follow.
     """
@@ -113,6 +117,7 @@ class TrainingLoop:
         description: Description,
         report: Report,
         peers: Peers | None = None,
+        score: Score = lambda name, is_last, stopped: None,
         show_step: Callable[[], None] | None = None,
     ) -> None:
         self._program, self._task, self._learner = program, task, learner
@@ -120,7 +125,7 @@ class TrainingLoop:
         self._timetable, self._checkpoints = timetable, checkpoints
         self._description, self._report = description, report
         self._peers = peers or Peers()
-        self._show_step = show_step
+        self._score, self._show_step = score, show_step
         self._pace = Pace()
 
     def restore(self, checkpoint: Checkpoint | None) -> int:
@@ -237,10 +242,18 @@ class TrainingLoop:
                     )
                 except StoppedError:
                     return {}
+                self._report.progress(step, f"decoding {name}")
+                scored = self._score(name, step == self._timetable.steps, stop.poll)
+                if stop.poll():
+                    return {}
+                if scored is not None:
+                    values.update(scored.figures)
                 done[name] = values
                 is_best = self._checkpoints.would_be_best(_flat({name: values}))
                 seconds = time.perf_counter() - begin
                 self._report.evaluation(name, step, values, seconds=seconds, is_best=is_best)
+                if scored is not None:
+                    self._report.scored(name, step, scored)
             self._report.draw_curves_if_old()
             self._report.progress(step)
         return done

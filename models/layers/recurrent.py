@@ -89,6 +89,18 @@ class Recurrent(Layer):
             y = _reversed(y)
         return ctx.constrain(tf.transpose(y, [1, 0, 2]), ("batch", "length", "embed")), state
 
+    def step(
+        self, theta: Theta, x: tf.Tensor, state: State, ctx: StepContext
+    ) -> tuple[tf.Tensor, State]:
+        """Takes one step without a loop: for what runs step by step anyway.
+
+        Shapes:
+          x: [B, D]
+          returns: [B, output_dim], the next state
+        """
+        gates = self.cell.project_inputs(theta.cell, x, ctx)
+        return self.cell.step(theta.cell, gates, state, ctx)
+
     def _turn(
         self, theta: Theta, state: State, xs: dict[str, tf.Tensor], ctx: StepContext
     ) -> tuple[State, tf.Tensor]:
@@ -106,6 +118,20 @@ class Recurrent(Layer):
 def _reversed(x: tf.Tensor) -> tf.Tensor:
     """Reverses dim 0 by a gather, which every execution can do."""
     return tf.gather(x, tf.range(x.shape[0] - 1, -1, -1))
+
+
+def segment_flags(segment_ids: tf.Tensor | None) -> dict[str, tf.Tensor]:
+    """Returns `mask` and `reset` of a batch: which positions are text, and at which one begins.
+
+    Shapes:
+      segment_ids: [B, T] int, 0 is padding; None where nothing is padded: then there are no flags
+      returns: {"mask": bool [B, T], "reset": bool [B, T]}
+    """
+    if segment_ids is None:
+        return {}
+    mask = tf.not_equal(segment_ids, 0)
+    changed = tf.not_equal(segment_ids[:, 1:], segment_ids[:, :-1])
+    return {"mask": mask, "reset": tf.concat([tf.zeros_like(mask[:, :1]), changed], 1)}
 
 
 class Bidirectional(Layer):
@@ -154,7 +180,14 @@ class Bidirectional(Layer):
         if reset is not None:  # backwards, a segment begins with its last input
             reset = tf.concat([reset[:, 1:], tf.zeros_like(reset[:, :1])], 1)
         back = self.backward.fprop(theta.backward, x, ctx, mask=mask, reset=reset)
-        return tf.concat([ahead, back], -1)
+        # What is joined has to be whole on every device.
+        both = [ctx.constrain(y, ("batch", "length", None)) for y in (ahead, back)]
+        return ctx.constrain(tf.concat(both, -1), ("batch", "length", "embed"))
+
+
+def with_residual(x: tf.Tensor, y: tf.Tensor, residual: Literal["none", "add"]) -> tf.Tensor:
+    """Returns a layer's output y, with its input x added if that is asked for and sizes agree."""
+    return x + y if residual == "add" and x.shape[-1] == y.shape[-1] else y
 
 
 class RecurrentStack(Layer):
@@ -165,6 +198,7 @@ class RecurrentStack(Layer):
     Shapes:
       x: [B, T, D]; mask, reset: bool [B, T], as in Recurrent
       returns: [B, T, output_dim]
+    Source: all but the first forward only: Wu et al. 2016 (GNMT), section 3.2.
     """
 
     class Params(Layer.Params):
@@ -175,8 +209,9 @@ class RecurrentStack(Layer):
         cell: RecurrentCell.Params = param(
             "The cell of every layer; the stack sets its input_dim.", default=LstmCell.Params()
         )
-        direction: Literal["forward", "bidirectional"] = param(
-            "Whether a layer sees the past only, or all.", default="forward"
+        direction: Literal["forward", "bidirectional", "bidirectional_first"] = param(
+            "Whether a layer sees the past only, or all; or all but the first the past only.",
+            default="forward",
         )
         residual: Literal["none", "add"] = param("How a layer's input is kept.", default="none")
         dropout_rate: float = param("Dropout between the layers.", default=0.0)
@@ -189,10 +224,11 @@ class RecurrentStack(Layer):
         p = self.params
         if p.num_layers < 1:
             raise ValueError(f"RecurrentStack: num_layers is {p.num_layers}, want at least 1")
-        make = Recurrent.Params if p.direction == "forward" else Bidirectional.Params
-        layers = []
+        layers: list[Any] = []
         input_dim = p.input_dim
-        for _ in range(p.num_layers):
+        for i in range(p.num_layers):
+            sees_all = p.direction == "bidirectional" or (p.direction != "forward" and i == 0)
+            make = Bidirectional.Params if sees_all else Recurrent.Params
             layer = make(cell=with_sizes(p.cell, input_dim=input_dim))
             layers.append(layer)
             input_dim = layer.instantiate().output_dim
@@ -240,7 +276,7 @@ class RecurrentStack(Layer):
         ctx = ctx.fold(index)
         given = self._dropped(index, x, ctx)
         y = self.layers[index].fprop(theta.layers[str(index)], given, ctx, mask=mask, reset=reset)
-        return self._joined(x, y)
+        return with_residual(x, y, self.params.residual)
 
     def extend_step(
         self,
@@ -264,14 +300,11 @@ class RecurrentStack(Layer):
                 theta.layers[str(i)], self._dropped(i, x, turn), state, turn, mask=mask, reset=reset
             )
             after.append(state)
-            x = self._joined(x, y)
+            x = with_residual(x, y, self.params.residual)
         return x, after
 
     def _dropped(self, i: int, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
         return self.dropout.fprop(Theta(), x, ctx) if i else x
-
-    def _joined(self, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-        return x + y if self.params.residual == "add" and x.shape[-1] == y.shape[-1] else y
 
     def _steppable(self) -> list[Recurrent]:
         layers = [layer for layer in self.layers if isinstance(layer, Recurrent)]

@@ -54,7 +54,7 @@ class BucketedPairs(TranslationInput):
             for bound in self._bounds
         ]
         self._sizes = np.maximum(
-            self.source_lengths(self._stream), self.target_lengths(self._stream)
+            self.rows.source_lengths(self._stream), self.rows.target_lengths(self._stream)
         )
         self._buckets = Buckets(self._sizes, self._bounds, rows)
         self._key = shuffle.key_of(self.seed, "buckets")
@@ -94,7 +94,7 @@ class BucketedPairs(TranslationInput):
 
     def _rows(self, examples: Indices, filling: np.ndarray, bound: int) -> Batch:
         p = self.params
-        batch = self.one_a_row(
+        batch = self.rows.one_a_row(
             self._stream[examples], min(bound, p.source_length), min(bound, p.target_length)
         )
         clear(batch, filling, self.padding_keys)

@@ -26,14 +26,14 @@ import numpy.typing as npt
 from tekso.framework import files
 from tekso.framework.input import shuffle
 from tekso.framework.input.input import Batch, ExampleInput, Signature
-from tekso.framework.input.packing import count_up
 from tekso.framework.input.skips import InputError, SkipReport
 from tekso.framework.input.tokenizers import Bytes, Tokenizer
 from tekso.framework.params import REQUIRED, param
 from tekso.tasks.mt.languages import sampled
 from tekso.tasks.mt.pairs import InMemoryPairs, Pair, PairSource
+from tekso.tasks.mt.rows import PairRows
 from tekso.tasks.mt.token_pairs import Chosen, TokenPairs, choose, token_pairs
-from tekso.tasks.mt.vocabulary import Side, training_text
+from tekso.tasks.mt.vocabulary import Side, training_source, training_text
 
 Indices = npt.NDArray[np.int64]
 
@@ -49,6 +49,7 @@ class TranslationInput(ExampleInput):
       languages: target languages in the order of their tokens; empty where there is one only.
       tokens: the corpus as tokens.
       chosen: which pairs of it are taken.
+      rows: what puts them into batches.
     """
 
     class Params(ExampleInput.Params):
@@ -103,7 +104,7 @@ class TranslationInput(ExampleInput):
           ValueError: a number is out of range.
         """
         super().__init__(params, seed=seed, assets_dir=assets_dir, train=train)
-        p = self.params
+        p, self._train = self.params, train
         for name, least in {"source_length": 2, "target_length": 2, "temperature": 1}.items():
             if p.get(name) < least:
                 raise ValueError(
@@ -113,10 +114,10 @@ class TranslationInput(ExampleInput):
         self.languages = self.corpus.languages
         self._make_tokenizers(train)
         self.tokens: TokenPairs = token_pairs(
-            self.corpus, self.source_tokenizer, self.target_tokenizer
+            self.corpus, self.source_tokenizer, self.target_tokenizer, assets_dir=assets_dir
         )
         self.chosen: Chosen = choose(
-            np.diff(self.tokens.source.ends) + self._num_language_tokens,
+            np.diff(self.tokens.source.ends) + (1 if self.languages else 0),
             np.diff(self.tokens.target.ends),
             source_length=p.source_length,
             target_length=p.target_length,
@@ -127,6 +128,13 @@ class TranslationInput(ExampleInput):
                 f"{self.corpus.describe()}, {p.split}: all {len(self.tokens):,} pairs are left out "
                 f"({self._left_out()}): set {p.path_of('source_length')} and target_length higher"
             )
+        self.rows = PairRows(
+            self.tokens,
+            self.chosen.pairs,
+            source_end=self.source_tokenizer.end_id,
+            target_end=self.target_tokenizer.end_id,
+            first_language=self.source_tokenizer.vocab_size if self.languages else None,
+        )
         self._stream = np.arange(self.num_pairs)  # what an epoch takes, before it is shuffled
         if p.order == "shuffled" and p.temperature > 1 and self.languages:
             self._stream = sampled(
@@ -226,8 +234,11 @@ class TranslationInput(ExampleInput):
         Raises:
           InputError: a language is missing, or unknown.
         """
-        one_for_all = languages is None or isinstance(languages, str)
-        wanted = [languages] * len(texts) if one_for_all else list(languages or [])
+        wanted: list[str | None] = (
+            [languages] * len(texts)
+            if languages is None or isinstance(languages, str)
+            else list(languages)
+        )
         rows = [
             self.encode_source(text, language) for text, language in zip(texts, wanted, strict=True)
         ]
@@ -250,6 +261,18 @@ class TranslationInput(ExampleInput):
             yield pair.source
             yield pair.target
 
+    def training_pairs(self) -> Iterator[Pair]:
+        """All pairs of the training split: of the training input that this one belongs to."""
+        source, _ = training_source(self.params, self.corpus, self._train)
+        return (pair for _, pair in source().records())
+
+    def source_token(self, token: int) -> str:
+        """The text of a token of the source side; <de> for the token of a language."""
+        number = token - self.source_tokenizer.vocab_size
+        if 0 <= number < len(self.languages):
+            return f"<{self.languages[number]}>"
+        return self.source_tokenizer.decode([token])
+
     def skipped(self) -> SkipReport:
         """What of the data was malformed and left out."""
         return self.corpus.skipped()
@@ -268,98 +291,6 @@ class TranslationInput(ExampleInput):
             f"{self.corpus.describe()}, {self.params.split}: {self.num_pairs:,} pairs{more} of "
             f"{sizes[0]:,} source and {sizes[1]:,} target tokens{skipped}{left_out}"
         )
-
-    def source_lengths(self, numbers: Indices) -> Indices:
-        """Tokens that pairs take on the source side: [n]."""
-        ends, pairs = self.tokens.source.ends, self.chosen.pairs[numbers]
-        return ends[pairs + 1] - ends[pairs] + self._num_language_tokens
-
-    def target_lengths(self, numbers: Indices) -> Indices:
-        """Tokens that pairs take on the target side: [n]."""
-        ends, pairs = self.tokens.target.ends, self.chosen.pairs[numbers]
-        return ends[pairs + 1] - ends[pairs]
-
-    def lay_out(
-        self,
-        numbers: Indices,
-        row: Indices,
-        segment: Indices,
-        *,
-        columns: tuple[Indices, Indices],
-        shape: tuple[int, int, int],
-    ) -> Batch:
-        """Puts pairs into rows.
-
-        Args:
-          numbers: the pairs.
-          row: where each goes.
-          segment: its segment there.
-          columns: where it begins on the source and on the target side.
-          shape: rows, source_length, target_length.
-
-        Shapes:
-          numbers, row, segment, columns: [n]
-          returns: as in the docstring of this file, with positions
-        """
-        rows, *lengths = shape
-        pairs = self.chosen.pairs[numbers]
-        source, target = self.tokens.source, self.tokens.target
-        before = self._num_language_tokens
-
-        sizes = self.source_lengths(numbers)
-        within = count_up(sizes)
-        place = np.repeat(row, sizes), np.repeat(columns[0], sizes) + within
-        token = np.repeat(source.ends[pairs] + 1 - before, sizes) + within
-        batch = {"source_ids": np.full((rows, lengths[0]), self.source_tokenizer.end_id, np.int32)}
-        batch["source_ids"][place] = source.tokens[token]
-        if before:
-            language = self.source_tokenizer.vocab_size + self.tokens.languages[pairs].astype(int)
-            batch["source_ids"][row, columns[0]] = language
-        self._mark(batch, "source", place, np.repeat(segment, sizes), within)
-
-        sizes = self.target_lengths(numbers)
-        within = count_up(sizes)
-        place = np.repeat(row, sizes), np.repeat(columns[1], sizes) + within
-        token = np.repeat(target.ends[pairs], sizes) + within
-        end = self.target_tokenizer.end_id
-        for key, shift in (("target_ids", 0), ("target_labels", 1)):
-            batch[key] = np.full((rows, lengths[1]), end, np.int32)
-            batch[key][place] = target.tokens[token + shift]
-        batch["target_weights"] = np.zeros((rows, lengths[1]), np.float32)
-        batch["target_weights"][place] = 1.0
-        self._mark(batch, "target", place, np.repeat(segment, sizes), within)
-        return batch
-
-    @staticmethod
-    def _mark(
-        batch: Batch, side: str, place: tuple[Indices, Indices], segment: Indices, within: Indices
-    ) -> None:
-        for key, values in (("segment_ids", segment), ("positions", within)):
-            array = np.zeros(batch[f"{side}_ids"].shape, np.int32)
-            array[place] = values
-            batch[f"{side}_{key}"] = array
-
-    def one_a_row(self, numbers: Indices, source_length: int, target_length: int) -> Batch:
-        """Pairs one a row, without positions.
-
-        Shapes:
-          numbers: [n]
-          returns: as in the docstring of this file
-        """
-        count = len(numbers)
-        batch = self.lay_out(
-            numbers,
-            np.arange(count),
-            np.ones(count, np.int64),
-            columns=(np.zeros(count, np.int64), np.zeros(count, np.int64)),
-            shape=(count, source_length, target_length),
-        )
-        del batch["source_positions"], batch["target_positions"]
-        return batch
-
-    @property
-    def _num_language_tokens(self) -> int:
-        return 1 if self.languages else 0
 
     def _language_ids(self, language: str | None) -> list[int]:
         if not self.languages:
@@ -415,4 +346,4 @@ class PaddedPairs(TranslationInput):
         """
         del epoch
         p = self.params
-        return self.one_a_row(self._stream[index], p.source_length, p.target_length)
+        return self.rows.one_a_row(self._stream[index], p.source_length, p.target_length)

@@ -46,7 +46,7 @@ class ManyLanguages(PairSource):
         p = self.params
         if not p.corpora:
             raise InputError(f"{p.path_of('corpora')} is empty: give one for each target language")
-        self.languages = tuple(p.corpora)
+        self.languages = self.languages_of(p)
         self._corpora: list[PairSource] = [
             corpus.instantiate(split=split) for corpus in p.corpora.values()
         ]
@@ -57,6 +57,11 @@ class ManyLanguages(PairSource):
                     "its own: wanted one"
                 )
         self._ends = np.cumsum([len(corpus) for corpus in self._corpora])
+
+    @classmethod
+    def languages_of(cls, params: Any) -> tuple[str, ...]:
+        """See PairSource."""
+        return tuple(params.corpora)
 
     def __len__(self) -> int:
         return int(self._ends[-1])

@@ -135,24 +135,24 @@ class LinePairs(PairSource):
         return self._pair(lines, origins, self._where(index))
 
     def _read_all(self) -> Iterator[tuple[Origin, Any]]:
-        last, data = -1, [b""]
-        for index in range(len(self)):
-            if self._row[index] != last:
-                last = int(self._row[index])
-                data = [files.read(path) for path in self._rows[last]]
-            origins = self._origins(index)
-            lines = [
-                one[origin.offset : origin.offset + size]
-                for one, origin, size in zip(
-                    data, origins, self._sizes[index].tolist(), strict=True
-                )
-            ]
-            record: Any
-            try:
-                record = self._pair(lines, origins, self._where(index))
-            except BadRecordError as error:
-                record = error
-            yield origins[0], record
+        first = 0
+        for number, paths in enumerate(self._rows):
+            data = [files.read(path) for path in paths]
+            end = int(np.searchsorted(self._row, number, side="right"))
+            begins, sizes = self._begins[first:end].tolist(), self._sizes[first:end].tolist()
+            lines = self._line[first:end].tolist()
+            for line, begin, size in zip(lines, begins, sizes, strict=True):
+                origins = [Origin(path, at) for path, at in zip(paths, begin, strict=True)]
+                texts = [
+                    one[at : at + count] for one, at, count in zip(data, begin, size, strict=True)
+                ]
+                record: Any
+                try:
+                    record = self._pair(texts, origins, f"line {line + 1}: ")
+                except BadRecordError as error:
+                    record = error
+                yield origins[0], record
+            first = end
 
     def _origins(self, index: int) -> list[Origin]:
         begins = self._begins[index].tolist()

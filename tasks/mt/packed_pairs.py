@@ -28,7 +28,7 @@ class PackedPairs(TranslationInput):
         """
         super().__init__(params, **kwargs)
         p = self.params
-        lengths = self.source_lengths(self._stream), self.target_lengths(self._stream)
+        lengths = self.rows.source_lengths(self._stream), self.rows.target_lengths(self._stream)
         capacities = p.source_length, p.target_length
         if p.order == "shuffled":
             key = shuffle.key_of(self.seed, "packing")
@@ -70,10 +70,13 @@ class PackedPairs(TranslationInput):
             before = np.cumsum(sizes) - sizes
             return before - before[first]
 
-        return self.lay_out(
+        return self.rows.side_by_side(
             numbers,
             row,
             number + 1,
-            columns=(begins(self.source_lengths(numbers)), begins(self.target_lengths(numbers))),
+            columns=(
+                begins(self.rows.source_lengths(numbers)),
+                begins(self.rows.target_lengths(numbers)),
+            ),
             shape=(len(index), self.params.source_length, self.params.target_length),
         )

@@ -33,7 +33,7 @@ class PairFiles(LinePairs):
 
     def _choose(self, split: Split) -> tuple[list[tuple[str, ...]], float, float]:
         p = self.params
-        self.languages = tuple(p.languages)
+        self.languages = self.languages_of(p)
         dev, test = split_fractions(
             p,
             split,

@@ -45,6 +45,11 @@ class PairSource(Source):
 
     languages: tuple[str, ...] = ()
 
+    @classmethod
+    def languages_of(cls, params: Any) -> tuple[str, ...]:
+        """The languages that a corpus of these Params names, told without any data."""
+        return tuple(params.languages) if "languages" in params else ()
+
 
 class InMemoryPairs(PairSource):
     """Pairs that are in memory already."""
@@ -77,7 +82,7 @@ class InMemoryPairs(PairSource):
         if p.load is not None and (p.train or p.dev or p.test):
             raise InputError("pairs in memory: give either pairs or load, not both")
         self._records: Sequence[Any] = p.get(split) if p.load is None else p.load(split)
-        self.languages = tuple(p.languages)
+        self.languages = self.languages_of(p)
         if not len(self._records):
             raise InputError(f"pairs in memory: there is none in the split {split}")
 

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tekso.framework.layer import Layer
-from tekso.framework.params import REQUIRED, param
+from tekso.framework.params import REQUIRED, literals, param
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
-from tekso.framework.task import LOSS, Batch, LossSums, Task
+from tekso.framework.task import LOSS, Batch, Decoded, LossSums, Program, Scored, Task
 from tekso.framework.theta import Theta
+from tekso.tasks.mt.scoring import Scoring
+from tekso.tasks.mt.translator import Translator
 
 MAX_EXPONENT = 80.0  # a loss beyond it has no perplexity worth printing
+
+NUM_EXAMPLES = 3  # pairs that are shown where no texts are given
 
 
 class Translation(Task):
@@ -33,6 +37,20 @@ class Translation(Task):
             "The network. Vocabularies, left open, are those of the tokenizers.", default=REQUIRED
         )
         label_smoothing: float = param("Share of the target that is spread evenly.", default=0.0)
+        translator: Translator.Params = param(
+            "How texts are translated.", default=Translator.Params()
+        )
+        scoring: Scoring.Params | None = param(
+            "What is translated and scored at evaluations; None: nothing.",
+            default=Scoring.Params(),
+        )
+        decode: list[str] = param(
+            "Texts that --mode=decode translates. Empty: the first sources of the training data.",
+            default=[],
+        )
+        decode_language: str | None = param(
+            "Language to translate them into, of a model of several; None: the first.", default=None
+        )
 
     model: Any
 
@@ -44,6 +62,11 @@ class Translation(Task):
                 f"task.label_smoothing is {self.params.label_smoothing}: want a share in [0, 1)"
             )
         self.child("model", self.params.model)
+        p = self.params
+        self.translator: Translator = p.translator.instantiate(task=self)
+        self._scoring: Scoring | None = None
+        if p.scoring is not None:
+            self._scoring = p.scoring.instantiate(task=self, translator=self.translator)
 
     @classmethod
     def complete(cls, params: Any, input: Any) -> Any:
@@ -111,6 +134,63 @@ class Translation(Task):
         if LOSS in figures and not self.params.label_smoothing:
             figures["perplexity"] = math.exp(min(figures[LOSS], MAX_EXPONENT))
         return figures
+
+    def score(
+        self,
+        program: Program,
+        input: Any,
+        *,
+        is_last: bool,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> Scored | None:
+        """Returns BLEU and chrF of translated pairs, samples, and pictures of attention."""
+        if self._scoring is None:
+            return None
+        return self._scoring.score(program, input, is_last=is_last, stopped=stopped)
+
+    def decode(self, program: Program, input: Any) -> Decoded | None:
+        """Returns the translations of the texts of the Params, with n-best lists."""
+        p = self.params
+        texts, references = list(p.decode), []
+        if not texts:
+            pairs = input.pairs(slice(NUM_EXAMPLES))
+            texts, references = [pair.source for pair in pairs], [pair.target for pair in pairs]
+            languages = [pair.language for pair in pairs]
+        else:
+            first = input.languages[0] if input.languages else ""
+            languages = [p.decode_language or first] * len(texts)
+        found = self.translator.translate(program, input, texts, languages=languages)
+        records = [
+            {
+                "kind": "translation",
+                "source": text,
+                "language": language,
+                "hypotheses": [
+                    {"text": h.text, "score": h.score, "log_prob": h.log_prob} for h in own
+                ],
+                **({"reference": references[i]} if references else {}),
+            }
+            for i, (text, language, own) in enumerate(
+                zip(texts, languages, found.hypotheses, strict=True)
+            )
+        ]
+        return Decoded("\n".join(_shown(record) for record in records), records)
+
+    def setting_to_try(self, eval_inputs: Mapping[str, Any]) -> str | None:
+        """Returns a source that the model has not seen, to be translated."""
+        for input in eval_inputs.values():
+            own = getattr(input, "inner", input)
+            return f"task.decode={literals.write([own.pairs(slice(1))[0].source])}"
+        return None
+
+
+def _shown(record: Mapping[str, Any]) -> str:
+    to = f" [{record['language']}]" if record["language"] else ""
+    lines = [f"source{to}: {record['source']}"]
+    lines += [f"  {h['score']:8.3f}  {h['text']}" for h in record["hypotheses"]]
+    if "reference" in record:
+        lines.append(f"  reference {record['reference']}")
+    return "\n".join(lines)
 
 
 def _vocab_size(input: Any, name: str) -> int | None:

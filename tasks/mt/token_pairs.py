@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
 
+from tekso.framework import files
+from tekso.framework.input.sources import digest
 from tekso.framework.input.tokenizers import Tokenizer
-from tekso.tasks.lm.token_text import TokenText
+from tekso.tasks.lm.token_text import Kept, TokenText
 from tekso.tasks.mt.pairs import Pair, PairSource
 
 Ints = npt.NDArray[np.int64]
 
+_FORMAT = "token pairs 1"
 _CHUNK = 1 << 22  # characters that are encoded together
+_KEPT_FROM = 1 << 20  # bytes of tokens from which on keeping them pays
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,13 +43,83 @@ class TokenPairs:
 
 
 def token_pairs(
-    corpus: PairSource, source_tokenizer: Tokenizer, target_tokenizer: Tokenizer
+    corpus: PairSource,
+    source_tokenizer: Tokenizer,
+    target_tokenizer: Tokenizer,
+    *,
+    assets_dir: str | None = None,
 ) -> TokenPairs:
-    """Encodes all pairs of a corpus.
+    """Encodes all pairs of a corpus, or reads what was kept of an earlier time.
+
+    Args:
+      corpus: the pairs; malformed ones are skipped.
+      source_tokenizer: what encodes the sources.
+      target_tokenizer: what encodes the targets.
+      assets_dir: folder to keep the tokens in, where encoding takes longer than reading them.
 
     Raises:
       InputError: too much is malformed, or nothing is left.
     """
+    tokenizers = source_tokenizer, target_tokenizer
+    is_fast = all(tokenizer.is_fast for tokenizer in tokenizers)
+    if assets_dir is None or not files.is_local(assets_dir) or is_fast:
+        return _encoded(corpus, *tokenizers)
+    made_of = [_FORMAT, corpus.fingerprint(), *(one.fingerprint() for one in tokenizers)]
+    key = digest(part.encode() for part in made_of)[:16]
+    kept = KeptPairs(files.join(assets_dir, "tokens", f"{corpus.split}-{key}"))
+    pairs = kept.read(corpus, *tokenizers)
+    if pairs is None:
+        pairs = _encoded(corpus, *tokenizers)
+        if pairs.source.tokens.nbytes + pairs.target.tokens.nbytes >= _KEPT_FROM:
+            kept.write(pairs, corpus)
+            pairs = kept.read(corpus, *tokenizers) or pairs
+    return pairs
+
+
+class KeptPairs:
+    """Token pairs in files: <path>.pairs.npy, and both sides as `Kept` has them."""
+
+    def __init__(self, path: str) -> None:
+        self._path = f"{path}.pairs.npy"
+        self._sides = Kept(f"{path}.source"), Kept(f"{path}.target")
+
+    def read(
+        self, corpus: PairSource, source_tokenizer: Tokenizer, target_tokenizer: Tokenizer
+    ) -> TokenPairs | None:
+        """The pairs; None if they are not there, or damaged.
+
+        Raises:
+          InputError: more was skipped than the corpus now allows.
+        """
+        if not files.exists(self._path):
+            return None
+        source = self._sides[0].read(corpus, source_tokenizer)
+        target = self._sides[1].read(corpus, target_tokenizer)
+        if source is None or target is None:
+            return None
+        try:
+            records, languages = np.load(self._path)
+            if not len(records) == source.num_texts == target.num_texts:
+                raise ValueError("sizes differ")
+        except (OSError, ValueError, EOFError) as error:
+            logging.warning("%s is damaged (%s) and is made again", self._path, error)
+            return None
+        return TokenPairs(source, target, records, languages.astype(np.int16))
+
+    def write(self, pairs: TokenPairs, corpus: PairSource) -> None:
+        """Keeps the pairs, if there is room."""
+        for side, text in zip(self._sides, (pairs.source, pairs.target), strict=True):
+            side.write(text, corpus.skipped())
+        try:
+            with files.writing_atomically(self._path) as file:
+                np.save(file, np.stack([pairs.records, pairs.languages.astype(np.int64)]))
+        except OSError as error:
+            logging.warning("pairs are not kept in %s: %s", self._path, error)
+
+
+def _encoded(
+    corpus: PairSource, source_tokenizer: Tokenizer, target_tokenizer: Tokenizer
+) -> TokenPairs:
     sides = _Side(source_tokenizer), _Side(target_tokenizer)
     number_of = {language: number for number, language in enumerate(corpus.languages or ("",))}
     records, languages = [], []

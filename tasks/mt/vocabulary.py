@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
 from tekso.framework.input.sources import TrainingText
@@ -20,6 +20,25 @@ def training_text(params: Any, corpus: PairSource, train: Any, side: Side) -> Tr
       train: for an evaluation input: Params of the training input that it belongs to.
       side: whose text.
     """
+    source, name = training_source(params, corpus, train)
+    return TrainingText(
+        texts=lambda: texts_of((pair for _, pair in source().records()), side),
+        fingerprint=lambda: source().fingerprint(),
+        name=name,
+        verify=train is None,
+    )
+
+
+def training_source(
+    params: Any, corpus: PairSource, train: Any
+) -> tuple[Callable[[], PairSource], str]:
+    """The training split that an input belongs to: a function that opens it once, and its name.
+
+    Args:
+      params: of the input, with corpus and split.
+      corpus: what the input reads.
+      train: for an evaluation input: Params of the training input that it belongs to.
+    """
     of = train.corpus if train is not None and "corpus" in train else params.corpus
     is_own = params.split == "train" and of == params.corpus
     opened = [corpus] if is_own else []
@@ -29,12 +48,7 @@ def training_text(params: Any, corpus: PairSource, train: Any, side: Side) -> Tr
             opened.append(of.instantiate(split="train"))
         return opened[0]
 
-    return TrainingText(
-        texts=lambda: texts_of((pair for _, pair in source().records()), side),
-        fingerprint=lambda: source().fingerprint(),
-        name=of.owner.__name__ if not opened else corpus.describe(),
-        verify=train is None,
-    )
+    return source, corpus.describe() if is_own else of.owner.__name__
 
 
 def texts_of(pairs: Iterable[Pair], side: Side) -> Iterator[str]:

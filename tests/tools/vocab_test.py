@@ -59,6 +59,9 @@ def test_an_existing_output_is_replaced_only_if_told(
     [
         ([], 2, "--input is missing, as in tekso-vocab --input='texts/*.txt'"),
         (["--input=*.py"], 2, "--output is missing"),
+        (["--source_files=*.py", "--output=m"], 2, "--target_files is missing"),
+        (["--source_files=*.py", "--target_files=*.py", "--input=*.py"], 2, "give either --input"),
+        (["--source_files=a.py", "--target_files=b.py", "--output=m"], 1, "b.py has 10 lines"),
         (["--inputs=*.py"], 2, "no flag --inputs; did you mean --input?"),
         (["--input=*.py", "--output=."], 2, "is a folder"),
         (["--input=*.pi", "--output=m"], 1, "nothing matches '*.pi'; did you mean"),
@@ -96,3 +99,21 @@ def test_a_vocabulary_larger_than_the_text_is_told(
 ) -> None:
     assert run("--input=b.py", "--output=m") == 0
     assert "the other ids stand for nothing" in capsys.readouterr().out
+
+
+def test_both_sides_of_a_parallel_corpus_share_a_vocabulary(
+    texts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (texts / "train.en").write_text("the quick brown fox\n\n" * 5 + "the slow green turtle\n" * 200)
+    (texts / "train.de").write_text("der schnelle braune Fuchs\n" * 210)
+    words = ["--source_files=*.en", "--target_files=*.de", "--output=m", "--vocab_size=330"]
+    assert run(*words) == 0
+    printed = capsys.readouterr().out
+    assert "read 210 pairs of lines" in printed and "warning: 5 skipped" in printed
+    assert (
+        "'--set=input.corpus.source_files=*.en' '--set=input.corpus.target_files=*.de' "
+        "--set=input.tokenizer.file=m --set=input.tokenizer.vocab_size=330"
+    ) in printed
+    tokenizer = SentencePiece.Params(file="m", vocab_size=330).instantiate()
+    for text in ("turtle", "schnelle"):
+        assert len(tokenizer.encode(text)) <= 3

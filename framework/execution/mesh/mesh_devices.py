@@ -85,8 +85,14 @@ def count(device_type: str) -> int:
     return dtensor.num_global_devices(device_type)
 
 
-def make_mesh(shape: MeshShape, device_type: str) -> Any:
-    """Returns the DTensor mesh over the first devices of a type, of each process equally many."""
+def make_mesh(shape: MeshShape, device_type: str, *, first: int = 0) -> Any:
+    """Returns the DTensor mesh over some devices of a type, of each process equally many.
+
+    Args:
+      shape: its axes.
+      device_type: the type.
+      first: number of the first device; of several processes, 0.
+    """
     processes = dtensor.num_clients()
     if shape.size % processes:
         raise ExecutionError(
@@ -100,4 +106,4 @@ def make_mesh(shape: MeshShape, device_type: str) -> Any:
             list(shape.axes), local_devices=names, device_type=device_type
         )
     names = [device.name for device in tf.config.list_logical_devices(device_type)]
-    return dtensor.create_mesh(list(shape.axes), devices=names[:local])
+    return dtensor.create_mesh(list(shape.axes), devices=names[first:][:local])

@@ -15,7 +15,7 @@ from tensorflow.experimental import dtensor
 
 from tekso.framework.execution.mesh.layouts import Layout
 
-_TOO_MANY_TO_FOLD = 32
+TOO_MANY_TO_FOLD = 32
 
 
 class Placement:
@@ -75,13 +75,13 @@ class Placement:
         axes = axes if axes is not None else (None,) * array.ndim
         return self.place(lambda where: array[where], array.shape, axes, array.dtype)
 
-    def put_number(self, value: int, dtype: Any) -> tf.Tensor:
+    def put_number(self, value: float, dtype: Any) -> tf.Tensor:
         """Places a number that changes from call to call, as a vector that repeats it.
 
         DTensor compiles a step for the value of an integer tensor with few elements, and all of it
         once more when it finds another value there.
         """
-        return self.put(np.full(_TOO_MANY_TO_FOLD, value, dtype))
+        return self.put(np.full(TOO_MANY_TO_FOLD, value, dtype))
 
     def whole(self, x: tf.Tensor) -> np.ndarray:
         """Returns all of a placed tensor on the host; every process has to call it."""

@@ -27,6 +27,7 @@ from tekso.framework.execution.base import (
     Program,
     checked_state,
 )
+from tekso.framework.execution.mesh import step_context
 from tekso.framework.execution.mesh.context import MeshContext
 from tekso.framework.execution.mesh.layouts import Layout, MeshLayout
 from tekso.framework.execution.mesh.placement import Placement
@@ -137,7 +138,7 @@ class MeshProgram(Program):
         sizes = {name: len(array) for name, array in batch.items()}
         if len(set(sizes.values())) != 1:
             raise ExecutionError(f"a batch with leading dims {sizes} has no number of examples")
-        axis = self._batch_axis(next(iter(sizes.values())) // parts)
+        axis = step_context.batch_axis(self._layout, next(iter(sizes.values())) // parts)
         placed = {}
         for name, array in batch.items():
             if parts > 1:
@@ -146,42 +147,21 @@ class MeshProgram(Program):
             placed[name] = self._placement.put(array, lead + (None,) * (array.ndim - len(lead)))
         return placed
 
-    def _batch_axis(self, examples: int) -> str | None:
-        """The axis of "batch", where it divides the examples: the last batch of a pass may not."""
-        axis = self._layout.rules.axis_of("batch")
-        return axis if axis and examples % self._layout.mesh.size_of(axis) == 0 else None
-
-    def _context(self, mode: Mode, step: Any, offset: Any, examples: int | None) -> MeshContext:
-        layout = self._layout
-        if examples is not None and self._batch_axis(examples) is None:
-            layout = layout.without("batch")
-        return MeshContext(
+    def _context(self, mode: Mode, step: Any, offset: Any, examples: int) -> MeshContext:
+        return step_context.context(
             self._placement,
-            layout,
+            self._layout,
             mode=mode,
             seed=self._seed,
             step=step,
-            example_offset=offset,
-            num_examples=examples,
+            offset=offset,
+            examples=examples,
         )
-
-    def _cast(self, path: str, weight: tf.Tensor) -> tf.Tensor:
-        """A learned weight in the type of activations."""
-        changes = self._weight_specs[path].trainable and weight.dtype == tf.float32
-        return tf.cast(weight, self._activation_dtype) if changes else weight
 
     def _theta(self, weights: Flat, ctx: MeshContext) -> Any:
         """Weights as they are used: laid out by the rules alone, in the type of activations."""
-        used, axes = {}, []
-        for path, weight in weights.items():
-            spec = self._weight_specs[path]
-            layout = self._layout.of_weight(spec)
-            weight = self._cast(path, weight)
-            if layout != self._layout.of_stored_weight(spec):
-                weight = ctx.pin(weight, layout)
-            used[path] = weight
-            axes.append(layout)
-        ctx.know(list(used.values()), axes)
+        dtype = self._activation_dtype
+        used = step_context.used(self._layout, self._weight_specs, weights, ctx, dtype)
         return self._task.theta(used)
 
     def _train_graph(self, batch: Any, step: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -307,7 +287,8 @@ class MeshProgram(Program):
     def _evaluation_weights_graph(self) -> Flat:
         """The weights of evaluation, whole on every device, in the type of activations."""
         weights = self._learner.evaluation_weights(self._flat(WEIGHTS), self._flat(LEARNER))
-        return {path: self._replicated(self._cast(path, w)) for path, w in weights.items()}
+        return {path: self._evaluated(path, w) for path, w in weights.items()}
 
-    def _replicated(self, x: tf.Tensor) -> tf.Tensor:
-        return self._placement.relayout(x, (None,) * x.shape.rank)
+    def _evaluated(self, path: str, weight: tf.Tensor) -> tf.Tensor:
+        weight = step_context.cast(self._weight_specs[path], weight, self._activation_dtype)
+        return self._placement.relayout(weight, (None,) * weight.shape.rank)

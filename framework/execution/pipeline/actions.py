@@ -10,8 +10,8 @@ K devices, device d holds the stages d, d+K, d+2K, …
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Final, Literal, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any, Final, Literal, NamedTuple
 
 from tekso.framework.execution.base import ExecutionError
 
@@ -106,3 +106,42 @@ def by_device(actions: Iterable[Action], num_devices: int) -> list[list[Action]]
     for order in orders:
         order.sort(key=lambda action: action.tick)
     return orders
+
+
+def listed(
+    made: Callable[[], Iterable[Any]], *, what: str, kind: type[Work] | type[Action], most: int
+) -> list[Any]:
+    """Returns what code of a user's makes, as far as it is a list of `kind`.
+
+    Args:
+      made: makes it.
+      what: its name, for an error.
+      kind: `Work` or `Action`; a plain tuple of the same will do.
+      most: how many there can be at most, if all is well.
+
+    Raises:
+      ScheduleError: it makes something else, or does not end.
+    """
+    wanted = f"{kind.__name__}({', '.join(kind._fields)})"
+    found, given = [], made()
+    if not isinstance(given, Iterable):
+        raise ScheduleError(f"{what} is {given!r}, want {wanted}, one after the other")
+    for each in given:
+        if not _is_tuple_of(kind, each):
+            raise ScheduleError(
+                f"{what} has {each!r}, want {wanted}: whole numbers, and for the kind one of "
+                f"{', '.join(KINDS)}"
+            )
+        found.append(kind(*each))
+        if len(found) > 2 * most + 2:  # what is a little too much is named one by one (`check`)
+            raise ScheduleError(f"{what} does not end: there is work for {most} at most")
+    return found
+
+
+def _is_tuple_of(kind: type[Work] | type[Action], value: Any) -> bool:
+    if not isinstance(value, tuple) or len(value) != len(kind._fields):
+        return False
+    *numbers, name = value
+    return isinstance(name, str) and all(
+        isinstance(n, int) and not isinstance(n, bool) for n in numbers
+    )

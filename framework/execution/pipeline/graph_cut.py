@@ -6,7 +6,9 @@
 
 The whole is traced once, with the gradients that arrive later as inputs. Ops that depend on a late
 input are the backward pass; what they take from the others has to be kept in between, or is
-computed again. So every function is a part of one graph, and all give the same numbers.
+computed again. So every function is a part of one graph, and all give the same numbers. What is
+made of lasting inputs alone (weights in another type) is computed again: kept, it would be there
+once for each micro-batch.
 """
 
 from __future__ import annotations
@@ -23,9 +25,10 @@ class GraphCut:
     Args:
       concrete: a concrete function of flat tensors.
       num_late: how many of its inputs, at the end, arrive late.
+      num_lasting: how many of its inputs, at the front, are there whenever a part runs.
     """
 
-    def __init__(self, concrete: Any, num_late: int) -> None:
+    def __init__(self, concrete: Any, num_late: int, *, num_lasting: int) -> None:
         self._graph = concrete.graph
         num_given = len(concrete.inputs) - len(concrete.captured_inputs)
         self._captured = list(
@@ -33,12 +36,10 @@ class GraphCut:
         )
         self.early: list[tf.Tensor] = list(concrete.inputs[: num_given - num_late])
         self.late: list[tf.Tensor] = list(concrete.inputs[num_given - num_late : num_given])
+        self.lasting: list[tf.Tensor] = self.early[:num_lasting]
         self.outputs: list[tf.Tensor] = list(concrete.outputs)
         self._def = self._graph.as_graph_def()
-        self._nodes = {node.name: node for node in self._def.node}
-        self._of_early = self._reached(
-            t.op for t in (*self.early, *(inner for inner, _ in self._captured))
-        )
+        self._of_passing = self._reached(t.op for t in self.early[num_lasting:])
         self._of_late = self._reached(t.op for t in self.late)
 
     def _reached(self, sources: Iterable[tf.Operation]) -> set[str]:
@@ -57,17 +58,17 @@ class GraphCut:
     def kept_for(self, outputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns what late ops above `outputs` take from early ones: inputs, and what they made.
 
-        Constants are not among them: they are made again.
+        Constants and what depends on lasting inputs alone are not among them: they are made again.
         """
         kept: dict[str, tf.Tensor] = {}
         for op in self._above(outputs, stop=lambda t: not self.is_late(t)):
             for tensor in op.inputs:
-                if not self.is_late(tensor) and tensor.op.name in self._of_early:
+                if not self.is_late(tensor) and tensor.op.name in self._of_passing:
                     kept[tensor.name] = tensor
         for tensor in outputs:
-            if not self.is_late(tensor) and tensor.op.name in self._of_early:
+            if not self.is_late(tensor) and tensor.op.name in self._of_passing:
                 kept[tensor.name] = tensor  # a gradient that depends on no other
-        return [t for t in kept.values() if not self._is_captured(t)]
+        return list(kept.values())
 
     def kept_between(
         self, first: Sequence[tf.Tensor], then: Sequence[tf.Tensor]
@@ -89,15 +90,18 @@ class GraphCut:
         late = {t.name for t in self.late}
         return [t for t in kept.values() if t.name not in late]
 
-    def _is_captured(self, tensor: tf.Tensor) -> bool:
-        return any(tensor is inner for inner, _ in self._captured)
-
     def _above(
         self, tensors: Sequence[tf.Tensor], *, stop: Callable[[tf.Tensor], bool]
     ) -> list[tf.Operation]:
         """The ops that tensors depend on, no further than where `stop` holds."""
+        return self._with_all_above([t.op for t in tensors if not stop(t)], stop=stop)
+
+    def _with_all_above(
+        self, ops: Sequence[tf.Operation], *, stop: Callable[[tf.Tensor], bool]
+    ) -> list[tf.Operation]:
+        """These ops and all that they depend on, no further than where `stop` holds."""
         found: dict[str, tf.Operation] = {}
-        todo = [t.op for t in tensors if not stop(t)]
+        todo = list(ops)
         while todo:
             op = todo.pop()
             if op.name not in found:
@@ -111,8 +115,15 @@ class GraphCut:
         feeds: Sequence[tf.Tensor],
         fetches: Sequence[tf.Tensor],
         kept: Sequence[tf.Tensor] = (),
+        effects: Sequence[tf.Operation] = (),
     ) -> Cut:
         """Returns a compiled function from some tensors of the graph to others.
+
+        Args:
+          feeds: what is given. What is not needed of it is left out.
+          fetches: what is returned.
+          kept: what is returned besides, by name.
+          effects: ops that run even if nothing that is returned depends on them.
 
         Raises:
           ValueError: the fetches depend on an input that is not fed.
@@ -120,7 +131,8 @@ class GraphCut:
         feeds = list({t.name: t for t in feeds}.values())
         wanted = list({t.name: t for t in (*fetches, *kept)}.values())
         known = {t.name for t in feeds} | {inner.name for inner, _ in self._captured}
-        ops = {op.name: op for op in self._above(wanted, stop=lambda t: t.name in known)}
+        roots = [*(t.op for t in wanted if t.name not in known), *effects]
+        ops = {op.name: op for op in self._with_all_above(roots, stop=lambda t: t.name in known)}
         missing = [t.name for t in (*self.early, *self.late) if t.op.name in ops]
         if missing:
             raise ValueError(f"the outputs depend on {missing}, which are not given")
@@ -154,7 +166,11 @@ class GraphCut:
 
 
 class Cut:
-    """A part of a graph as a function of values by name."""
+    """A part of a graph as a function of values by name.
+
+    Attributes:
+      feeds: names of what it takes.
+    """
 
     def __init__(
         self,
@@ -164,7 +180,7 @@ class Cut:
         fetches: Sequence[tf.Tensor],
         kept: Sequence[tf.Tensor],
     ) -> None:
-        self._concrete, self._feeds = concrete, feeds
+        self._concrete, self.feeds = concrete, feeds
         place = {t.name: i for i, t in enumerate(wanted)}
         self._fetches = [place[t.name] for t in fetches]
         self._kept = {t.name: place[t.name] for t in kept}
@@ -173,5 +189,5 @@ class Cut:
         self, known: Mapping[str, tf.Tensor]
     ) -> tuple[list[tf.Tensor], dict[str, tf.Tensor]]:
         """Returns what was asked for, and what is kept, by name."""
-        found = self._concrete(*[known[name] for name in self._feeds])
+        found = self._concrete(*[known[name] for name in self.feeds])
         return [found[i] for i in self._fetches], {n: found[i] for n, i in self._kept.items()}

@@ -12,11 +12,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from tekso.framework.context import StepContext
 from tekso.framework.execution.base import Signature, num_examples
 from tekso.framework.execution.pipeline.graph_cut import GraphCut
-from tekso.framework.execution.pipeline.piece_traces import PieceTrace, flow_of, rows_of, tensors
-from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
+from tekso.framework.execution.pipeline.piece_gradients import piece_gradients
+from tekso.framework.execution.pipeline.piece_traces import PieceTrace, flow_of, rows_of
+from tekso.framework.pieces import Flow, Piece
 from tekso.framework.weight_spec import WeightSpec
 
 # Ops whose output is their input in the same memory.
@@ -67,45 +67,14 @@ def _kept(
     size: int,
 ) -> float | None:
     """Bytes of a piece; None if they cannot be told."""
-    weights = [tf.TensorSpec(spec.shape, spec.dtype) for spec in own.values()]
-    inputs = tensors(given)
-    made = {name: nest for name, nest in trace.writes.items() if name not in (LOSS_SUM, METRICS)}
-    seeds = [leaf for leaf in tensors(made) if leaf.dtype.is_floating]
-
-    def whole(*flat: tf.Tensor) -> list[tf.Tensor]:
-        values = iter(flat)
-        theta = {path: next(values) for path in own}
-        flow = tf.nest.map_structure(lambda spec: None if spec is None else next(values), given)
-        sources = [theta[path] for path in own if path in learned]
-        sources += [leaf for leaf in tensors(flow) if leaf.dtype.is_floating]
-        ctx = StepContext(mode="train", num_examples=size)
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch(sources)
-            after = piece.run(piece.theta(theta), flow, ctx)
-            targets = [t for n in made for t in tensors(after[n]) if t.dtype.is_floating]
-            loss = tf.cast(after.get(LOSS_SUM, 0.0), tf.float32) + ctx.collected.total("loss")
-        gradients = tape.gradient(
-            [*targets, loss],
-            sources,
-            output_gradients=[tf.convert_to_tensor(seed) for seed in values],
-            unconnected_gradients=tf.UnconnectedGradients.ZERO,
-        )
-        parts = [_parts(gradient) for gradient in gradients]
-        return [tf.convert_to_tensor(part) for each in parts for part in each]
-
-    late = [*seeds, tf.TensorSpec((), tf.float32)]
-    concrete = tf.function(whole, autograph=False).get_concrete_function(*weights, *inputs, *late)
-    cut = GraphCut(concrete, len(late))
-    of_weights = {tensor.name for tensor in cut.early[: len(weights)]}
+    both = piece_gradients(piece, own, learned, given, trace, size)
+    signature = [*both.weights, *both.inputs, *both.seeds]
+    whole = tf.function(lambda *flat: both.function(*flat)[1], autograph=False)
+    concrete = whole.get_concrete_function(*signature)
+    cut = GraphCut(concrete, len(both.seeds), num_lasting=len(both.weights))
     roots = {root.name: root for root in map(_root, cut.kept_for(concrete.outputs))}
-    sizes = [_bytes(root) for name, root in roots.items() if name not in of_weights]
+    sizes = [_bytes(root) for root in roots.values()]
     return None if None in sizes else math.fsum(size for size in sizes if size is not None)
-
-
-def _parts(gradient: Any) -> list[Any]:
-    """The tensors of a gradient; of a large table it is some rows, and the rest is not made."""
-    is_sparse = isinstance(gradient, tf.IndexedSlices)
-    return [gradient.values, gradient.indices] if is_sparse else [gradient]
 
 
 def _root(tensor: tf.Tensor) -> tf.Tensor:

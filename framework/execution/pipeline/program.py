@@ -44,6 +44,7 @@ from tekso.framework.execution.pipeline.stages import BATCH, Stage, Value
 from tekso.framework.execution.pipeline.workers import StageError, Workers, reason_of
 from tekso.framework.learning_step import select
 from tekso.framework.primitives.fusion import XlaFusion, no_fusion
+from tekso.framework.theta import SEPARATOR
 from tekso.framework.weight_spec import WeightSpec
 
 Worker = tuple[int, int]
@@ -77,6 +78,7 @@ class PipelineProgram(Program):
         ]
         self._decide = tf.function(self._decide_graph, autograph=False)
         self._evaluation = StageEvaluation(task, learner, setting, self._state, seed=seed)
+        self._is_traced = False  # the updates
         self._calls: dict[Any, Callable[..., Any]] = {}
         self.events: dict[Worker, list[Event]] = {}
         """What every worker did in the last step, and when."""
@@ -120,13 +122,17 @@ class PipelineProgram(Program):
             raise StageError(_reason(error)) from error
 
     def _train_step(self, batch: Batch, step: int) -> dict[str, Any]:
-        setting = self._setting
         self._prepare()
         self._evaluation.forget()
         for functions in self._functions.values():
             functions.begin()
         total_weight = tf.cast(self._task.loss_weight(_converted(batch)), tf.float32)
-        weights = self._read_weights()
+        sums = self._run_parts(batch, step, total_weight)
+        return self._update(sums, total_weight, step)
+
+    def _run_parts(self, batch: Batch, step: int, total_weight: tf.Tensor) -> dict[int, Sums]:
+        """Goes through the schedule; what it holds, the weights as they were, is free after it."""
+        setting, weights = self._setting, self._read_weights()
         sums: dict[int, Sums] = collections.defaultdict(dict)
         self.events = collections.defaultdict(list)
         part_size = setting.batch_size // setting.num_parts
@@ -143,7 +149,7 @@ class PipelineProgram(Program):
             )
             for worker, events in found.items():
                 self.events[worker] += events
-        return self._update(sums, total_weight, step)
+        return sums
 
     def _name_of(self, worker: Worker, action: Action) -> str:
         stage = self._setting.plan.stages[action.stage]
@@ -211,6 +217,7 @@ class PipelineProgram(Program):
         norms = self._workers.map(
             lambda s: self._on(s, self._norms[s], gradients[s]), range(len(stages))
         )
+        statistics = self._statistics(by_stage)
         squares = added_pairs(norms)  # of stacked weights, every stage has those of its rows
         loss_sum = by_stage[len(stages) - 1]["loss"]
         shares = [found["total"] for found in by_stage.values()]
@@ -220,17 +227,12 @@ class PipelineProgram(Program):
         with self._state.on(0):
             decision = self._decide(squares, counts, at, total)
 
-        def updated(stage: int) -> Flat:
-            statistics = by_stage[stage]["statistic"]
-            weights = self._state.read(stage, WEIGHTS)
-            slots = self._state.read(stage, LEARNER)
-            function, own = self._updates[stage], gradients[stage]
-            new: Flat = self._on(stage, function, weights, own, slots, decision, statistics)
-            return new
-
-        # All is computed before any of it is assigned: a failure leaves the state as it was.
-        for stage, new in enumerate(self._workers.map(updated, range(len(stages)))):
-            self._state.update(stage, new)
+        given = [(gradients[s], decision, statistics[s]) for s in range(len(stages))]
+        if not self._is_traced:  # a mistake in an optimizer is found before anything is changed
+            for s, update in enumerate(self._updates):
+                self._on(s, update.get_concrete_function, *given[s])
+            self._is_traced = True
+        self._workers.map(lambda s: self._on(s, self._updates[s], *given[s]), range(len(stages)))
         auxiliary: dict[str, Any] = {}  # shares of a mean, which add up over parts and stages
         for name, value in (pair for found in by_stage.values() for pair in found["aux"].items()):
             auxiliary[name] = auxiliary[name] + value if name in auxiliary else value
@@ -263,31 +265,57 @@ class PipelineProgram(Program):
                 found.append({path: _added(values) for path, values in by_path.items()})
         return found
 
+    def _statistics(self, by_stage: Mapping[int, Any]) -> list[dict[str, Any]]:
+        """The sums for the moving statistics of what every stage keeps; of copies, theirs too."""
+        plan = self._setting.plan
+        found: list[dict[str, Any]] = [{} for _ in plan.stages]
+        for index in sorted(by_stage):
+            for name, pair in by_stage[index]["statistic"].items():
+                keeper = plan.keeper(name.rpartition(SEPARATOR)[0], index)
+                with self._state.on(keeper):
+                    found[keeper] = added_pairs([found[keeper], {name: pair}])
+        return found
+
     def _norms_graph(self, stage: int, gradients: Flat) -> Any:
-        return self._learner.squared_norms(self._state.groups[stage], gradients)
+        """One weight after the other: all their squares at once take as much as the gradients."""
+        found: dict[str, Any] = {}
+        for name, (learner, own) in self._state.groups[stage].items():
+            for path, spec in own.items():
+                with tf.control_dependencies([t for pair in found.values() for t in pair][-2:]):
+                    group = {name: (learner, {path: spec})}
+                    found |= self._learner.squared_norms(group, {path: gradients[path]})
+        return found
 
     def _decide_graph(self, squares: Any, counts: Flat, step: tf.Tensor, loss: tf.Tensor) -> Any:
         return self._learner.decide(self._groups, squares, counts, step, loss=loss)
 
-    def _update_graph(
-        self,
-        stage: Stage,
-        weights: Flat,
-        gradients: Flat,
-        slots: Flat,
-        decision: Any,
-        statistics: Any,
-    ) -> Flat:
-        groups = self._state.groups[stage.index]
-        new_weights, new_slots = self._learner.apply(groups, weights, gradients, slots, decision)
-        new = {WEIGHTS + path: value for path, value in new_weights.items()}
-        new |= {LEARNER + path: value for path, value in new_slots.items()}
+    def _update_graph(self, stage: Stage, gradients: Flat, decision: Any, statistics: Any) -> None:
+        """Updates what a stage keeps in its place, one weight after the other.
+
+        So the old and the new value are there of one weight at a time, and not of all.
+        """
+        variables = self._state.variables(stage.index)
+        weights = self._state.read(stage.index, WEIGHTS)
         means = {name: tf.math.divide_no_nan(*pair) for name, pair in statistics.items()}
         changed = self._task.new_statistics(weights, means)
-        new |= {WEIGHTS + p: select(decision.finite, v, weights[p]) for p, v in changed.items()}
+        new = {WEIGHTS + p: select(decision.finite, v, weights[p]) for p, v in changed.items()}
         if stage.index == 0:
             new |= {LEARNER + path: value for path, value in decision.counts.items()}
-        return new
+        done = [variables[key].assign(value, read_value=False) for key, value in new.items()]
+        for name, (learner, own) in self._state.groups[stage.index].items():
+            for path, spec in own.items():
+                slots = [made.path for made in learner.slots_of(spec).values()]
+                with tf.control_dependencies(done):
+                    new_weights, new_slots = self._learner.apply(
+                        {name: (learner, {path: spec})},
+                        {path: variables[WEIGHTS + path].read_value()},
+                        {path: gradients[path]},
+                        {slot: variables[LEARNER + slot].read_value() for slot in slots},
+                        decision,
+                    )
+                    new = {WEIGHTS + p: value for p, value in new_weights.items()}
+                    new |= {LEARNER + p: value for p, value in new_slots.items()}
+                    done = [variables[k].assign(v, read_value=False) for k, v in new.items()]
 
     def trace(self) -> MeasuredStep | None:
         """See `Program`."""
@@ -407,8 +435,7 @@ class _Run:
         held, late = self._held.pop(key), self._late(replica, stage, m)
         known = {**self._common(replica, stage, m), **held, **late}
         if setting.is_apart:
-            gradients, kept = functions.input_gradient(known, again=again)
-            self._held[key] = {**({} if again else held), **late, **kept}
+            gradients, self._held[key] = functions.input_gradient(known, again=again)
         else:
             gradients = functions.backward(known, again=again)
         self._hand_back(replica, stage, m, gradients)

@@ -33,11 +33,13 @@ from collections.abc import Iterator
 from tekso.framework.execution.pipeline.actions import (
     BACKWARD,
     FORWARD,
+    KINDS,
     WEIGHT_GRADIENT,
     Action,
     Kind,
     ScheduleError,
     Work,
+    listed,
 )
 from tekso.framework.execution.pipeline.timing import in_ticks
 from tekso.framework.params import Configurable, param
@@ -67,8 +69,17 @@ class Schedule(Configurable):
         Raises:
           ScheduleError: there is no such schedule for so many devices and micro-batches.
         """
-        orders = [self.order(d, num_devices, num_micro_batches) for d in range(num_devices)]
-        return in_ticks(orders, self.num_stages(num_devices))
+        num_stages = num_stages_of(self, num_devices)
+        orders = [
+            listed(
+                lambda d=d: self.order(d, num_devices, num_micro_batches),
+                what=f"{type(self).__name__}.order of device {d}",
+                kind=Work,
+                most=len(KINDS) * num_stages * num_micro_batches,
+            )
+            for d in range(num_devices)
+        ]
+        return in_ticks(orders, num_stages)
 
 
 class Gpipe(Schedule):
@@ -217,6 +228,21 @@ SCHEDULES: dict[str, type[Schedule]] = {
 """By the name that `execution.schedule` takes."""
 
 
+def num_stages_of(schedule: Schedule, num_devices: int) -> int:
+    """Returns into how many stages a schedule cuts the model.
+
+    Raises:
+      ScheduleError: what the schedule says is no number of stages.
+    """
+    count = schedule.num_stages(num_devices)
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise ScheduleError(
+            f"{type(schedule).__name__}.num_stages({num_devices}) is {count!r}, want a whole "
+            "number of 1 or more"
+        )
+    return count
+
+
 def schedule_of(value: str | Schedule.Params) -> Schedule:
     """Returns the schedule of a name, with its defaults, or of Params.
 
@@ -251,5 +277,6 @@ __all__ = [
     "ScheduleError",
     "Work",
     "ZeroBubbleH1",
+    "num_stages_of",
     "schedule_of",
 ]

@@ -18,7 +18,9 @@ from tekso.framework.execution.pipeline.actions import (
     WorkKey,
     by_device,
     device_of,
+    listed,
 )
+from tekso.framework.execution.pipeline.schedule import Schedule, num_stages_of
 from tekso.framework.execution.pipeline.timing import StuckError, timed
 
 
@@ -48,6 +50,30 @@ def check(
     found = timed(works, num_stages=num_stages, durations=units)
     if found.waits:
         raise StuckError(orders, found)
+
+
+def checked_actions(
+    schedule: Schedule, *, num_devices: int, num_micro_batches: int
+) -> list[Action]:
+    """Returns what all devices do by a schedule, after `check`.
+
+    Raises:
+      ScheduleError: see `check`; or the schedule has something else than actions.
+    """
+    num_stages = num_stages_of(schedule, num_devices)
+    actions: list[Action] = listed(
+        lambda: schedule.actions(num_devices, num_micro_batches),
+        what=f"{type(schedule).__name__}.actions",
+        kind=Action,
+        most=len(KINDS) * num_stages * num_micro_batches,
+    )
+    check(
+        actions,
+        num_devices=num_devices,
+        num_stages=num_stages,
+        num_micro_batches=num_micro_batches,
+    )
+    return actions
 
 
 def _out_of_range(actions: list[Action], sizes: dict[str, int]) -> Iterable[str]:

@@ -10,6 +10,7 @@ from tekso.framework.execution.pipeline.actions import WEIGHT_GRADIENT, Action, 
 from tekso.framework.execution.pipeline.stages import StagePlan
 
 Rematerialize = Literal["none", "all", "except_last"]
+Costs = Literal["traced", "measured"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +26,8 @@ class Setting:
       num_micro_batches: of each part.
       rematerialize: which micro-batches keep their inputs alone between forward and backward.
       xla: what is compiled: "stretches" of elementwise work, or "none".
+      costs: where `piece_costs` are from: "traced" graphs, or "measured" times.
+      piece_costs: of every piece of the task, forward and backward; only ratios are of use.
     """
 
     plan: StagePlan
@@ -35,6 +38,8 @@ class Setting:
     num_micro_batches: int
     rematerialize: Rematerialize
     xla: str
+    costs: Costs = "traced"
+    piece_costs: Sequence[float] = ()
 
     @property
     def num_replicas(self) -> int:

@@ -1,4 +1,8 @@
-"""Evaluation over the stages of a pipeline: forward passes alone, micro-batch after micro-batch."""
+"""Evaluation over the stages of a pipeline: forward passes alone.
+
+Micro-batches follow each other; those that are on their way at once are as many as there are
+stages, and one more, however large the batch is.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +13,10 @@ import tensorflow as tf
 
 from tekso.framework.context import StepContext
 from tekso.framework.execution.base import LEARNER, WEIGHTS, Batch
-from tekso.framework.execution.pipeline.actions import FORWARD, Action
+from tekso.framework.execution.pipeline.actions import FORWARD, Action, WorkKey
 from tekso.framework.execution.pipeline.setting import Setting
 from tekso.framework.execution.pipeline.stage_state import Flat, StageState
-from tekso.framework.execution.pipeline.stages import Stage
+from tekso.framework.execution.pipeline.stages import BATCH, Stage
 from tekso.framework.execution.pipeline.workers import Workers
 from tekso.framework.learning_step import APPLIED
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, run_all
@@ -74,44 +78,31 @@ class StageEvaluation:
 
     def step(self, batch: Batch, workers: Workers, name_of: Callable[[Any, Action], str]) -> Sums:
         """Returns (sum, weight) of the loss and of every metric over a batch of any size."""
-        setting, weights = self._setting, self._stage_weights()
-        size = len(next(iter(batch.values())))
-        starts = range(0, size, setting.micro_batch_size)
-        ends = [min(start + setting.micro_batch_size, size) for start in starts]
-        parts = [
-            {name: tf.convert_to_tensor(a[start:end]) for name, a in batch.items()}
-            for start, end in zip(starts, ends, strict=True)
-        ]
-        flows: list[Flow] = [dict(part) for part in parts]
-        sums: list[list[Sums]] = [[] for _ in parts]
-
-        def perform(worker: Any, action: Action) -> None:
-            stage, m = setting.plan.stages[action.stage], action.micro_batch
-            with self._state.on(stage.index):
-                function = self._function(stage, size, ends[m] - starts[m])
-                offset = tf.constant(starts[m], tf.int32)
-                inputs = {value.name: flows[m][value.name] for value in stage.inputs}
-                made, found = function(weights[stage.index], inputs, parts[m], offset)
-            flows[m].update(made)
-            sums[m].append(found)
-
+        setting, stages = self._setting, self._setting.plan.stages
+        run = _Pass(self, self._stage_weights(), batch)
         order = [[] for _ in range(setting.num_devices)]  # type: list[list[Action]]
-        tick = 0
-        for m in range(len(parts)):
-            for stage in setting.plan.stages:
+        for m, _ in enumerate(run.spans):
+            for stage in stages:
                 device = stage.index % setting.num_devices
+                tick = m * len(stages) + stage.index
                 order[device].append(Action(device, tick, stage.index, m, FORWARD))
-                tick += 1
+        most, last = len(stages) + 1, len(stages) - 1  # one for each stage, and one on its way
+
+        def room(action: Action) -> list[WorkKey]:
+            before = action.micro_batch - most
+            return [(last, before, FORWARD)] if action.stage == 0 and before >= 0 else []
+
         workers.run(
             {(0, device): actions for device, actions in enumerate(order)},
-            perform,
-            num_stages=len(setting.plan.stages),
+            run.perform,
+            num_stages=len(stages),
             line_of=lambda worker: worker[0],
             name_of=name_of,
+            also_needs=room,
         )
-        return added_pairs([one for of_part in sums for one in of_part])
+        return added_pairs(run.sums[key] for key in sorted(run.sums))
 
-    def _function(self, stage: Stage, size: int, examples: int) -> Callable[..., Any]:
+    def function(self, stage: Stage, size: int, examples: int) -> Callable[..., Any]:
         """The forward pass of a stage over some examples of a batch of `size`."""
         key = stage.index, size, examples
         if key not in self._functions:
@@ -129,6 +120,47 @@ class StageEvaluation:
 
             self._functions[key] = tf.function(forward, autograph=False)
         return self._functions[key]
+
+
+class _Pass:
+    """One pass over a batch: what is alive between the stages, of each micro-batch."""
+
+    def __init__(self, evaluation: StageEvaluation, weights: list[Flat], batch: Batch) -> None:
+        self._evaluation, self._weights, self._batch = evaluation, weights, batch
+        setting = evaluation._setting
+        self._stages = setting.plan.stages
+        self._size = len(next(iter(batch.values())))
+        count = setting.micro_batch_size
+        self.spans = [(i, min(i + count, self._size)) for i in range(0, self._size, count)]
+        self.flows: dict[int, Flow] = {}
+        self.sums: dict[tuple[int, int], Sums] = {}
+        readers = {value: stage.index for stage in self._stages for value in stage.inputs}
+        self._last_read: dict[int, list[str]] = {stage.index: [] for stage in self._stages}
+        for value, index in readers.items():
+            if value.producer != BATCH:
+                self._last_read[index].append(value.name)
+
+    def perform(self, worker: Any, action: Action) -> None:
+        """Runs a stage on a micro-batch; what no other stage reads is given up."""
+        stage, m = self._stages[action.stage], action.micro_batch
+        start, end = self.spans[m]
+        part = {name: array[start:end] for name, array in self._batch.items()}
+        flow = self.flows.setdefault(m, {})
+        with self._evaluation._state.on(stage.index):
+            function = self._evaluation.function(stage, self._size, end - start)
+            inputs = {
+                v.name: tf.convert_to_tensor(part[v.name]) if v.producer == BATCH else flow[v.name]
+                for v in stage.inputs
+            }
+            given = {n: tf.convert_to_tensor(a) for n, a in part.items()} if stage.is_last else {}
+            offset = tf.constant(start, tf.int32)
+            made, sums = function(self._weights[stage.index], inputs, given, offset)
+        for name in self._last_read[stage.index]:
+            del flow[name]
+        flow.update(made)
+        self.sums[m, stage.index] = sums
+        if stage.is_last:
+            del self.flows[m]
 
 
 def added_pairs(parts: Iterable[Mapping[str, tuple[Any, Any]]]) -> Sums:

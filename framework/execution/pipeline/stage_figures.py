@@ -1,6 +1,7 @@
 """What the stages of a pipeline hold and compute, and how its schedule would go: from specs alone.
 
-    cost    of a stage: seconds of its pieces on a device of type cpu; only ratios are of use
+    cost    of a stage: seconds of its pieces, on a device of type cpu or as measured (see Setting);
+            only ratios are of use
     time    forward 1, backward 2 (1 each where the two gradients are apart), and 1 more in the
             backward of what is computed again; a handover takes none
     bytes   of activations: what a forward pass keeps for the backward (`kept_bytes`), or the inputs
@@ -27,7 +28,6 @@ from tekso.framework.execution.pipeline.actions import (
     device_of,
 )
 from tekso.framework.execution.pipeline.piece_costs import BACKWARD as BACKWARD_COST
-from tekso.framework.execution.pipeline.piece_costs import forward_cost
 from tekso.framework.execution.pipeline.piece_traces import rows_of, tensors
 from tekso.framework.execution.pipeline.setting import Setting
 from tekso.framework.execution.pipeline.simulator import Timeline, simulate
@@ -130,7 +130,7 @@ def figures_of(
     homes = [setting.device_of(0, stage.index) for stage in setting.plan.stages]
     state = StageState(setting.plan, learner, specs, homes)
     trained = learner.trainable(specs)
-    of_pieces = iter(kept)
+    of_pieces, costs = iter(kept), iter(setting.piece_costs)
     stages = tuple(
         _figures(
             setting,
@@ -139,6 +139,7 @@ def figures_of(
             specs,
             trained,
             [next(of_pieces) for _ in stage.piece_names],
+            [next(costs) for _ in stage.piece_names],
         )
         for stage in setting.plan.stages
     )
@@ -179,6 +180,7 @@ def _figures(
     specs: dict[str, WeightSpec],
     trained: Any,
     kept: Sequence[float],
+    costs: Sequence[float],
 ) -> StageFigures:
     plan = setting.plan
     own = {key[len(WEIGHTS) :]: spec for key, spec in owned.items() if key.startswith(WEIGHTS)}
@@ -203,7 +205,7 @@ def _figures(
         handed_bytes=sum(_bytes(plan.values[value]) * count for value, count in readers.items()),
         input_bytes=sum(_bytes(plan.values[value]) for value in stage.inputs),
         kept_bytes=math.fsum(kept),
-        forward_cost=math.fsum(forward_cost(trace) for trace in stage.traces),
+        forward_cost=math.fsum(costs) / (1.0 + BACKWARD_COST),
     )
 
 

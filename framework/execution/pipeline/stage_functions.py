@@ -2,8 +2,8 @@
 
     forward          weights, inputs ─► outputs, sums; kept: what backward needs
     backward         what was kept, gradients of outputs ─► gradients of inputs; totals
-    input_gradient   the same ─► gradients of inputs; kept: what the next one needs besides
-    weight_gradient  what both kept ─► totals
+    input_gradient   the same ─► gradients of inputs; kept: what the next one needs, no more
+    weight_gradient  what that kept ─► totals
 
 The gradients of weights are added to `totals` in place.
 
@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from tekso.framework.context import Mode, StepContext
 from tekso.framework.execution.pipeline.graph_cut import Cut, GraphCut
+from tekso.framework.execution.pipeline.graph_effects import effects
 from tekso.framework.execution.pipeline.piece_traces import tensors
 from tekso.framework.execution.pipeline.stages import BATCH, Stage, Value
 from tekso.framework.optimizers.optimizer import state_dtype
@@ -72,6 +73,7 @@ class StageFunctions:
         self._values, self._seed, self._fuse = values, seed, fuse
         self._num_examples = num_examples
         self._structure: Any = None  # of the sums
+        self._effects: list[tf.Operation] = []  # of the forward pass
         outputs = [values[Value(name, stage.index)] for name in stage.outputs]
         self._seeds = [leaf for leaf in tensors(outputs) if leaf.dtype.is_floating]
         with tf.device(device):
@@ -111,6 +113,7 @@ class StageFunctions:
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch([*sources, *learned])
                 outputs, total, sums = self._compute("train", own, values, scalars)
+                self._effects = effects(tf.compat.v1.get_default_graph())
             targets = [leaf for leaf in outputs if leaf.dtype.is_floating]
             gradients = tape.gradient(
                 [*targets, total],
@@ -135,7 +138,7 @@ class StageFunctions:
             return []
 
         concrete = tf.function(whole, autograph=False).get_concrete_function(*early, *seeds)
-        cut = GraphCut(concrete, len(seeds))
+        cut = GraphCut(concrete, len(seeds), num_lasting=len(weights))
         given = iter(cut.early)
         self._weight_names = [next(given).name for _ in weights]
         self._input_names = [next(given).name for _ in inputs]
@@ -231,28 +234,30 @@ class StageFunctions:
         """
         kept = self._cut.kept_for([*self._of_inputs, *self._done])
         between: list[tf.Tensor] = []
-        late = self._cut.late
-        self._make("forward", self._cut.early, [*self._outputs, *self._sums], [])
+        late, weights = self._cut.late, self._cut.lasting
+        made = [*self._outputs, *self._sums]
+        self._make("forward", self._cut.early, made, [], self._effects)
         if apart:
             between = self._cut.kept_between(self._of_inputs, self._done)
         ways = [("", kept)] if keep else []
         ways += [("_again", self._cut.early)] if again else []
         if keep:
-            self._make("forward_keep", self._cut.early, [*self._outputs, *self._sums], kept)
+            self._make("forward_keep", self._cut.early, made, kept, self._effects)
         for way, known in ways:
             if not apart:
                 both = [*self._of_inputs, *self._done]
-                self._make(f"backward{way}", [*known, *late], both, [])
+                self._make(f"backward{way}", [*weights, *known, *late], both, [])
                 continue
             # What the second half needs of the forward pass has to be there by then.
             rest = self._cut.kept_for(self._done) if way else []
-            self._make(f"input{way}", [*known, *late], self._of_inputs, [*rest, *between])
+            feeds = [*weights, *known, *late]
+            self._make(f"input{way}", feeds, self._of_inputs, [*rest, *between])
         if apart:
-            known = [*self._cut.kept_for(self._done), *between, *late]
+            known = [*weights, *self._cut.kept_for(self._done), *between, *late]
             self._make("weight", known, self._done, [])
 
-    def _make(self, name: str, feeds: Any, fetches: Any, kept: Sequence[tf.Tensor]) -> None:
-        self._functions[name] = self._cut.function(feeds, fetches, kept)
+    def _make(self, name: str, feeds: Any, fetches: Any, kept: Any, effects: Any = ()) -> None:
+        self._functions[name] = self._cut.function(feeds, fetches, kept, effects)
 
     def forward(
         self, known: Tensors, *, keep: bool
@@ -268,8 +273,14 @@ class StageFunctions:
         return found[: len(self._of_inputs)]
 
     def input_gradient(self, known: Tensors, *, again: bool) -> tuple[list[tf.Tensor], Tensors]:
-        """Returns gradients of the inputs, and what `weight_gradient` needs besides."""
-        return self._functions["input_again" if again else "input"](known)
+        """Returns gradients of the inputs, and what `weight_gradient` is to be given.
+
+        Weights and scalars are not among it: they are there for all micro-batches.
+        """
+        gradients, kept = self._functions["input_again" if again else "input"](known)
+        there, given = {*self._weight_names, *self._scalar_names}, {**known, **kept}
+        needed = [name for name in self._functions["weight"].feeds if name not in there]
+        return gradients, {name: given[name] for name in needed}
 
     def weight_gradient(self, known: Tensors) -> None:
         """Adds the gradients of the weights to the totals."""

@@ -87,10 +87,9 @@ class StageState:
                             part, dtype=spec.dtype, trainable=False, name=key.replace("/", ".")
                         )
 
-    def update(self, stage: int, values: Mapping[str, tf.Tensor]) -> None:
-        """Sets some of what a stage keeps."""
-        for key, value in values.items():
-            self._variables[stage][key].assign(value)
+    def variables(self, stage: int) -> Mapping[str, tf.Variable]:
+        """Returns the variables of what a stage keeps, by state key."""
+        return self._variables[stage]
 
     def read(self, stage: int, prefix: str) -> Flat:
         """Returns what a stage keeps under a prefix, without the prefix."""

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from tekso.framework.execution.base import ExecutionError, Signature
 from tekso.framework.execution.pipeline.piece_traces import PieceTrace, flow_of
 from tekso.framework.pieces import LOSS_SUM, METRICS, Piece, joined
+from tekso.framework.theta import SEPARATOR
 from tekso.framework.weight_spec import WeightSpec
 
 BATCH = -1  # the producer of what is in the batch
@@ -74,6 +75,16 @@ class StagePlan:
         """Whether several stages read all of a weight."""
         holders = self.owners[path]
         return len(holders) > 1 and self.stages[holders[0]].weights[path] is None
+
+    def keeper(self, layer: str, index: int) -> int:
+        """Returns the stage that keeps the own weights of a layer: of shared ones the first.
+
+        Args:
+          layer: its path.
+          index: a stage that runs it, and keeps its rows of weights that are not shared.
+        """
+        own = (path for path in self.owners if path.rpartition(SEPARATOR)[0] == layer)
+        return next((self.owners[path][0] for path in own if self.is_shared(path)), index)
 
     def owned(self, index: int) -> dict[str, Rows]:
         """Returns the weights that a stage keeps and updates, and its rows of them."""

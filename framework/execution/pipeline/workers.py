@@ -46,6 +46,7 @@ class Workers:
         num_stages: int,
         line_of: Callable[[Any], Any],
         name_of: Callable[[Any, Action], str],
+        also_needs: Callable[[Action], Sequence[WorkKey]] = lambda action: (),
     ) -> dict[Any, list[Event]]:
         """Does all actions.
 
@@ -55,6 +56,7 @@ class Workers:
           num_stages: number of stages of a line.
           line_of: returns the pipeline that a worker belongs to; what others do, it does not need.
           name_of: says who does what, for an error.
+          also_needs: what an action waits for besides that by which it comes.
 
         Returns: {worker: its actions with start and end, in seconds of `time.perf_counter`}.
 
@@ -68,7 +70,8 @@ class Workers:
             line = lines[line_of(worker)]
             events: list[Event] = []
             for action in orders[worker]:
-                if not line.wait_for(needs(action[2:], num_stages)):
+                wanted = (*needs(action[2:], num_stages), *also_needs(action))
+                if not line.wait_for(wanted):
                     return events
                 start = time.perf_counter()
                 try:

@@ -10,10 +10,11 @@ from typing import Any
 
 from tekso.framework.run.metrics_log import SPLIT, STEP, TRAIN
 
-_PANELS = ("loss", "bits_per_byte", "learning_rate")
+_PANELS = ("loss", "bits_per_byte", "bleu", "learning_rate")
 _LABELS = {
     "loss": "loss",
     "bits_per_byte": "bits per byte",
+    "bleu": "BLEU",
     "learning_rate": "learning rate per step",
 }
 _MAX_POINTS = 2000

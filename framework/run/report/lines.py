@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 
 WIDTH = 80  # columns, where the output is no terminal
 
+_SCORES = {"bleu": "BLEU", "chrf": "chrF"}
 _SHORT_UNITS = {"tokens": "tok", "examples": "ex"}
 
 
@@ -82,12 +83,13 @@ def eval_line(
     width: int = WIDTH,
 ) -> str:
     """Returns the line of an evaluation."""
-    shown = ("loss", "bits_per_byte", "perplexity")
+    shown = ("loss", "bits_per_byte", "perplexity", *_SCORES)
     others = [f"{key} {number(value)}" for key, value in values.items() if key not in shown]
     parts = [
         _part(9, f"{name} at step {step}"),
         _part(9, f"loss {number(values['loss'])}" if "loss" in values else ""),
         _part(8, quality_of(values)),
+        *(_part(8, text) for text in scores_of(values)),
         *(_part(3 - 0.01 * i, text) for i, text in enumerate(others)),
         _part(2, f"in {duration(seconds)}"),
         _part(7, "best so far" if is_best else ""),
@@ -102,6 +104,11 @@ def quality_of(values: Mapping[str, float]) -> str:
     if "perplexity" in values:
         return f"perplexity {number(values['perplexity'])}"
     return ""
+
+
+def scores_of(values: Mapping[str, float]) -> list[str]:
+    """Returns what is said of decoded text: BLEU and chrF, out of 100."""
+    return [f"{name} {values[key]:.2f}" for key, name in _SCORES.items() if key in values]
 
 
 Part = tuple[float, str, str]

@@ -12,6 +12,7 @@ from tekso.framework.run.pace import Reading
 from tekso.framework.run.report import curves, lines
 from tekso.framework.run.report.console import Console
 from tekso.framework.run.report.tensorboard import TensorBoardEvents
+from tekso.framework.task import Scored
 
 _CURVES_EVERY_S = 20.0
 
@@ -85,6 +86,20 @@ class Report:
             name, step, values, seconds=seconds, is_best=is_best, width=self._console.width
         )
         self._console.line(line, "evaluation")
+
+    def scored(self, name: str, step: int, scored: Scored) -> None:
+        """Keeps what decoding an evaluation input showed: in the logdir and in TensorBoard."""
+        folder = self._logdir.decoded(name)
+        try:
+            if scored.text:
+                text = scored.text.rstrip() + "\n"
+                files.write_atomically(files.join(folder, f"step_{step:09d}.txt"), text)
+                self._events.append_text(step, name, "decoded", text)
+            for title, picture in scored.images.items():
+                files.write_atomically(files.join(folder, f"{title}.png"), picture)
+                self._events.append_image(step, name, title, picture)
+        except OSError as error:  # no sample is worth a run
+            self._console.line(f"{folder} is not written: {error.strerror}", "warning")
 
     def _write(self, step: int, split: str, values: Mapping[str, float]) -> None:
         elapsed = time.perf_counter() - self._begin

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from tekso.framework import files
 from tekso.framework.run.logdir import Logdir
-from tekso.framework.run.report.lines import WIDTH, duration, number, quality_of
+from tekso.framework.run.report.lines import WIDTH, duration, number, quality_of, scores_of
 
 COMMAND = "tekso-trainer"
 
@@ -31,7 +31,8 @@ def finished(
     width = max(map(len, evaluations), default=0)
     for name, values in evaluations.items():
         quality = quality_of(values)
-        parts = [f"  {name:<{width}}", f"loss {number(values['loss'])}", quality]
+        loss = f"loss {number(values['loss'])}"
+        parts = [f"  {name:<{width}}", loss, quality, *scores_of(values)]
         lines.append("  ".join(part for part in parts if part))
         others = references.get(name, {})
         if others and "bits_per_byte" in values:

@@ -1,4 +1,4 @@
-"""TensorBoard scalars: a folder of events a split, so that its curves lie over each other.
+"""TensorBoard events: a folder a split, so that its curves lie over each other.
 
 A file is a row of records: length (8 bytes), checksum (4), an Event, checksum (4). What lies beyond
 the step that a run goes on from is taken out of the files, so that no reader sees it twice.
@@ -10,8 +10,10 @@ import errno
 import os
 import socket
 import struct
+import textwrap
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -19,10 +21,11 @@ from tekso.framework import files
 
 _PATTERN = "events.out.tfevents"
 _LENGTH_BYTES, _CHECKSUM_BYTES = 8, 4
+_PNG_SIZE_AT = 16  # width and height, after the signature and the head of the first chunk
 
 
 class TensorBoardEvents:
-    """Writes scalars below a folder."""
+    """Writes scalars, texts and pictures below a folder."""
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
@@ -44,12 +47,43 @@ class TensorBoardEvents:
         Raises:
           OSError: it cannot be written.
         """
-        summary = tf.compat.v1.Summary(
-            value=[
+        self._append(
+            step,
+            split,
+            [
                 tf.compat.v1.Summary.Value(tag=tag, simple_value=value)
                 for tag, value in values.items()
-            ]
+            ],
         )
+
+    def append_text(self, step: int, split: str, tag: str, text: str) -> None:
+        """Writes a text, shown as it is: indented by four, which is code in Markdown.
+
+        Raises:
+          OSError: it cannot be written.
+        """
+        shown = textwrap.indent(text, "    ", lambda line: True)
+        metadata = tf.compat.v1.SummaryMetadata(
+            plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name="text")
+        )
+        tensor = tf.make_tensor_proto([shown], dtype=tf.string)
+        value = tf.compat.v1.Summary.Value(tag=tag, metadata=metadata, tensor=tensor)
+        self._append(step, split, [value])
+
+    def append_image(self, step: int, split: str, tag: str, picture: bytes) -> None:
+        """Writes a picture, a PNG file.
+
+        Raises:
+          OSError: it cannot be written.
+        """
+        width, height = struct.unpack_from(">II", picture, _PNG_SIZE_AT)
+        image = tf.compat.v1.Summary.Image(
+            width=width, height=height, colorspace=4, encoded_image_string=picture
+        )
+        self._append(step, split, [tf.compat.v1.Summary.Value(tag=tag, image=image)])
+
+    def _append(self, step: int, split: str, values: Sequence[Any]) -> None:
+        summary = tf.compat.v1.Summary(value=values)
         event = tf.compat.v1.Event(wall_time=time.time(), step=step, summary=summary)
         try:
             if split not in self._writers:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import recurrent_pairs
 import tensorflow as tf
 
 from tekso.framework.params import Params
@@ -167,6 +168,7 @@ MODELS = {
     ),
     "lstm": lambda: lstm(LstmCell.Params(hidden_dim=MLP)),
     "gru": lambda: lstm(GruCell.Params(hidden_dim=DIM)),
+    **recurrent_pairs.MODELS,
     "images": lambda: ImageTask.Params(),
     "translation": encoder_decoder,
     "repeated_translation": lambda: encoder_decoder(RepeatedStack),
@@ -178,6 +180,8 @@ MODELS = {
 
 
 def batch(model: str, step: int, *, size: int = BATCH) -> dict[str, np.ndarray]:
+    if model in recurrent_pairs.MODELS:
+        return recurrent_pairs.batch(step, size)
     rng = np.random.default_rng(step)
     if model == "images":
         return {

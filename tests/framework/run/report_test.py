@@ -281,6 +281,28 @@ def test_events_are_read_by_tensorboard(tmp_path: Path) -> None:
     assert events(tmp_path / "dev") == [(2, "loss", 1.5)]
 
 
+def test_texts_and_pictures_are_read_by_tensorboard(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    picture = curves.draw(records((1, "dev", {"loss": 2.0})), title="t")
+    assert picture is not None
+    writer = TensorBoardEvents(str(tmp_path))
+    writer.append_text(3, "dev", "decoded", "a *b*\n\n  c\n")
+    writer.append_image(3, "dev", "attention", picture)
+    writer.close()
+    accumulator = EventAccumulator(str(tmp_path / "dev"))
+    accumulator.Reload()
+    (text,) = accumulator.Tensors("decoded")
+    assert text.step == 3
+    assert tf.make_ndarray(text.tensor_proto).tolist() == [b"    a *b*\n    \n      c\n"]
+    metadata = accumulator.SummaryMetadata("decoded")
+    assert metadata.plugin_data.plugin_name == "text"
+    (image,) = accumulator.Images("attention")
+    assert image.encoded_image_string == picture
+    decoded = tf.io.decode_png(picture)
+    assert (image.height, image.width) == tuple(decoded.shape[:2])
+
+
 def test_going_on_leaves_no_event_of_a_later_step(tmp_path: Path) -> None:
     first = TensorBoardEvents(str(tmp_path))
     for step in (1, 2, 3):

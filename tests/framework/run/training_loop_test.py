@@ -7,6 +7,7 @@ import io
 import json
 import os
 import signal
+import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from tekso.framework.run.logdir import Logdir
 from tekso.framework.run.report.console import PlainConsole
 from tekso.framework.run.report.report import Report
 from tekso.framework.run.training_loop import Outcome, Timetable, TrainingLoop
+from tekso.framework.task import Scored
 from tekso.framework.weight_spec import WeightSpec
 
 
@@ -57,6 +59,9 @@ class FakeProgram:
         weight = batch["weights"].sum()
         error = (batch["x"] - self.w) * batch["weights"][:, None]
         return {"loss": (np.sum(error**2), weight), "error": (np.abs(error).sum(), weight)}
+
+
+PICTURE = b"\x89PNG\r\n\x1a\n" + struct.pack(">I4sII", 13, b"IHDR", 5, 3)
 
 
 class FakeTask:
@@ -104,6 +109,7 @@ class Run:
         evaluations: Any = None,
         batches: Any = train_batches,
         show_step: Callable[[], None] | None = None,
+        score: Any = lambda name, is_last, stopped: None,
         **options: Any,
     ) -> Outcome:
         self.program = program or FakeProgram()
@@ -127,6 +133,7 @@ class Run:
             description=Description(step=0, model="m.Model", params="p", input={"seed": 3}),
             report=report,
             show_step=show_step,
+            score=score,
         )
         try:
             return loop.run(loop.restore(checkpoints.newest_good(set_aside=True)))
@@ -170,6 +177,29 @@ def test_a_step_is_shown_once_when_the_process_is_warm_or_at_the_end(tmp_path: P
 
 def _copy_last(source: list[int], target: list[int]) -> None:
     target.append(source[-1])
+
+
+def test_what_decoding_shows_joins_the_evaluation_and_chooses_the_best(tmp_path: Path) -> None:
+    run, asked = Run(tmp_path), []
+
+    def score(name: str, is_last: bool, stopped: Any) -> Scored:
+        asked.append((name, is_last, stopped()))
+        figure = {1: 3.0, 2: 8.0, 3: 5.0}[len(asked)]
+        return Scored({"bleu": figure}, f"after {len(asked)}\n", {"attention": PICTURE})
+
+    run.train(15, metric="dev/bleu", goal="max", keep_best=1, keep_last=1, score=score)
+    assert asked == [("dev", False, False), ("dev", False, False), ("dev", True, False)]
+    assert [record["bleu"] for record in run.records("dev")] == [3.0, 8.0, 5.0]
+    assert run.saved() == [10, 15]  # the best and the last
+    assert "BLEU 8.00" in run.output.getvalue()
+    folder = tmp_path / "decoded" / "dev"
+    texts = {path.name: path.read_text() for path in folder.glob("*.txt")}
+    assert texts == {f"step_{5 * n:09d}.txt": f"after {n}\n" for n in (1, 2, 3)}
+    assert (folder / "attention.png").read_bytes() == PICTURE
+
+
+def test_a_task_without_scores_leaves_no_folder(whole: Run) -> None:
+    assert not (whole.path / "decoded").exists()
 
 
 class Killed(BaseException):

@@ -1,4 +1,4 @@
-"""Inputs of pairs: every pair once, sides that belong together, filters counted, pure in the step."""
+"""Inputs of pairs: every pair once, sides that belong together, filters counted, pure in step."""
 
 from __future__ import annotations
 
@@ -229,6 +229,32 @@ class TestTokenizers:
         other = InMemoryPairs.Params(train=pairs[1:])
         with pytest.raises(InputError, match="was made from other training text"):
             one.params.copy().set(corpus=other).instantiate(assets_dir=str(tmp_path))
+
+    def test_tokens_that_take_long_to_make_are_kept(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from tekso.tasks.mt import token_pairs
+
+        monkeypatch.setattr(token_pairs, "_KEPT_FROM", 1)
+        pairs = [(f"ab {i}", f"x{i} yz", "de" if i % 3 else "fr") for i in range(40)]
+        corpus = InMemoryPairs.Params(train=[*pairs, ("bad", "")], languages=["fr", "de"])
+        params = PaddedPairs.Params(
+            corpus=corpus, tokenizer=Words.Params(vocab_size=60), source_length=8, target_length=9,
+            batch_size=4,
+        )  # fmt: skip
+        first = params.instantiate(seed=1, assets_dir=str(tmp_path))
+        with monkeypatch.context() as patch:
+            patch.setattr(token_pairs, "_encoded", None)  # it must not be called again
+            again = params.instantiate(seed=1, assets_dir=str(tmp_path))
+        for key, value in first.batch(5).items():
+            np.testing.assert_array_equal(again.batch(5)[key], value)
+        assert again.skipped() == first.skipped() and again.skipped().count == 1
+        assert again.pairs() == first.pairs() and again.tokens.languages.dtype == np.int16
+
+        kept = next((tmp_path / "tokens").glob("*.pairs.npy"))
+        kept.write_bytes(kept.read_bytes()[:-2])
+        repaired = params.instantiate(seed=1, assets_dir=str(tmp_path))
+        np.testing.assert_array_equal(repaired.tokens.records, first.tokens.records)
 
     def test_words_work_too(self) -> None:
         one = make(PaddedPairs, [("a b", "x y z")], tokenizer=Words.Params(vocab_size=9))

@@ -30,6 +30,7 @@ RULES = {
     "dense": TENSOR,
     "moe": "experts:model;vocab:model",
     "lstm": "mlp:model;vocab:model",
+    "pairs": "mlp:model;vocab:model",
     "images": "height:model",
 }
 
@@ -116,6 +117,10 @@ ODD = {
     ],
     "moe2": [{"mesh": "data:2;model:2", "rules": "batch:data;experts:data;mlp:model"}],
     "lstm": [{"mesh": "data:2;model:2", "rules": "batch:data;embed:model"}],
+    "pairs_luong": [
+        {"mesh": "data:2;model:2", "rules": "batch:data;embed:model"},
+        {"mesh": "data:2;model:2", "rules": "batch:data;mlp:model;vocab:model"},
+    ],
     "gru": [{"mesh": "data:2;model:2", "rules": "batch:data;mlp:model"}],
     "translation": [
         {"mesh": "data:2;model:2", "rules": f"batch:data;{TENSOR}"},

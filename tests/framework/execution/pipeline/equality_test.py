@@ -98,6 +98,8 @@ def test_float64_with_values_that_jump_stages_and_a_shared_table() -> None:
         ("translation", [pipeline(6, 4, "1f1b", "none"), pipeline(2, 2, "gpipe", "all")]),
         ("repeated_translation", [pipeline(3, 2, "zero_bubble_h1", "none")]),
         ("prefix", [pipeline(3, 4, "1f1b", "except_last")]),
+        ("pairs", [pipeline(4, 4, "1f1b", "none"), pipeline(7, 2, "gpipe", "all")]),
+        ("pairs_luong", [pipeline(3, 2, "1f1b", "except_last")]),
     ],
     ids=lambda v: v if isinstance(v, str) else "",
 )

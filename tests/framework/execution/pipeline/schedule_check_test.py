@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -18,7 +19,7 @@ from tekso.framework.execution.pipeline.actions import (
     Work,
 )
 from tekso.framework.execution.pipeline.schedule import SCHEDULES, Schedule, schedule_of
-from tekso.framework.execution.pipeline.schedule_check import check
+from tekso.framework.execution.pipeline.schedule_check import check, checked_actions
 from tekso.framework.execution.pipeline.timing import StuckError, timed
 
 K, M = 2, 3
@@ -224,3 +225,65 @@ def test_any_single_change_of_a_schedule_is_found(
     change(actions, which % len(actions))
     with pytest.raises(ScheduleError):
         check(actions, **sizes)
+
+
+# --- what is no schedule at all ---
+
+
+class Yields(Schedule):
+    """Says and does what a test says."""
+
+    class Params(Schedule.Params):
+        """Params of Yields."""
+
+    stages: object = 2
+    order_of: object = ()
+    actions_of: object = None
+
+    def num_stages(self, num_devices: int) -> int:
+        return self.stages  # type: ignore[return-value]
+
+    def order(self, device: int, num_devices: int, num_micro_batches: int) -> Iterator[Work]:
+        return self.order_of  # type: ignore[return-value]
+
+    def actions(self, num_devices: int, num_micro_batches: int) -> Iterator[Action]:
+        if self.actions_of is not None:
+            return self.actions_of  # type: ignore[return-value]
+        return super().actions(num_devices, num_micro_batches)
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({"stages": 0}, r"Yields\.num_stages\(2\) is 0, want a whole number of 1 or more"),
+        ({"stages": -1}, r"Yields\.num_stages\(2\) is -1"),
+        ({"stages": 2.0}, r"Yields\.num_stages\(2\) is 2\.0"),
+        ({"stages": None}, r"Yields\.num_stages\(2\) is None"),
+        ({"order_of": None}, r"Yields\.order of device 0 is None, want Work\(stage, micro_batch"),
+        ({"order_of": [3]}, r"Yields\.order of device 0 has 3, want Work\(stage, micro_batch"),
+        ({"order_of": ["abc"]}, r"Yields\.order of device 0 has 'abc'"),
+        ({"order_of": [(0, "0", FORWARD)]}, r"has \(0, '0', 'forward'\), want Work"),
+        ({"order_of": [(0, 0, None)]}, r"the kind one of forward, backward, weight_gradient"),
+        ({"order_of": [(0, 0, "foward")]}, r"'foward', want one of .*; did you mean forward\?"),
+        ({"order_of": itertools.repeat(Work(0, 0, FORWARD))}, r"device 0 does not end"),
+        ({"actions_of": 7}, r"Yields\.actions is 7, want Action\(device, tick, stage"),
+        ({"actions_of": [Work(0, 0, FORWARD)]}, r"Yields\.actions has Work\(.*, want Action"),
+        ({"actions_of": [(0, 0.5, 0, 0, FORWARD)]}, r"Yields\.actions has \(0, 0\.5, 0, 0"),
+        ({"actions_of": []}, r"forward of micro-batch 0 at stage 0 is missing"),
+    ],
+    ids=str,
+)
+def test_what_is_no_schedule_is_refused_by_name(said: dict[str, object], message: str) -> None:
+    schedule = Yields.Params().instantiate()
+    for name, value in said.items():
+        setattr(schedule, name, value)
+    with pytest.raises(ScheduleError, match=message):
+        checked_actions(schedule, num_devices=K, num_micro_batches=M)
+
+
+def test_schedule_may_be_of_plain_tuples() -> None:
+    schedule = Yields.Params().instantiate()
+    schedule.stages = 1
+    schedule.order_of = [(0, m, kind) for m in range(M) for kind in (FORWARD, BACKWARD)]
+    found = checked_actions(schedule, num_devices=1, num_micro_batches=M)
+    assert [action.work for action in found] == [Work(*work) for work in schedule.order_of]

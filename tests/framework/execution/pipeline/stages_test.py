@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tekso.framework.execution import ExecutionError, Pipelined
+from tekso.framework.execution.pipeline.schedule import OneFOneB
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece, rows_of_stack
 from tekso.framework.task import Task
 from tekso.framework.theta import Theta
@@ -103,3 +104,13 @@ def test_pieces_that_only_a_number_tells_apart_are_traced_apart() -> None:
     plan = setting(Numbered.Params().instantiate(), balance=[1, 3]).plan
     assert [value.name for value in plan.stages[0].inputs] == ["x"]
     assert [value.name for value in plan.stages[1].inputs] == ["y"]
+
+
+@pytest.mark.parametrize("count", [0, None])
+def test_schedule_without_a_stage_is_refused_when_the_pipeline_is_built(count: Any) -> None:
+    class Stageless(OneFOneB):
+        def num_stages(self, num_devices: int) -> int:
+            return count
+
+    with pytest.raises(ExecutionError, match=rf"Stageless\.num_stages\(2\) is {count}, want"):
+        setting(Rows.Params().instantiate(), schedule=Stageless.Params())

@@ -1,0 +1,86 @@
+"""The context of a step on a mesh, and how its batch and its weights are used there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from tekso.framework.context import Mode
+from tekso.framework.execution.mesh.context import MeshContext
+from tekso.framework.execution.mesh.layouts import MeshLayout
+from tekso.framework.execution.mesh.placement import Placement
+from tekso.framework.weight_spec import WeightSpec
+
+
+def batch_axis(layout: MeshLayout, examples: int) -> str | None:
+    """Returns the axis of "batch", where it divides the examples: the last of a pass may not."""
+    axis = layout.rules.axis_of("batch")
+    return axis if axis and examples % layout.mesh.size_of(axis) == 0 else None
+
+
+def context(
+    placement: Placement,
+    layout: MeshLayout,
+    *,
+    mode: Mode,
+    seed: int,
+    step: Any,
+    offset: Any,
+    examples: int,
+    num_examples: int | None = None,
+) -> MeshContext:
+    """Returns the context of a step over some examples.
+
+    Args:
+      placement: the devices.
+      layout: mesh and rules.
+      mode: as of StepContext.
+      seed: as of StepContext.
+      step: as of StepContext.
+      offset: position of the first example in the global batch.
+      examples: that are computed together.
+      num_examples: of the global batch; None: these.
+    """
+    if batch_axis(layout, examples) is None:
+        layout = layout.without("batch")
+    return MeshContext(
+        placement,
+        layout,
+        mode=mode,
+        seed=seed,
+        step=step,
+        example_offset=offset,
+        num_examples=examples if num_examples is None else num_examples,
+    )
+
+
+def cast(spec: WeightSpec, weight: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """Returns a learned weight in the type of activations."""
+    changes = spec.trainable and weight.dtype == tf.float32
+    return tf.cast(weight, dtype) if changes else weight
+
+
+def used(
+    layout: MeshLayout,
+    specs: Mapping[str, WeightSpec],
+    weights: Mapping[str, tf.Tensor],
+    ctx: MeshContext,
+    dtype: tf.DType,
+) -> dict[str, tf.Tensor]:
+    """Returns weights as a step uses them: by the rules alone, in the type of activations.
+
+    The context knows them from here on.
+    """
+    made, axes = {}, []
+    for path, weight in weights.items():
+        spec = specs[path]
+        own = layout.of_weight(spec)
+        weight = cast(spec, weight, dtype)
+        if own != layout.of_stored_weight(spec):
+            weight = ctx.pin(weight, own)
+        made[path] = weight
+        axes.append(own)
+    ctx.know(list(made.values()), axes)
+    return made

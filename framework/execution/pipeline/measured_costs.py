@@ -1,0 +1,86 @@
+"""The cost of pieces as measured: seconds of forward and backward over a micro-batch, on a device.
+
+Pieces that their model declares alike are measured once, on numbers that mean nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tekso.framework.execution.base import Signature, num_examples
+from tekso.framework.execution.pipeline.piece_gradients import PieceGradients, piece_gradients
+from tekso.framework.execution.pipeline.piece_traces import PieceTrace, flow_of, rows_of
+from tekso.framework.pieces import Piece
+from tekso.framework.primitives.fusion import Fuse, no_fusion
+from tekso.framework.weight_spec import WeightSpec
+
+REPEATS = 5
+
+Timer = Callable[[], float]
+"""Returns seconds since some time, as `time.perf_counter`."""
+
+
+def measured_costs(
+    pieces: Sequence[Piece],
+    traces: Sequence[PieceTrace],
+    specs: Mapping[str, WeightSpec],
+    batch: Signature,
+    *,
+    device: str | None,
+    timer: Timer = time.perf_counter,
+    fuse: Fuse = no_fusion,
+) -> list[float]:
+    """Returns for each piece the least of the times of `REPEATS` runs, after a first one.
+
+    Args:
+      pieces: of the task, in order.
+      traces: of the same.
+      specs: of all weights of the task; the weights of a piece are made while it is measured.
+      batch: signature of a micro-batch.
+      device: name of the device; None: TensorFlow's choice.
+      timer: is asked before and after every run.
+      fuse: compiles stretches of elementwise work.
+    """
+    flow, size, paths = flow_of(batch), num_examples(batch), sorted(specs)
+    known: dict[int, float] = {}
+    found = []
+    for piece, trace in zip(pieces, traces, strict=True):
+        if id(trace) not in known:
+            own = {path: rows_of(specs[path], piece.rows) for path in piece.weights(paths)}
+            learned = {path for path, spec in own.items() if spec.trainable}
+            given = {name: flow[name] for name in sorted(flow) if name in trace.reads}
+            both = piece_gradients(piece, own, learned, given, trace, size, fuse=fuse)
+            with tf.device(device):
+                known[id(trace)] = _least_seconds(both, timer)
+        found.append(known[id(trace)])
+        flow = {**flow, **trace.writes}
+    return found
+
+
+def _least_seconds(both: PieceGradients, timer: Timer) -> float:
+    specs = [*both.weights, *both.inputs, *both.seeds]
+    values = [_value(spec, number) for number, spec in enumerate(specs)]
+
+    def whole(*flat: tf.Tensor) -> tf.Tensor:
+        outputs, gradients = both.function(*flat)
+        with tf.control_dependencies([*outputs, *gradients]):
+            return tf.identity(flat[-1])
+
+    run = tf.function(whole, autograph=False)
+    run(*values).numpy()  # traces it
+    times = []
+    for _ in range(REPEATS):
+        start = timer()
+        run(*values).numpy()
+        times.append(timer() - start)
+    return min(times)
+
+
+def _value(spec: Any, number: int) -> tf.Tensor:
+    if not spec.dtype.is_floating:
+        return tf.zeros(spec.shape, spec.dtype)
+    return tf.cast(0.05 * tf.random.stateless_normal(spec.shape, seed=[number, 0]), spec.dtype)

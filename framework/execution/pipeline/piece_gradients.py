@@ -1,0 +1,91 @@
+"""A piece with its backward pass as a function of flat tensors: to be traced, or to be timed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Set
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tekso.framework.context import StepContext
+from tekso.framework.execution.pipeline.piece_traces import PieceTrace, tensors
+from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
+from tekso.framework.primitives.fusion import Fuse, no_fusion
+from tekso.framework.weight_spec import WeightSpec
+
+
+class PieceGradients(NamedTuple):
+    """Forward and backward of a piece.
+
+    Attributes:
+      function: `function(*weights, *inputs, *seeds)` returns what the piece makes, and the
+        gradients; of a large table they are some rows, and the rest is not made.
+      weights: TensorSpecs of the weights.
+      inputs: of what the piece is given.
+      seeds: of the gradients of what it makes, and of that of the loss.
+    """
+
+    function: Callable[..., tuple[list[tf.Tensor], list[tf.Tensor]]]
+    weights: list[tf.TensorSpec]
+    inputs: list[tf.TensorSpec]
+    seeds: list[tf.TensorSpec]
+
+
+def piece_gradients(
+    piece: Piece,
+    own: Mapping[str, WeightSpec],
+    learned: Set[str],
+    given: Flow,
+    trace: PieceTrace,
+    num_examples: int,
+    *,
+    fuse: Fuse = no_fusion,
+) -> PieceGradients:
+    """Returns forward and backward of a piece.
+
+    Args:
+      piece: the piece.
+      own: specs of the weights that it reads, with its rows of stacked ones.
+      learned: paths of those that get a gradient.
+      given: TensorSpecs of the values of the flow that it reads.
+      trace: what it makes of them.
+      num_examples: of a micro-batch.
+      fuse: compiles stretches of elementwise work.
+    """
+    made = {name: nest for name, nest in trace.writes.items() if name not in (LOSS_SUM, METRICS)}
+    seeds = [leaf for leaf in tensors(made) if leaf.dtype.is_floating]
+
+    def whole(*flat: tf.Tensor) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        values = iter(flat)
+        theta = {path: next(values) for path in own}
+        flow = tf.nest.map_structure(lambda spec: None if spec is None else next(values), given)
+        sources = [theta[path] for path in own if path in learned]
+        sources += [leaf for leaf in tensors(flow) if leaf.dtype.is_floating]
+        ctx = StepContext(mode="train", num_examples=num_examples, fuse=fuse)
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(sources)
+            after = piece.run(piece.theta(theta), flow, ctx)
+            outputs = [t for n in made for t in tensors(after[n])]
+            targets = [t for t in outputs if t.dtype.is_floating]
+            loss = tf.cast(after.get(LOSS_SUM, 0.0), tf.float32) + ctx.collected.total("loss")
+        gradients = tape.gradient(
+            [*targets, loss],
+            sources,
+            output_gradients=[tf.convert_to_tensor(seed) for seed in values],
+            unconnected_gradients=tf.UnconnectedGradients.ZERO,
+        )
+        parts = [tf.convert_to_tensor(part) for each in gradients for part in _parts(each)]
+        return [*outputs, loss], parts
+
+    return PieceGradients(
+        whole,
+        [tf.TensorSpec(spec.shape, spec.dtype) for spec in own.values()],
+        tensors(given),
+        [*seeds, tf.TensorSpec((), tf.float32)],
+    )
+
+
+def _parts(gradient: Any) -> list[Any]:
+    """The tensors of a gradient."""
+    is_sparse = isinstance(gradient, tf.IndexedSlices)
+    return [gradient.values, gradient.indices] if is_sparse else [gradient]

@@ -1,0 +1,118 @@
+"""Stages on meshes of their own: what of a pipeline goes with that, and how tensors lie then."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tekso.framework.execution.base import ExecutionError, Signature
+from tekso.framework.execution.mesh import mesh_devices
+from tekso.framework.execution.mesh.layouts import LayoutError, MeshLayout
+from tekso.framework.execution.mesh_sharded import MeshSharded
+from tekso.framework.execution.pipeline.mesh_stage_program import MeshStageProgram
+from tekso.framework.execution.pipeline.setting import Setting
+from tekso.framework.execution.pipeline.stage_mesh import StageMesh
+
+
+class StagesOnMesh:
+    """Lays every stage of a pipeline over a mesh of its own.
+
+    Args:
+      execution: says how: mesh, rules and what else a mesh has.
+      num_stages: how many meshes there are.
+
+    Raises:
+      ExecutionError: other Params of the pipeline do not go with it.
+    """
+
+    def __init__(self, execution: MeshSharded, pipeline: Any) -> None:
+        self._execution, self._num_meshes = execution, pipeline.num_stages
+        refused = []
+        if pipeline.rematerialize != "all":
+            refused.append(
+                f"execution.rematerialize is {pipeline.rematerialize!r}: set 'all', since a stage "
+                "on a mesh computes its forward pass again in the backward pass"
+            )
+        if pipeline.num_replicas != 1:
+            refused.append(
+                f"execution.num_replicas is {pipeline.num_replicas}: leave it at 1, and give the "
+                "mesh of a stage an axis for examples instead (mesh 'data:2;model:2', rules "
+                "'batch:data;…')"
+            )
+        if pipeline.workers:
+            refused.append(
+                "execution.workers are set: TensorFlow's DTensor cannot use devices that are lent; "
+                "leave them out, or leave execution.stages_on out"
+            )
+        if pipeline.xla != "none":
+            refused.append(
+                f"execution.xla is {pipeline.xla!r}: set 'none', since DTensor ignores XLA"
+            )
+        if refused:
+            raise ExecutionError(f"execution.stages_on is set, and {'; and '.join(refused)}")
+
+    def setup_devices(self, *, cpu_devices: int | None) -> None:
+        """Sets threads and devices up: those of all meshes."""
+        self._execution.setup_devices(cpu_devices=cpu_devices, num_meshes=self._num_meshes)
+
+    def check_schedule(self, setting: Setting) -> None:
+        """Raises an ExecutionError for a schedule that a stage on a mesh cannot follow."""
+        if setting.is_apart:
+            raise ExecutionError(
+                "execution.schedule computes the gradients of inputs and of weights apart, which "
+                "stages on meshes (execution.stages_on) do not: take 1f1b, gpipe or "
+                "interleaved_1f1b"
+            )
+
+    def layout(self, task: Any, batch: Signature, *, num_devices: int | None) -> MeshLayout:
+        """Returns how the tensors of a stage lie on its mesh.
+
+        Args:
+          task: the task.
+          batch: signature of a micro-batch.
+          num_devices: of all stages together; None for as many as the mesh asks for.
+
+        Raises:
+          LayoutError: mesh and rules do not fit the model or the devices.
+        """
+        asked = self._execution.size_asked_for()
+        if num_devices is not None:
+            of_stage = num_devices // self._num_meshes
+            if of_stage < (asked or 1):
+                needed = self._num_meshes * (asked or 1)
+                raise ExecutionError(
+                    f"{self._num_meshes} stages on meshes of {asked or 1} need {needed} devices, "
+                    f"and there are {num_devices}: set a smaller execution.num_stages or "
+                    f"execution.stages_on.mesh, or give --cpu_devices={needed}"
+                )
+            num_devices = of_stage
+        try:
+            return self._execution.layout(task, batch, num_devices=num_devices)
+        except LayoutError as error:
+            said = str(error).replace("execution.", "execution.stages_on.")
+            raise LayoutError(f"a stage with its micro-batches on a mesh: {said}") from None
+
+    def names(self, layout: MeshLayout) -> list[str]:
+        """Returns a name for the devices of every stage, for messages."""
+        size = layout.mesh.size
+        return [
+            f"devices {i * size} to {(i + 1) * size - 1} (mesh {layout.mesh})"
+            for i in range(self._num_meshes)
+        ]
+
+    def num_devices(self) -> int:
+        """Returns how many devices there are."""
+        return mesh_devices.count(self._execution.device_type)
+
+    def build(
+        self, task: Any, learner: Any, setting: Setting, layout: MeshLayout, *, seed: int
+    ) -> MeshStageProgram:
+        """Returns the program."""
+        device_type = self._execution.device_type
+        return MeshStageProgram(
+            task,
+            learner,
+            setting,
+            [StageMesh(layout, device_type, i) for i in range(self._num_meshes)],
+            activation_dtype=self._execution.params.activation_dtype,
+            seed=seed,
+        )

@@ -1,0 +1,260 @@
+"""AttentiveRecurrent: recurrent layers that are fed back what they found in the source.
+
+    time t:   x_t ──────► cell 0 ─► cell 1 ─ … ─► y_t ─► attention ─► context_t ─► fed at t + 1
+              fed_t-1 ──►
+
+The layers and the attention depend on each other at every time, so they are one loop. Whatever does
+not need the state comes before it, as one product over all times: that of the inputs, the keys of
+the source. A search takes one turn of the same loop for every token.
+
+Legend: B sources, K hypotheses a source, N = B * K, T target length, S source length, D input_dim,
+M memory_dim.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal
+
+import tensorflow as tf
+
+from tekso.framework.context import StepContext
+from tekso.framework.layer import Layer
+from tekso.framework.params import REQUIRED, param
+from tekso.framework.theta import Theta
+from tekso.models.layers.dropout import Dropout
+from tekso.models.layers.recurrent import with_residual
+from tekso.models.layers.recurrent_cells import LstmCell, RecurrentCell
+from tekso.models.layers.sizes import with_sizes
+from tekso.models.layers.source_attention import AdditiveAttention, Memory, SourceAttention
+
+
+@dataclasses.dataclass(frozen=True)
+class Attended:
+    """What comes out of layers that attend.
+
+    Attributes:
+      output: [B, T, output_dim], or [N, output_dim] of one time.
+      context: mean of the source as attended to, [B, T, M] or [N, M].
+      probabilities: where it was attended to, [B, T, S] or [N, S], float32.
+    """
+
+    output: tf.Tensor
+    context: tf.Tensor
+    probabilities: tf.Tensor
+
+
+class AttentiveRecurrent(Layer):
+    """Runs cells, one on top of the other, and an attention over time.
+
+    At every time the last cell's output y asks the attention, which answers with a context. With
+    feed "context" the output is y, and the context is fed to the first cell at the next time. With
+    "attentional" the output is the attentional vector tanh(y @ w_output + context @ w_context),
+    which is also what is fed. What is fed begins as 0, as the states do.
+
+    With residual "add", a cell above the first whose input and output sizes agree gives
+    x + cell(x). In training what is fed, and the input of every cell above the first, is dropped.
+
+    Weights:
+      w_feed: [size of what is fed, G, hidden_dim], dims ("embed", None, "mlp"); G gates of the cell
+      w_output: [output of the cell, output_dim], w_context: [M, output_dim], dims ("embed", "mlp");
+        with feed "attentional" only, output_dim is then the size of the cell's output
+    Source:
+      "context": Bahdanau et al. 2015; Wu et al. 2016 (GNMT), section 3.
+      "attentional": Luong et al. 2015, sections 3 and 3.3 (input feeding).
+    """
+
+    class Params(Layer.Params):
+        """Params of AttentiveRecurrent."""
+
+        input_dim: int = param("Size of the last dim of the input.", default=REQUIRED)
+        memory_dim: int = param("Size of the last dim of the source.", default=REQUIRED)
+        num_layers: int = param("Number of cells.", default=1)
+        cell: RecurrentCell.Params = param(
+            "Every cell; the layer sets its input_dim.", default=LstmCell.Params()
+        )
+        attention: SourceAttention.Params = param(
+            "The attention; the layer sets its sizes.", default=AdditiveAttention.Params()
+        )
+        feed: Literal["context", "attentional"] = param(
+            "What the first cell sees of the time before, beside its own state.", default="context"
+        )
+        residual: Literal["none", "add"] = param("How a cell's input is kept.", default="none")
+        dropout_rate: float = param(
+            "Dropout of what is fed and of the input of every cell above the first.", default=0.0
+        )
+
+    cells: list[RecurrentCell]
+    attention: SourceAttention
+    dropout: Dropout
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        p = self.params
+        if p.num_layers < 1:
+            raise ValueError(f"AttentiveRecurrent: num_layers is {p.num_layers}, want at least 1")
+        cells, input_dim = [], p.input_dim
+        for _ in range(p.num_layers):
+            cells.append(with_sizes(p.cell, input_dim=input_dim))
+            input_dim = cells[-1].instantiate().output_dim
+        self.child_list("cells", cells)
+        sizes = {"query_dim": self.output_dim, "memory_dim": p.memory_dim}
+        self.child("attention", with_sizes(p.attention, **sizes))
+        self.child("dropout", Dropout.Params(rate=p.dropout_rate))
+        first, init = self.cells[0], p.cell.init
+        hidden_dim = first.params.hidden_dim
+        self.weight(
+            "w_feed",
+            [self._feed_dim, first.num_gates, hidden_dim],
+            dims=("embed", None, "mlp"),
+            init=init,
+            fan_in=self._feed_dim,
+            fan_out=hidden_dim,
+        )
+        if p.feed == "attentional":
+            size = self.output_dim
+            self.weight("w_output", [size, size], dims=("embed", "mlp"), init=init)
+            self.weight("w_context", [p.memory_dim, size], dims=("embed", "mlp"), init=init)
+
+    @property
+    def output_dim(self) -> int:
+        """Size of the last dim of the output."""
+        return int(self.cells[-1].output_dim)
+
+    @property
+    def _feed_dim(self) -> int:
+        return int(self.params.memory_dim if self.params.feed == "context" else self.output_dim)
+
+    def zero_state(self, batch_size: int, dtype: tf.DType | None = None) -> dict[str, Any]:
+        """Returns what is carried from time to time, before the first."""
+        dtype = dtype or tf.as_dtype(self.params.dtype)
+        cells = [cell.zero_state(batch_size, dtype) for cell in self.cells]
+        return {"cells": cells, "fed": tf.zeros([batch_size, self._feed_dim], dtype)}
+
+    def fprop(
+        self,
+        theta: Theta,
+        x: tf.Tensor,
+        ctx: StepContext,
+        *,
+        encoded: tf.Tensor,
+        mask: tf.Tensor | None = None,
+        reset: tf.Tensor | None = None,
+    ) -> Attended:
+        """Runs over all times of x.
+
+        Args:
+          theta: weights.
+          x: the inputs.
+          ctx: step context.
+          encoded: the source.
+          mask: False hides a part of the source from a time.
+          reset: where True, state and what is fed are 0 before the step (a new segment begins).
+
+        Shapes:
+          x: [B, T, D], encoded: [B, S, M], mask: bool [B, T, S], reset: bool [B, T]
+        """
+        memory = self.attention.memory(theta.attention, encoded, ctx)
+        xs = {"gates": self.project_inputs(theta, tf.transpose(x, [1, 0, 2]), ctx)}
+        if mask is not None:
+            xs["mask"] = tf.transpose(mask, [1, 0, 2])
+        if reset is not None:
+            xs["reset"] = tf.transpose(reset)
+        # As weights: what every turn reads, and gets a gradient from.
+        shared = Theta(own=theta, memory=Theta(memory))
+        state = self._pinned(self.zero_state(x.shape[0], x.dtype), ctx)
+        _, ys = ctx.scan(self._turn, shared, state, xs)
+        dims = {"output": "embed", "context": "embed", "probabilities": None}
+        return Attended(
+            **{
+                name: ctx.constrain(tf.transpose(ys[name], [1, 0, 2]), ("batch", "length", dim))
+                for name, dim in dims.items()
+            }
+        )
+
+    def project_inputs(self, theta: Theta, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+        """Returns the part of the first cell's gates that needs no state.
+
+        Shapes:
+          x: [..., D]
+          returns: [..., G, hidden_dim]
+        """
+        return self.cells[0].project_inputs(theta.cells["0"], x, ctx)
+
+    def _turn(
+        self, theta: Theta, state: Any, xs: dict[str, tf.Tensor], ctx: StepContext
+    ) -> tuple[Any, dict[str, tf.Tensor]]:
+        if "reset" in xs:
+            fresh = tf.expand_dims(xs["reset"], 1)
+            state = tf.nest.map_structure(lambda v: tf.where(fresh, tf.zeros_like(v), v), state)
+        found, after = self.step(
+            theta.own, xs["gates"], state, ctx, memory=theta.memory, mask=xs.get("mask")
+        )
+        ys = {field.name: getattr(found, field.name) for field in dataclasses.fields(found)}
+        return after, ys
+
+    def step(
+        self,
+        theta: Theta,
+        gates: tf.Tensor,
+        state: Any,
+        ctx: StepContext,
+        *,
+        memory: Memory,
+        mask: tf.Tensor | None = None,
+    ) -> tuple[Attended, Any]:
+        """Goes one time further.
+
+        Args:
+          theta: weights.
+          gates: of `project_inputs`.
+          state: of `zero_state` or of the step before.
+          ctx: step context of this time.
+          memory: keys and values of the sources, of `attention.memory`.
+          mask: False hides a part of a source.
+
+        Shapes:
+          gates: [N, G, hidden_dim], state: [N, …], memory: [B, …], mask: bool [B, S]
+          returns: of one time, and the next state
+        """
+        fed = self.dropout.fprop(Theta(), state["fed"], ctx)
+        gates += ctx.project(fed, theta.w_feed)
+        y, after = self.cells[0].step(theta.cells["0"], gates, state["cells"][0], ctx)
+        cells = [after]
+        for i, cell in enumerate(self.cells[1:], start=1):
+            x, weights = y, theta.cells[str(i)]
+            given = self.dropout.fprop(Theta(), x, ctx.fold(i))
+            gates = cell.project_inputs(weights, given, ctx)
+            y, after = cell.step(weights, gates, state["cells"][i], ctx)
+            cells.append(after)
+            y = with_residual(x, y, self.params.residual)
+        context, probabilities = self._attend(theta, y, memory, mask, ctx)
+        if self.params.feed == "attentional":
+            y = tf.tanh(ctx.project(y, theta.w_output) + ctx.project(context, theta.w_context))
+            y = ctx.constrain(y, ("batch", "embed"))
+            fed = y
+        else:
+            fed = context
+        return Attended(y, context, probabilities), {"cells": cells, "fed": fed}
+
+    def _pinned(self, state: Any, ctx: StepContext) -> Any:
+        cells = [
+            {name: ctx.constrain(v, cell.state_dims[name]) for name, v in own.items()}
+            for cell, own in zip(self.cells, state["cells"], strict=True)
+        ]
+        return {"cells": cells, "fed": ctx.constrain(state["fed"], ("batch", "embed"))}
+
+    def _attend(
+        self, theta: Theta, y: tf.Tensor, memory: Memory, mask: tf.Tensor | None, ctx: StepContext
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """All hypotheses of a source ask as its queries: [N, …] -> [B, K, …] and back."""
+        sources = memory["values"].shape[0]
+        k = y.shape[0] // sources
+        queries = ctx.constrain(tf.reshape(y, [sources, k, y.shape[-1]]), ("batch", None, None))
+        context, probabilities = self.attention.fprop(
+            theta.attention, queries, ctx, memory=memory, mask=mask
+        )
+        context, probabilities = (
+            tf.reshape(t, [sources * k, t.shape[-1]]) for t in (context, probabilities)
+        )
+        return ctx.constrain(context, ("batch", "embed")), probabilities

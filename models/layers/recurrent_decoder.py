@@ -1,0 +1,220 @@
+"""RecurrentDecoder: the recurrent layers of a decoder that looks at its source.
+
+    "context" (GNMT)                              "attentional" (Luong)
+
+    layer 2   [·, context] ─► y                              ┌───────────── fed at t + 1
+    layer 1   [·, context] ─► ·                   layer 2    · ─► · ─► attention ─► y
+    layer 0   [x, fed] ─► · ─► attention          layer 1    · ─► ·
+                 ▲               │                layer 0    [x, fed] ─► ·
+                 └─ fed at t + 1 ┴─ context
+
+On the left the attention is asked by the first layer, and its context goes to all: only the first
+layer and the attention are one loop; every further layer is a loop of its own, with the products
+of its inputs of all times before it, and may run on another device. On the right what the attention
+makes of the last layer is fed to the first, so that all layers are one loop.
+
+Legend: B sources, K hypotheses a source, N = B * K, T target length, S source length, D input_dim,
+M memory_dim.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal
+
+import tensorflow as tf
+
+from tekso.framework.context import StepContext
+from tekso.framework.layer import Layer
+from tekso.framework.params import REQUIRED, param
+from tekso.framework.theta import Theta
+from tekso.models.layers.attentive_recurrent import Attended, AttentiveRecurrent
+from tekso.models.layers.dropout import Dropout
+from tekso.models.layers.recurrent import Recurrent, with_residual
+from tekso.models.layers.recurrent_cells import LstmCell, RecurrentCell
+from tekso.models.layers.sizes import with_sizes
+from tekso.models.layers.source_attention import AdditiveAttention, Memory, SourceAttention
+
+
+class RecurrentDecoder(Layer):
+    """Layers over a target that attend to a source; see the module.
+
+    With residual "add", a layer above the first whose output has the size of what comes from the
+    layer below gives the sum of both.
+
+    Children:
+      attentive: the layers that are one loop with the attention
+      layers: the others, in order; none with input_feeding "attentional"
+    Raises:
+      ValueError: no layers; or one alone with input_feeding "context", whose output has not seen
+        the context of its own time, and output "state".
+    Source:
+      "context": Wu et al. 2016 (GNMT), section 3; with output "state_and_context" Chen et al. 2018
+      (RNMT+), section 3. "attentional": Luong et al. 2015, section 3.3.
+    """
+
+    class Params(Layer.Params):
+        """Params of RecurrentDecoder."""
+
+        input_dim: int = param("Size of the last dim of the input.", default=REQUIRED)
+        memory_dim: int = param("Size of the last dim of the source.", default=REQUIRED)
+        num_layers: int = param("Number of layers.", default=REQUIRED)
+        cell: RecurrentCell.Params = param(
+            "The cell of every layer; the decoder sets its input_dim.", default=LstmCell.Params()
+        )
+        attention: SourceAttention.Params = param(
+            "The attention; the decoder sets its sizes.", default=AdditiveAttention.Params()
+        )
+        input_feeding: Literal["context", "attentional"] = param(
+            "What is fed: the context, to all layers, or the attentional vector of the last layer.",
+            default="context",
+        )
+        output: Literal["state", "state_and_context"] = param(
+            "The last layer's output, or that and the context side by side.", default="state"
+        )
+        residual: Literal["none", "add"] = param("How a layer's input is kept.", default="none")
+        dropout_rate: float = param(
+            "Dropout of what is fed and of the input of every layer above the first.", default=0.0
+        )
+
+    attentive: AttentiveRecurrent
+    layers: list[Recurrent]
+    dropout: Dropout
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        p = self.params
+        feeds_context = p.input_feeding == "context"
+        if p.num_layers < 1:
+            raise ValueError(f"RecurrentDecoder: num_layers is {p.num_layers}, want at least 1")
+        if p.num_layers == 1 and feeds_context and p.output == "state":
+            raise ValueError(
+                "RecurrentDecoder: the output of one layer that is fed the context has not seen "
+                "that of its own time; set num_layers of at least 2, output='state_and_context', "
+                "or input_feeding='attentional'"
+            )
+        self.child(
+            "attentive",
+            AttentiveRecurrent.Params(
+                input_dim=p.input_dim,
+                memory_dim=p.memory_dim,
+                num_layers=1 if feeds_context else p.num_layers,
+                cell=p.cell,
+                attention=p.attention,
+                feed=p.input_feeding,
+                residual=p.residual,
+                dropout_rate=p.dropout_rate,
+            ),
+        )
+        above = p.num_layers - 1 if feeds_context else 0
+        size = self.attentive.output_dim
+        cell = with_sizes(p.cell, input_dim=size + p.memory_dim)
+        self.child_list("layers", [Recurrent.Params(cell=cell)] * above)
+        self.child("dropout", Dropout.Params(rate=p.dropout_rate))
+
+    @property
+    def output_dim(self) -> int:
+        """Size of the last dim of the output."""
+        size = self.attentive.output_dim
+        return size + self.params.memory_dim if self._shows_context else size
+
+    @property
+    def _shows_context(self) -> bool:
+        return bool(self.params.output == "state_and_context")
+
+    def fprop(
+        self,
+        theta: Theta,
+        x: tf.Tensor,
+        ctx: StepContext,
+        *,
+        encoded: tf.Tensor,
+        mask: tf.Tensor | None = None,
+        reset: tf.Tensor | None = None,
+    ) -> Attended:
+        """Runs over all times of x; arguments as of `AttentiveRecurrent.fprop`.
+
+        Shapes:
+          x: [B, T, D], encoded: [B, S, M], mask: bool [B, T, S], reset: bool [B, T]
+        """
+        found = self.attentive.fprop(
+            theta.attentive, x, ctx, encoded=encoded, mask=mask, reset=reset
+        )
+        y = found.output
+        for i in range(len(self.layers)):
+            y = self.fprop_layer(i, theta, y, found.context, ctx, reset=reset)
+        return dataclasses.replace(found, output=self.fprop_output(y, found.context, ctx))
+
+    def fprop_layer(
+        self,
+        index: int,
+        theta: Theta,
+        x: tf.Tensor,
+        context: tf.Tensor,
+        ctx: StepContext,
+        *,
+        reset: tf.Tensor | None = None,
+    ) -> tf.Tensor:
+        """Returns the output of one of `layers`; of theta, its weights alone are used.
+
+        Shapes:
+          x: [B, T, output of the layer below], context: [B, T, M], reset: bool [B, T]
+          returns: shape of x
+        """
+        given = self._given(index, x, context, ctx)
+        y = self.layers[index].fprop(theta.layers[str(index)], given, ctx, reset=reset)
+        return with_residual(x, y, self.params.residual)
+
+    def fprop_output(self, x: tf.Tensor, context: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+        """Returns the output of the decoder given that of its last layer: [..., output_dim]."""
+        return _side_by_side(x, context, ctx) if self._shows_context else x
+
+    def _given(self, index: int, x: tf.Tensor, context: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+        """What a layer reads."""
+        return self.dropout.fprop(Theta(), _side_by_side(x, context, ctx), ctx.fold(index))
+
+    def zero_state(self, batch_size: int, dtype: tf.DType | None = None) -> dict[str, Any]:
+        """Returns the state before the first step."""
+        layers = [layer.zero_state(batch_size, dtype) for layer in self.layers]
+        return {"attentive": self.attentive.zero_state(batch_size, dtype), "layers": layers}
+
+    def memory(self, theta: Theta, encoded: tf.Tensor, ctx: StepContext) -> Memory:
+        """Returns what `step` needs of the sources: [B, S, M] -> keys and values."""
+        return self.attentive.attention.memory(theta.attentive.attention, encoded, ctx)
+
+    def step(
+        self,
+        theta: Theta,
+        x: tf.Tensor,
+        state: dict[str, Any],
+        ctx: StepContext,
+        *,
+        memory: Memory,
+        mask: tf.Tensor | None = None,
+    ) -> tuple[Attended, dict[str, Any]]:
+        """Takes one step; all steps together equal `fprop`.
+
+        Shapes:
+          x: [N, D], state: [N, …], memory: [B, …], mask: bool [B, S]
+          returns: of one time, and the next state
+        """
+        own = theta.attentive
+        gates = self.attentive.project_inputs(own, x, ctx)
+        found, attentive = self.attentive.step(
+            own, gates, state["attentive"], ctx, memory=memory, mask=mask
+        )
+        y, states = found.output, []
+        for i, layer in enumerate(self.layers):
+            given = self._given(i, y, found.context, ctx)
+            z, after = layer.step(theta.layers[str(i)], given, state["layers"][i], ctx)
+            y = with_residual(y, z, self.params.residual)
+            states.append(after)
+        output = self.fprop_output(y, found.context, ctx)
+        return dataclasses.replace(found, output=output), {"attentive": attentive, "layers": states}
+
+
+def _side_by_side(x: tf.Tensor, y: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+    """Joins the last dims, which have to be whole on every device: [B, T, …] or [N, …]."""
+    dims = ("batch", "length")[: x.shape.rank - 1]
+    both = [ctx.constrain(part, (*dims, None)) for part in (x, y)]
+    return ctx.constrain(tf.concat(both, -1), (*dims, "embed"))

@@ -1,0 +1,175 @@
+"""Attention of a recurrent decoder to its source: additive or by products, one query at a time.
+
+What can be computed of the source alone is computed once, as its keys; then every step of a decoder
+asks with one query, or (in a search) with one for each hypothesis of a source.
+
+Legend: B sources, K queries a source, S source length, Q query_dim, M memory_dim, A size of a key.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+import tensorflow as tf
+
+from tekso.framework.context import StepContext
+from tekso.framework.initializers import GlorotUniform, Initializer
+from tekso.framework.layer import Layer
+from tekso.framework.params import REQUIRED, param
+from tekso.framework.primitives.precision import widen
+from tekso.framework.theta import Theta
+
+Memory = dict[str, tf.Tensor]
+"""{"keys": [B, S, A], "values": [B, S, M]} of a source."""
+
+_NEVER = -1e9
+
+
+class SourceAttention(Layer):
+    """Base: softmax over the source of scores between a query and keys, then the mean of values.
+
+    A query that may attend to nothing gives 0. The softmax is computed in float32.
+    """
+
+    class Params(Layer.Params):
+        """Params of an attention to a source."""
+
+        query_dim: int = param("Size of a query.", default=REQUIRED)
+        memory_dim: int = param("Size of what is attended to.", default=REQUIRED)
+        init: Initializer.Params = param(
+            "Initializer of the matrices.", default=GlorotUniform.Params()
+        )
+
+    def memory(self, theta: Theta, encoded: tf.Tensor, ctx: StepContext) -> Memory:
+        """Returns what `fprop` needs of an encoded source, computed once for all queries.
+
+        Shapes:
+          encoded: [B, S, M]
+        """
+        # Whole, but for the batch: every query needs all of the keys, and of the values.
+        dims = ("batch", None, None)
+        keys = self._keys(theta, encoded, ctx)
+        return {"keys": ctx.constrain(keys, dims), "values": ctx.constrain(encoded, dims)}
+
+    def fprop(
+        self,
+        theta: Theta,
+        x: tf.Tensor,
+        ctx: StepContext,
+        *,
+        memory: Memory,
+        mask: tf.Tensor | None = None,
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Attends with the queries x.
+
+        Args:
+          theta: weights.
+          x: the queries.
+          ctx: step context.
+          memory: of `memory`.
+          mask: False hides a part of the source.
+
+        Shapes:
+          x: [B, K, Q], mask: bool [B, S]
+          returns: contexts [B, K, M], dtype of x; probabilities [B, K, S], float32
+        """
+        scores = widen(self._scores(theta, x, memory["keys"], ctx))
+        if mask is None:
+            probabilities = tf.nn.softmax(scores)
+        else:
+            seen = tf.expand_dims(mask, 1)
+            probabilities = tf.nn.softmax(tf.where(seen, scores, tf.constant(_NEVER, scores.dtype)))
+            # Nothing but for a source that is hidden as a whole, of which all would be alike.
+            probabilities = tf.where(seen, probabilities, tf.zeros_like(probabilities))
+        values = memory["values"]
+        return tf.einsum(
+            "bks,bsm->bkm", tf.cast(probabilities, values.dtype), values
+        ), probabilities
+
+    def _keys(self, theta: Theta, encoded: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+        """[B, S, M] -> [B, S, A]."""
+        raise NotImplementedError(f"{type(self).__name__} has no keys")
+
+    def _scores(
+        self, theta: Theta, queries: tf.Tensor, keys: tf.Tensor, ctx: StepContext
+    ) -> tf.Tensor:
+        """[B, K, Q] and [B, S, A] -> [B, K, S]."""
+        raise NotImplementedError(f"{type(self).__name__} has no scores")
+
+
+class AdditiveAttention(SourceAttention):
+    """score(q, m) = w_score · tanh(q @ w_query + m @ w_key).
+
+    Weights:
+      w_query: [Q, A], w_key: [M, A], dims ("embed", None)
+      w_score: [A], dims (None,); fans (A, 1)
+    Source: Bahdanau et al. 2015, appendix A.1.2.
+    """
+
+    class Params(SourceAttention.Params):
+        """Params of AdditiveAttention."""
+
+        hidden_dim: int | None = param(
+            "Number of units between a query and its score; None: query_dim.", default=None
+        )
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        p = self.params
+        size = p.query_dim if p.hidden_dim is None else p.hidden_dim
+        self.weight("w_query", [p.query_dim, size], dims=("embed", None), init=p.init)
+        self.weight("w_key", [p.memory_dim, size], dims=("embed", None), init=p.init)
+        self.weight("w_score", [size], dims=(None,), init=p.init, fan_in=size, fan_out=1)
+
+    def _keys(self, theta: Theta, encoded: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+        return ctx.project(encoded, theta.w_key)
+
+    def _scores(
+        self, theta: Theta, queries: tf.Tensor, keys: tf.Tensor, ctx: StepContext
+    ) -> tf.Tensor:
+        asked = tf.expand_dims(ctx.project(queries, theta.w_query), 2)
+        hidden = tf.tanh(asked + tf.expand_dims(keys, 1))
+        return tf.einsum("bksa,a->bks", hidden, theta.w_score)
+
+
+class DotAttention(SourceAttention):
+    """score(q, m) = scale * q · m ("dot"), or scale * q · (m @ w_key) ("general").
+
+    Weights:
+      w_key: [M, Q], dims ("embed", None); with form "general" only
+    Raises:
+      ValueError: form "dot" between a query and a memory of different sizes.
+    Source:
+      Luong et al. 2015, section 3.1; the factor: Vaswani et al. 2017, section 3.2.1.
+    """
+
+    class Params(SourceAttention.Params):
+        """Params of DotAttention."""
+
+        form: Literal["dot", "general"] = param(
+            "Whether the memory itself is the key, or a projection of it.", default="general"
+        )
+        scale: Literal["none", "rsqrt_dim"] = param(
+            "Factor on the scores: 1, or 1 / sqrt(query_dim).", default="none"
+        )
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        p = self.params
+        if p.form == "general":
+            self.weight("w_key", [p.memory_dim, p.query_dim], dims=("embed", None), init=p.init)
+        elif p.memory_dim != p.query_dim:
+            raise ValueError(
+                f"DotAttention: form is 'dot', but a query has {p.query_dim} elements and the "
+                f"memory {p.memory_dim}; make them equal, or set form='general'"
+            )
+
+    def _keys(self, theta: Theta, encoded: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+        keys = encoded if self.params.form == "dot" else ctx.project(encoded, theta.w_key)
+        return keys / math.sqrt(keys.shape[-1]) if self.params.scale == "rsqrt_dim" else keys
+
+    def _scores(
+        self, theta: Theta, queries: tf.Tensor, keys: tf.Tensor, ctx: StepContext
+    ) -> tf.Tensor:
+        return tf.einsum("bkq,bsq->bks", queries, keys)

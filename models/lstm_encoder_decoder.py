@@ -1,0 +1,333 @@
+"""LstmEncoderDecoder: an LSTM that reads a source, and one that writes a target looking at it.
+
+    source ─ embedding ─ dropout ─ encoder (first layer in both directions) ─ encoded
+                                                                                │ attention
+    target ─ embedding ─ dropout ─ decoder (fed with what it found in the source) ─ softmax
+
+Rows may be padded and packed: states begin as 0 in every segment, the backward direction at its
+last token, and a target looks at the source of its own segment; 0 is padding.
+
+Legend: B sources, K hypotheses a source, N = B * K, S source length, T target length, D embedding
+dim, M size of the encoder's output, V target vocabulary.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from tekso.framework.context import StepContext
+from tekso.framework.layer import Layer
+from tekso.framework.params import REQUIRED, param
+from tekso.framework.pieces import Flow, Piece
+from tekso.framework.theta import Theta
+from tekso.models.decoding.decoder import DecoderStep, repeat_rows, take_rows
+from tekso.models.layers import masking
+from tekso.models.layers.attentive_recurrent import Attended
+from tekso.models.layers.dropout import Dropout
+from tekso.models.layers.embedding import Embedding
+from tekso.models.layers.recurrent import RecurrentStack, segment_flags
+from tekso.models.layers.recurrent_decoder import RecurrentDecoder
+from tekso.models.layers.sizes import with_sizes
+from tekso.models.layers.softmax import Softmax
+
+Batch = Mapping[str, tf.Tensor]
+
+
+class LstmEncoderDecoder(Layer):
+    """Predicts every token of the target from those before it and the whole source.
+
+    The decoder begins with states of 0: what it knows of the source, it knows by its attention.
+
+    Which tables are one, the Params say by what is left out: with no `source_embedding`, source and
+    target share one; with no `softmax`, the target's tokens and the softmax do.
+
+    A batch holds "source_ids" [B, S] and "target_ids", "target_labels" [B, T], int32, and, where
+    rows are padded or packed, "source_segment_ids" [B, S] and "target_segment_ids" [B, T].
+    Positions are not used, since the order is in the states.
+
+    Children:
+      source_embedding, softmax (where set), target_embedding, encoder, decoder
+    Source:
+      Bahdanau et al. 2015; Luong et al. 2015; Wu et al. 2016 (GNMT); Chen et al. 2018 (RNMT+).
+    """
+
+    class Params(Layer.Params):
+        """Params of LstmEncoderDecoder."""
+
+        source_vocab_size: int = param("Number of tokens of the source.", default=REQUIRED)
+        target_vocab_size: int = param("Number of tokens of the target.", default=REQUIRED)
+        dim: int = param(
+            "Size of an embedded token, and number of units of a layer where that is left open.",
+            default=REQUIRED,
+        )
+        source_embedding: Embedding.Params | None = param(
+            "Table of the source's tokens; None: that of the target's.", default=None
+        )
+        target_embedding: Embedding.Params = param(
+            "Table of the target's tokens.", default=Embedding.Params()
+        )
+        softmax: Softmax.Params | None = param(
+            "Output layer with a table of its own; None: tied to the target's tokens.",
+            default=Softmax.Params(use_bias=True),
+        )
+        encoder: RecurrentStack.Params = param(
+            "The layers over the source; the model sets their input_dim.",
+            default=RecurrentStack.Params(num_layers=2, direction="bidirectional_first"),
+        )
+        decoder: RecurrentDecoder.Params = param(
+            "The layers over the target, and the attention; the model sets their sizes.",
+            default=RecurrentDecoder.Params(num_layers=2),
+        )
+        dropout_rate: float = param(
+            "Dropout of the embedded tokens and of the decoder's output.", default=0.0
+        )
+
+    source_embedding: Embedding
+    target_embedding: Embedding
+    softmax: Softmax
+    encoder: RecurrentStack
+    decoder: RecurrentDecoder
+    source_dropout: Dropout
+    target_dropout: Dropout
+    output_dropout: Dropout
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        p = self.params
+        if p.source_embedding is not None:
+            source = with_sizes(p.source_embedding, vocab_size=p.source_vocab_size, dim=p.dim)
+            self.child("source_embedding", source)
+        elif p.source_vocab_size != p.target_vocab_size:
+            raise ValueError(
+                f"LstmEncoderDecoder: source_vocab_size {p.source_vocab_size} and "
+                f"target_vocab_size {p.target_vocab_size} differ, so they cannot share a table: "
+                "set source_embedding"
+            )
+        target = with_sizes(p.target_embedding, vocab_size=p.target_vocab_size, dim=p.dim)
+        self.child("target_embedding", target)
+        for name in ("source_dropout", "target_dropout", "output_dropout"):
+            self.child(name, Dropout.Params(rate=p.dropout_rate))
+        self.child("encoder", with_sizes(_with_units(p.encoder, p.dim), input_dim=p.dim))
+        sizes = {"input_dim": p.dim, "memory_dim": self.encoder.output_dim}
+        self.child("decoder", with_sizes(_with_units(p.decoder, p.dim), **sizes))
+        output_dim = self.decoder.output_dim
+        if p.softmax is not None:
+            sizes = {"vocab_size": p.target_vocab_size, "input_dim": output_dim}
+            self.child("softmax", with_sizes(p.softmax, **sizes))
+        elif output_dim != p.dim:
+            raise ValueError(
+                f"LstmEncoderDecoder: the decoder's output has {output_dim} elements and an "
+                f"embedded token {p.dim}, so the softmax cannot be tied to the embedding: set "
+                "softmax, or make them equal"
+            )
+
+    # --- the whole target at once ---
+
+    def token_cross_entropy(
+        self, theta: Theta, batch: Batch, ctx: StepContext, *, label_smoothing: float = 0.0
+    ) -> tf.Tensor:
+        """Returns -log p(label | source, target up to here) of every position, in nats.
+
+        Shapes:
+          batch: see the class
+          returns: [B, T] float32
+        """
+        x = self._dropped(self._decoded(theta, batch, ctx).output, ctx)
+        return self._cross_entropy(theta, x, batch, ctx, label_smoothing)
+
+    def logits(self, theta: Theta, batch: Batch, ctx: StepContext) -> tf.Tensor:
+        """Returns the scores of all tokens that may follow, at every position: [B, T, V]."""
+        x = self._dropped(self._decoded(theta, batch, ctx).output, ctx)
+        name, softmax = self._softmax()
+        return softmax.logits(theta[name], x, ctx)
+
+    def attention(self, theta: Theta, batch: Batch, ctx: StepContext) -> tf.Tensor:
+        """Returns where in the source every position of the target looks: [B, T, S] float32.
+
+        Its share of each; 0 everywhere for padding.
+        """
+        return tf.cast(self._decoded(theta, batch, ctx).probabilities, tf.float32)
+
+    def fprop(self, theta: Theta, x: Batch, ctx: StepContext) -> tf.Tensor:
+        """Returns the logits of the batch x; see `logits`."""
+        return self.logits(theta, x, ctx)
+
+    def _decoded(self, theta: Theta, batch: Batch, ctx: StepContext) -> Attended:
+        return self.decoder.fprop(
+            theta.decoder,
+            self._embedded_target(theta, batch["target_ids"], ctx),
+            ctx,
+            encoded=self._encoded(theta, batch, ctx),
+            mask=_seen(batch),
+            reset=segment_flags(batch.get("target_segment_ids")).get("reset"),
+        )
+
+    def _encoded(self, theta: Theta, batch: Batch, ctx: StepContext) -> tf.Tensor:
+        x = self._embedded_source(theta, batch["source_ids"], ctx)
+        flags = segment_flags(batch.get("source_segment_ids"))
+        return self.encoder.fprop(theta.encoder, x, ctx, **flags)
+
+    def _embedded_source(self, theta: Theta, ids: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+        name, embedding = self._source_embedding()
+        x = embedding.fprop(theta[name], ids, ctx)
+        x = ctx.constrain(x, ("batch", "length", "embed"))
+        return self.source_dropout.fprop(Theta(), x, ctx)
+
+    def _embedded_target(self, theta: Theta, ids: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+        x = self.target_embedding.fprop(theta.target_embedding, ids, ctx)
+        x = ctx.constrain(x, ("batch", "length", "embed"))
+        return self.target_dropout.fprop(Theta(), x, ctx)
+
+    def _dropped(self, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+        return self.output_dropout.fprop(Theta(), x, ctx)
+
+    def _cross_entropy(
+        self, theta: Theta, x: tf.Tensor, batch: Batch, ctx: StepContext, label_smoothing: float
+    ) -> tf.Tensor:
+        name, softmax = self._softmax()
+        return softmax.cross_entropy(
+            theta[name], x, batch["target_labels"], ctx, label_smoothing=label_smoothing
+        )
+
+    def _source_embedding(self) -> tuple[str, Embedding]:
+        """The table of the source's tokens, and its name."""
+        if self.params.source_embedding is None:
+            return "target_embedding", self.target_embedding
+        return "source_embedding", self.source_embedding
+
+    def _softmax(self) -> tuple[str, Any]:
+        """The layer with the output table, and its name."""
+        if self.params.softmax is None:
+            return "target_embedding", self.target_embedding
+        return "softmax", self.softmax
+
+    # --- in pieces ---
+
+    def pieces(self, *, label_smoothing: float = 0.0) -> list[Piece]:
+        """Returns the parts of `token_cross_entropy` in order, between which it can be cut.
+
+        Every layer is a piece, but those of the decoder that are one loop with the attention are
+        one together (all of them with input_feeding "attentional"). Labels are smoothed in training
+        only. What flows: first the batch; then also "x", the activations; from the embedding of the
+        target on, "encoded" [B, S, M]; from the attention on, "context" [B, T, M]; the last piece
+        adds "cross_entropy" [B, T].
+        """
+        name, embedding = self._source_embedding()
+        pieces = [Piece("source_embedding", {name: embedding}, self._run_source)]
+        for i, layer in enumerate(self.encoder.layers):
+            path = f"encoder/layers/{i}"
+            run = functools.partial(self._run_encoder_layer, i)
+            pieces.append(Piece(path, {path: layer}, run, kind="encoder/layers"))
+        target = {"target_embedding": self.target_embedding}
+        pieces.append(Piece("target_embedding", target, self._run_target))
+        attentive = {"decoder/attentive": self.decoder.attentive}
+        pieces.append(Piece("decoder/attentive", attentive, self._run_attentive))
+        for i, recurrent in enumerate(self.decoder.layers):
+            path = f"decoder/layers/{i}"
+            run = functools.partial(self._run_decoder_layer, i)
+            pieces.append(Piece(path, {path: recurrent}, run, kind="decoder/layers"))
+        name, softmax = self._softmax()
+        last = functools.partial(self._run_softmax, label_smoothing)
+        return [*pieces, Piece("softmax", {name: softmax}, last)]
+
+    def _run_source(self, theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
+        return {**flow, "x": self._embedded_source(theta, flow["source_ids"], ctx)}
+
+    def _run_encoder_layer(self, index: int, theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
+        flags = segment_flags(flow.get("source_segment_ids"))
+        x = self.encoder.fprop_layer(index, theta.encoder, flow["x"], ctx, **flags)
+        return {**flow, "x": x}
+
+    def _run_target(self, theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
+        x = self._embedded_target(theta, flow["target_ids"], ctx)
+        return {**flow, "encoded": flow["x"], "x": x}
+
+    def _run_attentive(self, theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
+        found = self.decoder.attentive.fprop(
+            theta.decoder.attentive,
+            flow["x"],
+            ctx,
+            encoded=flow["encoded"],
+            mask=_seen(flow),
+            reset=segment_flags(flow.get("target_segment_ids")).get("reset"),
+        )
+        return {**flow, "x": found.output, "context": found.context}
+
+    def _run_decoder_layer(self, index: int, theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
+        reset = segment_flags(flow.get("target_segment_ids")).get("reset")
+        x = self.decoder.fprop_layer(
+            index, theta.decoder, flow["x"], flow["context"], ctx, reset=reset
+        )
+        return {**flow, "x": x}
+
+    def _run_softmax(
+        self, label_smoothing: float, theta: Theta, flow: Flow, ctx: StepContext
+    ) -> Flow:
+        x = self._dropped(self.decoder.fprop_output(flow["x"], flow["context"], ctx), ctx)
+        smoothing = label_smoothing if ctx.is_training else 0.0
+        return {**flow, "cross_entropy": self._cross_entropy(theta, x, flow, ctx, smoothing)}
+
+    # --- token by token ---
+
+    def start_decoding(self, theta: Theta, batch: Batch, max_length: int, ctx: StepContext) -> Any:
+        """See `Decoder`; the size of the state does not depend on max_length.
+
+        Shapes:
+          returns: {"source": {"memory": {"keys" [B, S, …], "values" [B, S, M]}, "mask" [B, S]},
+            "hypotheses": states and what is fed, [B, …]}
+        """
+        encoded = self._encoded(theta, batch, ctx)
+        segments = batch.get("source_segment_ids")
+        mask = (
+            tf.ones(encoded.shape[:2], tf.bool) if segments is None else tf.not_equal(segments, 0)
+        )
+        memory = self.decoder.memory(theta.decoder, encoded, ctx)
+        state = self.decoder.zero_state(encoded.shape[0], encoded.dtype)
+        return {"source": {"memory": memory, "mask": mask}, "hypotheses": state}
+
+    def decode_step(
+        self, theta: Theta, ids: tf.Tensor, state: Any, position: Any, ctx: StepContext
+    ) -> DecoderStep:
+        """See `Decoder`; the position is not used, since the order is in the states."""
+        source = state["source"]
+        x = self.target_embedding.fprop(theta.target_embedding, ids, ctx)
+        found, hypotheses = self.decoder.step(
+            theta.decoder,
+            ctx.constrain(x, ("batch", "embed")),
+            state["hypotheses"],
+            ctx,
+            memory=source["memory"],
+            mask=source["mask"],
+        )
+        name, softmax = self._softmax()
+        logits = tf.cast(softmax.logits(theta[name], found.output, ctx), tf.float32)
+        attention = tf.cast(found.probabilities, tf.float32)
+        return DecoderStep(logits, attention, {"source": source, "hypotheses": hypotheses})
+
+    def expand(self, state: Any, k: int) -> Any:
+        """See `Decoder`."""
+        return {**state, "hypotheses": repeat_rows(state["hypotheses"], k)}
+
+    def select(self, state: Any, rows: tf.Tensor) -> Any:
+        """See `Decoder`."""
+        return {**state, "hypotheses": take_rows(state["hypotheses"], rows)}
+
+
+def _with_units(params: Any, dim: int) -> Any:
+    """Returns Params of recurrent layers whose number of units, where it is open, is dim."""
+    params = params.copy()
+    if params.cell.hidden_dim is REQUIRED:
+        params.cell.hidden_dim = dim
+    return params
+
+
+def _seen(batch: Batch) -> tf.Tensor | None:
+    """Which of the source a position of the target may look at: bool [B, T, S]; None: all."""
+    target, source = batch.get("target_segment_ids"), batch.get("source_segment_ids")
+    if target is None or source is None:
+        return None
+    return tf.squeeze(masking.segments(target, source), 1)

@@ -1,0 +1,102 @@
+"""Translation of any parallel text of one's own: two files, line by line.
+
+    --set input.corpus.source_files=train.en --set input.corpus.target_files=train.de
+
+Without `input.corpus.dev_source_files` and `dev_target_files`, a part of the pairs is held out.
+"""
+
+from __future__ import annotations
+
+from tekso.framework import schedules
+from tekso.framework.experiment import Experiment, KeepBest, Run
+from tekso.framework.input.held_out import HeldOut
+from tekso.framework.input.sentence_piece import SentencePiece
+from tekso.framework.learner import Learner
+from tekso.framework.optimizers.adam import Adam
+from tekso.framework.params import Params
+from tekso.framework.registry import register
+from tekso.models.encoder_decoder import EncoderDecoder
+from tekso.models.layers.attention import MultiHeadAttention
+from tekso.models.layers.feed_forward import FeedForward
+from tekso.models.layers.stack import Stack
+from tekso.models.layers.transformer import TransformerLayer
+from tekso.tasks.mt.bucketed_pairs import BucketedPairs
+from tekso.tasks.mt.parallel_files import ParallelFiles
+from tekso.tasks.mt.task import Translation
+
+
+def transformer(
+    *, num_layers: int, dim: int, hidden_dim: int, num_heads: int, dropout_rate: float
+) -> EncoderDecoder.Params:
+    """A pre-norm Transformer with one table for source, target and softmax."""
+    encoder = TransformerLayer.Params(
+        attention=MultiHeadAttention.Params(num_heads=num_heads),
+        feed_forward=FeedForward.Params(hidden_dim=hidden_dim, dropout_rate=dropout_rate),
+        dropout_rate=dropout_rate,
+    )
+    decoder = encoder.copy().set(
+        {
+            "attention.mask": "causal",
+            "memory_attention": MultiHeadAttention.Params(num_heads=num_heads),
+        }
+    )
+    return EncoderDecoder.Params(
+        dim=dim,
+        dropout_rate=dropout_rate,
+        encoder=Stack.Params(num_layers=num_layers, layer=encoder),
+        decoder=Stack.Params(num_layers=num_layers, layer=decoder),
+    )
+
+
+@register
+class Base(Experiment):
+    """Transformer for tens of thousands of pairs: 4 + 4 layers of width 128, much dropout.
+
+    Source: Wu et al. 2021, "Good for misconceived reasons" (arXiv 2105.14462), section 4.1: the
+      "tiny" Transformer for 29,000 pairs.
+    """
+
+    def task(self) -> Params:
+        """Label smoothing, and beams of 4 hypotheses."""
+        model = transformer(num_layers=4, dim=128, hidden_dim=256, num_heads=4, dropout_rate=0.3)
+        return Translation.Params(model=model, label_smoothing=0.1)
+
+    def input(self) -> Params:
+        """About 4,096 tokens a side in a batch; 6,000 pieces, learned from both languages."""
+        return BucketedPairs.Params(
+            corpus=ParallelFiles.Params(),
+            tokenizer=SentencePiece.Params(vocab_size=6000),
+            source_length=128,
+            target_length=128,
+            bounds=[12, 16, 24, 32, 64],
+            max_ratio=4.0,
+            fill="tokens",
+            batch_size=32,
+        )
+
+    def eval_inputs(self) -> dict[str, Params]:
+        """All of what is held out."""
+        return {"dev": HeldOut.Params(split="dev", batch_size=64)}
+
+    def learner(self) -> Params:
+        """Adam, inverse square root of the step after a warm-up, average of the weights."""
+        return Learner.Params(
+            optimizer=Adam.Params(beta2=0.98, epsilon=1e-9),
+            schedule=schedules.InverseSquareRoot.Params(
+                model_dim=1,
+                scale=0.22,
+                warmup_steps=2000,  # at most 0.0049
+            ),
+            clip_global_norm=1.0,
+            ema_decay=0.999,
+            ema_start="ramp",
+        )
+
+    def run(self) -> Params:
+        """12,000 steps; the checkpoint of the best BLEU is kept."""
+        return Run.Params(
+            steps=12000,
+            eval_every_steps=1000,
+            checkpoint_every_steps=1000,
+            keep_best=KeepBest.Params(metric="bleu", goal="max"),
+        )

@@ -1,0 +1,119 @@
+"""Scores of translations: BLEU and chrF by sacrebleu, of all pairs and of every language."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from tekso.framework.params import Configurable, param
+
+BLEU, CHRF = "bleu", "chrf"
+
+
+@dataclasses.dataclass(frozen=True)
+class Scores:
+    """What sacrebleu says.
+
+    Attributes:
+      figures: {"bleu", "chrf", and of several languages "bleu/de", "chrf/de", …: out of 100}.
+      signatures: {"bleu", "chrf": how it was computed, which a published score has beside it}.
+    """
+
+    figures: dict[str, float]
+    signatures: dict[str, str]
+
+    def lines(self) -> list[str]:
+        """Returns the scores for people, a line each; those of languages from best to worst."""
+        lines = [
+            f"{name} {self.figures[key]:.2f}  {self.signatures[key]}"
+            for key, name in ((BLEU, "BLEU"), (CHRF, "chrF"))
+        ]
+        languages = [key.partition("/")[2] for key in self.figures if key.startswith(f"{BLEU}/")]
+        rows = [
+            (self.figures[f"{BLEU}/{language}"], self.figures[f"{CHRF}/{language}"], language)
+            for language in languages
+        ]
+        if rows:
+            lines += ["", f"{'language':<12} {'BLEU':>6} {'chrF':>6}"]
+        lines += [f"{name:<12} {bleu:6.2f} {chrf:6.2f}" for bleu, chrf, name in sorted(rows)[::-1]]
+        return lines
+
+
+class Scorer(Configurable):
+    """Compares translations with references.
+
+    Source: Papineni et al. 2002 (BLEU); Popović 2015 (chrF); Post 2018 (sacrebleu, signatures).
+    """
+
+    class Params(Configurable.Params):
+        """Params of Scorer."""
+
+        bleu_tokenizer: str = param(
+            "How sacrebleu cuts text into words: 13a, intl, zh, char, none, ….", default="13a"
+        )
+        lowercase: bool = param("Whether BLEU and chrF ignore case.", default=False)
+
+    def __init__(self, params: Any) -> None:
+        """Checks the tokenizer.
+
+        Raises:
+          ValueError: sacrebleu has no such tokenizer.
+        """
+        super().__init__(params)
+        from sacrebleu import metrics
+
+        p = self.params
+        if p.bleu_tokenizer not in metrics.BLEU.TOKENIZERS:
+            raise ValueError(
+                f"{p.path_of('bleu_tokenizer')} is {p.bleu_tokenizer!r}, but sacrebleu has: "
+                + ", ".join(metrics.BLEU.TOKENIZERS)
+            )
+
+    def score(
+        self,
+        hypotheses: Sequence[str],
+        references: Sequence[str],
+        languages: Sequence[str | None] = (),
+    ) -> Scores:
+        """Returns the scores of translations, each with one reference.
+
+        Args:
+          hypotheses: detokenised translations.
+          references: as they are.
+          languages: of each pair; empty, or all the same: scores of the whole alone.
+
+        Raises:
+          ValueError: there is nothing to score, or the numbers of texts differ.
+        """
+        if not hypotheses or len(hypotheses) != len(references):
+            raise ValueError(
+                f"{len(hypotheses)} translations and {len(references)} references: want as many "
+                "of both, and at least one"
+            )
+        figures, signatures = self._of(hypotheses, references)
+        members: dict[str, list[int]] = collections.defaultdict(list)
+        for i, language in enumerate(languages):
+            members[str(language)].append(i)
+        if len(members) > 1:
+            for language, own in sorted(members.items()):
+                part, _ = self._of([hypotheses[i] for i in own], [references[i] for i in own])
+                figures |= {f"{key}/{language}": value for key, value in part.items()}
+        return Scores(figures, signatures)
+
+    def _of(
+        self, hypotheses: Sequence[str], references: Sequence[str]
+    ) -> tuple[dict[str, float], dict[str, str]]:
+        from sacrebleu import metrics
+
+        p = self.params
+        both: dict[str, Any] = {
+            BLEU: metrics.BLEU(tokenize=p.bleu_tokenizer, lowercase=p.lowercase, force=True),
+            CHRF: metrics.CHRF(lowercase=p.lowercase),
+        }
+        figures = {
+            key: float(metric.corpus_score(list(hypotheses), [list(references)]).score)
+            for key, metric in both.items()
+        }
+        return figures, {key: str(m.get_signature()) for key, m in both.items()}

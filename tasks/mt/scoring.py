@@ -1,0 +1,151 @@
+"""What decoding an evaluation input shows: scores, samples beside references, attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tekso.framework.params import Configurable, param
+from tekso.framework.task import Program, Scored
+from tekso.framework.theta import Theta
+from tekso.tasks.mt import attention_plot
+from tekso.tasks.mt.nearest import NearestSource
+from tekso.tasks.mt.scores import BLEU, Scorer
+from tekso.tasks.mt.translator import Translations, Translator, source_batch
+
+
+class Scoring(Configurable):
+    """Translates held-out pairs and compares the translations with the references."""
+
+    class Params(Configurable.Params):
+        """Params of Scoring."""
+
+        scorer: Scorer.Params = param("How translations are compared.", default=Scorer.Params())
+        pairs: int | None = param(
+            "Pairs of an evaluation input that are translated during training, spread evenly over "
+            "it; None: all. At the last evaluation, and in --mode=eval, all are.",
+            default=500,
+        )
+        shown: int = param("Translations that are shown beside their references.", default=10)
+        plots: int = param("Of these, those whose attention is drawn.", default=2)
+        nearest: int = param(
+            "Pairs that, at the last evaluation, are also looked up: what the target of the most "
+            "similar training source scores. 0: none.",
+            default=0,
+        )
+
+    def __init__(self, params: Any, *, task: Any, translator: Translator) -> None:
+        """Checks the numbers; `task` is a Translation."""
+        super().__init__(params)
+        p = self.params
+        for name in ("pairs", "shown", "plots", "nearest"):
+            least = 1 if name == "pairs" else 0
+            if p.get(name) is not None and p.get(name) < least:
+                raise ValueError(f"{p.path_of(name)} is {p.get(name)}: want at least {least}")
+        self._model, self._translator = task.model, translator
+        self._scorer = p.scorer.instantiate()
+
+    def score(
+        self, program: Program, input: Any, *, is_last: bool, stopped: Callable[[], bool]
+    ) -> Scored | None:
+        """See `Task.score`."""
+        p, input = self.params, getattr(input, "inner", input)
+        limit = None if is_last else p.pairs
+        pairs = input.pairs(_spread(input.num_pairs, limit))
+        sources = [pair.source for pair in pairs]
+        references = [pair.target for pair in pairs]
+        languages = [pair.language for pair in pairs]
+        found = self._translator.translate(
+            program, input, sources, languages=languages, stopped=stopped
+        )
+        if stopped():
+            return None
+        scores = self._scorer.score(found.best, references, languages)
+        lines = [f"{len(pairs)} of {input.num_pairs} pairs", *scores.lines()]
+        figures = dict(scores.figures)
+        if is_last and p.nearest:
+            looked_up, text = self._nearest(input, sources, references, found)
+            figures |= looked_up
+            lines.append(text)
+        shown = _spread(len(pairs), p.shown).tolist()
+        lines += ["", *(_sample(pairs[i], found, i) for i in shown)]
+        images = self._attention(program, input, [pairs[i] for i in shown[: p.plots]], found, shown)
+        return Scored(figures, "\n".join(lines), images)
+
+    def _nearest(
+        self, input: Any, sources: Sequence[str], references: Sequence[str], found: Translations
+    ) -> tuple[dict[str, float], str]:
+        """What looking up the nearest training source scores, and the model on the same pairs."""
+        chosen = _spread(len(sources), self.params.nearest).tolist()
+        nearest = NearestSource(pair[:2] for pair in input.training_pairs())
+        looked_up = list(nearest.translate(sources[i] for i in chosen))
+        own = [references[i] for i in chosen]
+        figures = self._scorer.score(looked_up, own).figures
+        model = self._scorer.score([found.best[i] for i in chosen], own).figures
+        text = (
+            f"of {len(chosen)} pairs, the target of the nearest training source: BLEU "
+            f"{figures[BLEU]:.2f}; the model: {model[BLEU]:.2f}"
+        )
+        return {f"nearest/{key}": value for key, value in figures.items()}, text
+
+    def _attention(
+        self,
+        program: Program,
+        input: Any,
+        pairs: Sequence[Any],
+        found: Translations,
+        shown: Sequence[int],
+    ) -> dict[str, bytes]:
+        """Pictures of where the translations of some pairs looked in their sources."""
+        images = {}
+        for number, (pair, i) in enumerate(zip(pairs, shown, strict=False)):
+            if not found.hypotheses[i]:
+                continue
+            source = input.encode_source(pair.source, language=pair.language)
+            target = found.hypotheses[i][0].ids
+            batch = _forced(source, target, input.target_tokenizer.end_id)
+            tensors = (tf.constant(batch[name]) for name in _FORCED_NAMES)
+            values = program.call(self._look, *tensors)
+            images[f"attention_{number}"] = attention_plot.draw(
+                np.asarray(values)[0, : len(target) + 1, : len(source)],
+                source=[input.source_token(int(token)) for token in source],
+                target=[*(input.target_tokenizer.decode([token]) for token in target), ""],
+                title=pair.source[:60],
+            )
+        return images
+
+    def _look(self, theta: Theta, *tensors_and_ctx: Any) -> tf.Tensor:
+        *tensors, ctx = tensors_and_ctx
+        batch = dict(zip(_FORCED_NAMES, tensors, strict=True))
+        return self._model.attention(theta.model, batch, ctx)
+
+
+_FORCED_NAMES = ("source_ids", "source_segment_ids", "target_ids", "target_segment_ids")
+
+
+def _forced(source: np.ndarray, target: np.ndarray, end_id: int) -> Mapping[str, np.ndarray]:
+    """A batch of one pair, filled up to powers of two, so that few shapes are traced."""
+    sizes = [1 << max(4, int(size - 1).bit_length()) for size in (len(source), len(target) + 1)]
+    batch = source_batch([source], rows=1, length=sizes[0])
+    read = np.concatenate([[end_id], target]).astype(np.int32)
+    ids = np.full([1, sizes[1]], end_id, np.int32)
+    ids[0, : len(read)] = read
+    segment_ids = (np.arange(sizes[1]) < len(read)).astype(np.int32)[None]
+    return {**batch, "target_ids": ids, "target_segment_ids": segment_ids}
+
+
+def _spread(count: int, limit: int | None) -> np.ndarray:
+    """Indices, evenly spread over all."""
+    taken = count if limit is None else min(count, limit)
+    return np.arange(taken) * count // max(taken, 1)
+
+
+def _sample(pair: Any, found: Translations, index: int) -> str:
+    hypotheses = found.hypotheses[index]
+    score = f"  ({hypotheses[0].score:.3f})" if hypotheses else ""
+    text = hypotheses[0].text if hypotheses else ""
+    to = f" [{pair.language}]" if pair.language else ""
+    return f"source{to}: {pair.source}\n  model: {text}{score}\n  reference: {pair.target}"

@@ -1,0 +1,76 @@
+"""Trains with all that a learner can do, on one device and in pipelines, and prints the states.
+
+Argument: {case: {"learner": Params of a Learner, "poisoned": steps whose loss is not finite}} as
+JSON. Prints {case: [what came out of each execution, one device first]}.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import equality_program as equality
+
+from tekso.framework.execution import DataParallel, Pipelined
+from tekso.framework.execution.base import signature_of
+from tekso.framework.learner import Learner
+from tekso.framework.optimizers.adam import Adam
+from tekso.framework.schedules import Constant
+
+SIZE, STEPS = 16, 3
+PIPELINES: tuple[dict[str, Any], ...] = (
+    {
+        "num_stages": 3,
+        "num_micro_batches": 4,
+        "schedule": "zero_bubble_h1",
+        "rematerialize": "all",
+    },
+    {"num_stages": 2, "num_micro_batches": 2, "num_replicas": 2},
+)
+
+
+def run(execution: Any, case: dict[str, Any]) -> dict[str, Any]:
+    """Returns metrics of every step, the whole state after it, and what is evaluated at last."""
+    learner = Learner.Params(optimizer=Adam.Params(), schedule=Constant.Params(value=0.05))
+    batches = [equality.batch_of("skipping", step, SIZE) for step in range(STEPS)]
+    for step in case.get("poisoned", ()):
+        batches[step]["target"][5, 2] = np.inf
+        batches[step]["weights"][5] = 1.0
+    task = equality.task_of("skipping")
+    by = learner.set(case["learner"]).instantiate()
+    program = execution.build(task, by, seed=7, batch=signature_of(batches[0]))
+    program.initialize()
+    metrics, states = [], []
+    for step, batch in enumerate(batches):
+        found = program.train_step(batch, step)
+        metrics.append({name: float(value) for name, value in found.items()})
+        states.append({key: value.ravel().tolist() for key, value in program.state().items()})
+    evaluation = program.eval_step(equality.batch_of("skipping", 99, SIZE - 3))
+    sums = {name: [float(x) for x in pair] for name, pair in evaluation.items()}
+    return {"metrics": metrics, "states": states, "eval": sums}
+
+
+def main() -> None:
+    """See the module."""
+    cases = json.loads(sys.argv[1])
+    Pipelined.Params(num_stages=4).instantiate().setup_devices()
+    executions = [DataParallel.Params(towers=1, xla="none")]
+    executions += [Pipelined.Params(**p) for p in PIPELINES]
+    results = {
+        name: [run(execution.instantiate(), case) for execution in executions]
+        for name, case in cases.items()
+    }
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()

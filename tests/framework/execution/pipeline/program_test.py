@@ -1,0 +1,445 @@
+"""What a step of a pipeline does beside gradients: effects, statistics, what it holds, how it ends.
+
+All stages lie on one device of this process, each with a thread of its own.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tekso.framework.execution import Pipelined
+from tekso.framework.execution.base import ExecutionError, signature_of
+from tekso.framework.execution.pipeline import graph_effects, stage_evaluation
+from tekso.framework.execution.pipeline import program as program_module
+from tekso.framework.execution.pipeline.program import PipelineProgram
+from tekso.framework.execution.pipeline.simulator import simulate
+from tekso.framework.execution.pipeline.workers import StageError
+from tekso.framework.initializers import Normal
+from tekso.framework.layer import Layer
+from tekso.framework.learner import Learner
+from tekso.framework.optimizers.sgd import SGD
+from tekso.framework.params import param
+from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
+from tekso.framework.schedules import Constant
+from tekso.framework.task import Task
+from tekso.framework.theta import Theta
+from tekso.models.layers.normalization import BatchNorm
+
+DIM, EXAMPLES = 3, 8
+
+
+class Map(Layer):
+    """y = tanh(x w)."""
+
+    class Params(Layer.Params):
+        """Params of Map."""
+
+        dtype: str = param("Of the weight.", default="float64")
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self.weight("w", [DIM, DIM], dims=("in", "embed"), init=Normal.Params(stddev=0.5))
+
+    def fprop(self, theta: Theta, x: Any, ctx: Any) -> Any:
+        return tf.tanh(tf.linalg.matmul(x, tf.cast(theta.w, x.dtype)))
+
+
+class Chain(Task):
+    """Maps one after the other; `between` is run before each: (number, x) -> x."""
+
+    class Params(Task.Params):
+        """Params of Chain."""
+
+        num_maps: int = param("Number of maps.", default=4)
+        weight_dtype: str = param("Of the weights.", default="float64")
+
+    between: Callable[[int, Any], Any] = staticmethod(lambda number, x: x)
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self.child_list("maps", [Map.Params(dtype=self.params.weight_dtype)] * self.params.num_maps)
+
+    def loss_weight(self, batch: Any) -> tf.Tensor:
+        return tf.cast(tf.shape(batch["x"])[0], tf.float32)
+
+    def pieces(self) -> list[Piece]:
+        pieces = [
+            Piece(f"maps/{i}", {f"maps/{i}": layer}, functools.partial(self._map, i))
+            for i, layer in enumerate(self.maps)
+        ]
+        return [*pieces, Piece("last", {}, self._last)]
+
+    def _map(self, i: int, theta: Theta, flow: Flow, ctx: Any) -> Flow:
+        x = self.between(i, flow["x"])
+        return {**flow, "x": self.maps[i].fprop(theta.maps[str(i)], x, ctx)}
+
+    def _last(self, theta: Theta, flow: Flow, ctx: Any) -> Flow:
+        return {**flow, LOSS_SUM: tf.reduce_sum(tf.square(flow["x"])), METRICS: {}}
+
+
+def chain(between: Any = None, **params: Any) -> Chain:
+    task = Chain.Params(**params).instantiate()
+    if between is not None:
+        task.between = between
+    return task
+
+
+def batch(step: int = 0, dtype: str = "float64") -> dict[str, np.ndarray]:
+    return {"x": np.random.default_rng(step).normal(size=(EXAMPLES, DIM)).astype(dtype)}
+
+
+def learner(**changes: Any) -> Any:
+    params = Learner.Params(optimizer=SGD.Params(), schedule=Constant.Params(value=0.1))
+    return params.set(changes).instantiate()
+
+
+def build(
+    task: Task,
+    stages: int,
+    micro_batches: int,
+    *,
+    of: dict[str, np.ndarray] | None = None,
+    by: Any = None,
+    **params: Any,
+) -> PipelineProgram:
+    execution = Pipelined.Params(num_stages=stages, num_micro_batches=micro_batches, **params)
+    by, devices = by or learner(), ["CPU:0"] * stages * execution.num_replicas
+    setting = execution.instantiate().setting(
+        task, signature_of(of or batch()), parts=by.params.accumulation_steps, devices=devices
+    )
+    program = PipelineProgram(task, by, setting, seed=3)
+    program.initialize()
+    return program
+
+
+# --- moving statistics ---
+
+
+class TwiceNormed(Task):
+    """The same batch normalisation at both ends, with a map between."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self.child("norm", BatchNorm.Params(dim=DIM, dtype="float64"))
+        self.child("map", Map.Params())
+
+    def loss_weight(self, batch: Any) -> tf.Tensor:
+        return tf.cast(tf.shape(batch["x"])[0], tf.float32)
+
+    def pieces(self) -> list[Piece]:
+        def norm(theta: Theta, flow: Flow, ctx: Any) -> Flow:
+            return {**flow, "x": self.norm.fprop(theta.norm, flow["x"], ctx)}
+
+        def middle(theta: Theta, flow: Flow, ctx: Any) -> Flow:
+            return {**flow, "x": self.map.fprop(theta.map, flow["x"], ctx)}
+
+        def last(theta: Theta, flow: Flow, ctx: Any) -> Flow:
+            return {**flow, LOSS_SUM: tf.reduce_sum(flow["x"] ** 3), METRICS: {}}
+
+        parts = ("first", norm), ("middle", middle), ("second", norm)
+        layers = {"norm": self.norm}, {"map": self.map}, {"norm": self.norm}
+        found = [Piece(name, own, run) for (name, run), own in zip(parts, layers, strict=True)]
+        return [*found, Piece("last", {}, last)]
+
+
+@pytest.mark.parametrize(("stages", "rematerialize"), [(2, "none"), (4, "all")])
+def test_statistics_of_a_layer_that_two_stages_run_are_added_and_moved_once(
+    stages: int, rematerialize: str
+) -> None:
+    task, of = TwiceNormed.Params().instantiate(), batch()
+    whole = build(task, 1, 2, of=of)
+    cut = build(task, stages, 2, of=of, rematerialize=rematerialize)
+    w = whole.state()["weights/map/w"]
+    for program in (whole, cut):
+        program.train_step(of, 0)
+    one, other = whole.state(), cut.state()
+    assert set(one) == set(other)
+    for key, value in one.items():
+        within = 1e-6 if "moving" in key else 1e-12  # statistics are summed in float32
+        np.testing.assert_allclose(other[key], value, rtol=within, atol=1e-14, err_msg=key)
+    seen = []
+    for x in np.split(of["x"], 2):  # what both uses of the layer were given, micro-batch for itself
+        normed = (x - x.mean(0)) / np.sqrt(x.var(0) + 1e-3)
+        seen += [x, np.tanh(normed @ w)]
+    seen = np.concatenate(seen)
+    np.testing.assert_allclose(other["weights/norm/moving_mean"], 0.01 * seen.mean(0), rtol=1e-5)
+    moved = 0.99 + 0.01 * seen.var(0)
+    np.testing.assert_allclose(other["weights/norm/moving_variance"], moved, rtol=1e-6)
+
+
+# --- effects and randomness ---
+
+
+@pytest.mark.parametrize(
+    ("schedule", "rematerialize"), [("1f1b", "none"), ("gpipe", "all"), ("zero_bubble_h1", "all")]
+)
+def test_stage_that_fails_ends_the_step_with_its_own_error_and_the_next_one_works(
+    schedule: str, rematerialize: str
+) -> None:
+    def between(number: int, x: Any) -> Any:
+        if number == 2:  # nothing depends on the check
+            tf.debugging.assert_less(x, tf.constant(0.9, x.dtype), message="x is too large")
+        return x
+
+    program = build(
+        chain(between), 3, 4, balance=[2, 2, 1], schedule=schedule, rematerialize=rematerialize
+    )
+    program.train_step({"x": 0.01 * batch()["x"]}, 0)
+    before = program.state()
+    for weight in ("weights/maps/0/w", "weights/maps/1/w"):
+        before[weight] = 30 * np.eye(DIM)  # an x far from 0 becomes 1
+    program.restore(lambda key: before[key], set(before))
+    bad = {"x": 0.0001 * batch()["x"]}
+    bad["x"][5] = 1.0  # in micro-batch 2
+    with pytest.raises(StageError) as caught:
+        program.train_step(bad, 1)
+    text = str(caught.value)
+    assert "forward of micro-batch 2 at stage 1 (maps/2 … maps/3)" in text
+    assert "x is too large" in text
+    after = program.state()
+    assert all(np.array_equal(after[key], value) for key, value in before.items())
+    assert np.isfinite(float(program.train_step({"x": 0.0001 * batch()["x"]}, 1)["loss"]))
+
+
+def test_effects_happen_in_the_forward_pass_once_for_each_micro_batch() -> None:
+    seen: collections.Counter[int] = collections.Counter()
+
+    def between(number: int, x: Any) -> Any:
+        def note(_: Any) -> None:
+            seen[number] += 1
+
+        tf.numpy_function(note, [x], [])
+        return x
+
+    program = build(chain(between), 2, 4, schedule="zero_bubble_h1", rematerialize="all")
+    program.train_step(batch(), 0)
+    assert seen == {0: 4, 1: 4, 2: 4, 3: 4}
+
+
+@pytest.mark.parametrize(
+    ("draw", "name"),
+    [
+        (lambda x: x + tf.random.normal(x.shape, dtype=x.dtype), "RandomStandardNormal"),
+        (lambda x: tf.nn.dropout(x, 0.5), "RandomUniform"),
+        (
+            lambda x: tf.cond(
+                tf.reduce_sum(x) > 0, lambda: x + tf.random.uniform([], dtype=x.dtype), lambda: x
+            ),
+            "RandomUniform",
+        ),
+    ],
+    ids=["normal", "dropout", "inside of a branch"],
+)
+def test_random_numbers_that_change_when_they_are_drawn_again_are_refused(
+    draw: Any, name: str
+) -> None:
+    task = chain(lambda number, x: draw(x) if number == 1 else x)
+    with pytest.raises(ExecutionError, match=rf"maps/1 draws .* by .*({name}).*ctx\.uniform"):
+        build(task, 2, 4)
+
+
+def test_numbers_of_a_generator_are_random_too() -> None:
+    generator = tf.random.Generator.from_seed(1)
+    traced = tf.function(lambda: generator.normal([2]), autograph=False).get_concrete_function()
+    assert graph_effects.random_ops(traced.graph)
+
+
+def test_random_numbers_of_a_seed_are_no_reason_to_refuse() -> None:
+    def between(number: int, x: Any) -> Any:
+        return x + tf.random.stateless_uniform(x.shape, seed=[1, 2], dtype=x.dtype)
+
+    assert np.isfinite(float(build(chain(between), 2, 4).train_step(batch(), 0)["loss"]))
+
+
+# --- what is held ---
+
+
+class Watched(program_module._Run):
+    """Notes after every action what its stage holds: {(stage, micro-batch): its tensors}."""
+
+    notes: ClassVar[list[tuple[Any, dict[tuple[int, int], list[Any]]]]] = []
+    runs: ClassVar[list[Any]] = []
+
+    def perform(self, worker: Any, action: Any) -> None:
+        super().perform(worker, action)
+        with self._lock:
+            held = {
+                (stage, m): list(self._held[replica, stage, m].values())
+                for replica, stage, m in list(self._held)
+                if stage % self._setting.num_devices == action.device
+            }
+        self.notes.append((action, held))
+        self.runs.append(self)
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> type[Watched]:
+    monkeypatch.setattr(program_module, "_Run", Watched)
+    Watched.notes, Watched.runs = [], []
+    return Watched
+
+
+def num_bytes(held: dict[Any, list[Any]]) -> int:
+    """Scalars, such as the seed of a loss, do not count."""
+    tensors = (t for each in held.values() for t in each if t.shape.rank)
+    return sum(t.shape.num_elements() * t.dtype.size for t in tensors)
+
+
+@pytest.mark.parametrize("rematerialize", ["none", "all"])
+@pytest.mark.parametrize(
+    ("schedule", "stages", "most"),
+    [
+        ("gpipe", 3, [8, 8, 8]),
+        ("1f1b", 3, [3, 2, 1]),
+        ("interleaved_1f1b", 2, [5, 3]),  # halves of a micro-batch: two stages a device
+        ("zero_bubble_h1", 3, [3, 3, 3]),
+    ],
+)
+def test_as_many_micro_batches_are_held_as_the_schedule_says(
+    watched: type[Watched], schedule: str, stages: int, most: list[int], rematerialize: str
+) -> None:
+    program = build(chain(), stages, 8, schedule=schedule, rematerialize=rematerialize)
+    program.train_step(batch(), 0)
+    found = [
+        max(len(held) for action, held in watched.notes if action.device == device)
+        for device in range(stages)
+    ]
+    assert found == most
+    setting = program._setting
+    timeline = simulate(
+        (a for order in setting.schedule for a in order),
+        num_devices=stages,
+        durations=lambda stage, kind: 1.0,
+    )
+    share = len(setting.plan.stages) // stages
+    assert [share * each for each in timeline.held] == most
+    for run in watched.runs:  # nothing is left behind
+        assert (run._held, run._values, run._gradients) == ({}, {}, {})
+
+
+def test_stages_hold_inputs_and_outputs_of_products_and_no_weight_of_another_type(
+    watched: type[Watched],
+) -> None:
+    of = batch(dtype="float32")
+    program = build(chain(weight_dtype="float64"), 2, 4, of=of, schedule="gpipe", balance=[2, 3])
+    program.train_step(of, 0)
+    x = EXAMPLES // 4 * DIM * 4  # bytes of what a map is given, or makes, of a micro-batch
+    for action, held in watched.notes:
+        if action.kind == "forward":
+            # The first map of a stage its input, and each its output, that of tanh.
+            assert num_bytes(held) == len(held) * 3 * x, action
+
+
+def test_between_the_gradients_only_what_that_of_the_weights_needs_is_held(
+    watched: type[Watched],
+) -> None:
+    def between(number: int, x: Any) -> Any:
+        return tf.sin(tf.sin(x))  # its derivative needs what it was given
+
+    program = build(chain(between), 2, 4, schedule="zero_bubble_h1", balance=[2, 3])
+    program.train_step(batch(), 0)
+    x = EXAMPLES // 4 * DIM * 8
+    after = [
+        (held[action.stage, action.micro_batch], action)
+        for action, held in watched.notes
+        if action.kind == "backward" and action.stage == 1
+    ]
+    assert len(after) == 4
+    for tensors, action in after:  # of both maps: what is multiplied, and the product's gradient
+        assert num_bytes({0: tensors}) == 2 * 2 * x, action
+        assert len(tensors) <= 2 * 2 + 1
+
+
+# --- overlap ---
+
+
+class Meeting(Chain):
+    """Micro-batch 1 at the first stage waits for micro-batch 0 at the second, and the reverse."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self.barrier = threading.Barrier(2, timeout=60)
+
+    def _map(self, i: int, theta: Theta, flow: Flow, ctx: Any) -> Flow:
+        def meet(m: Any) -> None:
+            if (i, int(m)) in ((0, 1), (2, 0)):
+                self.barrier.wait()
+
+        tf.numpy_function(meet, [flow["m"][0]], [])
+        return super()._map(i, theta, flow, ctx)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zero_bubble_h1"])
+def test_stages_work_at_the_same_time(schedule: str) -> None:
+    task = Meeting.Params().instantiate()
+    of = {**batch(), "m": np.repeat(np.arange(4, dtype=np.int32), EXAMPLES // 4)}
+    program = build(task, 2, 4, of=of, balance=[2, 3], schedule=schedule)
+    program.train_step(of, 0)  # one after the other, they would wait for ever
+    found = {event.action.work: event for events in program.events.values() for event in events}
+    first, second = (found[s, m, "forward"] for s, m in ((0, 1), (1, 0)))
+    assert max(first.start, second.start) < min(first.end, second.end)
+
+
+# --- evaluation ---
+
+
+def test_evaluation_holds_few_micro_batches_however_large_the_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    most_at_once = []
+    ahead = threading.Event()
+
+    class Counted(stage_evaluation._Pass):
+        def perform(self, worker: Any, action: Any) -> None:
+            if (action.stage, action.micro_batch) == (0, 2):
+                ahead.set()
+            elif action.stage == 1:  # the last stage is slow: the first one goes as far as it may
+                ahead.wait(60)
+            super().perform(worker, action)
+            most_at_once.append(len(self.flows))
+            if action.stage == 1:
+                assert action.micro_batch not in self.flows
+
+    monkeypatch.setattr(stage_evaluation, "_Pass", Counted)
+    task = chain()
+    program = build(task, 2, 8)
+    of = {"x": np.tile(batch()["x"], [3, 1])[:-1]}
+    sums = program.eval_step(of)
+    assert len(most_at_once) == 2 * 23 and max(most_at_once) == 3
+    x = of["x"]
+    for i in range(4):
+        x = np.tanh(x @ program.state()[f"weights/maps/{i}/w"])
+    np.testing.assert_allclose([float(s) for s in sums["loss"]], [np.sum(x**2), 23], rtol=1e-12)
+
+
+# --- replicas ---
+
+
+def test_replicas_compute_with_the_same_bits() -> None:
+    rows = np.random.default_rng(5).normal(size=(2, 2, DIM))  # micro-batch, example
+    of = {"x": np.concatenate([rows[m] for m in (0, 0, 1, 1)])}  # replicas are given the same
+    program = build(chain(), 2, 2, of=of, num_replicas=2)
+    for step in range(2):
+        program.train_step(of, step)
+        for stage in range(2):
+            first, second = (program._functions[replica, stage].totals for replica in range(2))
+            assert set(first) == set(second) and len(first) > 0
+            for path, total in first.items():
+                assert np.array_equal(total.numpy(), second[path].numpy()), path
+        weights = program._read_weights()
+        for stage in range(2):
+            pairs = zip(weights[0, stage].values(), weights[1, stage].values(), strict=True)
+            assert all(np.array_equal(a, b) for a, b in pairs)
+    half = build(chain(), 2, 2, of={"x": of["x"][[0, 1, 4, 5]]})
+    for step in range(2):
+        half.train_step({"x": of["x"][[0, 1, 4, 5]]}, step)
+    for key, value in half.state().items():
+        np.testing.assert_allclose(program.state()[key], value, rtol=1e-12, err_msg=key)

@@ -1,0 +1,276 @@
+"""tekso-ckpt: averages the checkpoints of a run, lists them, and shows the weights of one."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from absl import flags
+
+from tekso.framework import files
+from tekso.tools import command_errors, command_flags
+from tekso.tools.command_errors import OK, UsageError
+
+if TYPE_CHECKING:  # slow to import: the functions below import what they need when they run
+    from tekso.framework.run.checkpoints import Checkpoint, Checkpoints
+    from tekso.framework.run.logdir import Logdir
+
+PROGRAM = "tekso-ckpt"
+USAGE = f"{PROGRAM} average --logdir=runs/tiny --last=5 --output=runs/tiny/averaged"
+COMMANDS = ("average", "list", "inspect")
+
+# Of our own, so that --help shows these alone.
+FLAGS: Any = flags.FlagValues()  # type: ignore[no-untyped-call]
+
+
+def _define() -> None:
+    f = FLAGS
+    flags.DEFINE_string("logdir", None, "Folder of the run.", flag_values=f)
+    flags.DEFINE_integer(
+        "last", None, "With average: the newest so many checkpoints.", lower_bound=1, flag_values=f
+    )
+    flags.DEFINE_list(
+        "steps", [], "With average: the checkpoints of these steps, as 800,900,1000.", flag_values=f
+    )
+    flags.DEFINE_string(
+        "output",
+        None,
+        "With average: folder of the new checkpoint. In the checkpoints of a new logdir, under the "
+        "name of its step, a training goes on from it: runs/new/checkpoints/step_00001000.",
+        flag_values=f,
+    )
+    flags.DEFINE_string(
+        "checkpoint",
+        None,
+        "With inspect: step or path of the checkpoint; by default the newest good one.",
+        flag_values=f,
+    )
+    flags.DEFINE_string(
+        "match",
+        "weights/*",
+        "With inspect: which tensors, as a pattern; '*' are all, those of the learner among them.",
+        flag_values=f,
+    )
+    flags.DEFINE_enum("format", "text", ("text", "json"), "What is printed.", flag_values=f)
+    flags.DEFINE_boolean(
+        "traceback", False, "Show the whole traceback of every error.", flag_values=f
+    )
+    flags.DEFINE_boolean("help", False, "Show this text.", short_name="h", flag_values=f)
+
+
+_define()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the tool; returns the exit code: 0 done, 1 an error, 2 a wrong command line."""
+    argv = list(sys.argv if argv is None else argv)
+    show_traceback = "--traceback" in argv
+    return command_errors.run(PROGRAM, lambda: _run(argv), show_traceback=show_traceback)
+
+
+def _run(argv: list[str]) -> int:
+    words = command_flags.parse(FLAGS, argv)
+    if FLAGS.help:
+        print(_help())
+        return OK
+    actions: dict[str, Callable[[list[str]], None]] = {
+        "average": _average,
+        "list": _list,
+        "inspect": _inspect,
+    }
+    if not words or words[0] not in actions:
+        given = f"{words[0]!r} is no command" if words else "a command is missing"
+        raise UsageError(f"{given}: want {', '.join(COMMANDS)}, as in {USAGE}")
+    _check(*words)
+    from tekso.framework.run import quiet_tensorflow
+
+    quiet_tensorflow.import_tensorflow()
+    actions[words[0]](words[1:])
+    return OK
+
+
+def _help() -> str:
+    purpose = (
+        "average: the mean of the weights of several checkpoints, as one that is evaluated, "
+        "decoded and restored as any other; its learner is that of the last one. Checkpoints of "
+        "several runs are given by their paths. list: what checkpoints there are, good or "
+        "damaged. inspect: the tensors of one, with their norms."
+    )
+    names = {"logdir": "folder", "output": "folder", "steps": "steps", "match": "glob"}
+    return command_flags.help_text(FLAGS, usage=USAGE, purpose=purpose, value_names=names)
+
+
+def _check(command: str, *paths: str) -> None:
+    """Checks what is cheap to check before anything is read.
+
+    Raises:
+      UsageError: a flag is missing, or does not go with the command.
+    """
+    given = {name: value for name in ("last", "steps", "output") if (value := FLAGS[name].value)}
+    if command != "average":
+        if given:
+            raise UsageError(f"--{next(iter(given))} goes with average, not with {command}")
+        if paths:
+            raise UsageError(f"{paths[0]!r} is not understood: {command} takes --logdir")
+    elif not FLAGS.output:
+        raise UsageError(f"--output is missing, as in {USAGE}")
+    elif (FLAGS.last is not None) + bool(FLAGS.steps) + bool(paths) != 1:
+        raise UsageError(
+            "average takes either --last=N, or --steps=800,900, or the paths of checkpoints, as in "
+            f"{USAGE}"
+        )
+    elif files.exists(os.path.expanduser(FLAGS.output)):
+        raise UsageError(f"--output={FLAGS.output} exists: give another name")
+    if not FLAGS.logdir and not paths and FLAGS.checkpoint is None:
+        raise UsageError(f"--logdir is missing, as in {USAGE}")
+    for step in FLAGS.steps:
+        if not (step.strip().isascii() and step.strip().isdigit()):
+            raise UsageError(f"--steps: {step!r} is no step; want numbers, as in --steps=800,900")
+
+
+# --- commands ---
+
+
+def _average(paths: list[str]) -> None:
+    from tekso.framework.run import averaging
+
+    chosen = [_open(path) for path in paths] if paths else _chosen()
+    seen = [os.path.abspath(one.path) for one in chosen]
+    if twice := sorted({path for path in seen if seen.count(path) > 1}):
+        raise UsageError(f"{twice[0]} is given twice")
+    chosen.sort(key=lambda one: one.step)
+    output = _output(chosen[-1].step)
+    averaging.check_same_tensors(chosen)
+    for text in averaging.differences(chosen):
+        _warn(text)
+    files.make_folder(os.path.dirname(output))
+    averaging.write_average(output, chosen)
+    _report(output, chosen)
+
+
+def _chosen() -> list[Checkpoint]:
+    """The checkpoints of the run that --last or --steps say."""
+    checkpoints = _checkpoints()
+    if FLAGS.steps:
+        return [checkpoints.open(step.strip()) for step in FLAGS.steps]
+    from tekso.framework.run.checkpoints import CheckpointError
+
+    good: list[Checkpoint] = []
+    for step in reversed(checkpoints.steps()):
+        try:
+            good.append(checkpoints.open(str(step)))
+        except CheckpointError as error:
+            _warn(f"passed over: {error}")
+        if len(good) == FLAGS.last:
+            return good
+    count = f"{len(good)} good checkpoints" if len(good) != 1 else "one good checkpoint"
+    cure = f": give --last={len(good)}" if good else ": train first, or give another --logdir"
+    raise UsageError(
+        f"--last={FLAGS.last}, but {checkpoints.directory} has {count if good else 'none'}{cure}; "
+        "run.keep_last_checkpoints says how many a training keeps"
+    )
+
+
+def _open(path: str) -> Checkpoint:
+    return _checkpoints(above=os.path.dirname(path.rstrip("/"))).open(os.path.expanduser(path))
+
+
+def _output(step: int) -> str:
+    """The path to write to, absolute.
+
+    Raises:
+      UsageError: its name is that of a checkpoint of another step.
+    """
+    from tekso.framework.run.checkpoints import Checkpoints
+
+    path: str = os.path.expanduser(FLAGS.output).rstrip("/")
+    path = os.path.abspath(path) if files.is_local(path) else path
+    above, name = os.path.split(path)
+    wanted = os.path.basename(Checkpoints(above).path(step))
+    if re.fullmatch(r"step_\d+", name) and name != wanted:
+        raise UsageError(
+            f"--output={FLAGS.output}: the average is of step {step}, that of the last checkpoint, "
+            f"so it can be {wanted}, or have a name that is no step"
+        )
+    return path
+
+
+def _report(output: str, chosen: Sequence[Checkpoint]) -> None:
+    from tekso.framework.run.report.lines import size
+
+    steps = ", ".join(str(one.step) for one in chosen)
+    written = sum(files.size_bytes(files.join(output, name)) for name in files.names(output))
+    logdir = FLAGS.logdir or os.path.dirname(os.path.dirname(chosen[-1].path.rstrip("/")))
+    if FLAGS.format == "json":
+        used = [one.path for one in chosen]
+        _print_json({"output": output, "step": chosen[-1].step, "averaged": used})
+        return
+    print(f"averaged {len(chosen)} checkpoints, of steps {steps}: {output} ({size(written)})")
+    print("the learner is as it was in the last of them")
+    print(f"evaluate it:\n  tekso-trainer --mode=eval --logdir={logdir} --checkpoint={output}")
+
+
+def _list(paths: list[str]) -> None:
+    from tekso.framework.run import checkpoint_tables
+
+    folder = _checkpoints().directory
+    if not files.is_folder(folder):
+        raise UsageError(f"--logdir={FLAGS.logdir} has no checkpoints: there is no {folder}")
+    rows = list(checkpoint_tables.records(folder))
+    if FLAGS.format == "json":
+        _print_json(rows)
+    else:
+        print(checkpoint_tables.list_text(rows) if rows else f"{folder} is empty")
+
+
+def _inspect(paths: list[str]) -> None:
+    from tekso.framework.run import checkpoint_tables
+
+    checkpoint = _inspected()
+    keys = sorted(fnmatch.filter(checkpoint.keys, FLAGS.match))
+    if not keys:
+        first = ", ".join(sorted(checkpoint.keys)[:3])
+        raise UsageError(f"--match={FLAGS.match}: no tensor matches; there are {first}, …")
+    rows = list(checkpoint_tables.tensor_records(checkpoint, keys))
+    if FLAGS.format == "json":
+        _print_json({"checkpoint": checkpoint.path, "step": checkpoint.step, "tensors": rows})
+    else:
+        print(checkpoint_tables.tensors_text(checkpoint, rows))
+
+
+def _inspected() -> Checkpoint:
+    from tekso.framework.run import modes
+    from tekso.framework.run.report.console import console_for
+
+    if not FLAGS.logdir:
+        return _open(FLAGS.checkpoint)
+    return modes.open_checkpoint(_logdir(), FLAGS.checkpoint, console_for(sys.stderr))
+
+
+def _logdir() -> Logdir:
+    from tekso.framework.run.logdir import Logdir
+
+    return Logdir(os.path.expanduser(FLAGS.logdir))
+
+
+def _checkpoints(above: str | None = None) -> Checkpoints:
+    from tekso.framework.run.checkpoints import Checkpoints
+
+    return Checkpoints(_logdir().checkpoints if above is None else above, warn=_warn)
+
+
+def _warn(text: str) -> None:
+    print(f"warning: {text}", file=sys.stderr)
+
+
+def _print_json(record: Any) -> None:
+    print(json.dumps(record, indent=1))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,140 @@
+"""tekso-new-task: begins a package of your own: data, a layer, an experiment and their tests."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import keyword
+import os
+import re
+import shutil
+import sys
+from collections.abc import Sequence
+from importlib import resources
+from typing import Any
+
+from absl import flags
+
+from tekso.tools import command_errors, command_flags
+from tekso.tools.command_errors import OK, UsageError
+
+PROGRAM = "tekso-new-task"
+USAGE = f"{PROGRAM} my_task"
+_TEMPLATE = "new_task_template"
+_SUFFIX = ".txt"  # so that nothing takes a file of the template for a module
+_PLACEHOLDER = "@PACKAGE@"
+
+# Of our own, so that --help shows these alone.
+FLAGS: Any = flags.FlagValues()  # type: ignore[no-untyped-call]
+
+
+def _define() -> None:
+    flags.DEFINE_boolean(
+        "traceback", False, "Show the whole traceback of every error.", flag_values=FLAGS
+    )
+    flags.DEFINE_boolean("help", False, "Show this text.", short_name="h", flag_values=FLAGS)
+
+
+_define()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the tool; returns the exit code: 0 done, 1 an error, 2 a wrong command line."""
+    argv = list(sys.argv if argv is None else argv)
+    show_traceback = "--traceback" in argv
+    return command_errors.run(PROGRAM, lambda: _run(argv), show_traceback=show_traceback)
+
+
+def _run(argv: list[str]) -> int:
+    words = command_flags.parse(FLAGS, argv)
+    if FLAGS.help:
+        purpose = (
+            "Writes a small package that trains as it is, to be changed: the word is its folder, "
+            "the last part of which is its name."
+        )
+        print(command_flags.help_text(FLAGS, usage=USAGE, purpose=purpose, value_names={}))
+        return OK
+    if len(words) != 1:
+        given = (
+            f"{' '.join(words)!r} are several" if words else "the name of the package is missing"
+        )
+        raise UsageError(f"{given}: want one, as in {USAGE}")
+    folder = os.path.abspath(os.path.expanduser(words[0]))
+    above, name = os.path.split(folder)
+    _check(name, folder, given=words[0])
+    _write(folder, name)
+    _report(above, name)
+    return OK
+
+
+def _check(name: str, folder: str, *, given: str) -> None:
+    """Checks that a package of this name can be made and imported.
+
+    Raises:
+      UsageError: it cannot; says why.
+    """
+    if not (name.isidentifier() and name.isascii()) or keyword.iskeyword(name):
+        why = "a word of Python" if keyword.iskeyword(name) else "no name that Python can import"
+        close = re.sub(r"\W+", "_", name, flags=re.ASCII).strip("_").lower()
+        close = f"_{close}" if close[:1].isdigit() else close
+        usable = close.isidentifier() and not keyword.iskeyword(close)
+        hint = f"; did you mean {close}?" if usable and close != name else ""
+        raise UsageError(f"{given}: {name!r} is {why}{hint}")
+    if os.path.lexists(folder):
+        raise UsageError(f"{given} exists: give another name")
+    owner = _owner(name, os.path.dirname(folder))
+    if owner:
+        raise UsageError(
+            f"{given}: {name} is {owner}, and would hide it or be hidden: give another name"
+        )
+
+
+def _owner(name: str, above: str) -> str:
+    """What is imported under a name already; "" if nothing is."""
+    if name in sys.stdlib_module_names or name in sys.builtin_module_names:
+        return "a module of Python itself"
+    if name == "tekso":
+        return "the name of Tekso"
+    found = importlib.metadata.packages_distributions().get(name)
+    if found:
+        return f"a module of the installed {found[0]}"
+    spec = importlib.util.find_spec(name)
+    origin = spec.origin if spec is not None else None
+    if spec is None or (origin and os.path.dirname(os.path.abspath(origin)) == above):
+        module = os.path.join(above, f"{name}.py")
+        return f"the module {module}" if os.path.exists(module) else ""
+    return f"installed already ({origin or 'a package'})"
+
+
+def _write(folder: str, name: str) -> None:
+    """Writes the files of the template, with the package's name in them; all or none."""
+    template = resources.files("tekso.tools").joinpath(_TEMPLATE)
+    unfinished = f"{folder}.unfinished.{os.getpid()}"
+    try:
+        os.makedirs(unfinished)
+        for file in template.iterdir():
+            if file.name.endswith(_SUFFIX):
+                text = file.read_text(encoding="utf-8").replace(_PLACEHOLDER, name)
+                path = os.path.join(unfinished, file.name.removesuffix(_SUFFIX))
+                with open(path, "w", encoding="utf-8") as out:
+                    out.write(text)
+        os.rename(unfinished, folder)
+    except BaseException:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise
+
+
+def _report(above: str, name: str) -> None:
+    print(f"wrote {os.path.join(above, name)}:")
+    for file in sorted(os.listdir(os.path.join(above, name))):
+        print(f"  {file}")
+    print("what to type next:")
+    if above != os.getcwd():
+        print(f"  cd {above}")
+    print(f"  tekso-trainer --import={name} --model={name}.experiments.Tiny --logdir=runs/{name}")
+    print(f"  pytest {name}")
+    print(f"what is in it, and more to try: {name}/README.md")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,216 @@
+"""tekso-pipeline-benchmark: an experiment on one device and in pipelines, and what each takes.
+
+One device with one core, then pipelines of each schedule, with and without rematerialisation. Each
+runs in a process of its own (`tekso-benchmark`), one after the other, and all of them again for
+each turn; of the turns the medians count. Step time and work of all cores, the time of forwards and
+backwards as measured and as simulated from their mean times, and the peak of memory above that of
+weights and slots, each also as a ratio.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from absl import flags
+
+from tekso.tools import command_errors, command_flags
+from tekso.tools.command_errors import OK, UsageError
+
+PROGRAM = "tekso-pipeline-benchmark"
+USAGE = f"{PROGRAM} --model=lm.benchmark.Small --num_stages=2 --num_micro_batches=16"
+
+FLAGS: Any = flags.FlagValues()  # type: ignore[no-untyped-call]
+
+
+def _define() -> None:
+    f = FLAGS
+    flags.DEFINE_string("model", None, "Key of the experiment.", flag_values=f)
+    flags.DEFINE_integer("num_stages", 2, "Devices in a row.", lower_bound=1, flag_values=f)
+    flags.DEFINE_integer("num_micro_batches", 16, "Parts of a batch.", lower_bound=1, flag_values=f)
+    flags.DEFINE_list(
+        "schedules", ["gpipe", "1f1b", "zero_bubble_h1"], "Names of schedules.", flag_values=f
+    )
+    flags.DEFINE_list(
+        "rematerialize", ["none", "all"], "As execution.rematerialize, several.", flag_values=f
+    )
+    flags.DEFINE_integer("turns", 1, "Times that all is measured.", lower_bound=1, flag_values=f)
+    flags.DEFINE_integer("steps", 10, "Steps of a measurement.", lower_bound=1, flag_values=f)
+    flags.DEFINE_integer("warmup", 3, "Steps before those.", lower_bound=1, flag_values=f)
+    flags.DEFINE_multi_string("set", [], "path=value, for all of them.", flag_values=f)
+    flags.DEFINE_multi_string("import", [], "Package with experiments of your own.", flag_values=f)
+    flags.DEFINE_enum("format", "text", ("text", "json"), "What is printed.", flag_values=f)
+    flags.DEFINE_boolean("traceback", False, "Show whole tracebacks.", flag_values=f)
+    flags.DEFINE_boolean("help", False, "Show this text.", short_name="h", flag_values=f)
+
+
+_define()
+
+
+class Case(NamedTuple):
+    """What is measured: a name, and the flags of `tekso-benchmark` that make it."""
+
+    name: str
+    flags: tuple[str, ...]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the benchmark; returns the exit code: 0 done, 1 an error, 2 a wrong command line."""
+    argv = list(sys.argv if argv is None else argv)
+    return command_errors.run(PROGRAM, lambda: _run(argv), show_traceback="--traceback" in argv)
+
+
+def _run(argv: list[str]) -> int:
+    words = command_flags.parse(FLAGS, argv)
+    if FLAGS.help:
+        names = {"set": "path=value", "import": "package", "model": "key"}
+        purpose = " ".join((__doc__ or "").partition(": ")[2].split())
+        print(command_flags.help_text(FLAGS, usage=USAGE, purpose=purpose, value_names=names))
+        return OK
+    if words:
+        raise UsageError(f"{words[0]!r} is no flag: flags begin with --")
+    if not FLAGS.model:
+        raise UsageError(f"--model is missing, as in {USAGE}")
+    common = [f"--model={FLAGS.model}", f"--steps={FLAGS.steps}", f"--warmup={FLAGS.warmup}"]
+    common += [f"--set={setting}" for setting in FLAGS.set]
+    common += [f"--import={package}" for package in FLAGS["import"].value or []]
+    found: dict[str, list[dict[str, Any]]] = {}
+    for _ in range(FLAGS.turns):
+        for case in cases():
+            found.setdefault(case.name, []).append(_measured(case, common))
+    record = {
+        "model": FLAGS.model,
+        "num_stages": FLAGS.num_stages,
+        "num_micro_batches": FLAGS.num_micro_batches,
+        "turns": FLAGS.turns,
+        "steps": FLAGS.steps,
+        "rows": rows({name: [figures(one) for one in each] for name, each in found.items()}),
+        "versions": next(iter(found.values()))[0]["versions"],
+        "processor": next(iter(found.values()))[0]["machine"]["processor"],
+    }
+    print(json.dumps(record, indent=1) if FLAGS.format == "json" else text(record))
+    return OK
+
+
+def cases() -> list[Case]:
+    """Returns what is measured, one device first."""
+    alone = ("data_parallel", "execution.towers=1", "execution.xla=none")
+    found = [Case("one device", ("--cores=1", *_execution(*alone)))]
+    for again in FLAGS.rematerialize:
+        for schedule in FLAGS.schedules:
+            settings = (
+                f"execution.num_stages={FLAGS.num_stages}",
+                f"execution.num_micro_batches={FLAGS.num_micro_batches}",
+                f"execution.schedule={schedule}",
+                f"execution.rematerialize={again}",
+            )
+            name = schedule if again == "none" else f"{schedule}, rematerialize {again}"
+            found.append(Case(name, _execution("pipelined", *settings)))
+    return found
+
+
+def _execution(name: str, *settings: str) -> tuple[str, ...]:
+    return (f"--execution={name}", *(f"--set={setting}" for setting in settings))
+
+
+def _measured(case: Case, common: Sequence[str]) -> dict[str, Any]:
+    """Returns what tekso-benchmark says of a case, in a process of its own.
+
+    Raises:
+      UsageError: it ends with an error; its text.
+    """
+    command = [sys.executable, "-m", "tekso.tools.benchmark", "--format=json", *common]
+    done = subprocess.run([*command, *case.flags], capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = [line for line in done.stderr.splitlines() if line.strip()]
+        raise UsageError(f"{case.name}: {said[-1] if said else f'exit code {done.returncode}'}")
+    record: dict[str, Any] = json.loads(done.stdout)
+    return record
+
+
+def figures(record: dict[str, Any]) -> dict[str, float | None]:
+    """Returns the figures of a measurement that are compared."""
+    pipeline = record.get("pipeline", {})
+    return {
+        "step_ms": record["step_ms"]["median"],
+        "cpu_ms": record["cpu_ms"]["median"],
+        "pipeline_ms": pipeline.get("measured_ms"),
+        "simulated_ms": pipeline.get("simulated_ms"),
+        "measured_by_simulated": pipeline.get("measured_by_simulated"),
+        "peak_above_state_bytes": record["peak_above_state_bytes"],
+    }
+
+
+def rows(found: dict[str, list[dict[str, float | None]]]) -> list[dict[str, Any]]:
+    """Returns the medians over the turns, and ratios to the first row (one device) and to GPipe.
+
+    Args:
+      found: {name: figures of every turn}.
+    """
+    result: list[dict[str, Any]] = []
+    for name, turns in found.items():
+        row: dict[str, Any] = {"name": name}
+        for key in turns[0]:
+            values = [turn[key] for turn in turns]
+            row[key] = None if None in values else statistics.median(values)  # type: ignore[type-var]
+        result.append(row)
+    first = result[0]
+    gpipe = next((row for row in result if row["name"] == "gpipe"), None)
+    for row in result:
+        row["times_as_fast"] = first["step_ms"] / row["step_ms"]
+        row["memory_by_one_device"] = _ratio(row, first)
+        row["memory_by_gpipe"] = None if gpipe is None else _ratio(row, gpipe)
+    return result
+
+
+def _ratio(row: dict[str, Any], other: dict[str, Any]) -> float | None:
+    below = other["peak_above_state_bytes"]
+    ratio: float | None = row["peak_above_state_bytes"] / below if below > 0 else None
+    return ratio
+
+
+_COLUMNS = {
+    "step ms": ("step_ms", "{:.1f}"),
+    "cpu ms": ("cpu_ms", "{:.1f}"),
+    "pipeline ms": ("pipeline_ms", "{:.1f}"),
+    "simulated": ("simulated_ms", "{:.1f}"),
+    "ratio": ("measured_by_simulated", "{:.3f}"),
+    "× as fast": ("times_as_fast", "{:.2f}"),
+    "memory MiB": ("peak_above_state_bytes", "{:,.0f}"),
+    "/ one": ("memory_by_one_device", "{:.2f}"),
+    "/ gpipe": ("memory_by_gpipe", "{:.2f}"),
+}
+
+
+def text(record: dict[str, Any]) -> str:
+    """Returns the figures as a table for people."""
+    table = [["", *_COLUMNS]]
+    for row in record["rows"]:
+        cells = [row["name"]]
+        for key, form in _COLUMNS.values():
+            value = row[key] if key != "peak_above_state_bytes" else row[key] / 2**20
+            cells.append("" if value is None else form.format(value))
+        table.append(cells)
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = [
+        "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]).rstrip()
+        for line in table
+    ]
+    heading = (
+        f"{record['model']}: {record['num_stages']} stages, {record['num_micro_batches']} "
+        f"micro-batches; medians of {record['turns']} × {record['steps']} steps"
+    )
+    notes = [
+        "pipeline ms: forwards and backwards of a step; simulated: from the mean time of each kind",
+        "memory: the peak of the process above weights and slots, and what it held before them",
+        record["processor"],
+    ]
+    return "\n".join([heading, "", *lines, "", *notes])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
