@@ -157,7 +157,7 @@ class LstmEncoderDecoder(Layer):
         return self.logits(theta, x, ctx)
 
     def _decoded(self, theta: Theta, batch: Batch, ctx: StepContext) -> Attended:
-        return self.decoder.fprop(
+        return self.decoder.decode(
             theta.decoder,
             self._embedded_target(theta, batch["target_ids"], ctx),
             ctx,
@@ -246,7 +246,7 @@ class LstmEncoderDecoder(Layer):
         return {**flow, "encoded": flow["x"], "x": x}
 
     def _run_attentive(self, theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
-        found = self.decoder.attentive.fprop(
+        found = self.decoder.attentive.decode(
             theta.decoder.attentive,
             flow["x"],
             ctx,

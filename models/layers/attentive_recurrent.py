@@ -131,7 +131,7 @@ class AttentiveRecurrent(Layer):
         cells = [cell.zero_state(batch_size, dtype) for cell in self.cells]
         return {"cells": cells, "fed": tf.zeros([batch_size, self._feed_dim], dtype)}
 
-    def fprop(
+    def decode(
         self,
         theta: Theta,
         x: tf.Tensor,
@@ -252,7 +252,7 @@ class AttentiveRecurrent(Layer):
         sources = memory["values"].shape[0]
         k = y.shape[0] // sources
         queries = ctx.constrain(tf.reshape(y, [sources, k, y.shape[-1]]), ("batch", None, None))
-        context, probabilities = self.attention.fprop(
+        context, probabilities = self.attention.attend(
             theta.attention, queries, ctx, memory=memory, mask=mask
         )
         context, probabilities = (

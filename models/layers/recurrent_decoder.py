@@ -122,7 +122,7 @@ class RecurrentDecoder(Layer):
     def _shows_context(self) -> bool:
         return bool(self.params.output == "state_and_context")
 
-    def fprop(
+    def decode(
         self,
         theta: Theta,
         x: tf.Tensor,
@@ -132,12 +132,12 @@ class RecurrentDecoder(Layer):
         mask: tf.Tensor | None = None,
         reset: tf.Tensor | None = None,
     ) -> Attended:
-        """Runs over all times of x; arguments as of `AttentiveRecurrent.fprop`.
+        """Runs over all times of x; arguments as of `AttentiveRecurrent.decode`.
 
         Shapes:
           x: [B, T, D], encoded: [B, S, M], mask: bool [B, T, S], reset: bool [B, T]
         """
-        found = self.attentive.fprop(
+        found = self.attentive.decode(
             theta.attentive, x, ctx, encoded=encoded, mask=mask, reset=reset
         )
         y = found.output
@@ -192,7 +192,7 @@ class RecurrentDecoder(Layer):
         memory: Memory,
         mask: tf.Tensor | None = None,
     ) -> tuple[Attended, dict[str, Any]]:
-        """Takes one step; all steps together equal `fprop`.
+        """Takes one step; all steps together equal `decode`.
 
         Shapes:
           x: [N, D], state: [N, …], memory: [B, …], mask: bool [B, S]
