@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.core.protobuf import saved_model_pb2
 
 from tekso.framework import files
 from tekso.framework.context import StepContext
@@ -34,6 +35,7 @@ from tekso.framework.run.checkpoint_files import Checkpoint, CheckpointError
 
 SEED = "seed"
 DESCRIPTION = "export.json"
+_GRADIENT = "_gradient_op_type"  # of a node: name of its custom gradient
 
 
 def evaluation_weights(task: Any, learner: Any, checkpoint: Checkpoint) -> dict[str, np.ndarray]:
@@ -232,6 +234,22 @@ def write(
             signatures=signatures,
             options=tf.saved_model.SaveOptions(experimental_custom_gradients=False),
         )
+    _forget_custom_gradients(files.join(path, "saved_model.pb"))
+
+
+def _forget_custom_gradients(path: str) -> None:
+    """Takes the names of custom gradients out of a saved graph: they are not saved with it.
+
+    With them every process that loads it is warned, once a function, that it has no gradients.
+    """
+    graph = saved_model_pb2.SavedModel.FromString(files.read(path))
+    for meta in graph.meta_graphs:
+        functions = (function.node_def for function in meta.graph_def.library.function)
+        for nodes in (meta.graph_def.node, *functions):
+            for node in nodes:
+                if _GRADIENT in node.attr:
+                    del node.attr[_GRADIENT]
+    files.write_atomically(path, graph.SerializeToString(deterministic=True))
 
 
 def _told(exported: ExportedFunction) -> dict[str, Any]:

@@ -112,6 +112,7 @@ def loaded(trained: Path, exported: dict[str, Any]) -> dict[str, Any]:
         cwd=trained, env=environment, capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+    assert "gradient" not in done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 
