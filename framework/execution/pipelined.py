@@ -182,7 +182,7 @@ class Pipelined(Execution):
     def stage_layout(
         self, task: Any, batch: Signature, *, parts: int, num_devices: int | None
     ) -> MeshLayout:
-        """Returns how the tensors of a stage lie on its mesh; `stages_on` is set.
+        """Returns how tensors lie on the mesh of a stage, or of the one program for all.
 
         Args:
           task: the task.
@@ -193,10 +193,14 @@ class Pipelined(Execution):
         Raises:
           ExecutionError: mesh and rules do not fit the model, the batch or the devices.
         """
-        if self._on_mesh is None:
-            raise ExecutionError("execution.stages_on is not set: the stages lie on no mesh")
         micro = self.micro_batch(batch, parts=parts)
-        return self._on_mesh.layout(task, micro, num_devices=num_devices)
+        if self._spmd is not None:
+            return self._spmd.layout(task, micro, num_devices=num_devices)
+        if self._on_mesh is not None:
+            return self._on_mesh.layout(task, micro, num_devices=num_devices)
+        raise ExecutionError(
+            "the stages lie on no mesh: execution.stages_on is not set, nor execution.form='spmd'"
+        )
 
     def setting(
         self, task: Any, batch: Signature, *, parts: int, devices: list[str] | None
@@ -227,7 +231,8 @@ class Pipelined(Execution):
         traces = trace_all(pieces, specs, micro)
         device = None if devices is None or self._on_mesh is not None else devices[0]
         costs = self._costs(pieces, traces, specs, micro, device)
-        sizes = self.sizes(pieces, costs)
+        spmd = self._spmd
+        sizes = self.sizes(pieces, costs) if spmd is None else spmd.sizes(task, micro)
         plan = stages.plan(pieces, traces, sizes, specs, micro)
         actions = checked_actions(
             self._schedule, num_devices=p.num_stages, num_micro_batches=p.num_micro_batches

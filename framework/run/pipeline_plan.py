@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from tekso.framework import schedules
 from tekso.framework.execution.base import ExecutionError
 from tekso.framework.execution.pipeline.kept_bytes import kept_bytes
+from tekso.framework.execution.pipeline.mesh_figures import figures_of_program, figures_on_mesh
 from tekso.framework.execution.pipeline.schedule import SCHEDULES
 from tekso.framework.execution.pipeline.stage_figures import PipelineFigures, figures_of
 from tekso.framework.execution.pipelined import Pipelined
@@ -47,7 +50,15 @@ def figures(tree: Tree.Params, *, assets_dir: str | None = None) -> PipelineFigu
     specs, micro = task.specs(), execution.micro_batch(batch, parts=parts)
     traces = [trace for stage in setting.plan.stages for trace in stage.traces]
     kept = kept_bytes(task.pieces(), traces, specs, set(learner.trainable(specs)), micro)
-    return figures_of(_schedule_name(execution), setting, learner, specs, kept)
+    found = figures_of(_schedule_name(execution), setting, learner, specs, kept)
+    if execution.params.form == "spmd":
+        layout = execution.stage_layout(task, batch, parts=parts, num_devices=None)
+        return dataclasses.replace(found, on_mesh=figures_of_program(learner, specs, layout))
+    if execution.params.stages_on is not None:
+        layout = execution.stage_layout(task, batch, parts=parts, num_devices=None)
+        on_mesh = figures_on_mesh(setting, learner, specs, layout)
+        return dataclasses.replace(found, on_mesh=on_mesh)
+    return found
 
 
 def _schedule_name(execution: Pipelined) -> str:

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from tekso.framework.execution.pipeline.setting import Setting
+from tekso.framework.execution.pipeline.mesh_figures import MeshFigures
 from tekso.framework.execution.pipeline.stage_figures import PipelineFigures, StageFigures
 from tekso.framework.execution.pipeline.timeline_drawing import draw_png, draw_text
 from tekso.framework.run.report.lines import WIDTH, magnitude, size
@@ -45,6 +45,27 @@ def record(figures: PipelineFigures) -> dict[str, Any]:
         "idle_share": timeline.idle_share,
         "held_micro_batches": list(timeline.held),
         "held_bytes": list(figures.held_bytes),
+        "on_mesh": None if figures.on_mesh is None else _mesh_record(figures.on_mesh),
+    }
+
+
+def _mesh_record(on_mesh: MeshFigures) -> dict[str, Any]:
+    layout = on_mesh.layout
+    return {
+        "mesh": str(layout.mesh),
+        "rules": str(layout.rules),
+        "weights_axis": layout.weights_axis,
+        "slots_axis": layout.slots_axis,
+        "is_program": on_mesh.is_program,
+        "stages": [
+            {
+                "weight_bytes_per_device": each.weights,
+                "copy_bytes_per_device": each.copies,
+                "optimizer_bytes_per_device": each.slots,
+                "gradient_bytes_per_device": each.gradients,
+            }
+            for each in on_mesh.stages
+        ],
     }
 
 
@@ -68,8 +89,12 @@ def _stage_record(figures: StageFigures, cost_share: float) -> dict[str, Any]:
 
 def text(model: str, figures: PipelineFigures, *, width: int = WIDTH) -> str:
     """Returns the stages, what every device holds, and the simulated timeline."""
-    lines = [model, "", *textwrap.wrap(_layout(figures.setting, len(figures.stages)), width), ""]
-    lines += [*_stages(figures, width), "", *_devices(figures, width), ""]
+    lines = [model, "", *textwrap.wrap(_layout(figures), width), ""]
+    lines += [*_stages(figures, width), ""]
+    if figures.on_mesh is None or not figures.on_mesh.is_program:
+        lines += [*_devices(figures, width), ""]
+    if figures.on_mesh is not None:
+        lines += [*_shards(figures.on_mesh, width), ""]
     lines += [*textwrap.wrap(_course(figures), width), ""]
     lines += draw_text({f"simulated {figures.schedule}": figures.timeline}, width=width)
     return "\n".join(lines)
@@ -81,8 +106,14 @@ def png(model: str, figures: PipelineFigures) -> bytes:
     return draw_png({"simulated": figures.timeline}, title=title)
 
 
-def _layout(setting: Setting, num_stages: int) -> str:
-    text = f"{_count(num_stages, 'stage')} on {_count(setting.num_devices, 'device')} in a row"
+def _layout(figures: PipelineFigures) -> str:
+    setting = figures.setting
+    where = _count(setting.num_devices, "device")
+    if figures.on_mesh is not None and not figures.on_mesh.is_program:
+        mesh = figures.on_mesh.layout.mesh
+        of = f"{_count(mesh.size, 'device')} ({mesh})"
+        where = f"{_count(setting.num_devices, 'mesh', 'es')} of {of}"
+    text = f"{_count(len(figures.stages), 'stage')} on {where} in a row"
     if setting.num_replicas > 1:
         text += f", {setting.num_replicas} such rows"
     text += f"; {_count(setting.batch_size, 'example')} in "
@@ -145,6 +176,24 @@ def _devices(figures: PipelineFigures, width: int) -> list[str]:
         cells = size(fixed), f"{held:.4g}", size(figures.held_bytes[device])
         rows.append(_Row((device,), cells))
     return _table(header, rows, width)
+
+
+def _shards(on_mesh: MeshFigures, width: int) -> list[str]:
+    """A line for each stage: what every device of its mesh holds."""
+    layout = on_mesh.layout
+    rules = str(layout.rules) or "none"
+    said = f"a device above is a mesh; each of its devices holds, by the rules {rules}:"
+    if on_mesh.is_program:
+        said = (
+            f"one program over the mesh {layout.mesh}, rules {rules}: every stage has what is "
+            "before and after the stack, and computes it for all micro-batches; a device holds:"
+        )
+    header = ("stage", "weights", "copies", "optimizer", "gradients")
+    rows = [
+        _Row((i,), tuple(map(size, (each.weights, each.copies, each.slots, each.gradients))))
+        for i, each in enumerate(on_mesh.stages)
+    ]
+    return [*textwrap.wrap(said, width), *_table(header, rows, width)]
 
 
 def _course(figures: PipelineFigures) -> str:

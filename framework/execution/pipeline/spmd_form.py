@@ -11,6 +11,7 @@ from typing import Any
 from tekso.framework.execution.base import ExecutionError, Signature
 from tekso.framework.execution.mesh import mesh_devices
 from tekso.framework.execution.mesh.cluster import Cluster
+from tekso.framework.execution.mesh.layouts import MeshLayout
 from tekso.framework.execution.mesh.placement import Placement
 from tekso.framework.execution.mesh_sharded import MeshSharded
 from tekso.framework.execution.pipeline import spmd_pieces
@@ -101,6 +102,40 @@ class SpmdForm:
         parts = spmd_pieces.find(pieces, traces, specs, p.num_stages)
         return SpmdLoop(parts, p.num_stages, p.num_micro_batches, p.rematerialize == "all")
 
+    def sizes(self, task: Any, micro_batch: Signature) -> list[int]:
+        """Returns the number of pieces of every stage: with the first what is before the stack.
+
+        Every stage computes what is before and after it.
+        """
+        self.loop(task, micro_batch)  # there is one stack, and it divides
+        names = [piece.rows is not None for piece in task.pieces()]
+        before, layers = names.index(True), sum(names)
+        sizes = [layers // self._params.num_stages] * self._params.num_stages
+        sizes[0] += before
+        sizes[-1] += len(names) - before - layers
+        return sizes
+
+    def layout(self, task: Any, micro_batch: Signature, *, num_devices: int | None) -> MeshLayout:
+        """Returns how all tensors lie.
+
+        Args:
+          task: the task.
+          micro_batch: signature of what a replica computes at a time.
+          num_devices: how many there are; None: as many as are asked for.
+
+        Raises:
+          ExecutionError: there are too few devices, or the task does not fit.
+        """
+        stages, replicas = self._params.num_stages, self._params.num_replicas
+        if num_devices is not None and num_devices < stages * replicas:
+            raise ExecutionError(
+                f"{stages} stages and {replicas} replicas need {stages * replicas} devices, and "
+                f"there are {num_devices}: set a smaller execution.num_stages, or give "
+                f"--cpu_devices={stages * replicas}"
+            )
+        of_all = {n: ((replicas * s[0], *s[1:]), dtype) for n, (s, dtype) in micro_batch.items()}
+        return self._on_mesh.layout(task, of_all, num_devices=num_devices)
+
     def build(self, task: Any, learner: Any, *, seed: int, micro_batch: Signature) -> SpmdProgram:
         """Returns the program.
 
@@ -113,16 +148,7 @@ class SpmdForm:
         Raises:
           ExecutionError: task and devices do not go together.
         """
-        loop, count = self.loop(task, micro_batch), self._params.num_replicas
-        of_all = {n: ((count * s[0], *s[1:]), dtype) for n, (s, dtype) in micro_batch.items()}
-        device_type = self._on_mesh.device_type
-        found, needed = mesh_devices.count(device_type), self._params.num_stages * count
-        if found < needed:
-            raise ExecutionError(
-                f"{self._params.num_stages} stages and {count} replicas need {needed} devices, and "
-                f"there are {found}: set a smaller execution.num_stages, or give "
-                f"--cpu_devices={needed}"
-            )
-        layout = self._on_mesh.layout(task, of_all, num_devices=found)
-        mesh = mesh_devices.make_mesh(layout.mesh, device_type)
-        return SpmdProgram(task, learner, Placement(mesh), layout, loop, seed=seed)
+        loop, device_type = self.loop(task, micro_batch), self._on_mesh.device_type
+        layout = self.layout(task, micro_batch, num_devices=mesh_devices.count(device_type))
+        placement = Placement(mesh_devices.make_mesh(layout.mesh, device_type))
+        return SpmdProgram(task, learner, placement, layout, loop, seed=seed)

@@ -29,6 +29,7 @@ from tekso.framework.execution.pipeline.actions import (
     device_of,
 )
 from tekso.framework.execution.pipeline.kept_bytes import KeptBytes
+from tekso.framework.execution.pipeline.mesh_figures import MeshFigures
 from tekso.framework.execution.pipeline.piece_costs import BACKWARD as BACKWARD_COST
 from tekso.framework.execution.pipeline.piece_traces import rows_of, tensors
 from tekso.framework.execution.pipeline.setting import Setting
@@ -91,6 +92,7 @@ class PipelineFigures:
       stages: in model order.
       timeline: simulated; 1 is the time that the slowest stage works on a micro-batch.
       held_bytes: for each device the most bytes of micro-batches that it holds at once.
+      on_mesh: what the devices of the stages hold, where these lie on meshes.
     """
 
     schedule: str
@@ -98,6 +100,7 @@ class PipelineFigures:
     stages: tuple[StageFigures, ...]
     timeline: Timeline
     held_bytes: tuple[float, ...]
+    on_mesh: MeshFigures | None = None
 
     @property
     def slowest(self) -> int:
