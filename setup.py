@@ -98,6 +98,7 @@ if __name__ == "__main__":
                 "tekso-benchmark=tekso.tools.benchmark:main",
                 "tekso-worker=tekso.tools.worker:main",
                 "tekso-ckpt=tekso.tools.ckpt:main",
+                "tekso-decode=tekso.tools.decode:main",
                 "tekso-new-task=tekso.tools.new_task:main",
             ],
         },

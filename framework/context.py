@@ -296,6 +296,26 @@ class StepContext:
             fuse=self.fuse,
         )
 
+    def attend_known(
+        self,
+        q: tf.Tensor,
+        k: tf.Tensor,
+        v: tf.Tensor,
+        *,
+        scale: float,
+        mask: tf.Tensor | None = None,
+        bias: tf.Tensor | None = None,
+    ) -> tf.Tensor:
+        """`attend` over keys and values that are kept from step to step; without dropout.
+
+        Shapes:
+          q: [batch, queries, heads, head_dim]
+          k, v: [batch, kv_heads, keys, head_dim]; kv_heads divides heads (grouped queries)
+          mask, bias: as of `attend`
+          returns: [batch, queries, heads, head_dim]
+        """
+        return attention.attend_known(q, k, v, scale=scale, mask=mask, bias=bias)
+
     def rotate(self, x: tf.Tensor, sine: Any, cosine: Any) -> tf.Tensor:
         """Rotates each pair (x[i], x[i + head_dim/2]) by an angle of known sine and cosine.
 

@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import tensorflow as tf
 
+from tekso.framework.exports import ExportedFunction
 from tekso.framework.layer import Layer
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
 from tekso.framework.theta import Theta
@@ -200,6 +201,15 @@ class Task(Layer):
           stopped: asked now and then whether to leave off; what is returned is then not used.
         """
         return None
+
+    def exports(self, input: Any) -> dict[str, ExportedFunction]:
+        """Returns the functions that `--mode=export` writes, by name; empty: there are none.
+
+        Args:
+          input: the training Input; where its tokenizer is known without the data, it may be all
+            besides Params and sizes.
+        """
+        return {}
 
     def setting_to_try(self, eval_inputs: Mapping[str, Any]) -> str | None:
         """Returns a setting ("path=value") worth trying with `--mode=decode`; None: there is none.

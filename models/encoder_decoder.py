@@ -22,7 +22,7 @@ from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, param
 from tekso.framework.pieces import Flow, Piece
 from tekso.framework.theta import Theta
-from tekso.models.decoding.decoder import DecoderStep, repeat_rows, take_rows
+from tekso.models.decoding.decoder import DecoderStep
 from tekso.models.layers import cache as cache_lib
 from tekso.models.layers import masking
 from tekso.models.layers.attention import MultiHeadAttention
@@ -273,12 +273,12 @@ class EncoderDecoder(Layer):
 
     def expand(self, state: Any, k: int) -> dict[str, Any]:
         """See `Decoder`."""
-        move = functools.partial(repeat_rows, k=k)
+        move = functools.partial(cache_lib.expand, k=k)
         return {**state, "cache": self.decoder.move_rows(state["cache"], move)}
 
     def select(self, state: Any, rows: tf.Tensor) -> dict[str, Any]:
         """See `Decoder`."""
-        move = functools.partial(take_rows, rows=rows)
+        move = functools.partial(cache_lib.choose, rows=rows)
         return {**state, "cache": self.decoder.move_rows(state["cache"], move)}
 
     # --- pieces ---

@@ -157,19 +157,18 @@ class LstmEncoderDecoder(Layer):
         return self.logits(theta, x, ctx)
 
     def _decoded(self, theta: Theta, batch: Batch, ctx: StepContext) -> Attended:
-        return self.decoder.fprop(
+        return self.decoder.decode(
             theta.decoder,
             self._embedded_target(theta, batch["target_ids"], ctx),
             ctx,
             encoded=self._encoded(theta, batch, ctx),
             mask=_seen(batch),
-            reset=segment_flags(batch.get("target_segment_ids")).get("reset"),
+            reset=_begins(batch, "target"),
         )
 
     def _encoded(self, theta: Theta, batch: Batch, ctx: StepContext) -> tf.Tensor:
         x = self._embedded_source(theta, batch["source_ids"], ctx)
-        flags = segment_flags(batch.get("source_segment_ids"))
-        return self.encoder.fprop(theta.encoder, x, ctx, **flags)
+        return self.encoder.fprop(theta.encoder, x, ctx, reset=_begins(batch, "source"))
 
     def _embedded_source(self, theta: Theta, ids: tf.Tensor, ctx: StepContext) -> tf.Tensor:
         name, embedding = self._source_embedding()
@@ -238,8 +237,8 @@ class LstmEncoderDecoder(Layer):
         return {**flow, "x": self._embedded_source(theta, flow["source_ids"], ctx)}
 
     def _run_encoder_layer(self, index: int, theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
-        flags = segment_flags(flow.get("source_segment_ids"))
-        x = self.encoder.fprop_layer(index, theta.encoder, flow["x"], ctx, **flags)
+        reset = _begins(flow, "source")
+        x = self.encoder.fprop_layer(index, theta.encoder, flow["x"], ctx, reset=reset)
         return {**flow, "x": x}
 
     def _run_target(self, theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
@@ -247,18 +246,18 @@ class LstmEncoderDecoder(Layer):
         return {**flow, "encoded": flow["x"], "x": x}
 
     def _run_attentive(self, theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
-        found = self.decoder.attentive.fprop(
+        found = self.decoder.attentive.decode(
             theta.decoder.attentive,
             flow["x"],
             ctx,
             encoded=flow["encoded"],
             mask=_seen(flow),
-            reset=segment_flags(flow.get("target_segment_ids")).get("reset"),
+            reset=_begins(flow, "target"),
         )
         return {**flow, "x": found.output, "context": found.context}
 
     def _run_decoder_layer(self, index: int, theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
-        reset = segment_flags(flow.get("target_segment_ids")).get("reset")
+        reset = _begins(flow, "target")
         x = self.decoder.fprop_layer(
             index, theta.decoder, flow["x"], flow["context"], ctx, reset=reset
         )
@@ -323,6 +322,15 @@ def _with_units(params: Any, dim: int) -> Any:
     if params.cell.hidden_dim is REQUIRED:
         params.cell.hidden_dim = dim
     return params
+
+
+def _begins(batch: Batch, side: str) -> tf.Tensor | None:
+    """Where a segment of a side begins, or its padding: bool [B, length]; None: all is one.
+
+    That is enough for padding to change nothing: states are fresh wherever a segment begins, in
+    both directions, and no target looks at padding. So no loop has to keep states over it.
+    """
+    return segment_flags(batch.get(f"{side}_segment_ids")).get("reset")
 
 
 def _seen(batch: Batch) -> tf.Tensor | None:

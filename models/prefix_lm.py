@@ -27,7 +27,7 @@ from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, param
 from tekso.framework.pieces import Flow, Piece
 from tekso.framework.theta import Theta
-from tekso.models.decoding.decoder import DecoderStep, repeat_rows, take_rows
+from tekso.models.decoding.decoder import DecoderStep, repeat_rows
 from tekso.models.layers import cache as cache_lib
 from tekso.models.layers import masking
 from tekso.models.layers.attention import MultiHeadAttention
@@ -216,12 +216,12 @@ class PrefixLm(Layer):
 
     def expand(self, state: Any, k: int) -> dict[str, Any]:
         """See `Decoder`."""
-        move = functools.partial(repeat_rows, k=k)
+        move = functools.partial(cache_lib.expand, k=k)
         return {**state, "cache": self.stack.move_rows(state["cache"], move)}
 
     def select(self, state: Any, rows: tf.Tensor) -> dict[str, Any]:
         """See `Decoder`."""
-        move = functools.partial(take_rows, rows=rows)
+        move = functools.partial(cache_lib.choose, rows=rows)
         return {**state, "cache": self.stack.move_rows(state["cache"], move)}
 
     # --- pieces ---
@@ -304,7 +304,8 @@ def _source_length(batch: Mapping[str, Any]) -> int:
 
 def _both(source: tf.Tensor, target: tf.Tensor, ctx: StepContext) -> tf.Tensor:
     """[B, S] and [B, T] to [B, S + T]; a mesh that splits lengths cannot join parts of them."""
-    return tf.concat([ctx.constrain(x, ("batch", None)) for x in (source, target)], 1)
+    both = tf.concat([ctx.constrain(x, ("batch", None)) for x in (source, target)], 1)
+    return ctx.constrain(both, ("batch", None))
 
 
 def _both_ids(batch: Mapping[str, Any], ctx: StepContext) -> tf.Tensor:

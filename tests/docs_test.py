@@ -92,6 +92,17 @@ HOW: list[tuple[str, Run | TestedBy]] = [
             "::test_slurm_gives_processes_of_a_node_successive_ports"
         ),
     ),
+    (
+        r"tekso-(ckpt average|trainer --mode=eval) .*averaged",
+        TestedBy("tests/tools/ckpt_test.py::test_an_average_is_evaluated_decoded_and_trained_on"),
+    ),
+    (
+        r"tekso-decode .*",
+        TestedBy(
+            "tests/tools/decode_test.py::test_every_line_has_its_translation_and_empty_lines_stay"
+        ),
+    ),
+    (r"tekso-(ckpt|new-task) .*", Run()),
     (r"tekso-trainer .*--(list|mode)=.*", Run()),
     (r"tekso-trainer .*--logdir=.*", Run(SHORT)),
     (r"tekso-vocab .*--input=.*", Run()),
@@ -158,8 +169,9 @@ def folder(tmp_path: Path) -> Path:
     for name in ("setup.py", "pyproject.toml"):
         (tmp_path / name).touch()
     programs = tmp_path / ".venv" / "bin"
-    for name in ("trainer", "vocab", "benchmark"):
-        text = f'exec "{sys.executable}" -m tekso.tools.{name} "$@"\n'
+    for name in ("trainer", "vocab", "benchmark", "ckpt", "new-task"):
+        module = name.replace("-", "_")
+        text = f'exec "{sys.executable}" -m tekso.tools.{module} "$@"\n'
         executable(programs / f"tekso-{name}", text)
     # The tests are collected, with the arguments that are given, and not run again.
     collect = "-m pytest --collect-only -q -p no:cacheprovider"

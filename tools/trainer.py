@@ -42,6 +42,7 @@ def _run(argv: list[str]) -> int:
         "train": _train,
         "eval": _eval,
         "decode": _decode,
+        "export": _export,
         "inspect_params": _inspect_params,
         "inspect_model": _inspect_model,
         "inspect_sharding": _inspect_sharding,
@@ -183,6 +184,23 @@ def _decode(argv: list[str]) -> int:
     else:
         print(decoded.text)
     return OK
+
+
+def _export(argv: list[str]) -> int:
+    from tekso.tools import export_mode
+
+    job, checkpoint = _job_of_checkpoint(argv)
+    return export_mode.run(
+        job.model,
+        job.tree,
+        checkpoint,
+        job.logdir,
+        output=FLAGS.output,
+        batch_size=FLAGS.export_batch_size,
+        lengths=FLAGS.export_lengths,
+        litert=FLAGS.litert,
+        as_json=FLAGS.format == "json",
+    )
 
 
 def _inspect_params(argv: list[str]) -> int:

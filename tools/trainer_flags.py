@@ -16,11 +16,13 @@ MODES = (
     "train",
     "eval",
     "decode",
+    "export",
     "inspect_params",
     "inspect_model",
     "inspect_sharding",
     "inspect_pipeline",
 )
+LITERT = ("float32", "int8")
 
 # Of our own: --help shows these, and not those of libraries.
 FLAGS: Any = flags.FlagValues()  # type: ignore[no-untyped-call]
@@ -40,8 +42,9 @@ def _define() -> None:
         "mode",
         "train",
         MODES,
-        "train; eval: evaluate a checkpoint; decode: show samples and scores; inspect_params: the "
-        "tree of parameters with docs; inspect_model: the table of weights, nothing is allocated; "
+        "train; eval: evaluate a checkpoint; decode: show samples and scores; export: a SavedModel "
+        "that needs no Tekso; inspect_params: the tree of parameters with docs; "
+        "inspect_model: the table of weights, nothing is allocated; "
         "inspect_sharding: what each device of a mesh holds and exchanges, without the devices; "
         "inspect_pipeline: the stages of a pipeline and its schedule, without the devices.",
         flag_values=f,
@@ -94,7 +97,29 @@ def _define() -> None:
     flags.DEFINE_string(
         "output",
         None,
-        "With inspect_pipeline: a file for the picture of the schedule, as schedule.png.",
+        "With inspect_pipeline: a file for the picture of the schedule, as schedule.png. With "
+        "export: the folder to write; by default export in the logdir.",
+        flag_values=f,
+    )
+    flags.DEFINE_list(
+        "litert",
+        [],
+        "With export: LiteRT files besides, of float32, int8 or float32,int8 weights; each takes "
+        "one example of the longest length.",
+        flag_values=f,
+    )
+    flags.DEFINE_integer(
+        "export_batch_size",
+        8,
+        "With export: examples that are computed together.",
+        lower_bound=1,
+        flag_values=f,
+    )
+    flags.DEFINE_list(
+        "export_lengths",
+        [],
+        "With export: rows are filled up to the next of these lengths, as 16,64. By default a few "
+        "up to what the model sees at once.",
         flag_values=f,
     )
     flags.DEFINE_boolean(
@@ -163,8 +188,15 @@ def parse(argv: Sequence[str]) -> None:
     rest = command_flags.parse(FLAGS, words)
     if FLAGS.auto and FLAGS.mode != "inspect_sharding":
         raise UsageError(f"--auto goes with --mode=inspect_sharding, not with {FLAGS.mode}")
-    if FLAGS.output is not None and FLAGS.mode != "inspect_pipeline":
-        raise UsageError(f"--output goes with --mode=inspect_pipeline, not with {FLAGS.mode}")
+    if FLAGS.output is not None and FLAGS.mode not in ("inspect_pipeline", "export"):
+        raise UsageError(
+            f"--output goes with --mode=inspect_pipeline or export, not with {FLAGS.mode}"
+        )
+    for name in ("litert", "export_lengths"):
+        if FLAGS[name].value and FLAGS.mode != "export":
+            raise UsageError(f"--{name} goes with --mode=export, not with {FLAGS.mode}")
+    if wrong := [kind for kind in FLAGS.litert if kind not in LITERT]:
+        raise UsageError(f"--litert: there is no {wrong[0]!r}; want float32 or int8")
     if FLAGS.trace_pipeline and FLAGS.mode != "train":
         raise UsageError(f"--trace_pipeline goes with --mode=train, not with {FLAGS.mode}")
     if rest:
@@ -184,7 +216,7 @@ def help_text() -> str:
             "import": "package",
             "model": "key",
             "cluster": "addresses",
-            "output": "file",
+            "output": "path",
         },
     )
     return (

@@ -22,9 +22,7 @@ def to_text(data: bytes) -> str:
     """
     if not data:
         raise NotTextError("empty")
-    for mark, encoding in _OTHER_ENCODINGS.items():
-        if data.startswith(mark):
-            raise NotTextError(f"not UTF-8: it begins with the mark of {encoding}")
+    check_mark(data)
     nul = data.find(b"\0")
     if nul >= 0:
         raise NotTextError("binary: a NUL byte", nul)
@@ -32,6 +30,17 @@ def to_text(data: bytes) -> str:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise NotTextError(f"not UTF-8: byte 0x{data[error.start]:02x}", error.start) from error
+
+
+def check_mark(data: bytes) -> None:
+    """Checks that bytes do not begin with the mark of another encoding.
+
+    Raises:
+      NotTextError: they do.
+    """
+    for mark, encoding in _OTHER_ENCODINGS.items():
+        if data.startswith(mark):
+            raise NotTextError(f"not UTF-8: it begins with the mark of {encoding}")
 
 
 def check_text(text: str) -> str:

@@ -152,6 +152,30 @@ def _bias_gradient(dscores: tf.Tensor, bias: tf.Tensor, groups: int) -> tf.Tenso
     return tf.cast(tf.reshape(tf.reduce_sum(d, axes, keepdims=True), bias.shape), bias.dtype)
 
 
+def attend_known(
+    q: tf.Tensor,
+    k: tf.Tensor,
+    v: tf.Tensor,
+    *,
+    scale: float,
+    mask: tf.Tensor | None = None,
+    bias: tf.Tensor | None = None,
+) -> tf.Tensor:
+    """`attend` over keys and values that are kept, heads before the length, for many queries.
+
+    A step of decoding asks few queries of many keys: to transpose those would cost more than the
+    attention. There is no dropout.
+
+    Shapes:
+      q: [B, T, N, H], k, v: [B, K, S, H] with K dividing N
+      mask: bool, bias: float, broadcastable to [B, N, T, S]
+      returns: [B, T, N, H]
+    """
+    groups = q.shape[2] // k.shape[1]
+    probs = _known_probabilities(q, k, scale, mask, bias)
+    return _merge_one(tf.matmul(probs, v), groups=groups)
+
+
 def mean_probabilities(
     q: tf.Tensor,
     k: tf.Tensor,
@@ -166,19 +190,27 @@ def mean_probabilities(
     attend to nothing has 0 everywhere.
 
     Shapes:
-      q: [B, T, N, H], k: [B, S, K, H] with K dividing N
+      q: [B, T, N, H], k: [B, K, S, H] with K dividing N
       mask: bool, bias: float, broadcastable to [B, N, T, S]
       returns: [B, T, S] float32
     """
-    b, t, n, h = q.shape
-    grouped = tf.reshape(tf.cast(q, tf.float32) * scale, [b, t, k.shape[2], n // k.shape[2], h])
-    scores = tf.einsum("btkgh,bskh->bkgts", grouped, tf.cast(k, tf.float32))
-    scores = tf.reshape(scores, [b, n, t, k.shape[1]])
-    if bias is not None:
-        scores += tf.cast(bias, tf.float32)
-    if mask is not None:
-        scores = tf.where(mask, scores, scores.dtype.min)
-    probs = tf.nn.softmax(scores)
-    if mask is not None:
-        probs = tf.where(mask, probs, 0)
-    return tf.reduce_mean(probs, 1)
+    q, k = tf.cast(q, tf.float32), tf.cast(k, tf.float32)
+    probs = _known_probabilities(q, k, scale, mask, bias)
+    return tf.reduce_mean(tf.reshape(probs, [q.shape[0], q.shape[2], q.shape[1], -1]), 1)
+
+
+def _known_probabilities(
+    q: tf.Tensor, k: tf.Tensor, scale: float, mask: tf.Tensor | None, bias: tf.Tensor | None
+) -> tf.Tensor:
+    """[B, T, N, H] and [B, K, S, H] -> [B, K, G * T, S]."""
+    groups = q.shape[2] // k.shape[1]
+    scores = tf.matmul(_split_one(q * scale, groups=groups), k, transpose_b=True)
+    optional = [t for t in (mask, bias) if t is not None]
+    return _softmax(
+        scores,
+        *optional,
+        has_mask=mask is not None,
+        has_bias=bias is not None,
+        groups=groups,
+        rate=0.0,
+    )[0]

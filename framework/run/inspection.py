@@ -82,6 +82,23 @@ def task_of(tree: Tree.Params, *, assets_dir: str | None = None) -> Any:
     return tree.task.owner.complete(tree.task, _Unread(tree.input, assets_dir)).instantiate()
 
 
+def known_input(tree: Tree.Params, assets_dir: str) -> Any:
+    """Returns the training input of a run, or its Params, sizes and tokenizer without its data.
+
+    Args:
+      tree: the Params.
+      assets_dir: what the run has learned from the data.
+
+    Raises:
+      InputError: the data is needed and cannot be read.
+    """
+    unread = _Unread(tree.input, assets_dir)
+    with contextlib.suppress(InputError, OSError):
+        if unread.tokenizer is not None:
+            return unread
+    return tree.input.instantiate(seed=tree.run.seed, assets_dir=assets_dir)
+
+
 def batch_of(tree: Tree.Params, *, assets_dir: str | None = None) -> Signature:
     """Returns shape and dtype of every array of a training batch.
 
@@ -119,6 +136,17 @@ class _Unread:
         with contextlib.suppress(InputError):  # the run did not come so far
             return tokenizer.instantiate(assets_dir=self._assets_dir).vocab_size
         return None
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer that a run has learned, or needs not learn; None if there is none.
+
+        Raises:
+          InputError: the run did not come so far.
+        """
+        if "tokenizer" not in self.params or "source_tokenizer" in self.params:
+            return None  # several, or those of the parts of a mixture
+        return self.params.tokenizer.instantiate(assets_dir=self._assets_dir)
 
 
 def model_record(model: str, task: Any) -> dict[str, Any]:

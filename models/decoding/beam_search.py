@@ -36,6 +36,7 @@ from tekso.models.decoding.search import (
     log_total,
     token_log_probs,
 )
+from tekso.models.decoding.top_tokens import top_tokens
 
 
 class BeamSearch(Search):
@@ -320,7 +321,7 @@ class _Run:
         penalty = self._search.penalty(vocab_size, self._end_id, self._forbidden_ids, t)
         if penalty is not None:
             allowed_NV += penalty
-        best_NC, ids_NC = tf.math.top_k(allowed_NV, min(2 * k, vocab_size))
+        best_NC, ids_NC = top_tokens(allowed_NV, min(2 * k, vocab_size))
         log_probs_NC = tf.minimum(best_NC - log_total(logits_NV), 0.0)
         is_free_N1 = None
         if given.prefix:

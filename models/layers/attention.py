@@ -19,10 +19,9 @@ from tekso.framework.theta import Theta
 from tekso.models.layers import cache as cache_lib
 from tekso.models.layers import masking
 from tekso.models.layers.attention_positions import AttentionPositions
+from tekso.models.layers.cache import KeysAndValues
 from tekso.models.layers.masking import Array
 from tekso.models.layers.sizes import with_sizes
-
-KeysAndValues = dict[str, tf.Tensor]
 
 
 class MultiHeadAttention(Layer):
@@ -160,9 +159,9 @@ class MultiHeadAttention(Layer):
         """
         self._check_memory(memory)
         if memory is not None:
-            return self.attend_to(
-                theta, x, self.keys_and_values(theta, memory, ctx), ctx, mask=mask, bias=bias
-            )
+            q = self._heads(theta, "q", x, ctx, None)
+            k, v = (self._heads(theta, name, memory, ctx, None) for name in ("k", "v"))
+            return self._attend(theta, q, k, v, mask, bias, ctx)
         places = np.arange(x.shape[1], dtype=np.int32)
         positions = places if positions is None else positions
         q, k, v = (self._heads(theta, name, x, ctx, positions) for name in ("q", "k", "v"))
@@ -192,17 +191,19 @@ class MultiHeadAttention(Layer):
         q, k = (self._heads(theta, name, x, ctx, positions) for name in ("q", "k"))
         mask = masking.combine(self._visible(places, places, prefix), mask)
         bias = self._with_position_bias(theta, q, positions, positions, bias, ctx)
-        return self._look(q, k, mask, bias)
+        return self._look(q, _heads_first(k), mask, bias)
 
     def keys_and_values(self, theta: Theta, memory: tf.Tensor, ctx: StepContext) -> KeysAndValues:
         """Returns what `attend_to` needs of a memory: computed once, used by every decoding step.
 
         Shapes:
           memory: [B, S, memory_dim]
-          returns: {"k": [B, S, K, H], "v": [B, S, K, H]}
+          returns: {"k": [B, K, S, H], "v": [B, K, S, H]}
         """
         self._check_memory(memory)
-        return {name: self._heads(theta, name, memory, ctx, None) for name in ("k", "v")}
+        return {
+            name: _heads_first(self._heads(theta, name, memory, ctx, None)) for name in ("k", "v")
+        }
 
     def attend_to(
         self,
@@ -214,7 +215,7 @@ class MultiHeadAttention(Layer):
         mask: Array | None = None,
         bias: tf.Tensor | None = None,
     ) -> tf.Tensor:
-        """Attends to a memory of which keys and values are known; shapes as in `fprop`.
+        """Attends to a memory of which keys and values are known, without dropout.
 
         x may have M rows for every row of the memory, those of one after the other (hypotheses of
         one source): they ask as M times as many queries, and the memory is not repeated. Mask and
@@ -227,8 +228,8 @@ class MultiHeadAttention(Layer):
           ValueError: the rows of the memory do not divide those of x.
         """
         q = self._queries(theta, x, keys_and_values, ctx)
-        y = self._attend(theta, q, keys_and_values["k"], keys_and_values["v"], mask, bias, ctx)
-        return y if y.shape[0] == x.shape[0] else tf.reshape(y, x.shape)
+        k, v = keys_and_values["k"], keys_and_values["v"]
+        return self._attend_known(theta, q, k, v, mask, bias, ctx, x.shape)
 
     def look_at(
         self,
@@ -273,7 +274,7 @@ class MultiHeadAttention(Layer):
         """Returns an empty cache of `max_length` keys and values.
 
         Shapes:
-          returns: {"k": [B, max_length, K, H], "v": [B, max_length, K, H]}
+          returns: see cache.py
         Raises:
           ValueError: this attention is not causal, so a cached element would depend on later ones.
         """
@@ -282,8 +283,7 @@ class MultiHeadAttention(Layer):
                 f"{self.path or 'MultiHeadAttention'}: a cache of keys and values needs "
                 f"mask='causal', this one has {self.params.mask!r}"
             )
-        shape = [batch_size, max_length, self._kv_heads, self._head_dim]
-        return {name: tf.zeros(shape, dtype) for name in ("k", "v")}
+        return cache_lib.empty(batch_size, max_length, self._kv_heads, self._head_dim, dtype)
 
     def extend_step(
         self,
@@ -315,11 +315,14 @@ class MultiHeadAttention(Layer):
           x: [B, T, D], position: [] or [B] int, positions: [max_length] or [B, max_length] int
           mask and bias: to [B, N, T, max_length]
           returns: ([B, T, D], cache)
+        Raises:
+          ValueError: the cache is of hypotheses, and x has more than one element of each.
         """
-        q, (k, v), mask, bias, cache = self._extended(
+        q, mask, bias, cache = self._extended(
             theta, x, cache, position, ctx, mask, bias, positions, prefix
         )
-        return self._attend(theta, q, k, v, mask, bias, ctx), cache
+        k, v = cache_lib.read(cache, x.dtype)
+        return self._attend_known(theta, q, k, v, mask, bias, ctx, x.shape), cache
 
     def look_step(
         self,
@@ -339,10 +342,11 @@ class MultiHeadAttention(Layer):
         Shapes:
           returns: [B, T, max_length] float32
         """
-        q, (k, _), mask, bias, _ = self._extended(
+        q, mask, bias, cache = self._extended(
             theta, x, cache, position, ctx, mask, bias, positions, prefix
         )
-        return self._look(q, k, mask, bias)
+        looks = self._look(q, cache_lib.read(cache, x.dtype)[0], mask, bias)
+        return cache_lib.of_places(cache, looks)
 
     def _extended(
         self,
@@ -355,20 +359,19 @@ class MultiHeadAttention(Layer):
         bias: tf.Tensor | None,
         positions: Array | None,
         prefix: int,
-    ) -> tuple[tf.Tensor, Any, Array | None, tf.Tensor | None, KeysAndValues]:
-        """Queries of x, all keys and values, the whole mask and bias, and the cache with x."""
+    ) -> tuple[tf.Tensor, Array | None, tf.Tensor | None, KeysAndValues]:
+        """Queries of x by the rows of the cache, the whole mask and bias, and the cache with x."""
         of_x = cache_lib.positions_of_block(position, x.shape[1])
-        places = np.arange(cache["k"].shape[1], dtype=np.int32)
+        places = np.arange(cache_lib.size_of(cache), dtype=np.int32)
         asking = of_x if positions is None else cache_lib.positions_at(positions, of_x)
         positions = places if positions is None else positions
         q, k, v = (self._heads(theta, name, x, ctx, asking) for name in ("q", "k", "v"))
-        cache = {
-            "k": cache_lib.write(cache["k"], k, position),
-            "v": cache_lib.write(cache["v"], v, position),
-        }
+        cache = cache_lib.write(cache, k, v, position)
         mask = masking.combine(self._visible(of_x, places, prefix), mask)
+        mask = cache_lib.own_mask(cache, None if mask is None else masking.tensor(mask))
         bias = self._with_position_bias(theta, q, asking, positions, bias, ctx)
-        return q, [tf.cast(cache[name], x.dtype) for name in ("k", "v")], mask, bias, cache
+        q = tf.reshape(q, [cache["k"].shape[0], -1, *q.shape[2:]])
+        return q, mask, cache_lib.own_bias(cache, bias), cache
 
     def _check_memory(self, memory: tf.Tensor | None) -> None:
         if (memory is None) != (self.params.memory_dim is None):
@@ -437,9 +440,33 @@ class MultiHeadAttention(Layer):
             dropout_rate=p.dropout_rate,
             layer=self,
         )
+        return self._out(theta, attended, ctx)
+
+    def _attend_known(
+        self,
+        theta: Theta,
+        q: tf.Tensor,
+        k: tf.Tensor,
+        v: tf.Tensor,
+        mask: Array | None,
+        bias: tf.Tensor | None,
+        ctx: StepContext,
+        shape: tf.TensorShape,
+    ) -> tf.Tensor:
+        """As `_attend`, with k and v [B, K, S, H]; returns the shape of x."""
+        mask = None if mask is None else masking.tensor(mask)
+        attended = ctx.attend_known(q, k, v, scale=self._scale, mask=mask, bias=bias)
+        return self._out(theta, tf.reshape(attended, [*shape[:2], *attended.shape[2:]]), ctx)
+
+    def _out(self, theta: Theta, attended: tf.Tensor, ctx: StepContext) -> tf.Tensor:
         attended = ctx.constrain(attended, ("batch", "length", "heads", "head_dim"))
-        out_bias = theta.out_bias if p.use_bias else None
+        out_bias = theta.out_bias if self.params.use_bias else None
         return ctx.project(attended, theta.out, out_bias, num_contracted=2)
+
+
+def _heads_first(x: tf.Tensor) -> tf.Tensor:
+    """[B, S, K, H] -> [B, K, S, H]."""
+    return tf.transpose(x, [0, 2, 1, 3])
 
 
 def _head_dim(p: Any) -> int:

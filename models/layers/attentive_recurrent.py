@@ -131,7 +131,7 @@ class AttentiveRecurrent(Layer):
         cells = [cell.zero_state(batch_size, dtype) for cell in self.cells]
         return {"cells": cells, "fed": tf.zeros([batch_size, self._feed_dim], dtype)}
 
-    def fprop(
+    def decode(
         self,
         theta: Theta,
         x: tf.Tensor,
@@ -217,12 +217,13 @@ class AttentiveRecurrent(Layer):
           gates: [N, G, hidden_dim], state: [N, …], memory: [B, …], mask: bool [B, S]
           returns: of one time, and the next state
         """
-        fed = self.dropout.fprop(Theta(), state["fed"], ctx)
+        fed = ctx.constrain(state["fed"], ("batch", "embed"))
+        fed = self.dropout.fprop(Theta(), fed, ctx)
         gates += ctx.project(fed, theta.w_feed)
         y, after = self.cells[0].step(theta.cells["0"], gates, state["cells"][0], ctx)
         cells = [after]
         for i, cell in enumerate(self.cells[1:], start=1):
-            x, weights = y, theta.cells[str(i)]
+            x, weights = ctx.constrain(y, ("batch", "embed")), theta.cells[str(i)]
             given = self.dropout.fprop(Theta(), x, ctx.fold(i))
             gates = cell.project_inputs(weights, given, ctx)
             y, after = cell.step(weights, gates, state["cells"][i], ctx)
@@ -251,7 +252,7 @@ class AttentiveRecurrent(Layer):
         sources = memory["values"].shape[0]
         k = y.shape[0] // sources
         queries = ctx.constrain(tf.reshape(y, [sources, k, y.shape[-1]]), ("batch", None, None))
-        context, probabilities = self.attention.fprop(
+        context, probabilities = self.attention.attend(
             theta.attention, queries, ctx, memory=memory, mask=mask
         )
         context, probabilities = (

@@ -1,14 +1,28 @@
-"""Writing new keys and values into a cache of fixed size, at a position that the program computes.
+"""A cache of keys and values of fixed size, written at a position that the program computes.
 
-Legend: B batch, T new elements, S size of the cache.
+Hypotheses of a source share one row of the cache: at every place there is a slot for each of them.
+When a beam moves on, no key is moved: for every hypothesis it is noted in which slot, at each
+place, its own past was written.
+
+    place     0    1    2              slots of hypothesis 0   [1, 0, 0]
+    slot 0    a    b ─► d                       hypothesis 1   [1, 0, 1]
+    slot 1    c ──┘└──► e
+
+So a step writes what is new, reads the cache once, and moves a few integers. A query multiplies
+with the keys of all slots, and the mask hides the others': cheap, since a step reads far more than
+it multiplies.
+
+Legend: B rows of the cache, M hypotheses of a row, T new elements, S size of the cache, K heads,
+H head dim.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
+
+KeysAndValues = dict[str, tf.Tensor]
 
 
 def positions_of_block(position: Any, length: int) -> tf.Tensor:
@@ -34,26 +48,165 @@ def positions_at(positions: Any, places: tf.Tensor) -> tf.Tensor:
     return tf.gather(positions, places, axis=-1, batch_dims=int(both))
 
 
-def write(buffer: tf.Tensor, block: tf.Tensor, position: Any) -> tf.Tensor:
-    """Returns the buffer with a block of elements written from `position` on.
-
-    A select between the old and the gathered new elements: it needs no scatter, so it works alike
-    in every layout, and costs less than the attention that reads the whole buffer afterwards.
+def empty(num_rows: int, size: int, num_heads: int, head_dim: int, dtype: str) -> KeysAndValues:
+    """Returns a cache without hypotheses, one text a row.
 
     Shapes:
-      buffer: [B, S, ...], block: [B, T, ...], position: [] or [B] int
-      returns: [B, S, ...], dtype of buffer
+      returns: {"k", "v": [B, K, S, M, H], "slots": [B * M, S] int32} with M = 1
     """
-    size, length = buffer.shape[1], block.shape[1]
-    first = tf.expand_dims(tf.cast(position, tf.int32), -1)
-    index = tf.constant(np.arange(size, dtype=np.int32)) - first  # of every place in the block
-    is_new = (index >= 0) & (index < length)
-    index = tf.clip_by_value(index, 0, length - 1)
-    if length == 1:
-        placed = block  # broadcast over all places
-    elif index.shape.rank == 1:
-        placed = tf.gather(block, index, axis=1)
+    shape = [num_rows, num_heads, size, 1, head_dim]
+    keys_and_values = {name: tf.zeros(shape, dtype) for name in ("k", "v")}
+    return {**keys_and_values, "slots": _own_slots(num_rows, size, 1)}
+
+
+def size_of(cache: KeysAndValues) -> int:
+    """Returns S."""
+    return int(cache["k"].shape[2])
+
+
+def num_hypotheses(cache: KeysAndValues) -> int:
+    """Returns M."""
+    return int(cache["k"].shape[3])
+
+
+def write(cache: KeysAndValues, k: tf.Tensor, v: tf.Tensor, position: Any) -> KeysAndValues:
+    """Returns the cache with a block of keys and values written from `position` on.
+
+    There has to be room for them.
+
+    Shapes:
+      k, v: [B * M, T, K, H], position: [], or [B] if M is 1, int
+    Raises:
+      ValueError: hypotheses read several elements at once, or are at different positions.
+    """
+    m, position = num_hypotheses(cache), tf.cast(position, tf.int32)
+    if m > 1 and (k.shape[1] > 1 or position.shape.rank):
+        raise ValueError(
+            f"a cache of {m} hypotheses a row takes one element of each at one position, got "
+            f"{k.shape[1]} elements at positions of shape {position.shape}"
+        )
+    cache = {
+        **cache,
+        "k": _written(cache["k"], k, position),
+        "v": _written(cache["v"], v, position),
+    }
+    if m > 1:
+        slots = cache["slots"]
+        is_new = tf.equal(tf.range(slots.shape[1]), position)
+        cache["slots"] = tf.where(is_new, _own_slots(slots.shape[0], slots.shape[1], m), slots)
+    return cache
+
+
+def _written(buffer: tf.Tensor, block: tf.Tensor, position: tf.Tensor) -> tf.Tensor:
+    b, heads, size, m, h = buffer.shape
+    length = 1 if m > 1 else block.shape[1]
+    block = tf.transpose(tf.reshape(block, [b, m * length, heads, h]), [0, 2, 1, 3])
+    places = positions_of_block(position, length)  # [T] or [B, T]
+    rows = tf.reshape(tf.range(b * heads) * size, [b, heads, 1])
+    places = places if places.shape.rank == 1 else places[:, tf.newaxis]
+    index = tf.reshape(rows + places, [-1, 1])
+    flat = tf.reshape(buffer, [b * heads * size, m * h])
+    block = tf.reshape(tf.cast(block, buffer.dtype), [b * heads * length, m * h])
+    return tf.reshape(tf.tensor_scatter_nd_update(flat, index, block), buffer.shape)
+
+
+def read(cache: KeysAndValues, dtype: tf.DType) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns keys and values of all slots.
+
+    Shapes:
+      returns: [B, K, S * M, H] twice
+    """
+    b, heads, size, m, h = cache["k"].shape
+    k, v = (tf.reshape(tf.cast(cache[n], dtype), [b, heads, size * m, h]) for n in ("k", "v"))
+    return k, v
+
+
+def own_mask(cache: KeysAndValues, mask: tf.Tensor | None) -> tf.Tensor | None:
+    """Returns the mask of hypotheses over all slots: each sees its own past.
+
+    Shapes:
+      mask: bool, broadcastable to [B * M, N, 1, S], or as it is where M is 1
+      returns: the same where M is 1, else broadcastable to [B, N, M, S * M]
+    """
+    m, b, size = num_hypotheses(cache), cache["k"].shape[0], size_of(cache)
+    if m == 1:
+        return mask
+    is_own = tf.equal(tf.expand_dims(cache["slots"], -1), tf.range(m))
+    is_own = tf.reshape(is_own, [b, 1, m, size, m])
+    if mask is not None:
+        is_own &= tf.expand_dims(_by_row(mask, m), -1)
+    return tf.reshape(is_own, [b, is_own.shape[1], m, size * m])
+
+
+def own_bias(cache: KeysAndValues, bias: tf.Tensor | None) -> tf.Tensor | None:
+    """Returns the bias of hypotheses over all slots.
+
+    Shapes:
+      bias: float, broadcastable to [B * M, N, 1, S], or as it is where M is 1
+      returns: the same where M is 1, else broadcastable to [B, N, M, S * M]
+    """
+    m = num_hypotheses(cache)
+    if m == 1 or bias is None:
+        return bias
+    bias = _by_row(bias, m)
+    return bias if bias.shape[-1] == 1 else tf.repeat(bias, m, axis=-1)
+
+
+def of_places(cache: KeysAndValues, looks: tf.Tensor) -> tf.Tensor:
+    """Returns what hypotheses take of every place, given what they take of all slots.
+
+    Shapes:
+      looks: [B, T, S], or [B, M, S * M] if M > 1
+      returns: [B, T, S], or [B * M, 1, S]
+    """
+    m, b, size = num_hypotheses(cache), cache["k"].shape[0], size_of(cache)
+    if m == 1:
+        return looks
+    return tf.reshape(tf.reduce_sum(tf.reshape(looks, [b, m, size, m]), -1), [b * m, 1, size])
+
+
+def expand(cache: KeysAndValues, k: int, *, dim: int = 0) -> KeysAndValues:
+    """Returns the cache with every hypothesis k times; `dim` is that of the rows."""
+    b, m = cache["k"].shape[dim], cache["k"].shape[dim + 3]
+    return choose(cache, tf.repeat(tf.range(b * m), k), dim=dim)
+
+
+def choose(cache: KeysAndValues, rows: tf.Tensor, *, dim: int = 0) -> KeysAndValues:
+    """Returns the cache of some hypotheses, each of the source that it had.
+
+    Where their number stays, the keys stay where they are.
+
+    Shapes:
+      rows: [B * M'] int32, those of every source in the order of sources; `dim` is that of the rows
+    """
+    lead, (b, heads, size, m, h) = cache["k"].shape[:dim], cache["k"].shape[dim:]
+    chosen = rows.shape[0] // b
+    if chosen == m:
+        return cache if m == 1 else {**cache, "slots": tf.gather(cache["slots"], rows, axis=dim)}
+    if m == 1:
+        moved = {name: tf.repeat(cache[name], chosen, axis=dim + 3) for name in ("k", "v")}
     else:
-        placed = tf.gather(block, index, axis=1, batch_dims=1)
-    is_new = tf.reshape(is_new, [-1, size] + [1] * (buffer.shape.rank - 2))
-    return tf.where(is_new, tf.cast(placed, buffer.dtype), buffer)
+        slots = tf.reshape(tf.gather(cache["slots"], rows, axis=dim), [-1, chosen, size])
+        slots = tf.expand_dims(tf.transpose(slots, [0, 2, 1]), 1)  # [B, 1, S, M']
+        slots = tf.repeat(slots, heads, axis=1)
+        moved = {}
+        for name in ("k", "v"):
+            flat = tf.reshape(cache[name], [-1, heads, size, m, h])
+            flat = tf.gather(flat, slots, batch_dims=3)
+            moved[name] = tf.reshape(flat, [*lead, b, heads, size, chosen, h])
+    slots = _own_slots(b * chosen, size, chosen)
+    return {**moved, "slots": tf.broadcast_to(slots, [*lead, b * chosen, size])}
+
+
+def _own_slots(num_rows: int, size: int, m: int) -> tf.Tensor:
+    own = tf.expand_dims(tf.range(num_rows) % m, 1)
+    return tf.broadcast_to(own, [num_rows, size])
+
+
+def _by_row(x: tf.Tensor, m: int) -> tf.Tensor:
+    """[1 or B * M, N, 1, S] -> [1 or B, N, 1 or M, S]."""
+    x = tf.reshape(x, [1] * (4 - x.shape.rank) + x.shape.as_list())
+    rows, heads, _, size = x.shape
+    if rows == 1:
+        return x
+    return tf.transpose(tf.reshape(x, [rows // m, m, heads, size]), [0, 2, 1, 3])

@@ -17,6 +17,8 @@ from tekso.models.layers.dropout import Dropout
 from tekso.models.layers.recurrent_cells import LstmCell, RecurrentCell, State
 from tekso.models.layers.sizes import with_sizes
 
+_OUTPUT_DIMS = ("batch", "length", "embed")
+
 
 class Recurrent(Layer):
     """Runs a cell over the length of its input.
@@ -85,9 +87,10 @@ class Recurrent(Layer):
         if self.params.direction == "backward":
             xs = {name: _reversed(value) for name, value in xs.items()}
         state, y = ctx.scan(self._turn, theta.cell, state, xs)
+        y = tf.transpose(y, [1, 0, 2])
         if self.params.direction == "backward":
-            y = _reversed(y)
-        return ctx.constrain(tf.transpose(y, [1, 0, 2]), ("batch", "length", "embed")), state
+            y = _whole(_reversed(_whole(y, ctx), axis=1), ctx)
+        return ctx.constrain(y, _OUTPUT_DIMS), state
 
     def step(
         self, theta: Theta, x: tf.Tensor, state: State, ctx: StepContext
@@ -115,9 +118,9 @@ class Recurrent(Layer):
         return after, y
 
 
-def _reversed(x: tf.Tensor) -> tf.Tensor:
-    """Reverses dim 0 by a gather, which every execution can do."""
-    return tf.gather(x, tf.range(x.shape[0] - 1, -1, -1))
+def _reversed(x: tf.Tensor, axis: int = 0) -> tf.Tensor:
+    """Reverses a dim by a gather, which every execution can do."""
+    return tf.gather(x, tf.range(x.shape[axis] - 1, -1, -1), axis=axis)
 
 
 def segment_flags(segment_ids: tf.Tensor | None) -> dict[str, tf.Tensor]:
@@ -180,9 +183,25 @@ class Bidirectional(Layer):
         if reset is not None:  # backwards, a segment begins with its last input
             reset = tf.concat([reset[:, 1:], tf.zeros_like(reset[:, :1])], 1)
         back = self.backward.fprop(theta.backward, x, ctx, mask=mask, reset=reset)
-        # What is joined has to be whole on every device.
-        both = [ctx.constrain(y, ("batch", "length", None)) for y in (ahead, back)]
-        return ctx.constrain(tf.concat(both, -1), ("batch", "length", "embed"))
+        return side_by_side(ahead, back, ctx)
+
+
+def side_by_side(x: tf.Tensor, y: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+    """Joins the last dims.
+
+    Shapes:
+      x: [B, T, …] or [B, …], y: the same but for the last dim
+    """
+    joined = _whole(tf.concat([_whole(x, ctx), _whole(y, ctx)], -1), ctx)
+    return ctx.constrain(joined, ("batch", "embed") if x.shape.rank == 2 else _OUTPUT_DIMS)
+
+
+def _whole(x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+    """Returns x split over nothing but the batch, for what a mesh cannot do with a part of it.
+
+    The identity keeps what follows from asking for another layout before that is done.
+    """
+    return tf.identity(ctx.constrain(x, ("batch", *[None] * (x.shape.rank - 1))))
 
 
 def with_residual(x: tf.Tensor, y: tf.Tensor, residual: Literal["none", "add"]) -> tf.Tensor:

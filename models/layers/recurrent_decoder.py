@@ -30,7 +30,7 @@ from tekso.framework.params import REQUIRED, param
 from tekso.framework.theta import Theta
 from tekso.models.layers.attentive_recurrent import Attended, AttentiveRecurrent
 from tekso.models.layers.dropout import Dropout
-from tekso.models.layers.recurrent import Recurrent, with_residual
+from tekso.models.layers.recurrent import Recurrent, side_by_side, with_residual
 from tekso.models.layers.recurrent_cells import LstmCell, RecurrentCell
 from tekso.models.layers.sizes import with_sizes
 from tekso.models.layers.source_attention import AdditiveAttention, Memory, SourceAttention
@@ -122,7 +122,7 @@ class RecurrentDecoder(Layer):
     def _shows_context(self) -> bool:
         return bool(self.params.output == "state_and_context")
 
-    def fprop(
+    def decode(
         self,
         theta: Theta,
         x: tf.Tensor,
@@ -132,12 +132,12 @@ class RecurrentDecoder(Layer):
         mask: tf.Tensor | None = None,
         reset: tf.Tensor | None = None,
     ) -> Attended:
-        """Runs over all times of x; arguments as of `AttentiveRecurrent.fprop`.
+        """Runs over all times of x; arguments as of `AttentiveRecurrent.decode`.
 
         Shapes:
           x: [B, T, D], encoded: [B, S, M], mask: bool [B, T, S], reset: bool [B, T]
         """
-        found = self.attentive.fprop(
+        found = self.attentive.decode(
             theta.attentive, x, ctx, encoded=encoded, mask=mask, reset=reset
         )
         y = found.output
@@ -167,11 +167,11 @@ class RecurrentDecoder(Layer):
 
     def fprop_output(self, x: tf.Tensor, context: tf.Tensor, ctx: StepContext) -> tf.Tensor:
         """Returns the output of the decoder given that of its last layer: [..., output_dim]."""
-        return _side_by_side(x, context, ctx) if self._shows_context else x
+        return side_by_side(x, context, ctx) if self._shows_context else x
 
     def _given(self, index: int, x: tf.Tensor, context: tf.Tensor, ctx: StepContext) -> tf.Tensor:
         """What a layer reads."""
-        return self.dropout.fprop(Theta(), _side_by_side(x, context, ctx), ctx.fold(index))
+        return self.dropout.fprop(Theta(), side_by_side(x, context, ctx), ctx.fold(index))
 
     def zero_state(self, batch_size: int, dtype: tf.DType | None = None) -> dict[str, Any]:
         """Returns the state before the first step."""
@@ -192,7 +192,7 @@ class RecurrentDecoder(Layer):
         memory: Memory,
         mask: tf.Tensor | None = None,
     ) -> tuple[Attended, dict[str, Any]]:
-        """Takes one step; all steps together equal `fprop`.
+        """Takes one step; all steps together equal `decode`.
 
         Shapes:
           x: [N, D], state: [N, …], memory: [B, …], mask: bool [B, S]
@@ -211,10 +211,3 @@ class RecurrentDecoder(Layer):
             states.append(after)
         output = self.fprop_output(y, found.context, ctx)
         return dataclasses.replace(found, output=output), {"attentive": attentive, "layers": states}
-
-
-def _side_by_side(x: tf.Tensor, y: tf.Tensor, ctx: StepContext) -> tf.Tensor:
-    """Joins the last dims, which have to be whole on every device: [B, T, …] or [N, …]."""
-    dims = ("batch", "length")[: x.shape.rank - 1]
-    both = [ctx.constrain(part, (*dims, None)) for part in (x, y)]
-    return ctx.constrain(tf.concat(both, -1), (*dims, "embed"))

@@ -78,8 +78,8 @@ class Rematerialize(Layer):
 
     def look_step(
         self, theta: Theta, x: tf.Tensor, cache: Any, position: Any, ctx: StepContext, **side: Any
-    ) -> tf.Tensor:
-        """Returns where the layer looks in its memory in `extend_step`."""
+    ) -> Any:
+        """Returns what the layer's look_step returns."""
         return self.layer.look_step(theta, x, cache, position, ctx, **side)
 
     def updated_statistics(self, theta: Theta, statistics: Any) -> dict[str, tf.Tensor]:

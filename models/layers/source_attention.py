@@ -42,7 +42,7 @@ class SourceAttention(Layer):
         )
 
     def memory(self, theta: Theta, encoded: tf.Tensor, ctx: StepContext) -> Memory:
-        """Returns what `fprop` needs of an encoded source, computed once for all queries.
+        """Returns what `attend` needs of an encoded source, computed once for all queries.
 
         Shapes:
           encoded: [B, S, M]
@@ -52,7 +52,7 @@ class SourceAttention(Layer):
         keys = self._keys(theta, encoded, ctx)
         return {"keys": ctx.constrain(keys, dims), "values": ctx.constrain(encoded, dims)}
 
-    def fprop(
+    def attend(
         self,
         theta: Theta,
         x: tf.Tensor,

@@ -52,7 +52,7 @@ class StackBase(Layer):
 
         Args:
           cache: of all layers.
-          move: `move(nest, dim=…)` returns tensors with other rows along a dim.
+          move: `move(cache, dim=…)` returns that of one attention with other rows; see cache.py.
         """
         raise NotImplementedError(f"{type(self).__name__} has no move_rows()")
 
@@ -152,13 +152,13 @@ class Stack(StackBase):
         self, theta: Theta, x: tf.Tensor, cache: Any, position: Any, ctx: StepContext, **side: Any
     ) -> tuple[tf.Tensor, Any, tf.Tensor]:
         """See StackBase."""
-        caches = []
+        caches, last = [], len(self.layers) - 1
         for i, layer in enumerate(self.layers):
-            given = x
-            weights, turn = theta.layers[str(i)], ctx.fold(i)
-            x, new = layer.extend_step(weights, given, cache[i], position, turn, **side)
+            step = layer.extend_step if i < last else layer.look_step
+            weights = theta.layers[str(i)]
+            x, new, *looks = step(weights, x, cache[i], position, ctx.fold(i), **side)
             caches.append(new)
-        return x, caches, layer.look_step(weights, given, cache[-1], position, turn, **side)
+        return x, caches, looks[0]
 
 
 class RepeatedStack(StackBase):
@@ -248,7 +248,7 @@ class RepeatedStack(StackBase):
             return (y, x), cache
 
         (x, given), caches = ctx.scan(body, shared, (x, x), (theta.layers, cache))
-        looks = self.layers.look_step(
+        _, _, looks = self.layers.look_step(
             _last(theta.layers), given, _last(cache), position, self._in_last(ctx), **side
         )
         return x, caches, looks

@@ -179,20 +179,26 @@ class TransformerLayer(Layer):
         Raises:
           ValueError: there is memory_attention, and `cache_memory` was not called.
         """
+        own = {"mask": mask, "bias": bias, "positions": positions, "prefix": prefix}
+        return self._extended(theta, x, cache, position, ctx, memory_mask, own)[:2]
+
+    def _extended(
+        self,
+        theta: Theta,
+        x: tf.Tensor,
+        cache: Cache,
+        position: Any,
+        ctx: StepContext,
+        memory_mask: Array | None,
+        own: dict[str, Any],
+    ) -> tuple[tf.Tensor, Cache, tf.Tensor]:
+        """The output, the cache, and what memory_attention (with its norm) is given."""
         self._check_memory("memory_attention" in cache)
         cache = dict(cache)
 
         def attend(x: tf.Tensor) -> tf.Tensor:
             y, cache["attention"] = self.attention.extend_step(
-                theta.attention,
-                x,
-                cache["attention"],
-                position,
-                ctx,
-                mask=mask,
-                bias=bias,
-                positions=positions,
-                prefix=prefix,
+                theta.attention, x, cache["attention"], position, ctx, **own
             )
             return y
 
@@ -201,10 +207,10 @@ class TransformerLayer(Layer):
                 theta.memory_attention, x, cache["memory_attention"], ctx, mask=memory_mask
             )
 
-        x = self._add(theta, "attention", x, ctx, attend)
+        between = x = self._add(theta, "attention", x, ctx, attend)
         if "memory_attention" in cache:
             x = self._add(theta, "memory_attention", x, ctx, attend_to_memory)
-        return self._feed_forward(theta, x, ctx), cache
+        return self._feed_forward(theta, x, ctx), cache, between
 
     def look(
         self,
@@ -247,23 +253,23 @@ class TransformerLayer(Layer):
         *,
         memory_mask: Array | None = None,
         **own: Any,
-    ) -> tf.Tensor:
-        """Returns where `extend_step` looks, given the same arguments; see `look`.
+    ) -> tuple[tf.Tensor, Cache, tf.Tensor]:
+        """Returns what `extend_step` does for the same arguments, and where it looks; see `look`.
 
         Shapes:
-          returns: [B, T, S] float32; without a memory [B, T, max_length]
+          returns: ([B, T, D], cache, [B, T, S] float32; without a memory [B, T, max_length])
         """
-        self._check_memory("memory_attention" in cache)
-        read = cache["attention"]
-
-        def attend(x: tf.Tensor) -> tf.Tensor:
-            return self.attention.extend_step(theta.attention, x, read, position, ctx, **own)[0]
-
-        if "memory_attention" not in cache:
-            x = self._given(theta, "attention", x, ctx)
-            return self.attention.look_step(theta.attention, x, read, position, ctx, **own)
-        x = self._add(theta, "attention", x, ctx, attend)
-        return self._look_at(theta, x, cache["memory_attention"], ctx, memory_mask)
+        given, read = x, cache["attention"]
+        x, cache, between = self._extended(theta, x, cache, position, ctx, memory_mask, own)
+        if "memory_attention" in cache:
+            seen = cache["memory_attention"]
+            return x, cache, self._look_at(theta, between, seen, ctx, memory_mask)
+        given = self._given(theta, "attention", given, ctx)
+        return (
+            x,
+            cache,
+            self.attention.look_step(theta.attention, given, read, position, ctx, **own),
+        )
 
     def _look_at(
         self, theta: Theta, x: tf.Tensor, seen: Any, ctx: StepContext, mask: Array | None

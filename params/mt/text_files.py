@@ -68,7 +68,7 @@ class Base(Experiment):
             tokenizer=SentencePiece.Params(vocab_size=6000),
             source_length=128,
             target_length=128,
-            bounds=[12, 16, 24, 32, 64],
+            bounds=[16, 32, 64],
             max_ratio=4.0,
             fill="tokens",
             batch_size=32,

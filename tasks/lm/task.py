@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tekso.framework.exports import ExportedFunction
 from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, literals, param
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
 from tekso.framework.task import LOSS, Batch, Decoded, LossSums, Program, Task
 from tekso.framework.theta import Theta
 from tekso.tasks.lm.decode import TextDecoder
+from tekso.tasks.lm.exports import language_model_exports
 
 BITS_PER_BYTE = "bits_per_byte"
 MAX_EXPONENT = 80.0  # a loss beyond it has no perplexity worth printing
@@ -149,6 +151,12 @@ class LanguageModel(Task):
     def decode(self, program: Program, input: Any) -> Decoded | None:
         """Returns samples after the prompts, and scores of files, as the decode Params say."""
         return self._decoder.decode(program, input) if self._decoder is not None else None
+
+    def exports(self, input: Any) -> dict[str, ExportedFunction]:
+        """Returns what scores texts and goes on from prompts, as the decode Params say."""
+        decode = self.params.decode if self.params.decode is not None else TextDecoder.Params()
+        end_id = getattr(getattr(input, "tokenizer", None), "end_id", None)
+        return language_model_exports(self, decode, end_id=end_id)
 
     def setting_to_try(self, eval_inputs: Mapping[str, Any]) -> str | None:
         """Returns a prompt: the first of its own, or the beginning of a text that is held out."""

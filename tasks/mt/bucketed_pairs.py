@@ -18,8 +18,7 @@ class BucketedPairs(TranslationInput):
     """A pair a row, filled up to the bounds of its bucket, which both of its sides fit into.
 
     Batches have as many shapes as there are buckets. In training every pair is taken once an epoch.
-    A pass of order once keeps the order of the data: a batch is in the bucket that all of its pairs
-    fit into.
+    Other orders keep that of the data: a batch is in the bucket that all of its pairs fit into.
     """
 
     class Params(TranslationInput.Params):
@@ -32,8 +31,8 @@ class BucketedPairs(TranslationInput):
         )
         fill: Literal["examples", "tokens"] = param(
             "examples: batch_size rows in a batch of every bucket. tokens: that of the longest; "
-            "twice as many rows where they are at most half as long, and so on. In a pass of order "
-            "once always batch_size.",
+            "twice as many rows where they are at most half as long, and so on; where batches are "
+            "shuffled.",
             default="examples",
         )
 
@@ -74,10 +73,10 @@ class BucketedPairs(TranslationInput):
           IndexError: the step is negative, or the pass has fewer batches.
         """
         check_step(step, self.num_batches)
-        if self.params.order == "once":
+        if self.params.order != "shuffled":
             return self._in_order(step)
         epoch, number = divmod(step, self._buckets.num_batches)
-        key = shuffle.fold(self._key, epoch) if self.params.order == "shuffled" else None
+        key = shuffle.fold(self._key, epoch)
         chosen = self._buckets.batch(number, key=key)
         return self._rows(chosen.examples, ~chosen.real, self._bounds[chosen.bucket])
 
@@ -88,9 +87,11 @@ class BucketedPairs(TranslationInput):
     def _in_order(self, step: int) -> Batch:
         size = self.params.batch_size
         place = np.arange(step * size, (step + 1) * size)
-        examples = np.minimum(place, self.num_examples - 1)
+        is_once = self.params.order == "once"
+        last = self.num_examples - 1
+        examples = np.minimum(place, last) if is_once else place % self.num_examples
         bucket = int(np.searchsorted(self._bounds, self._sizes[examples].max()))
-        return self._rows(examples, place != examples, self._bounds[bucket])
+        return self._rows(examples, is_once & (place > last), self._bounds[bucket])
 
     def _rows(self, examples: Indices, filling: np.ndarray, bound: int) -> Batch:
         p = self.params

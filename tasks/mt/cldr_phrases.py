@@ -204,9 +204,15 @@ def _currencies() -> tuple[str, ...]:
 
 @functools.cache
 def _names() -> dict[str, list[tuple[str, str]]]:
-    """Of each table the names that no other entry has: (table, code)."""
+    """Of each table the names that no other entry has: (table, code).
+
+    Languages are those with a code of two letters: the well-known ones, which have a name in nearly
+    every other language, and are few enough to be met often.
+    """
     tables = {
-        "languages": sorted(english().locale.languages),
+        "languages": sorted(
+            code for code in map(str, english().locale.languages) if len(code) == 2
+        ),
         "territories": sorted(english().locale.territories),
         "currencies": list(_currencies()),
     }

@@ -30,7 +30,8 @@ from tekso.framework.input.skips import InputError, SkipReport
 from tekso.framework.input.tokenizers import Bytes, Tokenizer
 from tekso.framework.params import REQUIRED, param
 from tekso.tasks.mt.languages import sampled
-from tekso.tasks.mt.pairs import InMemoryPairs, Pair, PairSource
+from tekso.tasks.mt.pairs import Pair, PairSource
+from tekso.tasks.mt.parallel_files import ParallelFiles
 from tekso.tasks.mt.rows import PairRows
 from tekso.tasks.mt.token_pairs import Chosen, TokenPairs, choose, token_pairs
 from tekso.tasks.mt.vocabulary import Side, training_source, training_text
@@ -55,7 +56,7 @@ class TranslationInput(ExampleInput):
     class Params(ExampleInput.Params):
         """Params of TranslationInput."""
 
-        corpus: PairSource.Params = param("Where the pairs are.", default=InMemoryPairs.Params())
+        corpus: PairSource.Params = param("Where the pairs are.", default=ParallelFiles.Params())
         tokenizer: Tokenizer.Params = param(
             "What makes text of both sides tokens, learned from both.", default=Bytes.Params()
         )

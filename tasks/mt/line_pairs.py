@@ -16,6 +16,7 @@ from tekso.framework import files
 from tekso.framework.input.skips import BadRecordError, InputError, Origin
 from tekso.framework.input.sources import digest
 from tekso.framework.input.splits import Split, check_fractions, part, split_of
+from tekso.framework.input.text import NotTextError, check_mark
 from tekso.framework.input.text_files import line_bounds
 from tekso.framework.params import param
 from tekso.tasks.mt.pairs import Pair, PairSource
@@ -66,7 +67,7 @@ class LinePairs(PairSource):
         all_lines: list[np.ndarray] = []
         all_bounds: list[np.ndarray] = []
         for paths in self._rows:
-            data = [files.read(path) for path in paths]
+            data = [_read_text(path) for path in paths]
             bounds = [line_bounds(one) for one in data]
             if len({len(one) for one in bounds}) > 1:
                 raise UnequalLinesError(paths, [len(one) for one in bounds])
@@ -161,6 +162,20 @@ class LinePairs(PairSource):
 
     def _where(self, index: int) -> str:
         return f"line {self._line[index] + 1}: "
+
+
+def _read_text(path: str) -> bytes:
+    """The bytes of a file.
+
+    Raises:
+      InputError: it has another encoding, in which lines end elsewhere.
+    """
+    data = files.read(path)
+    try:
+        check_mark(data)
+    except NotTextError as error:
+        raise InputError(f"{path} is {error}; convert it to UTF-8") from error
+    return data
 
 
 def split_fractions(

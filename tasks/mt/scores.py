@@ -37,7 +37,8 @@ class Scores:
         ]
         if rows:
             lines += ["", f"{'language':<12} {'BLEU':>6} {'chrF':>6}"]
-        lines += [f"{name:<12} {bleu:6.2f} {chrf:6.2f}" for bleu, chrf, name in sorted(rows)[::-1]]
+        for in_words, in_letters, language in sorted(rows)[::-1]:
+            lines.append(f"{language:<12} {in_words:6.2f} {in_letters:6.2f}")
         return lines
 
 
@@ -62,13 +63,13 @@ class Scorer(Configurable):
           ValueError: sacrebleu has no such tokenizer.
         """
         super().__init__(params)
-        from sacrebleu import metrics
+        from sacrebleu.metrics import bleu
 
         p = self.params
-        if p.bleu_tokenizer not in metrics.BLEU.TOKENIZERS:
+        if p.bleu_tokenizer not in bleu.BLEU.TOKENIZERS:
             raise ValueError(
                 f"{p.path_of('bleu_tokenizer')} is {p.bleu_tokenizer!r}, but sacrebleu has: "
-                + ", ".join(metrics.BLEU.TOKENIZERS)
+                + ", ".join(bleu.BLEU.TOKENIZERS)
             )
 
     def score(
@@ -105,12 +106,12 @@ class Scorer(Configurable):
     def _of(
         self, hypotheses: Sequence[str], references: Sequence[str]
     ) -> tuple[dict[str, float], dict[str, str]]:
-        from sacrebleu import metrics
+        from sacrebleu.metrics import bleu, chrf
 
         p = self.params
         both: dict[str, Any] = {
-            BLEU: metrics.BLEU(tokenize=p.bleu_tokenizer, lowercase=p.lowercase, force=True),
-            CHRF: metrics.CHRF(lowercase=p.lowercase),
+            BLEU: bleu.BLEU(tokenize=p.bleu_tokenizer, lowercase=p.lowercase, force=True),
+            CHRF: chrf.CHRF(lowercase=p.lowercase),
         }
         figures = {
             key: float(metric.corpus_score(list(hypotheses), [list(references)]).score)

@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tekso.framework.exports import ExportedFunction
 from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, literals, param
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
 from tekso.framework.task import LOSS, Batch, Decoded, LossSums, Program, Scored, Task
 from tekso.framework.theta import Theta
+from tekso.tasks.mt.exports import translation_exports
 from tekso.tasks.mt.scoring import Scoring
 from tekso.tasks.mt.translator import Translator
 
@@ -176,6 +178,18 @@ class Translation(Task):
         ]
         return Decoded("\n".join(_shown(record) for record in records), records)
 
+    def exports(self, input: Any) -> dict[str, ExportedFunction]:
+        """Returns what translates, and scores translations, tokens in and out."""
+        input = getattr(input, "inner", input)
+        search = self.params.translator.search
+        return translation_exports(
+            self,
+            search,
+            end_id=input.target_tokenizer.end_id,
+            longest=self.translator.params.max_source_length or input.params.source_length,
+            longest_target=input.params.target_length,
+        )
+
     def setting_to_try(self, eval_inputs: Mapping[str, Any]) -> str | None:
         """Returns a source that the model has not seen, to be translated."""
         for input in eval_inputs.values():
@@ -200,6 +214,7 @@ def _vocab_size(input: Any, name: str) -> int | None:
         "source_tokenizer" not in input.params or not input.params.source_tokenizer
     ):
         size = getattr(input, "vocab_size", None)
-        if size is not None and "corpus.languages" in input.params:
-            size += len(input.params.corpus.languages)
+        if size is not None and "corpus" in input.params:
+            corpus = input.params.corpus
+            size += len(type(corpus).owner.languages_of(corpus))
     return size

@@ -8,7 +8,8 @@ The whole is traced once, with the gradients that arrive later as inputs. Ops th
 input are the backward pass; what they take from the others has to be kept in between, or is
 computed again. So every function is a part of one graph, and all give the same numbers. What is
 made of lasting inputs alone (weights in another type) is computed again: kept, it would be there
-once for each micro-batch.
+once for each micro-batch. What an op only has to follow (a check, a message) was done in the
+forward pass and is not done again.
 """
 
 from __future__ import annotations
@@ -90,16 +91,30 @@ class GraphCut:
         late = {t.name for t in self.late}
         return [t for t in kept.values() if t.name not in late]
 
+    def taken(self, feeds: Sequence[tf.Tensor], outputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns which of some tensors are taken by what computes `outputs` from them."""
+        known = {t.name for t in feeds}
+        above = self._above(outputs, stop=lambda t: t.name in known)
+        used = {t.name for op in above for t in op.inputs} | {t.name for t in outputs}
+        return [t for t in feeds if t.name in used]
+
     def _above(
         self, tensors: Sequence[tf.Tensor], *, stop: Callable[[tf.Tensor], bool]
     ) -> list[tf.Operation]:
-        """The ops that tensors depend on, no further than where `stop` holds."""
+        """The ops that tensors depend on, no further than where `stop` holds; no effects."""
         return self._with_all_above([t.op for t in tensors if not stop(t)], stop=stop)
 
     def _with_all_above(
-        self, ops: Sequence[tf.Operation], *, stop: Callable[[tf.Tensor], bool]
+        self,
+        ops: Sequence[tf.Operation],
+        *,
+        stop: Callable[[tf.Tensor], bool],
+        has_effects: bool = False,
     ) -> list[tf.Operation]:
-        """These ops and all that they depend on, no further than where `stop` holds."""
+        """These ops and all that they depend on, no further than where `stop` holds.
+
+        Early ops that come before others only in time count if it `has_effects`.
+        """
         found: dict[str, tf.Operation] = {}
         todo = list(ops)
         while todo:
@@ -107,7 +122,8 @@ class GraphCut:
             if op.name not in found:
                 found[op.name] = op
                 todo += [t.op for t in op.inputs if not stop(t)]
-                todo += [c for c in op.control_inputs if not any(stop(t) for t in c.outputs)]
+                before = [c for c in op.control_inputs if has_effects or c.name in self._of_late]
+                todo += [c for c in before if not any(stop(t) for t in c.outputs)]
         return list(found.values())
 
     def function(
@@ -115,7 +131,7 @@ class GraphCut:
         feeds: Sequence[tf.Tensor],
         fetches: Sequence[tf.Tensor],
         kept: Sequence[tf.Tensor] = (),
-        effects: Sequence[tf.Operation] = (),
+        effects: Sequence[tf.Operation] | None = None,
     ) -> Cut:
         """Returns a compiled function from some tensors of the graph to others.
 
@@ -123,7 +139,8 @@ class GraphCut:
           feeds: what is given. What is not needed of it is left out.
           fetches: what is returned.
           kept: what is returned besides, by name.
-          effects: ops that run even if nothing that is returned depends on them.
+          effects: ops that run even if nothing that is returned depends on them; None: this part
+            is not of the forward pass.
 
         Raises:
           ValueError: the fetches depend on an input that is not fed.
@@ -131,8 +148,11 @@ class GraphCut:
         feeds = list({t.name: t for t in feeds}.values())
         wanted = list({t.name: t for t in (*fetches, *kept)}.values())
         known = {t.name for t in feeds} | {inner.name for inner, _ in self._captured}
-        roots = [*(t.op for t in wanted if t.name not in known), *effects]
-        ops = {op.name: op for op in self._with_all_above(roots, stop=lambda t: t.name in known)}
+        roots = [*(t.op for t in wanted if t.name not in known), *(effects or ())]
+        found = self._with_all_above(
+            roots, stop=lambda t: t.name in known, has_effects=effects is not None
+        )
+        ops = {op.name: op for op in found}
         missing = [t.name for t in (*self.early, *self.late) if t.op.name in ops]
         if missing:
             raise ValueError(f"the outputs depend on {missing}, which are not given")

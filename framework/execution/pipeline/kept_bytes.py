@@ -1,4 +1,4 @@
-"""How many bytes of a micro-batch each piece keeps from its forward to its backward pass.
+"""How many bytes of a micro-batch each piece keeps: to its backward pass, and between its halves.
 
 Found by tracing a piece with its gradients and cutting the graph as a stage's is cut; allocates
 nothing. Pieces that were traced once for all (`piece_traces`) are so here.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence, Set
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -25,13 +25,25 @@ _SAME_MEMORY = frozenset(
 )
 
 
+class KeptBytes(NamedTuple):
+    """What a piece keeps of a micro-batch.
+
+    Attributes:
+      for_backward: from the forward to the backward pass.
+      for_weights: from the gradients of inputs to those of weights, where these are apart.
+    """
+
+    for_backward: float
+    for_weights: float
+
+
 def kept_bytes(
     pieces: Sequence[Piece],
     traces: Sequence[PieceTrace],
     specs: Mapping[str, WeightSpec],
     trained: Set[str],
     batch: Signature,
-) -> list[float]:
+) -> list[KeptBytes]:
     """Returns bytes for each piece: what it made, and what it was given by the pieces before.
 
     Weights do not count. What is in a list of tensors (of a loop) has no known size: such a piece
@@ -45,14 +57,14 @@ def kept_bytes(
       batch: signature of a micro-batch.
     """
     flow, size, paths = flow_of(batch), num_examples(batch), sorted(specs)
-    known: dict[int, float] = {}
+    known: dict[int, KeptBytes] = {}
     found = []
     for piece, trace in zip(pieces, traces, strict=True):
         if id(trace) not in known:
             own = {path: rows_of(specs[path], piece.rows) for path in piece.weights(paths)}
             given = {name: flow[name] for name in sorted(flow) if name in trace.reads}
-            kept = _kept(piece, own, {path for path in own if path in trained}, given, trace, size)
-            known[id(trace)] = trace.bytes_written if kept is None else kept
+            learned = {path for path in own if path in trained}
+            known[id(trace)] = _kept(piece, own, learned, given, trace, size)
         found.append(known[id(trace)])
         flow = {**flow, **trace.writes}
     return found
@@ -65,16 +77,24 @@ def _kept(
     given: Flow,
     trace: PieceTrace,
     size: int,
-) -> float | None:
-    """Bytes of a piece; None if they cannot be told."""
+) -> KeptBytes:
     both = piece_gradients(piece, own, learned, given, trace, size)
     signature = [*both.weights, *both.inputs, *both.seeds]
-    whole = tf.function(lambda *flat: both.function(*flat)[1], autograph=False)
-    concrete = whole.get_concrete_function(*signature)
+    counts: list[int] = []
+
+    def whole(*flat: tf.Tensor) -> list[tf.Tensor]:
+        _, of_weights, of_inputs = both.function(*flat)
+        counts.append(len(of_weights))
+        return [tf.identity(t) for t in (*of_weights, *of_inputs)]
+
+    concrete = tf.function(whole, autograph=False).get_concrete_function(*signature)
     cut = GraphCut(concrete, len(both.seeds), num_lasting=len(both.weights))
-    roots = {root.name: root for root in map(_root, cut.kept_for(concrete.outputs))}
-    sizes = [_bytes(root) for root in roots.values()]
-    return None if None in sizes else math.fsum(size for size in sizes if size is not None)
+    of_weights, of_inputs = concrete.outputs[: counts[0]], concrete.outputs[counts[0] :]
+    between = cut.kept_between(of_inputs, of_weights)
+    there = [*cut.lasting, *cut.kept_for(of_weights), *between, *cut.late]
+    lasting = {t.name for t in cut.lasting}
+    halves = [t for t in cut.taken(there, of_weights) if t.name not in lasting]
+    return KeptBytes(_bytes(cut.kept_for(concrete.outputs), trace), _bytes(halves, trace))
 
 
 def _root(tensor: tf.Tensor) -> tf.Tensor:
@@ -84,7 +104,9 @@ def _root(tensor: tf.Tensor) -> tf.Tensor:
     return tensor
 
 
-def _bytes(tensor: Any) -> int | None:
-    if tensor.dtype in (tf.variant, tf.resource) or not tensor.shape.is_fully_defined():
-        return None
-    return math.prod(tensor.shape.as_list()) * tensor.dtype.size
+def _bytes(tensors: Sequence[Any], trace: PieceTrace) -> float:
+    """Bytes of tensors; of all that the piece writes, if the size of one is not known."""
+    roots = list({root.name: root for root in map(_root, tensors)}.values())
+    if any(t.dtype in (tf.variant, tf.resource) or not t.shape.is_fully_defined() for t in roots):
+        return trace.bytes_written
+    return math.fsum(math.prod(t.shape.as_list()) * t.dtype.size for t in roots)

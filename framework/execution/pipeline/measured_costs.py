@@ -66,8 +66,7 @@ def _least_seconds(both: PieceGradients, timer: Timer) -> float:
     values = [_value(spec, number) for number, spec in enumerate(specs)]
 
     def whole(*flat: tf.Tensor) -> tf.Tensor:
-        outputs, gradients = both.function(*flat)
-        with tf.control_dependencies([*outputs, *gradients]):
+        with tf.control_dependencies([t for each in both.function(*flat) for t in each]):
             return tf.identity(flat[-1])
 
     run = tf.function(whole, autograph=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -18,14 +18,14 @@ class PieceGradients(NamedTuple):
     """Forward and backward of a piece.
 
     Attributes:
-      function: `function(*weights, *inputs, *seeds)` returns what the piece makes, and the
-        gradients; of a large table they are some rows, and the rest is not made.
+      function: `function(*weights, *inputs, *seeds)` returns what the piece makes, the gradients of
+        weights, and those of inputs; of a large table they are some rows, and the rest is not made.
       weights: TensorSpecs of the weights.
       inputs: of what the piece is given.
       seeds: of the gradients of what it makes, and of that of the loss.
     """
 
-    function: Callable[..., tuple[list[tf.Tensor], list[tf.Tensor]]]
+    function: Callable[..., tuple[list[tf.Tensor], list[tf.Tensor], list[tf.Tensor]]]
     weights: list[tf.TensorSpec]
     inputs: list[tf.TensorSpec]
     seeds: list[tf.TensorSpec]
@@ -55,27 +55,27 @@ def piece_gradients(
     made = {name: nest for name, nest in trace.writes.items() if name not in (LOSS_SUM, METRICS)}
     seeds = [leaf for leaf in tensors(made) if leaf.dtype.is_floating]
 
-    def whole(*flat: tf.Tensor) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+    def whole(*flat: tf.Tensor) -> tuple[list[tf.Tensor], list[tf.Tensor], list[tf.Tensor]]:
         values = iter(flat)
         theta = {path: next(values) for path in own}
         flow = tf.nest.map_structure(lambda spec: None if spec is None else next(values), given)
-        sources = [theta[path] for path in own if path in learned]
-        sources += [leaf for leaf in tensors(flow) if leaf.dtype.is_floating]
+        weights = [theta[path] for path in own if path in learned]
+        inputs = [leaf for leaf in tensors(flow) if leaf.dtype.is_floating]
         ctx = StepContext(mode="train", num_examples=num_examples, fuse=fuse)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch(sources)
+            tape.watch([*weights, *inputs])
             after = piece.run(piece.theta(theta), flow, ctx)
             outputs = [t for n in made for t in tensors(after[n])]
             targets = [t for t in outputs if t.dtype.is_floating]
             loss = tf.cast(after.get(LOSS_SUM, 0.0), tf.float32) + ctx.collected.total("loss")
         gradients = tape.gradient(
             [*targets, loss],
-            sources,
+            [*weights, *inputs],
             output_gradients=[tf.convert_to_tensor(seed) for seed in values],
             unconnected_gradients=tf.UnconnectedGradients.ZERO,
         )
-        parts = [tf.convert_to_tensor(part) for each in gradients for part in _parts(each)]
-        return [*outputs, loss], parts
+        of_weights, of_inputs = gradients[: len(weights)], gradients[len(weights) :]
+        return [*outputs, loss], _parts(of_weights), _parts(of_inputs)
 
     return PieceGradients(
         whole,
@@ -85,7 +85,10 @@ def piece_gradients(
     )
 
 
-def _parts(gradient: Any) -> list[Any]:
-    """The tensors of a gradient."""
-    is_sparse = isinstance(gradient, tf.IndexedSlices)
-    return [gradient.values, gradient.indices] if is_sparse else [gradient]
+def _parts(gradients: Sequence[Any]) -> list[tf.Tensor]:
+    """The tensors of which gradients consist."""
+    found: list[Any] = []
+    for gradient in gradients:
+        is_sparse = isinstance(gradient, tf.IndexedSlices)
+        found += [gradient.values, gradient.indices] if is_sparse else [gradient]
+    return [tf.convert_to_tensor(part) for part in found]

@@ -28,6 +28,7 @@ Nothing here knows a tensor: who executes a schedule has it checked first (`sche
 from __future__ import annotations
 
 import difflib
+import functools
 from collections.abc import Iterator
 
 from tekso.framework.execution.pipeline.actions import (
@@ -72,7 +73,7 @@ class Schedule(Configurable):
         num_stages = num_stages_of(self, num_devices)
         orders = [
             listed(
-                lambda d=d: self.order(d, num_devices, num_micro_batches),
+                functools.partial(self.order, d, num_devices, num_micro_batches),
                 what=f"{type(self).__name__}.order of device {d}",
                 kind=Work,
                 most=len(KINDS) * num_stages * num_micro_batches,

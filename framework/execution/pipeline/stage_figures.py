@@ -5,7 +5,8 @@
     time    forward 1, backward 2 (1 each where the two gradients are apart), and 1 more in the
             backward of what is computed again; a handover takes none
     bytes   of activations: what a forward pass keeps for the backward (`kept_bytes`), or the inputs
-            of the stage alone, and the rest while the backward runs that computes it again
+            of the stage alone, and the rest while the backward runs that computes it again; where
+            the gradients are apart, between them what that of the weights needs
 
 Source of the ratio 1 : 2: the backward pass of a product is a product for each of its factors.
 """
@@ -27,6 +28,7 @@ from tekso.framework.execution.pipeline.actions import (
     Kind,
     device_of,
 )
+from tekso.framework.execution.pipeline.kept_bytes import KeptBytes
 from tekso.framework.execution.pipeline.mesh_figures import MeshFigures
 from tekso.framework.execution.pipeline.piece_costs import BACKWARD as BACKWARD_COST
 from tekso.framework.execution.pipeline.piece_traces import rows_of, tensors
@@ -55,6 +57,7 @@ class StageFigures:
       handed_bytes: of what it makes for other stages, once for each that reads it.
       input_bytes: of what it reads of the batch and of other stages.
       kept_bytes: of a micro-batch, which the backward pass needs; inputs are among them.
+      between_bytes: of a micro-batch, which the gradients of weights need after those of inputs.
       forward_cost: see the module.
     """
 
@@ -70,6 +73,7 @@ class StageFigures:
     handed_bytes: int
     input_bytes: int
     kept_bytes: float
+    between_bytes: float
     forward_cost: float
 
     @property
@@ -119,7 +123,7 @@ def figures_of(
     setting: Setting,
     learner: Any,
     specs: dict[str, WeightSpec],
-    kept: Sequence[float],
+    kept: Sequence[KeptBytes],
 ) -> PipelineFigures:
     """Returns the figures of a pipeline; allocates nothing.
 
@@ -128,7 +132,7 @@ def figures_of(
       setting: how the task is laid over devices.
       learner: its slots lie beside their weights.
       specs: of all weights of the task.
-      kept: bytes that every piece keeps of a micro-batch.
+      kept: what every piece keeps of a micro-batch.
     """
     homes = [setting.device_of(0, stage.index) for stage in setting.plan.stages]
     state = StageState(setting.plan, learner, specs, homes)
@@ -182,7 +186,7 @@ def _figures(
     owned: dict[str, WeightSpec],
     specs: dict[str, WeightSpec],
     trained: Any,
-    kept: Sequence[float],
+    kept: Sequence[KeptBytes],
     costs: Sequence[float],
 ) -> StageFigures:
     plan = setting.plan
@@ -207,7 +211,8 @@ def _figures(
         flops=math.fsum(trace.flops for trace in stage.traces),
         handed_bytes=sum(_bytes(plan.values[value]) * count for value, count in readers.items()),
         input_bytes=sum(_bytes(plan.values[value]) for value in stage.inputs),
-        kept_bytes=math.fsum(kept),
+        kept_bytes=math.fsum(each.for_backward for each in kept),
+        between_bytes=math.fsum(each.for_weights for each in kept),
         forward_cost=math.fsum(costs) / (1.0 + BACKWARD_COST),
     )
 
@@ -220,7 +225,6 @@ def _held_bytes(
     setting: Setting, stages: Sequence[StageFigures], timeline: Timeline
 ) -> tuple[float, ...]:
     """As `Timeline.held` counts; what is computed again is there until the backward is over."""
-    last = WEIGHT_GRADIENT if setting.is_apart else BACKWARD
     now, most = [0.0] * setting.num_devices, [0.0] * setting.num_devices
     for event in timeline.events:
         device, stage, kind = event.action.device, stages[event.action.stage], event.action.kind
@@ -230,6 +234,11 @@ def _held_bytes(
         if kind == (FORWARD if setting.keeps(event.action.micro_batch) else BACKWARD):
             now[device] += more
         most[device] = max(most[device], now[device])
-        if kind == last:
+        if kind == BACKWARD:
             now[device] -= stage.kept_bytes
+            if setting.is_apart:
+                now[device] += stage.between_bytes
+                most[device] = max(most[device], now[device])
+        if kind == WEIGHT_GRADIENT:
+            now[device] -= stage.between_bytes
     return tuple(most)

@@ -256,7 +256,7 @@ class StageFunctions:
             known = [*weights, *self._cut.kept_for(self._done), *between, *late]
             self._make("weight", known, self._done, [])
 
-    def _make(self, name: str, feeds: Any, fetches: Any, kept: Any, effects: Any = ()) -> None:
+    def _make(self, name: str, feeds: Any, fetches: Any, kept: Any, effects: Any = None) -> None:
         self._functions[name] = self._cut.function(feeds, fetches, kept, effects)
 
     def forward(

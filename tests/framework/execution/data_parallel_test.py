@@ -68,6 +68,15 @@ def test_steps_equal_those_of_one_device_with_dropout_padding_and_auxiliary_loss
     assert_same_run(run, one_device())
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["repeated_translation", "prefix"])
+def test_models_of_pairs_equal_one_device(model: str) -> None:
+    alone = steps("--execution", '{"towers": 1, "xla": "none"}', "--model", model)
+    spread = steps("--cpu_devices", "2", "--execution", '{"xla": "stretches"}', "--model", model)
+    assert spread["first"] == alone["first"]
+    assert_same_run(spread, alone)
+
+
 def test_steps_depend_on_dropout_and_learn() -> None:
     losses = [step["loss"] for step in one_device()["steps"]]
     assert losses[0] != losses[1] != losses[2]

@@ -14,6 +14,7 @@ import os
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np
+import small_models
 import tensorflow as tf
 
 from tekso.framework.execution import DataParallel
@@ -106,7 +107,9 @@ class ToyTask(Task):
         return layer.fprop(theta, x, ctx)
 
 
-def batch(step: int) -> dict[str, np.ndarray]:
+def batch(step: int, model: str = "") -> dict[str, np.ndarray]:
+    if model:
+        return small_models.batch(model, step, size=BATCH)
     generator = np.random.default_rng(step)
     tokens = generator.integers(0, VOCAB, (BATCH, LENGTH + 1)).astype(np.int32)
     lengths = generator.integers(1, LENGTH + 1, BATCH)
@@ -124,21 +127,23 @@ def main() -> None:
     parser.add_argument("--accumulation", type=int, default=1)
     parser.add_argument("--execution", default="{}", help="JSON of DataParallel's Params")
     parser.add_argument("--task", default="{}", help="JSON of ToyTask's Params")
+    parser.add_argument("--model", default="", help="one of small_models, instead of ToyTask")
     options = parser.parse_args()
     execution = DataParallel.Params().set(json.loads(options.execution)).instantiate()
     execution.setup_devices(cpu_devices=options.cpu_devices)
-    task = ToyTask.Params().set(json.loads(options.task)).instantiate()
+    toy, model = ToyTask.Params().set(json.loads(options.task)), options.model
+    task = (small_models.MODELS[model]() if model else toy).instantiate()
     learner = Learner.Params(
         optimizer=SGD.Params(),
         schedule=Constant.Params(value=0.5),
         accumulation_steps=options.accumulation,
     ).instantiate()
-    program = execution.build(task, learner, seed=2**40 + 3, batch=signature_of(batch(0)))
+    program = execution.build(task, learner, seed=2**40 + 3, batch=signature_of(batch(0, model)))
     program.initialize()
     first = {k: float(np.abs(v).sum()) for k, v in program.state().items()}
-    outputs = [program.train_step(batch(i), 2**31 + i) for i in range(options.steps)]
-    uneven = {name: array[:UNEVEN] for name, array in batch(99).items()}
-    evaluation = dict(program.eval_step(batch(99)))
+    outputs = [program.train_step(batch(i, model), 2**31 + i) for i in range(options.steps)]
+    uneven = {name: array[:UNEVEN] for name, array in batch(99, model).items()}
+    evaluation = dict(program.eval_step(batch(99, model)))
     evaluation |= {f"uneven/{k}": pair for k, pair in program.eval_step(uneven).items()}
     state = {k: v.tolist() for k, v in program.state().items() if k.startswith("weights/")}
     print(

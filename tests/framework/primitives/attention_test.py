@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tekso.framework import counter_hash
-from tekso.framework.primitives.attention import attend, mean_probabilities
+from tekso.framework.primitives.attention import attend, attend_known, mean_probabilities
 from tekso.framework.primitives.fusion import XlaFusion, no_fusion
 
 B, T, S, H = 2, 3, 5, 4  # batch, queries, keys, head dim
@@ -209,7 +209,9 @@ def test_mean_probabilities_are_those_that_weigh_the_values(
     mask[1, 0, 2] = False  # a query that sees nothing
     bias = random(1, num_heads, T, S, seed=3)
 
-    got = mean_probabilities(q, k, scale=0.7, mask=tf.constant(mask), bias=tf.constant(bias))
+    k_first = tf.transpose(k, [0, 2, 1, 3])
+    hidden = {"mask": tf.constant(mask), "bias": tf.constant(bias)}
+    got = mean_probabilities(q, k_first, scale=0.7, **hidden)
 
     one_hot = np.broadcast_to(np.eye(S)[None, :, None], [B, S, num_kv_heads, S])
     wide = np.concatenate([q, np.zeros([B, T, num_heads, S - H])], -1)
@@ -218,3 +220,19 @@ def test_mean_probabilities_are_those_that_weigh_the_values(
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
     assert got.dtype == tf.float32
     assert np.abs(got[1, 2]).max() == 0
+
+
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(4, 4), (4, 2), (3, 1)])
+def test_kept_keys_and_values_are_attended_to_by_the_formula(
+    num_heads: int, num_kv_heads: int
+) -> None:
+    q, k, v = inputs(num_heads, num_kv_heads)
+    mask = np.random.default_rng(4).random([B, 1, T, S]) > 0.4
+    mask[1, 0, 2] = False  # a query that sees nothing
+    bias = random(1, num_heads, T, S, seed=3)
+    kept = [tf.transpose(x, [0, 2, 1, 3]) for x in (k, v)]
+
+    hidden = {"mask": tf.constant(mask), "bias": tf.constant(bias)}
+    got = attend_known(tf.constant(q), *kept, scale=0.7, **hidden)
+
+    np.testing.assert_allclose(got, numpy_attention(q, k, v, 0.7, mask, bias), rtol=1e-5)

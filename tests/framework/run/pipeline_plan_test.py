@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
@@ -180,7 +181,32 @@ def test_bytes_kept_are_the_factors_of_products_and_what_derivatives_need() -> N
     batch = {"x": ((2, 3), "float32")}
     traces = trace_all(pieces, specs, batch)
     x, y = 2 * 3 * 4, 2 * 5 * 4  # the weight is no micro-batch's; a sum keeps nothing
-    assert kept_bytes(pieces, traces, specs, set(specs), batch) == [x + y, 0]
+    first, last = kept_bytes(pieces, traces, specs, set(specs), batch)
+    assert (first.for_backward, last.for_backward) == (x + y, 0)
+    assert (first.for_weights, last.for_weights) == (x + y, 0)  # y: the gradient of the product
+
+
+def test_bytes_held_between_the_gradients_are_those_that_the_weights_need() -> None:
+    found = tiny(num_stages=2, num_micro_batches=4, schedule="zero_bubble_h1")
+    kept = [each.kept_bytes for each in found.stages]
+    between = [each.between_bytes for each in found.stages]
+    assert min(between) > 0
+    # Device 0: two forwards, then one backward and its weights at a time. Device 1: its weights
+    # wait for the next backward.
+    assert found.held_bytes[0] == pytest.approx(max(2 * kept[0], kept[0] + between[0]))
+    assert found.held_bytes[1] == pytest.approx(max(kept[1] + between[1], 2 * between[1]))
+
+
+def test_costs_that_are_measured_are_those_of_the_figures() -> None:
+    small = {"task.model.dim": 16, "task.model.stack.layer.feed_forward.hidden_dim": 32}
+    found = tiny(small, num_stages=2, num_micro_batches=4, costs="measured", balance=[7, 1])
+    costs = found.setting.piece_costs
+    assert len(costs) == 8 and len(set(costs[1:5])) == 1 and min(costs) > 0  # four layers alike
+    share = math.fsum(costs[:7]) / math.fsum(costs)
+    assert found.cost_shares == pytest.approx([share, 1 - share])
+    record, text = pipeline_text.record(found), pipeline_text.text("m", found)
+    assert record["costs"] == "measured" and "as measured here" in text
+    assert "of the traced graphs" in pipeline_text.text("m", tiny(num_stages=2))
 
 
 # --- what does not fit ---

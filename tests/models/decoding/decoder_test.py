@@ -14,15 +14,20 @@ from tekso.framework import theta as theta_lib
 from tekso.framework.context import StepContext
 from tekso.framework.pieces import joined, run_all
 from tekso.framework.theta import Theta
+from tekso.models.decoding.beam_search import BeamSearch
 from tekso.models.encoder_decoder import DECODER_LAYER, ENCODER_LAYER, EncoderDecoder
 from tekso.models.layers.attention_positions import RelativeBias, RotaryPositions
 from tekso.models.layers.embedding import Embedding
 from tekso.models.layers.feed_forward import GatedFeedForward
 from tekso.models.layers.normalization import RMSNorm
 from tekso.models.layers.positions import LearnedPositions
+from tekso.models.layers.recurrent import RecurrentStack
+from tekso.models.layers.recurrent_cells import LstmCell
+from tekso.models.layers.recurrent_decoder import RecurrentDecoder
 from tekso.models.layers.rematerialize import Rematerialize
 from tekso.models.layers.softmax import Softmax
 from tekso.models.layers.stack import RepeatedStack, Stack
+from tekso.models.lstm_encoder_decoder import LstmEncoderDecoder
 from tekso.models.prefix_lm import PrefixLm
 from tekso.models.transformer_lm import CAUSAL_LAYER
 
@@ -93,13 +98,30 @@ def repeated_prefix_lm() -> PrefixLm.Params:
     return p
 
 
+def lstm() -> LstmEncoderDecoder.Params:
+    """A bidirectional layer, attention, dropout."""
+    cell = LstmCell.Params(hidden_dim=8)
+    return LstmEncoderDecoder.Params(
+        source_vocab_size=V,
+        target_vocab_size=V,
+        dim=D,
+        dropout_rate=0.1,
+        encoder=RecurrentStack.Params(num_layers=2, cell=cell, direction="bidirectional_first"),
+        decoder=RecurrentDecoder.Params(num_layers=2, cell=cell),
+    )
+
+
 MODELS = {
     "encoder_decoder": encoder_decoder,
     "apart": apart,
     "repeated": repeated,
     "prefix_lm": prefix_lm,
     "repeated_prefix_lm": repeated_prefix_lm,
+    "lstm": lstm,
 }
+
+
+SLOW = pytest.mark.slow
 
 
 @pytest.fixture(params=MODELS)
@@ -277,7 +299,16 @@ def test_a_source_of_padding_alone_gives_finite_numbers(model: Any) -> None:
     assert all(np.isfinite(tf.convert_to_tensor(g)).all() for g in gradients if g is not None)
 
 
-def test_compiled_loop_of_steps_equals_single_steps(model: Any) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        "apart",
+        "prefix_lm",
+        *(pytest.param(n, marks=SLOW) for n in ("repeated", "repeated_prefix_lm")),
+    ],
+)
+def test_compiled_loop_of_steps_equals_single_steps(name: str) -> None:
+    model = MODELS[name]().instantiate()
     theta, batch, k = perturbed(model), padded(), 2
     ids = tf.constant(np.random.default_rng(2).integers(1, V, [6, 4]), tf.int32)
     want, looks = decoded(model, theta, batch, ids, k=k, max_length=4)
@@ -324,7 +355,9 @@ def test_pieces_one_after_the_other_are_the_model(model: Any) -> None:
     assert all(any(piece.owns(path) for piece in pieces) for path in flat)
 
 
-@pytest.mark.parametrize("name", ["apart", "repeated", "prefix_lm"])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=SLOW) for n in ("apart", "repeated", "prefix_lm")]
+)
 def test_gradients_reach_every_weight_alike_compiled_or_not(name: str) -> None:
     model = MODELS[name]().instantiate()
     theta, batch = perturbed(model), padded()
@@ -345,3 +378,35 @@ def test_gradients_reach_every_weight_alike_compiled_or_not(name: str) -> None:
         scale = max(1.0, np.abs(one).max())
         assert np.abs(one).max() > 0 or path.endswith("k_bias"), path
         np.testing.assert_allclose(other, one, atol=5e-5 * scale, err_msg=path)
+
+
+@pytest.mark.parametrize("name", ["apart", "repeated", "prefix_lm", "lstm"])
+def test_a_beam_as_wide_as_the_space_finds_the_most_likely_targets(name: str) -> None:
+    model = MODELS[name]().instantiate()
+    theta, batch, end = perturbed(model), padded(), sentence_pairs.END
+    others = range(1, V)
+    space = [[end], *([a, end] for a in others), *([a, b, end] for a in others for b in others)]
+    search = BeamSearch.Params(
+        beam_size=100, num_hypotheses=5, length_normalization=0.0, max_length=3
+    ).instantiate()
+
+    @tf.function(autograph=False)
+    def run(batch: Any) -> Any:
+        return search.search(model, theta, batch, StepContext(mode="decode"), end)
+
+    found = run({name: batch[name] for name in ("source_ids", "source_segment_ids")})
+
+    labels = np.array([[*target, end, end][:3] for target in space], np.int32)
+    read = np.concatenate([np.full([len(space), 1], end), labels[:, :-1]], 1)
+    weights = np.arange(3) < np.array([len(target) for target in space])[:, None]
+    for i in range(len(SIZES)):
+        source = {k: tf.repeat(v[i : i + 1], len(space), 0) for k, v in batch.items()}
+        target = {"ids": read, "labels": labels, "segment_ids": weights}
+        target = {f"target_{k}": tf.constant(v.astype(np.int32)) for k, v in target.items()}
+        nats = model.token_cross_entropy(theta, {**source, **target}, StepContext())
+        log_probs = -(nats.numpy() * weights).sum(1)
+        best = np.argsort(-log_probs)[:5]
+        close(found["log_probs"][i], log_probs[best], within=1e-4)
+        lengths = found["lengths"][i].numpy()
+        got = [ids[:n].tolist() for ids, n in zip(found["ids"][i].numpy(), lengths, strict=True)]
+        assert got == [space[n] for n in best]

@@ -133,7 +133,7 @@ def test_equals_numpy_example_by_example(feeding: str, attention: str, reset: An
     flags = {} if reset is None else {"reset": tf.constant(reset)}
 
     def run() -> Any:
-        found = layer.fprop(
+        found = layer.decode(
             theta,
             tf.constant(X),
             StepContext(),
@@ -162,7 +162,7 @@ def test_equals_numpy_example_by_example(feeding: str, attention: str, reset: An
 def test_other_forms_equal_numpy(changes: dict[str, Any]) -> None:
     layer = params(**{"feeding": "context"}).set(changes).instantiate()
     weights = random_weights(layer)
-    found = layer.fprop(
+    found = layer.decode(
         theta_of(layer, weights),
         tf.constant(X),
         StepContext(),
@@ -186,7 +186,7 @@ def test_gradients_equal_differences_of_numpy(feeding: str, attention: str) -> N
     def gradients() -> Any:
         with tf.GradientTape() as tape:
             tape.watch(flat)
-            found = layer.fprop(
+            found = layer.decode(
                 layer.theta(flat),
                 tf.constant(X),
                 StepContext(),
@@ -216,7 +216,7 @@ def test_gradients_equal_differences_of_numpy(feeding: str, attention: str) -> N
 def test_steps_one_by_one_equal_the_whole(feeding: str, attention: str, hypotheses: int) -> None:
     layer = params(feeding, attention).instantiate()
     theta, ctx = theta_of(layer, random_weights(layer)), StepContext(mode="decode")
-    whole = layer.fprop(
+    whole = layer.decode(
         theta, tf.constant(X), ctx, encoded=tf.constant(ENCODED), mask=tf.constant(MASK)
     )
     memory = layer.memory(theta, tf.constant(ENCODED), ctx)
@@ -255,7 +255,7 @@ def test_a_gru_runs_as_well_and_learns(feeding: str) -> None:
     theta = theta_of(layer, random_weights(layer))
     with tf.GradientTape() as tape:
         tape.watch(theta)
-        found = layer.fprop(theta, tf.constant(X), StepContext(), encoded=tf.constant(ENCODED))
+        found = layer.decode(theta, tf.constant(X), StepContext(), encoded=tf.constant(ENCODED))
     gradients = tape.gradient(found.output, theta)
     assert all(np.abs(g).max() > 0 for g in tf.nest.flatten(gradients))
 
@@ -265,7 +265,7 @@ def test_products_of_the_inputs_and_of_the_source_come_before_the_loop() -> None
     theta = layer.init()
 
     def run(x: tf.Tensor, encoded: tf.Tensor) -> tf.Tensor:
-        return layer.fprop(theta, x, StepContext(), encoded=encoded).output
+        return layer.decode(theta, x, StepContext(), encoded=encoded).output
 
     inputs = tf.constant(X, tf.float32), tf.constant(ENCODED, tf.float32)
     graph = tf.function(run, autograph=False).get_concrete_function(*inputs).graph
@@ -282,7 +282,7 @@ def test_dropout_differs_from_time_to_time_and_not_between_parts_of_a_batch(feed
 
     def run(rows: slice, offset: int, mode: Any = "train") -> np.ndarray:
         ctx = StepContext(mode=mode, seed=3, example_offset=offset)
-        found = layer.fprop(
+        found = layer.decode(
             theta, tf.constant(alike[rows]), ctx, encoded=tf.constant(ENCODED[rows])
         )
         return found.output.numpy()
@@ -293,7 +293,7 @@ def test_dropout_differs_from_time_to_time_and_not_between_parts_of_a_batch(feed
     # With states of 0 before every time, only the masks tell one time from another.
     ctx = StepContext(mode="train", seed=3)
     every = tf.ones([B, T], tf.bool)
-    found = layer.fprop(
+    found = layer.decode(
         theta, tf.constant(alike), ctx, encoded=tf.constant(ENCODED), reset=every
     ).output
     assert np.abs(found[:, 1] - found[:, 2]).max() > 1e-3

@@ -213,6 +213,19 @@ def test_stack_sets_the_sizes_of_its_layers() -> None:
     ]
 
 
+def test_only_the_first_layer_sees_all_where_that_is_asked_for() -> None:
+    layer, theta = stack(cell=CELLS["lstm"], direction="bidirectional_first", num_layers=3)
+    kinds = [type(inner) for inner in layer.layers]
+    assert kinds == [Bidirectional, Recurrent, Recurrent]
+    assert [inner.cell.params.input_dim for inner in layer.layers[1:]] == [8, 4]
+    ctx, x = StepContext(), tf.constant(X)
+    for i in range(3):
+        x = layer.layers[i].fprop(theta.layers[str(i)], x, ctx)
+    np.testing.assert_allclose(layer.fprop(theta, tf.constant(X), ctx), x, rtol=1e-12)
+    with pytest.raises(ValueError, match="cannot be extended"):
+        layer.zero_state(B)
+
+
 def test_stack_drops_between_layers_with_masks_of_their_own() -> None:
     layer, theta = stack(num_layers=3, dropout_rate=0.5)
     ctx = StepContext(mode="train", seed=3)

@@ -48,7 +48,7 @@ def test_contexts_are_means_of_the_source_by_softmax_of_scores(kind: str, mask: 
     ctx = StepContext()
     memory = layer.memory(theta, tf.constant(encoded), ctx)
     given = None if mask is None else tf.constant(mask)
-    contexts, probabilities = layer.fprop(
+    contexts, probabilities = layer.attend(
         theta, tf.constant(QUERIES), ctx, memory=memory, mask=given
     )
     for b in range(B):
@@ -69,7 +69,7 @@ def test_a_query_that_sees_nothing_gives_0_and_no_gradient(kind: str) -> None:
     with tf.GradientTape() as tape:
         tape.watch(x)
         memory = layer.memory(theta, tf.constant(encoded), ctx)
-        contexts, probabilities = layer.fprop(theta, x, ctx, memory=memory, mask=mask)
+        contexts, probabilities = layer.attend(theta, x, ctx, memory=memory, mask=mask)
         total = tf.reduce_sum(tf.sin(contexts))
     np.testing.assert_array_equal(contexts[0], 0)
     np.testing.assert_array_equal(probabilities[0], 0)
@@ -86,7 +86,7 @@ def test_what_is_hidden_may_be_anything_finite() -> None:
         other = np.where(MASK[..., None], encoded, filling)
         memory = layer.memory(theta, tf.constant(other), ctx)
         found.append(
-            layer.fprop(theta, tf.constant(QUERIES), ctx, memory=memory, mask=tf.constant(MASK))[0]
+            layer.attend(theta, tf.constant(QUERIES), ctx, memory=memory, mask=tf.constant(MASK))[0]
         )
     np.testing.assert_array_equal(*found)
 

@@ -177,7 +177,7 @@ def test_a_hundred_languages_can_be_written() -> None:
             except UnwritableError:
                 continue
         written.append(count)
-    assert min(written) >= 85 and np.mean(written) > 95
+    assert min(written) >= 95 and np.mean(written) > 98
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_a_hundred_languages_can_be_written() -> None:
         ({"locales": ["de", "de"]}, "each once"),
         ({"locales": ["xx_YY"]}, "no locale 'xx_YY'"),
         ({"kinds": ["dates"]}, "kinds has dates; there are date, time"),
-        ({"kinds": ["name"], "num_pairs": 2000}, r"only 1,\d\d\d different ones in 'de'"),
+        ({"kinds": ["name"], "num_pairs": 1000}, r"only 629 different ones in 'de'"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(kwargs: Any, message: str) -> None:

@@ -77,6 +77,21 @@ def test_a_pass_has_every_pair_once_in_the_order_of_the_data(
 
 
 @pytest.mark.parametrize("form", FORMS)
+def test_sequential_batches_go_through_the_data_again_and_again(form: Any) -> None:
+    pairs = [("a" * (i % 5 + 1), f"{i}") for i in range(7)]
+    one = make(form, pairs, batch_size=2, order="sequential")
+    found = of_pass(one, 0, 11)
+    assert len(found) >= 22
+    assert found == [pairs[i % 7] for i in range(len(found))]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_no_corpus_says_how_to_give_one(form: Any) -> None:
+    with pytest.raises(InputError, match=r"corpus\.source_files is empty: .*--set corpus\.source"):
+        form.Params(batch_size=2, source_length=4, target_length=4).instantiate()
+
+
+@pytest.mark.parametrize("form", FORMS)
 @settings(deadline=None)
 @given(PAIRS, st.integers(0, 2**64 - 1))
 def test_an_epoch_of_training_has_every_pair_once(form: Any, pairs: list[Any], seed: int) -> None:

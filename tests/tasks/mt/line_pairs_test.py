@@ -99,6 +99,11 @@ class TestParallelFiles:
         with pytest.raises(InputError, match=r"max_skipped=3 are malformed: 4 skipped"):
             all_of(parallel(tmp_path, max_skipped=3))
 
+    def test_another_encoding_is_named(self, tmp_path: Path) -> None:
+        write(tmp_path, a_en="one\n", a_de="eins\n".encode("utf-16"))
+        with pytest.raises(InputError, match=r"a\.de is not UTF-8: .* mark of UTF-16; convert it"):
+            parallel(tmp_path)
+
     def test_nothing_but_bad_lines_is_an_error(self, tmp_path: Path) -> None:
         write(tmp_path, a_en="\n\n", a_de="\n\n")
         with pytest.raises(InputError, match="nothing is left to read: 2 skipped"):

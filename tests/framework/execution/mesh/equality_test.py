@@ -117,6 +117,7 @@ ODD = {
     ],
     "moe2": [{"mesh": "data:2;model:2", "rules": "batch:data;experts:data;mlp:model"}],
     "lstm": [{"mesh": "data:2;model:2", "rules": "batch:data;embed:model"}],
+    "pairs": [{"mesh": "data:2;model:2", "rules": "batch:data;embed:model"}],
     "pairs_luong": [
         {"mesh": "data:2;model:2", "rules": "batch:data;embed:model"},
         {"mesh": "data:2;model:2", "rules": "batch:data;mlp:model;vocab:model"},

@@ -209,15 +209,19 @@ def test_stage_that_fails_ends_the_step_with_its_own_error_and_the_next_one_work
     assert np.isfinite(float(program.train_step({"x": 0.0001 * batch()["x"]}, 1)["loss"]))
 
 
-def test_effects_happen_in_the_forward_pass_once_for_each_micro_batch() -> None:
+@pytest.mark.parametrize("is_followed", [False, True])
+def test_effects_happen_in_the_forward_pass_once_for_each_micro_batch(is_followed: bool) -> None:
     seen: collections.Counter[int] = collections.Counter()
 
     def between(number: int, x: Any) -> Any:
         def note(_: Any) -> None:
             seen[number] += 1
 
-        tf.numpy_function(note, [x], [])
-        return x
+        noted = tf.numpy_function(note, [x], [])
+        if not is_followed:
+            return x
+        with tf.control_dependencies([tf.group(noted)]):
+            return tf.sin(x)
 
     program = build(chain(between), 2, 4, schedule="zero_bubble_h1", rematerialize="all")
     program.train_step(batch(), 0)

@@ -1,0 +1,165 @@
+"""Exporting a checkpoint: a SavedModel, and LiteRT files beside it. No execution is needed."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+from collections.abc import Mapping
+from typing import Any
+
+from tekso.framework import files, schedules
+from tekso.framework.exports import ExportedFunction
+from tekso.framework.run import litert, saved_model
+from tekso.framework.run.checkpoint_files import Checkpoint
+from tekso.framework.run.inspection import known_input
+
+_ABOUT = ".json"  # beside what a run learned from its data
+_TOKENIZERS = ("tokenizer", "source_tokenizer", "target_tokenizer")  # of inputs
+
+
+class ExportError(ValueError):
+    """An experiment cannot be exported; the text says why."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportSettings:
+    """How functions are exported.
+
+    Attributes:
+      batch_size: examples that are computed together.
+      lengths: rows are filled up to the next of these; empty: as the task says.
+      litert: which LiteRT files are written besides: "float32", "int8"; each of one example.
+    """
+
+    batch_size: int = 8
+    lengths: tuple[int, ...] = ()
+    litert: tuple[litert.Numbers, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Exported:
+    """What was exported.
+
+    Attributes:
+      path: folder of the SavedModel.
+      functions: by the names of their signatures.
+      litert: {path of the file: its bytes}.
+    """
+
+    path: str
+    functions: Mapping[str, ExportedFunction]
+    litert: Mapping[str, int]
+
+
+def export(
+    model: str,
+    tree: Any,
+    checkpoint: Checkpoint,
+    *,
+    assets_dir: str,
+    path: str,
+    settings: ExportSettings,
+) -> Exported:
+    """Writes what the task of an experiment exports; complete at `path`, or not at all.
+
+    Args:
+      model: key of the experiment.
+      tree: its Params.
+      checkpoint: the weights.
+      assets_dir: what the run has learned from its data.
+      path: folder to write, which must not exist.
+      settings: how.
+
+    Raises:
+      ExportError: the task has nothing to export, or a length is none that it can have.
+      CheckpointError: the checkpoint does not fit the task.
+      LiteRtError: a function cannot be converted.
+    """
+    input = known_input(tree, assets_dir)
+    input = getattr(input, "inner", input)
+    task = tree.task.owner.complete(tree.task, input).instantiate()
+    functions = {
+        name: _with_lengths(one, settings.lengths) for name, one in task.exports(input).items()
+    }
+    if not functions:
+        raise ExportError(f"{model}: its task has nothing to export")
+    learner = schedules.end_with_run(tree.learner, tree.run.steps).instantiate()
+    weights = saved_model.evaluation_weights(task, learner, checkpoint)
+    module = saved_model.ExportModule(task, weights, seed=tree.run.seed)
+    place = f"{path}.unfinished.{os.getpid()}" if files.is_local(path) else path
+    try:
+        saved_model.write(
+            place,
+            module,
+            functions,
+            batch_size=settings.batch_size,
+            about={
+                "model": model,
+                "checkpoint": checkpoint.path,
+                "step": checkpoint.step,
+                "vocabularies": _vocabularies(input),
+            },
+            assets=_assets(assets_dir),
+        )
+        sizes = {}
+        for name, numbers in _converted(functions, settings):
+            data = litert.convert(module, functions[name], numbers=numbers)
+            file = f"{name}_{numbers}.tflite"
+            files.write_atomically(files.join(place, file), data)
+            sizes[files.join(path, file)] = len(data)
+        if place != path:
+            files.rename(place, path)
+    except BaseException:
+        if place != path:
+            shutil.rmtree(place, ignore_errors=True)
+        raise
+    return Exported(path, functions, sizes)
+
+
+def _with_lengths(exported: ExportedFunction, lengths: tuple[int, ...]) -> ExportedFunction:
+    if not lengths:
+        return exported
+    longest = exported.lengths[-1]
+    if list(lengths) != sorted(set(lengths)) or lengths[0] < 1 or lengths[-1] > longest:
+        raise ExportError(
+            f"lengths {', '.join(map(str, lengths))}: want ascending ones from 1 to {longest}, the "
+            "most tokens that the model sees at once"
+        )
+    return dataclasses.replace(exported, lengths=lengths)
+
+
+def _converted(
+    functions: Mapping[str, ExportedFunction], settings: ExportSettings
+) -> list[tuple[str, litert.Numbers]]:
+    names = [name for name, one in functions.items() if one.for_litert]
+    return [(name, numbers) for name in names for numbers in settings.litert]
+
+
+def _vocabularies(input: Any) -> dict[str, Any]:
+    """What every id stands for, of each tokenizer of an input, as JSON can hold it."""
+    found: dict[str, Any] = {}
+    told: list[Any] = []
+    for name in _TOKENIZERS:
+        tokenizer = getattr(input, name, None)
+        if tokenizer is None or any(tokenizer is one for one in told):
+            continue
+        told.append(tokenizer)
+        found[name] = {
+            "kind": type(tokenizer).__name__,
+            "vocab_size": tokenizer.vocab_size,
+            "end_id": tokenizer.end_id,
+            "bytes_of_ids": [bytes(part).hex() for part in tokenizer.token_bytes],
+        }
+    first = next((one.vocab_size for one in told), 0)
+    for number, language in enumerate(getattr(input, "languages", ())):
+        found.setdefault("languages", {})[language] = first + number
+    return found
+
+
+def _assets(assets_dir: str) -> list[str]:
+    """The files that a run learned from its data: those that have a JSON beside them."""
+    if not files.is_folder(assets_dir):
+        return []
+    names = files.names(assets_dir)
+    return [files.join(assets_dir, name) for name in names if f"{name}{_ABOUT}" in names]

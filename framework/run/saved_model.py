@@ -1,0 +1,274 @@
+"""Writing the functions of a task as a SavedModel, which needs no Tekso to be loaded.
+
+    runs/tiny/export/
+      saved_model.pb, variables/       tf.saved_model.load("runs/tiny/export").signatures
+      assets/export.json               what the functions take and return, what every id stands for
+      assets/…                         what the run learned from its data: tokenizers
+
+A signature takes any number of examples of any length up to the longest:
+
+    ids [5, 9]  ─ fill up rows ─►  [5, 16]  ─ some at a time ─►  [4, 16] [4, 16]  ─►  outputs [5, …]
+
+Each shape that is computed is a function of its own in the file, over the same weights.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.core.protobuf import saved_model_pb2
+
+from tekso.framework import files
+from tekso.framework.context import StepContext
+from tekso.framework.execution.base import LEARNER, WEIGHTS
+from tekso.framework.exports import ExportedFunction
+from tekso.framework.learning_step import APPLIED, EMA
+from tekso.framework.run.checkpoint_files import Checkpoint, CheckpointError
+
+SEED = "seed"
+DESCRIPTION = "export.json"
+_GRADIENT = "_gradient_op_type"  # of a node: name of its custom gradient
+
+
+def evaluation_weights(task: Any, learner: Any, checkpoint: Checkpoint) -> dict[str, np.ndarray]:
+    """Returns the weights of a checkpoint that evaluation uses, by path: averages where kept.
+
+    Raises:
+      CheckpointError: it does not hold the weights of the task.
+    """
+    weights, slots = {}, {}
+    for path, spec in task.specs().items():
+        key = WEIGHTS + path
+        if key not in checkpoint.keys or checkpoint.shape(key) != spec.shape:
+            found = list(checkpoint.shape(key)) if key in checkpoint.keys else "missing"
+            raise CheckpointError(
+                f"{checkpoint.path} does not fit the model: {key} is {found}, want "
+                f"{list(spec.shape)}"
+            )
+        weights[path] = tf.constant(checkpoint.read(key))
+        if (average := f"{LEARNER}{path}/{EMA}") in checkpoint.keys:
+            slots[f"{path}/{EMA}"] = tf.constant(checkpoint.read(average))
+    slots[APPLIED] = tf.constant(checkpoint.read(LEARNER + APPLIED), tf.int64)
+    evaluated = learner.evaluation_weights(weights, slots)
+    return {path: value.numpy() for path, value in evaluated.items()}
+
+
+class ExportModule(tf.Module):
+    """The weights as variables, and the traced functions of a task over them.
+
+    Args:
+      task: the Task.
+      weights: by path.
+      seed: of the run: what is drawn depends on it.
+    """
+
+    def __init__(self, task: Any, weights: Mapping[str, np.ndarray], *, seed: int) -> None:
+        super().__init__()
+        self._task, self._seed = task, seed
+        self.weights = {
+            path: tf.Variable(value, trainable=False, name=path.replace("/", "."))
+            for path, value in weights.items()
+        }
+
+    def trace(self, exported: ExportedFunction, *, batch_size: int, length: int) -> Any:
+        """Returns the concrete function of one shape.
+
+        It takes the inputs by name; if it draws, besides "seed" [] int64 and "offset" [] int32, the
+        number of the first example among all.
+        """
+        shapes = {
+            name: tf.TensorSpec(
+                [batch_size, length] if one.has_length else [batch_size], one.dtype, name
+            )
+            for name, one in exported.inputs.items()
+        }
+        if exported.is_random:
+            shapes[SEED] = tf.TensorSpec([], tf.int64, SEED)
+            shapes["offset"] = tf.TensorSpec([], tf.int32, "offset")
+
+        def compute(**inputs: tf.Tensor) -> dict[str, tf.Tensor]:
+            ctx = StepContext(
+                mode="decode",
+                seed=self._seed,
+                step=inputs.get(SEED, 0),
+                example_offset=inputs.get("offset", 0),
+            )
+            weights = {path: tf.convert_to_tensor(v) for path, v in self.weights.items()}
+            values = [inputs[name] for name in exported.inputs]
+            found = exported.function(self._task.theta(weights), *values, ctx)
+            return {name: found[name] for name in exported.outputs}
+
+        return tf.function(compute, autograph=False).get_concrete_function(**shapes)
+
+    def signature(self, exported: ExportedFunction, *, batch_size: int) -> Any:
+        """Returns the function for any number of examples of any length, to be exported.
+
+        Args:
+          exported: the function.
+          batch_size: examples that are computed together; one alone is computed alone.
+        """
+        sizes = sorted({1, batch_size})
+        traces = [
+            _Trace(self.trace(exported, batch_size=size, length=length), size, length)
+            for length in exported.lengths
+            for size in sizes
+        ]
+        names = list(exported.inputs)
+        lengths = tf.constant(list(exported.lengths))
+        rows = [name for name in names if exported.inputs[name].has_length]
+        specs = {
+            name: tf.TensorSpec([None, None] if one.has_length else [None], one.dtype, name)
+            for name, one in exported.inputs.items()
+        }
+        if exported.is_random:
+            specs[SEED] = tf.TensorSpec([], tf.int64, SEED)
+
+        def run(**inputs: tf.Tensor) -> dict[str, tf.Tensor]:
+            count = tf.shape(inputs[rows[0]])[0]
+            length = tf.reduce_max([tf.shape(inputs[name])[1] for name in rows])
+            longest = exported.lengths[-1]
+            fits = tf.debugging.assert_less_equal(
+                length, longest, message=f"rows are longer than {longest}, the longest exported"
+            )
+            with tf.control_dependencies([fits]):
+                which = tf.searchsorted(lengths, [length])[0] * len(sizes)
+            which += tf.cast(count > 1, tf.int32) * (len(sizes) - 1)
+            branches = [
+                functools.partial(_computed, trace, exported, inputs, length, traces[-1].function)
+                for trace in traces
+            ]
+            found: dict[str, tf.Tensor] = tf.switch_case(which, branches)
+            return found
+
+        return tf.function(run, autograph=False).get_concrete_function(**specs)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Trace:
+    """A function of one shape."""
+
+    function: Any
+    batch_size: int
+    length: int
+
+
+def _computed(
+    trace: _Trace,
+    exported: ExportedFunction,
+    inputs: Mapping[str, tf.Tensor],
+    length: tf.Tensor,
+    longest: Any,
+) -> dict[str, tf.Tensor]:
+    """The outputs of inputs of any size by a trace, as large as those of the longest."""
+    size = trace.batch_size
+    count = tf.shape(next(iter(inputs.values())))[0]
+    turns = (count + size - 1) // size
+    rows = tf.minimum(tf.range(turns * size), count - 1)  # the last one again fills up
+
+    def parts(name: str) -> tf.Tensor:
+        one, value = exported.inputs[name], inputs[name]
+        shape = [turns, size]
+        if one.has_length:
+            missing = trace.length - tf.shape(value)[1]
+            value = tf.pad(value, [[0, 0], [0, missing]], constant_values=one.padding)
+            shape.append(trace.length)
+        return tf.reshape(tf.gather(value, rows), shape)
+
+    def turn(arguments: tuple[dict[str, tf.Tensor], tf.Tensor]) -> dict[str, tf.Tensor]:
+        values, offset = arguments
+        extra = {SEED: inputs[SEED], "offset": offset} if exported.is_random else {}
+        return dict(trace.function(**values, **extra))
+
+    values = {name: parts(name) for name in exported.inputs}
+    kinds = {name: tensor.dtype for name, tensor in trace.function.structured_outputs.items()}
+    found = tf.map_fn(turn, (values, tf.range(turns) * size), fn_output_signature=kinds)
+    outputs = {}
+    for name, one in exported.outputs.items():
+        own = trace.function.structured_outputs[name].shape[1:]
+        wanted = longest.structured_outputs[name].shape[1:]
+        whole = tf.reshape(found[name], [turns * size, *own])[:count]
+        widths = [[0, 0], *([0, most - n] for n, most in zip(own, wanted, strict=True))]
+        whole = tf.pad(whole, widths, constant_values=tf.cast(one.padding, whole.dtype))
+        outputs[name] = whole[:, :length] if one.is_per_token else whole
+    return outputs
+
+
+def write(
+    path: str,
+    module: ExportModule,
+    exported: Mapping[str, ExportedFunction],
+    *,
+    batch_size: int,
+    about: Mapping[str, Any],
+    assets: Sequence[str],
+) -> None:
+    """Writes the SavedModel of some functions.
+
+    Args:
+      path: folder, which must not exist.
+      module: the weights.
+      exported: the functions by the names of their signatures.
+      batch_size: see `ExportModule.signature`.
+      about: goes to `assets/export.json` besides what is said of the functions.
+      assets: files to be kept with it.
+    """
+    signatures = {
+        name: module.signature(one, batch_size=batch_size) for name, one in exported.items()
+    }
+    told = {**about, "functions": {name: _told(one) for name, one in exported.items()}}
+    with tempfile.TemporaryDirectory() as folder:
+        description = os.path.join(folder, DESCRIPTION)
+        files.write_atomically(description, json.dumps(told, indent=1, ensure_ascii=False) + "\n")
+        module.assets = [tf.saved_model.Asset(file) for file in (description, *assets)]
+        tf.saved_model.save(
+            module,
+            path,
+            signatures=signatures,
+            options=tf.saved_model.SaveOptions(experimental_custom_gradients=False),
+        )
+    _forget_custom_gradients(files.join(path, "saved_model.pb"))
+
+
+def _forget_custom_gradients(path: str) -> None:
+    """Takes the names of custom gradients out of a saved graph: they are not saved with it.
+
+    With them every process that loads it is warned, once a function, that it has no gradients.
+    """
+    graph = saved_model_pb2.SavedModel.FromString(files.read(path))
+    for meta in graph.meta_graphs:
+        functions = (function.node_def for function in meta.graph_def.library.function)
+        for nodes in (meta.graph_def.node, *functions):
+            for node in nodes:
+                if _GRADIENT in node.attr:
+                    del node.attr[_GRADIENT]
+    files.write_atomically(path, graph.SerializeToString(deterministic=True))
+
+
+def _told(exported: ExportedFunction) -> dict[str, Any]:
+    inputs = {
+        name: {
+            "dtype": tf.as_dtype(one.dtype).name,
+            "shape": ["examples", "length"] if one.has_length else ["examples"],
+            "padding": one.padding,
+            "doc": one.doc,
+        }
+        for name, one in exported.inputs.items()
+    }
+    if exported.is_random:
+        inputs[SEED] = {"dtype": "int64", "shape": [], "doc": "another one draws anew"}
+    return {
+        "doc": exported.doc,
+        "inputs": inputs,
+        "outputs": {
+            name: {"doc": one.doc, "padding": one.padding} for name, one in exported.outputs.items()
+        },
+        "longest": exported.lengths[-1],
+    }

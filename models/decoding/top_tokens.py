@@ -1,0 +1,40 @@
+"""The best tokens of a large vocabulary, in two levels: first of blocks, then in the few best ones.
+
+One pass over the scores finds the best of every block. The C best tokens lie in the C best blocks:
+each token outside of them has C before it. So what is sorted is small.
+
+Legend: N rows, V vocabulary, C wanted, W width of a block.
+"""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+WIDTH = 32
+"""Tokens of a block. Measured on CPU with 64 rows of 8000 tokens, C = 8: 16 to 64 are alike."""
+
+SMALL = 4
+"""A vocabulary of fewer than so many times C blocks is sorted as it is."""
+
+
+def top_tokens(scores_NV: tf.Tensor, count: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the best tokens of every row, best first; of equal ones the lower id comes first.
+
+    Shapes:
+      scores_NV: float
+      returns: [N, C] scores, [N, C] int32 ids
+    """
+    n, v = scores_NV.shape
+    blocks = v // WIDTH
+    if blocks < SMALL * count:
+        return tf.math.top_k(scores_NV, count)
+    scores_NBW = tf.reshape(scores_NV[:, : blocks * WIDTH], [n, blocks, WIDTH])
+    best_NC = tf.math.top_k(tf.reduce_max(scores_NBW, 2), count).indices
+    best_NC = tf.sort(best_NC)  # so that of equal tokens the lower one still comes first
+    left = tf.reshape(tf.gather(scores_NBW, best_NC, batch_dims=1), [n, count * WIDTH])
+    left = tf.concat([left, scores_NV[:, blocks * WIDTH :]], 1)
+    found_NC, places_NC = tf.math.top_k(left, count)
+    in_blocks = places_NC < count * WIDTH
+    block_NC = tf.gather(best_NC, tf.where(in_blocks, places_NC // WIDTH, 0), batch_dims=1)
+    after = blocks * WIDTH + places_NC - count * WIDTH
+    return found_NC, tf.where(in_blocks, block_NC * WIDTH + places_NC % WIDTH, after)

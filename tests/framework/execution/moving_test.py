@@ -1,0 +1,72 @@
+"""A checkpoint moves from one execution to the other, and training goes on as on one device."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tekso.framework.run.checkpoints import Checkpoints
+
+PROGRAM = Path(__file__).with_name("moving_program.py")
+
+ALONE = {"execution": "data_parallel", "params": {"towers": 1, "xla": "none"}}
+LEGS: list[dict[str, Any]] = [
+    ALONE,
+    {
+        "execution": "pipelined",
+        "params": {"num_stages": 3, "num_micro_batches": 2, "rematerialize": "all"},
+    },
+    {
+        "execution": "mesh_sharded",
+        "params": {"mesh": "data:2;model:2", "rules": "batch:data;mlp:model;vocab:model"},
+    },
+    {
+        "execution": "pipelined",
+        "params": {"num_stages": 2, "num_micro_batches": 2, "num_replicas": 2,
+                   "schedule": "zero_bubble_h1"},
+    },
+    {"execution": "data_parallel", "params": {"xla": "none"}, "cpu_devices": 2},
+    {"execution": "pipelined", "params": {"num_stages": 4, "num_micro_batches": 4}},
+]  # fmt: skip
+
+
+def run(folder: Path, *legs: dict[str, Any]) -> list[list[float]]:
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), str(folder), json.dumps(legs)],
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    losses: list[list[float]] = json.loads(done.stdout.strip().splitlines()[-1])
+    return losses
+
+
+def newest(folder: Path) -> dict[str, np.ndarray]:
+    good = Checkpoints(str(folder)).newest_good()
+    assert good is not None and good.description.step == 2 * len(LEGS)
+    return {key: good.read(key) for key in good.keys}
+
+
+@pytest.mark.slow
+def test_run_that_changes_its_execution_every_two_steps_is_that_of_one_device(
+    tmp_path: Path,
+) -> None:
+    moved = run(tmp_path / "moved", *({**leg, "steps": 2} for leg in LEGS))
+    (alone,) = run(tmp_path / "alone", {**ALONE, "steps": 2 * len(LEGS)})
+    losses = [loss for leg in moved for loss in leg]
+    assert losses == pytest.approx(alone, rel=2e-5)
+    found, expected = newest(tmp_path / "moved"), newest(tmp_path / "alone")
+    assert set(found) == set(expected)
+    assert {key.partition("/")[0] for key in found} == {"weights", "learner"}
+    assert any(key.endswith("/ema") for key in found) and "learner/updates/applied" in found
+    for key, value in expected.items():
+        scale = max(np.max(np.abs(value)), 1e-2)
+        assert np.max(np.abs(found[key] - value)) <= 1e-4 * scale, key

@@ -1,0 +1,249 @@
+"""tekso-decode: lines in, as many lines out, in their order; and what it exports is the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tekso.tools import decode
+
+ONES = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+SETTINGS = [
+    "task.model.dim=16",
+    "task.model.encoder.num_layers=1",
+    "task.model.decoder.num_layers=1",
+    "task.model.encoder.layer.attention.num_heads=2",
+    "task.model.decoder.layer.attention.num_heads=2",
+    "task.model.decoder.layer.memory_attention.num_heads=2",
+    "task.scoring=None",
+    "task.translator.batch_tokens=64",
+    "input.corpus.source_files=train.numbers",
+    "input.corpus.target_files=train.words",
+    "input.tokenizer.vocab_size=300",
+    "input.source_length=24",
+    "input.target_length=32",
+    "input.bounds=[12]",
+    "*.dropout_rate=0",
+    "learner.schedule.warmup_steps=20",
+    "learner.schedule.scale=0.03",
+    "run.decode_at_end=false",
+]
+LINES = [
+    b"12\n",
+    b"3456\r\n",
+    b"\n",
+    b"7" * 100_000 + b"\n",
+    b"   \n",
+    b"8\xff9\n",
+    b"1\n",
+    b"987",  # no line end
+]
+
+# Knows nothing of Tekso: the tokenizer's own model and the JSON beside the SavedModel.
+LOADER = """
+import json, sys
+sys.modules["tekso"] = None  # an import of it is an error
+import numpy as np
+import sentencepiece
+import tensorflow as tf
+
+model = tf.saved_model.load("export")
+vocabulary = json.load(open("export/assets/export.json"))["vocabularies"]["source_tokenizer"]
+table = [bytes.fromhex(part) for part in vocabulary["bytes_of_ids"]]
+tokenizer = sentencepiece.SentencePieceProcessor("export/assets/sentencepiece.model")
+rows = [[*tokenizer.encode(text), vocabulary["end_id"]] for text in json.loads(sys.argv[1])]
+ids = np.zeros([len(rows), max(map(len, rows))], np.int32)
+for into, row in zip(ids, rows):
+    into[: len(row)] = row
+lengths = np.array([len(row) for row in rows], np.int32)
+inputs = dict(source_ids=tf.constant(ids), source_lengths=tf.constant(lengths))
+found = model.signatures["translate"](**inputs)
+texts = [
+    b"".join(table[i] for i in row[0, : n[0]]).decode("utf-8", "replace")
+    for row, n in zip(found["ids"].numpy(), found["lengths"].numpy())
+]
+greedy = model.signatures["greedy"](**inputs)["ids"].numpy()[:, 0]
+print(json.dumps({
+    "texts": texts,
+    "scores": found["scores"].numpy()[:, 0].tolist(),
+    "rows": ids.tolist(),
+    "lengths": lengths.tolist(),
+    "greedy": greedy.tolist(),
+}))
+"""
+
+
+def run(*words: str, cwd: Path, data: bytes = b"") -> tuple[str, str]:
+    done = subprocess.run(
+        [sys.executable, *words], cwd=cwd, input=data, capture_output=True, timeout=600
+    )
+    stdout, stderr = done.stdout.decode(), done.stderr.decode()
+    assert done.returncode == 0, stdout + stderr
+    return stdout, stderr
+
+
+def translate(folder: Path, *words: str, data: bytes = b"") -> tuple[str, str]:
+    return run("-m", "tekso.tools.decode", "--logdir=run", *words, cwd=folder, data=data)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run that was trained for a few steps to spell numbers."""
+    folder = tmp_path_factory.mktemp("decode")
+    numbers = [str(7 * n) for n in range(600)]
+    (folder / "train.numbers").write_text("".join(f"{n}\n" for n in numbers))
+    words = [" ".join(ONES[int(digit)] for digit in number) for number in numbers]
+    (folder / "train.words").write_text("".join(f"{text}\n" for text in words))
+    settings = [f"--set={setting}" for setting in SETTINGS]
+    model = ["--model=mt.text_files.Base", "--logdir=run", "--steps=80"]
+    run("-m", "tekso.tools.trainer", *model, *settings, cwd=folder)
+    (folder / "in.txt").write_bytes(b"".join(LINES))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def translated(trained: Path) -> list[str]:
+    """The lines of a file, translated."""
+    printed, told = translate(trained, "--input=in.txt", "--output=out/out.txt")
+    assert printed == "" and "Traceback" not in told
+    assert "translated 8 lines" in told
+    assert "2 of them are empty" in told
+    assert "1 of them are too long for the model" in told
+    assert "1 of them have bytes that are no UTF-8" in told
+    assert [path.name for path in (trained / "out").iterdir()] == ["out.txt"]
+    text = (trained / "out" / "out.txt").read_bytes().decode()
+    assert text.endswith("\n")
+    return text[:-1].split("\n")
+
+
+@pytest.mark.slow
+def test_every_line_has_its_translation_and_empty_lines_stay(translated: list[str]) -> None:
+    assert len(translated) == len(LINES)
+    assert [i for i, text in enumerate(translated) if not text] == [2, 4]
+    assert len(set(translated)) > 3
+
+
+@pytest.mark.slow
+def test_a_line_that_is_typed_is_answered_before_the_next_one_and_alike(
+    trained: Path, translated: list[str]
+) -> None:
+    command = [sys.executable, "-m", "tekso.tools.decode", "--logdir=run"]
+    process = subprocess.Popen(
+        command, cwd=trained, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdin is not None and process.stdout is not None
+    for line, wanted in zip(LINES[:3], translated, strict=False):
+        process.stdin.write(line)
+        process.stdin.flush()
+        assert process.stdout.readline().decode() == f"{wanted}\n"
+    rest, told = process.communicate(b"".join(LINES[3:]), timeout=600)
+    assert process.returncode == 0, told.decode()
+    assert rest.decode().split("\n")[:-1] == translated[3:]
+
+
+@pytest.mark.slow
+def test_hypotheses_are_told_with_their_scores(trained: Path, translated: list[str]) -> None:
+    options = ["--beam_size=5", "--num_hypotheses=3"]
+    printed, _ = translate(trained, *options, data=b"12\n\n345\n")
+    rows = [line.split(" ||| ") for line in printed.splitlines()]
+    assert [row[0] for row in rows] == ["0", "0", "0", "1", "2", "2", "2"]
+    scores = [float(row[2]) for row in rows]
+    assert scores[0] > scores[1] > scores[2] and scores[4] > scores[5] > scores[6]
+    assert rows[3][1:] == ["", "0.0000"]
+
+
+@pytest.mark.slow
+def test_a_process_without_tekso_translates_alike(trained: Path) -> None:
+    texts = ["12", "3456", "1", "987", "555555"]
+    data = "".join(f"{text}\n" for text in texts).encode()
+    printed, _ = translate(trained, "--format=json", data=data)
+    records = [json.loads(line) for line in printed.splitlines()]
+    assert [record["source"] for record in records] == texts
+    options = ["--export_lengths=8,24", "--export_batch_size=4", "--litert=float32"]
+    told, _ = run(
+        "-m", "tekso.tools.trainer", "--mode=export", "--logdir=run", "--format=json", *options,
+        cwd=trained,
+    )  # fmt: skip
+    assert json.loads(told)["functions"] == ["translate", "greedy", "score"]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    moved = trained / "moved"
+    moved.mkdir()
+    (trained / "run" / "export").rename(moved / "export")  # nothing of the run is needed
+    done = subprocess.run(
+        [sys.executable, "-c", LOADER, json.dumps(texts)],
+        cwd=moved, env=environment, capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    loaded = json.loads(done.stdout)
+    best = [record["hypotheses"][0] for record in records]
+    assert loaded["texts"] == [hypothesis["text"] for hypothesis in best]
+    # float32 sums, the sources filled up to other lengths.
+    assert loaded["scores"] == pytest.approx([h["score"] for h in best], rel=1e-4)
+    check_litert((moved / "export" / "greedy_float32.tflite").read_bytes(), loaded)
+
+
+def check_litert(data: bytes, loaded: dict[str, Any]) -> None:
+    import numpy as np
+
+    interpreter: Any
+    try:
+        from ai_edge_litert import interpreter
+    except ModuleNotFoundError:  # the one that TensorFlow still has
+        from tensorflow import lite as interpreter
+    runner = interpreter.Interpreter(model_content=data).get_signature_runner()
+    for row, length, wanted in zip(
+        loaded["rows"], loaded["lengths"], loaded["greedy"], strict=True
+    ):
+        ids = np.zeros([1, 24], np.int32)
+        ids[0, : len(row)] = row
+        found = runner(source_ids=ids, source_lengths=np.array([length], np.int32))
+        assert found["ids"][0, 0].tolist() == wanted
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        ([], 2, "--logdir is missing, as in tekso-decode"),
+        (["in.txt"], 2, "'in.txt' is no flag"),
+        (["--logdir=run", "--output=."], 2, "--output=. is a folder"),
+        (["--logdir=run", "--input=nowhere"], 1, "nowhere: No such file"),
+        (["--logdir=run", "--input=in"], 1, "there is no checkpoint in run/checkpoints"),
+        (["--logdir=run", "--beam_size=0"], 2, "beam_size"),
+        (["--logdir=run", "--beam=2"], 2, "no flag --beam; did you mean --beam_size?"),
+    ],
+)
+def test_what_is_wrong_is_told_in_a_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    code: int,
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in").touch()
+    assert decode.main(["tekso-decode", *words]) == code
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1, error
+
+
+@pytest.mark.slow
+def test_what_the_run_cannot_do_is_told(
+    trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(trained)
+    for words, code, message in (
+        (["--checkpoint=7"], 1, "there is no checkpoint"),
+        (["--set=task.x=1"], 2, "--set task.x=1"),
+        (["--beam_size=2", "--num_hypotheses=3"], 1, "num_hypotheses is 3: want 1"),
+    ):
+        words = ["--logdir=run", "--input=in.txt", "--output=never", *words]
+        assert decode.main(["tekso-decode", *words]) == code
+        assert message in capsys.readouterr().err
+        assert not (trained / "never").exists()

@@ -1,0 +1,261 @@
+"""tekso-decode: translates a file, or standard input, line by line with a trained model."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from absl import flags
+
+from tekso.framework import files
+from tekso.tools import command_errors, command_flags, experiment_flags
+from tekso.tools.command_errors import OK, UsageError
+from tekso.tools.line_reader import STANDARD_INPUT, LineReader
+
+if TYPE_CHECKING:  # slow to import: the functions below import what they need when they run
+    from tekso.framework.run.assembly import Assembly
+
+PROGRAM = "tekso-decode"
+USAGE = f"{PROGRAM} --logdir=runs/mine --input=texts.en --output=texts.de"
+_STANDARD_OUTPUT = "-"
+_MOST_LINES = 2048  # read, sorted by length and written together
+_FEW_ROWS = 8  # of a batch, where few lines are there
+_PROGRESS_S = 10.0
+_SEARCH = "task.translator.search"
+
+# Of our own, so that --help shows these alone.
+FLAGS: Any = flags.FlagValues()  # type: ignore[no-untyped-call]
+
+
+def _define() -> None:
+    f = FLAGS
+    flags.DEFINE_string("logdir", None, "Folder of the run.", flag_values=f)
+    flags.DEFINE_string(
+        "input",
+        STANDARD_INPUT,
+        "File to translate; - is standard input, answered line by line.",
+        flag_values=f,
+    )
+    flags.DEFINE_string(
+        "output",
+        _STANDARD_OUTPUT,
+        "File to write, whole or not at all; - is standard output.",
+        flag_values=f,
+    )
+    flags.DEFINE_string(
+        "checkpoint", None, "Step or path; by default the newest good one.", flag_values=f
+    )
+    flags.DEFINE_string(
+        "language", None, "Language to translate into, of a model of several.", flag_values=f
+    )
+    flags.DEFINE_integer(
+        "beam_size",
+        None,
+        "Hypotheses that are followed at once; by default as the run says.",
+        lower_bound=1,
+        flag_values=f,
+    )
+    flags.DEFINE_integer(
+        "num_hypotheses", None, "Translations of each line, the best first.", lower_bound=1,
+        flag_values=f,
+    )  # fmt: skip
+    flags.DEFINE_enum(
+        "format",
+        "text",
+        ("text", "json"),
+        "text: a line for each line; where there are several hypotheses, as "
+        "'number ||| translation ||| score'. json: an object for each line, with scores.",
+        flag_values=f,
+    )
+    flags.DEFINE_multi_string(
+        "set", [], "path=value, as for tekso-trainer; can be repeated.", flag_values=f
+    )
+    flags.DEFINE_string(
+        "execution", None, "data_parallel, mesh_sharded or pipelined.", flag_values=f
+    )
+    flags.DEFINE_integer(
+        "cpu_devices", None, "Make so many logical devices of the CPU.", flag_values=f
+    )
+    flags.DEFINE_string("tpu", None, "Name or address of a TPU to run on.", flag_values=f)
+    flags.DEFINE_multi_string(
+        "import", [], "Package with experiments of your own; can be repeated.", flag_values=f
+    )
+    flags.DEFINE_boolean(
+        "traceback", False, "Show the whole traceback of every error.", flag_values=f
+    )
+    flags.DEFINE_boolean("help", False, "Show this text.", short_name="h", flag_values=f)
+
+
+_define()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the tool; returns the exit code: 0 done, 1 an error, 2 a wrong command line."""
+    argv = list(sys.argv if argv is None else argv)
+    show_traceback = "--traceback" in argv
+    return command_errors.run(PROGRAM, lambda: _run(argv), show_traceback=show_traceback)
+
+
+def _run(argv: list[str]) -> int:
+    words = command_flags.parse(FLAGS, argv)
+    if FLAGS.help:
+        purpose = (__doc__ or "").partition(": ")[2]
+        purpose = purpose[:1].upper() + purpose[1:]
+        names = {"logdir": "folder", "input": "file", "output": "file", "set": "path=value"}
+        print(command_flags.help_text(FLAGS, usage=USAGE, purpose=purpose, value_names=names))
+        return OK
+    if words:
+        raise UsageError(f"{words[0]!r} is no flag: flags begin with --, as in {USAGE}")
+    if not FLAGS.logdir:
+        raise UsageError(f"--logdir is missing, as in {USAGE}")
+    if FLAGS.output != _STANDARD_OUTPUT and files.is_folder(os.path.expanduser(FLAGS.output)):
+        raise UsageError(f"--output={FLAGS.output} is a folder: name a file")
+    reader = LineReader(FLAGS.input)  # before anything slow happens
+    try:
+        with contextlib.redirect_stdout(sys.stderr):  # whatever is told while it is built
+            parts = _parts(argv)
+        with _output() as write:
+            _translate(parts, reader, write)
+    finally:
+        reader.close()
+    return OK
+
+
+def _parts(argv: list[str]) -> Assembly:
+    """The experiment of the logdir, with the weights of the checkpoint.
+
+    Raises:
+      UsageError: it translates nothing, or not into the language.
+    """
+    experiment_flags.load(None, FLAGS["import"].value or [])
+    from tekso.framework.run import modes
+    from tekso.framework.run.job import Job
+    from tekso.framework.run.logdir import Logdir
+    from tekso.framework.run.peers import Peers
+    from tekso.framework.run.report.console import console_for
+    from tekso.framework.run.training_loop import restore
+
+    console = console_for(sys.stderr)
+    logdir = Logdir(os.path.expanduser(FLAGS.logdir))
+    checkpoint = modes.open_checkpoint(logdir, FLAGS.checkpoint, console)
+    model, tree = modes.tree_of(checkpoint)
+    if _SEARCH not in tree:
+        raise UsageError(
+            f"{model} translates nothing; for what its task decodes: "
+            f"tekso-trainer --mode=decode --logdir={FLAGS.logdir}"
+        )
+    chosen = {
+        name: (f"{_SEARCH}.{name}", FLAGS[name].value) for name in ("beam_size", "num_hypotheses")
+    }
+    experiment_flags.change(tree, execution=FLAGS.execution, settings=FLAGS.set or [], flags=chosen)
+    tree.eval_inputs = {}  # nothing is evaluated
+    job = Job(
+        model=model,
+        tree=tree,
+        registered=tree,
+        logdir=logdir,
+        console=console,
+        command=[PROGRAM, *argv[1:]],
+        tpu=FLAGS.tpu,
+        cpu_devices=FLAGS.cpu_devices,
+    )
+    parts = job.assemble(Peers())
+    _check_language(getattr(parts.input, "languages", ()))
+    restore(parts.program, checkpoint)
+    console.line(f"{model} at step {checkpoint.step}, beam {tree.get(_SEARCH).beam_size}")
+    return parts
+
+
+def _check_language(languages: Sequence[str]) -> None:
+    if languages and FLAGS.language not in languages:
+        given = f"--language={FLAGS.language}" if FLAGS.language else "--language is missing"
+        raise UsageError(f"{given}: the model translates into {', '.join(languages)}")
+    if FLAGS.language and not languages:
+        raise UsageError(f"--language={FLAGS.language}: the model translates into one language")
+
+
+@contextlib.contextmanager
+def _output() -> Iterator[Callable[[str], None]]:
+    """What takes the lines; a file gets its name when the block ends without an error."""
+    if FLAGS.output == _STANDARD_OUTPUT:
+
+        def write(text: str) -> None:
+            sys.stdout.buffer.write(text.encode("utf-8"))
+            sys.stdout.buffer.flush()
+
+        yield write
+        return
+    with files.writing_atomically(os.path.expanduser(FLAGS.output)) as file:
+        yield lambda text: (file.write(text.encode("utf-8")), None)[1]
+
+
+def _translate(parts: Any, reader: LineReader, write: Callable[[str], None]) -> None:
+    translator = parts.task.translator
+    several = parts.tree.get(_SEARCH).num_hypotheses > 1
+    done, cut, empty, broken = 0, 0, 0, 0
+    begin = told = time.perf_counter()
+    while lines := reader.take(_MOST_LINES):
+        texts = [line.text for line in lines]
+        languages = [FLAGS.language] * len(texts) if FLAGS.language else []
+        found = translator.translate(
+            parts.program, parts.input, texts, languages=languages, rows=_rows(len(texts))
+        )
+        answers = zip(texts, found.hypotheses, strict=True)
+        write("".join(_shown(done + i, *own, several=several) for i, own in enumerate(answers)))
+        done += len(lines)
+        cut += found.num_cut
+        empty += sum(not text.strip() for text in texts)
+        broken += sum(not line.is_text for line in lines)
+        if time.perf_counter() - told > _PROGRESS_S:
+            told = time.perf_counter()
+            _tell(f"{done:,} lines, {done / (told - begin):.1f} a second")
+    _tell(f"translated {done:,} lines in {time.perf_counter() - begin:.1f} s")
+    if empty:
+        _tell(f"{empty:,} of them are empty, and so are their translations")
+    if cut:
+        _tell(
+            f"{cut:,} of them are too long for the model: only their beginning was translated "
+            "(task.translator.max_source_length)"
+        )
+    if broken:
+        _tell(f"{broken:,} of them have bytes that are no UTF-8, read as U+FFFD")
+
+
+def _rows(num_lines: int) -> int | None:
+    """Rows of a batch: a line alone is answered at once; None: as the translator says."""
+    if num_lines == 1:
+        return 1
+    return _FEW_ROWS if num_lines <= _FEW_ROWS else None
+
+
+def _shown(number: int, source: str, hypotheses: Sequence[Any], *, several: bool) -> str:
+    """The output for one line of input, with its line end."""
+    if FLAGS.format == "json":
+        record = {
+            "source": source,
+            "hypotheses": [
+                {"text": h.text, "score": h.score, "log_prob": h.log_prob} for h in hypotheses
+            ],
+        }
+        return json.dumps(record, ensure_ascii=False) + "\n"
+    if several:
+        shown = [(_one_line(h.text), h.score) for h in hypotheses] or [("", 0.0)]
+        return "".join(f"{number} ||| {text} ||| {score:.4f}\n" for text, score in shown)
+    return (_one_line(hypotheses[0].text) if hypotheses else "") + "\n"
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split("\n")).replace("\r", " ")
+
+
+def _tell(text: str) -> None:
+    print(f"{PROGRAM}: {text}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

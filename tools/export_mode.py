@@ -1,0 +1,98 @@
+"""--mode=export: what a trained model does, for programs that do not have Tekso."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from tekso.framework import files
+from tekso.tools.command_errors import OK, UsageError
+
+if TYPE_CHECKING:  # slow to import
+    from tekso.framework.experiment import Tree
+    from tekso.framework.run.checkpoints import Checkpoint
+    from tekso.framework.run.logdir import Logdir
+
+
+def run(
+    model: str,
+    tree: Tree.Params,
+    checkpoint: Checkpoint,
+    logdir: Logdir,
+    *,
+    output: str | None,
+    batch_size: int,
+    lengths: Sequence[str],
+    litert: Sequence[str],
+    as_json: bool,
+) -> int:
+    """Exports a checkpoint and tells what was written; returns the exit code.
+
+    Args:
+      model: key of the experiment.
+      tree: its Params.
+      checkpoint: the weights.
+      logdir: of the run.
+      output: folder to write; None: "export" in the logdir.
+      batch_size: examples computed together.
+      lengths: of rows, as numbers in text; empty: as the task says.
+      litert: numbers of the LiteRT files.
+      as_json: print one object instead of text.
+
+    Raises:
+      UsageError: the folder exists, or a length is no number.
+    """
+    from tekso.framework.run import export
+
+    path = os.path.expanduser(output) if output else logdir.file("export")
+    path = path.rstrip("/")
+    if files.exists(path):
+        raise UsageError(f"{path} exists: give another --output, or move it away")
+    if wrong := [text for text in lengths if not (text.isascii() and text.isdigit())]:
+        raise UsageError(
+            f"--export_lengths: {wrong[0]!r} is no length; want numbers, as in 16,64,128"
+        )
+    kinds: dict[str, Any] = {"float32": "float32", "int8": "int8"}
+    exported = export.export(
+        model,
+        tree,
+        checkpoint,
+        assets_dir=logdir.assets,
+        path=path,
+        settings=export.ExportSettings(
+            batch_size=batch_size,
+            lengths=tuple(map(int, lengths)),
+            litert=tuple(kinds[name] for name in dict.fromkeys(litert)),
+        ),
+    )
+    if as_json:
+        record = {
+            "model": model,
+            "checkpoint": checkpoint.path,
+            "step": checkpoint.step,
+            "output": path,
+            "functions": list(exported.functions),
+            "litert": dict(exported.litert),
+        }
+        print(json.dumps(record, indent=1))
+    else:
+        _tell(exported, checkpoint)
+    return OK
+
+
+def _tell(exported: Any, checkpoint: Checkpoint) -> None:
+    from tekso.framework.run.report.lines import size
+
+    print(f"exported {checkpoint.path} to {exported.path}:")
+    for name, one in exported.functions.items():
+        inputs = ", ".join([*one.inputs, *(["seed"] if one.is_random else [])])
+        print(f"  {name}({inputs}) -> {', '.join(one.outputs)}; rows of up to {one.lengths[-1]}")
+        print(f"      {one.doc}")
+    for path, num_bytes in exported.litert.items():
+        print(f"  {path}: {size(num_bytes)}")
+    first, one = next(iter(exported.functions.items()))
+    given = ", ".join(f"{name}=…" for name in one.inputs)
+    print("load it without Tekso, in Python:")
+    print(f'  tf.saved_model.load("{exported.path}").signatures["{first}"]({given})')
