@@ -50,4 +50,4 @@ def check_can_be_traced(tree: Tree.Params) -> None:
     """Raises an ExecutionError if an experiment has no pipeline to trace."""
     from tekso.framework.run import pipeline_plan
 
-    pipeline_plan.check_is_pipelined(tree, "--trace_pipeline")
+    pipeline_plan.check_can_be_traced(tree)

@@ -185,8 +185,8 @@ def _shards(on_mesh: MeshFigures, width: int) -> list[str]:
     said = f"a device above is a mesh; each of its devices holds, by the rules {rules}:"
     if on_mesh.is_program:
         said = (
-            f"one program over the mesh {layout.mesh}, rules {rules}: every stage has what is "
-            "before and after the stack, and computes it for all micro-batches; a device holds:"
+            f"one program over the mesh {layout.mesh}, rules {rules}: what is before and after "
+            "the stack is on all stages, which share what a rule splits; a device holds:"
         )
     header = ("stage", "weights", "copies", "optimizer", "gradients")
     rows = [

@@ -21,6 +21,8 @@ from tekso.framework.execution.pipeline.spmd_loop import STAGE, SpmdLoop
 from tekso.framework.execution.pipeline.spmd_program import DATA, SpmdProgram
 from tekso.framework.weight_spec import STACK_DIM
 
+VOCAB = "vocab"
+
 
 class SpmdForm:
     """Builds one program for all stages.
@@ -50,6 +52,11 @@ class SpmdForm:
             refused.append(
                 "execution.balance is set: leave it out, since every stage has equally many layers"
             )
+        if pipeline.costs != "traced":
+            refused.append(
+                f"execution.costs is {pipeline.costs!r}: leave it out, since nothing is shared out "
+                "by cost"
+            )
         if pipeline.workers:
             refused.append(
                 "execution.workers are set: leave them out, and start the processes as those of "
@@ -69,6 +76,7 @@ class SpmdForm:
         mesh, rules = f"{STAGE}:{pipeline.num_stages}", f"{STACK_DIM}:{STAGE}"
         if pipeline.num_replicas > 1:
             mesh, rules = f"{mesh};{DATA}:{pipeline.num_replicas}", f"{rules};batch:{DATA}"
+        self._mesh, self._rules = mesh, rules
         self._on_mesh = MeshSharded.Params(mesh=mesh, rules=rules).instantiate()
 
     def join(self, cluster: Cluster) -> None:
@@ -134,7 +142,13 @@ class SpmdForm:
                 f"--cpu_devices={stages * replicas}"
             )
         of_all = {n: ((replicas * s[0], *s[1:]), dtype) for n, (s, dtype) in micro_batch.items()}
-        return self._on_mesh.layout(task, of_all, num_devices=num_devices)
+        rules = self._rules
+        tables = [spec for spec in task.specs().values() if VOCAB in spec.dims]
+        sizes = [spec.shape[spec.dims.index(VOCAB)] for spec in tables if not spec.stacked]
+        if tables and len(sizes) == len(tables) and not any(size % stages for size in sizes):
+            rules = f"{rules};{VOCAB}:{STAGE}"
+        on_mesh = MeshSharded.Params(mesh=self._mesh, rules=rules).instantiate()
+        return on_mesh.layout(task, of_all, num_devices=num_devices)
 
     def build(self, task: Any, learner: Any, *, seed: int, micro_batch: Signature) -> SpmdProgram:
         """Returns the program.

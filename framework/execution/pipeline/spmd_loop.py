@@ -5,8 +5,9 @@
     stage 1       ·   0   1   2   ·        state [stage, examples, …]: moves on by one stage a tick
     stage 2       ·   ·   0   1   2
 
-What comes before the stack (embedding) and after it (softmax) is computed by every stage. Where a
-stage has nothing to do (·), it computes a micro-batch that it has had, and the result is not used.
+What comes before the stack (embedding) and after it (softmax) is computed on all stages, for one
+micro-batch after the other. Where a stage has nothing to do (·), it computes a micro-batch that it
+has had, or will have, and the result is not used.
 
 Source: Xu et al. 2021, "GSPMD" (arXiv 2105.04663), section 3.3: pipelining by a shifting buffer.
 """

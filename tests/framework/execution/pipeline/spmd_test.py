@@ -15,10 +15,12 @@ import small_models
 from equality_test import check
 from mesh_stages_test import run, trained
 
+from tekso.framework import registry
 from tekso.framework.execution import ExecutionError, MeshSharded, Pipelined
 from tekso.framework.execution.base import signature_of
 from tekso.framework.initializers import Zeros
 from tekso.framework.layer import Layer
+from tekso.framework.run import pipeline_plan
 from tekso.framework.theta import Theta
 from tekso.models.layers.stack import RepeatedStack
 
@@ -82,6 +84,7 @@ def test_what_goes_together_is_accepted() -> None:
         ({"workers": ["localhost:7001"]}, r"execution.workers are set"),
         ({"stages_on": MeshSharded.Params()}, r"execution.stages_on is set: leave it out"),
         ({"xla": "stretches"}, r"set 'none'"),
+        ({"costs": "measured"}, r"execution.costs is 'measured': leave it out"),
         ({"size": 9}, r"batch_size 9 does not divide"),
     ],
     ids=lambda v: next(iter(v)) if isinstance(v, dict) else "",
@@ -89,6 +92,12 @@ def test_what_goes_together_is_accepted() -> None:
 def test_what_does_not_go_together_is_refused(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ExecutionError, match=f"(?s){said}"):
         build(**changes)
+
+
+def test_one_program_cannot_be_traced_by_the_host() -> None:
+    tree = registry.get("lm.python_source.TinySpmdPipeline")().tree()
+    with pytest.raises(ExecutionError, match=r"--trace_pipeline .* set execution.form='host'"):
+        pipeline_plan.check_can_be_traced(tree)
 
 
 class Mixing(Layer):
