@@ -114,6 +114,12 @@ def test_a_language_goes_before_the_source() -> None:
         translator.translate(PlainProgram(), input, ["ab"], languages=["it"])
 
 
+def test_a_compiled_search_translates_the_same() -> None:
+    input = pairs_input(train=PLAIN)
+    task = task_of(input, **{"translator.xla": "search"})
+    assert task.translator.translate(PlainProgram(), input, ["abc", "éü"]).best == ["abc", "éü"]
+
+
 def test_it_leaves_off_when_it_is_told_to() -> None:
     input, program = pairs_input(train=PLAIN), PlainProgram()
     translator = task_of(input).translator
