@@ -72,6 +72,20 @@ HOW: list[tuple[str, Run | TestedBy]] = [
         ),
     ),
     (
+        r"tekso-trainer --model=lm\.python_source\.TinyMeshPipeline .*",
+        TestedBy(
+            "tests/framework/execution/pipeline/mesh_stages_test.py"
+            "::test_the_experiment_trains_as_it_is_typed"
+        ),
+    ),
+    (
+        r"tekso-trainer --model=lm\.python_source\.TinySpmdPipeline .*",
+        TestedBy(
+            "tests/framework/execution/pipeline/spmd_test.py"
+            "::test_the_experiment_trains_as_it_is_typed"
+        ),
+    ),
+    (
         r"srun .*tekso-trainer .*",
         TestedBy(
             "tests/framework/execution/mesh/cluster_test.py"

@@ -134,7 +134,7 @@ class Pipelined(Execution):
         if tpu:
             raise ExecutionError(
                 "a pipeline that is driven from the host cannot use the cores of a TPU: use "
-                "--execution=mesh_sharded there"
+                "--execution=mesh_sharded there, or execution.form='spmd' for a repeated stack"
             )
         if self.params.workers:
             devices.setup_cpu(logical_devices=cpu_devices, threads_per_op=1)

@@ -21,7 +21,7 @@ from tekso.models.layers.normalization import RMSNorm
 from tekso.models.layers.recurrent import RecurrentStack
 from tekso.models.layers.recurrent_cells import LstmCell
 from tekso.models.layers.softmax import Softmax
-from tekso.models.layers.stack import Stack
+from tekso.models.layers.stack import RepeatedStack, Stack
 from tekso.models.layers.transformer import TransformerLayer
 from tekso.models.lstm_lm import LstmLm
 from tekso.models.transformer_lm import TransformerLm
@@ -97,6 +97,37 @@ class TinyPipeline(Tiny):
     def execution(self) -> Params:
         """A layer on each device; the first embeds as well, the last computes the loss."""
         return Pipelined.Params(num_stages=4, num_micro_batches=8, schedule="1f1b")
+
+
+@register
+class TinyMeshPipeline(Tiny):
+    """Tiny as a pipeline of 2 stages, each split over 2 devices; 8 micro-batches of 2 examples."""
+
+    def execution(self) -> Params:
+        """Two layers a stage; feed-forward units, heads and bytes over its devices."""
+        return Pipelined.Params(
+            num_stages=2,
+            num_micro_batches=8,
+            rematerialize="all",
+            stages_on=MeshSharded.Params(mesh="model:2", rules="tensor"),
+        )
+
+
+@register
+class TinySpmdPipeline(Tiny):
+    """Tiny with its layers repeated, as one program of 2 stages; 4 micro-batches of 4 examples."""
+
+    def task(self) -> Params:
+        """The same layers, their weights stacked."""
+        params = super().task()
+        layer = params.get("model.stack.layer")
+        return params.set({"model.stack": RepeatedStack.Params(num_layers=4, layer=layer)})
+
+    def execution(self) -> Params:
+        """Two layers a stage; all stages have and compute embedding and softmax."""
+        return Pipelined.Params(
+            form="spmd", num_stages=2, num_micro_batches=4, schedule="gpipe", rematerialize="all"
+        )
 
 
 @register

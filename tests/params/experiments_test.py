@@ -14,7 +14,10 @@ NEEDS_TEXT = {"lm.text_files.Char"}  # the alphabet, and so the vocabulary, is t
 
 def test_the_experiments_that_are_promised_are_there() -> None:
     names = {
-        "python_source": ["Tiny", "TinyMesh", "TinyPipeline", "TinyMoe", "TinyLstm", "Small"],
+        "python_source": [
+            *("Tiny", "TinyMesh", "TinyPipeline", "TinyMeshPipeline", "TinySpmdPipeline"),
+            *("TinyMoe", "TinyLstm", "Small"),
+        ],
         "text_files": ["Char", "Bytes", "SentencePiece"],
         "one_billion_words": [
             "LstmWord",

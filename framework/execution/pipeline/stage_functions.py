@@ -21,11 +21,10 @@ from tekso.framework.context import Mode, StepContext
 from tekso.framework.execution.pipeline.graph_cut import Cut, GraphCut
 from tekso.framework.execution.pipeline.graph_effects import effects
 from tekso.framework.execution.pipeline.piece_traces import tensors
+from tekso.framework.execution.pipeline.stage_run import StageRun, run_stage
 from tekso.framework.execution.pipeline.stages import BATCH, Stage, Value
 from tekso.framework.optimizers.optimizer import state_dtype
-from tekso.framework.pieces import LOSS_SUM, METRICS, run_all
 from tekso.framework.primitives.fusion import Fuse
-from tekso.framework.task import LossSums
 from tekso.framework.weight_spec import WeightSpec
 
 Tensors = dict[str, tf.Tensor]
@@ -163,8 +162,7 @@ class StageFunctions:
 
     def _compute(
         self, mode: Mode, weights: Tensors, inputs: Sequence[tf.Tensor], scalars: Any
-    ) -> tuple[list[tf.Tensor], tf.Tensor, dict[str, Any]]:
-        """Returns flat outputs, the share of the total loss, and the sums."""
+    ) -> StageRun:
         ctx = StepContext(
             mode=mode,
             seed=self._seed,
@@ -173,30 +171,14 @@ class StageFunctions:
             num_examples=self._num_examples,
             fuse=self._fuse,
         )
-        given = iter(inputs)
-        flow = {
-            value.name: tf.nest.map_structure(
-                lambda spec: None if spec is None else next(given), self._values[value]
-            )
-            for value in self._stage.inputs
-        }
-        flow = run_all(self._stage.pieces, weights, flow, ctx)
-        outputs = tensors([flow[name] for name in self._stage.outputs])
-        metrics = dict(ctx.collected.sums["metric"])
-        total, loss_sum = ctx.collected.total("loss"), tf.constant(0.0)
-        if self._stage.is_last:
-            loss = LossSums(flow[LOSS_SUM], flow[METRICS])
-            total = loss.total(scalars[Scalars.TOTAL_WEIGHT], total)
-            loss_sum = loss.loss_sum
-            metrics |= loss.metrics
-        sums = {
-            "loss": loss_sum,
-            "total": total,
-            "metric": tf.nest.map_structure(tf.convert_to_tensor, metrics),
-            "aux": {f"aux/{n}": v for n, (v, _) in ctx.collected.sums["loss"].items()},
-            "statistic": ctx.collected.sums["statistic"],
-        }
-        return outputs, total, sums
+        return run_stage(
+            self._stage,
+            self._values,
+            weights,
+            inputs,
+            ctx,
+            total_weight=scalars[Scalars.TOTAL_WEIGHT],
+        )
 
     # --- what is given by name ---
 

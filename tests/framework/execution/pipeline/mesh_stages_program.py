@@ -1,4 +1,4 @@
-"""Trains a model on one device and with stages on meshes, and prints what came out; for tests.
+"""Trains a model on one device and with stages on meshes, or as one program; for tests.
 
 All pipelines of a call are in one process, on as many logical devices as the first one asks for.
 """
@@ -17,13 +17,16 @@ from typing import Any
 import tensorflow as tf
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import equality_program
+import small_models
 from equality_program import Skipping, skipping_batch
 
 from tekso.framework.execution import DataParallel, MeshSharded, Pipelined
 from tekso.framework.execution.base import signature_of
 from tekso.framework.theta import Theta
+from tekso.models.layers.stack import RepeatedStack
 
 
 class Checking(Skipping):
@@ -37,12 +40,26 @@ class Checking(Skipping):
         return super()._block(index, theta, flow, ctx)
 
 
+def stacked(**layer: Any) -> Any:
+    """A language model of 4 repeated layers."""
+    stack = RepeatedStack.Params(num_layers=4, layer=small_models.layer(**layer))
+    return small_models.language_model(stack)
+
+
+small_models.MODELS["stacked"] = stacked
+small_models.MODELS["stacked_moe"] = lambda: stacked(
+    feed_forward=small_models.experts(small_models.SwitchRouter.Params())
+)
+
+
 def _same(x: Any) -> Any:
     return None if x is None else tf.identity(x)
 
 
 def params_of(pipeline: dict[str, Any]) -> Any:
     """Returns Params; the mesh, its rules and axes among them are those of every stage."""
+    if pipeline.get("form") == "spmd":
+        return Pipelined.Params().set(pipeline)
     rest = dict(pipeline)
     on = {name: rest.pop(name) for name in ("mesh", "rules", "slots_axis") if name in rest}
     params = Pipelined.Params(rematerialize="all", stages_on=MeshSharded.Params().set(on))

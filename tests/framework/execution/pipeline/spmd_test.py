@@ -1,0 +1,113 @@
+"""A pipeline that is one program gives the losses, gradients and weights of a single device."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import small_models
+from equality_test import check
+from mesh_stages_test import run, trained
+
+from tekso.framework.execution import ExecutionError, MeshSharded, Pipelined
+from tekso.framework.execution.base import signature_of
+from tekso.framework.initializers import Zeros
+from tekso.framework.layer import Layer
+from tekso.framework.theta import Theta
+from tekso.models.layers.stack import RepeatedStack
+
+
+def pipeline(stages: int, micro_batches: int, **more: Any) -> dict[str, Any]:
+    sizes = {"num_stages": stages, "num_micro_batches": micro_batches}
+    return {"form": "spmd", "schedule": "gpipe", **sizes, **more}
+
+
+@pytest.mark.slow
+def test_stages_and_micro_batches_change_nothing() -> None:
+    alone, *piped = run(
+        "stacked",
+        pipeline(4, 2, rematerialize="all"),
+        pipeline(2, 4),
+        pipeline(2, 2, num_replicas=2),
+        pipeline(4, 4),
+        size=16,
+    )
+    for one in piped:
+        check(alone, one)
+
+
+@pytest.mark.slow
+def test_experts_in_the_stack_and_parts_of_a_batch() -> None:
+    alone, *piped = run("stacked_moe", pipeline(2, 2, rematerialize="all"), size=16, accumulation=2)
+    for one in piped:
+        check(alone, one)
+
+
+@pytest.mark.slow
+def test_the_experiment_trains_as_it_is_typed(tmp_path: Path) -> None:
+    alone = trained("lm.python_source.Tiny", tmp_path / "alone")
+    program = trained("lm.python_source.TinySpmdPipeline", tmp_path / "program")
+    assert program == pytest.approx(alone, rel=1e-5)
+
+
+# --- what is refused, before any device is used ---
+
+
+def build(model: str = "repeated", size: int = 8, **changes: Any) -> None:
+    params = Pipelined.Params().set({**pipeline(3, 2), **changes})
+    task = small_models.MODELS[model]().instantiate()
+    batch = signature_of(small_models.batch(model, 0, size=size))
+    params.instantiate().setting(task, batch, parts=1, devices=None)
+
+
+def test_what_goes_together_is_accepted() -> None:
+    build()
+    build(rematerialize="all", num_replicas=2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"model": "dense"}, r"the task has no repeated stack between its \d+ pieces"),
+        ({"num_stages": 2}, r"has 3 layers, which do not divide over .*num_stages 2.*: 1, 3;"),
+        ({"schedule": "1f1b"}, r"another one than gpipe: set 'gpipe'"),
+        ({"rematerialize": "except_last"}, r"set 'all' or 'none'"),
+        ({"balance": [1, 1, 5]}, r"execution.balance is set: leave it out"),
+        ({"workers": ["localhost:7001"]}, r"execution.workers are set"),
+        ({"stages_on": MeshSharded.Params()}, r"execution.stages_on is set: leave it out"),
+        ({"xla": "stretches"}, r"set 'none'"),
+        ({"size": 9}, r"batch_size 9 does not divide"),
+    ],
+    ids=lambda v: next(iter(v)) if isinstance(v, dict) else "",
+)
+def test_what_does_not_go_together_is_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ExecutionError, match=f"(?s){said}"):
+        build(**changes)
+
+
+class Mixing(Layer):
+    """Takes the mean over the batch away."""
+
+    mixes_examples = True
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self.weight("mean", [16], dims=("embed",), init=Zeros.Params(), trainable=False)
+
+    def fprop(self, theta: Theta, x: Any, ctx: Any, **side: Any) -> Any:
+        return x - theta.mean
+
+
+def test_statistics_of_a_batch_are_refused() -> None:
+    stack = RepeatedStack.Params(num_layers=2, layer=Mixing.Params())
+    task = small_models.language_model(stack).instantiate()
+    batch = signature_of(small_models.batch("dense", 0))
+    execution = Pipelined.Params().set(pipeline(2, 2)).instantiate()
+    with pytest.raises(ExecutionError, match=r"stack/layers \(Mixing\) mixes the examples"):
+        execution.setting(task, batch, parts=1, devices=None)
