@@ -96,6 +96,7 @@ if __name__ == "__main__":
                 "tekso-trainer=tekso.tools.trainer:main",
                 "tekso-vocab=tekso.tools.vocab:main",
                 "tekso-benchmark=tekso.tools.benchmark:main",
+                "tekso-pipeline-benchmark=tekso.tools.pipeline_benchmark:main",
                 "tekso-worker=tekso.tools.worker:main",
                 "tekso-ckpt=tekso.tools.ckpt:main",
                 "tekso-decode=tekso.tools.decode:main",

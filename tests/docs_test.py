@@ -103,6 +103,10 @@ HOW: list[tuple[str, Run | TestedBy]] = [
         ),
     ),
     (r"tekso-(ckpt|new-task) .*", Run()),
+    (
+        r"tekso-trainer .*--model=mt\.cldr\.\w+ --logdir=.*",
+        Run(f"{SHORT} --set input.corpus.num_pairs=2000"),
+    ),
     (r"tekso-trainer .*--(list|mode)=.*", Run()),
     (r"tekso-trainer .*--logdir=.*", Run(SHORT)),
     (r"tekso-vocab .*--input=.*", Run()),

@@ -15,7 +15,7 @@ from tekso.framework.run.checkpoint_files import Checkpoint
 from tekso.framework.run.inspection import known_input
 
 _ABOUT = ".json"  # beside what a run learned from its data
-_TOKENIZERS = ("tokenizer", "source_tokenizer", "target_tokenizer")  # of inputs
+_TOKENIZERS = ("source_tokenizer", "target_tokenizer", "tokenizer")  # of inputs
 
 
 class ExportError(ValueError):
@@ -139,27 +139,39 @@ def _converted(
 def _vocabularies(input: Any) -> dict[str, Any]:
     """What every id stands for, of each tokenizer of an input, as JSON can hold it."""
     found: dict[str, Any] = {}
-    told: list[Any] = []
+    told: dict[str, Any] = {}
     for name in _TOKENIZERS:
         tokenizer = getattr(input, name, None)
-        if tokenizer is None or any(tokenizer is one for one in told):
+        same = next((key for key, one in told.items() if one is tokenizer), None)
+        if tokenizer is None or same is not None:
+            found |= {name: {"same_as": same}} if same is not None else {}
             continue
-        told.append(tokenizer)
+        told[name] = tokenizer
         found[name] = {
             "kind": type(tokenizer).__name__,
             "vocab_size": tokenizer.vocab_size,
             "end_id": tokenizer.end_id,
             "bytes_of_ids": [bytes(part).hex() for part in tokenizer.token_bytes],
         }
-    first = next((one.vocab_size for one in told), 0)
+    first = next((one.vocab_size for one in told.values()), 0)
     for number, language in enumerate(getattr(input, "languages", ())):
         found.setdefault("languages", {})[language] = first + number
     return found
 
 
-def _assets(assets_dir: str) -> list[str]:
-    """The files that a run learned from its data: those that have a JSON beside them."""
-    if not files.is_folder(assets_dir):
-        return []
-    names = files.names(assets_dir)
-    return [files.join(assets_dir, name) for name in names if f"{name}{_ABOUT}" in names]
+def _assets(assets_dir: str) -> dict[str, str]:
+    """{name: path} of what a run learned from its data: files that have a JSON beside them."""
+    found: dict[str, str] = {}
+    for prefix, folder in {"": assets_dir, **_sides(assets_dir)}.items():
+        names = files.names(folder) if files.is_folder(folder) else []
+        found |= {
+            f"{prefix}{name}": files.join(folder, name)
+            for name in names
+            if f"{name}{_ABOUT}" in names
+        }
+    return found
+
+
+def _sides(assets_dir: str) -> dict[str, str]:
+    """Where what was learned from one side alone lies."""
+    return {f"{side}_": files.join(assets_dir, side) for side in ("source", "target")}

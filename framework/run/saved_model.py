@@ -19,7 +19,7 @@ import functools
 import json
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -208,7 +208,7 @@ def write(
     *,
     batch_size: int,
     about: Mapping[str, Any],
-    assets: Sequence[str],
+    assets: Mapping[str, str],
 ) -> None:
     """Writes the SavedModel of some functions.
 
@@ -218,7 +218,7 @@ def write(
       exported: the functions by the names of their signatures.
       batch_size: see `ExportModule.signature`.
       about: goes to `assets/export.json` besides what is said of the functions.
-      assets: files to be kept with it.
+      assets: {name: path} of files to be kept with it.
     """
     signatures = {
         name: module.signature(one, batch_size=batch_size) for name, one in exported.items()
@@ -227,7 +227,11 @@ def write(
     with tempfile.TemporaryDirectory() as folder:
         description = os.path.join(folder, DESCRIPTION)
         files.write_atomically(description, json.dumps(told, indent=1, ensure_ascii=False) + "\n")
-        module.assets = [tf.saved_model.Asset(file) for file in (description, *assets)]
+        for name, source in assets.items():
+            files.write_atomically(os.path.join(folder, name), files.read(source))
+        module.assets = [
+            tf.saved_model.Asset(os.path.join(folder, name)) for name in (DESCRIPTION, *assets)
+        ]
         tf.saved_model.save(
             module,
             path,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import tensorflow as tf
@@ -71,6 +71,11 @@ class Translator(Configurable):
             "Tokens of a source; of a longer one, the beginning is translated. None: source_length "
             "of the input.",
             default=None,
+        )
+        xla: Literal["none", "search"] = param(
+            "What XLA compiles: nothing, or a whole search as one program. That takes half a "
+            "minute for each shape of a batch, and pays where there are many texts.",
+            default="none",
         )
 
     def __init__(self, params: Any, *, task: Any) -> None:
@@ -136,8 +141,13 @@ class Translator(Configurable):
         if end_id not in self._functions:
 
             def search(theta: Theta, ids: tf.Tensor, segment_ids: tf.Tensor, ctx: Any) -> Any:
-                batch = {"source_ids": ids, "source_segment_ids": segment_ids}
-                return self._search.search(self._model, theta.model, batch, ctx, end_id=end_id)
+                def run(theta: Theta, ids: tf.Tensor, segment_ids: tf.Tensor) -> Any:
+                    batch = {"source_ids": ids, "source_segment_ids": segment_ids}
+                    return self._search.search(self._model, theta, batch, ctx, end_id=end_id)
+
+                if self.params.xla == "search":
+                    run = tf.function(run, jit_compile=True, autograph=False)
+                return run(theta.model, ids, segment_ids)
 
             self._functions[end_id] = search
         return self._functions[end_id]

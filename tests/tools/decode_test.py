@@ -9,8 +9,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from tekso.framework import registry
+from tekso.framework.run import checkpoint_files
+from tekso.framework.run.checkpoint_files import Description
 from tekso.tools import decode
 
 ONES = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
@@ -189,8 +193,6 @@ def test_a_process_without_tekso_translates_alike(trained: Path) -> None:
 
 
 def check_litert(data: bytes, loaded: dict[str, Any]) -> None:
-    import numpy as np
-
     interpreter: Any
     try:
         from ai_edge_litert import interpreter
@@ -231,6 +233,24 @@ def test_what_is_wrong_is_told_in_a_line(
     assert decode.main(["tekso-decode", *words]) == code
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1, error
+
+
+def test_a_model_that_translates_nothing_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    params = registry.get("lm.text_files.Bytes")().tree().to_text()
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    checkpoint_files.write(
+        "run/checkpoints/step_00000001",
+        {"weights/w": np.zeros(2, np.float32)},
+        Description(step=1, model="lm.text_files.Bytes", params=params),
+    )
+    (tmp_path / "in").touch()
+    assert decode.main(["tekso-decode", "--logdir=run", "--input=in"]) == 2
+    error = capsys.readouterr().err
+    assert "lm.text_files.Bytes translates nothing" in error
+    assert "tekso-trainer --mode=decode --logdir=run" in error
 
 
 @pytest.mark.slow

@@ -32,6 +32,7 @@ from tekso.framework.execution.base import (
     Program,
     checked_state,
 )
+from tekso.framework.execution.pipeline import remote
 from tekso.framework.execution.pipeline.actions import BACKWARD, FORWARD, Action
 from tekso.framework.execution.pipeline.measured_step import MeasuredStep, measured_step
 from tekso.framework.execution.pipeline.piece_traces import rows_of, tensors
@@ -119,7 +120,8 @@ class PipelineProgram(Program):
         try:
             return self._train_step(batch, step)
         except tf.errors.OpError as error:  # outside of the actions of the schedule
-            raise StageError(_reason(error)) from error
+            devices = [name for row in self._setting.devices for name in row]
+            raise StageError(_reason(error, devices)) from error
 
     def _train_step(self, batch: Batch, step: int) -> dict[str, Any]:
         self._prepare()
@@ -462,9 +464,10 @@ class _Run:
         functions.weight_gradient({**self._common(replica, stage, m), **held})
 
 
-def _reason(error: tf.errors.OpError) -> str:
+def _reason(error: tf.errors.OpError, devices: Sequence[str]) -> str:
     """What failed between the actions: most likely a device of another process that is lost."""
     found = sorted(set(re.findall(r"/job:worker/replica:\d+/task:\d+", str(error))))
+    found = found or remote.lost(devices)
     where = f" on {', '.join(found)}" if found else ""
     return f"a step of the pipeline failed{where}: {type(error).__name__}: {reason_of(error)}"
 

@@ -62,6 +62,20 @@ def connect(addresses: Sequence[str], *, timeout_s: float = 60.0) -> list[str]:
     return [n for n in remote if ":GPU:" in n] or [n for n in remote if ":CPU:" in n]
 
 
+def lost(devices: Sequence[str]) -> list[str]:
+    """Returns those devices of other processes that do not answer any more."""
+    found = []
+    for device in dict.fromkeys(devices):
+        if f"/job:{JOB}/" not in device:
+            continue
+        try:
+            with tf.device(device):
+                tf.identity(tf.zeros([])).numpy()
+        except tf.errors.OpError:
+            found.append(device)
+    return found
+
+
 def split(address: str) -> tuple[str, int]:
     """Returns host and port.
 

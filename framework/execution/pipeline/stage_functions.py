@@ -202,7 +202,8 @@ class StageFunctions:
     def begin(self) -> None:
         """Begins new totals."""
         for total in self.totals.values():
-            total.assign(tf.zeros_like(total))
+            with tf.device(total.device):  # nothing is sent to another process and back
+                total.assign(tf.zeros(total.shape, total.dtype))
 
     # --- the functions ---
 

@@ -125,7 +125,7 @@ def test_the_file_tells_what_it_takes_and_returns(layer: Table, tmp_path: Path) 
         {"look_up": layer.exported(is_random=True)},
         batch_size=4,
         about={"model": "a.B"},
-        assets=[str(tmp_path / "vocab.txt")],
+        assets={"words.txt": str(tmp_path / "vocab.txt")},
     )
     told = json.loads((tmp_path / "out" / "assets" / "export.json").read_text())
     assert told["model"] == "a.B"
@@ -134,7 +134,7 @@ def test_the_file_tells_what_it_takes_and_returns(layer: Table, tmp_path: Path) 
     assert set(look_up["inputs"]) == {"ids", "offsets", "seed"}
     assert set(look_up["outputs"]) == {"entries", "doubled", "total", "drawn"}
     assert look_up["longest"] == 8
-    assert (tmp_path / "out" / "assets" / "vocab.txt").read_text() == "abc"
+    assert (tmp_path / "out" / "assets" / "words.txt").read_text() == "abc"
     loaded = tf.saved_model.load(path)
     found = loaded.signatures["look_up"](
         ids=tf.constant(ids(2, 2)), offsets=tf.constant([0, 0]), seed=tf.constant(0, tf.int64)
