@@ -31,7 +31,7 @@ def check_is_pipelined(tree: Tree.Params, what: str) -> None:
 def check_can_be_traced(tree: Tree.Params) -> None:
     """Raises an ExecutionError if the host does not see what the stages of an experiment do."""
     check_is_pipelined(tree, "--trace_pipeline")
-    if tree.execution.form == "spmd":
+    if tree.execution.get("form") == "spmd":
         raise ExecutionError(
             "--trace_pipeline shows when the host began what, and execution.form='spmd' is one "
             "program, which it only starts: leave the flag out, or set execution.form='host'"

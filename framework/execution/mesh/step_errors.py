@@ -18,6 +18,10 @@ from tekso.framework.execution.base import ExecutionError
 
 _LONGEST = 20_000  # characters of a message that are kept
 _OF_COMPILER = re.compile(r"error: (?!'builtin.module')(.*)")
+_ADVICE = (
+    "Leave out the rules one by one to find the dim that it cannot split; a layer can pin a tensor "
+    "by ctx.constrain"
+)
 
 _parse_message = error_interpolation.parse_message
 
@@ -26,12 +30,13 @@ def _parse_cut_message(message: str) -> Any:
     return _parse_message(message[:_LONGEST])
 
 
-def explained(step: Callable[..., Any], where: str) -> Callable[..., Any]:
+def explained(step: Callable[..., Any], where: str, *, advice: str = _ADVICE) -> Callable[..., Any]:
     """Returns `step`, which raises an ExecutionError if its program cannot be laid over the mesh.
 
     Args:
       step: a tf.function.
       where: the mesh and the rules, for the message.
+      advice: what to do then.
     """
     error_interpolation.parse_message = _parse_cut_message
 
@@ -52,8 +57,7 @@ def explained(step: Callable[..., Any], where: str) -> Callable[..., Any]:
             reason = found.group(1) if found else message.partition("\n")[0]
             raise ExecutionError(
                 f"TensorFlow's DTensor cannot compile this step for {where}: {reason[:500]}. "
-                "Leave out the rules one by one to find the dim that it cannot split; a layer can "
-                "pin a tensor by ctx.constrain"
+                f"{advice}"
             ) from None
 
     return run

@@ -66,12 +66,6 @@ class StageMesh:
         self.placement = Placement(mesh)
         self._devices: list[str] = list(mesh.local_devices())
 
-    @property
-    def name(self) -> str:
-        """Its devices, for messages."""
-        ends = [name.rpartition("device:")[2] for name in (self._devices[0], self._devices[-1])]
-        return " to ".join(ends) if len(self) > 1 else ends[0]
-
     def __len__(self) -> int:
         return len(self._devices)
 
@@ -130,9 +124,9 @@ def wait_for(parts: Any) -> None:
     By an op, which lets other threads go on: reading a value of a tensor that is not there yet
     holds Python's lock.
     """
-    for made in tf.nest.flatten(parts)[:1]:
-        for part in made.parts:
-            tf.identity(part)
+    made = [each for each in tf.nest.flatten(parts) if each is not None]
+    for part in made[0].parts if made else ():
+        tf.identity(part)
 
 
 def local(parts: Any) -> Any:

@@ -61,7 +61,8 @@ def params_of(pipeline: dict[str, Any]) -> Any:
     if pipeline.get("form") == "spmd":
         return Pipelined.Params().set(pipeline)
     rest = dict(pipeline)
-    on = {name: rest.pop(name) for name in ("mesh", "rules", "slots_axis") if name in rest}
+    of_mesh = ("mesh", "rules", "slots_axis", "weights_axis", "activation_dtype")
+    on = {name: rest.pop(name) for name in of_mesh if name in rest}
     params = Pipelined.Params(rematerialize="all", stages_on=MeshSharded.Params().set(on))
     return params.set(rest)
 

@@ -91,6 +91,21 @@ def test_parts_of_a_batch_add_up() -> None:
 
 
 @pytest.mark.slow
+def test_fully_sharded_weights_and_bfloat16() -> None:
+    alone, split, half = run(
+        "dense",
+        pipeline("data:2", "fsdp", "1f1b", num_micro_batches=2),
+        pipeline("model:2", TENSOR, "1f1b", num_micro_batches=2, activation_dtype="bfloat16"),
+        size=16,
+    )
+    check(alone, split)
+    assert half["first"] == alone["first"]  # the masters are float32
+    for one, other in zip(alone["steps"], half["steps"], strict=True):
+        assert other["loss"] == pytest.approx(one["loss"], rel=0.02)
+        assert other["loss"] != one["loss"]
+
+
+@pytest.mark.slow
 def test_a_stage_that_fails_ends_the_step_with_its_name() -> None:
     (said,) = run("checking", pipeline("data:2", "batch:data", "1f1b"))
     assert said.startswith("StageError: ")
