@@ -14,6 +14,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -27,6 +28,16 @@ from tekso.framework.execution import DataParallel, MeshSharded, Pipelined
 from tekso.framework.execution.base import signature_of
 from tekso.framework.theta import Theta
 from tekso.models.layers.stack import RepeatedStack
+
+
+def packed(batch: dict[str, Any]) -> dict[str, Any]:
+    """Two texts in every example."""
+    examples, length = batch["ids"].shape
+    ends = np.random.default_rng(5).integers(2, length - 1, [examples, 1])
+    places = np.arange(length)
+    is_second = places >= ends
+    positions = np.where(is_second, places - ends, places).astype(np.int32)
+    return {**batch, "segment_ids": is_second.astype(np.int32) + 1, "positions": positions}
 
 
 class Checking(Skipping):
@@ -91,6 +102,9 @@ def main() -> None:
     if job["model"] == "checking":
         print(json.dumps([fail(p) for p in pipelines]), flush=True)
         return
+    if job.get("packed"):
+        plain = small_models.batch
+        small_models.batch = lambda *args, **rest: packed(plain(*args, **rest))
     alone = DataParallel.Params(towers=1, xla="none").instantiate()
     results = [equality_program.run(alone, job)]
     results += [equality_program.run(p, job) for p in pipelines]

@@ -52,6 +52,12 @@ def test_experts_in_the_stack_and_parts_of_a_batch() -> None:
 
 
 @pytest.mark.slow
+def test_what_layers_read_besides_goes_with_its_micro_batch() -> None:
+    alone, piped = run("stacked", pipeline(2, 2), size=16, packed=True)
+    check(alone, piped)
+
+
+@pytest.mark.slow
 def test_the_experiment_trains_as_it_is_typed(tmp_path: Path) -> None:
     alone = trained("lm.python_source.Tiny", tmp_path / "alone")
     program = trained("lm.python_source.TinySpmdPipeline", tmp_path / "program")
