@@ -114,7 +114,7 @@ class Scorer(Configurable):
             CHRF: chrf.CHRF(lowercase=p.lowercase),
         }
         figures = {
-            key: float(metric.corpus_score(list(hypotheses), [list(references)]).score)
+            key: min(float(metric.corpus_score(list(hypotheses), [list(references)]).score), 100.0)
             for key, metric in both.items()
         }
         return figures, {key: str(m.get_signature()) for key, m in both.items()}

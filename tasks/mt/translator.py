@@ -134,7 +134,13 @@ class Translator(Configurable):
     def _call(self, program: Program, end_id: int, batch: Mapping[str, np.ndarray]) -> Any:
         tensors = (tf.constant(batch["source_ids"]), tf.constant(batch["source_segment_ids"]))
         result = program.call(self._function(end_id), *tensors)
-        return {name: np.asarray(value) for name, value in result.items()}
+        found = {name: np.asarray(value) for name, value in result.items()}
+        if np.isnan(found["scores"]).any():
+            raise ValueError(
+                "the scores of translations are no numbers: some weights are not finite "
+                "(tekso-ckpt inspect shows which); take an earlier checkpoint"
+            )
+        return found
 
     def _function(self, end_id: int) -> Callable[..., Any]:
         """Returns the pure function for `program.call`: the same one every time."""

@@ -139,6 +139,19 @@ def test_scores_are_those_of_the_search() -> None:
     assert best.ids.tolist() == list(b"abc")
 
 
+def test_scores_that_are_no_numbers_are_told() -> None:
+    input, program = pairs_input(train=PLAIN), PlainProgram()
+    translator = task_of(input).translator
+    call = program.call
+
+    def spoilt(function: Callable[..., Any], *inputs: Any) -> Any:
+        return call(function, *inputs) | {"scores": tf.fill([8, 1], float("nan"))}
+
+    program.call = spoilt  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match="some weights are not finite"):
+        translator.translate(program, input, ["ab"])
+
+
 @pytest.mark.parametrize("name", ["batch_tokens", "max_source_length"])
 def test_numbers_out_of_range_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} is 0: want at least 1"):
