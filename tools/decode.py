@@ -243,14 +243,12 @@ def _shown(number: int, source: str, hypotheses: Sequence[Any], *, several: bool
             ],
         }
         return json.dumps(record, ensure_ascii=False) + "\n"
+    from tekso.tasks.mt.translator import one_line
+
     if several:
-        shown = [(_one_line(h.text), h.score) for h in hypotheses] or [("", 0.0)]
+        shown = [(one_line(h.text), h.score) for h in hypotheses] or [("", 0.0)]
         return "".join(f"{number} ||| {text} ||| {score:.4f}\n" for text, score in shown)
-    return (_one_line(hypotheses[0].text) if hypotheses else "") + "\n"
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split("\n")).replace("\r", " ")
+    return (one_line(hypotheses[0].text) if hypotheses else "") + "\n"
 
 
 def _tell(text: str) -> None:

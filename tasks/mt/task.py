@@ -17,7 +17,7 @@ from tekso.framework.task import Batch, Decoded, LossSums, Program, Scored, Task
 from tekso.framework.theta import Theta
 from tekso.tasks.mt.exports import translation_exports
 from tekso.tasks.mt.scoring import Scoring
-from tekso.tasks.mt.translator import Translator
+from tekso.tasks.mt.translator import Translator, one_line
 
 MAX_EXPONENT = 80.0  # a loss beyond it has no perplexity worth printing
 
@@ -189,7 +189,13 @@ class Translation(Task):
                 zip(texts, languages, found.hypotheses, strict=True)
             )
         ]
-        return Decoded("\n".join(_shown(record) for record in records), records)
+        shown = [_shown(record) for record in records]
+        if found.num_cut:
+            shown.append(
+                f"of {found.num_cut} texts that are longer than the sources of training, only the "
+                "beginning was translated (task.translator.max_source_length)"
+            )
+        return Decoded("\n".join(shown), records)
 
     def exports(self, input: Any) -> dict[str, ExportedFunction]:
         """Returns what translates, and scores translations, tokens in and out."""
@@ -214,7 +220,7 @@ class Translation(Task):
 def _shown(record: Mapping[str, Any]) -> str:
     to = f" [{record['language']}]" if record["language"] else ""
     lines = [f"source{to}: {record['source']}"]
-    lines += [f"  {h['score']:8.3f}  {h['text']}" for h in record["hypotheses"]]
+    lines += [f"  {h['score']:8.3f}  {one_line(h['text'])}" for h in record["hypotheses"]]
     if "reference" in record:
         lines.append(f"  reference {record['reference']}")
     return "\n".join(lines)
