@@ -6,6 +6,7 @@ import io
 import logging
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -34,7 +35,7 @@ def draw(
     figure = Figure(figsize=size, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    plain = {"parse_math": False}  # a text with two dollars is none
+    plain: Any = {"parse_math": False}  # a text with two dollars is none
     axes.set_title(title, fontsize=9, **plain)
     axes.imshow(attention_TS[:rows, :columns], vmin=0.0, vmax=1.0, cmap="Greys", aspect="auto")
     sides = [_shown(t) for t in source[:columns]], [_shown(t) for t in target[:rows]]
