@@ -81,6 +81,7 @@ if __name__ == "__main__":
         ],
         extras_require={
             "test": [
+                "ai-edge-litert",
                 "hypothesis",
                 "import-linter",
                 "mypy~=2.4.1",  # a new release of mypy or ruff finds new faults

@@ -23,12 +23,18 @@ class ExportedInput:
       dtype: of its elements.
       has_length: whether it is [examples, length], and not [examples].
       padding: what fills up the rows.
+      longest: of its rows, where they cannot be as long as those of other inputs; None: they can.
     """
 
     doc: str
     dtype: Any = tf.int32
     has_length: bool = False
     padding: int = 0
+    longest: int | None = None
+
+    def length_in(self, length: int) -> int:
+        """Returns the length of its rows, where those of the function are filled up to `length`."""
+        return length if self.longest is None else min(length, self.longest)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,12 +43,12 @@ class ExportedOutput:
 
     Attributes:
       doc: what it is.
-      is_per_token: whether dim 1 is that of the longest input: then it is cut to its length.
+      length_of: the input whose length dim 1 has; empty: none.
       padding: what fills up the other dims, which are as large as for the longest rows.
     """
 
     doc: str
-    is_per_token: bool = False
+    length_of: str = ""
     padding: float = 0
 
 

@@ -71,11 +71,13 @@ class Scored:
       figures: {name: value}, reported with those of the pass.
       text: for people, several lines; "" for nothing.
       images: {name: PNG file}.
+      notes: lines that go with the figures wherever they are told.
     """
 
     figures: dict[str, float]
     text: str = ""
     images: dict[str, bytes] = dataclasses.field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 class Program(Protocol):

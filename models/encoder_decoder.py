@@ -245,6 +245,8 @@ class EncoderDecoder(Layer):
         self, theta: Theta, batch: Batch, max_length: int, ctx: StepContext
     ) -> dict[str, Any]:
         """See `Decoder`; reads the source once, keys and values of the memory included."""
+        if self.params.target_positions is not None:
+            self.target_positions.check_length(max_length)
         name, embedding = self._source_embedding()
         source = embedding.fprop(theta[name], batch["source_ids"], ctx)
         memory = self._encode(theta, source, batch, ctx)

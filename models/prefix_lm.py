@@ -181,6 +181,8 @@ class PrefixLm(Layer):
         """See `Decoder`; reads the source as one block into the cache."""
         is_source = tf.not_equal(batch["source_segment_ids"], 0)
         rows, length = is_source.shape
+        if self.params.positions is not None:
+            self.positions.check_length(length + max_length)
         lengths = tf.reduce_sum(tf.cast(is_source, tf.int32), 1, keepdims=True)
         places = tf.broadcast_to(tf.range(length)[tf.newaxis], [rows, length])
         state = {
@@ -206,7 +208,9 @@ class PrefixLm(Layer):
         )
         x = self.embedding.fprop(theta.embedding, ids[:, tf.newaxis], ctx)
         x = self._enter(theta, x, ctx, positions)
-        x, cache, looks = self.stack.look_step(theta.stack, x, state["cache"], place, ctx, **side)
+        x, cache, looks = self.stack.look_step(
+            theta.stack, x, state["cache"], place, ctx, **side, prefix=length
+        )
         logits = self._logits(theta, self._normalise(theta, x, ctx), ctx)
         return DecoderStep(
             logits=tf.cast(tf.squeeze(logits, 1), tf.float32),

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from absl import flags
 
 from tekso.framework import files
-from tekso.tools import command_errors, command_flags
-from tekso.tools.command_errors import OK, UsageError
+from tekso.tools import command_flags
+from tekso.tools.command_errors import UsageError
 
 if TYPE_CHECKING:  # slow to import: the functions below import what they need when they run
     from tekso.framework.run.checkpoints import Checkpoint, Checkpoints
@@ -57,10 +57,7 @@ def _define() -> None:
         flag_values=f,
     )
     flags.DEFINE_enum("format", "text", ("text", "json"), "What is printed.", flag_values=f)
-    flags.DEFINE_boolean(
-        "traceback", False, "Show the whole traceback of every error.", flag_values=f
-    )
-    flags.DEFINE_boolean("help", False, "Show this text.", short_name="h", flag_values=f)
+    command_flags.define_common(f)
 
 
 _define()
@@ -68,16 +65,10 @@ _define()
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the tool; returns the exit code: 0 done, 1 an error, 2 a wrong command line."""
-    argv = list(sys.argv if argv is None else argv)
-    show_traceback = "--traceback" in argv
-    return command_errors.run(PROGRAM, lambda: _run(argv), show_traceback=show_traceback)
+    return command_flags.run(PROGRAM, FLAGS, argv, _run, help_text=_help)
 
 
-def _run(argv: list[str]) -> int:
-    words = command_flags.parse(FLAGS, argv)
-    if FLAGS.help:
-        print(_help())
-        return OK
+def _run(words: list[str]) -> None:
     actions: dict[str, Callable[[list[str]], None]] = {
         "average": _average,
         "list": _list,
@@ -91,7 +82,6 @@ def _run(argv: list[str]) -> int:
 
     quiet_tensorflow.import_tensorflow()
     actions[words[0]](words[1:])
-    return OK
 
 
 def _help() -> str:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import difflib
 import re
+import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from absl import flags
 
+from tekso.tools import command_errors
 from tekso.tools.command_errors import UsageError
 
 _WIDTH = 92
@@ -84,3 +86,41 @@ def _value(flag: Any, value_names: Mapping[str, str]) -> str:
         return "|".join(choices)
     is_number = flag.flag_type() in ("int", "float")
     return value_names.get(flag.name, "N" if is_number else "text")
+
+
+def define_common(values: flags.FlagValues) -> None:
+    """Defines the flags that every tool has: --traceback and --help."""
+    flags.DEFINE_boolean(
+        "traceback", False, "Show the whole traceback of every error.", flag_values=values
+    )
+    flags.DEFINE_boolean("help", False, "Show this text.", short_name="h", flag_values=values)
+
+
+def run(
+    program: str,
+    values: Any,
+    argv: Sequence[str] | None,
+    action: Callable[[list[str]], None],
+    *,
+    help_text: Callable[[], str],
+) -> int:
+    """Runs a tool; returns the exit code: 0 done, 1 an error, 2 a wrong command line.
+
+    Args:
+      program: name of the command.
+      values: its flags, `define_common` among them.
+      argv: the command line; None: that of the process.
+      action: what to do, given the words that are no flags.
+      help_text: the text of --help.
+    """
+    given = list(sys.argv if argv is None else argv)
+
+    def act() -> int:
+        words = parse(values, given)
+        if values.help:
+            print(help_text())
+        else:
+            action(words)
+        return command_errors.OK
+
+    return command_errors.run(program, act, show_traceback="--traceback" in given)

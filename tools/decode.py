@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from absl import flags
 
 from tekso.framework import files
-from tekso.tools import command_errors, command_flags, experiment_flags
-from tekso.tools.command_errors import OK, UsageError
+from tekso.tools import command_flags, experiment_flags
+from tekso.tools.command_errors import UsageError
 from tekso.tools.line_reader import STANDARD_INPUT, LineReader
 
 if TYPE_CHECKING:  # slow to import: the functions below import what they need when they run
@@ -85,10 +85,7 @@ def _define() -> None:
     flags.DEFINE_multi_string(
         "import", [], "Package with experiments of your own; can be repeated.", flag_values=f
     )
-    flags.DEFINE_boolean(
-        "traceback", False, "Show the whole traceback of every error.", flag_values=f
-    )
-    flags.DEFINE_boolean("help", False, "Show this text.", short_name="h", flag_values=f)
+    command_flags.define_common(f)
 
 
 _define()
@@ -96,19 +93,10 @@ _define()
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the tool; returns the exit code: 0 done, 1 an error, 2 a wrong command line."""
-    argv = list(sys.argv if argv is None else argv)
-    show_traceback = "--traceback" in argv
-    return command_errors.run(PROGRAM, lambda: _run(argv), show_traceback=show_traceback)
+    return command_flags.run(PROGRAM, FLAGS, argv, _run, help_text=_help)
 
 
-def _run(argv: list[str]) -> int:
-    words = command_flags.parse(FLAGS, argv)
-    if FLAGS.help:
-        purpose = (__doc__ or "").partition(": ")[2]
-        purpose = purpose[:1].upper() + purpose[1:]
-        names = {"logdir": "folder", "input": "file", "output": "file", "set": "path=value"}
-        print(command_flags.help_text(FLAGS, usage=USAGE, purpose=purpose, value_names=names))
-        return OK
+def _run(words: list[str]) -> None:
     if words:
         raise UsageError(f"{words[0]!r} is no flag: flags begin with --, as in {USAGE}")
     if not FLAGS.logdir:
@@ -118,15 +106,21 @@ def _run(argv: list[str]) -> int:
     reader = LineReader(FLAGS.input)  # before anything slow happens
     try:
         with contextlib.redirect_stdout(sys.stderr):  # whatever is told while it is built
-            parts = _parts(argv)
+            parts = _parts()
         with _output() as write:
             _translate(parts, reader, write)
     finally:
         reader.close()
-    return OK
 
 
-def _parts(argv: list[str]) -> Assembly:
+def _help() -> str:
+    purpose = (__doc__ or "").partition(": ")[2]
+    purpose = purpose[:1].upper() + purpose[1:]
+    names = {"logdir": "folder", "input": "file", "output": "file", "set": "path=value"}
+    return command_flags.help_text(FLAGS, usage=USAGE, purpose=purpose, value_names=names)
+
+
+def _parts() -> Assembly:
     """The experiment of the logdir, with the weights of the checkpoint.
 
     Raises:
@@ -160,7 +154,7 @@ def _parts(argv: list[str]) -> Assembly:
         registered=tree,
         logdir=logdir,
         console=console,
-        command=[PROGRAM, *argv[1:]],
+        command=[PROGRAM],
         tpu=FLAGS.tpu,
         cpu_devices=FLAGS.cpu_devices,
     )
@@ -243,14 +237,12 @@ def _shown(number: int, source: str, hypotheses: Sequence[Any], *, several: bool
             ],
         }
         return json.dumps(record, ensure_ascii=False) + "\n"
+    from tekso.tasks.mt.translator import one_line
+
     if several:
-        shown = [(_one_line(h.text), h.score) for h in hypotheses] or [("", 0.0)]
+        shown = [(one_line(h.text), h.score) for h in hypotheses] or [("", 0.0)]
         return "".join(f"{number} ||| {text} ||| {score:.4f}\n" for text, score in shown)
-    return (_one_line(hypotheses[0].text) if hypotheses else "") + "\n"
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split("\n")).replace("\r", " ")
+    return (one_line(hypotheses[0].text) if hypotheses else "") + "\n"
 
 
 def _tell(text: str) -> None:

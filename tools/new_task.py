@@ -15,8 +15,8 @@ from typing import Any
 
 from absl import flags
 
-from tekso.tools import command_errors, command_flags
-from tekso.tools.command_errors import OK, UsageError
+from tekso.tools import command_flags
+from tekso.tools.command_errors import UsageError
 
 PROGRAM = "tekso-new-task"
 USAGE = f"{PROGRAM} my_task"
@@ -28,32 +28,15 @@ _PLACEHOLDER = "@PACKAGE@"
 FLAGS: Any = flags.FlagValues()  # type: ignore[no-untyped-call]
 
 
-def _define() -> None:
-    flags.DEFINE_boolean(
-        "traceback", False, "Show the whole traceback of every error.", flag_values=FLAGS
-    )
-    flags.DEFINE_boolean("help", False, "Show this text.", short_name="h", flag_values=FLAGS)
-
-
-_define()
+command_flags.define_common(FLAGS)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the tool; returns the exit code: 0 done, 1 an error, 2 a wrong command line."""
-    argv = list(sys.argv if argv is None else argv)
-    show_traceback = "--traceback" in argv
-    return command_errors.run(PROGRAM, lambda: _run(argv), show_traceback=show_traceback)
+    return command_flags.run(PROGRAM, FLAGS, argv, _run, help_text=_help)
 
 
-def _run(argv: list[str]) -> int:
-    words = command_flags.parse(FLAGS, argv)
-    if FLAGS.help:
-        purpose = (
-            "Writes a small package that trains as it is, to be changed: the word is its folder, "
-            "the last part of which is its name."
-        )
-        print(command_flags.help_text(FLAGS, usage=USAGE, purpose=purpose, value_names={}))
-        return OK
+def _run(words: list[str]) -> None:
     if len(words) != 1:
         given = (
             f"{' '.join(words)!r} are several" if words else "the name of the package is missing"
@@ -64,7 +47,14 @@ def _run(argv: list[str]) -> int:
     _check(name, folder, given=words[0])
     _write(folder, name)
     _report(above, name)
-    return OK
+
+
+def _help() -> str:
+    purpose = (
+        "Writes a small package that trains as it is, to be changed: the word is its folder, "
+        "the last part of which is its name."
+    )
+    return command_flags.help_text(FLAGS, usage=USAGE, purpose=purpose, value_names={})
 
 
 def _check(name: str, folder: str, *, given: str) -> None:

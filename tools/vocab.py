@@ -18,8 +18,8 @@ from tekso.framework.input.sentence_piece import SentencePiece, learn
 from tekso.framework.input.text_files import TextFiles
 from tekso.tasks.mt.parallel_files import ParallelFiles
 from tekso.tasks.mt.vocabulary import texts_of
-from tekso.tools import command_errors, command_flags
-from tekso.tools.command_errors import OK, UsageError
+from tekso.tools import command_flags
+from tekso.tools.command_errors import UsageError
 
 PROGRAM = "tekso-vocab"
 USAGE = f"{PROGRAM} --input='texts/*.txt' --output=vocab.model [--vocab_size=8192]"
@@ -76,10 +76,7 @@ def _define() -> None:
         flag_values=f,
     )  # fmt: skip
     flags.DEFINE_boolean("overwrite", False, "Replace the output if it exists.", flag_values=f)
-    flags.DEFINE_boolean(
-        "traceback", False, "Show the whole traceback of every error.", flag_values=f
-    )
-    flags.DEFINE_boolean("help", False, "Show this text.", short_name="h", flag_values=f)
+    command_flags.define_common(f)
 
 
 _define()
@@ -87,20 +84,10 @@ _define()
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the tool; returns the exit code: 0 done, 1 an error, 2 a wrong command line."""
-    argv = list(sys.argv if argv is None else argv)
-    show_traceback = "--traceback" in argv
-    return command_errors.run(PROGRAM, lambda: _run(argv), show_traceback=show_traceback)
+    return command_flags.run(PROGRAM, FLAGS, argv, _run, help_text=_help)
 
 
-def _run(argv: list[str]) -> int:
-    words = command_flags.parse(FLAGS, argv)
-    if FLAGS.help:
-        purpose = (__doc__ or "").partition(": ")[2].replace("\n\n", " ")
-        purpose = purpose[:1].upper() + purpose[1:]
-        names = dict.fromkeys(("input", "source_files", "target_files"), "globs")
-        names["output"] = "file"
-        print(command_flags.help_text(FLAGS, usage=USAGE, purpose=purpose, value_names=names))
-        return OK
+def _run(words: list[str]) -> None:
     inputs = [*FLAGS.input, *words]
     _check(inputs)
     text = _open(inputs)
@@ -117,7 +104,14 @@ def _run(argv: list[str]) -> int:
     if isinstance(text, ParallelFiles) and text.skipped().count:  # seen as they were read
         print(f"warning: {text.skipped()}")
     _report(text, inputs, seconds)
-    return OK
+
+
+def _help() -> str:
+    purpose = (__doc__ or "").partition(": ")[2].replace("\n\n", " ")
+    purpose = purpose[:1].upper() + purpose[1:]
+    names = dict.fromkeys(("input", "source_files", "target_files"), "globs")
+    names["output"] = "file"
+    return command_flags.help_text(FLAGS, usage=USAGE, purpose=purpose, value_names=names)
 
 
 def _open(inputs: Sequence[str]) -> TextFiles | ParallelFiles:

@@ -9,8 +9,8 @@ from typing import Any
 
 from absl import flags
 
-from tekso.tools import command_errors, command_flags
-from tekso.tools.command_errors import OK, UsageError
+from tekso.tools import command_flags
+from tekso.tools.command_errors import UsageError
 
 PROGRAM = "tekso-worker"
 USAGE = f"{PROGRAM} --address=localhost:7000"
@@ -29,10 +29,7 @@ def _define() -> None:
     flags.DEFINE_integer(
         "threads", 1, "Ops that run at the same time.", lower_bound=1, flag_values=FLAGS
     )
-    flags.DEFINE_boolean(
-        "traceback", False, "Show the whole traceback of every error.", flag_values=FLAGS
-    )
-    flags.DEFINE_boolean("help", False, "Show this text.", short_name="h", flag_values=FLAGS)
+    command_flags.define_common(FLAGS)
 
 
 _define()
@@ -40,19 +37,10 @@ _define()
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the tool until it is stopped; returns the exit code."""
-    argv = list(sys.argv if argv is None else argv)
-    show_traceback = "--traceback" in argv
-    return command_errors.run(PROGRAM, lambda: _run(argv), show_traceback=show_traceback)
+    return command_flags.run(PROGRAM, FLAGS, argv, _run, help_text=_help)
 
 
-def _run(argv: list[str]) -> int:
-    words = command_flags.parse(FLAGS, argv)
-    if FLAGS.help:
-        purpose = (__doc__ or "").partition(": ")[2]
-        purpose = purpose[:1].upper() + purpose[1:]
-        names = {"address": "host:port"}
-        print(command_flags.help_text(FLAGS, usage=USAGE, purpose=purpose, value_names=names))
-        return OK
+def _run(words: list[str]) -> None:
     if words:
         raise UsageError(f"{' '.join(words)} is not understood: want {USAGE}")
     if not FLAGS.address:
@@ -63,7 +51,13 @@ def _run(argv: list[str]) -> int:
     print(f"{PROGRAM}: waiting for work at {FLAGS.address}; Ctrl-C ends it", flush=True)
     threading.Event().wait()
     del server
-    return OK
+
+
+def _help() -> str:
+    purpose = (__doc__ or "").partition(": ")[2]
+    purpose = purpose[:1].upper() + purpose[1:]
+    names = {"address": "host:port"}
+    return command_flags.help_text(FLAGS, usage=USAGE, purpose=purpose, value_names=names)
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ class Checkpoints:
             )
         self.directory = directory
         self._keep_last, self._keep_best = keep_last, keep_best
-        self._metric, self._goal = metric, goal
+        self._metric, self._goal, self._has_warned = metric, goal, False
         self._warn = warn
         self._writer = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: concurrent.futures.Future[None] | None = None
@@ -128,9 +128,21 @@ class Checkpoints:
         """Whether a checkpoint with these metrics would be among the best that are kept."""
         value = self._value(metrics)
         if value is None or not self._keep_best:
+            self._warn_of_no_metric(metrics)
             return False
         kept = sorted(map(self._rank, list(self._values.values())))[: self._keep_best]
         return len(kept) < self._keep_best or self._rank(value) < kept[-1]
+
+    def _warn_of_no_metric(self, metrics: Mapping[str, float]) -> None:
+        """Says once that an evaluation has no figure by which the best could be known."""
+        name = self._metric.partition("/")[0]
+        there = [key.partition("/")[2] for key in metrics if key.startswith(f"{name}/")]
+        if there and self._keep_best and self._metric not in metrics and not self._has_warned:
+            self._has_warned = True
+            self._warn(
+                f"no best checkpoint is kept: {self._metric} (run.keep_best.metric) is not "
+                f"reported, only {', '.join(there)}"
+            )
 
     def _write(self, tensors: Mapping[str, np.ndarray], description: Description) -> None:
         path = self.path(description.step)

@@ -79,11 +79,10 @@ def export(
     input = known_input(tree, assets_dir)
     input = getattr(input, "inner", input)
     task = tree.task.owner.complete(tree.task, input).instantiate()
-    functions = {
-        name: _with_lengths(one, settings.lengths) for name, one in task.exports(input).items()
-    }
+    functions = task.exports(input)
     if not functions:
         raise ExportError(f"{model}: its task has nothing to export")
+    functions = _with_lengths(functions, settings.lengths)
     learner = schedules.end_with_run(tree.learner, tree.run.steps).instantiate()
     weights = saved_model.evaluation_weights(task, learner, checkpoint)
     module = saved_model.ExportModule(task, weights, seed=tree.run.seed)
@@ -117,16 +116,23 @@ def export(
     return Exported(path, functions, sizes)
 
 
-def _with_lengths(exported: ExportedFunction, lengths: tuple[int, ...]) -> ExportedFunction:
+def _with_lengths(
+    functions: Mapping[str, ExportedFunction], lengths: tuple[int, ...]
+) -> dict[str, ExportedFunction]:
+    """The functions with other lengths, each with those that are not too long for it."""
     if not lengths:
-        return exported
-    longest = exported.lengths[-1]
+        return dict(functions)
+    longest = max(one.lengths[-1] for one in functions.values())
     if list(lengths) != sorted(set(lengths)) or lengths[0] < 1 or lengths[-1] > longest:
         raise ExportError(
             f"lengths {', '.join(map(str, lengths))}: want ascending ones from 1 to {longest}, the "
             "most tokens that the model sees at once"
         )
-    return dataclasses.replace(exported, lengths=lengths)
+    changed = {}
+    for name, one in functions.items():
+        own = [length for length in lengths if length <= one.lengths[-1]]
+        changed[name] = dataclasses.replace(one, lengths=own or one.lengths[-1:])
+    return changed
 
 
 def _converted(

@@ -16,7 +16,7 @@ import fcntl
 import os
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tekso.framework import files
@@ -73,6 +73,20 @@ class Logdir:
     def decoded(self, name: str) -> str:
         """Folder of what was decoded of an evaluation input."""
         return files.join(self.file("decoded"), name)
+
+    def write_decoded(
+        self, name: str, title: str, text: str, images: Mapping[str, bytes], *, prefix: str = ""
+    ) -> None:
+        """Writes what was decoded of an evaluation input; pictures take the place of earlier ones.
+
+        Raises:
+          OSError: it cannot be written.
+        """
+        folder = self.decoded(name)
+        if text:
+            files.write_atomically(files.join(folder, f"{title}.txt"), text.rstrip() + "\n")
+        for image, picture in images.items():
+            files.write_atomically(files.join(folder, f"{prefix}{image}.png"), picture)
 
     def model(self) -> str | None:
         """Returns the key of the experiment whose logdir this is; None if it is nobody's."""

@@ -117,12 +117,21 @@ def _evaluate(job: Job, checkpoint: Checkpoint, peers: Peers) -> dict[str, Any]:
         seconds = time.perf_counter() - begin
         line = eval_line(name, checkpoint.step, values, seconds=seconds, width=job.console.width)
         job.console.line(line, "evaluation")
-        if scored is not None and peers.is_first:
-            _show_text(job, scored.text)
         record = {STEP: checkpoint.step, SPLIT: name, **values, "checkpoint": checkpoint.path}
+        different = changes(checkpoint.description.params, job.tree)
+        if different:
+            record["changes"] = different
+        if scored is not None:
+            record["notes"] = list(scored.notes)
+            if peers.is_first:
+                _show_text(job, scored.text)
         try:
             if peers.is_first:
                 log.append(record)
+                if scored is not None:
+                    job.logdir.write_decoded(
+                        name, "eval", scored.text, scored.images, prefix="eval_"
+                    )
         except OSError as error:  # of a run that is somebody else's
             job.console.line(f"not added to {log.path}: {error.strerror}", "warning")
         found[name] = values

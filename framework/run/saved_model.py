@@ -86,7 +86,9 @@ class ExportModule(tf.Module):
         """
         shapes = {
             name: tf.TensorSpec(
-                [batch_size, length] if one.has_length else [batch_size], one.dtype, name
+                [batch_size, one.length_in(length)] if one.has_length else [batch_size],
+                one.dtype,
+                name,
             )
             for name, one in exported.inputs.items()
         }
@@ -133,22 +135,28 @@ class ExportModule(tf.Module):
 
         def run(**inputs: tf.Tensor) -> dict[str, tf.Tensor]:
             count = tf.shape(inputs[rows[0]])[0]
-            length = tf.reduce_max([tf.shape(inputs[name])[1] for name in rows])
-            longest = exported.lengths[-1]
-            fits = tf.debugging.assert_less_equal(
-                length, longest, message=f"rows are longer than {longest}, the longest exported"
-            )
-            with tf.control_dependencies([fits]):
+            own = {name: tf.shape(inputs[name])[1] for name in rows}
+            length = tf.reduce_max(list(own.values()))
+            fits = [_fit(name, exported, own[name]) for name in rows]
+            with tf.control_dependencies(fits):
                 which = tf.searchsorted(lengths, [length])[0] * len(sizes)
             which += tf.cast(count > 1, tf.int32) * (len(sizes) - 1)
             branches = [
-                functools.partial(_computed, trace, exported, inputs, length, traces[-1].function)
+                functools.partial(_computed, trace, exported, inputs, traces[-1].function)
                 for trace in traces
             ]
             found: dict[str, tf.Tensor] = tf.switch_case(which, branches)
             return found
 
         return tf.function(run, autograph=False).get_concrete_function(**specs)
+
+
+def _fit(name: str, exported: ExportedFunction, length: tf.Tensor) -> Any:
+    """The check that the rows of an input are not too long."""
+    longest = exported.inputs[name].length_in(exported.lengths[-1])
+    return tf.debugging.assert_less_equal(
+        length, longest, message=f"rows of {name} are longer than {longest}, the longest exported"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,7 +172,6 @@ def _computed(
     trace: _Trace,
     exported: ExportedFunction,
     inputs: Mapping[str, tf.Tensor],
-    length: tf.Tensor,
     longest: Any,
 ) -> dict[str, tf.Tensor]:
     """The outputs of inputs of any size by a trace, as large as those of the longest."""
@@ -177,9 +184,10 @@ def _computed(
         one, value = exported.inputs[name], inputs[name]
         shape = [turns, size]
         if one.has_length:
-            missing = trace.length - tf.shape(value)[1]
+            length = one.length_in(trace.length)
+            missing = length - tf.shape(value)[1]
             value = tf.pad(value, [[0, 0], [0, missing]], constant_values=one.padding)
-            shape.append(trace.length)
+            shape.append(length)
         return tf.reshape(tf.gather(value, rows), shape)
 
     def turn(arguments: tuple[dict[str, tf.Tensor], tf.Tensor]) -> dict[str, tf.Tensor]:
@@ -197,7 +205,9 @@ def _computed(
         whole = tf.reshape(found[name], [turns * size, *own])[:count]
         widths = [[0, 0], *([0, most - n] for n, most in zip(own, wanted, strict=True))]
         whole = tf.pad(whole, widths, constant_values=tf.cast(one.padding, whole.dtype))
-        outputs[name] = whole[:, :length] if one.is_per_token else whole
+        if one.length_of:
+            whole = whole[:, : tf.shape(inputs[one.length_of])[1]]
+        outputs[name] = whole
     return outputs
 
 
@@ -262,6 +272,7 @@ def _told(exported: ExportedFunction) -> dict[str, Any]:
             "dtype": tf.as_dtype(one.dtype).name,
             "shape": ["examples", "length"] if one.has_length else ["examples"],
             "padding": one.padding,
+            **({"longest": one.length_in(exported.lengths[-1])} if one.has_length else {}),
             "doc": one.doc,
         }
         for name, one in exported.inputs.items()

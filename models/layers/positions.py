@@ -42,6 +42,13 @@ class PositionsBase(Layer):
         """See the class."""
         raise NotImplementedError(f"{type(self).__name__} has no fprop()")
 
+    def check_length(self, length: int) -> None:
+        """Checks that there are positions for so many elements, where they come as tensors.
+
+        Raises:
+          ValueError: there are fewer.
+        """
+
 
 class LearnedPositions(PositionsBase):
     """Adds a learned vector a position.
@@ -49,7 +56,8 @@ class LearnedPositions(PositionsBase):
     Weights:
       w: [max_length, dim], dims ("positions", "embed")
     Raises:
-      ValueError: the input is longer than max_length. A position given as a tensor is not checked.
+      ValueError: the input is longer than max_length. A position given as a tensor is not checked:
+        `check_length` is for that.
     Source: Gehring et al. 2017, section 3.1.
     """
 
@@ -73,12 +81,17 @@ class LearnedPositions(PositionsBase):
         else:
             last = positions.max() if isinstance(positions, np.ndarray) else 0
             vectors = ctx.lookup(theta.w, tf.convert_to_tensor(positions))
-        if last >= self.params.max_length:
-            raise ValueError(
-                f"{self.path or type(self).__name__}: position {last} is asked for, but only "
-                f"{self.params.max_length} are learned; raise max_length"
-            )
+        self.check_length(last + 1)
         return x + tf.cast(vectors, x.dtype)
+
+    def check_length(self, length: int) -> None:
+        """See PositionsBase."""
+        if length > self.params.max_length:
+            raise ValueError(
+                f"{self.path or type(self).__name__}: position {length - 1} is asked for, but only "
+                f"{self.params.max_length} are learned; raise max_length, or let texts be shorter "
+                "(of a translation: task.translator.search.max_length)"
+            )
 
 
 class SinusoidalPositions(PositionsBase):

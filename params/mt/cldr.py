@@ -29,9 +29,7 @@ class EnDe(Experiment):
     def task(self) -> Params:
         """One table for both languages; beside the scores, what looking up would score."""
         model = transformer(num_layers=3, dim=128, hidden_dim=512, num_heads=4, dropout_rate=0.1)
-        return Translation.Params(model=model, label_smoothing=0.1).set(
-            {"scoring.pairs": 200, "scoring.nearest": 500}
-        )
+        return Translation.Params(model=model, label_smoothing=0.1).set({"scoring.nearest": 500})
 
     def input(self) -> Params:
         """100,000 pairs in pieces learned from both sides; 2,048 tokens a side in a batch."""
@@ -88,7 +86,19 @@ class Many(EnDe):
     def task(self) -> Params:
         """Twice as wide."""
         model = transformer(num_layers=3, dim=256, hidden_dim=1024, num_heads=4, dropout_rate=0.1)
-        return super().task().set({"model": model, "scoring.nearest": 0})
+        by_letter = dict.fromkeys(("ja", "km", "lo", "my", "th", "zh"), "char")  # no spaces
+        return (
+            super()
+            .task()
+            .set(
+                {
+                    "model": model,
+                    "scoring.nearest": 0,
+                    "scoring.pairs": 2000,
+                    "scoring.scorer.tokenizers": by_letter,
+                }
+            )
+        )
 
     def input(self) -> Params:
         """4,000 pairs a language; 8,000 pieces for all writing systems."""

@@ -40,7 +40,7 @@ def language_model_exports(
             function=lambda *arguments: {"log_probs": task.log_probs(*arguments)},
             inputs={"ids": ids, "labels": labels},
             outputs={
-                "log_probs": ExportedOutput("nats, float32, [examples, length]", is_per_token=True)
+                "log_probs": ExportedOutput("nats, float32, [examples, length]", length_of="ids")
             },
             lengths=lengths_up_to(window),
         ),

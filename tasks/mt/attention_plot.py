@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import logging
+import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -33,15 +35,19 @@ def draw(
     figure = Figure(figsize=size, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    axes.set_title(title, fontsize=9)
+    plain: Any = {"parse_math": False}  # a text with two dollars is none
+    axes.set_title(title, fontsize=9, **plain)
     axes.imshow(attention_TS[:rows, :columns], vmin=0.0, vmax=1.0, cmap="Greys", aspect="auto")
-    axes.set_xticks(range(columns), [_shown(t) for t in source[:columns]], rotation=90, fontsize=8)
-    axes.set_yticks(range(rows), [_shown(t) for t in target[:rows]], fontsize=8)
+    sides = [_shown(t) for t in source[:columns]], [_shown(t) for t in target[:rows]]
+    axes.set_xticks(range(columns), sides[0], rotation=90, fontsize=8, **plain)
+    axes.set_yticks(range(rows), sides[1], fontsize=8, **plain)
     file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=80)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing", category=UserWarning)
+        figure.savefig(file, format="png", dpi=80)
     return file.getvalue()
 
 
 def _shown(token: str) -> str:
-    """A token with its spaces visible, and without what a figure would take for mathematics."""
-    return token.replace(" ", "␣").replace("\n", "⏎").replace("$", r"\$") or "∅"
+    """A token with its spaces visible."""
+    return token.replace(" ", "␣").replace("\n", "⏎") or "∅"

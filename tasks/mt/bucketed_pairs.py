@@ -25,8 +25,8 @@ class BucketedPairs(TranslationInput):
         """Params of BucketedPairs."""
 
         bounds: list[int] = param(
-            "Most tokens of either side in each bucket, ascending, below the larger one of "
-            "source_length and target_length, which is the last. Empty: a quarter and half of it.",
+            "Most tokens of either side in each bucket, ascending; the last bucket is for the "
+            "larger one of source_length and target_length. Empty: a quarter and half of it.",
             default=[],
         )
         fill: Literal["examples", "tokens"] = param(
@@ -47,7 +47,7 @@ class BucketedPairs(TranslationInput):
         p = self.params
         longest = max(p.source_length, p.target_length)
         bounds = list(p.bounds) or [size for size in (longest // 4, longest // 2) if size]
-        self._bounds = [*bounds, longest]
+        self._bounds = [*(bound for bound in bounds if bound < longest), longest]
         rows = [
             p.batch_size * (longest // bound if p.fill == "tokens" and bound > 0 else 1)
             for bound in self._bounds

@@ -5,6 +5,7 @@ Tokens go in and come out: the tokenizers lie beside the model.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import tensorflow as tf
@@ -59,7 +60,7 @@ def translation_exports(
         "greedy": _translating(
             task, greedy, end_id, longest, "The likeliest token, one after the other."
         ),
-        "score": _scoring(task, end_id, min(longest, longest_target)),
+        "score": _scoring(task, end_id, longest, longest_target),
     }
 
 
@@ -87,7 +88,7 @@ def _translating(
     )
 
 
-def _scoring(task: Any, end_id: int, longest: int) -> ExportedFunction:
+def _scoring(task: Any, end_id: int, longest: int, longest_target: int) -> ExportedFunction:
     def score(
         theta: Theta,
         ids_BS: tf.Tensor,
@@ -113,16 +114,21 @@ def _scoring(task: Any, end_id: int, longest: int) -> ExportedFunction:
         doc="The log-probability of every token of given targets.",
         function=score,
         inputs={
-            **_SOURCE,
-            "target_ids": ExportedInput("the tokens of each target, its end", has_length=True),
+            "source_ids": dataclasses.replace(_SOURCE["source_ids"], longest=longest),
+            "source_lengths": _SOURCE["source_lengths"],
+            "target_ids": ExportedInput(
+                "the tokens of each target, its end among them",
+                has_length=True,
+                longest=longest_target,
+            ),
             "target_lengths": ExportedInput("tokens of each target, its end among them"),
         },
         outputs={
             "log_probs": ExportedOutput(
-                "nats, 0 beyond the target: float32, [examples, length]", is_per_token=True
+                "nats, 0 beyond the target: float32, [examples, length]", length_of="target_ids"
             )
         },
-        lengths=lengths_up_to(longest),
+        lengths=lengths_up_to(max(longest, longest_target)),
     )
 
 

@@ -201,6 +201,16 @@ class TranslationInput(ExampleInput):
         records = self.tokens.records[self.chosen.pairs[np.fromiter(numbers, np.int64)]]
         return [self.corpus[index] for index in records.tolist()]
 
+    @property
+    def num_corpus_pairs(self) -> int:
+        """Pairs of the split, those among them that are left out for their length."""
+        return len(self.tokens)
+
+    def corpus_pairs(self, numbers: Iterable[int]) -> list[Pair]:
+        """Pairs as texts, by number in the order of the data, each in [0, num_corpus_pairs)."""
+        records = self.tokens.records[np.fromiter(numbers, np.int64)]
+        return [self.corpus[index] for index in records.tolist()]
+
     def encode_source(self, text: str, language: str | None = None) -> npt.NDArray[np.int32]:
         """What a model reads of a source: the language's token, if any, the text's, the end.
 

@@ -15,8 +15,8 @@ from tekso.tasks.mt.pairs import Pair, text_of
 class ParallelFiles(LinePairs):
     """Pairs of lines of two text files, or of several such pairs of files.
 
-    Files are sorted by name on each side, and paired in that order. A pair of which a line is blank
-    or no UTF-8 is skipped and counted.
+    Files are paired in the order of the globs; those of one glob are sorted by name. A pair of
+    which a line is blank or no UTF-8 is skipped and counted.
     """
 
     class Params(LinePairs.Params):
@@ -55,7 +55,7 @@ class ParallelFiles(LinePairs):
                     f"{p.path_of(name)} is empty: say where both sides are, as in --set "
                     f"{p.path_of(names[0])}='train.en' --set {p.path_of(names[1])}='train.de'"
                 )
-        sides = [files.glob(p.get(name), what=p.path_of(name)) for name in names]
+        sides = [_in_order(p.get(name), what=p.path_of(name)) for name in names]
         if len(sides[0]) != len(sides[1]):
             raise InputError(
                 f"{p.path_of(names[0])} names {len(sides[0])} files ({', '.join(sides[0])}), and "
@@ -71,3 +71,9 @@ class ParallelFiles(LinePairs):
 
     def _source_of(self, line: bytes) -> bytes:
         return line
+
+
+def _in_order(text: str, *, what: str) -> list[str]:
+    """The files of several globs, in their order, each once."""
+    found = [path for one in files.patterns(text) for path in files.glob(one, what=what)]
+    return list(dict.fromkeys(found))

@@ -25,19 +25,19 @@ class Scores:
     signatures: dict[str, str]
 
     def lines(self) -> list[str]:
-        """Returns the scores for people, a line each; those of languages from best to worst."""
+        """Returns the scores for people, a line each; languages from the best chrF to the worst."""
         lines = [
             f"{name} {self.figures[key]:.2f}  {self.signatures[key]}"
             for key, name in ((BLEU, "BLEU"), (CHRF, "chrF"))
         ]
         languages = [key.partition("/")[2] for key in self.figures if key.startswith(f"{BLEU}/")]
         rows = [
-            (self.figures[f"{BLEU}/{language}"], self.figures[f"{CHRF}/{language}"], language)
+            (self.figures[f"{CHRF}/{language}"], self.figures[f"{BLEU}/{language}"], language)
             for language in languages
         ]
         if rows:
             lines += ["", f"{'language':<12} {'BLEU':>6} {'chrF':>6}"]
-        for in_words, in_letters, language in sorted(rows)[::-1]:
+        for in_letters, in_words, language in sorted(rows)[::-1]:
             lines.append(f"{language:<12} {in_words:6.2f} {in_letters:6.2f}")
         return lines
 
@@ -54,23 +54,36 @@ class Scorer(Configurable):
         bleu_tokenizer: str = param(
             "How sacrebleu cuts text into words: 13a, intl, zh, char, none, ….", default="13a"
         )
+        tokenizers: dict[str, str] = param(
+            "{target language: its own}, of the scores of each language; for all others, and for "
+            "all together, bleu_tokenizer.",
+            default={},
+        )
         lowercase: bool = param("Whether BLEU and chrF ignore case.", default=False)
 
     def __init__(self, params: Any) -> None:
         """Checks the tokenizer.
 
         Raises:
-          ValueError: sacrebleu has no such tokenizer.
+          ValueError: sacrebleu has no such tokenizer, or it lacks something here.
         """
         super().__init__(params)
         from sacrebleu.metrics import bleu
 
         p = self.params
-        if p.bleu_tokenizer not in bleu.BLEU.TOKENIZERS:
-            raise ValueError(
-                f"{p.path_of('bleu_tokenizer')} is {p.bleu_tokenizer!r}, but sacrebleu has: "
-                + ", ".join(bleu.BLEU.TOKENIZERS)
-            )
+        named = {p.path_of("bleu_tokenizer"): p.bleu_tokenizer}
+        named |= {f"{p.path_of('tokenizers')}.{name}": t for name, t in p.tokenizers.items()}
+        for path, name in named.items():
+            if name not in bleu.BLEU.TOKENIZERS:
+                raise ValueError(
+                    f"{path} is {name!r}, but sacrebleu has: " + ", ".join(bleu.BLEU.TOKENIZERS)
+                )
+            try:
+                self._of(["a b c d"], ["a b c d"], name)
+            except (RuntimeError, ImportError, OSError) as error:
+                raise ValueError(
+                    f"{path} is {name!r}, which does not work here: {error}"
+                ) from error
 
     def score(
         self,
@@ -93,28 +106,33 @@ class Scorer(Configurable):
                 f"{len(hypotheses)} translations and {len(references)} references: want as many "
                 "of both, and at least one"
             )
-        figures, signatures = self._of(hypotheses, references)
+        p = self.params
+        figures, signatures = self._of(hypotheses, references, p.bleu_tokenizer)
         members: dict[str, list[int]] = collections.defaultdict(list)
         for i, language in enumerate(languages):
             members[str(language)].append(i)
         if len(members) > 1:
             for language, own in sorted(members.items()):
-                part, _ = self._of([hypotheses[i] for i in own], [references[i] for i in own])
+                part, _ = self._of(
+                    [hypotheses[i] for i in own],
+                    [references[i] for i in own],
+                    p.tokenizers.get(language, p.bleu_tokenizer),
+                )
                 figures |= {f"{key}/{language}": value for key, value in part.items()}
         return Scores(figures, signatures)
 
     def _of(
-        self, hypotheses: Sequence[str], references: Sequence[str]
+        self, hypotheses: Sequence[str], references: Sequence[str], tokenizer: str
     ) -> tuple[dict[str, float], dict[str, str]]:
         from sacrebleu.metrics import bleu, chrf
 
         p = self.params
         both: dict[str, Any] = {
-            BLEU: bleu.BLEU(tokenize=p.bleu_tokenizer, lowercase=p.lowercase, force=True),
+            BLEU: bleu.BLEU(tokenize=tokenizer, lowercase=p.lowercase, force=True),
             CHRF: chrf.CHRF(lowercase=p.lowercase),
         }
         figures = {
-            key: float(metric.corpus_score(list(hypotheses), [list(references)]).score)
+            key: min(float(metric.corpus_score(list(hypotheses), [list(references)]).score), 100.0)
             for key, metric in both.items()
         }
         return figures, {key: str(m.get_signature()) for key, m in both.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from tekso.framework.theta import Theta
 from tekso.tasks.mt import attention_plot
 from tekso.tasks.mt.nearest import NearestSource
 from tekso.tasks.mt.scores import BLEU, Scorer
-from tekso.tasks.mt.translator import Translations, Translator, source_batch
+from tekso.tasks.mt.translator import Batch, Translations, Translator, one_line, source_batch
 
 
 class Scoring(Configurable):
@@ -25,9 +25,9 @@ class Scoring(Configurable):
 
         scorer: Scorer.Params = param("How translations are compared.", default=Scorer.Params())
         pairs: int | None = param(
-            "Pairs of an evaluation input that are translated during training, spread evenly over "
-            "it; None: all. At the last evaluation, and in --mode=eval, all are.",
-            default=500,
+            "Pairs of an evaluation input that are translated, spread evenly over it. None: all, "
+            "those among them that are too long for the loss; of a source that is, the beginning.",
+            default=None,
         )
         shown: int = param("Translations that are shown beside their references.", default=10)
         plots: int = param("Of these, those whose attention is drawn.", default=2)
@@ -53,8 +53,7 @@ class Scoring(Configurable):
     ) -> Scored | None:
         """See `Task.score`."""
         p, input = self.params, getattr(input, "inner", input)
-        limit = None if is_last else p.pairs
-        pairs = input.pairs(_spread(input.num_pairs, limit))
+        pairs = input.corpus_pairs(_spread(input.num_corpus_pairs, p.pairs))
         sources = [pair.source for pair in pairs]
         references = [pair.target for pair in pairs]
         languages = [pair.language for pair in pairs]
@@ -64,27 +63,32 @@ class Scoring(Configurable):
         if stopped():
             return None
         scores = self._scorer.score(found.best, references, languages)
-        lines = [f"{len(pairs)} of {input.num_pairs} pairs", *scores.lines()]
+        lines = [_told(len(pairs), input, found), *scores.lines()]
         figures = dict(scores.figures)
         if is_last and p.nearest:
-            looked_up, text = self._nearest(input, sources, references, found)
+            looked_up, text = self._nearest(input, pairs, found)
             figures |= looked_up
             lines.append(text)
         shown = _spread(len(pairs), p.shown).tolist()
         lines += ["", *(_sample(pairs[i], found, i) for i in shown)]
         images = self._attention(program, input, [pairs[i] for i in shown[: p.plots]], found, shown)
-        return Scored(figures, "\n".join(lines), images)
+        notes = tuple(f"{key}: {text}" for key, text in scores.signatures.items())
+        return Scored(figures, "\n".join(lines), images, notes)
 
     def _nearest(
-        self, input: Any, sources: Sequence[str], references: Sequence[str], found: Translations
+        self, input: Any, pairs: Sequence[Any], found: Translations
     ) -> tuple[dict[str, float], str]:
         """What looking up the nearest training source scores, and the model on the same pairs."""
-        chosen = _spread(len(sources), self.params.nearest).tolist()
-        nearest = NearestSource(pair[:2] for pair in input.training_pairs())
-        looked_up = list(nearest.translate(sources[i] for i in chosen))
-        own = [references[i] for i in chosen]
-        figures = self._scorer.score(looked_up, own).figures
-        model = self._scorer.score([found.best[i] for i in chosen], own).figures
+        chosen = _spread(len(pairs), self.params.nearest).tolist()
+        looked_up = dict.fromkeys(chosen, "")
+        for language in {pairs[i].language for i in chosen}:
+            known = (pair[:2] for pair in input.training_pairs() if pair.language == language)
+            own = [i for i in chosen if pairs[i].language == language]
+            targets = NearestSource(known).translate(pairs[i].source for i in own)
+            looked_up.update(zip(own, targets, strict=True))
+        references = [pairs[i].target for i in chosen]
+        figures = self._scorer.score([looked_up[i] for i in chosen], references).figures
+        model = self._scorer.score([found.best[i] for i in chosen], references).figures
         text = (
             f"of {len(chosen)} pairs, the target of the nearest training source: BLEU "
             f"{figures[BLEU]:.2f}; the model: {model[BLEU]:.2f}"
@@ -104,9 +108,9 @@ class Scoring(Configurable):
         for number, (pair, i) in enumerate(zip(pairs, shown, strict=False)):
             if not found.hypotheses[i]:
                 continue
-            source = input.encode_source(pair.source, language=pair.language)
+            source = self._translator.encode(input, pair.source, pair.language)
             target = found.hypotheses[i][0].ids
-            batch = _forced(source, target, input.target_tokenizer.end_id)
+            batch = self._forced(source, target, input)
             tensors = (tf.constant(batch[name]) for name in _FORCED_NAMES)
             values = program.call(self._look, *tensors)
             images[f"attention_{number}"] = attention_plot.draw(
@@ -117,6 +121,21 @@ class Scoring(Configurable):
             )
         return images
 
+    def _forced(self, source: np.ndarray, target: np.ndarray, input: Any) -> Batch:
+        """A batch of one pair, filled up so that few shapes are traced."""
+        longest = input.params.source_length, self._translator.longest_target
+        sizes = [
+            min(1 << max(4, int(size - 1).bit_length()), most or size)
+            for size, most in zip((len(source), len(target) + 1), longest, strict=True)
+        ]
+        end_id = input.target_tokenizer.end_id
+        batch = source_batch([source], rows=1, length=max(sizes[0], len(source)))
+        read = np.concatenate([[end_id], target]).astype(np.int32)
+        ids = np.full([1, max(sizes[1], len(read))], end_id, np.int32)
+        ids[0, : len(read)] = read
+        segment_ids = (np.arange(ids.shape[1]) < len(read)).astype(np.int32)[None]
+        return {**batch, "target_ids": ids, "target_segment_ids": segment_ids}
+
     def _look(self, theta: Theta, *tensors_and_ctx: Any) -> tf.Tensor:
         *tensors, ctx = tensors_and_ctx
         batch = dict(zip(_FORCED_NAMES, tensors, strict=True))
@@ -126,15 +145,14 @@ class Scoring(Configurable):
 _FORCED_NAMES = ("source_ids", "source_segment_ids", "target_ids", "target_segment_ids")
 
 
-def _forced(source: np.ndarray, target: np.ndarray, end_id: int) -> Mapping[str, np.ndarray]:
-    """A batch of one pair, filled up to powers of two, so that few shapes are traced."""
-    sizes = [1 << max(4, int(size - 1).bit_length()) for size in (len(source), len(target) + 1)]
-    batch = source_batch([source], rows=1, length=sizes[0])
-    read = np.concatenate([[end_id], target]).astype(np.int32)
-    ids = np.full([1, sizes[1]], end_id, np.int32)
-    ids[0, : len(read)] = read
-    segment_ids = (np.arange(sizes[1]) < len(read)).astype(np.int32)[None]
-    return {**batch, "target_ids": ids, "target_segment_ids": segment_ids}
+def _told(count: int, input: Any, found: Translations) -> str:
+    """What was translated of an input, and what was not as it is."""
+    parts = [f"{count:,} of {input.num_corpus_pairs:,} pairs"]
+    if found.num_cut:
+        parts.append(f"of {found.num_cut:,} only the beginning was read")
+    if input.skipped().count:
+        parts.append(f"{input.skipped().count:,} more are malformed or blank")
+    return "; ".join(parts)
 
 
 def _spread(count: int, limit: int | None) -> np.ndarray:
@@ -148,4 +166,5 @@ def _sample(pair: Any, found: Translations, index: int) -> str:
     score = f"  ({hypotheses[0].score:.3f})" if hypotheses else ""
     text = hypotheses[0].text if hypotheses else ""
     to = f" [{pair.language}]" if pair.language else ""
-    return f"source{to}: {pair.source}\n  model: {text}{score}\n  reference: {pair.target}"
+    model = one_line(text)
+    return f"source{to}: {pair.source}\n  model: {model}{score}\n  reference: {pair.target}"

@@ -13,13 +13,15 @@ from tekso.framework.exports import ExportedFunction
 from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, literals, param
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
-from tekso.framework.task import LOSS, Batch, Decoded, LossSums, Program, Scored, Task
+from tekso.framework.task import Batch, Decoded, LossSums, Program, Scored, Task
 from tekso.framework.theta import Theta
 from tekso.tasks.mt.exports import translation_exports
 from tekso.tasks.mt.scoring import Scoring
-from tekso.tasks.mt.translator import Translator
+from tekso.tasks.mt.translator import Translator, one_line
 
 MAX_EXPONENT = 80.0  # a loss beyond it has no perplexity worth printing
+
+_NATS = "nats"  # the mean loss where labels are not smoothed, whose exponent is the perplexity
 
 NUM_EXAMPLES = 3  # pairs that are shown where no texts are given
 
@@ -72,7 +74,7 @@ class Translation(Task):
 
     @classmethod
     def complete(cls, params: Any, input: Any) -> Any:
-        """Fills in what is open: the vocabularies of both sides, and learned positions.
+        """Fills in what is open: vocabularies, learned positions, and how long targets may be.
 
         Raises:
           ValueError: the size of a vocabulary is nowhere said, or smaller than the input's.
@@ -100,6 +102,10 @@ class Translation(Task):
                 and (params.model.get(path) is REQUIRED)
             ):
                 params.model.set({path: input.params.get(length)})
+        search, learned = params.translator.search, "target_positions.max_length"
+        if search.max_length is None and learned in params.model:
+            params.translator = params.translator.copy()
+            params.translator.search.max_length = params.model.get(learned)
         return params
 
     def loss_weight(self, batch: Batch) -> tf.Tensor:
@@ -110,7 +116,12 @@ class Translation(Task):
         """Returns the sum of nats over the weighted labels; labels are smoothed in training."""
         smoothing = self.params.label_smoothing if ctx.is_training else 0.0
         nats = self.model.token_cross_entropy(theta.model, batch, ctx, label_smoothing=smoothing)
-        return LossSums(tf.reduce_sum(batch["target_weights"] * nats))
+        return LossSums(*self._sums(nats, batch, smoothing))
+
+    def _sums(self, nats: tf.Tensor, batch: Batch, smoothing: float) -> Any:
+        """The sum of the losses, and the metrics."""
+        loss_sum = tf.reduce_sum(batch["target_weights"] * nats)
+        return loss_sum, {} if smoothing else {_NATS: (loss_sum, self.loss_weight(batch))}
 
     def pieces(self) -> list[Piece]:
         """See Task: the pieces of the model, and the sum of what it returns."""
@@ -119,8 +130,9 @@ class Translation(Task):
         return [*pieces, Piece("loss", {}, self._run_sums)]
 
     def _run_sums(self, theta: Theta, flow: Flow, ctx: Any) -> Flow:
-        loss_sum = tf.reduce_sum(flow["target_weights"] * flow["cross_entropy"])
-        return {**flow, LOSS_SUM: loss_sum, METRICS: {}}
+        smoothing = self.params.label_smoothing if ctx.is_training else 0.0
+        loss_sum, metrics = self._sums(flow["cross_entropy"], flow, smoothing)
+        return {**flow, LOSS_SUM: loss_sum, METRICS: metrics}
 
     def log_probs(self, theta: Theta, batch: Batch, ctx: Any) -> tf.Tensor:
         """Returns the log-probability of every label in nats, [B, T] float32; pure."""
@@ -131,10 +143,11 @@ class Translation(Task):
         return int(np.count_nonzero(batch["target_weights"])), "tokens"
 
     def summarize(self, sums: Mapping[str, tuple[float, float]]) -> dict[str, float]:
-        """Adds the perplexity to the means."""
+        """Adds the perplexity to the means; there is none of a loss with smoothed labels."""
         figures = super().summarize(sums)
-        if LOSS in figures and not self.params.label_smoothing:
-            figures["perplexity"] = math.exp(min(figures[LOSS], MAX_EXPONENT))
+        nats = figures.pop(_NATS, None)
+        if nats is not None:
+            figures["perplexity"] = math.exp(min(nats, MAX_EXPONENT))
         return figures
 
     def score(
@@ -176,7 +189,13 @@ class Translation(Task):
                 zip(texts, languages, found.hypotheses, strict=True)
             )
         ]
-        return Decoded("\n".join(_shown(record) for record in records), records)
+        shown = [_shown(record) for record in records]
+        if found.num_cut:
+            shown.append(
+                f"of {found.num_cut} texts that are longer than the sources of training, only the "
+                "beginning was translated (task.translator.max_source_length)"
+            )
+        return Decoded("\n".join(shown), records)
 
     def exports(self, input: Any) -> dict[str, ExportedFunction]:
         """Returns what translates, and scores translations, tokens in and out."""
@@ -201,7 +220,7 @@ class Translation(Task):
 def _shown(record: Mapping[str, Any]) -> str:
     to = f" [{record['language']}]" if record["language"] else ""
     lines = [f"source{to}: {record['source']}"]
-    lines += [f"  {h['score']:8.3f}  {h['text']}" for h in record["hypotheses"]]
+    lines += [f"  {h['score']:8.3f}  {one_line(h['text'])}" for h in record["hypotheses"]]
     if "reference" in record:
         lines.append(f"  reference {record['reference']}")
     return "\n".join(lines)

@@ -19,9 +19,12 @@ from tekso.framework.params import Configurable, param
 from tekso.framework.task import Program
 from tekso.framework.theta import Theta
 from tekso.models.decoding.beam_search import BeamSearch
+from tekso.models.decoding.search import Search
 
 _SHORTEST = 16  # tokens: sources are filled up to this, twice this, and so on
 _FEWEST_ROWS = 8
+
+Batch = dict[str, np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +68,7 @@ class Translator(Configurable):
     class Params(Configurable.Params):
         """Params of Translator."""
 
-        search: BeamSearch.Params = param("How targets are found.", default=BeamSearch.Params())
+        search: Search.Params = param("How targets are found.", default=BeamSearch.Params())
         batch_tokens: int = param("Source tokens that are translated together.", default=2048)
         max_source_length: int | None = param(
             "Tokens of a source; of a longer one, the beginning is translated. None: source_length "
@@ -111,13 +114,13 @@ class Translator(Configurable):
         """
         targets = list(languages) or [None] * len(texts)
         input = getattr(input, "inner", input)
-        longest = self.params.max_source_length or input.params.source_length
-        encoded = [
+        longest = self._longest(input)
+        whole = [
             input.encode_source(text, language=language)
             for text, language in zip(texts, targets, strict=True)
         ]
-        num_cut = sum(len(ids) > longest for ids in encoded)
-        encoded = [_cut(ids, longest) for ids in encoded]
+        num_cut = sum(len(ids) > longest for ids in whole)
+        encoded = [_cut(ids, longest) for ids in whole]
         found: list[list[Hypothesis]] = [[] for _ in texts]
         for length, members in _by_length(encoded, texts, longest).items():
             size = rows or max(_FEWEST_ROWS, _power_of_two(self.params.batch_tokens // length))
@@ -131,10 +134,29 @@ class Translator(Configurable):
                     found[i] = _hypotheses(result, row, input)
         return Translations(found, num_cut)
 
+    @property
+    def longest_target(self) -> int | None:
+        """Most tokens of a translation, its end included; None: its source alone tells."""
+        longest: int | None = self._search.params.max_length
+        return longest
+
+    def encode(self, input: Any, text: str, language: str | None) -> np.ndarray:
+        """Returns what is read of a text: its tokens, those of a text that is too long cut."""
+        return _cut(input.encode_source(text, language=language), self._longest(input))
+
+    def _longest(self, input: Any) -> int:
+        return int(self.params.max_source_length or input.params.source_length)
+
     def _call(self, program: Program, end_id: int, batch: Mapping[str, np.ndarray]) -> Any:
         tensors = (tf.constant(batch["source_ids"]), tf.constant(batch["source_segment_ids"]))
         result = program.call(self._function(end_id), *tensors)
-        return {name: np.asarray(value) for name, value in result.items()}
+        found = {name: np.asarray(value) for name, value in result.items()}
+        if np.isnan(found["scores"]).any():
+            raise ValueError(
+                "the scores of translations are no numbers: some weights are not finite "
+                "(tekso-ckpt inspect shows which); take an earlier checkpoint"
+            )
+        return found
 
     def _function(self, end_id: int) -> Callable[..., Any]:
         """Returns the pure function for `program.call`: the same one every time."""
@@ -153,7 +175,7 @@ class Translator(Configurable):
         return self._functions[end_id]
 
 
-def source_batch(sources: Sequence[np.ndarray], *, rows: int, length: int) -> dict[str, np.ndarray]:
+def source_batch(sources: Sequence[np.ndarray], *, rows: int, length: int) -> Batch:
     """Returns the source side of a batch; rows beyond the sources are padding.
 
     Shapes:
@@ -166,6 +188,11 @@ def source_batch(sources: Sequence[np.ndarray], *, rows: int, length: int) -> di
         ids[row, : len(source)] = source
         segment_ids[row, : len(source)] = 1
     return {"source_ids": ids, "source_segment_ids": segment_ids}
+
+
+def one_line(text: str) -> str:
+    """Returns a text without line ends."""
+    return " ".join(text.split("\n")).replace("\r", " ")
 
 
 def _by_length(

@@ -89,16 +89,16 @@ class Report:
 
     def scored(self, name: str, step: int, scored: Scored) -> None:
         """Keeps what decoding an evaluation input showed: in the logdir and in TensorBoard."""
-        folder = self._logdir.decoded(name)
+        for note in scored.notes:
+            self._console.line(f"  {note}", "dim")
         try:
+            self._logdir.write_decoded(name, f"step_{step:09d}", scored.text, scored.images)
             if scored.text:
-                text = scored.text.rstrip() + "\n"
-                files.write_atomically(files.join(folder, f"step_{step:09d}.txt"), text)
-                self._events.append_text(step, name, "decoded", text)
+                self._events.append_text(step, name, "decoded", scored.text)
             for title, picture in scored.images.items():
-                files.write_atomically(files.join(folder, f"{title}.png"), picture)
                 self._events.append_image(step, name, title, picture)
         except OSError as error:  # no sample is worth a run
+            folder = self._logdir.decoded(name)
             self._console.line(f"{folder} is not written: {error.strerror}", "warning")
 
     def _write(self, step: int, split: str, values: Mapping[str, float]) -> None:

@@ -61,7 +61,7 @@ class Table(Layer):
             },
             outputs={
                 "entries": ExportedOutput("entries", padding=-1),
-                "doubled": ExportedOutput("twice the entries", is_per_token=True),
+                "doubled": ExportedOutput("twice the entries", length_of="ids"),
                 "total": ExportedOutput("sums"),
                 "drawn": ExportedOutput("random"),
             },
@@ -96,7 +96,7 @@ def test_any_number_of_rows_of_any_length_up_to_the_longest(layer: Table) -> Non
         bucket = next(n for n in (3, 5, 8) if n >= length)
         assert (found["entries"].numpy()[:, length:bucket] == 0).all()  # id 0, which fills up
         assert (found["entries"].numpy()[:, bucket:] == -1).all()
-    with pytest.raises(tf.errors.InvalidArgumentError, match="rows are longer than 8"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="rows of ids are longer than 8"):
         signature(ids=tf.constant(ids(2, 9)), offsets=tf.constant([0, 0]))
 
 

@@ -83,10 +83,10 @@ def repeated() -> EncoderDecoder.Params:
 
 
 def prefix_lm(kind: Any = Stack) -> PrefixLm.Params:
-    """Sinusoidal positions, pre-norm, biases, dropout, tied."""
+    """Sinusoidal positions, pre-norm, biases, dropout, tied; the prefix is beyond the window."""
     p = PrefixLm.Params(source_vocab_size=V, target_vocab_size=V, dim=D, dropout_rate=0.1)
     p.stack = kind.Params(num_layers=2, layer=CAUSAL_LAYER)
-    return p.set({"*num_heads": 2, "*hidden_dim": 7})
+    return p.set({"*num_heads": 2, "*hidden_dim": 7, "stack.layer.attention.window": 2})
 
 
 def repeated_prefix_lm() -> PrefixLm.Params:

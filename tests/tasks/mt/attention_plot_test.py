@@ -12,8 +12,8 @@ from tekso.tasks.mt import attention_plot
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (3, 5), (90, 70)])
 def test_a_picture_grows_with_its_tokens_up_to_a_bound(rows: int, columns: int) -> None:
     shares = np.random.default_rng(0).dirichlet(np.ones(columns), rows)
-    tokens = [["a", " b", "$x_1$", "\n", "", "ü"][i % 6] for i in range(100)]
-    picture = attention_plot.draw(shares, source=tokens, target=tokens, title="{x} $ \\")
+    tokens = [["a", " b", "$%$", "\n", "", "日"][i % 6] for i in range(100)]
+    picture = attention_plot.draw(shares, source=tokens, target=tokens, title="$5% or {$6 \\")
     height, width, _ = tf.io.decode_png(picture).shape
     assert 50 < height < 2000 and 50 < width < 2000
 

@@ -33,7 +33,7 @@ def parts() -> tuple[Any, dict[str, ExportedFunction], ExportModule]:
         path: 2 * spec.initial_value(5) if len(spec.shape) > 1 else spec.initial_value(5)
         for path, spec in task.specs().items()
     }
-    exports = translation_exports(task, SEARCH, end_id=END, longest=9, longest_target=7)
+    exports = translation_exports(task, SEARCH, end_id=END, longest=9, longest_target=20)
     return task, exports, ExportModule(task, weights, seed=0)
 
 
@@ -81,8 +81,9 @@ def test_translate_gives_what_the_search_finds_for_each_source() -> None:
         np.testing.assert_allclose(found["log_probs"][row], wanted["log_probs"], rtol=1e-5)
 
 
-def test_score_gives_the_log_probability_that_the_search_gave() -> None:
+def test_score_gives_the_log_softmax_of_the_labels() -> None:
     _, exports, module = parts()
+    assert exports["score"].lengths == [16, 20]
     ids, lengths = sources()
     targets = np.zeros([5, 4], np.int32)
     target_lengths = np.array([4, 1, 3, 2, 4], np.int32)
@@ -94,7 +95,7 @@ def test_score_gives_the_log_probability_that_the_search_gave() -> None:
         target_ids=tf.constant(targets),
         target_lengths=tf.constant(target_lengths),
     )["log_probs"].numpy()
-    assert found.shape == (5, 7)  # of the longer side
+    assert found.shape == (5, 4)
     task = parts()[0]
     for row, (size, length) in enumerate(zip(lengths, target_lengths, strict=True)):
         assert not found[row, length:].any()

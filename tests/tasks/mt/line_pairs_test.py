@@ -51,8 +51,11 @@ class TestParallelFiles:
         assert all_of(one) == expected
         assert [one[i] for i in range(3)] == expected
         assert one.origin(1).file.endswith("a.en") and one.origin(1).offset == 5
-        swapped = parallel(tmp_path, source_files=f"{tmp_path}/b.en,{tmp_path}/a.en")
-        assert all_of(swapped) == expected
+        named = {
+            f"{side}_files": f"{tmp_path}/b.{end},{tmp_path}/a.{end}"
+            for side, end in (("source", "en"), ("target", "de"))
+        }
+        assert all_of(parallel(tmp_path, **named)) == [expected[2], *expected[:2]]
 
     @IN_FOLDER
     @given(pairs=st.lists(st.tuples(LINE, LINE), min_size=1, max_size=10), end=st.booleans())

@@ -47,7 +47,7 @@ def test_every_language_has_its_own_scores_and_the_table_begins_with_the_best() 
     assert set(scores.figures) == {f"{m}{s}" for m in ("bleu", "chrf") for s in ("", "/de", "/fr")}
     assert scores.figures["bleu/fr"] == pytest.approx(bleu(HYPOTHESES[1:], REFERENCES[1:]))
     table = [line.split()[0] for line in scores.lines()[-2:]]
-    assert table == sorted(["de", "fr"], key=lambda name: -scores.figures[f"bleu/{name}"])
+    assert table == sorted(["de", "fr"], key=lambda name: -scores.figures[f"chrf/{name}"])
 
 
 def test_one_language_alone_has_no_table() -> None:
@@ -71,3 +71,14 @@ def test_what_cannot_be_scored_is_refused(hypotheses: list[str], references: lis
 def test_an_unknown_tokenizer_is_refused_with_those_there_are() -> None:
     with pytest.raises(ValueError, match=r"'moses', but sacrebleu has: .*13a"):
         Scorer.Params(bleu_tokenizer="moses").instantiate()
+
+
+def test_a_tokenizer_that_does_not_work_here_is_refused_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(*args: object, **kwargs: object) -> None:
+        raise RuntimeError("Please install MeCab")
+
+    monkeypatch.setattr("sacrebleu.metrics.bleu.BLEU.corpus_score", broken)
+    with pytest.raises(ValueError, match=r"bleu_tokenizer is '13a', which does not work .*MeCab"):
+        Scorer.Params(tokenizers={"ja": "char"}).instantiate()

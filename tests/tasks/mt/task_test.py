@@ -13,11 +13,12 @@ import tensorflow as tf
 from tekso.framework.context import StepContext
 from tekso.framework.input.sentence_piece import SentencePiece
 from tekso.framework.params import REQUIRED
-from tekso.framework.pieces import LOSS_SUM
+from tekso.framework.pieces import LOSS_SUM, METRICS
 from tekso.models.encoder_decoder import DECODER_LAYER, ENCODER_LAYER, EncoderDecoder
 from tekso.models.layers.positions import LearnedPositions
 from tekso.models.layers.stack import Stack
 from tekso.tasks.mt.packed_pairs import PackedPairs
+from tekso.tasks.mt.pairs import InMemoryPairs
 from tekso.tasks.mt.task import Translation
 
 VOCAB = 11
@@ -62,7 +63,8 @@ def test_loss_is_the_weighted_sum_of_nats_and_perplexity_follows() -> None:
     task = task_params().instantiate()
     theta, batch = task.init(3), batch_of()
 
-    loss_sum = float(task.loss(theta, batch, StepContext()).loss_sum)
+    sums = task.loss(theta, batch, StepContext())
+    loss_sum = float(sums.loss_sum)
 
     log_probs = log_probs_of(task, theta, batch)
     want = -(log_probs * batch["target_weights"].numpy()).sum()
@@ -70,8 +72,9 @@ def test_loss_is_the_weighted_sum_of_nats_and_perplexity_follows() -> None:
     np.testing.assert_allclose(task.log_probs(theta, batch, StepContext()), log_probs, rtol=1e-4)
     assert task.loss_weight(batch) == 13
     assert task.count({k: v.numpy() for k, v in batch.items()}) == (13, "tokens")
-    figures = task.summarize({"loss": (loss_sum, 13.0)})
-    assert figures["perplexity"] == pytest.approx(math.exp(want / 13), rel=1e-5)
+    metrics = {name: (float(s), float(w)) for name, (s, w) in sums.metrics.items()}
+    figures = task.summarize({"loss": (loss_sum, 13.0), **metrics})
+    assert figures == pytest.approx({"loss": want / 13, "perplexity": math.exp(want / 13)})
 
 
 @pytest.mark.parametrize("mode", ["train", "eval"])
@@ -79,15 +82,32 @@ def test_pieces_give_the_loss_and_labels_are_smoothed_in_training_only(mode: Any
     task = task_params(label_smoothing=0.2).instantiate()
     theta, batch, ctx = task.init(3), batch_of(), StepContext(mode=mode)
 
-    loss_sum = task.loss(theta, batch, ctx).loss_sum
+    sums = task.loss(theta, batch, ctx)
+    loss_sum = sums.loss_sum
 
     flow: Any = dict(batch)
     for piece in task.pieces():
         flow = piece.run(theta, flow, ctx)
     np.testing.assert_allclose(flow[LOSS_SUM], loss_sum, rtol=1e-6)
+    assert flow[METRICS].keys() == sums.metrics.keys()
     plain = -(log_probs_of(task, theta, batch) * batch["target_weights"].numpy()).sum()
     assert (abs(float(loss_sum) - plain) < 1e-3) == (mode == "eval")
-    assert "perplexity" not in task.summarize({"loss": (1.0, 1.0)})
+    figures = task.summarize({"loss": (1.0, 1.0), **sums.metrics})
+    assert ("perplexity" in figures) == (mode == "eval")  # of smoothed labels there is none
+
+
+def test_targets_are_no_longer_than_the_positions_that_are_learned() -> None:
+    params = task_params()
+    params.model.target_positions = LearnedPositions.Params(max_length=6)
+    input = types.SimpleNamespace(params=PackedPairs.Params(source_length=9, target_length=8))
+
+    task = Translation.complete(params, input).instantiate()
+
+    assert task.params.translator.search.max_length == 6
+    theta, batch = task.init(0), batch_of()
+    task.model.start_decoding(theta.model, batch, 6, StepContext())
+    with pytest.raises(ValueError, match=r"position 6 is asked for, but only 6.*search.max_length"):
+        task.model.start_decoding(theta.model, batch, 7, StepContext())
 
 
 def test_vocabularies_and_learned_positions_are_those_of_the_input() -> None:
@@ -101,7 +121,7 @@ def test_vocabularies_and_learned_positions_are_those_of_the_input() -> None:
     assert (model.source_vocab_size, model.target_vocab_size) == (12, 12)
     assert model.source_positions.max_length == 9
     assert params.model.source_vocab_size is REQUIRED
-    told.corpus.languages = ["de", "fr"]
+    told.corpus = InMemoryPairs.Params(languages=["de", "fr"])
     unread = types.SimpleNamespace(params=told, vocab_size=20)
     assert Translation.complete(params, unread).model.target_vocab_size == 22
 

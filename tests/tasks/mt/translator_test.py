@@ -15,6 +15,8 @@ from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, param
 from tekso.framework.theta import Theta
 from tekso.models.decoding.decoder import DecoderStep
+from tekso.models.decoding.sampler import Sampler
+from tekso.tasks.mt import attention_plot
 from tekso.tasks.mt.input import PaddedPairs
 from tekso.tasks.mt.pairs import InMemoryPairs
 from tekso.tasks.mt.task import Translation
@@ -139,6 +141,19 @@ def test_scores_are_those_of_the_search() -> None:
     assert best.ids.tolist() == list(b"abc")
 
 
+def test_scores_that_are_no_numbers_are_told() -> None:
+    input, program = pairs_input(train=PLAIN), PlainProgram()
+    translator = task_of(input).translator
+    call = program.call
+
+    def spoilt(function: Callable[..., Any], *inputs: Any) -> Any:
+        return call(function, *inputs) | {"scores": tf.fill([8, 1], float("nan"))}
+
+    program.call = spoilt  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match="some weights are not finite"):
+        translator.translate(program, input, ["ab"])
+
+
 @pytest.mark.parametrize("name", ["batch_tokens", "max_source_length"])
 def test_numbers_out_of_range_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} is 0: want at least 1"):
@@ -150,11 +165,6 @@ def test_numbers_out_of_range_are_refused(name: str) -> None:
 DEV = [("a b c d e", "a b c d e"), ("f g h i j", "f g h i x"), ("k l m n o", "k l m n o")]
 
 
-def score(input: Any, **settings: Any) -> Any:
-    task = task_of(input, **settings)
-    return task.score(PlainProgram(), input, is_last=settings.pop("is_last", True))
-
-
 def test_held_out_pairs_are_scored_shown_and_drawn() -> None:
     input = pairs_input(train=DEV)
     scored = task_of(input).score(PlainProgram(), input, is_last=True)
@@ -163,13 +173,48 @@ def test_held_out_pairs_are_scored_shown_and_drawn() -> None:
     assert "3 of 3 pairs" in scored.text and "version:" in scored.text
     assert "model: f g h i j" in scored.text and "reference: f g h i x" in scored.text
     assert set(scored.images) == {"attention_0", "attention_1"}
+    assert [note.split(":")[0] for note in scored.notes] == ["bleu", "chrf"]
+    assert all("version:" in note for note in scored.notes)
 
 
-def test_fewer_pairs_are_scored_before_the_last_evaluation() -> None:
+def test_every_language_is_scored_with_its_own_words() -> None:
+    train = [("ab cd ef gh", "ab cd ef gh", "de"), ("abcdefgh", "abcdefgx", "zh")]
+    input = pairs_input(languages=("de", "zh"), train=train)
+    settings = {"scoring.scorer.tokenizers": {"zh": "char"}, "scoring.nearest": 2}
+    scored = task_of(input, **settings).score(PlainProgram(), input, is_last=True)
+    assert scored is not None and scored.figures["bleu/de"] == pytest.approx(100.0)
+    assert 60 < scored.figures["bleu/zh"] < 90  # of 8 characters, the last is wrong
+    assert scored.figures["nearest/bleu"] == pytest.approx(100.0)  # each in its own language
+
+
+def test_the_picture_is_that_of_the_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Any] = []
+
+    def draw(attention: np.ndarray, **texts: Any) -> bytes:
+        drawn.append((attention, texts))
+        return b""
+
+    monkeypatch.setattr(attention_plot, "draw", draw)
+    input = pairs_input(languages=("de", "fr"), train=[("abc", "abc", "fr"), ("ab", "ab", "de")])
+    task_of(input, **{"scoring.plots": 1}).score(PlainProgram(), input, is_last=True)
+    ((attention, texts),) = drawn
+    np.testing.assert_array_equal(attention, np.eye(4, 5, dtype=np.float32))
+    assert texts["source"] == ["<fr>", "a", "b", "c", ""] and texts["target"] == ["a", "b", "c", ""]
+
+
+def test_pairs_that_are_too_long_for_the_loss_are_scored_too() -> None:
+    input = pairs_input(train=[("ab", "ab"), ("x" * 30, "x" * 30)], length=8)
+    assert (input.num_pairs, input.num_corpus_pairs) == (1, 2)
+    scored = task_of(input).score(PlainProgram(), input, is_last=True)
+    assert scored is not None and scored.figures["bleu"] < 60
+    assert "2 of 2 pairs; of 1 only the beginning was read" in scored.text
+
+
+def test_fewer_pairs_are_scored_where_that_is_said() -> None:
     input = pairs_input(train=DEV)
     task = task_of(input, **{"scoring.pairs": 2, "scoring.plots": 0})
-    early = task.score(PlainProgram(), input, is_last=False)
-    assert early is not None and "2 of 3 pairs" in early.text and not early.images
+    scored = task.score(PlainProgram(), input, is_last=True)
+    assert scored is not None and "2 of 3 pairs" in scored.text and not scored.images
 
 
 def test_a_lookup_stands_beside_the_last_scores() -> None:
@@ -198,6 +243,20 @@ def test_given_texts_are_decoded_with_lists_of_the_best() -> None:
     assert [record["hypotheses"][0]["text"] for record in records] == ["ab", "c"]
     assert all(len(record["hypotheses"]) == 2 for record in records)
     assert "source: ab" in decoded.text
+
+
+def test_samples_are_drawn_where_the_search_is_a_sampler() -> None:
+    input = pairs_input(train=PLAIN)
+    sampler = Sampler.Params(num_samples=3, max_length_ratio=1.0)
+    task = task_of(input, decode=["ab"], **{"translator.search": sampler})
+    (record,) = task.decode(PlainProgram(), input).records
+    assert [h["text"] for h in record["hypotheses"]] == ["ab"] * 3  # all but certain
+
+
+def test_texts_that_are_cut_are_told() -> None:
+    input = pairs_input(train=PLAIN, length=8)
+    decoded = task_of(input, decode=["x" * 30]).decode(PlainProgram(), input)
+    assert decoded is not None and "of 1 texts that are longer" in decoded.text
 
 
 def test_training_pairs_are_decoded_where_no_texts_are_given() -> None:
