@@ -159,7 +159,7 @@ class MeshContext(StepContext):
         return y if b is None else y + b
 
     def attend(self, q: tf.Tensor, k: tf.Tensor, v: tf.Tensor, **rest: Any) -> tf.Tensor:
-        """See `StepContext`; keys and values have a length of their own, "memory_length"."""
+        """See `StepContext`; keys and values are whole along their length."""
         q = self.constrain(q, ("batch", "length", "heads", "head_dim"))
         k, v = (self._of_every_head(x, q.shape[2]) for x in (k, v))
         return super().attend(q, k, v, **rest)
@@ -168,11 +168,11 @@ class MeshContext(StepContext):
         """[batch, keys, kv_heads, head_dim] -> [batch, keys, heads, head_dim]: as queries are."""
         kv_heads = x.shape[2]
         if kv_heads != num_heads:
-            x = self.constrain(x, ("batch", "memory_length", None, "head_dim"))
+            x = self.constrain(x, ("batch", None, None, "head_dim"))
             copies = tf.ones([1, 1, 1, num_heads // kv_heads, 1], x.dtype)
             x = tf.expand_dims(x, 3) * copies
             x = tf.reshape(x, [*x.shape[:2], num_heads, x.shape[-1]])
-        return self.constrain(x, ("batch", "memory_length", "heads", "head_dim"))
+        return self.constrain(x, ("batch", None, "heads", "head_dim"))
 
     def logits(self, x: tf.Tensor, table: tf.Tensor) -> tf.Tensor:
         """See `StepContext`."""
