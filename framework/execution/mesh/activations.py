@@ -68,4 +68,14 @@ def of_task(task: Any, batch: Signature) -> Activations:
             tuple(arrays[first].shape.as_list()),
         )
     }
-    return inputs | {f"activation {i + 1}": pair for i, pair in enumerate(found.values())}
+    return inputs | _named(list(found.values()))
+
+
+def _named(pairs: list[Any]) -> dict[str, Any]:
+    """Names tensors by their dims; of several shapes the second is "activation batch/embed (2)"."""
+    named: dict[str, Any] = {}
+    for dims, shape in pairs:
+        name = "activation " + "/".join(dim or "-" for dim in dims)
+        same = sum(other.partition(" (")[0] == name for other in named)
+        named[f"{name} ({same + 1})" if same else name] = (dims, shape)
+    return named

@@ -72,7 +72,7 @@ class MeshProgram(Program):
         self._eval = self._compiled(self._eval_graph)
 
     def _compiled(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        where = f"execution.mesh {str(self._layout.mesh)!r}, rules {str(self._layout.rules)!r}"
+        where = f"execution.{self._layout}"
         return explained(tf.function(step, autograph=False), where)
 
     # --- state ---

@@ -31,7 +31,7 @@ def explained(step: Callable[..., Any], where: str) -> Callable[..., Any]:
 
     Args:
       step: a tf.function.
-      where: the mesh and the rules, for the message.
+      where: the mesh, the rules and what else lays tensors out, for the message.
     """
     error_interpolation.parse_message = _parse_cut_message
 
@@ -52,8 +52,8 @@ def explained(step: Callable[..., Any], where: str) -> Callable[..., Any]:
             reason = found.group(1) if found else message.partition("\n")[0]
             raise ExecutionError(
                 f"TensorFlow's DTensor cannot compile this step for {where}: {reason[:500]}. "
-                "Leave out the rules one by one to find the dim that it cannot split; a layer can "
-                "pin a tensor by ctx.constrain"
+                "Leave out rules and extra axes one by one to find the one that does not work; a "
+                "layer can pin a tensor by ctx.constrain"
             ) from None
 
     return run

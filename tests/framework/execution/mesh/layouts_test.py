@@ -248,6 +248,13 @@ def test_a_device_holds_its_share_of_all_slots(name: str) -> None:
     assert held == 2 * (40 * 12 // 8 + 3 * 12 * 24 // 8 + 3 * 24 // 2 + 12 // 4)
 
 
+def test_layout_says_which_settings_made_it() -> None:
+    assert str(layout_of("data:2", "batch:data")) == "mesh 'data:2', rules 'batch:data'"
+    assert str(layout_of("a:2;b:2", "mlp:a", weights_axis="b", slots_axis="a")) == (
+        "mesh 'a:2;b:2', rules 'mlp:a', weights_axis 'b', slots_axis 'a'"
+    )
+
+
 # --- legality ---
 
 
