@@ -134,6 +134,11 @@ class MeshProgram(Program):
             outputs = self._update_all(*total, placed_step)
         return {name: self._placement.local(value) for name, value in outputs.items()}
 
+    def times_run(self, function: str) -> int:
+        """Returns how often a training step runs one of its functions, by the compiled name."""
+        is_part = self._part_graph.__name__ in function
+        return self._learner.params.accumulation_steps if is_part else 1
+
     def _place(self, batch: Batch, parts: int = 1) -> Flat:
         """Places a batch, its examples split over their axis if that divides them."""
         sizes = {name: len(array) for name, array in batch.items()}
