@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tekso.framework.context import IMAGE_DIMS, StepContext
+from tekso.framework.context import StepContext
 from tekso.framework.execution.base import Signature
 from tekso.framework.execution.mesh.layouts import Activations
 
@@ -41,12 +41,6 @@ class _RecordingContext(StepContext):
         self.collected.merge(inner.collected.sums)
         stacked = tf.nest.map_structure(lambda v: None if v is None else tf.stack([v] * turns), y)
         return after, stacked
-
-    def constrain_image(self, x: tf.Tensor) -> tf.Tensor:
-        sizes = x.shape.as_list()
-        shape = (sizes[0], None, None, sizes[3])  # a height that does not divide stays whole
-        self._found.setdefault(str((IMAGE_DIMS, shape)), (IMAGE_DIMS, shape))
-        return x
 
 
 def of_task(task: Any, batch: Signature) -> Activations:

@@ -321,6 +321,15 @@ def test_two_dims_of_an_activation_on_one_axis_are_refused() -> None:
     layout_of("data:2", "batch:data;length:data").check({}, activations=apart)
 
 
+@pytest.mark.parametrize("dim", legality.MAY_STAY_WHOLE)
+def test_a_rule_for_images_is_refused_only_where_it_splits_none(dim: str) -> None:
+    images = {f"activation {n}": (("batch", dim), (4, n)) for n in (18, 16, 7)}
+    layout_of("a:4", f"{dim}:a").check({}, activations=images)
+    text = refusal(layout_of("a:5", f"{dim}:a"), **images)
+    assert f"{dim} of 18 does not divide over the 5 devices of axis a: activation 18" in text
+    assert text.count("does not divide") == 1
+
+
 def test_one_dim_twice_in_a_tensor_is_refused() -> None:
     scores = (("batch", "length", "length"), (4, 6, 6))
     text = refusal(layout_of("data:2", "length:data"), scores=scores)
