@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tekso.framework.context import IMAGE_DIMS, StepContext
+from tekso.framework.context import StepContext
 from tekso.framework.execution.base import Signature
 from tekso.framework.execution.mesh.layouts import Activations
 
@@ -42,12 +42,6 @@ class _RecordingContext(StepContext):
         stacked = tf.nest.map_structure(lambda v: None if v is None else tf.stack([v] * turns), y)
         return after, stacked
 
-    def constrain_image(self, x: tf.Tensor) -> tf.Tensor:
-        sizes = x.shape.as_list()
-        shape = (sizes[0], None, None, sizes[3])  # a height that does not divide stays whole
-        self._found.setdefault(str((IMAGE_DIMS, shape)), (IMAGE_DIMS, shape))
-        return x
-
 
 def of_task(task: Any, batch: Signature) -> Activations:
     """Returns dims and shapes of all tensors that a training step pins, each once."""
@@ -68,4 +62,14 @@ def of_task(task: Any, batch: Signature) -> Activations:
             tuple(arrays[first].shape.as_list()),
         )
     }
-    return inputs | {f"activation {i + 1}": pair for i, pair in enumerate(found.values())}
+    return inputs | _named(list(found.values()))
+
+
+def _named(pairs: list[Any]) -> dict[str, Any]:
+    """Names tensors by their dims; of several shapes the second is "activation batch/embed (2)"."""
+    named: dict[str, Any] = {}
+    for dims, shape in pairs:
+        name = "activation " + "/".join(dim or "-" for dim in dims)
+        same = sum(other.partition(" (")[0] == name for other in named)
+        named[f"{name} ({same + 1})" if same else name] = (dims, shape)
+    return named

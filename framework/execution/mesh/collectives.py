@@ -106,7 +106,7 @@ def of_step(
     for name, function in functions.items():
         if any(node.op == "StatefulPartitionedCall" and "_mesh" in node.attr
                for node in function.node_def):  # fmt: skip
-            found += spmd.exchanges(name)
+            found += spmd.exchanges(name, times=program.times_run(name))
     return _summed(found, layout.mesh, tuple(spmd.unknown_loops))
 
 

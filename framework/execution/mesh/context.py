@@ -37,7 +37,7 @@ class MeshContext(StepContext):
     def __init__(self, placement: Placement, rules: MeshLayout, **rest: Any) -> None:
         super().__init__(**rest)
         self._placement, self._rules = placement, rules
-        self._images = windows.ImageMesh.of(rules, self.pin)
+        self._images = windows.ImageMesh.of(rules, self.pin, self.gathered)
         # By the identity of a tensor, which is kept alive here: how a weight lies.
         self._weights: dict[int, tuple[tf.Tensor, Layout]] = {}
         self._is_turn = False
@@ -54,17 +54,24 @@ class MeshContext(StepContext):
 
     def pin(self, x: tf.Tensor, axes: Layout) -> tf.Tensor:
         """Returns x laid out by axes; its gradient is laid out as x was."""
+        if self._is_turn:
+            return self.gathered(tf.identity(x), axes)
+        return self._placement.relayout(x, axes)
+
+    def gathered(self, weight: tf.Tensor, axes: Layout) -> tf.Tensor:
+        """Returns a weight laid out by axes for its use; its gradient is laid out by them too.
+
+        DTensor's own gradient, by relayout_like, ends the process in some loops, and a gradient
+        that it made cannot be laid out as the slots are. What follows a relayout may ask for
+        another layout of its result only if an identity is between them.
+        """
         relayout = functools.partial(self._placement.relayout, axes=axes)
-        if not self._is_turn:
-            return relayout(x)
 
-        # DTensor's own gradient, by relayout_like, ends the process in some loops. What follows a
-        # relayout may ask for another layout of its result only if an identity is between them.
         @tf.custom_gradient
-        def run(x: tf.Tensor) -> Any:
-            return relayout(x), lambda dy: tf.identity(relayout(dy))
+        def run(weight: tf.Tensor) -> Any:
+            return relayout(weight), lambda dy: tf.identity(relayout(dy))
 
-        return run(tf.identity(x))
+        return run(weight)
 
     def constrain(self, x: tf.Tensor, dims: Sequence[str | None]) -> tf.Tensor:
         """See `StepContext`."""
@@ -152,7 +159,7 @@ class MeshContext(StepContext):
         return y if b is None else y + b
 
     def attend(self, q: tf.Tensor, k: tf.Tensor, v: tf.Tensor, **rest: Any) -> tf.Tensor:
-        """See `StepContext`; keys and values have a length of their own, "memory_length"."""
+        """See `StepContext`; keys and values are whole along their length."""
         q = self.constrain(q, ("batch", "length", "heads", "head_dim"))
         k, v = (self._of_every_head(x, q.shape[2]) for x in (k, v))
         return super().attend(q, k, v, **rest)
@@ -161,11 +168,11 @@ class MeshContext(StepContext):
         """[batch, keys, kv_heads, head_dim] -> [batch, keys, heads, head_dim]: as queries are."""
         kv_heads = x.shape[2]
         if kv_heads != num_heads:
-            x = self.constrain(x, ("batch", "memory_length", None, "head_dim"))
+            x = self.constrain(x, ("batch", None, None, "head_dim"))
             copies = tf.ones([1, 1, 1, num_heads // kv_heads, 1], x.dtype)
             x = tf.expand_dims(x, 3) * copies
             x = tf.reshape(x, [*x.shape[:2], num_heads, x.shape[-1]])
-        return self.constrain(x, ("batch", "memory_length", "heads", "head_dim"))
+        return self.constrain(x, ("batch", None, "heads", "head_dim"))
 
     def logits(self, x: tf.Tensor, table: tf.Tensor) -> tf.Tensor:
         """See `StepContext`."""

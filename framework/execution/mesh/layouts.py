@@ -95,6 +95,12 @@ class MeshLayout:
                     layout[i] = axis
         return tuple(layout)
 
+    def __str__(self) -> str:
+        """The settings that made it, as errors name them."""
+        extra = {"weights_axis": self.weights_axis, "slots_axis": self.slots_axis}
+        parts = [f"mesh {str(self.mesh)!r}", f"rules {str(self.rules)!r}"]
+        return ", ".join([*parts, *(f"{name} {axis!r}" for name, axis in extra.items() if axis)])
+
     def without(self, *dims: str) -> MeshLayout:
         """Returns the same with these dims left whole."""
         rest = Rules(tuple(pair for pair in self.rules.pairs if pair[0] not in dims))

@@ -32,6 +32,10 @@ OTHER_NAMES = {
 """What Mesh-TensorFlow's models call some dims."""
 
 
+MAY_STAY_WHOLE = ("height", "width")
+"""Dims that get smaller from layer to layer: a rule must divide them somewhere, not everywhere."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Tensor:
     """A weight or an activation: its name, dims and sizes (None: a size that is not known)."""
@@ -99,7 +103,11 @@ def no_axis(axis: str, names: Sequence[str]) -> str:
 
 def _uneven(layout: MeshLayout, dim: str, axis: str, tensors: Sequence[Tensor]) -> Iterator[str]:
     count = layout.mesh.size_of(axis)
-    for size, having in _by_size(dim, tensors).items():
+    sizes = _by_size(dim, tensors)
+    if dim in MAY_STAY_WHOLE:
+        some = any(size % count == 0 for size in sizes)
+        sizes = {} if some else dict(list(sizes.items())[:1])
+    for size, having in sizes.items():
         if size % count == 0:
             continue
         fixed = [d for d, a in layout.rules.pairs if a == axis and d not in PADDING_FIELDS]

@@ -72,7 +72,7 @@ class MeshProgram(Program):
         self._eval = self._compiled(self._eval_graph)
 
     def _compiled(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        where = f"execution.mesh {str(self._layout.mesh)!r}, rules {str(self._layout.rules)!r}"
+        where = f"execution.{self._layout}"
         return explained(tf.function(step, autograph=False), where)
 
     # --- state ---
@@ -133,6 +133,11 @@ class MeshProgram(Program):
                 total = self._add(total, more)
             outputs = self._update_all(*total, placed_step)
         return {name: self._placement.local(value) for name, value in outputs.items()}
+
+    def times_run(self, function: str) -> int:
+        """Returns how often a training step runs one of its functions, by the compiled name."""
+        is_part = self._part_graph.__name__ in function
+        return self._learner.params.accumulation_steps if is_part else 1
 
     def _place(self, batch: Batch, parts: int = 1) -> Flat:
         """Places a batch, its examples split over their axis if that divides them."""

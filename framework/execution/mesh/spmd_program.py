@@ -76,9 +76,9 @@ class SpmdProgram:
         self._places = np.indices([size for _, size in mesh.axes]).reshape(len(mesh.axes), -1)
         self.unknown_loops: list[str] = []
 
-    def exchanges(self, name: str) -> list[Exchange]:
-        """Returns what is exchanged in a run of the function of this name."""
-        return list(self._in(_Frame(self._function(name)), 1))
+    def exchanges(self, name: str, *, times: int = 1) -> list[Exchange]:
+        """Returns what is exchanged in so many runs of the function of this name."""
+        return list(self._in(_Frame(self._function(name)), times))
 
     def _in(self, frame: _Frame, times: int) -> Iterator[Exchange]:
         for node in frame.nodes.values():

@@ -78,8 +78,9 @@ def used(
         spec = specs[path]
         own = layout.of_weight(spec)
         weight = cast(spec, weight, dtype)
-        if own != layout.of_stored_weight(spec):
-            weight = ctx.pin(weight, own)
+        # Where only the slots lie otherwise nothing is gathered, but the gradient needs a layout.
+        if not own == layout.of_stored_weight(spec) == layout.of_slot(spec):
+            weight = ctx.gathered(weight, own)
         made[path] = weight
         axes.append(own)
     ctx.know(list(made.values()), axes)

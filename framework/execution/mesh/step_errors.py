@@ -35,8 +35,12 @@ def explained(step: Callable[..., Any], where: str, *, advice: str = _ADVICE) ->
 
     Args:
       step: a tf.function.
+<<<<<<< HEAD
       where: the mesh and the rules, for the message.
       advice: what to do then.
+=======
+      where: the mesh, the rules and what else lays tensors out, for the message.
+>>>>>>> wip-mesh
     """
     error_interpolation.parse_message = _parse_cut_message
 
@@ -57,7 +61,12 @@ def explained(step: Callable[..., Any], where: str, *, advice: str = _ADVICE) ->
             reason = found.group(1) if found else message.partition("\n")[0]
             raise ExecutionError(
                 f"TensorFlow's DTensor cannot compile this step for {where}: {reason[:500]}. "
+<<<<<<< HEAD
                 f"{advice}"
+=======
+                "Leave out rules and extra axes one by one to find the one that does not work; a "
+                "layer can pin a tensor by ctx.constrain"
+>>>>>>> wip-mesh
             ) from None
 
     return run

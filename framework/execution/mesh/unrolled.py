@@ -22,7 +22,7 @@ def scan(
     flat = tf.nest.flatten(xs)
     stacked_axes = ctx.all_weight_axes(xs)
     whole = [
-        x if axes is None or axes[0] is None else ctx.pin(x, (None, *axes[1:]))
+        x if axes is None or axes[0] is None else ctx.gathered(x, (None, *axes[1:]))
         for x, axes in zip(flat, stacked_axes, strict=True)
     ]
     slices = [tf.unstack(x) for x in whole]

@@ -39,16 +39,18 @@ class ImageMesh:
         "in_channels" and "out_channels" of weights; those that are not split are left out.
       sizes: {axis: size}.
       relayout: returns a tensor laid out by mesh axes, an axis or None for each dim.
+      gathered: the same for a weight and its gradient.
     """
 
     axes: Mapping[str, str]
     sizes: Mapping[str, int]
     relayout: Relayout
+    gathered: Relayout
 
     @classmethod
-    def of(cls, layout: MeshLayout, relayout: Relayout) -> ImageMesh:
+    def of(cls, layout: MeshLayout, relayout: Relayout, gathered: Relayout) -> ImageMesh:
         """Takes the rules of a mesh."""
-        return cls(dict(layout.rules.pairs), dict(layout.mesh.axes), relayout)
+        return cls(dict(layout.rules.pairs), dict(layout.mesh.axes), relayout, gathered)
 
     def image_axes(self, shape: tf.TensorShape) -> Layout:
         """Returns the axes of [batch, height, width, channels]; None where a size does not divide.
@@ -96,7 +98,7 @@ def convolution(
     cuts = _cuts(x, window, axes, mesh)
     groups = x.shape[3] // w.shape[2]
     in_axis, out_axis = _channel_axes(w.shape, groups, axes[:3], mesh)
-    w = mesh.relayout(w, (None, None, in_axis, out_axis))
+    w = mesh.gathered(w, (None, None, in_axis, out_axis))
     channels = in_axis if groups == 1 else out_axis
     if channels is None and out_axis is None and _is_whole(cuts):
         x = mesh.relayout(x, (axes[0], None, None, None))
@@ -123,7 +125,7 @@ def depthwise_convolution(
     """
     axes = mesh.image_axes(_static(x))
     cuts = _cuts(x, window, axes, mesh)
-    w = mesh.relayout(w, (None, None, axes[3], None))
+    w = mesh.gathered(w, (None, None, axes[3], None))
     parts = _parts(x, cuts, axes[0], axes[3], mesh)
     y = window_slices.depthwise_convolution(
         parts.x,
@@ -252,7 +254,7 @@ def _by_slices(
         one = [d for d, axis in enumerate((out_axis, in_axis)) if axis is None]
         w = tf.squeeze(w, one) if one else w
     x = mesh.relayout(x, (*lead, *parts.axes(None)))
-    w = mesh.relayout(w, (*lead, None, None, None, None))
+    w = mesh.gathered(w, (*lead, None, None, None, None))
     y = window_slices.convolution(
         x, w, sizes=_outputs(cuts), strides=window.strides, dilations=window.dilations
     )
@@ -275,7 +277,7 @@ def _with_bias(
     y: tf.Tensor, b: tf.Tensor | None, batch: str | None, channels: str | None, mesh: ImageMesh
 ) -> tf.Tensor:
     y = _settled(y, batch, channels, mesh)
-    return y if b is None else y + mesh.relayout(b, (channels,))
+    return y if b is None else y + mesh.gathered(b, (channels,))
 
 
 def _settled(y: tf.Tensor, batch: str | None, channels: str | None, mesh: ImageMesh) -> tf.Tensor:

@@ -97,8 +97,7 @@ class MeshStageFunctions:
 
     def compiled(self, step: Callable[..., Any]) -> Callable[..., Any]:
         """Returns a step as a program of the mesh."""
-        layout = self._mesh.layout
-        where = f"a stage on a mesh {str(layout.mesh)!r}, rules {str(layout.rules)!r}"
+        where = f"a stage on a {self._mesh.layout}"
         return explained(tf.function(step, autograph=False), where)
 
     def _total(self, spec: WeightSpec) -> Any:

@@ -30,6 +30,7 @@ CASES: dict[str, dict[str, Any]] = {
     "512 devices": {"mesh": "data:16;model:32", "rules": "batch:data;mlp:model"},
     "weights over data": {"mesh": "data:4", "rules": "fsdp"},
     "loop": {"mesh": "data:2;model:4", "rules": "batch:data;mlp:model", "layers": 5},
+    "parts": {"mesh": "data:4", "rules": "batch:data", "accumulation_steps": 4},
     "one device": {"mesh": "data:1", "rules": "batch:data"},
 }
 
@@ -92,6 +93,17 @@ def test_collectives_in_a_loop_count_as_often_as_it_runs(found: Any) -> None:
         for times in (2 * layers, 3 * layers)
     ]
     assert found["loop"]["unknown_loops"] == []
+
+
+def test_each_part_of_a_batch_adds_up_the_gradients(found: Any) -> None:
+    parts = 4
+    (_, _, count, size), *_ = [
+        row for row in rows(found, "parts") if row[:2] == ("all-reduce", "data")
+    ]
+    scalars = count - 3 * parts
+    assert size == parts * WEIGHTS + SCALAR * scalars
+    assert parts <= scalars <= 4 * parts  # losses and weights of loss
+    assert found["parts"]["launches"] >= parts
 
 
 def test_one_device_exchanges_nothing(found: Any) -> None:

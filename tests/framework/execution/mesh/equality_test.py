@@ -92,6 +92,7 @@ ODD = {
         {"mesh": "a:2;b:2;c:2", "rules": "batch:a;heads:b;mlp:b;vocab:c"},
         {"mesh": "data:4", "rules": "fsdp"},
         {"mesh": "data:2;model:2", "rules": "2d", "slots_axis": "data"},
+        {"mesh": "data:2;model:2", "rules": "fsdp", "slots_axis": "model"},
     ],
     "remat": [
         {"mesh": "data:2;model:2", "rules": f"batch:data;{TENSOR}"},
@@ -114,6 +115,7 @@ ODD = {
     "moe": [
         {"mesh": "data:4", "rules": "batch:data;experts:data"},
         {"mesh": "data:2;model:2", "rules": "2d"},
+        {"mesh": "a:2;b:2", "rules": "experts:b", "slots_axis": "a"},
     ],
     "moe2": [{"mesh": "data:2;model:2", "rules": "batch:data;experts:data;mlp:model"}],
     "lstm": [{"mesh": "data:2;model:2", "rules": "batch:data;embed:model"}],
@@ -136,6 +138,8 @@ ODD = {
     "images": [
         {"mesh": "a:2;b:2", "rules": "height:a;width:b"},
         {"mesh": "data:2;model:2", "rules": "batch:data;out_channels:model"},
+        {"mesh": "data:2", "rules": "batch:data", "slots_axis": "data"},
+        {"mesh": "data:2;model:2", "rules": "batch:data;out_channels:model", "slots_axis": "data"},
     ],
 }
 

@@ -248,6 +248,13 @@ def test_a_device_holds_its_share_of_all_slots(name: str) -> None:
     assert held == 2 * (40 * 12 // 8 + 3 * 12 * 24 // 8 + 3 * 24 // 2 + 12 // 4)
 
 
+def test_layout_says_which_settings_made_it() -> None:
+    assert str(layout_of("data:2", "batch:data")) == "mesh 'data:2', rules 'batch:data'"
+    assert str(layout_of("a:2;b:2", "mlp:a", weights_axis="b", slots_axis="a")) == (
+        "mesh 'a:2;b:2', rules 'mlp:a', weights_axis 'b', slots_axis 'a'"
+    )
+
+
 # --- legality ---
 
 
@@ -312,6 +319,15 @@ def test_two_dims_of_an_activation_on_one_axis_are_refused() -> None:
     assert "x [batch=4, length=?, embed=8]" in text
     apart = {"y": (("batch",), (4,)), "z": (("length", "embed"), (None, 8))}
     layout_of("data:2", "batch:data;length:data").check({}, activations=apart)
+
+
+@pytest.mark.parametrize("dim", legality.MAY_STAY_WHOLE)
+def test_a_rule_for_images_is_refused_only_where_it_splits_none(dim: str) -> None:
+    images = {f"activation {n}": (("batch", dim), (4, n)) for n in (18, 16, 7)}
+    layout_of("a:4", f"{dim}:a").check({}, activations=images)
+    text = refusal(layout_of("a:5", f"{dim}:a"), **images)
+    assert f"{dim} of 18 does not divide over the 5 devices of axis a: activation 18" in text
+    assert text.count("does not divide") == 1
 
 
 def test_one_dim_twice_in_a_tensor_is_refused() -> None:

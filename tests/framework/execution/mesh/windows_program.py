@@ -68,7 +68,7 @@ def fetched(value: tf.Tensor) -> np.ndarray:
 class MeshContext(StepContext):
     """The windowed ops and the pins of a context on a mesh."""
 
-    images = windows.ImageMesh.of(LAYOUT, relayout)
+    images = windows.ImageMesh.of(LAYOUT, relayout, relayout)
 
     def constrain(self, x: tf.Tensor, dims: Sequence[str | None]) -> tf.Tensor:
         return relayout(x, LAYOUT.of(dims, x.shape))

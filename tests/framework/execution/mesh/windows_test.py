@@ -114,7 +114,7 @@ def test_parts_with_their_halos_hold_every_window(padding: Any) -> None:
 
 def images(rules: str) -> windows.ImageMesh:
     layout = MeshLayout(MeshShape.parse("data:2;model:4"), Rules.parse(rules))
-    return windows.ImageMesh.of(layout, lambda x, axes: x)
+    return windows.ImageMesh.of(layout, lambda x, axes: x, lambda w, axes: w)
 
 
 def test_images_are_split_where_their_sizes_divide() -> None:

@@ -1,0 +1,38 @@
+"""What the compiler says of a step becomes an error that names every setting."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from tekso.framework.execution.base import ExecutionError
+from tekso.framework.execution.mesh.layouts import MeshLayout, MeshShape, Rules
+from tekso.framework.execution.mesh.step_errors import explained
+
+
+def failing(message: str) -> Any:
+    def step() -> None:
+        raise tf.errors.InvalidArgumentError(None, None, message)
+
+    layout = MeshLayout(
+        MeshShape.parse("data:2;model:2"), Rules.parse("batch:data"), slots_axis="model"
+    )
+    return explained(step, f"execution.{layout}")
+
+
+def test_a_step_that_does_not_compile_names_rules_and_extra_axes() -> None:
+    text = "dtensor passes:\nerror: cannot split this op\nerror: 'builtin.module' failed"
+    with pytest.raises(ExecutionError) as caught:
+        failing(text)()
+    assert str(caught.value).startswith(
+        "TensorFlow's DTensor cannot compile this step for execution.mesh 'data:2;model:2', "
+        "rules 'batch:data', slots_axis 'model': cannot split this op. Leave out rules and extra "
+        "axes one by one"
+    )
+
+
+def test_other_errors_of_a_step_stay_as_they_are() -> None:
+    with pytest.raises(tf.errors.InvalidArgumentError, match="labels out of range"):
+        failing("labels out of range")()
