@@ -19,8 +19,8 @@ from tekso.framework.execution.base import ExecutionError
 _LONGEST = 20_000  # characters of a message that are kept
 _OF_COMPILER = re.compile(r"error: (?!'builtin.module')(.*)")
 _ADVICE = (
-    "Leave out the rules one by one to find the dim that it cannot split; a layer can pin a tensor "
-    "by ctx.constrain"
+    "Leave out rules and extra axes one by one to find the one that does not work; a layer can pin "
+    "a tensor by ctx.constrain"
 )
 
 _parse_message = error_interpolation.parse_message
@@ -35,12 +35,8 @@ def explained(step: Callable[..., Any], where: str, *, advice: str = _ADVICE) ->
 
     Args:
       step: a tf.function.
-<<<<<<< HEAD
-      where: the mesh and the rules, for the message.
-      advice: what to do then.
-=======
       where: the mesh, the rules and what else lays tensors out, for the message.
->>>>>>> wip-mesh
+      advice: what to do then.
     """
     error_interpolation.parse_message = _parse_cut_message
 
@@ -61,12 +57,7 @@ def explained(step: Callable[..., Any], where: str, *, advice: str = _ADVICE) ->
             reason = found.group(1) if found else message.partition("\n")[0]
             raise ExecutionError(
                 f"TensorFlow's DTensor cannot compile this step for {where}: {reason[:500]}. "
-<<<<<<< HEAD
                 f"{advice}"
-=======
-                "Leave out rules and extra axes one by one to find the one that does not work; a "
-                "layer can pin a tensor by ctx.constrain"
->>>>>>> wip-mesh
             ) from None
 
     return run
