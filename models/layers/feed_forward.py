@@ -67,7 +67,7 @@ class FeedForward(FeedForwardBase):
 
     def fprop(self, theta: Theta, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
         """See the class."""
-        h = self.hidden.fprop(theta.hidden, x, ctx)
+        h = _pinned(self.hidden.fprop(theta.hidden, x, ctx), ctx)
         h = self.dropout.fprop(theta.dropout, h, ctx)
         return self.output.fprop(theta.output, h, ctx)
 
@@ -110,9 +110,15 @@ class GatedFeedForward(FeedForwardBase):
     def fprop(self, theta: Theta, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
         """See the class."""
         gate = self.gate.fprop(theta.gate, x, ctx)
-        h = gate * self.hidden.fprop(theta.hidden, x, ctx)
+        h = _pinned(gate * self.hidden.fprop(theta.hidden, x, ctx), ctx)
         h = self.dropout.fprop(theta.dropout, h, ctx)
         return self.output.fprop(theta.output, h, ctx)
+
+
+def _pinned(h: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+    """Pins a hidden layer, [batch, length, mlp] or with other dims between."""
+    between = h.shape.rank - 2
+    return ctx.constrain(h, ("batch", *(("length",) if between == 1 else [None] * between), "mlp"))
 
 
 def _expand(p: Any, activation: Activation) -> Linear.Params:

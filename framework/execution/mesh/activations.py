@@ -30,6 +30,22 @@ class _RecordingContext(StepContext):
         self._found.setdefault(str((tuple(dims), shape)), (tuple(dims), shape))
         return x
 
+    def logits(self, x: tf.Tensor, table: tf.Tensor) -> tf.Tensor:
+        self._note_scores(x, table)
+        return super().logits(x, table)
+
+    def cross_entropy(
+        self, x: tf.Tensor, table: tf.Tensor, labels: tf.Tensor, **rest: Any
+    ) -> tf.Tensor:
+        self._note_scores(x, table)
+        return super().cross_entropy(x, table, labels, **rest)
+
+    def _note_scores(self, x: tf.Tensor, table: tf.Tensor) -> None:
+        """Scores are split by "vocab": a length on the same axis is gathered for them."""
+        dims = ("batch", *[None] * (x.shape.rank - 2), "vocab")
+        shape = (*x.shape.as_list()[:-1], table.shape[0])
+        self._found.setdefault(str((dims, shape)), (dims, shape))
+
     def scan(
         self, body: Any, theta: Any, state: Any, xs: Any, *, first: int = 0
     ) -> tuple[Any, Any]:

@@ -280,11 +280,14 @@ class MeshProgram(Program):
     def call(self, function: Callable[..., Any], *inputs: Any) -> Any:
         """See `Program`; runs on one device, with the weights gathered to it.
 
-        DTensor does not compile the loops of decoding. The weights are gathered once after a step.
+        DTensor does not compile the loops of decoding. The weights are gathered once after a step,
+        one after the other: no other device ever holds more than one of them whole.
         """
         if self._gathered is None:
-            whole = self._evaluation_weights()
-            self._gathered = {path: self._placement.local(w) for path, w in whole.items()}
+            spread = self._evaluation_weights()
+            self._gathered = {
+                path: tf.constant(self._placement.whole(spread.pop(path))) for path in list(spread)
+            }
         if function not in self._calls:
 
             def run(weights: Flat, *inputs: Any) -> Any:
@@ -295,10 +298,10 @@ class MeshProgram(Program):
         return self._calls[function](self._gathered, *inputs)
 
     def _evaluation_weights_graph(self) -> Flat:
-        """The weights of evaluation, whole on every device, in the type of activations."""
+        """The weights of evaluation, laid out as they are stored, in the type of activations."""
         weights = self._learner.evaluation_weights(self._flat(WEIGHTS), self._flat(LEARNER))
         return {path: self._evaluated(path, w) for path, w in weights.items()}
 
     def _evaluated(self, path: str, weight: tf.Tensor) -> tf.Tensor:
         weight = step_context.cast(self._weight_specs[path], weight, self._activation_dtype)
-        return self._placement.relayout(weight, (None,) * weight.shape.rank)
+        return self._placement.relayout(weight, self._stored[WEIGHTS + path])

@@ -18,12 +18,14 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from tekso.framework.execution import DataParallel, MeshSharded
 from tekso.framework.execution.base import signature_of
 from tekso.framework.learner import Learner
 from tekso.framework.optimizers.sgd import Momentum
 from tekso.framework.schedules import Constant
+from tekso.framework.theta import flatten
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -59,15 +61,24 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     outputs = [program.train_step(batch(model, i), 2**31 + i) for i in steps]
     odd = {name: array[:5] for name, array in batch(model, 99).items()}
     evaluation = program.eval_step(odd)
+    decoded = program.call(_sum_of_squares)
     state = program.state()
     if job.get("save"):
         np.savez(job["save"], **state)
     return {
         "first": digest.hexdigest(),
         "steps": [{k: float(v) for k, v in o.items()} for o in outputs],
+        "decoded": float(decoded),
         "eval": {k: [float(x) for x in pair] for k, pair in evaluation.items()},
         "weights": {k: v.ravel().tolist() for k, v in state.items() if k.startswith("weights/")},
     }
+
+
+def _sum_of_squares(theta: Any, ctx: Any) -> tf.Tensor:
+    """Of all weights, as decoding gets them."""
+    return tf.add_n(
+        [tf.reduce_sum(tf.square(tf.cast(w, "float32"))) for w in flatten(theta).values()]
+    )
 
 
 def _go_on(program: Any, model: str, first: int, path: str) -> list[float]:

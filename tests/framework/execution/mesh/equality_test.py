@@ -58,6 +58,7 @@ def check(alone: dict[str, Any], spread: dict[str, Any]) -> None:
             assert other[name] == pytest.approx(one[name], rel=1e-5), name
     for name, pair in alone["eval"].items():
         np.testing.assert_allclose(spread["eval"][name], pair, rtol=1e-5, atol=1e-6, err_msg=name)
+    assert spread["decoded"] == pytest.approx(alone["decoded"], rel=1e-5)  # of weights in use there
     assert set(spread["weights"]) == set(alone["weights"])
     for path, weight in alone["weights"].items():
         scale = max(np.max(np.abs(weight)), 1e-2)
