@@ -148,6 +148,8 @@ def _parts() -> Assembly:
     }
     experiment_flags.change(tree, execution=FLAGS.execution, settings=FLAGS.set or [], flags=chosen)
     tree.eval_inputs = {}  # nothing is evaluated
+    search = tree.get(_SEARCH)
+    search.instantiate()  # says what is wrong in it, before anything slow happens
     job = Job(
         model=model,
         tree=tree,
@@ -161,7 +163,8 @@ def _parts() -> Assembly:
     parts = job.assemble(Peers())
     _check_language(getattr(parts.input, "languages", ()))
     restore(parts.program, checkpoint)
-    console.line(f"{model} at step {checkpoint.step}, beam {tree.get(_SEARCH).beam_size}")
+    how = f"beam {search.beam_size}" if "beam_size" in search else type(search).owner.__name__
+    console.line(f"{model} at step {checkpoint.step}, {how}")
     return parts
 
 

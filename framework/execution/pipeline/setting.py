@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -70,7 +71,7 @@ class Setting:
         """Returns the name of the device that runs a stage."""
         return self.devices[replica][device_of(stage, self.num_devices)]
 
-    @property
+    @functools.cached_property
     def is_apart(self) -> bool:
         """Whether gradients of inputs and of weights are computed at different times."""
         return any(a.kind == WEIGHT_GRADIENT for order in self.schedule for a in order)
