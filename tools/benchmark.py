@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import psutil
 from absl import flags
 
-from tekso.tools import command_errors, command_flags, experiment_flags
-from tekso.tools.command_errors import OK, UsageError
+from tekso.tools import command_flags, experiment_flags
+from tekso.tools.command_errors import UsageError
 
 if TYPE_CHECKING:  # slow to import
     from tekso.framework.execution.base import StepTrace
@@ -61,8 +61,7 @@ def _define() -> None:
         flag_values=f,
     )
     flags.DEFINE_enum("format", "text", ("text", "json"), "What is printed.", flag_values=f)
-    flags.DEFINE_boolean("traceback", False, "Show whole tracebacks.", flag_values=f)
-    flags.DEFINE_boolean("help", False, "Show this text.", short_name="h", flag_values=f)
+    command_flags.define_common(f)
 
 
 _define()
@@ -70,17 +69,16 @@ _define()
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the benchmark; returns the exit code: 0 done, 1 an error, 2 a wrong command line."""
-    argv = list(sys.argv if argv is None else argv)
-    return command_errors.run(PROGRAM, lambda: _run(argv), show_traceback="--traceback" in argv)
+    return command_flags.run(PROGRAM, FLAGS, argv, _run, help_text=_help)
 
 
-def _run(argv: list[str]) -> int:
-    words = command_flags.parse(FLAGS, argv)
-    if FLAGS.help:
-        names = {"set": "path=value", "import": "package", "model": "key"}
-        purpose = " ".join((__doc__ or "").partition(": ")[2].split())
-        print(command_flags.help_text(FLAGS, usage=USAGE, purpose=purpose, value_names=names))
-        return OK
+def _help() -> str:
+    names = {"set": "path=value", "import": "package", "model": "key"}
+    purpose = " ".join((__doc__ or "").partition(": ")[2].split())
+    return command_flags.help_text(FLAGS, usage=USAGE, purpose=purpose, value_names=names)
+
+
+def _run(words: list[str]) -> None:
     if words:
         raise UsageError(f"{words[0]!r} is no flag: flags begin with --")
     if not FLAGS.model:
@@ -101,7 +99,6 @@ def _run(argv: list[str]) -> int:
             cpu_devices=FLAGS.cpu_devices,
         )
     print(json.dumps(record, indent=1) if FLAGS.format == "json" else text(record))
-    return OK
 
 
 def measure(

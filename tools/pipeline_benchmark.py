@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 from absl import flags
 
-from tekso.tools import command_errors, command_flags
-from tekso.tools.command_errors import OK, UsageError
+from tekso.tools import command_flags
+from tekso.tools.command_errors import UsageError
 
 PROGRAM = "tekso-pipeline-benchmark"
 USAGE = f"{PROGRAM} --model=lm.benchmark.Small --num_stages=2 --num_micro_batches=16"
@@ -44,8 +44,7 @@ def _define() -> None:
     flags.DEFINE_multi_string("set", [], "path=value, for all of them.", flag_values=f)
     flags.DEFINE_multi_string("import", [], "Package with experiments of your own.", flag_values=f)
     flags.DEFINE_enum("format", "text", ("text", "json"), "What is printed.", flag_values=f)
-    flags.DEFINE_boolean("traceback", False, "Show whole tracebacks.", flag_values=f)
-    flags.DEFINE_boolean("help", False, "Show this text.", short_name="h", flag_values=f)
+    command_flags.define_common(f)
 
 
 _define()
@@ -60,17 +59,16 @@ class Case(NamedTuple):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the benchmark; returns the exit code: 0 done, 1 an error, 2 a wrong command line."""
-    argv = list(sys.argv if argv is None else argv)
-    return command_errors.run(PROGRAM, lambda: _run(argv), show_traceback="--traceback" in argv)
+    return command_flags.run(PROGRAM, FLAGS, argv, _run, help_text=_help)
 
 
-def _run(argv: list[str]) -> int:
-    words = command_flags.parse(FLAGS, argv)
-    if FLAGS.help:
-        names = {"set": "path=value", "import": "package", "model": "key"}
-        purpose = " ".join((__doc__ or "").partition(": ")[2].split())
-        print(command_flags.help_text(FLAGS, usage=USAGE, purpose=purpose, value_names=names))
-        return OK
+def _help() -> str:
+    names = {"set": "path=value", "import": "package", "model": "key"}
+    purpose = " ".join((__doc__ or "").partition(": ")[2].split())
+    return command_flags.help_text(FLAGS, usage=USAGE, purpose=purpose, value_names=names)
+
+
+def _run(words: list[str]) -> None:
     if words:
         raise UsageError(f"{words[0]!r} is no flag: flags begin with --")
     if not FLAGS.model:
@@ -93,7 +91,6 @@ def _run(argv: list[str]) -> int:
         "processor": next(iter(found.values()))[0]["machine"]["processor"],
     }
     print(json.dumps(record, indent=1) if FLAGS.format == "json" else text(record))
-    return OK
 
 
 def cases() -> list[Case]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -57,11 +56,6 @@ class BucketedPairs(TranslationInput):
         )
         self._buckets = Buckets(self._sizes, self._bounds, rows)
         self._key = shuffle.key_of(self.seed, "buckets")
-
-    @property
-    def source_bounds(self) -> Sequence[int]:
-        """Lengths that the source side of a batch of texts is filled up to, ascending."""
-        return sorted({min(bound, self.params.source_length) for bound in self._bounds})
 
     def batch(self, step: int) -> Batch:
         """The global batch of a step.

@@ -17,7 +17,7 @@ its id is the size of the source's tokenizer plus the number of the language.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -184,12 +184,6 @@ class TranslationInput(ExampleInput):
         is_shared = self.source_tokenizer is self.target_tokenizer
         return self.source_vocab_size if is_shared else self.target_tokenizer.vocab_size
 
-    @property
-    def source_bounds(self) -> Sequence[int]:
-        """Lengths that the source side of a batch of texts is filled up to, ascending."""
-        length = self.params.source_length
-        return sorted({max(1, length // 4), max(1, length // 2), length})
-
     def pairs(self, numbers: Iterable[int] | slice | None = None) -> list[Pair]:
         """Pairs as texts, as they are in the corpus.
 
@@ -228,43 +222,6 @@ class TranslationInput(ExampleInput):
         return self.target_tokenizer.decode(
             tokens[: tokens.index(end)] if end in tokens else tokens
         )
-
-    def source_batch(
-        self, texts: Sequence[str], languages: Sequence[str] | str | None = None
-    ) -> Batch:
-        """The source side of a batch of texts, a text a row.
-
-        Args:
-          texts: the texts.
-          languages: what each is to be translated to, or one for all.
-
-        Shapes:
-          returns: "source_ids" and "source_segment_ids" [texts, S], S one of `source_bounds`, or
-            the last of them times a power of 2, so that there are few shapes.
-
-        Raises:
-          InputError: a language is missing, or unknown.
-        """
-        wanted: list[str | None] = (
-            [languages] * len(texts)
-            if languages is None or isinstance(languages, str)
-            else list(languages)
-        )
-        rows = [
-            self.encode_source(text, language) for text, language in zip(texts, wanted, strict=True)
-        ]
-        longest = max(map(len, rows), default=1)
-        width = next((bound for bound in self.source_bounds if bound >= longest), 0)
-        if not width:
-            width = self.source_bounds[-1]
-            while width < longest:
-                width *= 2
-        ids = np.full((len(rows), width), self.source_tokenizer.end_id, np.int32)
-        segments = np.zeros((len(rows), width), np.int32)
-        for number, row in enumerate(rows):
-            ids[number, : len(row)] = row
-            segments[number, : len(row)] = 1
-        return {"source_ids": ids, "source_segment_ids": segments}
 
     def texts(self) -> Iterator[str]:
         """All sources and targets of the split, as they are."""
