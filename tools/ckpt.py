@@ -47,7 +47,7 @@ def _define() -> None:
     flags.DEFINE_string(
         "checkpoint",
         None,
-        "With inspect: step or path of the checkpoint; by default the newest good one.",
+        "With inspect: step or path of the checkpoint, or best; by default the newest good one.",
         flag_values=f,
     )
     flags.DEFINE_string(

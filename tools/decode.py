@@ -48,7 +48,10 @@ def _define() -> None:
         flag_values=f,
     )
     flags.DEFINE_string(
-        "checkpoint", None, "Step or path; by default the newest good one.", flag_values=f
+        "checkpoint",
+        None,
+        "Step or path, or best; by default the newest good one.",
+        flag_values=f,
     )
     flags.DEFINE_string(
         "language", None, "Language to translate into, of a model of several.", flag_values=f

@@ -150,7 +150,8 @@ def _define() -> None:
     flags.DEFINE_string(
         "checkpoint",
         None,
-        "Step or path of the checkpoint for eval and decode; by default the newest good one.",
+        "Step or path of the checkpoint for eval, decode and export, or best; by default the "
+        "newest good one.",
         flag_values=f,
     )
     flags.DEFINE_multi_string(

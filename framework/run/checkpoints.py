@@ -260,6 +260,27 @@ class Checkpoints:
         except DamagedCheckpointError as error:
             raise CheckpointError(f"checkpoint {path} is damaged: {error}") from error
 
+    def best(self, metric: str, goal: Literal["min", "max"]) -> Checkpoint:
+        """Opens the best one of those that are kept.
+
+        Args:
+          metric: "evaluation/metric" that decides.
+          goal: which end of it is good.
+
+        Raises:
+          CheckpointError: none has the metric, or the best is damaged.
+        """
+        self._metric, self._goal = metric, goal
+        self._values = self._read_values()
+        step = self.best_step()
+        if step is None:
+            there = ", ".join(map(_name, self.steps())) or "none"
+            raise CheckpointError(
+                f"no checkpoint in {self.directory} was evaluated by {metric or 'any metric'} "
+                f"(run.keep_best), so none is the best; there are: {there}"
+            )
+        return self.open(self.path(step))
+
     def _open(self, path: str) -> Checkpoint:
         checkpoint = checkpoint_files.open_verified(path)
         if _name(checkpoint.step) != os.path.basename(path):

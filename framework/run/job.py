@@ -124,19 +124,28 @@ class Job:
 
     def checkpoints_as(self, kind: type[C]) -> C:
         """Returns the checkpoints of the run as the class `kind` handles them."""
-        run = self.tree.run
-        names = list(self.tree.eval_inputs)
-        eval_input = run.keep_best.eval_input or (names[0] if names else "")
-        if eval_input and eval_input not in names:
-            raise ValueError(
-                f"run.keep_best.eval_input is {eval_input!r}, but the evaluation inputs are: "
-                f"{', '.join(names) or 'none'}"
-            )
+        run, metric = self.tree.run, metric_of_best(self.tree)
         return kind(
             self.logdir.checkpoints,
             keep_last=run.keep_last_checkpoints,
-            keep_best=run.keep_best.count if eval_input else 0,
-            metric=f"{eval_input}/{run.keep_best.metric}",
+            keep_best=run.keep_best.count if metric else 0,
+            metric=metric,
             goal=run.keep_best.goal,
             warn=lambda text: self.console.line(text, "warning"),
         )
+
+
+def metric_of_best(tree: Any) -> str:
+    """Returns "evaluation/metric" that says which checkpoint of an experiment is best, or "".
+
+    Raises:
+      ValueError: the experiment has no such evaluation.
+    """
+    names, keep_best = list(tree.eval_inputs), tree.run.keep_best
+    eval_input = keep_best.eval_input or (names[0] if names else "")
+    if eval_input and eval_input not in names:
+        raise ValueError(
+            f"run.keep_best.eval_input is {eval_input!r}, but the evaluation inputs are: "
+            f"{', '.join(names) or 'none'}"
+        )
+    return f"{eval_input}/{keep_best.metric}" if eval_input else ""

@@ -14,7 +14,7 @@ from tekso.framework.run.assembly import Assembly
 from tekso.framework.run.checkpoints import Checkpoint, CheckpointError, Checkpoints
 from tekso.framework.run.evaluation import evaluate
 from tekso.framework.run.following import FollowingCheckpoints, FollowingReport
-from tekso.framework.run.job import Job
+from tekso.framework.run.job import Job, metric_of_best
 from tekso.framework.run.logdir import Logdir
 from tekso.framework.run.metrics_log import SPLIT, STEP, MetricsLog
 from tekso.framework.run.peers import Peers
@@ -25,6 +25,9 @@ from tekso.framework.run.report.report import Report
 from tekso.framework.run.stop_signals import exit_code
 from tekso.framework.run.training_loop import Outcome, Timetable, TrainingLoop, restore
 from tekso.framework.task import Scored
+
+BEST = "best"
+"""Names the checkpoint with the best evaluation."""
 
 
 def train(job: Job) -> int:
@@ -189,9 +192,7 @@ def _eval_batches(parts: Assembly) -> dict[str, Any]:
     }
 
 
-def _score(
-    parts: Assembly, name: str, is_last: bool, stopped: Callable[[], bool]
-) -> Scored | None:
+def _score(parts: Assembly, name: str, is_last: bool, stopped: Callable[[], bool]) -> Scored | None:
     input = parts.eval_inputs[name]
     return parts.task.score(parts.program, input, is_last=is_last, stopped=stopped)
 
@@ -202,13 +203,13 @@ def _batches(input: Any, start: int, *, stop: int | None) -> Iterator[Mapping[st
 
 
 def open_checkpoint(logdir: Logdir, which: str | None, console: Console) -> Checkpoint:
-    """Opens the checkpoint of a path or a step, or the newest good one of a run.
+    """Opens the checkpoint of a path or a step, the best or the newest good one of a run.
 
     Raises:
       CheckpointError: there is none, or it is damaged.
     """
     checkpoints = Checkpoints(logdir.checkpoints, warn=lambda text: console.line(text, "warning"))
-    if which is not None:
+    if which is not None and which != BEST:
         return checkpoints.open(which)
     newest = checkpoints.newest_good()
     if newest is None:
@@ -216,6 +217,9 @@ def open_checkpoint(logdir: Logdir, which: str | None, console: Console) -> Chec
             f"there is no checkpoint in {logdir.checkpoints}: train first, or give another "
             "--logdir or a --checkpoint"
         )
+    if which == BEST:
+        _, tree = tree_of(newest)
+        return checkpoints.best(metric_of_best(tree), tree.run.keep_best.goal)
     return newest
 
 

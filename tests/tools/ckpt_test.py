@@ -195,6 +195,7 @@ def test_an_average_is_evaluated_decoded_and_trained_on(
         words = ["--mode=eval", "--logdir=run", f"--checkpoint={checkpoint}", "--format=json"]
         return json.loads(trainer(*words, cwd=tmp_path))["dev"]["loss"]
 
+    assert evaluate("best") == evaluate("6")  # of three evaluations, the loss of the last is least
     losses = [evaluate(checkpoint) for checkpoint in (output, "6")]
     assert losses[0] != losses[1] and abs(losses[0] - losses[1]) < 0.5
     assert "after" in trainer(

@@ -157,6 +157,12 @@ def test_the_best_of_an_earlier_process_stays_the_best(tmp_path: Path) -> None:
     second.save(state_at(4), describe(4, dev__accuracy=0.5))
     second.wait()
     assert second.steps() == [2, 4]
+    assert Checkpoints(str(tmp_path)).best("dev/accuracy", "max").step == 2
+    assert Checkpoints(str(tmp_path)).best("dev/accuracy", "min").step == 4
+    with pytest.raises(CheckpointError, match=r"by dev/bleu.*step_00000002, step_00000004"):
+        Checkpoints(str(tmp_path)).best("dev/bleu", "max")
+    with pytest.raises(CheckpointError, match=r"any metric.*none is the best"):
+        Checkpoints(str(tmp_path)).best("", "max")
 
 
 @pytest.mark.parametrize("name", [*TENSOR_FILES, "checkpoint.json"])
