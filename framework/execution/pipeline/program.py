@@ -43,7 +43,7 @@ from tekso.framework.execution.pipeline.stage_functions import StageFunctions, T
 from tekso.framework.execution.pipeline.stage_state import Flat, StageState
 from tekso.framework.execution.pipeline.stages import BATCH, Stage, Value
 from tekso.framework.execution.pipeline.workers import StageError, Workers, reason_of
-from tekso.framework.learning_step import select
+from tekso.framework.learning_step import COUNTS, select
 from tekso.framework.primitives.fusion import XlaFusion, no_fusion
 from tekso.framework.theta import SEPARATOR
 from tekso.framework.weight_spec import WeightSpec
@@ -126,8 +126,7 @@ class PipelineProgram(Program):
     def _train_step(self, batch: Batch, step: int) -> dict[str, Any]:
         self._prepare()
         self._evaluation.forget()
-        for functions in self._functions.values():
-            functions.begin()
+        self._workers.map(lambda functions: functions.begin(), list(self._functions.values()))
         total_weight = tf.cast(self._task.loss_weight(_converted(batch)), tf.float32)
         sums = self._run_parts(batch, step, total_weight)
         return self._update(sums, total_weight, step)
@@ -224,7 +223,8 @@ class PipelineProgram(Program):
         loss_sum = by_stage[len(stages) - 1]["loss"]
         shares = [found["total"] for found in by_stage.values()]
         total = _added([tf.cast(share, loss_sum.dtype) for share in shares])
-        counts = self._state.read(0, LEARNER)
+        kept = self._state.variables(0)
+        counts = {name: kept[LEARNER + name].read_value() for name in COUNTS}
         at = tf.constant(step, tf.int64)
         with self._state.on(0):
             decision = self._decide(squares, counts, at, total)
@@ -258,9 +258,9 @@ class PipelineProgram(Program):
             collections.defaultdict(list) for _ in plan.stages
         ]
         for (_, index), functions in sorted(self._functions.items()):
-            for path, value in functions.totals.items():
+            for path, value in functions.gradients().items():
                 owner = plan.owners[path][0] if plan.is_shared(path) else index
-                gradients[owner][path].append(value.read_value())
+                gradients[owner][path].append(value)
         found = []
         for stage, by_path in enumerate(gradients):
             with self._state.on(stage):
@@ -297,7 +297,8 @@ class PipelineProgram(Program):
         So the old and the new value are there of one weight at a time, and not of all.
         """
         variables = self._state.variables(stage.index)
-        weights = self._state.read(stage.index, WEIGHTS)
+        owned = self._setting.plan.owned(stage.index)
+        weights = {path: variables[WEIGHTS + path].read_value() for path in owned}
         means = {name: tf.math.divide_no_nan(*pair) for name, pair in statistics.items()}
         changed = self._task.new_statistics(weights, means)
         new = {WEIGHTS + p: select(decision.finite, v, weights[p]) for p, v in changed.items()}

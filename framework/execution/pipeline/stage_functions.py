@@ -22,6 +22,7 @@ from tekso.framework.execution.pipeline.graph_cut import Cut, GraphCut
 from tekso.framework.execution.pipeline.graph_effects import effects
 from tekso.framework.execution.pipeline.piece_traces import tensors
 from tekso.framework.execution.pipeline.stage_run import StageRun, run_stage
+from tekso.framework.execution.pipeline.stage_state import all_read
 from tekso.framework.execution.pipeline.stages import BATCH, Stage, Value
 from tekso.framework.optimizers.optimizer import state_dtype
 from tekso.framework.primitives.fusion import Fuse
@@ -70,13 +71,13 @@ class StageFunctions:
     ) -> None:
         self._stage, self._specs, self._trained = stage, specs, list(trained)
         self._values, self._seed, self._fuse = values, seed, fuse
-        self._num_examples = num_examples
+        self._num_examples, self._device = num_examples, device
         self._structure: Any = None  # of the sums
         self._effects: list[tf.Operation] = []  # of the forward pass
         outputs = [values[Value(name, stage.index)] for name in stage.outputs]
         self._seeds = [leaf for leaf in tensors(outputs) if leaf.dtype.is_floating]
         with tf.device(device):
-            self.totals = {
+            self._totals = {
                 path: tf.Variable(
                     tf.zeros(specs[path].shape, state_dtype(specs[path])),
                     trainable=False,
@@ -84,7 +85,8 @@ class StageFunctions:
                 )
                 for path in trained
             }
-        """Sums of the gradients of the weights."""
+        self._begin = tf.function(self._begin_graph, autograph=False)
+        self._gradients = all_read(self._totals)
         self._cut = self._trace()
         self._functions: dict[str, Cut] = {}
 
@@ -124,7 +126,7 @@ class StageFunctions:
             of_weights, of_inputs = gradients[: len(sources)], gradients[len(sources) :]
             added = [
                 total.assign_add(tf.cast(gradient, total.dtype), read_value=False)
-                for total, gradient in zip(self.totals.values(), of_weights, strict=True)
+                for total, gradient in zip(self._totals.values(), of_weights, strict=True)
             ]
             with tf.control_dependencies(added):
                 done = tf.identity(seeds_[-1])
@@ -199,11 +201,21 @@ class StageFunctions:
         """Returns the gradients of the float outputs, and that of the loss, which is 1."""
         return dict(zip(self._seed_names, [*flat, one], strict=True))
 
+    # --- the totals ---
+
     def begin(self) -> None:
         """Begins new totals."""
-        for total in self.totals.values():
-            with tf.device(total.device):  # nothing is sent to another process and back
-                total.assign(tf.zeros(total.shape, total.dtype))
+        with tf.device(self._device):  # nothing is sent to another process and back
+            self._begin()
+
+    def gradients(self) -> Tensors:
+        """Returns the totals by path."""
+        with tf.device(self._device):
+            return self._gradients()
+
+    def _begin_graph(self) -> None:
+        for total in self._totals.values():
+            total.assign(tf.zeros(total.shape, total.dtype), read_value=False)
 
     # --- the functions ---
 

@@ -59,6 +59,7 @@ class StageState:
             self.groups.append(of_stage)
             self._rows.append(rows)
         self._variables: list[dict[str, tf.Variable]] = [{} for _ in plan.stages]
+        self._reads: dict[tuple[int, str], Callable[[], Flat]] = {}
 
     @contextlib.contextmanager
     def on(self, stage: int) -> Iterator[None]:
@@ -92,12 +93,17 @@ class StageState:
         return self._variables[stage]
 
     def read(self, stage: int, prefix: str) -> Flat:
-        """Returns what a stage keeps under a prefix, without the prefix."""
-        return {
-            key[len(prefix) :]: variable.read_value()
-            for key, variable in self._variables[stage].items()
-            if key.startswith(prefix)
-        }
+        """Returns what a stage keeps under a prefix, without the prefix: by one call."""
+        if (stage, prefix) not in self._reads:
+            self._reads[stage, prefix] = all_read(
+                {
+                    key[len(prefix) :]: variable
+                    for key, variable in self._variables[stage].items()
+                    if key.startswith(prefix)
+                }
+            )
+        with self.on(stage):
+            return self._reads[stage, prefix]()
 
     def whole(self) -> dict[str, np.ndarray]:
         """Returns everything on the host, rows put together."""
@@ -109,3 +115,12 @@ class StageState:
         if self._rows[holders[0]][key] is None:
             return np.asarray(parts[0])
         return np.concatenate(parts)
+
+
+def all_read(variables: Mapping[str, tf.Variable]) -> Callable[[], Flat]:
+    """Returns a compiled function that reads all of these."""
+
+    def read() -> Flat:
+        return {path: variable.read_value() for path, variable in variables.items()}
+
+    return tf.function(read, autograph=False)

@@ -434,7 +434,7 @@ def test_replicas_compute_with_the_same_bits() -> None:
     for step in range(2):
         program.train_step(of, step)
         for stage in range(2):
-            first, second = (program._functions[replica, stage].totals for replica in range(2))
+            first, second = (program._functions[replica, stage].gradients() for replica in range(2))
             assert set(first) == set(second) and len(first) > 0
             for path, total in first.items():
                 assert np.array_equal(total.numpy(), second[path].numpy()), path
