@@ -23,94 +23,46 @@ from typing import Any
 import tensorflow as tf
 
 from tekso.framework.context import StepContext
-from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, param
 from tekso.framework.pieces import Flow, Piece
 from tekso.framework.theta import Theta
+from tekso.models.decoder_only import DecoderOnly
 from tekso.models.decoding.decoder import DecoderStep, repeat_rows
 from tekso.models.layers import cache as cache_lib
 from tekso.models.layers import masking
-from tekso.models.layers.attention import MultiHeadAttention
-from tekso.models.layers.dropout import Dropout
-from tekso.models.layers.embedding import Embedding
-from tekso.models.layers.normalization import LayerNorm, Norm
-from tekso.models.layers.positions import PositionsBase, SinusoidalPositions
-from tekso.models.layers.sizes import with_sizes
-from tekso.models.layers.softmax import Softmax
-from tekso.models.layers.stack import Stack, StackBase, pieces_of_stack
-from tekso.models.transformer_lm import CAUSAL_LAYER
+from tekso.models.layers.stack import pieces_of_stack
 
 Batch = Mapping[str, tf.Tensor]
 
 
-class PrefixLm(Layer):
+class PrefixLm(DecoderOnly):
     """Predicts every token of the target from those before it and the whole source.
 
     Batches are those of EncoderDecoder. Source and target have one vocabulary. In decoding the
     source is read as one block into the cache; as its keys and values are in one cache with those
     of the target, every hypothesis has its own copy of them.
 
-    Children:
-      embedding, positions (where set), stack, final_norm (where set), softmax (where untied)
+    Children: those of DecoderOnly.
     Source: Liu et al. 2018, "Generating Wikipedia by summarizing long sequences", section 4.2.3
       (one sequence); Raffel et al. 2020, section 3.2.1 (prefix LM).
     """
 
-    class Params(Layer.Params):
+    class Params(DecoderOnly.Params):
         """Params of PrefixLm."""
 
         source_vocab_size: int = param("Number of tokens of the source.", default=REQUIRED)
         target_vocab_size: int = param(
             "Number of tokens of the target: the same.", default=REQUIRED
         )
-        dim: int = param("Size of the activations between layers.", default=REQUIRED)
-        embedding: Embedding.Params = param("Table of tokens.", default=Embedding.Params())
-        positions: PositionsBase.Params | None = param(
-            "What is added to the embeddings.", default=SinusoidalPositions.Params()
-        )
-        dropout_rate: float = param("Dropout of the embeddings.", default=0.0)
-        stack: StackBase.Params = param(
-            "The layers; their attention has to be causal, the source is excepted.",
-            default=Stack.Params(layer=CAUSAL_LAYER),
-        )
-        final_norm: Norm.Params | None = param(
-            "Normalisation after the last layer.", default=LayerNorm.Params()
-        )
-        softmax: Softmax.Params | None = param(
-            "Output layer with a table of its own; None: tied to the embedding.", default=None
-        )
-
-    embedding: Embedding
-    positions: PositionsBase
-    dropout: Dropout
-    stack: StackBase
-    final_norm: Norm
-    softmax: Softmax
 
     def __init__(self, params: Any) -> None:
-        super().__init__(params)
+        super().__init__(params, vocab_size=params.target_vocab_size)
         p = self.params
         if p.source_vocab_size != p.target_vocab_size:
             raise ValueError(
                 f"PrefixLm: source_vocab_size {p.source_vocab_size} and target_vocab_size "
                 f"{p.target_vocab_size} differ, but source and target are one sequence"
             )
-        vocab_size = p.target_vocab_size
-        self.child("embedding", with_sizes(p.embedding, vocab_size=vocab_size, dim=p.dim))
-        if p.positions is not None:
-            self.child("positions", with_sizes(p.positions, dim=p.dim))
-        self.child("dropout", Dropout.Params(rate=p.dropout_rate))
-        self.child("stack", with_sizes(p.stack, dim=p.dim))
-        if p.final_norm is not None:
-            self.child("final_norm", with_sizes(p.final_norm, dim=p.dim))
-        if p.softmax is not None:
-            self.child("softmax", with_sizes(p.softmax, input_dim=p.dim, vocab_size=vocab_size))
-        for layer in self.stack.walk():
-            if isinstance(layer, MultiHeadAttention) and layer.params.mask != "causal":
-                raise ValueError(
-                    f"PrefixLm: {layer.path} has mask={layer.params.mask!r}, so a token of the "
-                    "target would be predicted from itself; set mask='causal' (all see the source)"
-                )
 
     # --- the whole target at once ---
 
@@ -123,13 +75,9 @@ class PrefixLm(Layer):
           batch: see EncoderDecoder
           returns: [B, T] float32
         """
-        name, softmax = self._softmax()
-        if softmax is self.embedding:
-            x, shared = self.embedding.fprop_shared(theta.embedding, _both_ids(batch, ctx), ctx)
-            theta = Theta(theta, embedding=shared)
-        else:
-            x = self.embedding.fprop(theta.embedding, _both_ids(batch, ctx), ctx)
+        theta, x = self._embedded(theta, _both_ids(batch, ctx), ctx)
         x = self._of_target(theta, self._stacked(theta, x, batch, ctx), batch, ctx)
+        name, softmax = self._softmax()
         return softmax.cross_entropy(
             theta[name], x, batch["target_labels"], ctx, label_smoothing=label_smoothing
         )
@@ -237,17 +185,12 @@ class PrefixLm(Layer):
         the batch; then also "x" [B, S + T, D], of the target alone from the final norm on; the last
         piece adds "cross_entropy" [B, T].
         """
-        inputs: dict[str, Layer] = {"embedding": self.embedding}
-        if self.params.positions is not None:
-            inputs["positions"] = self.positions
         norm = {"final_norm": self.final_norm} if self.params.final_norm is not None else {}
-        name, softmax = self._softmax()
-        last = functools.partial(self._run_cross_entropy, label_smoothing)
         return [
-            Piece("embedding", inputs, self._run_embed),
+            self._embedding_piece(),
             *pieces_of_stack("stack", self.stack, self._run_layers),
             Piece("final_norm", norm, self._run_of_target),
-            Piece("softmax", {name: softmax}, last),
+            self._softmax_piece("target_labels", label_smoothing),
         ]
 
     def _run_embed(self, theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
@@ -261,45 +204,6 @@ class PrefixLm(Layer):
 
     def _run_of_target(self, theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
         return {**flow, "x": self._of_target(theta, flow["x"], flow, ctx)}
-
-    def _run_cross_entropy(
-        self, label_smoothing: float, theta: Theta, flow: Flow, ctx: StepContext
-    ) -> Flow:
-        name, softmax = self._softmax()
-        cross_entropy = softmax.cross_entropy(
-            theta[name],
-            flow["x"],
-            flow["target_labels"],
-            ctx,
-            label_smoothing=label_smoothing if ctx.is_training else 0.0,
-        )
-        return {**flow, "cross_entropy": cross_entropy}
-
-    # --- parts of all of them ---
-
-    def _enter(
-        self, theta: Theta, x: tf.Tensor, ctx: StepContext, positions: tf.Tensor
-    ) -> tf.Tensor:
-        """From the vectors of the tokens to the input of the stack."""
-        if self.params.positions is not None:
-            x = self.positions.fprop(theta.positions, x, ctx, positions=positions)
-        x = ctx.constrain(x, ("batch", "length", "embed"))
-        return self.dropout.fprop(Theta(), x, ctx)
-
-    def _normalise(self, theta: Theta, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
-        if self.params.final_norm is None:
-            return x
-        return self.final_norm.fprop(theta.final_norm, x, ctx)
-
-    def _softmax(self) -> tuple[str, Any]:
-        """The layer with the output table, and its name."""
-        if self.params.softmax is None:
-            return "embedding", self.embedding
-        return "softmax", self.softmax
-
-    def _logits(self, theta: Theta, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
-        name, softmax = self._softmax()
-        return softmax.logits(theta[name], x, ctx)
 
 
 def _source_length(batch: Mapping[str, Any]) -> int:

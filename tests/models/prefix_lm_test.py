@@ -12,10 +12,11 @@ import tensorflow as tf
 
 from tekso.framework import theta as theta_lib
 from tekso.framework.context import StepContext
+from tekso.models.decoder_only import CAUSAL_LAYER
 from tekso.models.layers.attention_positions import RotaryPositions
 from tekso.models.layers.stack import Stack
 from tekso.models.prefix_lm import PrefixLm
-from tekso.models.transformer_lm import CAUSAL_LAYER, TransformerLm
+from tekso.models.transformer_lm import TransformerLm
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 

@@ -15,6 +15,7 @@ from tekso.framework import theta as theta_lib
 from tekso.framework.context import StepContext
 from tekso.framework.pieces import joined, run_all
 from tekso.framework.theta import Theta
+from tekso.models.decoder_only import CAUSAL_LAYER
 from tekso.models.layers.attention_positions import RotaryPositions
 from tekso.models.layers.embedding import Embedding
 from tekso.models.layers.feed_forward import GatedFeedForward
@@ -23,7 +24,7 @@ from tekso.models.layers.positions import LearnedPositions
 from tekso.models.layers.rematerialize import Rematerialize
 from tekso.models.layers.softmax import Softmax
 from tekso.models.layers.stack import RepeatedStack, Stack
-from tekso.models.transformer_lm import CAUSAL_LAYER, TransformerLm
+from tekso.models.transformer_lm import TransformerLm
 
 B, T, V, D, N, F, L = 2, 5, 11, 6, 2, 7, 2
 

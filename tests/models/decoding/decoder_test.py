@@ -14,6 +14,7 @@ from tekso.framework import theta as theta_lib
 from tekso.framework.context import StepContext
 from tekso.framework.pieces import joined, run_all
 from tekso.framework.theta import Theta
+from tekso.models.decoder_only import CAUSAL_LAYER
 from tekso.models.decoding.beam_search import BeamSearch
 from tekso.models.encoder_decoder import DECODER_LAYER, ENCODER_LAYER, EncoderDecoder
 from tekso.models.layers.attention_positions import RelativeBias, RotaryPositions
@@ -29,7 +30,6 @@ from tekso.models.layers.softmax import Softmax
 from tekso.models.layers.stack import RepeatedStack, Stack
 from tekso.models.lstm_encoder_decoder import LstmEncoderDecoder
 from tekso.models.prefix_lm import PrefixLm
-from tekso.models.transformer_lm import CAUSAL_LAYER
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
