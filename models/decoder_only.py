@@ -41,7 +41,10 @@ class DecoderOnly(Layer):
         """Params of DecoderOnly."""
 
         dim: int = param("Size of the activations between layers.", default=REQUIRED)
-        embedding: Embedding.Params = param("Table of tokens.", default=Embedding.Params())
+        embedding: Embedding.Params = param(
+            "Table of tokens; scaled, so that positions do not outweigh them.",
+            default=Embedding.Params(scale="sqrt_dim"),
+        )
         positions: PositionsBase.Params | None = param(
             "What is added to the embeddings.", default=SinusoidalPositions.Params()
         )

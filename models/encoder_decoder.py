@@ -71,7 +71,8 @@ class EncoderDecoder(Layer):
             "Table of the source's tokens; None: that of the target's.", default=None
         )
         target_embedding: Embedding.Params = param(
-            "Table of the target's tokens.", default=Embedding.Params()
+            "Table of the target's tokens; scaled, so that positions do not outweigh them.",
+            default=Embedding.Params(scale="sqrt_dim"),
         )
         softmax: Softmax.Params | None = param(
             "Output layer with a table of its own; None: tied to the target's tokens.", default=None

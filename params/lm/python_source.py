@@ -14,6 +14,7 @@ from tekso.framework.params import Params
 from tekso.framework.registry import register
 from tekso.models.layers.attention import MultiHeadAttention
 from tekso.models.layers.attention_positions import RotaryPositions
+from tekso.models.layers.embedding import Embedding
 from tekso.models.layers.expert_routing import SwitchRouter
 from tekso.models.layers.feed_forward import FeedForward
 from tekso.models.layers.mixture_of_experts import MixtureOfExperts
@@ -48,6 +49,7 @@ class Tiny(Experiment):
         )
         model = TransformerLm.Params(
             dim=128,
+            embedding=Embedding.Params(),
             positions=None,
             stack=Stack.Params(num_layers=4, layer=layer),
             final_norm=RMSNorm.Params(),

@@ -21,6 +21,7 @@ from tekso.models.layers.attention import MultiHeadAttention
 from tekso.models.layers.feed_forward import FeedForward
 from tekso.models.layers.stack import Stack
 from tekso.models.layers.transformer import TransformerLayer
+from tekso.models.lstm_encoder_decoder import LstmEncoderDecoder
 from tekso.tasks.mt.bucketed_pairs import BucketedPairs
 from tekso.tasks.mt.parallel_files import ParallelFiles
 from tekso.tasks.mt.task import Translation
@@ -29,10 +30,13 @@ from tekso.tasks.mt.task import Translation
 def transformer(
     *, num_layers: int, dim: int, hidden_dim: int, num_heads: int, dropout_rate: float
 ) -> EncoderDecoder.Params:
-    """A pre-norm Transformer with one table for source, target and softmax."""
+    """A pre-norm Transformer with one table for source, target and softmax.
+
+    Dropout is where Vaswani et al. 2017 have it: of embeddings, and of what a sublayer adds.
+    """
     encoder = TransformerLayer.Params(
         attention=MultiHeadAttention.Params(num_heads=num_heads),
-        feed_forward=FeedForward.Params(hidden_dim=hidden_dim, dropout_rate=dropout_rate),
+        feed_forward=FeedForward.Params(hidden_dim=hidden_dim),
         dropout_rate=dropout_rate,
     )
     decoder = encoder.copy().set(
@@ -105,3 +109,19 @@ class Base(Experiment):
             checkpoint_every_steps=1000,
             keep_best=KeepBest.Params(metric="bleu", goal="max"),
         )
+
+
+@register
+class Lstm(Base):
+    """LSTMs with attention for tens of thousands of pairs: 2 + 2 layers of 256 units, much dropout.
+
+    Source: Bahdanau et al. 2015 (arXiv 1409.0473); the attention feeds the next step.
+    """
+
+    def task(self) -> Params:
+        """As for the Transformer, with another model."""
+        return super().task().set(model=LstmEncoderDecoder.Params(dim=256, dropout_rate=0.3))
+
+    def learner(self) -> Params:
+        """A third of the Transformer's learning rate."""
+        return super().learner().set({"schedule.scale": 0.07})
