@@ -33,6 +33,7 @@ from tekso.framework.execution.pipeline import partition, remote, stages
 from tekso.framework.execution.pipeline.actions import by_device
 from tekso.framework.execution.pipeline.measured_costs import Timer, measured_costs
 from tekso.framework.execution.pipeline.piece_costs import cost_of
+from tekso.framework.execution.pipeline.piece_mixing import check_mixing
 from tekso.framework.execution.pipeline.piece_traces import PieceTrace, trace_all
 from tekso.framework.execution.pipeline.program import PipelineProgram
 from tekso.framework.execution.pipeline.schedule import Schedule, num_stages_of, schedule_of
@@ -40,6 +41,7 @@ from tekso.framework.execution.pipeline.schedule_check import checked_actions
 from tekso.framework.execution.pipeline.setting import Setting
 from tekso.framework.execution.pipeline.spmd_form import SpmdForm
 from tekso.framework.execution.pipeline.stages_on_mesh import StagesOnMesh
+from tekso.framework.layer import Layer
 from tekso.framework.params import param
 from tekso.framework.pieces import Piece
 from tekso.framework.primitives.fusion import XlaFusion, no_fusion
@@ -170,12 +172,15 @@ class Pipelined(Execution):
         count = parts * p.num_micro_batches * p.num_replicas
         if size % count:
             near = [n for n in (size // count * count, (size // count + 1) * count) if n]
+            others = parts * p.num_replicas
+            even = [m for m in range(1, size // others + 1) if size % (m * others) == 0]
+            fewer = f", or micro-batches: {', '.join(map(str, even))}" if even else ""
             of_parts = f", {parts} accumulation steps" if parts > 1 else ""
             of_replicas = f", {p.num_replicas} replicas" if p.num_replicas > 1 else ""
             raise ExecutionError(
                 f"input.batch_size {size} does not divide evenly over {p.num_micro_batches} "
                 f"micro-batches (execution.num_micro_batches){of_replicas}{of_parts}; the nearest "
-                f"that do: {', '.join(map(str, near))}"
+                f"that do: {', '.join(map(str, near))}{fewer}"
             )
         return {n: ((size // count, *shape[1:]), dtype) for n, (shape, dtype) in batch.items()}
 
@@ -230,6 +235,8 @@ class Pipelined(Execution):
         pieces, specs = task.pieces(), task.specs()
         traces = trace_all(pieces, specs, micro)
         device = None if devices is None or self._on_mesh is not None else devices[0]
+        if devices is not None and self._on_mesh is None:
+            check_mixing(pieces, traces, specs, micro)
         costs = self._costs(pieces, traces, specs, micro, device)
         spmd = self._spmd
         sizes = self.sizes(pieces, costs) if spmd is None else spmd.sizes(task, micro)
@@ -292,7 +299,8 @@ def _local_devices() -> list[str]:
 def _check_mixing(task: Any) -> None:
     """Refuses layers that couple examples in another way than by statistics of a micro-batch."""
     for layer in task.walk():
-        if layer.mixes_examples and not any(not s.trainable for s in layer.own_specs()):
+        has_statistics = type(layer).updated_statistics is not Layer.updated_statistics
+        if layer.mixes_examples and not has_statistics:
             raise ExecutionError(
                 f"{layer.path} ({type(layer).__name__}) mixes the examples of a batch, so its "
                 "output would depend on the number of micro-batches: it cannot be part of a "

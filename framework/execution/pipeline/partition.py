@@ -1,8 +1,9 @@
 """Partitioning: which neighbouring pieces make a stage, so that the slowest stage is fastest.
 
 Exact: the contiguous partition whose largest cost is least, by bisection over the sums of
-neighbours that there are, O(L² log L), and of all such partitions the one in which the first stages
-are fullest. (A greedy histogram of prefixes leaves stages empty: costs 1, 1, 10, 1 in 4 stages.)
+neighbours that there are, O(L² log L), and of all such partitions the one in which the last stages
+are fullest, since the first ones hold the most micro-batches. (A greedy histogram of prefixes
+leaves stages empty: costs 1, 1, 10, 1 in 4 stages.)
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ def min_max(costs: Sequence[float], num_stages: int) -> list[int]:
       costs: of the pieces, in order; not negative.
       num_stages: at most as many as pieces.
     """
+    costs = costs[::-1]
     sums = [0.0, *itertools.accumulate(costs)]
 
     def sizes(limit: float) -> list[int] | None:
@@ -33,7 +35,7 @@ def min_max(costs: Sequence[float], num_stages: int) -> list[int]:
                 return None
             result.append(end - start)
             start = end
-        return result if start == len(costs) else None
+        return result if start == len(costs) else None  # from the last stage to the first
 
     low, high = 0.0, sums[-1]
     best = sizes(high)
@@ -45,7 +47,7 @@ def min_max(costs: Sequence[float], num_stages: int) -> list[int]:
         high = min(high, reached)
         middle = (low + high) / 2
         if not low < middle < high or high - low <= 1e-9 * high:
-            return best
+            return best[::-1]
         found = sizes(middle)
         if found is None:
             low = middle

@@ -148,7 +148,11 @@ def _run(
         for path, spec in own.items()
     }
     ctx = StepContext(mode=mode, num_examples=size)
-    after = piece.run(piece.theta(weights), given, ctx)
+    try:
+        after = piece.run(piece.theta(weights), given, ctx)
+    except Exception as error:
+        error.add_note(f"in the piece {piece.name!r}, which is given {', '.join(sorted(flow))}")
+        raise
     reads = given.asked & set(flow)
     writes = {
         name: tf.nest.map_structure(_tensor, value)

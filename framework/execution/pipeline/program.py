@@ -395,21 +395,24 @@ class _Run:
     def _common(self, replica: int, stage: Stage, m: int) -> Tensors:
         offset = self._start + m * self._per_micro + replica * self._size
         functions = self._functions[replica, stage.index]
-        scalars = functions.scalars(tf.constant(offset, tf.int32), self._step, self._total_weight)
+        scalars = functions.scalars(
+            *_here([tf.constant(offset, tf.int32), self._step, self._total_weight])
+        )
         return {**self._weights[replica, stage.index], **scalars}
 
     def _forward(self, replica: int, stage: Stage, m: int) -> None:
         functions = self._functions[replica, stage.index]
-        inputs = functions.inputs([t for v in stage.inputs for t in self._take(v, replica, m)])
+        given = [t for value in stage.inputs for t in self._take(value, replica, m)]
+        inputs = functions.inputs(_here(given))
         keep = self._setting.keeps(m)
         known = {**self._common(replica, stage, m), **inputs}
         outputs, sums, kept = functions.forward(known, keep=keep)
         self._held[replica, stage.index, m] = kept if keep else inputs
-        given = iter(outputs)
+        made = iter(outputs)
         for name in stage.outputs:
             value = Value(name, stage.index)
             count = len(tensors(self._setting.plan.values[value]))
-            self._values[value, replica, m] = [next(given) for _ in range(count)]
+            self._values[value, replica, m] = [next(made) for _ in range(count)]
             self._left[value, replica, m] = self._readers[value]
         with self._lock:
             self._sums[stage.index][self._start, m, replica] = sums
@@ -430,7 +433,8 @@ class _Run:
             for name in stage.outputs
             for t in self._gradients.pop((Value(name, stage.index), replica, m), [])
         ]
-        return self._functions[replica, stage.index].seeds(flat, self._one)
+        *flat, one = _here([*flat, self._one])
+        return self._functions[replica, stage.index].seeds(flat, one)
 
     def _backward(self, replica: int, stage: Stage, m: int) -> None:
         functions, setting = self._functions[replica, stage.index], self._setting
@@ -471,6 +475,11 @@ def _reason(error: tf.errors.OpError, devices: Sequence[str]) -> str:
     found = found or remote.lost(devices)
     where = f" on {', '.join(found)}" if found else ""
     return f"a step of the pipeline failed{where}: {type(error).__name__}: {reason_of(error)}"
+
+
+def _here(values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Brings values to the device of the caller: functions that get others are cut in two."""
+    return [tf.identity(value) for value in values]
 
 
 def _converted(batch: Batch) -> dict[str, tf.Tensor]:

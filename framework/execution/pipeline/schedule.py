@@ -58,7 +58,7 @@ class Schedule(Configurable):
 
     def order(self, device: int, num_devices: int, num_micro_batches: int) -> Iterator[Work]:
         """Yields what a device does, in its order."""
-        raise NotImplementedError(f"{type(self).__name__} has neither order() nor actions()")
+        raise ScheduleError(f"{type(self).__name__} has neither order() nor actions()")
 
     def actions(self, num_devices: int, num_micro_batches: int) -> Iterator[Action]:
         """Returns what all devices do.

@@ -215,7 +215,8 @@ class StageFunctions:
 
     def _begin_graph(self) -> None:
         for total in self._totals.values():
-            total.assign(tf.zeros(total.shape, total.dtype), read_value=False)
+            with tf.device(total.device):
+                total.assign(tf.zeros(total.shape, total.dtype), read_value=False)
 
     # --- the functions ---
 

@@ -121,6 +121,10 @@ def all_read(variables: Mapping[str, tf.Variable]) -> Callable[[], Flat]:
     """Returns a compiled function that reads all of these."""
 
     def read() -> Flat:
-        return {path: variable.read_value() for path, variable in variables.items()}
+        found = {}
+        for path, variable in variables.items():
+            with tf.device(variable.device):  # and not where the caller happens to be
+                found[path] = variable.read_value()
+        return found
 
     return tf.function(read, autograph=False)

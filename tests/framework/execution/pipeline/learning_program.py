@@ -22,6 +22,7 @@ import equality_program as equality
 
 from tekso.framework.execution import DataParallel, Pipelined
 from tekso.framework.execution.base import signature_of
+from tekso.framework.execution.pipeline.program import PipelineProgram
 from tekso.framework.learner import Learner
 from tekso.framework.optimizers.adam import Adam
 from tekso.framework.schedules import Constant
@@ -56,7 +57,19 @@ def run(execution: Any, case: dict[str, Any]) -> dict[str, Any]:
         states.append({key: value.ravel().tolist() for key, value in program.state().items()})
     evaluation = program.eval_step(equality.batch_of("skipping", 99, SIZE - 3))
     sums = {name: [float(x) for x in pair] for name, pair in evaluation.items()}
-    return {"metrics": metrics, "states": states, "eval": sums}
+    return {"metrics": metrics, "states": states, "eval": sums, "misplaced": misplaced(program)}
+
+
+def misplaced(program: Any) -> list[str]:
+    """Returns weights and gradients of a pipeline that do not lie on the device of their stage."""
+    if not isinstance(program, PipelineProgram):
+        return []
+    found = []
+    for (replica, stage), weights in program._read_weights().items():
+        device = program._setting.device_of(replica, stage)
+        given = {**weights, **program._functions[replica, stage].gradients()}
+        found += [f"{n} on {x.device}" for n, x in given.items() if not x.device.endswith(device)]
+    return found
 
 
 def main() -> None:

@@ -45,6 +45,7 @@ def test_states_and_metrics_are_those_of_one_device(
     alone, *piped = results[case]
     assert len(piped) == 2
     for one in piped:
+        assert not one["misplaced"]  # each stage reads and adds up on its own device
         for step, (state, expected) in enumerate(zip(one["states"], alone["states"], strict=True)):
             assert set(state) == set(expected)
             for key, value in expected.items():

@@ -205,5 +205,5 @@ def test_own_schedule_without_anything_is_refused() -> None:
     class Empty(Schedule):
         pass
 
-    with pytest.raises(NotImplementedError, match=r"Empty has neither order\(\) nor actions\(\)"):
+    with pytest.raises(ScheduleError, match=r"Empty has neither order\(\) nor actions\(\)"):
         list(schedule_of(Empty.Params()).actions(1, 1))

@@ -9,7 +9,10 @@ import pytest
 import tensorflow as tf
 
 from tekso.framework.execution import ExecutionError, Pipelined
+from tekso.framework.execution.pipeline.piece_mixing import check_mixing
+from tekso.framework.execution.pipeline.piece_traces import trace_all
 from tekso.framework.execution.pipeline.schedule import OneFOneB
+from tekso.framework.initializers import Constant
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece, rows_of_stack
 from tekso.framework.task import Task
 from tekso.framework.theta import Theta
@@ -88,6 +91,39 @@ def test_what_mixes_examples_is_refused_by_name() -> None:
     task.child("mixing", Mixing.Params(input_dim=4, output_dim=4))
     with pytest.raises(ExecutionError, match=r"mixing \(Mixing\) mixes the examples of a batch"):
         setting(task)
+
+
+class Tempered(Mixing):
+    """Mixes examples, and has a weight that is not learned, but no statistics to move."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self.weight("temperature", [], dims=(), init=Constant.Params(value=1.0), trainable=False)
+
+
+class Centred(Rows):
+    """Says nothing of it, and takes the mean of a micro-batch off in its second row."""
+
+    def _rows(self, first: int, theta: Theta, flow: Flow, ctx: Any) -> Flow:
+        x = super()._rows(first, theta, flow, ctx)["x"]
+        return {**flow, "x": x - tf.reduce_mean(x, 0, keepdims=True)}
+
+
+def test_a_weight_that_is_not_learned_is_no_excuse_for_mixing() -> None:
+    task = Rows.Params().instantiate()
+    task.child("mixing", Tempered.Params(input_dim=4, output_dim=4))
+    with pytest.raises(ExecutionError, match=r"mixing \(Tempered\) mixes the examples"):
+        setting(task)
+
+
+def test_mixing_that_no_layer_tells_of_is_found_on_numbers() -> None:
+    def check(task: Task) -> None:
+        pieces, specs = task.pieces(), task.specs()
+        check_mixing(pieces, trace_all(pieces, specs, BATCH), specs, BATCH)
+
+    check(Rows.Params().instantiate())
+    with pytest.raises(ExecutionError, match=r"stack/0 mixes the examples of a batch"):
+        check(Centred.Params().instantiate())
 
 
 def test_pieces_that_only_a_number_tells_apart_are_traced_apart() -> None:
