@@ -119,6 +119,7 @@ class Conv2D(Conv2DBase):
             raise ValueError(f"Conv2D: x has shape {x.shape}, want {p.input_dim} channels (last)")
         self.output_size(x.shape[1], x.shape[2])
         b = theta.b if p.use_bias else None
+        x = tf.cast(x, theta.w.dtype)
         return self._finish(ctx.convolution(x, theta.w, b, window=self.window), ctx)
 
 
@@ -166,4 +167,5 @@ class DepthwiseConv2D(Conv2DBase):
                 f"DepthwiseConv2D: x has shape {x.shape}, want {p.input_dim} channels (last)"
             )
         b = theta.b if p.use_bias else None
+        x = tf.cast(x, theta.w.dtype)
         return self._finish(ctx.depthwise_convolution(x, theta.w, b, window=self.window), ctx)

@@ -14,6 +14,7 @@ import tensorflow as tf
 from tekso.framework.context import StepContext
 from tekso.framework.execution.base import Signature
 from tekso.framework.execution.mesh.layouts import Activations
+from tekso.framework.execution.mesh.traps import refuse_traps
 
 
 class _RecordingContext(StepContext):
@@ -60,7 +61,11 @@ class _RecordingContext(StepContext):
 
 
 def of_task(task: Any, batch: Signature) -> Activations:
-    """Returns dims and shapes of all tensors that a training step pins, each once."""
+    """Returns dims and shapes of all tensors that a training step pins, each once.
+
+    Raises:
+      ExecutionError: the step does what is not possible on a mesh.
+    """
     found: dict[str, Any] = {}
     weights = {path: tf.TensorSpec(s.shape, s.dtype) for path, s in task.specs().items()}
     arrays = {name: tf.TensorSpec(shape, dtype) for name, (shape, dtype) in batch.items()}
@@ -70,7 +75,8 @@ def of_task(task: Any, batch: Signature) -> Activations:
         ctx = _RecordingContext(found, mode="train", num_examples=examples)
         return task.loss(task.theta(weights), batch, ctx).loss_sum
 
-    tf.function(step, autograph=False).get_concrete_function(weights, arrays)
+    traced = tf.function(step, autograph=False).get_concrete_function(weights, arrays)
+    refuse_traps(traced.graph.get_operations())
     first = next(iter(arrays))
     inputs = {
         "the batch": (

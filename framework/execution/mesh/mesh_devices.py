@@ -20,6 +20,8 @@ from tekso.framework.execution.mesh import runtime
 from tekso.framework.execution.mesh.cluster import Cluster
 from tekso.framework.execution.mesh.layouts import MeshShape
 
+MOST_CPU_DEVICES = 4096
+
 
 def setup(
     size: int | None,
@@ -49,6 +51,11 @@ def setup(
         device_type = "GPU"
     else:
         device_type, made = "CPU", cpu_devices or -(-(size or 1) // processes)
+        if made > MOST_CPU_DEVICES:
+            raise ExecutionError(
+                f"execution.mesh asks for {made} devices of this machine's CPU, of which at most "
+                f"{MOST_CPU_DEVICES} are made; --mode=inspect_sharding needs none"
+            )
         streams = made * (cluster.num_local if cluster is not None else 1)
         threads = max(1, devices.num_cores() // streams)
         devices.setup_cpu(logical_devices=made, threads_per_op=threads)

@@ -122,7 +122,7 @@ def _preset(rules: str) -> Preset | None:
         return PRESETS[name]
     if not name or any(mark in name for mark in ":;, \t\n"):
         return None
-    close = difflib.get_close_matches(name, PRESETS, n=1)
+    close = difflib.get_close_matches(name.lower(), PRESETS, n=1)
     hint = f"; did you mean {close[0]}?" if close else ""
     raise LayoutError(
         f"execution.rules is {rules!r}: neither a preset ({', '.join(PRESETS)}) nor rules such as "

@@ -184,7 +184,13 @@ class MeshProgram(Program):
         whole = {name: tf.reshape(x, [-1, *x.shape[2:]]) for name, x in batch.items()}
         parts, size = next(iter(batch.values())).shape[:2]
         total_weight = tf.cast(self._task.loss_weight(whole), tf.float32)
-        chosen = {name: tf.gather(x, part) for name, x in batch.items()}
+        # Pinned on both sides of an identity, or what layers pin of a part would be asked of the
+        # whole batch, in which that dim has another place.
+        axis = step_context.batch_axis(self._layout, size)
+        chosen = {}
+        for name, x in batch.items():
+            axes = (axis, *[None] * (x.shape.rank - 2))
+            chosen[name] = tf.identity(self._placement.relayout(tf.gather(x, part), axes))
         offset = part * size
         return self._gradients(
             self._flat(WEIGHTS), chosen, offset, step, total_weight, parts * size

@@ -19,8 +19,8 @@ from tekso.framework.execution.base import ExecutionError
 _LONGEST = 20_000  # characters of a message that are kept
 _OF_COMPILER = re.compile(r"error: (?!'builtin.module')(.*)")
 _ADVICE = (
-    "Leave out rules and extra axes one by one to find the one that does not work; a layer can pin "
-    "a tensor by ctx.constrain"
+    "Leave out rules and extra axes one by one to find the one that does not work; what layers of "
+    'your own should not do is in docs/meshes.md, "In layers of your own"'
 )
 
 _parse_message = error_interpolation.parse_message

@@ -199,3 +199,15 @@ def test_parts_of_a_batch_add_up_and_bfloat16_is_near() -> None:
     for one, other in zip(alone["steps"], half["steps"], strict=True):
         assert other["loss"] == pytest.approx(one["loss"], rel=0.02)
         assert other["loss"] != one["loss"]
+
+
+@SLOW
+def test_parts_of_a_batch_add_up_where_length_or_height_is_split() -> None:
+    spread = [
+        ("dense", "data:2;model:2", "length:data;vocab:model"),
+        ("images", "data:2;model:2", "batch:data;height:model"),
+    ]
+    for model, mesh, rules in spread:
+        job = {"model": model, "accumulation": 2}
+        alone, parts = run([job, {**job, "execution": {"mesh": mesh, "rules": rules}}])
+        check(alone, parts)
