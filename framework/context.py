@@ -78,6 +78,7 @@ class StepContext:
         self.collected = Collected()
         self._key = counter_hash.root_key(seed, step)
         self._example_offset = example_offset
+        self._fills_in_place = False
 
     @property
     def is_training(self) -> bool:
@@ -182,6 +183,28 @@ class StepContext:
         other = copy.copy(self)
         other.collected = Collected()
         return other
+
+    # --- buffers of decoding ---
+
+    def filling_in_place(self: Self) -> Self:
+        """Returns a context whose `fill_rows` copies no buffer, for CPU and GPU without XLA.
+
+        XLA needs no such thing, and has no kernel for it; nor has LiteRT.
+        """
+        other = copy.copy(self)
+        other._fills_in_place = True
+        return other
+
+    def fill_rows(self, buffer: tf.Tensor, index: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+        """Returns a buffer with some of its rows filled, which are 0 in the one that is given.
+
+        Shapes:
+          buffer: [rows of the buffer, ...], index: [rows, 1] int, each once; rows: [rows, ...]
+          returns: shape and dtype of the buffer
+        """
+        if self._fills_in_place:  # unlike TensorScatterUpdate, which always copies
+            return tf.raw_ops.ScatterNdNonAliasingAdd(input=buffer, indices=index, updates=rows)
+        return tf.tensor_scatter_nd_update(buffer, index, rows)
 
     # --- control flow ---
 

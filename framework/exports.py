@@ -76,6 +76,26 @@ class ExportedFunction:
     for_litert: bool = False
 
 
+@dataclasses.dataclass(frozen=True)
+class ExportedTexts:
+    """What turns texts into the inputs of an exported function, and its outputs into texts.
+
+    Attributes:
+      read: function(texts by the names of `inputs`) that returns the inputs of the function.
+      write: function(outputs of the function, the texts that were read) that returns texts, or
+        numbers of them, by the names of `outputs`.
+      inputs: what each text is, by name; all are strings, [examples].
+      outputs: what each output is, by name.
+      resources: trackable objects that `read` and `write` use.
+    """
+
+    read: Callable[[Mapping[str, tf.Tensor]], Mapping[str, tf.Tensor]]
+    write: Callable[[Mapping[str, tf.Tensor], Mapping[str, tf.Tensor]], Mapping[str, tf.Tensor]]
+    inputs: Mapping[str, str]
+    outputs: Mapping[str, str]
+    resources: Sequence[Any] = ()
+
+
 def lengths_up_to(longest: int, *, first: int = 16, ratio: int = 4) -> list[int]:
     """Returns a few lengths that end with the longest: 16, 64, 200."""
     lengths = []

@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import tensorflow as tf
 
-from tekso.framework.exports import ExportedFunction
+from tekso.framework.exports import ExportedFunction, ExportedTexts
 from tekso.framework.layer import Layer
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
 from tekso.framework.theta import Theta
@@ -210,6 +210,14 @@ class Task(Layer):
         Args:
           input: the training Input; where its tokenizer is known without the data, it may be all
             besides Params and sizes.
+        """
+        return {}
+
+    def text_exports(self, input: Any) -> dict[str, ExportedTexts]:
+        """Returns how some of the functions of `exports` take and give texts, by their names.
+
+        They are written beside the others, as a SavedModel that takes texts; empty: there are none,
+        or a package is missing that such a thing needs.
         """
         return {}
 

@@ -75,6 +75,7 @@ def run(
             "output": path,
             "functions": list(exported.functions),
             "litert": dict(exported.litert),
+            "texts": list(exported.texts),
         }
         print(json.dumps(record, indent=1))
     else:
@@ -92,7 +93,13 @@ def _tell(exported: Any, checkpoint: Checkpoint) -> None:
         print(f"      {one.doc}")
     for path, num_bytes in exported.litert.items():
         print(f"  {path}: {size(num_bytes)}")
+    for name, texts in exported.texts.items():
+        print(f"  {exported.texts_path}: {name}({', '.join(texts.inputs)}), texts in and out")
     first, one = next(iter(exported.functions.items()))
     given = ", ".join(f"{name}=…" for name in one.inputs)
     print("load it without Tekso, in Python:")
     print(f'  tf.saved_model.load("{exported.path}").signatures["{first}"]({given})')
+    for name, texts in list(exported.texts.items())[:1]:
+        given = ", ".join(f"{key}=…" for key in texts.inputs)
+        print("and for texts, after `import tensorflow_text`:")
+        print(f'  tf.saved_model.load("{exported.texts_path}").signatures["{name}"]({given})')

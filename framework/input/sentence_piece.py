@@ -16,7 +16,7 @@ from tekso.framework.input.sources import TrainingText, digest
 from tekso.framework.input.tokenizers import Tokenizer
 from tekso.framework.params import param
 
-_SPACE = "\u2581"  # SentencePiece writes a space so; the character itself goes byte by byte
+SPACE = "\u2581"  # SentencePiece writes a space so; the character itself goes byte by byte
 _LONGEST_SENTENCE = 1 << 14  # bytes; a longer line is learned from in pieces
 _FEWEST_TOKENS = 300  # 256 bytes, two special ones, and some that are worth it
 
@@ -110,7 +110,7 @@ class SentencePiece(Tokenizer):
         table = [_bytes_of(processor, i) for i in range(size)]
         self.token_bytes = table + [b""] * (vocab_size - size)
         self.end_id = processor.eos_id()
-        octets = [processor.piece_to_id(f"<0x{byte:02X}>") for byte in _SPACE.encode()]
+        octets = [processor.piece_to_id(f"<0x{byte:02X}>") for byte in SPACE.encode()]
         if self.end_id < 0 or not all(processor.is_byte(i) for i in octets):
             raise InputError(
                 f"{name} has no {'end-of-text piece' if self.end_id < 0 else 'pieces of bytes'}: "
@@ -134,10 +134,10 @@ class SentencePiece(Tokenizer):
         texts = list(texts)
         threads = os.cpu_count() or 1
         whole = self._processor.encode(
-            [text if _SPACE not in text else "" for text in texts], num_threads=threads
+            [text if SPACE not in text else "" for text in texts], num_threads=threads
         )
         return [
-            np.array(ids if _SPACE not in text else self._encode(text), self.dtype)
+            np.array(ids if SPACE not in text else self._encode(text), self.dtype)
             for text, ids in zip(texts, whole, strict=True)
         ]
 
@@ -147,13 +147,19 @@ class SentencePiece(Tokenizer):
         size: int = self._processor.get_piece_size()
         return size
 
+    @property
+    def model(self) -> bytes:
+        """What SentencePiece reads, here and in other programs."""
+        data: bytes = self._processor.serialized_model_proto()
+        return data
+
     def fingerprint(self) -> str:
         """A digest of the model."""
-        return digest([self._processor.serialized_model_proto(), str(self.vocab_size).encode()])
+        return digest([self.model, str(self.vocab_size).encode()])
 
     def _encode(self, text: str) -> np.ndarray:
         ids: list[np.ndarray] = []
-        for part in text.split(_SPACE):
+        for part in text.split(SPACE):
             ids += [np.array(self._processor.encode(part), np.int32), self._spelled_space]
         return np.concatenate(ids[:-1])
 
@@ -164,7 +170,7 @@ def _bytes_of(processor: Any, index: int) -> bytes:
     piece: str = processor.id_to_piece(index)
     if processor.is_byte(index):
         return bytes([int(piece[3:5], 16)])
-    return "\ufffd".encode() if processor.is_unknown(index) else piece.replace(_SPACE, " ").encode()
+    return "\ufffd".encode() if processor.is_unknown(index) else piece.replace(SPACE, " ").encode()
 
 
 def learn(
@@ -246,6 +252,6 @@ def _sample(texts: Iterable[str], num_bytes: int) -> list[str]:
 def _lines(texts: Iterable[str]) -> Iterator[str]:
     longest = _LONGEST_SENTENCE // 4  # a character has at most 4 bytes
     for text in texts:
-        for line in text.replace(_SPACE, "").split("\n"):
+        for line in text.replace(SPACE, "").split("\n"):
             for begin in range(0, len(line), longest):
                 yield line[begin : begin + longest]

@@ -203,14 +203,14 @@ def _known_probabilities(
     q: tf.Tensor, k: tf.Tensor, scale: float, mask: tf.Tensor | None, bias: tf.Tensor | None
 ) -> tf.Tensor:
     """[B, T, N, H] and [B, K, S, H] -> [B, K, G * T, S]."""
-    groups = q.shape[2] // k.shape[1]
+    (b, t, n, _), groups = q.shape, q.shape[2] // k.shape[1]
     scores = tf.matmul(_split_one(q * scale, groups=groups), k, transpose_b=True)
-    optional = [t for t in (mask, bias) if t is not None]
-    return _softmax(
-        scores,
-        *optional,
-        has_mask=mask is not None,
-        has_bias=bias is not None,
-        groups=groups,
-        rate=0.0,
-    )[0]
+    x = tf.reshape(widen(scores), [b, n, t, scores.shape[-1]])
+    if bias is not None:
+        x += tf.cast(bias, x.dtype)
+    if mask is None:
+        probs = tf.nn.softmax(x)
+    else:  # there is no gradient to keep anything for: fewer operations than `_softmax` has
+        probs = tf.nn.softmax(tf.where(mask, x, x.dtype.min))
+        probs *= tf.cast(tf.reduce_any(mask, -1, keepdims=True), x.dtype)
+    return tf.cast(tf.reshape(probs, scores.shape), scores.dtype)

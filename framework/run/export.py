@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tekso.framework import files, schedules
-from tekso.framework.exports import ExportedFunction
+from tekso.framework.exports import ExportedFunction, ExportedTexts
 from tekso.framework.run import litert, saved_model
 from tekso.framework.run.checkpoint_files import Checkpoint
 from tekso.framework.run.inspection import known_input
@@ -45,11 +45,18 @@ class Exported:
       path: folder of the SavedModel.
       functions: by the names of their signatures.
       litert: {path of the file: its bytes}.
+      texts: of the functions that also take texts, by name; what takes them is in `texts_path`.
     """
 
     path: str
     functions: Mapping[str, ExportedFunction]
     litert: Mapping[str, int]
+    texts: Mapping[str, ExportedTexts]
+
+    @property
+    def texts_path(self) -> str:
+        """Folder of the SavedModel that takes texts."""
+        return files.join(self.path, saved_model.TEXTS)
 
 
 def export(
@@ -83,6 +90,7 @@ def export(
     if not functions:
         raise ExportError(f"{model}: its task has nothing to export")
     functions = _with_lengths(functions, settings.lengths)
+    texts = task.text_exports(input)
     learner = schedules.end_with_run(tree.learner, tree.run.steps).instantiate()
     weights = saved_model.evaluation_weights(task, learner, checkpoint)
     module = saved_model.ExportModule(task, weights, seed=tree.run.seed)
@@ -100,6 +108,7 @@ def export(
                 "vocabularies": _vocabularies(input),
             },
             assets=_assets(assets_dir),
+            texts=texts,
         )
         sizes = {}
         for name, numbers in _converted(functions, settings):
@@ -113,7 +122,7 @@ def export(
         if place != path:
             shutil.rmtree(place, ignore_errors=True)
         raise
-    return Exported(path, functions, sizes)
+    return Exported(path, functions, sizes, texts)
 
 
 def _with_lengths(

@@ -4,6 +4,7 @@
       saved_model.pb, variables/       tf.saved_model.load("runs/tiny/export").signatures
       assets/export.json               what the functions take and return, what every id stands for
       assets/…                         what the run learned from its data: tokenizers
+      texts/                           the same for texts, where the task has functions of texts
 
 A signature takes any number of examples of any length up to the longest:
 
@@ -29,12 +30,13 @@ from tensorflow.core.protobuf import saved_model_pb2
 from tekso.framework import files
 from tekso.framework.context import StepContext
 from tekso.framework.execution.base import LEARNER, WEIGHTS
-from tekso.framework.exports import ExportedFunction
+from tekso.framework.exports import ExportedFunction, ExportedTexts
 from tekso.framework.learning_step import APPLIED, EMA
 from tekso.framework.run.checkpoint_files import Checkpoint, CheckpointError
 
 SEED = "seed"
 DESCRIPTION = "export.json"
+TEXTS = "texts"
 _GRADIENT = "_gradient_op_type"  # of a node: name of its custom gradient
 
 
@@ -150,6 +152,18 @@ class ExportModule(tf.Module):
 
         return tf.function(run, autograph=False).get_concrete_function(**specs)
 
+    def text_signature(
+        self, exported: ExportedFunction, texts: ExportedTexts, *, batch_size: int
+    ) -> Any:
+        """Returns the function of texts, to be exported; see `signature`."""
+        compute = self.signature(exported, batch_size=batch_size)
+        specs = {name: tf.TensorSpec([None], tf.string, name) for name in texts.inputs}
+
+        def run(**inputs: tf.Tensor) -> dict[str, tf.Tensor]:
+            return dict(texts.write(compute(**texts.read(inputs)), inputs))
+
+        return tf.function(run, autograph=False).get_concrete_function(**specs)
+
 
 def _fit(name: str, exported: ExportedFunction, length: tf.Tensor) -> Any:
     """The check that the rows of an input are not too long."""
@@ -219,8 +233,11 @@ def write(
     batch_size: int,
     about: Mapping[str, Any],
     assets: Mapping[str, str],
+    texts: Mapping[str, ExportedTexts],
 ) -> None:
-    """Writes the SavedModel of some functions.
+    """Writes the SavedModel of some functions, and that of those that take texts.
+
+    The latter is one of its own, since it needs a package where it is loaded.
 
     Args:
       path: folder, which must not exist.
@@ -229,6 +246,7 @@ def write(
       batch_size: see `ExportModule.signature`.
       about: goes to `assets/export.json` besides what is said of the functions.
       assets: {name: path} of files to be kept with it.
+      texts: how some of the functions take and give texts, by the names of their signatures.
     """
     signatures = {
         name: module.signature(one, batch_size=batch_size) for name, one in exported.items()
@@ -242,12 +260,24 @@ def write(
         module.assets = [
             tf.saved_model.Asset(os.path.join(folder, name)) for name in (DESCRIPTION, *assets)
         ]
-        tf.saved_model.save(
-            module,
-            path,
-            signatures=signatures,
-            options=tf.saved_model.SaveOptions(experimental_custom_gradients=False),
-        )
+        _save(module, path, signatures)
+    if texts:
+        module.assets = []
+        module.resources = [resource for one in texts.values() for resource in one.resources]
+        signatures = {
+            name: module.text_signature(exported[name], one, batch_size=batch_size)
+            for name, one in texts.items()
+        }
+        _save(module, files.join(path, TEXTS), signatures)
+
+
+def _save(module: ExportModule, path: str, signatures: Mapping[str, Any]) -> None:
+    tf.saved_model.save(
+        module,
+        path,
+        signatures=dict(signatures),
+        options=tf.saved_model.SaveOptions(experimental_custom_gradients=False),
+    )
     _forget_custom_gradients(files.join(path, "saved_model.pb"))
 
 

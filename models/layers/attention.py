@@ -366,7 +366,7 @@ class MultiHeadAttention(Layer):
         asking = of_x if positions is None else cache_lib.positions_at(positions, of_x)
         positions = places if positions is None else positions
         q, k, v = (self._heads(theta, name, x, ctx, asking) for name in ("q", "k", "v"))
-        cache = cache_lib.write(cache, k, v, position)
+        cache = cache_lib.write(cache, k, v, position, fill=ctx.fill_rows)
         mask = masking.combine(self._visible(of_x, places, prefix), mask)
         mask = cache_lib.own_mask(cache, None if mask is None else masking.tensor(mask))
         bias = self._with_position_bias(theta, q, asking, positions, bias, ctx)

@@ -18,6 +18,7 @@ H head dim.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -69,10 +70,18 @@ def num_hypotheses(cache: KeysAndValues) -> int:
     return int(cache["k"].shape[3])
 
 
-def write(cache: KeysAndValues, k: tf.Tensor, v: tf.Tensor, position: Any) -> KeysAndValues:
+def write(
+    cache: KeysAndValues,
+    k: tf.Tensor,
+    v: tf.Tensor,
+    position: Any,
+    *,
+    fill: Callable[..., tf.Tensor] = tf.tensor_scatter_nd_update,
+) -> KeysAndValues:
     """Returns the cache with a block of keys and values written from `position` on.
 
-    There has to be room for them.
+    There has to be room for them. `fill` writes rows of a buffer; that of a step context takes them
+    to be empty (`StepContext.fill_rows`).
 
     Shapes:
       k, v: [B * M, T, K, H], position: [], or [B] if M is 1, int
@@ -87,8 +96,8 @@ def write(cache: KeysAndValues, k: tf.Tensor, v: tf.Tensor, position: Any) -> Ke
         )
     cache = {
         **cache,
-        "k": _written(cache["k"], k, position),
-        "v": _written(cache["v"], v, position),
+        "k": _written(cache["k"], k, position, fill),
+        "v": _written(cache["v"], v, position, fill),
     }
     if m > 1:
         slots = cache["slots"]
@@ -97,7 +106,9 @@ def write(cache: KeysAndValues, k: tf.Tensor, v: tf.Tensor, position: Any) -> Ke
     return cache
 
 
-def _written(buffer: tf.Tensor, block: tf.Tensor, position: tf.Tensor) -> tf.Tensor:
+def _written(
+    buffer: tf.Tensor, block: tf.Tensor, position: tf.Tensor, fill: Callable[..., tf.Tensor]
+) -> tf.Tensor:
     b, heads, size, m, h = buffer.shape
     length = 1 if m > 1 else block.shape[1]
     block = tf.transpose(tf.reshape(block, [b, m * length, heads, h]), [0, 2, 1, 3])
@@ -107,7 +118,7 @@ def _written(buffer: tf.Tensor, block: tf.Tensor, position: tf.Tensor) -> tf.Ten
     index = tf.reshape(rows + places, [-1, 1])
     flat = tf.reshape(buffer, [b * heads * size, m * h])
     block = tf.reshape(tf.cast(block, buffer.dtype), [b * heads * length, m * h])
-    return tf.reshape(tf.tensor_scatter_nd_update(flat, index, block), buffer.shape)
+    return tf.reshape(fill(flat, index, block), buffer.shape)
 
 
 def read(cache: KeysAndValues, dtype: tf.DType) -> tuple[tf.Tensor, tf.Tensor]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tekso.framework.exports import ExportedFunction
+from tekso.framework.exports import ExportedFunction, ExportedTexts
 from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, literals, param
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
@@ -17,6 +17,7 @@ from tekso.framework.task import Batch, Decoded, LossSums, Program, Scored, Task
 from tekso.framework.theta import Theta
 from tekso.tasks.mt.exports import translation_exports
 from tekso.tasks.mt.scoring import Scoring
+from tekso.tasks.mt.text_exports import text_exports
 from tekso.tasks.mt.translator import Translator, one_line
 
 MAX_EXPONENT = 80.0  # a loss beyond it has no perplexity worth printing
@@ -205,9 +206,17 @@ class Translation(Task):
             self,
             search,
             end_id=input.target_tokenizer.end_id,
-            longest=self.translator.params.max_source_length or input.params.source_length,
+            longest=self._longest_source(input),
             longest_target=input.params.target_length,
         )
+
+    def text_exports(self, input: Any) -> dict[str, ExportedTexts]:
+        """Returns how "translate" and "greedy" take and give texts; see text_exports.py."""
+        input = getattr(input, "inner", input)
+        return text_exports(input, longest=self._longest_source(input))
+
+    def _longest_source(self, input: Any) -> int:
+        return int(self.translator.params.max_source_length or input.params.source_length)
 
     def setting_to_try(self, eval_inputs: Mapping[str, Any]) -> str | None:
         """Returns a source that the model has not seen, to be translated."""

@@ -169,6 +169,8 @@ class Translator(Configurable):
 
                 if self.params.xla == "search":
                     run = tf.function(run, jit_compile=True, autograph=False)
+                elif not tf.config.list_logical_devices("TPU"):
+                    ctx = ctx.filling_in_place()
                 return run(theta.model, ids, segment_ids)
 
             self._functions[end_id] = search

@@ -126,6 +126,7 @@ def test_the_file_tells_what_it_takes_and_returns(layer: Table, tmp_path: Path) 
         batch_size=4,
         about={"model": "a.B"},
         assets={"words.txt": str(tmp_path / "vocab.txt")},
+        texts={},
     )
     told = json.loads((tmp_path / "out" / "assets" / "export.json").read_text())
     assert told["model"] == "a.B"

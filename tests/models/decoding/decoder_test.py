@@ -380,6 +380,28 @@ def test_gradients_reach_every_weight_alike_compiled_or_not(name: str) -> None:
         np.testing.assert_allclose(other, one, atol=5e-5 * scale, err_msg=path)
 
 
+@pytest.mark.parametrize("beam_size", [1, 3])
+@pytest.mark.parametrize("name", ["apart", "repeated", "prefix_lm", "lstm"])
+def test_a_search_that_fills_caches_in_place_finds_the_same(name: str, beam_size: int) -> None:
+    model = MODELS[name]().instantiate()
+    theta, batch = perturbed(model), padded()
+    source = {name: batch[name] for name in ("source_ids", "source_segment_ids")}
+    search = BeamSearch.Params(beam_size=beam_size, max_length=T + 4, stop="never").instantiate()
+
+    def found(ctx: StepContext) -> Any:
+        @tf.function(autograph=False)
+        def run(source: Any) -> Any:
+            return search.search(model, theta, source, ctx, sentence_pairs.END)
+
+        return run(source)
+
+    ctx = StepContext(mode="decode")
+    want, got = found(ctx), found(ctx.filling_in_place())
+    assert want["lengths"].numpy().max() > 3
+    for key, value in want.items():
+        np.testing.assert_array_equal(got[key], value, err_msg=key)
+
+
 @pytest.mark.parametrize("name", ["apart", "repeated", "prefix_lm", "lstm"])
 def test_a_beam_as_wide_as_the_space_finds_the_most_likely_targets(name: str) -> None:
     model = MODELS[name]().instantiate()

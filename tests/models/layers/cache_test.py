@@ -10,6 +10,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tekso.framework.context import StepContext
 from tekso.framework.primitives.attention import attend, attend_known, mean_probabilities
 from tekso.models.layers import cache
 
@@ -44,6 +45,37 @@ def test_write_replaces_a_block_and_nothing_else(
         want[b, start : start + length] = block[b]
     np.testing.assert_array_equal(in_order(got, "k"), want)
     np.testing.assert_array_equal(in_order(got, "v"), -want)
+
+
+def test_filling_in_place_writes_the_same_and_leaves_the_cache_that_is_read_again_alone() -> None:
+    first, second = (tf.random.stateless_normal([B, 1, K, H], [seed, 0]) for seed in (1, 2))
+
+    @tf.function(autograph=False)
+    def write(fill: Any, position: tf.Tensor) -> Any:
+        old = cache.write(cache.empty(B, S, K, H, "float32"), first, -first, position, fill=fill)
+        new = cache.write(old, second, -second, position + 1, fill=fill)
+        return old, new
+
+    want = write(StepContext().fill_rows, tf.constant(2))
+    got = write(StepContext().filling_in_place().fill_rows, tf.constant(2))
+    for one, other in zip(want, got, strict=True):
+        for name in ("k", "v"):
+            np.testing.assert_array_equal(one[name], other[name])
+    assert np.abs(in_order(got[1], "k")[:, 3]).min() > 0
+    assert not in_order(got[0], "k")[:, 3].any()
+
+
+def test_filling_in_place_copies_no_buffer() -> None:
+    ctx = StepContext().filling_in_place()
+    graph = tf.function(
+        lambda: cache.write(
+            cache.empty(B, S, K, H, "float32"), *[tf.ones([B, 1, K, H])] * 2, 0, fill=ctx.fill_rows
+        ),
+        autograph=False,
+    )
+    operations = {node.op for node in graph.get_concrete_function().graph.as_graph_def().node}
+    assert "ScatterNdNonAliasingAdd" in operations
+    assert "TensorScatterUpdate" not in operations
 
 
 def test_write_keeps_the_dtype_of_the_cache_and_works_in_a_graph() -> None:
