@@ -112,9 +112,12 @@ def test_test_runs_all_tests(checkout: Path) -> None:
 
 def test_ci_run_ends_with_the_summary(checkout: Path) -> None:
     summary = "===== 3 passed in 1.20s ====="
-    executable(installed(checkout) / "pytest", f'echo "{summary}"\necho "a late note"\n')
+    programs = installed(checkout)
+    executable(programs / "pytest", f'echo "{summary}"\necho "a late note"\n')
+    executable(programs / "pip", 'echo "pip $*"\n')
     result = run(checkout, ".ci/run")
     assert result.returncode == 0
+    assert "pip install --quiet tensorflow-text" in result.stdout
     assert result.stdout.splitlines()[-1] == summary
 
 
@@ -123,6 +126,7 @@ def test_ci_run_fails_with_the_tests(checkout: Path) -> None:
     executable(installed(checkout) / "pytest", f'echo "{summary}"\nexit 1\n')
     result = run(checkout, ".ci/run")
     assert result.returncode != 0
+    assert "tensorflow-text could not be installed" in result.stdout
     assert result.stdout.splitlines()[-1] == summary
 
 
