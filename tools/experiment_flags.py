@@ -97,7 +97,19 @@ def _set_text(tree: Tree.Params, path: str, value: str, *, flag: str, origin: st
     try:
         tree.set_text(path, value, origin=origin)
     except (AttributeError, ValueError, TypeError) as error:
-        raise UsageError(f"{flag}: {error}") from None
+        raise UsageError(f"{flag}: {error}{_of_another_execution(tree, path)}") from None
+
+
+def _of_another_execution(tree: Tree.Params, path: str) -> str:
+    """Says which executions have a field that the chosen one has not."""
+    from tekso.framework import execution
+
+    first, _, rest = path.partition(".")
+    field = rest.partition(".")[0]
+    if first != "execution" or not field or field in tree.execution:
+        return ""
+    others = [name for name, kind in execution.EXECUTIONS.items() if field in kind.Params()]
+    return "".join(f"; with --execution={name} there is one" for name in others)
 
 
 def _choose_execution(tree: Tree.Params, name: str) -> None:

@@ -363,6 +363,7 @@ WRONG = [
     ([LINE, "--steps=many"], "--steps=many: wanted a whole number; --help"),
     ([LINE, "--steps="], "--steps=: wanted a whole number; --help"),
     ([LINE, "--execution=pipelind"], "data_parallel, mesh_sharded, pipelined"),
+    ([LINE, "--set=execution.num_stages=2"], "; with --execution=pipelined there is one"),
     (["--import=linse"], "no package 'linse'"),
     (["--list=nothing.*"], "--list=nothing.*: no experiment matches; --list alone shows all"),
     (["--list=experiments.line"], "did you mean lines.experiments.Line?"),
