@@ -14,6 +14,8 @@ from __future__ import annotations
 import os
 from typing import Any, Literal
 
+from absl import logging
+
 from tekso.framework.execution.base import (
     Execution,
     ExecutionError,
@@ -94,6 +96,14 @@ class MeshSharded(Execution):
         layout = self.layout(
             task, part_of(batch, accumulation), num_devices=mesh_devices.count(self._device_type)
         )
+        idle = layout.idle_axes()
+        if idle:
+            logging.warning(
+                "execution.mesh %s: nothing is split over %s, whose devices all do the same; "
+                "execution.rules or execution.slots_axis can name it",
+                layout.mesh,
+                " and ".join(idle),
+            )
         mesh = mesh_devices.make_mesh(layout.mesh, self._device_type)
         return MeshProgram(
             task,

@@ -95,6 +95,13 @@ class MeshLayout:
                     layout[i] = axis
         return tuple(layout)
 
+    def idle_axes(self) -> list[str]:
+        """Returns the axes of several devices that neither a rule nor an extra axis names."""
+        used = {axis for _, axis in self.rules.pairs} | {self.weights_axis, self.slots_axis}
+        return [
+            name for name in self.mesh.names if self.mesh.size_of(name) > 1 and name not in used
+        ]
+
     def __str__(self) -> str:
         """The settings that made it, as errors name them."""
         extra = {"weights_axis": self.weights_axis, "slots_axis": self.slots_axis}

@@ -107,6 +107,12 @@ def test_rules_that_are_not_written_right_are_refused(text: str, reason: str) ->
     assert reason in str(caught.value)
 
 
+def test_axes_that_nothing_names_are_idle() -> None:
+    assert layout_of("data:2;model:4;third:1", "batch:data").idle_axes() == ["model"]
+    assert layout_of("data:2;model:4", "mlp:model", slots_axis="data").idle_axes() == []
+    assert layout_of("data:2;model:4", weights_axis="model").idle_axes() == ["data"]
+
+
 def test_all_problems_of_a_text_are_named_at_once() -> None:
     with pytest.raises(LayoutError, match=r"'a' is not two parts.*; 'b' is not two parts"):
         Rules.parse("a;x:y;b")
