@@ -105,7 +105,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = [" ".join(ONES[int(digit)] for digit in number) for number in numbers]
     (folder / "train.words").write_text("".join(f"{text}\n" for text in words))
     settings = [f"--set={setting}" for setting in SETTINGS]
-    model = ["--model=mt.text_files.Base", "--logdir=run", "--steps=80"]
+    model = ["--model=mt.text_files.Base", "--logdir=run", "--steps=320"]
     run("-m", "tekso.tools.trainer", *model, *settings, cwd=folder)
     (folder / "in.txt").write_bytes(b"".join(LINES))
     return folder

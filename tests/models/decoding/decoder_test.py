@@ -408,8 +408,9 @@ def test_a_beam_as_wide_as_the_space_finds_the_most_likely_targets(name: str) ->
     theta, batch, end = perturbed(model), padded(), sentence_pairs.END
     others = range(1, V)
     space = [[end], *([a, end] for a in others), *([a, b, end] for a in others for b in others)]
+    # As wide as all that has three tokens, with an end or not: those compete for the beam too.
     search = BeamSearch.Params(
-        beam_size=100, num_hypotheses=5, length_normalization=0.0, max_length=3
+        beam_size=1110, num_hypotheses=5, length_normalization=0.0, max_length=3
     ).instantiate()
 
     @tf.function(autograph=False)
