@@ -80,7 +80,6 @@ if __name__ == "__main__":
             "tensorflow-datasets",
         ],
         extras_require={
-            "text": ["tensorflow-text>=2.21,<2.22"],  # forces the distribution `tensorflow`
             "test": [
                 "ai-edge-litert",
                 "hypothesis",
