@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import os
-
 import tensorflow as tf
 
+from tekso.framework.cores import num_cores
 from tekso.framework.execution.base import ExecutionError
-
-
-def num_cores() -> int:
-    """Returns the number of CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def setup_cpu(*, logical_devices: int | None, threads_per_op: int) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
 import numpy as np
 
 from tekso.framework import files
+from tekso.framework.cores import num_cores
 from tekso.framework.input import assets
 from tekso.framework.input.skips import InputError
 from tekso.framework.input.sources import TrainingText, digest
@@ -132,7 +132,7 @@ class SentencePiece(Tokenizer):
     def encode_all(self, texts: Iterable[str]) -> list[np.ndarray]:
         """The ids of each text, of type `dtype`; in parallel."""
         texts = list(texts)
-        threads = os.cpu_count() or 1
+        threads = num_cores()
         whole = self._processor.encode(
             [text if SPACE not in text else "" for text in texts], num_threads=threads
         )
