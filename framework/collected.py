@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import tensorflow as tf
 
 Kind = Literal["loss", "metric", "statistic"]
 KINDS: tuple[Kind, ...] = ("loss", "metric", "statistic")
+LOSSES = frozenset({"loss", "total_loss"})
+Pairs = dict[str, tuple[Any, Any]]
+
+
+def added_pairs(parts: Iterable[Mapping[str, tuple[Any, Any]]]) -> Pairs:
+    """Returns the sums of the pairs of every name, in the type of the first of it."""
+    total: Pairs = {}
+    for part in parts:
+        for name, pair in part.items():
+            value, weight = map(tf.convert_to_tensor, pair)
+            if name in total:
+                value = total[name][0] + tf.cast(value, total[name][0].dtype)
+                weight = total[name][1] + tf.cast(weight, total[name][1].dtype)
+            total[name] = (value, weight)
+    return total
 
 
 class Collected:
@@ -30,6 +46,20 @@ class Collected:
         for kind, by_name in sums.items():
             for name, (value, weight) in by_name.items():
                 self.add(kind, name, value, weight)
+
+    def reported(self, metrics: Mapping[str, tuple[Any, Any]]) -> Pairs:
+        """Returns the metrics of a task with those of its layers; those of one name are added up.
+
+        Raises:
+          ValueError: a metric is named as the losses are that every step reports.
+        """
+        merged = added_pairs([metrics, self.sums["metric"]])
+        for name in sorted(merged.keys() & LOSSES):
+            raise ValueError(
+                f"a metric is named {name!r}, which is the name of a loss that every step reports; "
+                "give it another name in collect_metric or in LossSums"
+            )
+        return merged
 
     def total(self, kind: Kind) -> tf.Tensor:
         """Returns the sum over all names of a kind: the auxiliary losses of a step."""

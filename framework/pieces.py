@@ -87,7 +87,11 @@ class Piece:
         return dataclasses.replace(
             self,
             name=f"{child}{SEPARATOR}{self.name}",
-            layers={f"{child}{SEPARATOR}{path}": layer for path, layer in self.layers.items()},
+            layers={
+                f"{child}{SEPARATOR}{path}" if path else child: layer
+                for path, layer in self.layers.items()
+            },
+            kind=self.kind and f"{child}{SEPARATOR}{self.kind}",
             run=functools.partial(_enter, child, self.run),
             run_rows=self.run_rows and functools.partial(_enter, child, self.run_rows),
         )

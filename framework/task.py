@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tekso.framework.exports import ExportedFunction, ExportedTexts
 from tekso.framework.layer import Layer
-from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
+from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece, joined
 from tekso.framework.theta import Theta
 
 Batch = Mapping[str, tf.Tensor]
@@ -86,7 +86,8 @@ class Program(Protocol):
     def call(self, function: Callable[..., Any], *inputs: Any) -> Any:
         """Returns `function(theta, *inputs, ctx)`, traced once for a function and input shapes.
 
-        `function` is pure. Pass the same function object again and the trace is used again.
+        `function` is pure. Pass the same function object again and the trace is used again. After a
+        first call, several threads may call at a time.
         """
         ...
 
@@ -142,13 +143,31 @@ class Task(Layer):
 
         Auxiliary losses are handed to `ctx.collect_loss` and are no part of these sums. By default
         the `pieces` are run one after the other.
+
+        Raises:
+          ValueError: a piece reads some rows of a repeated stack, and its neighbours not the rest.
         """
         if type(self).pieces is Task.pieces:
             raise NotImplementedError(f"{type(self).__name__} has neither loss() nor pieces()")
         flow: Flow = dict(batch)
-        for piece in self.pieces():
+        for piece in joined(self.pieces()):
+            self._check_whole(piece)
             flow = piece.run(theta, flow, ctx)
         return LossSums(flow[LOSS_SUM], flow[METRICS])
+
+    def _check_whole(self, piece: Piece) -> None:
+        """Of a repeated stack theta has all rows, so a piece that wants some would run too many."""
+        if piece.rows is None:
+            return
+        specs = self.specs()
+        counts = {specs[path].shape[0] for path in piece.weights(sorted(specs))}
+        first, end = piece.rows
+        if first or counts - {end}:
+            raise ValueError(
+                f"{piece.name} reads rows {first} to {end - 1} of a repeated stack of "
+                f"{max(counts)}, and its neighbours do not read the others: declare its layers "
+                f"one after the other, or give {type(self).__name__} a loss() of its own"
+            )
 
     def pieces(self) -> list[Piece]:
         """Returns the parts of `loss` in order, between which a pipeline can cut it.
@@ -181,9 +200,16 @@ class Task(Layer):
 
         Args:
           program: calls pure functions with the weights of the run.
-          input: the training Input: its tokenizer turns text into ids and back.
+          input: the training Input: its tokenizer turns text into ids and back. What is known of
+            it without its data, where `decodes_data` is False.
         """
         return None
+
+    @classmethod
+    def decodes_data(cls, params: Any) -> bool:
+        """Whether `decode` reads examples of its input; otherwise its tokenizers are enough."""
+        del params
+        return True
 
     def score(
         self,

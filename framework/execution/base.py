@@ -116,7 +116,8 @@ class Program(abc.ABC):
     def call(self, function: Callable[..., Any], *inputs: Any) -> Any:
         """Returns `function(theta, *inputs, ctx)` on the weights of evaluation.
 
-        `function` is pure; its trace is kept for the next call with the same function object.
+        `function` is pure; its trace is kept for the next call with the same function object. After
+        a first call, several threads may call at a time.
         """
 
 
@@ -145,6 +146,21 @@ def signature_of(batch: Batch) -> Signature:
 def num_examples(signature: Signature) -> int:
     """Returns the number of examples of a batch."""
     return next(iter(signature.values()))[0][0]
+
+
+def part_of(batch: Signature, parts: int) -> Signature:
+    """Returns the signature of one of several equal parts of a batch.
+
+    Raises:
+      ExecutionError: the parts are not equal.
+    """
+    size = num_examples(batch)
+    if size % parts:
+        raise ExecutionError(
+            f"input.batch_size {size} does not divide evenly over {parts} accumulation steps "
+            "(learner.accumulation_steps)"
+        )
+    return {name: ((size // parts, *shape[1:]), dtype) for name, (shape, dtype) in batch.items()}
 
 
 def checked_state(

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import tensorflow as tf
 
+from tekso.framework.cores import num_cores
 from tekso.framework.execution import devices
 from tekso.framework.execution.base import (
     Execution,
@@ -56,7 +57,7 @@ class DataParallel(Execution):
             sole_stream = self.params.towers == 1 and (cpu_devices or 1) == 1
             devices.setup_cpu(
                 logical_devices=cpu_devices,
-                threads_per_op=devices.num_cores() if sole_stream else 1,
+                threads_per_op=num_cores() if sole_stream else 1,
             )
         self._strategy = _make_strategy(tpu, cpu_devices)
 
@@ -85,7 +86,7 @@ class DataParallel(Execution):
     ) -> int:
         towers = self.params.towers
         if towers is None:
-            cores = devices.num_cores()
+            cores = num_cores()
             alone = strategy.num_replicas_in_sync == 1 and not tf.config.list_logical_devices("GPU")
             return cores if alone and examples % cores == 0 and not mixing else 1
         if towers < 1 or examples % towers:

@@ -215,7 +215,7 @@ class DataParallelProgram(Program):
                 total, trained, unconnected_gradients=tf.UnconnectedGradients.ZERO
             )
             weight = tf.cast(self._task.loss_weight(batch), tf.float32)
-            metrics = {**output.metrics, **ctx.collected.sums["metric"]}
+            metrics = ctx.collected.reported(output.metrics)
             # Auxiliary losses are parts of a mean: their weights add up to 1 over the parts.
             share = tf.constant(next(iter(batch.values())).shape[0] / num_examples)
             metrics |= {f"aux/{n}": (v, share) for n, (v, _) in ctx.collected.sums["loss"].items()}
@@ -321,8 +321,7 @@ class DataParallelProgram(Program):
             output = self._task.loss(theta, part, ctx)
             weight = tf.cast(self._task.loss_weight(part), tf.float32)
             loss = (output.loss_sum, tf.cast(weight, output.loss_sum.dtype))
-            sums = {"loss": loss, **output.metrics}
-            parts.append(sums | ctx.collected.sums["metric"])
+            parts.append({"loss": loss, **ctx.collected.reported(output.metrics)})
         return reduce_collected(parts)
 
     def call(self, function: Callable[..., Any], *inputs: Any) -> Any:

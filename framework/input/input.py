@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, Literal
 
 import numpy as np
@@ -15,6 +16,24 @@ from tekso.framework.params import REQUIRED, Configurable, param
 Batch = dict[str, np.ndarray]
 Signature = dict[str, tuple[tuple[int, ...], Any]]
 """Shape and dtype of every array of a batch, by name."""
+
+
+@dataclasses.dataclass(frozen=True)
+class KnownText:
+    """What is known of an input of texts without its data.
+
+    Attributes:
+      params: of the input.
+      tokenizer: of its texts.
+    """
+
+    params: Any
+    tokenizer: Any
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids."""
+        return int(self.tokenizer.vocab_size)
 
 
 class Input(Configurable):
@@ -56,6 +75,25 @@ class Input(Configurable):
         """
         del params
         return None
+
+    @classmethod
+    def known(cls, params: Any, *, assets_dir: str | None) -> Any:
+        """What a run of these Params knows of its texts without its data; None: only data can tell.
+
+        Args:
+          params: Params.
+          assets_dir: what the run has learned from the data.
+
+        Returns:
+          what has the Params and the tokenizers of the input, and what turns text into tokens.
+
+        Raises:
+          InputError: the run has not come so far.
+          OSError: a file cannot be read.
+        """
+        if "tokenizer" not in params:
+            return None
+        return KnownText(params, params.tokenizer.instantiate(assets_dir=assets_dir))
 
     def batch(self, step: int) -> Batch:
         """The global batch of a step.

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tekso.framework.input import shuffle
-from tekso.framework.input.input import Batch, ExampleInput, Input, Signature, check_step
+from tekso.framework.input.input import Batch, ExampleInput, Input, KnownText, Signature, check_step
 from tekso.framework.input.skips import InputError, SkipReport
 from tekso.framework.params import REQUIRED, param
 
@@ -90,6 +90,13 @@ class Mixture(Input):
         first = params.inputs[0].copy().set(batch_size=params.batch_size)
         found: Signature | None = type(first).owner.signature(first)
         return found
+
+    @classmethod
+    def known(cls, params: Any, *, assets_dir: str | None) -> Any:
+        """See `Input`: the tokenizer of the first part is that of all."""
+        first = params.inputs[0]
+        known = type(first).owner.known(first, assets_dir=assets_dir)
+        return KnownText(params, known.tokenizer) if isinstance(known, KnownText) else None
 
     @property
     def vocab_size(self) -> int | None:

@@ -43,6 +43,40 @@ class Packing:
         """The examples of a row."""
         return self.examples[self.row_starts[index] : self.row_starts[index + 1]]
 
+    def in_rows(self, rows: Ints) -> Placed:
+        """Where the examples of some rows lie, row after row.
+
+        Shapes:
+          rows: [n]
+        """
+        counts = self.row_starts[rows + 1] - self.row_starts[rows]
+        number = count_up(counts)
+        row = np.repeat(np.arange(len(rows)), counts)
+        examples = self.examples[np.repeat(self.row_starts[rows], counts) + number]
+        return Placed(examples, row, number, (np.cumsum(counts) - counts)[row])
+
+
+@dataclasses.dataclass(frozen=True)
+class Placed:
+    """Examples in rows, side by side.
+
+    Attributes:
+      examples: [m] their indices.
+      row: [m] which of the rows.
+      number: [m] place among the examples of the row, from 0.
+      first: [m] where in these arrays the first example of the row is.
+    """
+
+    examples: Ints
+    row: Ints
+    number: Ints
+    first: Ints
+
+    def columns(self, sizes: Ints) -> Ints:
+        """Where in its row each example begins, given the lengths of all, [m]."""
+        before = np.cumsum(sizes) - sizes
+        return before - before[self.first]
+
 
 def pack(lengths: npt.ArrayLike, capacity: int, *, key: shuffle.Words) -> Packing:
     """Packs examples into as few rows as the rule above finds.

@@ -19,6 +19,7 @@ from tekso.framework.execution.data_parallel import DataParallel
 from tekso.framework.experiment import Run, Tree
 from tekso.framework.input.input import Input
 from tekso.framework.learning_step import LearnerBase
+from tekso.framework.run import inspection
 from tekso.framework.run.agreement import check_data
 from tekso.framework.run.checkpoints import Description
 from tekso.framework.run.peers import Peers
@@ -59,6 +60,7 @@ def assemble(
     tpu: str | None = None,
     cpu_devices: int | None = None,
     peers: Peers | None = None,
+    reads_data: bool = True,
 ) -> Assembly:
     """Builds the parts of an experiment. Nothing may have run TensorFlow in this process before.
 
@@ -68,6 +70,8 @@ def assemble(
       tpu: name or address of a TPU.
       cpu_devices: number of logical CPU devices.
       peers: the processes over which the program is laid; all assemble it at the same time.
+      reads_data: False: texts are given, so the input is what is known without its data, where
+        that says enough, and nothing is evaluated.
 
     Raises:
       ValueError: a part says that its Params make no sense, or do not fit those of another.
@@ -82,17 +86,23 @@ def assemble(
     with connecting(tpu):
         execution.setup_devices(tpu=tpu, cpu_devices=cpu_devices)
     seed = run.params.seed
-    with peers.first_before_others():  # it makes the assets
-        input = tree.input.instantiate(seed=seed, assets_dir=assets_dir)
-        eval_inputs = {
-            name: params.instantiate(seed=seed, assets_dir=assets_dir, train=tree.input)
-            for name, params in tree.eval_inputs.items()
-        }
+    eval_inputs = {}
+    if reads_data:
+        with peers.first_before_others():  # it makes the assets
+            input = tree.input.instantiate(seed=seed, assets_dir=assets_dir)
+            eval_inputs = {
+                name: params.instantiate(seed=seed, assets_dir=assets_dir, train=tree.input)
+                for name, params in tree.eval_inputs.items()
+            }
+        batch = input.batch(0)
+        check_data(peers, batch)
+        signature = signature_of(batch)
+    else:
+        with peers.first_before_others():  # what is not known is read, and makes assets
+            input = inspection.known_input(tree, assets_dir)
+            signature = inspection.batch_of(tree, assets_dir=assets_dir)
     task = tree.task.owner.complete(tree.task, input).instantiate()
     learner = schedules.end_with_run(tree.learner, run.params.steps).instantiate()
-    batch = input.batch(0)
-    check_data(peers, batch)
-    signature = signature_of(batch)
     program = execution.build(task, learner, seed=seed, batch=signature)
     if isinstance(execution, DataParallel):
         _check_eval_batches(eval_inputs, _num_devices(tpu=tpu, cpu_devices=cpu_devices))

@@ -84,7 +84,6 @@ def export(
       LiteRtError: a function cannot be converted.
     """
     input = known_input(tree, assets_dir)
-    input = getattr(input, "inner", input)
     task = tree.task.owner.complete(tree.task, input).instantiate()
     functions = task.exports(input)
     if not functions:

@@ -79,11 +79,14 @@ def task_of(tree: Tree.Params, *, assets_dir: str | None = None) -> Any:
     Raises:
       ValueError: the size of the vocabulary is open, and only the data can tell it.
     """
-    return tree.task.owner.complete(tree.task, _Unread(tree.input, assets_dir)).instantiate()
+    input: Any = _Unread(tree.input)
+    if assets_dir is not None:
+        input = _known(tree, assets_dir) or input
+    return tree.task.owner.complete(tree.task, input).instantiate()
 
 
 def known_input(tree: Tree.Params, assets_dir: str) -> Any:
-    """Returns the training input of a run, or its Params, sizes and tokenizer without its data.
+    """Returns what a run knows of its texts without its data, or the training input, if need be.
 
     Args:
       tree: the Params.
@@ -91,12 +94,18 @@ def known_input(tree: Tree.Params, assets_dir: str) -> Any:
 
     Raises:
       InputError: the data is needed and cannot be read.
+      OSError: a file of it is missing.
     """
-    unread = _Unread(tree.input, assets_dir)
-    with contextlib.suppress(InputError, OSError):
-        if unread.tokenizer is not None:
-            return unread
+    known = _known(tree, assets_dir)
+    if known is not None:
+        return known
     return tree.input.instantiate(seed=tree.run.seed, assets_dir=assets_dir)
+
+
+def _known(tree: Tree.Params, assets_dir: str) -> Any:
+    with contextlib.suppress(InputError, OSError):  # the run did not come so far
+        return tree.input.owner.known(tree.input, assets_dir=assets_dir)
+    return None
 
 
 def batch_of(tree: Tree.Params, *, assets_dir: str | None = None) -> Signature:
@@ -116,37 +125,21 @@ def batch_of(tree: Tree.Params, *, assets_dir: str | None = None) -> Signature:
 
 
 class _Unread:
-    """What is known of an input before any data is read."""
+    """What the Params tell of an input before any data is read."""
 
-    def __init__(self, params: Any, assets_dir: str | None) -> None:
+    def __init__(self, params: Any) -> None:
         self.params = params
-        self._assets_dir = assets_dir
 
     @property
     def vocab_size(self) -> int | None:
-        """The size that the Params give, or all tokenizers of this class have, or a run's has."""
+        """The size that the Params give, or that all tokenizers of this class have."""
         tokenizer = self.params.tokenizer if "tokenizer" in self.params else None
         for params in (tokenizer, self.params):
             given = params.vocab_size if params is not None and "vocab_size" in params else None
             if given not in (None, REQUIRED):
                 return given
         fixed = getattr(getattr(tokenizer, "owner", None), "token_bytes", None)
-        if isinstance(fixed, tuple) or tokenizer is None or self._assets_dir is None:
-            return len(fixed) if isinstance(fixed, tuple) else None
-        with contextlib.suppress(InputError):  # the run did not come so far
-            return tokenizer.instantiate(assets_dir=self._assets_dir).vocab_size
-        return None
-
-    @property
-    def tokenizer(self) -> Any:
-        """The tokenizer that a run has learned, or needs not learn; None if there is none.
-
-        Raises:
-          InputError: the run did not come so far.
-        """
-        if "tokenizer" not in self.params or "source_tokenizer" in self.params:
-            return None  # several, or those of the parts of a mixture
-        return self.params.tokenizer.instantiate(assets_dir=self._assets_dir)
+        return len(fixed) if isinstance(fixed, tuple) else None
 
 
 def model_record(model: str, task: Any) -> dict[str, Any]:

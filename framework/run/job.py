@@ -108,14 +108,15 @@ class Job:
         where = f"step {steps[-1]}" if steps else "the beginning, since nothing was saved yet"
         return f", which goes on from {where}"
 
-    def assemble(self, peers: Peers) -> Assembly:
-        """Builds the parts of the experiment."""
+    def assemble(self, peers: Peers, *, reads_data: bool = True) -> Assembly:
+        """Builds the parts of the experiment; see `assemble`."""
         return assemble(
             self.tree,
             assets_dir=self.logdir.assets,
             tpu=self.tpu,
             cpu_devices=self.cpu_devices,
             peers=peers,
+            reads_data=reads_data,
         )
 
     def checkpoints(self) -> Checkpoints:

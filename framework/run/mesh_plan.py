@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 
 from tekso.framework import schedules
-from tekso.framework.execution.base import ExecutionError, Signature
+from tekso.framework.execution.base import ExecutionError, Signature, part_of
 from tekso.framework.execution.mesh import collectives, sharding
 from tekso.framework.execution.mesh.layouts import MeshLayout
-from tekso.framework.execution.mesh_sharded import MeshSharded, part_of
+from tekso.framework.execution.mesh_sharded import MeshSharded
 from tekso.framework.experiment import Tree
 from tekso.framework.learning_step import LearnerBase
 from tekso.framework.run import inspection

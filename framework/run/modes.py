@@ -150,7 +150,8 @@ def decode(job: Job, checkpoint: Checkpoint) -> Any:
       ValueError: the task decodes nothing.
     """
     with job.meet(checkpoint=checkpoint.path) as peers:
-        parts = _restored(job, checkpoint, peers)
+        reads_data = job.tree.task.owner.decodes_data(job.tree.task)
+        parts = _restored(job, checkpoint, peers, reads_data=reads_data)
         decoded = parts.task.decode(parts.program, parts.input)
     if decoded is None:
         raise ValueError(f"{job.model}: its task has nothing to decode")
@@ -238,8 +239,10 @@ def tree_of(checkpoint: Checkpoint) -> tuple[str, Any]:
         ) from error
 
 
-def _restored(job: Job, checkpoint: Checkpoint, peers: Peers) -> Assembly:
-    parts = job.assemble(peers)
+def _restored(
+    job: Job, checkpoint: Checkpoint, peers: Peers, *, reads_data: bool = True
+) -> Assembly:
+    parts = job.assemble(peers, reads_data=reads_data)
     restore(parts.program, checkpoint)
     return parts
 

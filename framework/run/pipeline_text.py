@@ -198,11 +198,14 @@ def _shards(on_mesh: MeshFigures, width: int) -> list[str]:
 
 def _course(figures: PipelineFigures) -> str:
     setting, timeline = figures.setting, figures.timeline
-    backward = "twice as long as a forward"
+    times = 1 + (not setting.is_apart) + setting.recomputes_some
+    backward = f"{('as', 'twice as', 'three times as')[times - 1]} long as a forward"
     if setting.recomputes_some:
-        backward = "three times as long as a forward, which it computes again"
+        backward += ", which it computes again"
         if setting.keeps_some:
             backward += " but for the last micro-batch"
+    if setting.is_apart:
+        backward += ", a weight gradient as long as a forward"
     takes = "takes" if setting.num_micro_batches == 1 else "take"
     return (
         f"{figures.schedule}: {_count(setting.num_micro_batches, 'micro-batch', 'es')} {takes} "

@@ -48,8 +48,6 @@ def collectives_text(found: StepCollectives, *, width: int = WIDTH) -> str:
         cells = [f"{x:<{w}}" if i < 2 else f"{x:>{w}}" for i, (x, w) in
                  enumerate(zip(row, widths, strict=True))]  # fmt: skip
         lines.append(_INDENT + "  ".join(cells).rstrip())
-    ops = f"{found.launches:,} op{'s' if found.launches > 1 else ''}"
-    lines.append(f"{ops} carry them: DTensor joins small tensors")
     lines += [f"note: a loop of unknown length counts once: {name}" for name in found.unknown_loops]
     return "\n".join(lines)
 

@@ -131,6 +131,29 @@ def test_metrics_and_statistics_are_sums_with_weights(tree: Tree) -> None:
     assert list(ctx.collected.sums["statistic"]) == ["a/mean"]
 
 
+def test_metrics_of_one_name_of_the_task_and_its_layers_are_added() -> None:
+    ctx = train()
+    ctx.collect_metric("accuracy", tf.constant(3), 4)
+    ctx.collect_metric("own", tf.constant(1), 2)
+    of_task = {"accuracy": (tf.constant(2.0, tf.float64), 6)}
+    reported = ctx.collected.reported(of_task)
+    assert {n: tuple(map(float, p)) for n, p in reported.items()} == {
+        "accuracy": (5.0, 10.0),
+        "own": (1.0, 2.0),
+    }
+    assert reported["accuracy"][0].dtype == tf.float64
+
+
+@pytest.mark.parametrize("name", ["loss", "total_loss"])
+def test_a_metric_named_as_a_loss_is_refused(name: str) -> None:
+    ctx = train()
+    with pytest.raises(ValueError, match=f"'{name}'.*another name"):
+        ctx.collected.reported({name: (tf.constant(1.0), 1.0)})
+    ctx.collect_metric(name, tf.constant(1), 2)
+    with pytest.raises(ValueError, match=f"'{name}'.*another name"):
+        ctx.collected.reported({})
+
+
 def test_an_isolated_context_collects_for_itself(tree: Tree) -> None:
     ctx = train(seed=3, num_examples=2)
     inner = ctx.isolated()

@@ -92,7 +92,7 @@ def test_bits_of_no_dims_are_one_number() -> None:
     start=st.integers(0, 2**31),
 )
 @example(parts=[1, 2, 1], inner=[3], start=2**31 - 2)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_parts_of_a_batch_draw_what_the_whole_batch_draws(
     parts: list[int], inner: list[int], start: int
 ) -> None:

@@ -90,7 +90,7 @@ def test_another_seed_or_path_gives_independent_numbers(other: dict[str, object]
 
 
 @given(data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_any_part_is_drawn_as_the_whole(data: st.DataObject) -> None:
     shape = tuple(data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=3), label="shape"))
     slices = []

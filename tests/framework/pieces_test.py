@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import tensorflow as tf
 
 from tekso.framework.layer import Layer
 from tekso.framework.pieces import Piece
@@ -43,3 +44,13 @@ def test_a_missing_weight_is_named() -> None:
     linear = Linear.Params(input_dim=2, output_dim=3).instantiate()
     with pytest.raises(KeyError, match="b"):
         piece(a=linear).theta({"a/w": 1})
+
+
+def test_a_piece_that_is_all_of_a_model_is_found_below_a_task() -> None:
+    model = Linear.Params(input_dim=2, output_dim=3).instantiate()
+    whole = Piece("all", {"": model}, lambda theta, flow, ctx: {"y": theta.w}, kind="all")
+    below = whole.below("model")
+    assert (below.name, list(below.layers), below.kind) == ("model/all", ["model"], "model/all")
+    w = tf.ones([2, 3])
+    theta = below.theta({"model/w": w, "model/b": tf.zeros([3])})
+    assert below.run(theta, {}, None)["y"] is w

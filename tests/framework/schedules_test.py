@@ -230,7 +230,7 @@ def test_decay_shorter_than_the_warmup_takes_one_step() -> None:
 DECAYS = st.sampled_from([schedules.Linear, schedules.Polynomial, schedules.Cosine])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     kind=DECAYS,
     initial=st.floats(1e-6, 100.0),
@@ -261,7 +261,7 @@ def test_decay_stays_in_bounds_and_never_rises(
     np.testing.assert_allclose(final, np.float32(initial * share), rtol=RTOL, atol=1e-30)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(name=st.sampled_from(sorted(CASES)), warmup=st.integers(1, 1000), start=st.floats(0, 1))
 def test_warmup_rises_in_equal_steps_and_meets_the_schedule(
     name: str, warmup: int, start: float

@@ -52,7 +52,7 @@ def test_is_copied_and_pickled_as_a_mapping() -> None:
 
 
 @given(tree=TREES)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_flat_form_and_back_gives_the_same_tree(tree: dict[str, object]) -> None:
     theta = as_theta(tree)
     flat = theta_lib.flatten(theta)

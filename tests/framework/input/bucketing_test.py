@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tekso.framework.input import shuffle
@@ -15,7 +15,6 @@ BOUNDS = [2, 5, 9]
 BATCH_SIZES = [4, 3, 2]
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=60), st.booleans())
 def test_an_epoch_has_every_example_once_in_the_bucket_of_its_length(
     lengths: list[int], shuffled: bool

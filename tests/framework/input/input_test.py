@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tekso.framework.input.held_out import HeldOut
@@ -37,7 +37,6 @@ def taken(one: Any, steps: int) -> list[int]:
     return [int(x) for step in range(steps) for x in one.batch(step)["x"]]
 
 
-@settings(deadline=None)
 @given(st.integers(1, 9), st.integers(1, 30), st.integers(0, 2**64 - 1))
 def test_every_epoch_has_every_example_once(batch_size: int, count: int, seed: int) -> None:
     one = Numbers.Params(batch_size=batch_size, count=count).instantiate(seed=seed)
@@ -54,7 +53,6 @@ def test_epochs_and_seeds_differ() -> None:
     assert taken(one, 1) != taken(other, 1)
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 2**40), max_size=8))
 def test_a_batch_depends_on_data_seed_and_step_alone(steps: list[int]) -> None:
     params = Numbers.Params(batch_size=3, count=11)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tekso.framework.input.input import Batch, ExampleInput
@@ -43,13 +43,11 @@ def mixture(**kwargs: Any) -> Any:
     return Mixture.Params(batch_size=5, inputs=parts, **kwargs)
 
 
-@settings(deadline=None)
 @given(st.integers(0, 40), st.integers(1, 30), st.integers(0, 90), st.integers(0, 90))
 def test_floor_sum_is_the_sum_of_floors(n: int, m: int, a: int, b: int) -> None:
     assert floor_sum(n, m, a, b) == sum((a * i + b) // m for i in range(n))
 
 
-@settings(deadline=None)
 @given(WEIGHTS, st.integers(0, 500), st.integers(1, 50), st.integers(0, 2**64 - 1))
 def test_positions_of_a_part_count_up_without_gaps_wherever_one_begins(
     weights: list[float], begin: int, size: int, seed: int
@@ -63,7 +61,6 @@ def test_positions_of_a_part_count_up_without_gaps_wherever_one_begins(
     np.testing.assert_array_equal(later_position, position[begin:])
 
 
-@settings(deadline=None)
 @given(WEIGHTS, st.integers(1, 10**12), st.integers(0, 2**64 - 1))
 def test_shares_are_exact_up_to_a_few_examples_at_any_length(
     weights: list[float], length: int, seed: int

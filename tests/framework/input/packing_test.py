@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tekso.framework.input import shuffle
@@ -36,7 +36,6 @@ def problems(draw: st.DrawFn) -> tuple[list[int], int]:
     return draw(st.lists(st.integers(1, capacity), max_size=60)), capacity
 
 
-@settings(deadline=None)
 @given(problems())
 def test_every_example_lies_in_one_row_and_rows_hold_them(
     problem: tuple[list[int], int],
@@ -47,7 +46,6 @@ def test_every_example_lies_in_one_row_and_rows_hold_them(
     assert all(0 < sum(lengths[example] for example in row) <= capacity for row in rows)
 
 
-@settings(deadline=None)
 @given(problems())
 def test_rows_are_as_few_as_best_fit_decreasing_makes(problem: tuple[list[int], int]) -> None:
     lengths, capacity = problem
@@ -78,7 +76,6 @@ def test_a_length_that_no_row_can_have_is_refused(lengths: list[int]) -> None:
         pack(lengths, 5, key=KEY)
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 12), max_size=8), st.integers(1, 5))
 def test_pieces_cover_every_sequence_once_in_order(lengths: list[int], longest: int) -> None:
     starts = np.cumsum([0, *lengths])[:-1] + 100

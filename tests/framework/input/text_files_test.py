@@ -14,7 +14,7 @@ from tekso.framework import files
 from tekso.framework.input.skips import BadRecordError, InputError
 from tekso.framework.input.text_files import TextFiles
 
-IN_FOLDER = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+IN_FOLDER = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def source(folder: Path, split: Any = "train", **kwargs: Any) -> TextFiles:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tekso.framework.input import crc32c
@@ -89,7 +89,6 @@ def test_a_wrong_length_costs_the_rest_of_the_file(tmp_path: Path) -> None:
     assert skip.offset == 21 and "rest of the file is lost" in skip.reason
 
 
-@settings(deadline=None)
 @given(st.integers(1, 3084))
 def test_a_file_cut_off_anywhere_gives_its_whole_records(cut: int) -> None:
     # A write that was interrupted. The four records end at these bytes.
@@ -194,14 +193,12 @@ def test_the_checksum_of_the_standard_test_string() -> None:
     assert crc32c.crc32c(b"") == 0
 
 
-@settings(deadline=None)
 @given(st.integers(0, 3000), st.integers(0, 255))
 def test_the_checksum_is_that_of_its_definition(size: int, first: int) -> None:
     data = bytes((first + i * i) % 256 for i in range(size))
     assert crc32c.crc32c(data) == bitwise(data)
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 2**64 - 1), min_size=1))
 def test_checksums_of_words_are_those_of_their_bytes(words: list[int]) -> None:
     expected = [crc32c.masked(bitwise(struct.pack("<Q", word))) for word in words]

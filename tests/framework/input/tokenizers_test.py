@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tekso.framework.input.characters import Characters
@@ -51,7 +51,6 @@ def pieces() -> Iterator[SentencePiece]:
 
 
 class TestBytes:
-    @settings(deadline=None)
     @given(TEXT)
     def test_every_text_comes_back_and_its_bytes_are_counted(self, text: str) -> None:
         check_round_trip(Bytes.Params().instantiate(), text)
@@ -63,7 +62,6 @@ class TestBytes:
         assert tokenizer.encode("Aé").tolist() == [65, 0xC3, 0xA9]
         assert tokenizer.encode("Aé").dtype == np.int32
 
-    @settings(deadline=None)
     @given(st.lists(st.integers(-5, 300)))
     def test_decoding_never_fails(self, ids: list[int]) -> None:
         assert isinstance(Bytes.Params().instantiate().decode(ids), str)
@@ -81,7 +79,6 @@ class TestCharacters:
         one: Characters = Characters.Params(**kwargs).instantiate(training=training(*texts))
         return one
 
-    @settings(deadline=None)
     @given(st.lists(TEXT, min_size=1))
     def test_every_training_text_comes_back(self, texts: list[str]) -> None:
         tokenizer = self.make(*texts)
@@ -139,25 +136,21 @@ class TestCharacters:
 
 
 class TestSentencePiece:
-    @settings(deadline=None)
     @given(TEXT)
     def test_every_text_comes_back(self, pieces: SentencePiece, text: str) -> None:
         check_round_trip(pieces, text)
 
-    @settings(deadline=None)
     @given(CODE)
     def test_white_space_and_special_spellings_come_back(
         self, pieces: SentencePiece, text: str
     ) -> None:
         check_round_trip(pieces, text)
 
-    @settings(deadline=None)
     @given(st.lists(TEXT | CODE, max_size=5))
     def test_many_at_once_are_as_one_by_one(self, pieces: SentencePiece, texts: list[str]) -> None:
         together = [ids.tolist() for ids in pieces.encode_all(texts)]
         assert together == [pieces.encode(text).tolist() for text in texts]
 
-    @settings(deadline=None)
     @given(st.lists(st.integers(-5, 500)))
     def test_decoding_never_fails(self, pieces: SentencePiece, ids: list[int]) -> None:
         assert isinstance(pieces.decode(ids), str)
@@ -179,7 +172,6 @@ class TestSentencePiece:
         assert few.vocab_size == 600 > few.num_pieces
         check_round_trip(few, "ab c")
 
-    @settings(deadline=None)
     @given(st.integers(200, 2000))
     def test_it_learns_from_an_even_sample(self, train_bytes: int) -> None:
         from tekso.framework.input.sentence_piece import _sample

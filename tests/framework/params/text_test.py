@@ -119,20 +119,20 @@ def round_trip(params: Any) -> Any:
     return read
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(_values, st.floats(), st.integers())
 def test_every_value_survives_the_round_trip(value: Any, rate: float, size: int) -> None:
     read = round_trip(Node.Params(leaf=Leaf.Params(x=value), rate=rate, size=size))
     assert math.copysign(1, read.rate) == math.copysign(1, rate) or math.isnan(rate)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.dictionaries(_hashable, _values, max_size=4), st.lists(_values, max_size=3))
 def test_every_container_with_params_survives_the_round_trip(table: dict, values: list) -> None:
     round_trip(Node.Params(table=table, leaves=[Leaf.Params(x=value) for value in values]))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(_values, st.text(min_size=1).filter(lambda doc: doc.strip() != ""))
 def test_a_defined_field_survives_with_its_doc(value: Any, doc: str) -> None:
     params = Node.Params()
@@ -141,7 +141,7 @@ def test_a_defined_field_survives_with_its_doc(value: Any, doc: str) -> None:
     assert read.leaf.fields()["extra"].doc == doc
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.text(alphabet="ab: \".[](){}\\'\n#,=-1*", max_size=30))
 def test_any_text_gives_params_or_a_value_error(text: str) -> None:
     start = Node.Params(size=3).to_text()

@@ -198,7 +198,7 @@ def test_a_damaged_checkpoint_is_passed_over_named_and_kept(
     assert checkpoints.steps() == [10, 20] and (tmp_path / "damaged_step_00000020.1").is_dir()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_no_single_changed_byte_of_the_tensors_goes_unseen(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

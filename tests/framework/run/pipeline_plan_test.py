@@ -12,7 +12,7 @@ import tensorflow as tf
 from tekso.framework import registry
 from tekso.framework.execution.base import ExecutionError
 from tekso.framework.execution.pipeline.actions import BACKWARD, FORWARD, WEIGHT_GRADIENT
-from tekso.framework.execution.pipeline.kept_bytes import kept_bytes
+from tekso.framework.execution.pipeline.kept_bytes import kept_bytes, together
 from tekso.framework.execution.pipeline.piece_traces import trace_all
 from tekso.framework.execution.pipeline.stage_figures import PipelineFigures, durations
 from tekso.framework.execution.pipelined import Pipelined
@@ -182,8 +182,8 @@ def test_bytes_kept_are_the_factors_of_products_and_what_derivatives_need() -> N
     traces = trace_all(pieces, specs, batch)
     x, y = 2 * 3 * 4, 2 * 5 * 4  # the weight is no micro-batch's; a sum keeps nothing
     first, last = kept_bytes(pieces, traces, specs, set(specs), batch)
-    assert (first.for_backward, last.for_backward) == (x + y, 0)
-    assert (first.for_weights, last.for_weights) == (x + y, 0)  # y: the gradient of the product
+    assert together([first]) == (x + y, x + y)  # for the weights y: the gradient of the product
+    assert together([last]) == (0, 0)
 
 
 def test_bytes_held_between_the_gradients_are_those_that_the_weights_need() -> None:

@@ -93,9 +93,7 @@ def test_perplexity_stands_where_there_are_no_bytes_and_skipped_steps_are_told()
     line = lines.train_line(
         7, 20, values, speed=950.0, unit="examples", wait_share=0.25, seconds_left=7300.0
     )
-    assert line == (
-        "step  7/20  loss 1.5000  ppl 4.4817  skipped 3    950/s  wait 25%   2h01m"
-    )
+    assert line == ("step  7/20  loss 1.5000  ppl 4.4817  skipped 3    950/s  wait 25%   2h01m")
 
 
 @given(
@@ -329,9 +327,7 @@ def test_curves_are_a_png_and_nothing_is_no_picture() -> None:
     train = [(i, "train", {"loss": 5 / i, "bits_per_byte": 7 / i, "perplexity": 9 / i,
                            "learning_rate": 0.1}) for i in range(1, 200)]  # fmt: skip
     dev = [(100, "dev", {"loss": math.nan, "bits_per_byte": 1.0})]
-    picture = curves.draw(
-        records(*train, *dev), title="lm.some.Model", references={"gzip": 2.0}
-    )
+    picture = curves.draw(records(*train, *dev), title="lm.some.Model", references={"gzip": 2.0})
     assert picture is not None and picture.startswith(b"\x89PNG")
     assert curves.draw([], title="") is None
     assert curves.draw(records((1, "train", {"loss": math.nan})), title="") is None
@@ -352,9 +348,7 @@ def test_smoothing_keeps_length_mean_level_and_a_straight_line() -> None:
 
 def test_a_report_reaches_people_programs_and_tensorboard(tmp_path: Path) -> None:
     stream = io.StringIO()
-    report = Report(
-        Logdir(str(tmp_path)), PlainConsole(stream), title="lm.some.Model", steps=20
-    )
+    report = Report(Logdir(str(tmp_path)), PlainConsole(stream), title="lm.some.Model", steps=20)
     report.train(10, VALUES, Reading(2000.0, 0.5, 0.25), unit="tokens")
     report.evaluation("dev", 10, {"loss": 2.0}, seconds=1.0, is_best=True)
     report.draw_curves()
