@@ -55,7 +55,6 @@ def run(
             None if found is None else [dataclasses.asdict(one) for one in found.collectives]
         )
         record["collectives_counted"] = sharding_text.HOW_COUNTED
-        record["collective_ops"] = None if found is None else found.launches
         record["problem"] = problem
         print(json.dumps(record, indent=1))
     elif found is not None:

@@ -11,17 +11,15 @@ Source: Shazeer et al. 2018, "Mesh-TensorFlow: Deep Learning for Supercomputers"
 
 from __future__ import annotations
 
-import os
 from typing import Any, Literal
 
 from absl import logging
 
 from tekso.framework.execution.base import (
     Execution,
-    ExecutionError,
     Program,
     Signature,
-    num_examples,
+    part_of,
 )
 from tekso.framework.execution.mesh import activations, mesh_devices, presets
 from tekso.framework.execution.mesh.cluster import Cluster
@@ -71,11 +69,6 @@ class MeshSharded(Execution):
         self, *, tpu: str | None = None, cpu_devices: int | None = None, num_meshes: int = 1
     ) -> None:
         """See `Execution`; with devices for so many meshes."""
-        # TensorFlow's default moves wrong values between two inner dims (on CPU and GPU).
-        if not tpu:
-            os.environ["DTENSOR_USE_ALL_TO_ALL_RELAYOUT"] = "0"
-        # It would join sums over devices from before and after a loop that is between them.
-        os.environ["DTENSOR_ENABLE_COMBINE_ALL_REDUCES_OPTIMIZATION"] = "0"
         size = self.size_asked_for()
         self._device_type = mesh_devices.setup(
             None if size is None else size * num_meshes, tpu, cpu_devices, self._cluster
@@ -96,14 +89,7 @@ class MeshSharded(Execution):
         layout = self.layout(
             task, part_of(batch, accumulation), num_devices=mesh_devices.count(self._device_type)
         )
-        idle = layout.idle_axes()
-        if idle:
-            logging.warning(
-                "execution.mesh %s: nothing is split over %s, whose devices all do the same; "
-                "execution.rules or execution.slots_axis can name it",
-                layout.mesh,
-                " and ".join(idle),
-            )
+        warn_of_idle_axes(layout, "execution")
         mesh = mesh_devices.make_mesh(layout.mesh, self._device_type)
         return MeshProgram(
             task,
@@ -143,16 +129,21 @@ class MeshSharded(Execution):
         return layout
 
 
-def part_of(batch: Signature, parts: int) -> Signature:
-    """Returns the signature of one of several equal parts of a batch.
+def warn_of_idle_axes(layout: MeshLayout, params: str) -> None:
+    """Logs a warning if nothing is split over an axis of a mesh.
 
-    Raises:
-      ExecutionError: the parts are not equal.
+    Args:
+      layout: of all tensors.
+      params: path of the Params that have the mesh and its rules.
     """
-    size = num_examples(batch)
-    if size % parts:
-        raise ExecutionError(
-            f"input.batch_size {size} does not divide evenly over {parts} accumulation steps "
-            "(learner.accumulation_steps)"
+    idle = layout.idle_axes()
+    if idle:
+        logging.warning(
+            "%s.mesh %s: nothing is split over %s, whose devices all do the same; %s.rules or "
+            "%s.slots_axis can name it",
+            params,
+            layout.mesh,
+            " and ".join(idle),
+            params,
+            params,
         )
-    return {name: ((size // parts, *shape[1:]), dtype) for name, (shape, dtype) in batch.items()}

@@ -76,7 +76,7 @@ def of_task(task: Any, batch: Signature) -> Activations:
         return task.loss(task.theta(weights), batch, ctx).loss_sum
 
     traced = tf.function(step, autograph=False).get_concrete_function(weights, arrays)
-    refuse_traps(traced.graph.get_operations())
+    refuse_traps(traced.graph)
     first = next(iter(arrays))
     inputs = {
         "the batch": (

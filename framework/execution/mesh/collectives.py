@@ -11,7 +11,6 @@ scatter at once, and it gathers by adding parts up, which is counted as a gather
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +21,7 @@ from tensorflow.experimental import dtensor
 from tensorflow.python.eager import context
 
 from tekso.framework.execution.base import Signature
+from tekso.framework.execution.mesh import mesh_devices
 from tekso.framework.execution.mesh.layouts import Layout, MeshLayout, MeshShape
 from tekso.framework.execution.mesh.placement import Placement
 from tekso.framework.execution.mesh.program import MeshProgram
@@ -55,12 +55,10 @@ class StepCollectives:
 
     Attributes:
       collectives: by axis and kind.
-      launches: collective ops that a device runs in a step; one may carry several tensors.
       unknown_loops: loops whose length the program does not tell; they are counted as run once.
     """
 
     collectives: tuple[Collective, ...]
-    launches: int
     unknown_loops: tuple[str, ...] = ()
 
 
@@ -86,7 +84,7 @@ def of_step(
     Raises:
       ExecutionError: DTensor cannot compile the step for this layout.
     """
-    os.environ["DTENSOR_USE_ALL_TO_ALL_RELAYOUT"] = "0"  # as in MeshSharded.setup_devices
+    mesh_devices.choose_passes()  # as a run does
     mesh = _mesh_elsewhere(layout.mesh)
     program = MeshProgram(
         task, learner, _Nowhere(mesh), layout, activation_dtype=activation_dtype, seed=0
@@ -123,7 +121,6 @@ def _summed(
     )  # fmt: skip
     return StepCollectives(
         tuple(Collective(key[1], "+".join(key[0]), *sums[key]) for key in sorted(sums, key=order)),
-        launches=round(sum(one.launches for one in found)),
         unknown_loops=unknown_loops,
     )
 

@@ -26,15 +26,8 @@ _numbers = itertools.count()
 def scan(
     ctx: Any, body: Callable[..., tuple[Any, Any]], theta: Theta, state: Any, xs: Any, first: int
 ) -> tuple[Any, Any]:
-    """See `StepContext.scan`."""
+    """See `StepContext.scan`; xs has no weights (see `unrolled`)."""
     turns = loops.num_turns(xs)
-    flat_xs, xs_axes = [], []
-    for x, axes in zip(tf.nest.flatten(xs), ctx.all_weight_axes(xs), strict=True):
-        if axes is not None and axes[0] is not None:
-            axes = (None, *axes[1:])  # a turn has to find all of its slice on every device
-            x = ctx.pin(x, axes)
-        flat_xs.append(x)
-        xs_axes.append(axes and axes[1:])
     theta_axes = ctx.all_weight_axes(theta)
     structure: dict[str, Any] = {}
 
@@ -44,7 +37,6 @@ def scan(
         x = tf.nest.pack_sequence_as(xs, x_)
         inner = ctx.turn(index + first)
         inner.know(weights, theta_axes)
-        inner.know(x, xs_axes)
         before = tf.nest.pack_sequence_as(state, own(state_))
         after, y = body(weights, before, x, inner)
         tf.nest.map_structure(loops.check_same, before, after)
@@ -54,9 +46,9 @@ def scan(
         structure.update(stacked=stacked, summed=summed)
         return tf.nest.flatten(after), _present(stacked), _present(summed)
 
-    loop = _Loop(ctx, turn, turns, theta_axes, xs_axes)
-    inputs = tf.nest.flatten(theta), tf.nest.flatten(state), flat_xs
-    after, stacked, summed = loop.run(*map(own, inputs))
+    loop = _Loop(ctx, turn, turns, theta_axes)
+    inputs = (own(tf.nest.flatten(nest)) for nest in (theta, state, xs))
+    after, stacked, summed = loop.run(*inputs)
     y, statistics = _fill(structure["stacked"], stacked)
     ctx.collected.merge(_fill(structure["summed"], summed))
     ctx.collected.merge(statistics)
@@ -72,10 +64,9 @@ class _Loop:
         turn: Callable[[tf.Tensor, Flat, Flat, Flat], tuple[Flat, Flat, Flat]],
         turns: int,
         theta_axes: list[Any],
-        xs_axes: list[Any],
     ) -> None:
         self._ctx, self._turn, self._turns = ctx, turn, turns
-        self._theta_axes, self._xs_axes = theta_axes, xs_axes
+        self._theta_axes = theta_axes
 
     def run(self, theta: Flat, state: Flat, xs: Flat) -> tuple[Flat, Flat, Flat]:
         """Returns the last state, the stacked and the summed outputs."""
@@ -159,8 +150,7 @@ class _Loop:
                 output_gradients=[*own(dstate), *_read(dstacked, i), *dsummed],
                 unconnected_gradients=tf.UnconnectedGradients.ZERO,
             )
-            dtheta = self._pinned(dtheta, theta, self._theta_axes)
-            return dtheta, dbefore, self._pinned(dx, xs, self._xs_axes)
+            return self._pinned(dtheta, theta), dbefore, dx
 
         def body(i: Any, dtheta: Flat, dstate: Flat, dxs: Flat) -> Any:
             more, dstate, dx = turn_gradients(i, dstate)
@@ -177,9 +167,9 @@ class _Loop:
         found = iter([*dtheta, *dstate, *dxs])
         return [next(found) if _has(t) else None for t in [*theta, *kept, *xs]]
 
-    def _pinned(self, gradients: Flat, inputs: Flat, axes: list[Any]) -> Flat:
+    def _pinned(self, gradients: Flat, theta: Flat) -> Flat:
         """Gradients of weights, laid out as the weights are."""
-        axes = [a for t, a in zip(inputs, axes, strict=True) if _has(t)]
+        axes = [a for t, a in zip(theta, self._theta_axes, strict=True) if _has(t)]
         return [
             d if a is None else self._ctx.pin(tf.convert_to_tensor(d), a)
             for d, a in zip(gradients, axes, strict=True)

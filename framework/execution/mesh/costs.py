@@ -208,8 +208,10 @@ class CostModel:
                 size = work.part.shape[work.dim] / placed.count([axis])
                 share = min(work.width / size, 1)
                 times = (forward + work.part.learned) * count
-                local, axes = placed.bytes(work.part) * share, (axis,) if axis else ()
-                sums.bill.add("permute", axes, ACTIVATIONS, local, times)
+                # The edges of all parts are gathered, see `halos`.
+                gathered = placed.bytes(work.part) * share * placed.count([axis])
+                axes = (axis,) if axis else ()
+                sums.bill.add("all-gather", axes, ACTIVATIONS, gathered, times)
         sums.kept = placed.kept(self._work.kept)
         sums.recomputed = max((placed.kept(kept) for kept in self._work.recomputed), default=0)
         for group in self._summed_only:

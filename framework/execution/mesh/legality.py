@@ -32,8 +32,8 @@ OTHER_NAMES = {
 """What Mesh-TensorFlow's models call some dims."""
 
 
-MAY_STAY_WHOLE = ("height", "width")
-"""Dims that get smaller from layer to layer: a rule must divide them somewhere, not everywhere."""
+MAY_STAY_WHOLE = ("height", "width", "channels")
+"""Dims of images, other ones in every layer: a rule must divide them somewhere, not everywhere."""
 
 
 @dataclasses.dataclass(frozen=True)

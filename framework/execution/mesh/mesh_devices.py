@@ -14,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.experimental import dtensor
 
+from tekso.framework.cores import num_cores
 from tekso.framework.execution import devices
 from tekso.framework.execution.base import ExecutionError
 from tekso.framework.execution.mesh import runtime
@@ -37,6 +38,7 @@ def setup(
       cpu_devices: number of logical CPU devices to make of this machine.
       cluster: the processes that the mesh spans; all have to call this at the same time.
     """
+    choose_passes(tpu=bool(tpu))
     if cluster is not None:
         _describe(cluster)
     if tpu:
@@ -57,9 +59,9 @@ def setup(
                 f"{MOST_CPU_DEVICES} are made; --mode=inspect_sharding needs none"
             )
         streams = made * (cluster.num_local if cluster is not None else 1)
-        threads = max(1, devices.num_cores() // streams)
+        threads = max(1, num_cores() // streams)
         devices.setup_cpu(logical_devices=made, threads_per_op=threads)
-        if streams > devices.num_cores():
+        if streams > num_cores():
             # Devices that share cores try a layout out: starting soon is worth more than the few
             # percent by which TensorFlow's optimizer speeds a step up. It costs 8 devices and 12
             # layers most of a minute, since its time grows with devices and faster than with ops.
@@ -67,6 +69,17 @@ def setup(
     if cluster is not None:
         _connect(device_type, cluster)
     return device_type
+
+
+def choose_passes(*, tpu: bool = False) -> None:
+    """Sets which passes DTensor runs over a program: of CPU and GPU, or of TPU.
+
+    To be called before it compiles the first; what is counted is compiled by the same passes.
+    """
+    if not tpu:  # TensorFlow's default moves wrong values between two inner dims
+        os.environ["DTENSOR_USE_ALL_TO_ALL_RELAYOUT"] = "0"
+    # It would join sums over devices from before and after a loop that is between them.
+    os.environ["DTENSOR_ENABLE_COMBINE_ALL_REDUCES_OPTIMIZATION"] = "0"
 
 
 def _describe(cluster: Cluster) -> None:

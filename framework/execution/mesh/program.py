@@ -31,7 +31,7 @@ from tekso.framework.execution.mesh import step_context
 from tekso.framework.execution.mesh.context import MeshContext
 from tekso.framework.execution.mesh.layouts import Layout, MeshLayout
 from tekso.framework.execution.mesh.placement import Placement
-from tekso.framework.execution.mesh.step_errors import explained
+from tekso.framework.execution.mesh.step_errors import compiled
 from tekso.framework.learning_step import select
 from tekso.framework.task import LossSums
 from tekso.framework.weight_spec import WeightSpec
@@ -72,8 +72,7 @@ class MeshProgram(Program):
         self._eval = self._compiled(self._eval_graph)
 
     def _compiled(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        where = f"execution.{self._layout}"
-        return explained(tf.function(step, autograph=False), where)
+        return compiled(step, f"execution.{self._layout}")
 
     # --- state ---
 
@@ -249,7 +248,7 @@ class MeshProgram(Program):
             for path, g in gradients.items()
         }
         weight = tf.cast(self._task.loss_weight(batch), tf.float32)
-        metrics = {**output.metrics, **ctx.collected.sums["metric"]}
+        metrics = ctx.collected.reported(output.metrics)
         share = tf.constant(size / whole)
         metrics |= {f"aux/{n}": (v, share) for n, (v, _) in ctx.collected.sums["loss"].items()}
         return gradients, {
@@ -276,8 +275,7 @@ class MeshProgram(Program):
         weights = self._learner.evaluation_weights(self._flat(WEIGHTS), self._flat(LEARNER))
         output = self._loss(weights, batch, ctx, step=0, offset=0)
         weight = tf.cast(self._task.loss_weight(batch), tf.float32)
-        sums = {"loss": (output.loss_sum, weight), **output.metrics}
-        sums |= ctx.collected.sums["metric"]
+        sums = {"loss": (output.loss_sum, weight), **ctx.collected.reported(output.metrics)}
         return {
             name: tuple(self._placement.relayout(tf.convert_to_tensor(v), ()) for v in pair)
             for name, pair in sums.items()

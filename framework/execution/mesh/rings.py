@@ -3,7 +3,7 @@
 n devices of an axis, S bytes in the buffer of a device:
 
     all-reduce      2 (n-1)/n S in 2 (n-1) hops     reduce-scatter, all-gather  (n-1)/n S, n-1 hops
-    all-to-all        (n-1)/n S in n-1 hops         permute                     S, 1 hop
+    all-to-all        (n-1)/n S in n-1 hops
 
 Neighbours along the last axis of a mesh are next to each other; only a ring that fits in a node
 runs over its fast links.
@@ -20,7 +20,7 @@ from typing import Any, Literal
 from tekso.framework.execution.mesh.device_types import DeviceType
 from tekso.framework.execution.mesh.rules import MeshShape
 
-Kind = Literal["all-reduce", "all-gather", "reduce-scatter", "all-to-all", "permute"]
+Kind = Literal["all-reduce", "all-gather", "reduce-scatter", "all-to-all"]
 ACTIVATIONS, GRADIENTS, WEIGHTS = "activations", "gradients", "weights"
 
 
@@ -50,8 +50,6 @@ def ring(kind: Kind, n: int, size_bytes: float) -> tuple[float, int]:
     """Returns the bytes that one of n devices sends, and the number of hops one after the other."""
     if n == 1:
         return 0.0, 0
-    if kind == "permute":
-        return size_bytes, 1
     turns = 2 if kind == "all-reduce" else 1
     return turns * (n - 1) / n * size_bytes, turns * (n - 1)
 

@@ -1,6 +1,6 @@
 """Searches the legal layouts of a model for the one whose step is the fastest by the cost model.
 
-    for every mesh        the one given, or all with one or two axes over N devices
+    for every mesh        the one given, or all with up to three axes over N devices
       for every axis      sets of dims that it can split together, by the legality of layouts
         their products    rules; with weights, or slots, split over an axis as well, or not
 
@@ -21,7 +21,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from tekso.framework.execution.base import ExecutionError, Signature, num_examples
+from tekso.framework.execution.base import ExecutionError, Signature, part_of
 from tekso.framework.execution.mesh import activations, device_types, tracing
 from tekso.framework.execution.mesh.costs import Cost, CostModel
 from tekso.framework.execution.mesh.device_types import DeviceType
@@ -38,6 +38,7 @@ from tekso.framework.weight_spec import WeightSpec
 
 MAX_TRIED = 4000  # rules that are all tried, of all meshes together
 KEPT = 30  # that go on: the fastest, and as many of the smallest
+MODEL2 = "model2"
 SMALL = 0.01  # share of the bytes of all weights
 
 
@@ -86,7 +87,7 @@ def rank(
       task: the task.
       learner: the learner: its slots and its accumulation steps count.
       signature: of a whole batch.
-      mesh: the mesh; None: all with one or two axes over `num_devices`.
+      mesh: the mesh; None: all with up to three axes over `num_devices`.
       num_devices: how many there are; not needed where a mesh is given.
       device: the type of the devices, see `device_types`.
       activation_dtype: as in MeshSharded.Params.
@@ -103,7 +104,7 @@ def rank(
         )
     found_device = device_types.find(device)
     parts = learner.params.accumulation_steps
-    batch = _part_of(signature, parts)
+    batch = part_of(signature, parts)
     model, legality = _prepare(task, learner, batch, found_device, parts, activation_dtype)
     for layout in compare:
         layout.check(legality.specs, activations=legality.pinned)
@@ -116,19 +117,22 @@ def rank(
 
 
 def factorisations(num_devices: int) -> Iterator[MeshShape]:
-    """Yields every mesh of one or two axes over so many devices, with axes "data" and "model"."""
+    """Yields every mesh of up to three axes over so many devices: "data", "model", "model2".
+
+    The batch may lie on "data" alone, so the other two are interchangeable: "model" is the larger.
+    """
     yield MeshShape(((DATA, num_devices),))
-    for data in range(2, num_devices // 2 + 1):
-        if num_devices % data == 0:
-            yield MeshShape(((DATA, data), (MODEL, num_devices // data)))
+    for data in _divisors(num_devices):
+        rest = num_devices // data
+        yield MeshShape(((DATA, data), (MODEL, rest)))
+        for second in _divisors(rest):
+            if second * second <= rest:
+                yield MeshShape(((DATA, data), (MODEL, rest // second), (MODEL2, second)))
 
 
-def _part_of(signature: Signature, parts: int) -> Signature:
-    if num_examples(signature) % parts:
-        raise ExecutionError(
-            f"a batch of {num_examples(signature)} does not divide over {parts} accumulation steps"
-        )
-    return {n: ((shape[0] // parts, *shape[1:]), d) for n, (shape, d) in signature.items()}
+def _divisors(number: int) -> list[int]:
+    """Returns those besides 1 and itself."""
+    return [n for n in range(2, number // 2 + 1) if number % n == 0]
 
 
 def _prepare(
@@ -213,8 +217,8 @@ class _Search:
         """Returns layouts with their costs.
 
         Args:
-          may_swap: whether the batch may lie on "model"; otherwise another mesh has that layout,
-            with its axes the other way round.
+          may_swap: whether the batch may lie on another axis than "data"; otherwise another mesh
+            has that layout, with its axes the other way round.
         """
         sets = {axis: self._legality.sets(self._mesh.size_of(axis)) for axis in self._axes}
         number = math.prod(len(found) for found in sets.values())
@@ -228,7 +232,7 @@ class _Search:
                 for before in rules
                 for dims in sets[axis]
                 if not set(dims) & {dim for dim, _ in before.pairs}
-                and (may_swap or axis != MODEL or "batch" not in dims)
+                and (may_swap or axis == DATA or "batch" not in dims)
             ]
             if number > self._limit or axis == self._axes[-1]:
                 chosen = self._costs(MeshLayout(self._mesh, r) for r in rules)

@@ -5,11 +5,8 @@ are ops in them ("CollectiveReduceV2"), each with a table of groups: devices of 
 
     group keys [0 1 2 3 0 1 2 3] on data:2;model:4   ->  0 and 4 exchange: over "data"
 
-Several reductions over one axis are joined into one op on a flat buffer, and on CPU and GPU a
-gather is a reduction of a tensor that is 0 but for the device's own part. They are told apart:
-
-    zeros ◄─ part of tensor a, at 0 ◄─ part of tensor b, at 512      offsets are constants: joined
-    zeros ◄─ the device's part, where its number says                offset is computed: a gather
+On CPU and GPU a gather is a reduction of a tensor that is 0 but for the device's own part, which
+lies where the device's number says.
 """
 
 from __future__ import annotations
@@ -29,8 +26,7 @@ _WHILE = ("While", "StatelessWhile")
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 _BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
 _ALIKE = ("Reshape", "Identity", "IdentityN")  # ops that pass the elements of an input on
-_ROUNDED_TO = 1024  # elements: the size of a buffer of joined tensors is a multiple
-_UPDATE = "TensorStridedSliceUpdate"  # inputs: buffer, begin, end, strides, part
+_UPDATE = "TensorStridedSliceUpdate"  # inputs: zeros, begin, end, strides, part
 _KINDS = {
     "CollectiveReduce": "all-reduce",
     "CollectiveGather": "all-gather",
@@ -49,15 +45,13 @@ class Exchange:
       kind: as in Collective.
       axes: along which.
       bytes: as in Collective.
-      times: how often in a run of the program; a share if several tensors are one op.
-      launches: ops for it in a run of the program.
+      times: how often in a run of the program.
     """
 
     kind: str
     axes: tuple[str, ...]
     bytes: int
     times: int
-    launches: float
 
 
 class SpmdProgram:
@@ -106,9 +100,7 @@ class SpmdProgram:
             self.unknown_loops.append(node.name)
             length = 1
         for one in found:
-            yield dataclasses.replace(
-                one, times=one.times * length * times, launches=one.launches * length * times
-            )
+            yield dataclasses.replace(one, times=one.times * length * times)
 
     def _in_branches(self, frame: _Frame, node: Any, times: int) -> Iterator[Exchange]:
         """What the branch exchanges that exchanges most."""
@@ -125,13 +117,10 @@ class SpmdProgram:
         group_size, axes = self._group(frame, inputs[1], inputs[2])
         if group_size == 1:
             return
-        if kind == "all-reduce":
-            parts = _parts(frame, inputs[0], node)
-        else:
-            scale = group_size if kind == "reduce-scatter" else 1
-            parts = [(kind, _num_bytes(node, "T") * scale)]
-        for part, num_bytes in parts:
-            yield Exchange(part, axes, num_bytes, times, times / len(parts))
+        if kind == "all-reduce" and _is_gather(frame, inputs[0]):
+            kind = "all-gather"
+        scale = group_size if kind == "reduce-scatter" else 1
+        yield Exchange(kind, axes, _num_bytes(node, "T") * scale, times)
 
     def _group(self, frame: _Frame, size: str, key: str) -> tuple[int, tuple[str, ...]]:
         """Returns how many devices exchange, and along which axes they lie."""
@@ -196,31 +185,10 @@ class _Frame:
         return value
 
 
-def _parts(frame: _Frame, tensor: str, reduction: Any) -> list[tuple[str, int]]:
-    """Returns kind and bytes of each tensor that a reduction reduces or gathers."""
-    whole = _num_bytes(reduction, "T")
+def _is_gather(frame: _Frame, tensor: str) -> bool:
+    """Whether what is added up is 0 but for a part whose place is computed."""
     made = frame.producer(tensor)
-    if made is None or made[1].op != _UPDATE:
-        return [("all-reduce", whole)]
-    if made[0].constant(made[1].input[1]) is None:
-        return [("all-gather", whole)]
-    size, parts = tf.as_dtype(reduction.attr["T"].type).size, []
-    while made is not None and made[1].op == _UPDATE:
-        where, update = made
-        part = where.producer(update.input[4])
-        if part is None:
-            return [("all-reduce", whole)]
-        is_gather = part[1].op == _UPDATE and part[0].constant(part[1].input[1]) is None
-        begin, end = (where.constant(update.input[i]) for i in (1, 2))
-        if begin is None or end is None:
-            return [("all-reduce", whole)]
-        num_bytes = int(np.prod(end - begin)) * size
-        parts.append(("all-gather" if is_gather else "all-reduce", num_bytes))
-        made = where.producer(update.input[0])
-    padding = whole - sum(num_bytes for _, num_bytes in parts)
-    if 0 <= padding < _ROUNDED_TO * size:
-        return parts
-    return [("all-reduce", whole)]  # the program's own tensor
+    return made is not None and made[1].op == _UPDATE and made[0].constant(made[1].input[1]) is None
 
 
 def _num_bytes(node: Any, dtype: str) -> int:

@@ -1,4 +1,4 @@
-"""What the compiler of a step says, in a line.
+"""Compiles steps for a mesh: what DTensor cannot do is said in a line.
 
 DTensor's messages carry the whole program (hundreds of kilobytes), and TensorFlow searches them
 with a regular expression that takes minutes over such a text; so they are cut before it does.
@@ -15,6 +15,7 @@ import tensorflow as tf
 from tensorflow.python.framework import error_interpolation
 
 from tekso.framework.execution.base import ExecutionError
+from tekso.framework.execution.mesh.traps import refuse_traps
 
 _LONGEST = 20_000  # characters of a message that are kept
 _OF_COMPILER = re.compile(r"error: (?!'builtin.module')(.*)")
@@ -28,6 +29,26 @@ _parse_message = error_interpolation.parse_message
 
 def _parse_cut_message(message: str) -> Any:
     return _parse_message(message[:_LONGEST])
+
+
+def compiled(step: Callable[..., Any], where: str, *, advice: str = _ADVICE) -> Callable[..., Any]:
+    """Returns a step as a program of a mesh: a tf.function, `explained`.
+
+    All that is traced of it is looked through for traps: training and evaluation, forward and back.
+
+    Args:
+      step: a function of tensors.
+      where: as of `explained`.
+      advice: as of `explained`.
+    """
+
+    @functools.wraps(step)
+    def checked(*args: Any) -> Any:
+        outputs = step(*args)
+        refuse_traps(tf.compat.v1.get_default_graph())  # when it is traced, before it runs
+        return outputs
+
+    return explained(tf.function(checked, autograph=False), where, advice=advice)
 
 
 def explained(step: Callable[..., Any], where: str, *, advice: str = _ADVICE) -> Callable[..., Any]:

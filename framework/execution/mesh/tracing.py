@@ -234,8 +234,11 @@ class _TracingContext(StepContext):
         return self._elementwise(x, forward=2, backward=2, keep=False) if rate else x
 
     def rotate(self, x: tf.Tensor, sine: Any, cosine: Any) -> tf.Tensor:
-        """See `StepContext`; where heads are split inside, both passes add up over the parts."""
-        self._add(Reduction(self._recorder.part(x), ("head_dim",), forward=1, backward=1))
+        """See `StepContext`; a head that is split is gathered to be turned, in both passes."""
+        part = self._recorder.part(x)
+        whole = dataclasses.replace(part, dims=(*part.dims[:-1], None))
+        self._add(Repin(part.dims, whole))
+        self._add(Repin(whole.dims, part))
         return self._elementwise(x, forward=3, backward=3, keep=False)
 
     def attend(

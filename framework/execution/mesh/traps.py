@@ -1,25 +1,29 @@
 """What DTensor crashes on, or computes wrong without a word, in a layer's code.
 
-It is looked for in a traced step before anything is placed: each op knows the line that made it.
+It is looked for in a traced step before it runs: each op knows the line that made it. The bodies of
+loops, branches and functions are looked through too.
 """
 
 from __future__ import annotations
 
 import linecache
-from collections.abc import Iterable
+from collections.abc import Iterator
+from typing import Any
 
 import tensorflow as tf
 
 from tekso.framework.execution.base import ExecutionError
 
+_DRAWS = ("Random", "TruncatedNormal", "Multinomial")  # in the types of ops
 
-def refuse_traps(ops: Iterable[tf.Operation]) -> None:
-    """Checks the ops of the forward pass of a task.
+
+def refuse_traps(graph: tf.Graph) -> None:
+    """Checks the ops of a step, or of a part of it.
 
     Raises:
       ExecutionError: there is such an op; names its line, and what to write instead.
     """
-    for op in ops:
+    for op in _ops(graph):
         problem = _problem(op)
         if problem is not None:
             own = [frame for frame in op.traceback if "/tensorflow/" not in frame.filename]
@@ -27,6 +31,13 @@ def refuse_traps(ops: Iterable[tf.Operation]) -> None:
             where = f"{place.filename}:{place.lineno}" if place else op.name
             line = linecache.getline(place.filename, place.lineno).strip() if place else op.type
             raise ExecutionError(f"{where}: {line}: on a mesh, {problem}")
+
+
+def _ops(graph: Any) -> Iterator[tf.Operation]:
+    yield from graph.get_operations()
+    for function in graph._functions.values():  # the public form has no lines of code
+        if getattr(function, "graph", None) is not None:
+            yield from _ops(function.graph)
 
 
 def _problem(op: tf.Operation) -> str | None:
@@ -40,7 +51,7 @@ def _problem(op: tf.Operation) -> str | None:
                 "a slice with a negative step gives wrong numbers along a dim that is split: write "
                 "tf.gather(x, range(length - 1, -1, -1), axis=…)"
             )
-    elif "Random" in op.type:
+    elif any(word in op.type for word in _DRAWS):
         return (
             f"{op.type} draws numbers that depend on how tensors lie: draw them by ctx.uniform, or "
             "use the layer Dropout"

@@ -1,7 +1,8 @@
 """Table lookup and softmax cross-entropy over a vocabulary that may be split over a mesh axis.
 
 Neither gathers the table or the logits: every device looks up the rows that it holds and the parts
-are added up; maxima, sums and the logit of the label are reduced over the axis.
+are added up; maxima, sums and the logit of the label are reduced over the axis. An id or a label
+outside of the vocabulary, for which one device raises an error, gives NaN: no step is taken.
 
 Source: Shazeer et al. 2018 (Mesh-TensorFlow), section 4; Shoeybi et al. 2019 (Megatron), section 3.
 """
@@ -60,7 +61,9 @@ def _split_lookup(
     place = tf.expand_dims(ids, 0) - first
     here = tf.logical_and(place >= 0, place < rows)
     place = ctx.pin(tf.where(here, place, tf.zeros_like(place)), local_axes)
-    here = ctx.pin(tf.cast(here, table.dtype), local_axes)
+    # Ids of no part: otherwise their rows would be 0 without a word.
+    here = tf.cast(here, table.dtype) + _nan_outside(ids, table.shape[0], table.dtype)
+    here = ctx.pin(here, local_axes)
     found = tf.gather(blocks, place, axis=1, batch_dims=1)
     found = ctx.pin(found, (*local_axes, _but(axes[1], local_axes)))
     return tf.reduce_sum(found * tf.expand_dims(here, -1), 0)
@@ -97,6 +100,7 @@ def cross_entropy(
         loss = tf.squeeze(tf.math.log(total) + top, -1) - keep * label_logit
         if label_smoothing:
             loss -= label_smoothing * tf.reduce_mean(wide, -1)
+        loss += _nan_outside(labels, vocab, loss.dtype)
         e = tf.cast(e, logits.dtype)
 
         def grad(dloss: tf.Tensor) -> list[tf.Tensor]:
@@ -111,6 +115,12 @@ def cross_entropy(
         return loss, grad
 
     return run(x, table, *([] if bias is None else [bias]))
+
+
+def _nan_outside(ids: tf.Tensor, vocab: int, dtype: Any) -> tf.Tensor:
+    """0 for every id of the vocabulary, NaN for others."""
+    is_inside = tf.logical_and(ids >= 0, ids < vocab)
+    return tf.math.log(2 * tf.cast(is_inside, dtype) - 1)  # log(1) or log(-1)
 
 
 def _is_label(ctx: Any, labels: tf.Tensor, vocab: int, axes: Any) -> tf.Tensor:

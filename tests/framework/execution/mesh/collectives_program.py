@@ -16,9 +16,9 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import tensorflow as tf
 
 from tekso.framework import schedules
-from tekso.framework.execution.base import ExecutionError
+from tekso.framework.execution.base import ExecutionError, part_of
 from tekso.framework.execution.mesh import collectives
-from tekso.framework.execution.mesh_sharded import MeshSharded, part_of
+from tekso.framework.execution.mesh_sharded import MeshSharded
 from tekso.framework.initializers import Constant, Normal
 from tekso.framework.learner import Learner
 from tekso.framework.optimizers.sgd import SGD

@@ -63,7 +63,6 @@ def test_split_mlp_costs_one_all_reduce_forward_and_one_backward(found: Any) -> 
 def test_split_batch_costs_one_all_reduce_a_weight(found: Any) -> None:
     losses = 2
     assert rows(found, "data") == [("all-reduce", "data", 3 + losses, WEIGHTS + losses * SCALAR)]
-    assert found["data"]["launches"] < 5  # DTensor joins small ones
 
 
 def test_mesh_of_512_devices_exchanges_parts(found: Any) -> None:
@@ -103,7 +102,6 @@ def test_each_part_of_a_batch_adds_up_the_gradients(found: Any) -> None:
     scalars = count - 3 * parts
     assert size == parts * WEIGHTS + SCALAR * scalars
     assert parts <= scalars <= 4 * parts  # losses and weights of loss
-    assert found["parts"]["launches"] >= parts
 
 
 def test_one_device_exchanges_nothing(found: Any) -> None:

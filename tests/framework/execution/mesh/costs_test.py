@@ -342,7 +342,7 @@ def test_split_images_send_gradients_of_kernels_and_rows_to_neighbours() -> None
     rows = 4 * B * 12 * (2 * 2 + 2 * 1 * 6)
     assert sent(image_cost("space:2", "height:space")) == {
         ("all-reduce", "space", "gradients"): (2, kernels),
-        ("permute", "space", "activations"): (3, rows),
+        ("all-gather", "space", "activations"): (3, 2 * rows),  # of both parts
     }
 
 
@@ -351,6 +351,9 @@ AGREEING = (
     "lm.python_source.Tiny data:4 batch:data data",
     "lm.python_source.Tiny data:2;model:2 batch:data;mlp:model;heads:model;vocab:model",
     "lm.python_source.Tiny model:2 embed:model",
+    "lm.python_source.Tiny model:2 head_dim:model",
+    "lm.python_source.Tiny data:2;model:2;model2:2 "
+    "batch:data;mlp:model;heads:model;vocab:model;length:model2",
     "lm.python_source.TinyMoe data:2;model:2 batch:data;mlp:model",
 )
 # Not TinyLstm: its loop over time reduces the gradient of the recurrent weights at every turn, 8

@@ -113,7 +113,7 @@ def test_all_that_is_found_is_legal_and_takes_all_devices() -> None:
         assert ranked.layout.problems(task.specs(), activations=pinned) == []
         assert ranked.layout.mesh.size == 8
     assert {str(ranked.layout.mesh) for ranked in found} <= {
-        "data:8", "data:2;model:4", "data:4;model:2"
+        "data:8", "data:2;model:4", "data:4;model:2", "data:2;model:2;model2:2"
     }  # fmt: skip
     assert [ranked.place for ranked in found] == list(range(1, len(found) + 1))
     times = [ranked.cost.seconds for ranked in found]
@@ -187,7 +187,7 @@ def test_accumulation_steps_make_batches_smaller() -> None:
     found = search.rank(task, learner, batch, mesh=MeshShape.parse("data:4"), device="cpu")
     # Two examples at a time do not divide over four devices.
     assert all(ranked.layout.rules.axis_of("batch") is None for ranked in found)
-    with pytest.raises(ExecutionError, match="a batch of 8 does not divide over 3 accumulation"):
+    with pytest.raises(ExecutionError, match="batch_size 8 does not divide evenly over 3 accum"):
         search.rank(*tiny(**{"learner.accumulation_steps": 3}), num_devices=2, device="cpu")
 
 
@@ -202,16 +202,32 @@ def test_what_cannot_be_searched_is_refused() -> None:
         search.rank(*parts, num_devices=2, compare=[wrong])
 
 
-@pytest.mark.parametrize(
-    ("devices", "meshes"),
-    [
-        (1, ["data:1"]),
-        (7, ["data:7"]),
-        (12, ["data:12", "data:2;model:6", "data:3;model:4", "data:4;model:3", "data:6;model:2"]),
-    ],
-)
-def test_factorisations_are_all_with_one_or_two_axes(devices: int, meshes: list[str]) -> None:
-    assert [str(mesh) for mesh in search.factorisations(devices)] == meshes
+@pytest.mark.parametrize("devices", [1, 2, 7, 8, 12, 36, 64])
+def test_factorisations_are_all_with_up_to_three_axes(devices: int) -> None:
+    found = [tuple(size for _, size in mesh.axes) for mesh in search.factorisations(devices)]
+    sizes = range(1, devices + 1)
+    products = {
+        (data, max(rest), min(rest))
+        for data, *rest in itertools.product(sizes, repeat=3)
+        if data * math.prod(rest) == devices and (data > 1 or devices == 1)
+    }
+    # An axis of size 1 is left out.
+    expected = {tuple(n for n in each if n > 1) or (1,) for each in products}
+    assert len(found) == len(set(found))
+    assert set(found) == expected
+    for mesh in search.factorisations(devices):
+        names = [name for name, _ in mesh.axes]
+        assert names == ["data", "model", "model2"][: len(names)]
+
+
+def test_a_third_axis_is_used_where_it_is_faster() -> None:
+    parts = parts_of("lm.one_billion_words.Dff4096")
+    best = search.rank(*parts, num_devices=512, device="tpu_v2")[0]
+    assert [size > 1 for _, size in best.layout.mesh.axes] == [True] * 3
+    of_two = [str(m) for m in search.factorisations(512) if len(m.axes) == 2]
+    for mesh in of_two:
+        found = search.rank(*parts, mesh=MeshShape.parse(mesh), device="tpu_v2")
+        assert best.cost.seconds < found[0].cost.seconds
 
 
 def test_single_device_has_one_layout() -> None:

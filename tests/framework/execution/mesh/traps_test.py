@@ -12,10 +12,10 @@ from tekso.framework.execution import ExecutionError
 from tekso.framework.execution.mesh.traps import refuse_traps
 
 
-def ops(function: Callable[[tf.Tensor], Any]) -> list[tf.Operation]:
+def graph(function: Callable[[tf.Tensor], Any]) -> tf.Graph:
     traced = tf.function(function, autograph=False)
     spec = tf.TensorSpec([3, 4], tf.float32)
-    return list(traced.get_concrete_function(spec).graph.get_operations())
+    return traced.get_concrete_function(spec).graph
 
 
 @pytest.mark.parametrize(
@@ -25,12 +25,17 @@ def ops(function: Callable[[tf.Tensor], Any]) -> list[tf.Operation]:
         (lambda x: x[:, ::-1], "write tf.gather"),
         (lambda x: x + tf.random.normal([3, 4]), r"RandomStandardNormal .* by ctx\.uniform"),
         (lambda x: x + tf.random.stateless_uniform([3, 4], [1, 2]), "StatelessRandom"),
+        (lambda x: x + tf.random.truncated_normal([3, 4]), "TruncatedNormal"),
+        (lambda x: tf.random.stateless_categorical(x, 2, [1, 2]), "StatelessMultinomial"),
+        (lambda x: tf.cond(x[0, 0] > 0, lambda: x[:, ::-1], lambda: x), "write tf.gather"),
+        (lambda x: tf.function(lambda x: x[:, ::-1])(x), "write tf.gather"),
+        (lambda x: tf.map_fn(lambda row: row[:, None] * 2.0, x), "write tf.expand_dims"),
     ],
 )
 def test_traps_are_refused_with_their_line(function: Any, reason: str) -> None:
     pattern = rf"traps_test\.py:\d+: \(lambda.*on a mesh, .*{reason}"
     with pytest.raises(ExecutionError, match=pattern):
-        refuse_traps(ops(function))
+        refuse_traps(graph(function))
 
 
 def test_other_slices_are_not() -> None:
@@ -39,4 +44,4 @@ def test_other_slices_are_not() -> None:
         turned = tf.gather(x, [3, 2, 1, 0], axis=1)
         return turned[:, 1:] + x[:, ::2][:, :1] + tf.cast(places[:, :1], tf.float32)
 
-    refuse_traps(ops(harmless))
+    refuse_traps(graph(harmless))

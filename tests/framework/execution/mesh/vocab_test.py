@@ -1,0 +1,66 @@
+"""Lookup and cross-entropy over a split vocabulary, its parts side by side on one device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tekso.framework.execution.mesh import vocab
+
+VOCAB, DIM = 6, 3
+TABLE = np.random.default_rng(0).normal(size=(VOCAB, DIM))
+
+
+class Parts:
+    """A context whose vocabulary lies in so many parts."""
+
+    def __init__(self, parts: int) -> None:
+        self._parts = parts
+
+    def weight_axes(self, weight: Any) -> Any:
+        return ("model", None) if self._parts > 1 else (None, None)
+
+    def axes(self, dims: Any, shape: Any) -> Any:
+        return (None,) * len(dims)
+
+    def pin(self, x: Any, axes: Any) -> Any:
+        return x
+
+    def axis_size(self, axis: str) -> int:
+        return self._parts
+
+
+@pytest.mark.parametrize("parts", [2, 3])
+def test_lookup_has_the_rows_and_nan_for_ids_of_none(parts: int) -> None:
+    ids = np.array([[0, 5, 2], [6, 3, -1]], np.int32)
+    with tf.GradientTape() as tape:
+        table = tf.constant(TABLE)
+        tape.watch(table)
+        rows = vocab.lookup(Parts(parts), table, tf.constant(ids))
+        total = tf.reduce_sum(rows[0] ** 2)
+    is_inside = (ids >= 0) & (ids < VOCAB)
+    np.testing.assert_allclose(rows.numpy()[is_inside], TABLE[ids[is_inside]], rtol=1e-12)
+    assert np.isnan(rows.numpy()[~is_inside]).all()
+    wanted = np.zeros_like(TABLE)
+    wanted[ids[0]] = 2 * TABLE[ids[0]]
+    np.testing.assert_allclose(tape.gradient(total, table).numpy(), wanted, rtol=1e-12)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_cross_entropy_is_that_of_the_formula_and_nan_for_labels_of_no_token(
+    smoothing: float,
+) -> None:
+    x = np.random.default_rng(1).normal(size=(2, 2, DIM))
+    labels = np.array([[4, 0], [VOCAB, -2]], np.int32)
+    found = vocab.cross_entropy(
+        Parts(2), tf.constant(x), tf.constant(TABLE), tf.constant(labels), None, smoothing
+    ).numpy()
+    logits = x[0] @ TABLE.T
+    log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    share = np.full((2, VOCAB), smoothing / VOCAB)
+    share[[0, 1], labels[0]] += 1 - smoothing
+    np.testing.assert_allclose(found[0], -(share * log_p).sum(-1), rtol=1e-6)
+    assert np.isnan(found[1]).all()
