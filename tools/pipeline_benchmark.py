@@ -73,6 +73,7 @@ def _run(words: list[str]) -> None:
         raise UsageError(f"{words[0]!r} is no flag: flags begin with --")
     if not FLAGS.model:
         raise UsageError(f"--model is missing, as in {USAGE}")
+    _check_pipelines()
     common = [f"--model={FLAGS.model}", f"--steps={FLAGS.steps}", f"--warmup={FLAGS.warmup}"]
     common += [f"--set={setting}" for setting in FLAGS.set]
     common += [f"--import={package}" for package in FLAGS["import"].value or []]
@@ -91,6 +92,27 @@ def _run(words: list[str]) -> None:
         "processor": next(iter(found.values()))[0]["machine"]["processor"],
     }
     print(json.dumps(record, indent=1) if FLAGS.format == "json" else text(record))
+
+
+def _check_pipelines() -> None:
+    """Refuses what no pipeline takes before anything is measured, which takes minutes.
+
+    Raises:
+      UsageError: a schedule or a rematerialisation is unknown, or the schedule does not go with the
+        number of stages and micro-batches.
+    """
+    from tekso.framework.execution.pipeline.schedule import schedule_of
+    from tekso.framework.execution.pipeline.schedule_check import checked_actions
+    from tekso.framework.execution.pipelined import Pipelined
+
+    sizes = {"num_devices": FLAGS.num_stages, "num_micro_batches": FLAGS.num_micro_batches}
+    try:
+        for again in FLAGS.rematerialize:
+            Pipelined.Params(rematerialize=again)
+        for schedule in FLAGS.schedules:
+            checked_actions(schedule_of(schedule), **sizes)
+    except (TypeError, ValueError) as error:
+        raise UsageError(str(error)) from error
 
 
 def cases() -> list[Case]:

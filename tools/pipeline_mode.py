@@ -44,10 +44,3 @@ def run(
     else:
         print(pipeline_text.text(model, figures, width=console_for(sys.stdout).width))
     return OK
-
-
-def check_can_be_traced(tree: Tree.Params) -> None:
-    """Raises an ExecutionError if an experiment has no pipeline to trace."""
-    from tekso.framework.run import pipeline_plan
-
-    pipeline_plan.check_can_be_traced(tree)

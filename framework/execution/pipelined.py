@@ -33,15 +33,14 @@ from tekso.framework.execution.pipeline import partition, remote, stages
 from tekso.framework.execution.pipeline.actions import by_device
 from tekso.framework.execution.pipeline.measured_costs import Timer, measured_costs
 from tekso.framework.execution.pipeline.piece_costs import cost_of
-from tekso.framework.execution.pipeline.piece_mixing import check_mixing
+from tekso.framework.execution.pipeline.piece_mixing import check_layers, check_pieces
 from tekso.framework.execution.pipeline.piece_traces import PieceTrace, trace_all
 from tekso.framework.execution.pipeline.program import PipelineProgram
 from tekso.framework.execution.pipeline.schedule import Schedule, num_stages_of, schedule_of
 from tekso.framework.execution.pipeline.schedule_check import checked_actions
-from tekso.framework.execution.pipeline.setting import Setting
+from tekso.framework.execution.pipeline.setting import Setting, rows_of_stages
 from tekso.framework.execution.pipeline.spmd_form import SpmdForm
 from tekso.framework.execution.pipeline.stages_on_mesh import StagesOnMesh
-from tekso.framework.layer import Layer
 from tekso.framework.params import param
 from tekso.framework.pieces import Piece
 from tekso.framework.primitives.fusion import XlaFusion, no_fusion
@@ -210,7 +209,10 @@ class Pipelined(Execution):
     def setting(
         self, task: Any, batch: Signature, *, parts: int, devices: list[str] | None
     ) -> Setting:
-        """Returns how a task is cut and laid over devices; allocates nothing.
+        """Returns how a task is cut and laid over devices.
+
+        Allocates nothing that lasts. Where there are devices each kind of piece is run, to see
+        whether it mixes examples; where costs are measured, also to see what it takes.
 
         Args:
           task: the task.
@@ -225,36 +227,37 @@ class Pipelined(Execution):
         needed = p.num_stages * p.num_replicas
         names = [f"device {i}" for i in range(needed)] if devices is None else devices
         if needed > len(names):
+            more = "name more execution.workers" if p.workers else f"give --cpu_devices={needed}"
             raise ExecutionError(
-                f"{p.num_stages} stages and {p.num_replicas} replicas need {needed} devices, and "
-                f"there are {len(names)} ({', '.join(names)}): set execution.num_stages to at most "
-                f"{max(len(names) // p.num_replicas, 1)}, or give --cpu_devices={needed}"
+                f"{rows_of_stages(p.num_stages, p.num_replicas)} need {needed} devices, and there "
+                f"are {len(names)} ({', '.join(names)}): set execution.num_stages to at most "
+                f"{max(len(names) // p.num_replicas, 1)}, or {more}"
             )
         micro = self.micro_batch(batch, parts=parts)
-        _check_mixing(task)
+        check_layers(task, form=p.form)
         pieces, specs = task.pieces(), task.specs()
         traces = trace_all(pieces, specs, micro)
         device = None if devices is None or self._on_mesh is not None else devices[0]
-        if devices is not None and self._on_mesh is None:
-            check_mixing(pieces, traces, specs, micro)
+        if devices is not None:
+            check_pieces(pieces, traces, specs, micro)
         costs = self._costs(pieces, traces, specs, micro, device)
         spmd = self._spmd
-        sizes = self.sizes(pieces, costs) if spmd is None else spmd.sizes(task, micro)
+        sizes = self.sizes(pieces, costs) if spmd is None else spmd.sizes(pieces, traces, specs)
         plan = stages.plan(pieces, traces, sizes, specs, micro)
         actions = checked_actions(
             self._schedule, num_devices=p.num_stages, num_micro_batches=p.num_micro_batches
         )
         setting = Setting(
-            plan,
-            by_device(actions, p.num_stages),
-            [names[r * p.num_stages :][: p.num_stages] for r in range(p.num_replicas)],
-            num_examples(batch),
-            parts,
-            p.num_micro_batches,
-            p.rematerialize,
-            p.xla,
-            p.costs,
-            costs,
+            plan=plan,
+            by_device=by_device(actions, p.num_stages),
+            devices=[names[r * p.num_stages :][: p.num_stages] for r in range(p.num_replicas)],
+            batch_size=num_examples(batch),
+            num_parts=parts,
+            num_micro_batches=p.num_micro_batches,
+            rematerialize=p.rematerialize,
+            xla=p.xla,
+            costs=p.costs,
+            piece_costs=costs,
         )
         if self._on_mesh is not None:
             self._on_mesh.check_schedule(setting)
@@ -294,15 +297,3 @@ class Pipelined(Execution):
 def _local_devices() -> list[str]:
     gpus = tf.config.list_logical_devices("GPU")
     return [d.name for d in gpus or tf.config.list_logical_devices("CPU")]
-
-
-def _check_mixing(task: Any) -> None:
-    """Refuses layers that couple examples in another way than by statistics of a micro-batch."""
-    for layer in task.walk():
-        has_statistics = type(layer).updated_statistics is not Layer.updated_statistics
-        if layer.mixes_examples and not has_statistics:
-            raise ExecutionError(
-                f"{layer.path} ({type(layer).__name__}) mixes the examples of a batch, so its "
-                "output would depend on the number of micro-batches: it cannot be part of a "
-                "pipeline; use --execution=data_parallel"
-            )

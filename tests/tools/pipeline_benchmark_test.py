@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -40,6 +41,28 @@ def test_rows_are_medians_of_the_turns_with_ratios_to_one_device_and_to_gpipe() 
     assert (gpipe["memory_by_one_device"], other["memory_by_one_device"]) == (2.0, 0.5)
     assert (alone["memory_by_gpipe"], other["memory_by_gpipe"]) == (0.5, 0.25)
     assert alone["pipeline_ms"] is None
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("--schedules=1f1b,gpip", "'gpip', want one of gpipe, .*did you mean gpipe"),
+        ("--schedules=interleaved_1f1b", "3 micro-batches"),
+        ("--rematerialize=none,al", "'al'.*all"),
+    ],
+)
+def test_what_no_pipeline_takes_is_refused_before_anything_is_measured(
+    flag: str,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    measured: list[str] = []
+    monkeypatch.setattr(pipeline_benchmark, "_measured", lambda case, _: measured.append(case.name))
+    args = ["--model=lm.benchmark.Small", "--num_micro_batches=3", flag]
+    assert pipeline_benchmark.main(["tekso-pipeline-benchmark", *args]) == 2
+    assert re.search(message, capsys.readouterr().err)
+    assert not measured
 
 
 def test_without_gpipe_there_is_no_ratio_to_it() -> None:

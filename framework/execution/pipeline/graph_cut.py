@@ -38,7 +38,6 @@ class GraphCut:
         self.early: list[tf.Tensor] = list(concrete.inputs[: num_given - num_late])
         self.late: list[tf.Tensor] = list(concrete.inputs[num_given - num_late : num_given])
         self.lasting: list[tf.Tensor] = self.early[:num_lasting]
-        self.outputs: list[tf.Tensor] = list(concrete.outputs)
         self._def = self._graph.as_graph_def()
         self._of_passing = self._reached(t.op for t in self.early[num_lasting:])
         self._of_late = self._reached(t.op for t in self.late)

@@ -95,6 +95,8 @@ def _flops(op: Any) -> float:
         return 2.0 * out * (inner or 1)
     if op.type == "Einsum":
         return _einsum_flops(op)
+    if op.type in ("Conv2DBackpropInput", "Conv3DBackpropInputV2"):  # a transposed convolution
+        return 2.0 * _size(op.inputs[2]) * math.prod(op.inputs[1].shape.as_list()[:-1])
     if op.type in ("Conv2D", "Conv3D"):
         return 2.0 * out * math.prod(op.inputs[1].shape.as_list()[:-1])
     if op.type == "DepthwiseConv2dNative":

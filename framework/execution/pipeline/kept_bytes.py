@@ -15,8 +15,8 @@ import tensorflow as tf
 from tekso.framework.execution.base import Signature, num_examples
 from tekso.framework.execution.pipeline.graph_cut import GraphCut
 from tekso.framework.execution.pipeline.piece_gradients import piece_gradients
-from tekso.framework.execution.pipeline.piece_traces import PieceTrace, flow_of, rows_of
-from tekso.framework.pieces import Flow, Piece
+from tekso.framework.execution.pipeline.piece_traces import PieceTrace, of_each, tensors
+from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
 from tekso.framework.weight_spec import WeightSpec
 
 # Ops whose output is their input in the same memory.
@@ -25,16 +25,24 @@ _SAME_MEMORY = frozenset(
 )
 
 
+Leaf = tuple[str, int]
+"""A tensor of the flow: the name of its value, and its place among the tensors of that."""
+Kept = Leaf | str
+"""What a piece keeps: a tensor that it was given, or one that it made, by a name of its own."""
+
+
 class KeptBytes(NamedTuple):
     """What a piece keeps of a micro-batch.
 
     Attributes:
-      for_backward: from the forward to the backward pass.
-      for_weights: from the gradients of inputs to those of weights, where these are apart.
+      for_backward: bytes from the forward to the backward pass.
+      for_weights: bytes from the gradients of inputs to those of weights, where these are apart.
+      made: which tensor each is that it hands on.
     """
 
-    for_backward: float
-    for_weights: float
+    for_backward: Mapping[Kept, float]
+    for_weights: Mapping[Kept, float]
+    made: Mapping[Leaf, Kept]
 
 
 def kept_bytes(
@@ -44,7 +52,7 @@ def kept_bytes(
     trained: Set[str],
     batch: Signature,
 ) -> list[KeptBytes]:
-    """Returns bytes for each piece: what it made, and what it was given by the pieces before.
+    """Returns what each piece keeps: of what it made, and of what it was given.
 
     Weights do not count. What is in a list of tensors (of a loop) has no known size: such a piece
     counts with all that it writes.
@@ -56,18 +64,28 @@ def kept_bytes(
       trained: paths of the weights that are learned.
       batch: signature of a micro-batch.
     """
-    flow, size, paths = flow_of(batch), num_examples(batch), sorted(specs)
-    known: dict[int, KeptBytes] = {}
-    found = []
-    for piece, trace in zip(pieces, traces, strict=True):
-        if id(trace) not in known:
-            own = {path: rows_of(specs[path], piece.rows) for path in piece.weights(paths)}
-            given = {name: flow[name] for name in sorted(flow) if name in trace.reads}
-            learned = {path for path in own if path in trained}
-            known[id(trace)] = _kept(piece, own, learned, given, trace, size)
-        found.append(known[id(trace)])
-        flow = {**flow, **trace.writes}
-    return found
+
+    def find(piece: Piece, trace: PieceTrace, own: Mapping[str, WeightSpec], given: Flow) -> Any:
+        return _kept(piece, own, trained & own.keys(), given, trace, num_examples(batch))
+
+    return of_each(pieces, traces, specs, batch, find)
+
+
+def together(kept: Sequence[KeptBytes]) -> tuple[float, float]:
+    """Returns the bytes for backward, and those for weights, of neighbours in a stage.
+
+    What several of them keep counts once: what one made and the next was given is one tensor.
+    """
+    flow: dict[Leaf, Any] = {}  # what they have changed: the piece, and its name for the tensor
+    sizes: tuple[dict[Any, float], dict[Any, float]] = {}, {}
+    for number, piece in enumerate(kept):
+        own: dict[Kept, Any] = {}
+        for name in (*piece.for_backward, *piece.for_weights, *piece.made.values()):
+            own[name] = (number, name) if isinstance(name, str) else flow.get(name, name)
+        for found, given in zip(sizes, (piece.for_backward, piece.for_weights), strict=True):
+            found.update({own[name]: size for name, size in given.items()})
+        flow |= {leaf: own[name] for leaf, name in piece.made.items()}
+    return math.fsum(sizes[0].values()), math.fsum(sizes[1].values())
 
 
 def _kept(
@@ -81,10 +99,12 @@ def _kept(
     both = piece_gradients(piece, own, learned, given, trace, size)
     signature = [*both.weights, *both.inputs, *both.seeds]
     counts: list[int] = []
+    outputs: list[tf.Tensor] = []
 
     def whole(*flat: tf.Tensor) -> list[tf.Tensor]:
-        _, of_weights, of_inputs = both.function(*flat)
+        made, of_weights, of_inputs = both.function(*flat)
         counts.append(len(of_weights))
+        outputs.extend(made)
         return [tf.identity(t) for t in (*of_weights, *of_inputs)]
 
     concrete = tf.function(whole, autograph=False).get_concrete_function(*signature)
@@ -94,7 +114,19 @@ def _kept(
     there = [*cut.lasting, *cut.kept_for(of_weights), *between, *cut.late]
     lasting = {t.name for t in cut.lasting}
     halves = [t for t in cut.taken(there, of_weights) if t.name not in lasting]
-    return KeptBytes(_bytes(cut.kept_for(concrete.outputs), trace), _bytes(halves, trace))
+    inputs = zip(cut.early[len(cut.lasting) :], _leaves(given), strict=True)
+    names: dict[str, Kept] = {tensor.name: leaf for tensor, leaf in inputs}
+    written = {name: nest for name, nest in trace.writes.items() if name not in (LOSS_SUM, METRICS)}
+    roots = [_root(tensor).name for tensor in outputs[:-1]]  # the last is the loss
+    return KeptBytes(
+        _bytes(cut.kept_for(concrete.outputs), names, trace),
+        _bytes(halves, names, trace),
+        {leaf: names.get(root, root) for leaf, root in zip(_leaves(written), roots, strict=True)},
+    )
+
+
+def _leaves(flow: Mapping[str, Any]) -> list[Leaf]:
+    return [(name, i) for name, nest in flow.items() for i, _ in enumerate(tensors(nest))]
 
 
 def _root(tensor: tf.Tensor) -> tf.Tensor:
@@ -104,9 +136,13 @@ def _root(tensor: tf.Tensor) -> tf.Tensor:
     return tensor
 
 
-def _bytes(tensors: Sequence[Any], trace: PieceTrace) -> float:
+def _bytes(kept: Sequence[Any], names: Mapping[str, Kept], trace: PieceTrace) -> dict[Kept, float]:
     """Bytes of tensors; of all that the piece writes, if the size of one is not known."""
-    roots = list({root.name: root for root in map(_root, tensors)}.values())
-    if any(t.dtype in (tf.variant, tf.resource) or not t.shape.is_fully_defined() for t in roots):
-        return trace.bytes_written
-    return math.fsum(math.prod(t.shape.as_list()) * t.dtype.size for t in roots)
+    roots = {root.name: root for root in map(_root, kept)}
+    for t in roots.values():
+        if t.dtype in (tf.variant, tf.resource) or not t.shape.is_fully_defined():
+            return {"all that it writes": trace.bytes_written}
+    return {
+        names.get(name, name): float(math.prod(t.shape.as_list()) * t.dtype.size)
+        for name, t in roots.items()
+    }

@@ -13,8 +13,8 @@ import tensorflow as tf
 
 from tekso.framework.execution.base import Signature, num_examples
 from tekso.framework.execution.pipeline.piece_gradients import PieceGradients, piece_gradients
-from tekso.framework.execution.pipeline.piece_traces import PieceTrace, flow_of, rows_of
-from tekso.framework.pieces import Piece
+from tekso.framework.execution.pipeline.piece_traces import PieceTrace, of_each
+from tekso.framework.pieces import Flow, Piece
 from tekso.framework.primitives.fusion import Fuse, no_fusion
 from tekso.framework.weight_spec import WeightSpec
 
@@ -45,20 +45,14 @@ def measured_costs(
       timer: is asked before and after every run.
       fuse: compiles stretches of elementwise work.
     """
-    flow, size, paths = flow_of(batch), num_examples(batch), sorted(specs)
-    known: dict[int, float] = {}
-    found = []
-    for piece, trace in zip(pieces, traces, strict=True):
-        if id(trace) not in known:
-            own = {path: rows_of(specs[path], piece.rows) for path in piece.weights(paths)}
-            learned = {path for path, spec in own.items() if spec.trainable}
-            given = {name: flow[name] for name in sorted(flow) if name in trace.reads}
-            both = piece_gradients(piece, own, learned, given, trace, size, fuse=fuse)
-            with tf.device(device):
-                known[id(trace)] = _least_seconds(both, timer)
-        found.append(known[id(trace)])
-        flow = {**flow, **trace.writes}
-    return found
+
+    def find(piece: Piece, trace: PieceTrace, own: Mapping[str, WeightSpec], given: Flow) -> float:
+        learned = {path for path, spec in own.items() if spec.trainable}
+        both = piece_gradients(piece, own, learned, given, trace, num_examples(batch), fuse=fuse)
+        with tf.device(device):
+            return _least_seconds(both, timer)
+
+    return of_each(pieces, traces, specs, batch, find)
 
 
 def _least_seconds(both: PieceGradients, timer: Timer) -> float:

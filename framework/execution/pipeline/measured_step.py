@@ -83,14 +83,14 @@ def measured_step(
     for replica in range(setting.num_replicas):
         own = [
             Event(event.action, 1e3 * event.start, 1e3 * event.end)
-            for device, order in enumerate(setting.schedule)
+            for device, order in enumerate(setting.by_device)
             for event in events[replica, device][len(events[replica, device]) - len(order) :]
         ]
         for event in own:
             times[event.action.stage, event.action.kind].append(event.end - event.start)
         measured.append(Timeline(tuple(own), setting.num_devices, num_stages))
     predicted = simulate(
-        (action for order in setting.schedule for action in order),
+        (action for order in setting.by_device for action in order),
         num_devices=setting.num_devices,
         durations={key: statistics.fmean(found) for key, found in times.items()},
     )

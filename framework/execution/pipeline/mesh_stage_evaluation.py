@@ -86,13 +86,14 @@ class MeshStageEvaluation(StageEvaluation):
             own, mesh = self._of_stages[stage.index], self._meshes[stage.index]
 
             def forward(weights: Flat, inputs: Flow, batch: Flow, offset: tf.Tensor) -> Any:
-                ctx = own.context(size, offset, examples)
-                own.know(weights, ctx)
+                ctx = own.context(
+                    weights, "eval", step=0, offset=offset, examples=examples, num_examples=size
+                )
                 flow = run_all(stage.pieces, weights, inputs, ctx)
-                sums = dict(ctx.collected.sums["metric"])
+                sums = ctx.collected.reported(flow[METRICS] if stage.is_last else {})
                 if stage.is_last:
                     weight = tf.cast(self._task.loss_weight(batch), flow[LOSS_SUM].dtype)
-                    sums |= {"loss": (flow[LOSS_SUM], weight), **flow[METRICS]}
+                    sums["loss"] = (flow[LOSS_SUM], weight)
                 made = {name: flow[name] for name in stage.outputs}
                 return made, tf.nest.map_structure(own.replicated, sums)
 

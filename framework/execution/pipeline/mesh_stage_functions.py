@@ -19,22 +19,22 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.experimental import dtensor
 
+from tekso.framework.context import Mode
 from tekso.framework.execution.base import LEARNER, WEIGHTS
 from tekso.framework.execution.mesh import step_context
 from tekso.framework.execution.mesh.context import MeshContext
-from tekso.framework.execution.mesh.step_errors import explained
+from tekso.framework.execution.mesh.step_errors import compiled
 from tekso.framework.execution.pipeline.mesh_stage_state import MeshStageState
-from tekso.framework.execution.pipeline.piece_traces import tensors
 from tekso.framework.execution.pipeline.stage_mesh import StageMesh
 from tekso.framework.execution.pipeline.stage_run import StageRun, run_stage
 from tekso.framework.execution.pipeline.stage_state import Flat
-from tekso.framework.execution.pipeline.stages import BATCH, Stage, Value
+from tekso.framework.execution.pipeline.stages import Stage, StagePlan
 from tekso.framework.learning_step import APPLIED, Decision, select
 from tekso.framework.optimizers.optimizer import state_dtype
 from tekso.framework.weight_spec import WeightSpec
 
 List = list[tf.Tensor]
-Scalars = tuple[tf.Tensor, tf.Tensor, tf.Tensor]
+PlacedScalars = tuple[tf.Tensor, tf.Tensor, tf.Tensor]
 """Offset, step and the weight of the global batch, as `put_number` places them."""
 
 
@@ -44,7 +44,7 @@ class MeshStageFunctions:
     Args:
       stage: the stage.
       specs: of the weights that it reads, with its rows of stacked ones.
-      values: TensorSpecs of what flows between the stages.
+      plan: of all stages.
       mesh: where it lies.
       state: of all stages.
       task: for new statistics.
@@ -59,7 +59,7 @@ class MeshStageFunctions:
         self,
         stage: Stage,
         specs: Mapping[str, WeightSpec],
-        values: Mapping[Value, Any],
+        plan: StagePlan,
         *,
         mesh: StageMesh,
         state: MeshStageState,
@@ -70,16 +70,11 @@ class MeshStageFunctions:
         micro_batch_size: int,
         dtype: tf.DType,
     ) -> None:
-        self._stage, self._specs, self._values = stage, specs, values
+        self._stage, self._specs, self._values = stage, specs, plan.values
         self._mesh, self._state, self._task, self._learner = mesh, state, task, learner
         self._seed, self._num_examples, self._size = seed, num_examples, micro_batch_size
         self._dtype = dtype
-        leaves = [(v, leaf) for v in stage.inputs for leaf in tensors(values[v])]
-        self._learned = [
-            i
-            for i, (value, leaf) in enumerate(leaves)
-            if value.producer != BATCH and leaf.dtype.is_floating
-        ]
+        self._learned = plan.learned_inputs(stage)
         trained = learner.trainable(task.specs())
         self._trained = [path for path in specs if path in trained]
         groups = state.groups[stage.index]
@@ -98,7 +93,7 @@ class MeshStageFunctions:
     def compiled(self, step: Callable[..., Any]) -> Callable[..., Any]:
         """Returns a step as a program of the mesh."""
         where = f"a stage on a {self._mesh.layout}"
-        return explained(tf.function(step, autograph=False), where)
+        return compiled(step, where)
 
     def _total(self, spec: WeightSpec) -> Any:
         axes = self._mesh.layout.of_slot(spec)
@@ -110,36 +105,39 @@ class MeshStageFunctions:
         )
         return dtensor.DVariable(zeros, trainable=False, name="total")
 
-    def _context(self, scalars: Scalars) -> MeshContext:
-        offset, step, _ = scalars
-        return step_context.context(
-            self._mesh.placement,
-            self._mesh.layout,
-            mode="train",
-            seed=self._seed,
-            step=step[0],
-            offset=offset[0],
-            examples=self._size,
-            num_examples=self._num_examples,
-        )
+    def context(
+        self,
+        weights: Mapping[str, tf.Tensor],
+        mode: Mode,
+        *,
+        step: Any,
+        offset: tf.Tensor,
+        examples: int,
+        num_examples: int,
+    ) -> MeshContext:
+        """Returns the context of some examples of a batch, which knows how the weights lie.
 
-    def context(self, size: int, offset: tf.Tensor, examples: int) -> MeshContext:
-        """Returns the context of evaluating some examples of a batch of `size`."""
-        return step_context.context(
+        Args:
+          weights: that the stage reads, {path: tensor}.
+          mode: "train" or "eval".
+          step: number of the step.
+          offset: place of the first example in the batch, as `put_number` places it.
+          examples: how many are computed together.
+          num_examples: of the batch.
+        """
+        layout = self._mesh.layout
+        ctx = step_context.context(
             self._mesh.placement,
-            self._mesh.layout,
-            mode="eval",
+            layout,
+            mode=mode,
             seed=self._seed,
-            step=0,
+            step=step,
             offset=offset[0],
             examples=examples,
-            num_examples=size,
+            num_examples=num_examples,
         )
-
-    def know(self, weights: Mapping[str, tf.Tensor], ctx: MeshContext) -> None:
-        """Tells a context how the weights of a stage lie that it is given."""
-        layout = self._mesh.layout
         ctx.know(list(weights.values()), [layout.of_weight(self._specs[p]) for p in weights])
+        return ctx
 
     # --- weights ---
 
@@ -183,17 +181,25 @@ class MeshStageFunctions:
 
     # --- a micro-batch ---
 
-    def _run(self, weights: Flat, inputs: Sequence[tf.Tensor], scalars: Scalars) -> StageRun:
-        ctx = self._context(scalars)
-        self.know(weights, ctx)
-        total_weight = scalars[-1][0]
-        return run_stage(self._stage, self._values, weights, inputs, ctx, total_weight=total_weight)
+    def _run(self, weights: Flat, inputs: Sequence[tf.Tensor], scalars: PlacedScalars) -> StageRun:
+        offset, step, total_weight = scalars
+        ctx = self.context(
+            weights,
+            "train",
+            step=step[0],
+            offset=offset,
+            examples=self._size,
+            num_examples=self._num_examples,
+        )
+        return run_stage(
+            self._stage, self._values, weights, inputs, ctx, total_weight=total_weight[0]
+        )
 
-    def _forward_graph(self, weights: Flat, inputs: List, scalars: Scalars) -> List:
+    def _forward_graph(self, weights: Flat, inputs: List, scalars: PlacedScalars) -> List:
         return self._run(weights, inputs, scalars).outputs
 
     def _backward_graph(
-        self, weights: Flat, inputs: List, seeds: List, scalars: Scalars
+        self, weights: Flat, inputs: List, seeds: List, scalars: PlacedScalars
     ) -> tuple[List, Any]:
         trained = [weights[path] for path in self._trained]
         learned = [inputs[i] for i in self._learned]

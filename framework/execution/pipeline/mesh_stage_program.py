@@ -12,17 +12,17 @@ from __future__ import annotations
 
 import collections
 import threading
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tekso.framework.context import StepContext
-from tekso.framework.execution.base import Batch, ExecutionError, Program, checked_state
+from tekso.framework.collected import added_pairs
+from tekso.framework.execution.base import Batch
 from tekso.framework.execution.mesh import step_context
-from tekso.framework.execution.pipeline.actions import BACKWARD, FORWARD, Action
-from tekso.framework.execution.pipeline.measured_step import MeasuredStep, measured_step
+from tekso.framework.execution.pipeline.actions import BACKWARD, FORWARD, Action, device_of
+from tekso.framework.execution.pipeline.host_program import HostProgram, added, converted
 from tekso.framework.execution.pipeline.mesh_stage_evaluation import (
     MeshStageEvaluation,
     with_copies,
@@ -31,20 +31,15 @@ from tekso.framework.execution.pipeline.mesh_stage_functions import MeshStageFun
 from tekso.framework.execution.pipeline.mesh_stage_state import MeshStageState
 from tekso.framework.execution.pipeline.piece_traces import rows_of, tensors
 from tekso.framework.execution.pipeline.setting import Setting
-from tekso.framework.execution.pipeline.simulator import Event
-from tekso.framework.execution.pipeline.stage_evaluation import added_pairs
 from tekso.framework.execution.pipeline.stage_mesh import Parts, StageMesh, local, wait_for
 from tekso.framework.execution.pipeline.stage_state import Flat
 from tekso.framework.execution.pipeline.stages import BATCH, Stage, Value
-from tekso.framework.execution.pipeline.workers import StageError, Workers, reason_of
-from tekso.framework.theta import SEPARATOR
-from tekso.framework.weight_spec import WeightSpec
 
 Sums = dict[tuple[int, int], Any]
 """Sums of a stage, by first example of the part and micro-batch."""
 
 
-class MeshStageProgram(Program):
+class MeshStageProgram(HostProgram):
     """See `Program`.
 
     Args:
@@ -56,6 +51,8 @@ class MeshStageProgram(Program):
       seed: of weights and of all randomness in the steps.
     """
 
+    _state: MeshStageState
+
     def __init__(
         self,
         task: Any,
@@ -66,18 +63,15 @@ class MeshStageProgram(Program):
         activation_dtype: str,
         seed: int,
     ) -> None:
-        self._task, self._learner, self._setting, self._seed = task, learner, setting, seed
-        specs = task.specs()
-        self._groups = learner.groups(specs)
-        stages = setting.plan.stages
-        self._meshes = [meshes[s.index % setting.num_devices] for s in stages]
+        super().__init__(task, learner, setting, num_workers=setting.num_devices, seed=seed)
+        specs, stages = task.specs(), setting.plan.stages
+        self._meshes = [meshes[device_of(s.index, setting.num_devices)] for s in stages]
         self._state = MeshStageState(setting.plan, learner, specs, self._meshes)
-        self._workers = Workers(setting.num_devices)
         self._functions = [
             MeshStageFunctions(
                 stage,
                 {p: rows_of(specs[p], r) for p, r in stage.weights.items()},
-                setting.plan.values,
+                setting.plan,
                 mesh=self._meshes[stage.index],
                 state=self._state,
                 task=task,
@@ -98,94 +92,36 @@ class MeshStageProgram(Program):
             functions=self._functions,
             seed=seed,
         )
-        self._decide = tf.function(self._decide_graph, autograph=False)
-        self._calls: dict[Any, Callable[..., Any]] = {}
-        self._events: dict[tuple[int, int], list[Event]] = {}
-
-    # --- state ---
-
-    def specs(self) -> dict[str, WeightSpec]:
-        """See `Program`."""
-        return dict(self._state.specs)
-
-    def initialize(self) -> None:
-        """See `Program`; every device draws what it holds."""
-        specs = self._state.specs
-        self._state.assign(lambda key, slices: specs[key].initial_value(self._seed, slices))
-        self._evaluation.forget()
-
-    def restore(self, read: Callable[[str], np.ndarray], keys: Set[str]) -> None:
-        """See `Program`."""
-        values = checked_state(self.specs(), read, keys)
-        self._state.assign(lambda key, slices: values[key][slices])
-        self._evaluation.forget()
-
-    def state(self) -> dict[str, np.ndarray]:
-        """See `Program`."""
-        return self._state.whole()
 
     # --- training ---
 
-    def train_step(self, batch: Batch, step: int) -> dict[str, Any]:
-        """See `Program`."""
-        setting = self._setting
-        sizes = {name: len(array) for name, array in batch.items()}
-        if set(sizes.values()) != {setting.batch_size}:
-            raise ExecutionError(
-                f"a batch with leading dims {sizes}, where the pipeline was built for "
-                f"{setting.batch_size} examples"
-            )
-        try:
-            return self._train_step(batch, step)
-        except tf.errors.OpError as error:  # outside of the actions of the schedule
-            kind = type(error).__name__
-            raise StageError(
-                f"a step of the pipeline failed: {kind}: {reason_of(error)}"
-            ) from error
-
     def _train_step(self, batch: Batch, step: int) -> dict[str, Any]:
-        setting, plan = self._setting, self._setting.plan
-        self._evaluation.forget()
+        plan = self._setting.plan
         for functions in self._functions:
             functions.begin()
-        converted = {name: tf.convert_to_tensor(array) for name, array in batch.items()}
-        total_weight = tf.cast(self._task.loss_weight(converted), tf.float32)
+        total_weight = tf.cast(self._task.loss_weight(converted(batch)), tf.float32)
         weights = with_copies(plan.stages, plan.owners, self._meshes, self._read, self._state)
         sums: dict[int, Sums] = collections.defaultdict(dict)
-        self._events = collections.defaultdict(list)
-        part_size = setting.batch_size // setting.num_parts
-        for start in range(0, setting.batch_size, part_size):
-            part = {name: array[start : start + part_size] for name, array in batch.items()}
-            run = _Run(setting, self._meshes, self._functions, weights, part, start, sums)
+
+        def run_of(part: Batch, start: int) -> _Run:
+            run = _Run(self._setting, self._meshes, self._functions, weights, part, start, sums)
             run.place_scalars(step, total_weight)
-            found = self._workers.run(
-                setting.orders,
-                run.perform,
-                num_stages=len(plan.stages),
-                line_of=lambda worker: worker[0],
-                name_of=self._name_of,
-            )
-            for worker, events in found.items():
-                self._events[worker] += events
+            return run
+
+        self._run_parts(batch, run_of)
         return self._update(sums, total_weight, step)
 
     def _read(self, stage: int) -> Flat:
         weights: Flat = self._meshes[stage].ask(self._functions[stage].read)
         return weights
 
-    def _name_of(self, worker: tuple[int, int], action: Action) -> str:
-        stage = self._setting.plan.stages[action.stage]
-        names = stage.piece_names
-        held = names[0] if len(names) == 1 else f"{names[0]} … {names[-1]}"
-        return f"{action.work} ({held}) on {self._setting.device_of(worker[0], stage.index)}"
-
     # --- the update ---
 
     def _update(self, sums: dict[int, Sums], total_weight: tf.Tensor, step: int) -> dict[str, Any]:
         stages = self._setting.plan.stages
         by_stage = [
-            tf.nest.map_structure(_added, *(sums[s.index][key] for key in sorted(sums[s.index])))
-            for s in stages
+            tf.nest.map_structure(lambda *x: added(x), *(rows[key] for key in sorted(rows)))
+            for rows in (sums[s.index] for s in stages)
         ]
         others = self._totals_of_copies()
         # All meshes are asked before any is waited for.
@@ -194,8 +130,7 @@ class MeshStageProgram(Program):
             for i in self._state.learning_stages()
         ]
         squares = added_pairs(local(tf.nest.map_structure(Parts.of, found)) for found in asked)
-        loss_sum = by_stage[-1]["loss"]
-        total = _added(*(tf.cast(found["total"], loss_sum.dtype) for found in by_stage))
+        total = self._total(by_stage)
         at = tf.constant(step, tf.int64)
         decision = self._decide(squares, self._state.counts(), at, total)
         statistics = self._statistics(by_stage)
@@ -219,17 +154,7 @@ class MeshStageProgram(Program):
         self._state.set_counts(decision.counts)
         for flag in done:
             wait_for(Parts.of(flag))
-        auxiliary: dict[str, Any] = {}  # shares of a mean, which add up over parts and stages
-        for name, value in (pair for found in by_stage for pair in found["aux"].items()):
-            auxiliary[name] = auxiliary[name] + value if name in auxiliary else value
-        metrics = added_pairs([found["metric"] for found in by_stage])
-        return {
-            "loss": tf.math.divide_no_nan(loss_sum, tf.cast(total_weight, loss_sum.dtype)),
-            "total_loss": total,
-            **{name: tf.math.divide_no_nan(*pair) for name, pair in metrics.items()},
-            **auxiliary,
-            **decision.metrics,
-        }
+        return self._reported(by_stage, total, total_weight, decision)
 
     def _totals_of_copies(self) -> list[dict[str, list[tf.Tensor]]]:
         """For every stage, gradients of what it keeps from the stages that have copies of it."""
@@ -244,39 +169,6 @@ class MeshStageProgram(Program):
                     given = Parts.of(total.read_value())
                     found[owner][path].append(self._meshes[owner].take(given))
         return [dict(each) for each in found]
-
-    def _statistics(self, by_stage: Sequence[Any]) -> list[dict[str, Any]]:
-        """The sums for the moving statistics of what every stage keeps; of copies, theirs too."""
-        found: list[dict[str, Any]] = [{} for _ in by_stage]
-        for index, sums in enumerate(by_stage):
-            for name, pair in sums["statistic"].items():
-                keeper = self._setting.plan.keeper(name.rpartition(SEPARATOR)[0], index)
-                found[keeper] = added_pairs([found[keeper], {name: pair}])
-        return found
-
-    def _decide_graph(self, squares: Any, counts: Flat, step: tf.Tensor, loss: tf.Tensor) -> Any:
-        return self._learner.decide(self._groups, squares, counts, step, loss=loss)
-
-    def trace(self) -> MeasuredStep | None:
-        """See `Program`."""
-        return measured_step(self._events, self._setting)
-
-    # --- evaluation ---
-
-    def eval_step(self, batch: Batch) -> dict[str, tuple[Any, Any]]:
-        """See `Program`."""
-        return self._evaluation.step(batch, self._workers, self._name_of)
-
-    def call(self, function: Callable[..., Any], *inputs: Any) -> Any:
-        """See `Program`; on one device, with the weights of all stages."""
-        if function not in self._calls:
-
-            def run(weights: Flat, *inputs: Any) -> Any:
-                ctx = StepContext(mode="decode", seed=self._seed)
-                return function(self._task.theta(weights), *inputs, ctx)
-
-            self._calls[function] = tf.function(run, autograph=False)
-        return self._calls[function](self._evaluation.gathered(), *inputs)
 
 
 class _Run:
@@ -358,9 +250,8 @@ class _Run:
         given = iter(gradients)
         for value in stage.inputs:
             if value.producer != BATCH:
-                leaves = tensors(self._setting.plan.values[value])
-                own = [next(given) for leaf in leaves if leaf.dtype.is_floating]
-                self._gradients[value, m].append(own)
+                learned = self._setting.plan.learned(value)
+                self._gradients[value, m].append([next(given) for found in learned if found])
 
     def _late(self, mesh: StageMesh, stage: Stage, m: int) -> list[tf.Tensor]:
         """The gradients of what a stage made, those of all its readers added up."""
@@ -371,7 +262,3 @@ class _Run:
                 placed = [mesh.take(parts) for parts in column]
                 found.append(placed[0] if len(placed) == 1 else mesh.ask(tf.add_n, placed))
         return found
-
-
-def _added(*values: tf.Tensor) -> tf.Tensor:
-    return tf.add_n(list(values)) if len(values) > 1 else values[0]

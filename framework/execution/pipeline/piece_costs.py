@@ -14,11 +14,7 @@ def cost_of(trace: PieceTrace) -> float:
     Only their ratios are of use: computing and moving bytes are weighed against each other as on
     that type.
     """
-    return (1.0 + BACKWARD) * forward_cost(trace)
-
-
-def forward_cost(trace: PieceTrace) -> float:
-    """Returns seconds of the forward pass alone; see `cost_of`."""
     kind = find("cpu")
     flops_per_s = kind.flops_per_s["float32"] * kind.reached
-    return trace.flops / flops_per_s + trace.bytes_moved / kind.memory_bytes_per_s
+    forward = trace.flops / flops_per_s + trace.bytes_moved / kind.memory_bytes_per_s
+    return (1.0 + BACKWARD) * forward

@@ -1,4 +1,4 @@
-"""Finds pieces whose examples see each other though no layer of theirs says so.
+"""Refuses what mixes the examples of a batch: layers that say so, and pieces that do so.
 
 A piece is run twice on numbers that mean nothing, the second time with all examples but the first
 changed: what it makes of the first one has to stay. Pieces that are declared alike run once.
@@ -7,21 +7,52 @@ changed: what it makes of the first one has to stay. Pieces that are declared al
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import tensorflow as tf
 
 from tekso.framework.context import StepContext
 from tekso.framework.execution.base import ExecutionError, Signature, num_examples
-from tekso.framework.execution.pipeline.piece_traces import PieceTrace, flow_of, rows_of, tensors
-from tekso.framework.pieces import LOSS_SUM, METRICS, Piece
+from tekso.framework.execution.pipeline.piece_traces import PieceTrace, of_each, tensors
+from tekso.framework.layer import Layer
+from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
 from tekso.framework.weight_spec import WeightSpec
 
 TOLERANCE = 1e-3
 """Of roundoff, as a share of the largest number that a piece makes."""
 
 
-def check_mixing(
+def check_layers(task: Any, *, form: Literal["host", "spmd"]) -> None:
+    """Refuses layers that say that they mix examples.
+
+    Statistics of a micro-batch (BatchNorm) are taken where the host drives the stages, and the
+    moving ones are those of the whole batch.
+
+    Args:
+      task: the task.
+      form: what drives the stages.
+
+    Raises:
+      ExecutionError: a layer mixes examples.
+    """
+    for layer in task.walk():
+        if not layer.mixes_examples:
+            continue
+        if type(layer).updated_statistics is Layer.updated_statistics:
+            raise ExecutionError(
+                f"{layer.path} ({type(layer).__name__}) mixes the examples of a batch, so its "
+                "output would depend on the number of micro-batches: it cannot be part of a "
+                "pipeline; use --execution=data_parallel"
+            )
+        if form == "spmd":
+            raise ExecutionError(
+                f"{layer.path} ({type(layer).__name__}) mixes the examples of a batch, which "
+                "cannot be part of a pipeline of execution.form='spmd'; set "
+                "execution.form='host', or use --execution=mesh_sharded"
+            )
+
+
+def check_pieces(
     pieces: Sequence[Piece],
     traces: Sequence[PieceTrace],
     specs: Mapping[str, WeightSpec],
@@ -40,15 +71,13 @@ def check_mixing(
     Raises:
       ExecutionError: a piece mixes examples.
     """
-    flow, size, paths = flow_of(batch), num_examples(batch), sorted(specs)
-    seen: set[int] = set()
-    for piece, trace in zip(pieces, traces, strict=True):
+
+    def find(piece: Piece, trace: PieceTrace, own: Mapping[str, WeightSpec], given: Flow) -> None:
         made = [name for name in trace.writes if name not in (LOSS_SUM, METRICS)]
-        if made and size > 1 and id(trace) not in seen:
-            own = {path: rows_of(specs[path], piece.rows) for path in piece.weights(paths)}
-            _check(piece, own, {n: flow[n] for n in sorted(flow) if n in trace.reads}, made, size)
-        seen.add(id(trace))
-        flow = {**flow, **trace.writes}
+        if made and num_examples(batch) > 1:
+            _check(piece, own, given, made, num_examples(batch))
+
+    of_each(pieces, traces, specs, batch, find)
 
 
 def _check(
@@ -73,7 +102,10 @@ def _check(
         after = piece.run(piece.theta(weights), flow, StepContext(mode="eval", num_examples=size))
         return [tf.convert_to_tensor(t) for t in tensors([after[name] for name in made])]
 
-    whole = tf.compat.v1.wrap_function(run, [tf.TensorSpec(x.shape, x.dtype) for x in values])
+    try:
+        whole = tf.compat.v1.wrap_function(run, [tf.TensorSpec(x.shape, x.dtype) for x in values])
+    except KeyError:  # it reads from a copy of the flow, of which its trace has not told
+        return
     computed = whole.prune(whole.inputs, whole.outputs)  # no checks or messages of the piece
     try:
         results = [computed(*values), computed(*others)]

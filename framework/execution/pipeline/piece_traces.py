@@ -7,8 +7,8 @@ the same shapes, are traced once: a thousand layers take the time of a few.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
@@ -17,6 +17,8 @@ from tekso.framework.execution.base import ExecutionError, Signature, num_exampl
 from tekso.framework.execution.pipeline import graph_effects, graph_work
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
 from tekso.framework.weight_spec import WeightSpec
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,6 +87,34 @@ def trace_all(
             "Task.pieces"
         )
     return traces
+
+
+def of_each(
+    pieces: Sequence[Piece],
+    traces: Sequence[PieceTrace],
+    specs: Mapping[str, WeightSpec],
+    batch: Signature,
+    find: Callable[[Piece, PieceTrace, dict[str, WeightSpec], Flow], T],
+) -> list[T]:
+    """Returns what `find` says of every piece; of those that were traced once it is asked once.
+
+    Args:
+      pieces: of the task, in order.
+      traces: of the same.
+      specs: of all weights.
+      batch: signature of a micro-batch.
+      find: `find(piece, trace, own, given)` with the specs of the weights that the piece reads and
+        of the values of the flow.
+    """
+    flow, paths = flow_of(batch), sorted(specs)
+    known: dict[int, T] = {}
+    for piece, trace in zip(pieces, traces, strict=True):
+        if id(trace) not in known:
+            own = {path: rows_of(specs[path], piece.rows) for path in piece.weights(paths)}
+            given = {name: flow[name] for name in sorted(flow) if name in trace.reads}
+            known[id(trace)] = find(piece, trace, own, given)
+        flow = {**flow, **trace.writes}
+    return [known[id(trace)] for trace in traces]
 
 
 def _kind(piece: Piece, own: Mapping[str, WeightSpec], flow: Flow) -> Any:

@@ -15,149 +15,71 @@ from __future__ import annotations
 
 import collections
 import functools
-import re
 import threading
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tekso.framework.context import StepContext
-from tekso.framework.execution.base import (
-    LEARNER,
-    WEIGHTS,
-    Batch,
-    ExecutionError,
-    Program,
-    checked_state,
-)
-from tekso.framework.execution.pipeline import remote
+from tekso.framework.collected import added_pairs
+from tekso.framework.execution.base import LEARNER, WEIGHTS, Batch
 from tekso.framework.execution.pipeline.actions import BACKWARD, FORWARD, Action
-from tekso.framework.execution.pipeline.measured_step import MeasuredStep, measured_step
+from tekso.framework.execution.pipeline.host_program import HostProgram, added, converted
 from tekso.framework.execution.pipeline.piece_traces import rows_of, tensors
 from tekso.framework.execution.pipeline.setting import Setting
-from tekso.framework.execution.pipeline.simulator import Event
-from tekso.framework.execution.pipeline.stage_evaluation import StageEvaluation, added_pairs
+from tekso.framework.execution.pipeline.stage_evaluation import StageEvaluation
 from tekso.framework.execution.pipeline.stage_functions import StageFunctions, Tensors
 from tekso.framework.execution.pipeline.stage_state import Flat, StageState
 from tekso.framework.execution.pipeline.stages import BATCH, Stage, Value
-from tekso.framework.execution.pipeline.workers import StageError, Workers, reason_of
+from tekso.framework.execution.pipeline.workers import Worker
 from tekso.framework.learning_step import COUNTS, select
 from tekso.framework.primitives.fusion import XlaFusion, no_fusion
-from tekso.framework.theta import SEPARATOR
 from tekso.framework.weight_spec import WeightSpec
-
-Worker = tuple[int, int]
-"""Replica and device."""
-
 
 Sums = dict[tuple[int, int, int], list[tf.Tensor]]
 """Flat sums of a stage, by first example of the part, micro-batch and replica: in a fixed order."""
 
 
-class PipelineProgram(Program):
+class PipelineProgram(HostProgram):
     """See `Program`; `setting` has all that was decided before: stages, schedule, devices."""
 
     def __init__(self, task: Any, learner: Any, setting: Setting, *, seed: int) -> None:
-        self._task, self._learner, self._setting, self._seed = task, learner, setting, seed
+        stages = setting.plan.stages
+        num_workers = max(setting.num_replicas * setting.num_devices, len(stages))
+        super().__init__(task, learner, setting, num_workers=num_workers, seed=seed)
         self._weight_specs: dict[str, WeightSpec] = task.specs()
         self._trained = learner.trainable(self._weight_specs)
-        self._groups = learner.groups(self._weight_specs)
-        homes = [setting.device_of(0, s.index) for s in setting.plan.stages]
+        homes = [setting.device_of(0, s.index) for s in stages]
         self._state = StageState(setting.plan, learner, self._weight_specs, homes)
-        num_workers = max(setting.num_replicas * setting.num_devices, len(homes))
-        self._workers = Workers(num_workers)
-        self._functions: dict[tuple[int, int], StageFunctions] = {}
+        self._functions: dict[Worker, StageFunctions] = {}  # by replica and stage
         self._updates = [
-            tf.function(functools.partial(self._update_graph, s), autograph=False)
-            for s in setting.plan.stages
+            tf.function(functools.partial(self._update_graph, s), autograph=False) for s in stages
         ]
         self._norms = [
             tf.function(functools.partial(self._norms_graph, s.index), autograph=False)
-            for s in setting.plan.stages
+            for s in stages
         ]
-        self._decide = tf.function(self._decide_graph, autograph=False)
         self._evaluation = StageEvaluation(task, learner, setting, self._state, seed=seed)
         self._is_traced = False  # the updates
-        self._calls: dict[Any, Callable[..., Any]] = {}
-        self.events: dict[Worker, list[Event]] = {}
-        """What every worker did in the last step, and when."""
-
-    # --- state ---
-
-    def specs(self) -> dict[str, WeightSpec]:
-        """See `Program`."""
-        return dict(self._state.specs)
-
-    def initialize(self) -> None:
-        """See `Program`; every stage draws what it keeps."""
-        specs = self._state.specs
-        self._state.assign(lambda key, slices: specs[key].initial_value(self._seed, slices))
-        self._evaluation.forget()
-
-    def restore(self, read: Callable[[str], np.ndarray], keys: Set[str]) -> None:
-        """See `Program`."""
-        values = checked_state(self.specs(), read, keys)
-        self._state.assign(lambda key, slices: values[key][slices])
-        self._evaluation.forget()
-
-    def state(self) -> dict[str, np.ndarray]:
-        """See `Program`."""
-        return self._state.whole()
 
     # --- training ---
 
-    def train_step(self, batch: Batch, step: int) -> dict[str, Any]:
-        """See `Program`."""
-        setting = self._setting
-        sizes = {name: len(array) for name, array in batch.items()}
-        if set(sizes.values()) != {setting.batch_size}:
-            raise ExecutionError(
-                f"a batch with leading dims {sizes}, where the pipeline was built for "
-                f"{setting.batch_size} examples"
-            )
-        try:
-            return self._train_step(batch, step)
-        except tf.errors.OpError as error:  # outside of the actions of the schedule
-            devices = [name for row in self._setting.devices for name in row]
-            raise StageError(_reason(error, devices)) from error
-
     def _train_step(self, batch: Batch, step: int) -> dict[str, Any]:
         self._prepare()
-        self._evaluation.forget()
         self._workers.map(lambda functions: functions.begin(), list(self._functions.values()))
-        total_weight = tf.cast(self._task.loss_weight(_converted(batch)), tf.float32)
-        sums = self._run_parts(batch, step, total_weight)
+        total_weight = tf.cast(self._task.loss_weight(converted(batch)), tf.float32)
+        sums = self._summed(batch, step, total_weight)
         return self._update(sums, total_weight, step)
 
-    def _run_parts(self, batch: Batch, step: int, total_weight: tf.Tensor) -> dict[int, Sums]:
+    def _summed(self, batch: Batch, step: int, total_weight: tf.Tensor) -> dict[int, Sums]:
         """Goes through the schedule; what it holds, the weights as they were, is free after it."""
-        setting, weights = self._setting, self._read_weights()
+        weights = self._read_weights()
         sums: dict[int, Sums] = collections.defaultdict(dict)
-        self.events = collections.defaultdict(list)
-        part_size = setting.batch_size // setting.num_parts
-        for part in range(setting.num_parts):
-            start = part * part_size
-            piece = {name: a[start : start + part_size] for name, a in batch.items()}
-            run = _Run(self, weights, piece, start, step, total_weight, sums)
-            found = self._workers.run(
-                setting.orders,
-                run.perform,
-                num_stages=len(setting.plan.stages),
-                line_of=lambda worker: worker[0],
-                name_of=self._name_of,
-            )
-            for worker, events in found.items():
-                self.events[worker] += events
+        self._run_parts(
+            batch, lambda part, start: _Run(self, weights, part, start, step, total_weight, sums)
+        )
         return sums
-
-    def _name_of(self, worker: Worker, action: Action) -> str:
-        stage = self._setting.plan.stages[action.stage]
-        names = stage.piece_names
-        held = names[0] if len(names) == 1 else f"{names[0]} … {names[-1]}"
-        device = self._setting.device_of(worker[0], stage.index)
-        return f"{action.work} ({held}) on {device}"
 
     def _prepare(self) -> None:
         """Traces and cuts the functions of all stages, before any thread calls them."""
@@ -171,7 +93,7 @@ class PipelineProgram(Program):
                     stage,
                     specs,
                     [path for path in specs if path in self._trained],
-                    setting.plan.values,
+                    setting.plan,
                     seed=self._seed,
                     num_examples=setting.batch_size,
                     device=setting.device_of(replica, stage.index),
@@ -208,44 +130,44 @@ class PipelineProgram(Program):
         step: int,
     ) -> dict[str, Any]:
         stages = self._setting.plan.stages
-        by_stage = {
-            s: self._functions[0, s].sums(
-                [_added(column) for column in zip(*(rows[k] for k in sorted(rows)), strict=True)]
-            )
-            for s, rows in sums.items()
-        }
+        by_stage = []
+        for stage in stages:
+            rows = sums[stage.index]
+            flat = [added(column) for column in zip(*(rows[k] for k in sorted(rows)), strict=True)]
+            by_stage.append(self._functions[0, stage.index].sums(flat))
         gradients = self._gradients()
         norms = self._workers.map(
             lambda s: self._on(s, self._norms[s], gradients[s]), range(len(stages))
         )
         statistics = self._statistics(by_stage)
         squares = added_pairs(norms)  # of stacked weights, every stage has those of its rows
-        loss_sum = by_stage[len(stages) - 1]["loss"]
-        shares = [found["total"] for found in by_stage.values()]
-        total = _added([tf.cast(share, loss_sum.dtype) for share in shares])
+        total = self._total(by_stage)
         kept = self._state.variables(0)
         counts = {name: kept[LEARNER + name].read_value() for name in COUNTS}
         at = tf.constant(step, tf.int64)
         with self._state.on(0):
             decision = self._decide(squares, counts, at, total)
 
-        given = [(gradients[s], decision, statistics[s]) for s in range(len(stages))]
+        given = self._workers.map(
+            lambda s: (gradients[s.index], *self._taken(s, decision, statistics)), stages
+        )
         if not self._is_traced:  # a mistake in an optimizer is found before anything is changed
             for s, update in enumerate(self._updates):
                 self._on(s, update.get_concrete_function, *given[s])
             self._is_traced = True
         self._workers.map(lambda s: self._on(s, self._updates[s], *given[s]), range(len(stages)))
-        auxiliary: dict[str, Any] = {}  # shares of a mean, which add up over parts and stages
-        for name, value in (pair for found in by_stage.values() for pair in found["aux"].items()):
-            auxiliary[name] = auxiliary[name] + value if name in auxiliary else value
-        metrics = added_pairs([found["metric"] for found in by_stage.values()])
-        return {
-            "loss": tf.math.divide_no_nan(loss_sum, tf.cast(total_weight, loss_sum.dtype)),
-            "total_loss": total,
-            **{name: tf.math.divide_no_nan(*pair) for name, pair in metrics.items()},
-            **auxiliary,
-            **decision.metrics,
-        }
+        return self._reported(by_stage, total, total_weight, decision)
+
+    def _taken(self, stage: Stage, decision: Any, statistics: Sequence[Any]) -> Any:
+        """What an update reads besides gradients, on the device of the stage.
+
+        An update has no outputs: it counts as done, and what it was given is freed, before it has
+        read what lies elsewhere.
+        """
+        counts = decision.counts if stage.index == 0 else {}
+        read = decision._replace(counts=counts, metrics={})
+        with self._state.on(stage.index):
+            return tf.nest.map_structure(_here_if_any, (read, statistics[stage.index]))
 
     def _on(self, stage: int, function: Callable[..., Any], *args: Any) -> Any:
         with self._state.on(stage):
@@ -264,18 +186,7 @@ class PipelineProgram(Program):
         found = []
         for stage, by_path in enumerate(gradients):
             with self._state.on(stage):
-                found.append({path: _added(values) for path, values in by_path.items()})
-        return found
-
-    def _statistics(self, by_stage: Mapping[int, Any]) -> list[dict[str, Any]]:
-        """The sums for the moving statistics of what every stage keeps; of copies, theirs too."""
-        plan = self._setting.plan
-        found: list[dict[str, Any]] = [{} for _ in plan.stages]
-        for index in sorted(by_stage):
-            for name, pair in by_stage[index]["statistic"].items():
-                keeper = plan.keeper(name.rpartition(SEPARATOR)[0], index)
-                with self._state.on(keeper):
-                    found[keeper] = added_pairs([found[keeper], {name: pair}])
+                found.append({path: added(values) for path, values in by_path.items()})
         return found
 
     def _norms_graph(self, stage: int, gradients: Flat) -> Any:
@@ -287,9 +198,6 @@ class PipelineProgram(Program):
                     group = {name: (learner, {path: spec})}
                     found |= self._learner.squared_norms(group, {path: gradients[path]})
         return found
-
-    def _decide_graph(self, squares: Any, counts: Flat, step: tf.Tensor, loss: tf.Tensor) -> Any:
-        return self._learner.decide(self._groups, squares, counts, step, loss=loss)
 
     def _update_graph(self, stage: Stage, gradients: Flat, decision: Any, statistics: Any) -> None:
         """Updates what a stage keeps in its place, one weight after the other.
@@ -319,28 +227,6 @@ class PipelineProgram(Program):
                     new = {WEIGHTS + p: value for p, value in new_weights.items()}
                     new |= {LEARNER + p: value for p, value in new_slots.items()}
                     done = [variables[k].assign(v, read_value=False) for k, v in new.items()]
-
-    def trace(self) -> MeasuredStep | None:
-        """See `Program`."""
-        return measured_step(self.events, self._setting)
-
-    # --- evaluation ---
-
-    def eval_step(self, batch: Batch) -> dict[str, tuple[Any, Any]]:
-        """See `Program`."""
-        return self._evaluation.step(batch, self._workers, self._name_of)
-
-    def call(self, function: Callable[..., Any], *inputs: Any) -> Any:
-        """See `Program`; on the device of the first stage, with the weights of all."""
-        if function not in self._calls:
-
-            def run(weights: Flat, *inputs: Any) -> Any:
-                ctx = StepContext(mode="decode", seed=self._seed)
-                return function(self._task.theta(weights), *inputs, ctx)
-
-            self._calls[function] = tf.function(run, autograph=False)
-        with self._state.on(0):
-            return self._calls[function](self._evaluation.gathered(), *inputs)
 
 
 class _Run:
@@ -455,8 +341,7 @@ class _Run:
         for value in stage.inputs:
             if value.producer == BATCH:
                 continue
-            floats = [t for t in tensors(self._setting.plan.values[value]) if t.dtype.is_floating]
-            own = [next(given) for _ in floats]
+            own = [next(given) for is_learned in self._setting.plan.learned(value) if is_learned]
             key = value, replica, m
             before = self._gradients.get(key)
             self._gradients[key] = (
@@ -469,22 +354,10 @@ class _Run:
         functions.weight_gradient({**self._common(replica, stage, m), **held})
 
 
-def _reason(error: tf.errors.OpError, devices: Sequence[str]) -> str:
-    """What failed between the actions: most likely a device of another process that is lost."""
-    found = sorted(set(re.findall(r"/job:worker/replica:\d+/task:\d+", str(error))))
-    found = found or remote.lost(devices)
-    where = f" on {', '.join(found)}" if found else ""
-    return f"a step of the pipeline failed{where}: {type(error).__name__}: {reason_of(error)}"
+def _here_if_any(value: tf.Tensor | None) -> tf.Tensor | None:
+    return None if value is None else tf.identity(value)
 
 
 def _here(values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """Brings values to the device of the caller: functions that get others are cut in two."""
     return [tf.identity(value) for value in values]
-
-
-def _converted(batch: Batch) -> dict[str, tf.Tensor]:
-    return {name: tf.convert_to_tensor(array) for name, array in batch.items()}
-
-
-def _added(values: Sequence[tf.Tensor]) -> tf.Tensor:
-    return tf.add_n(list(values)) if len(values) > 1 else values[0]

@@ -15,6 +15,9 @@ import tensorflow as tf
 from tekso.framework.execution.base import ExecutionError
 
 JOB = "worker"
+# What both sides of a connection begin with, RFC 9113, section 3.4: a frame of settings has type 4.
+_HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+_HTTP2_SETTINGS = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 
 
 def serve(address: str, *, threads: int) -> tf.distribute.Server:
@@ -47,8 +50,12 @@ def serve(address: str, *, threads: int) -> tf.distribute.Server:
 def connect(addresses: Sequence[str], *, timeout_s: float = 60.0) -> list[str]:
     """Connects this process to servers; returns the names of their CPU or GPU devices.
 
+    Args:
+      addresses: host:port of each.
+      timeout_s: for each of them to answer.
+
     Raises:
-      ExecutionError: one does not answer.
+      ExecutionError: one does not answer, or is no server of TensorFlow's.
     """
     for address in addresses:
         _wait_for(address, timeout_s)
@@ -92,7 +99,8 @@ def _wait_for(address: str, timeout_s: float) -> None:
     place, end = split(address), time.monotonic() + timeout_s
     while True:
         try:
-            socket.create_connection(place, timeout=max(end - time.monotonic(), 0.1)).close()
+            with socket.create_connection(place, timeout=_left(end)) as connection:
+                _check_answer(connection, address, end)
             return
         except OSError as error:
             if time.monotonic() >= end:
@@ -101,3 +109,31 @@ def _wait_for(address: str, timeout_s: float) -> None:
                     f"with tekso-worker --address={address}"
                 ) from error
             time.sleep(min(0.2, max(end - time.monotonic(), 0.0)))
+
+
+def _check_answer(connection: socket.socket, address: str, end: float) -> None:
+    """Refuses what is no server of gRPC: TensorFlow would wait for its answer for ever."""
+    connection.sendall(_HTTP2_PREFACE + _HTTP2_SETTINGS)
+    answer, said = b"", "says nothing"
+    try:
+        while len(answer) < len(_HTTP2_SETTINGS):
+            connection.settimeout(_left(end))
+            more = connection.recv(len(_HTTP2_SETTINGS) - len(answer))
+            if not more:
+                break
+            answer += more
+    except TimeoutError:
+        pass
+    if len(answer) == len(_HTTP2_SETTINGS) and answer[3] == _HTTP2_SETTINGS[3]:
+        return
+    if answer:
+        said = f"answers {answer!r}"
+    raise ExecutionError(
+        f"what listens at {address} does not answer as a tekso-worker: it takes a connection and "
+        f"{said}; start a worker on a port that is free, and name that one"
+    )
+
+
+def _left(end: float) -> float:
+    """Seconds until a time of `time.monotonic`, and enough for an answer that is there."""
+    return max(end - time.monotonic(), 0.1)

@@ -41,10 +41,10 @@ def check(
     """
     sizes = {"devices": num_devices, "stages": num_stages, "micro-batches": num_micro_batches}
     _raise([f"there are {n} {what}, want 1 or more" for what, n in sizes.items() if n < 1], sizes)
-    listed = list(actions)
-    _raise(list(_out_of_range(listed, sizes)), sizes)
-    _raise([*_misplaced(listed, num_devices), *_counts(listed, sizes), *_order(listed)], sizes)
-    orders = by_device(listed, num_devices)
+    given = list(actions)
+    _raise(list(_out_of_range(given, sizes)), sizes)
+    _raise([*_misplaced(given, num_devices), *_counts(given, sizes), *_order(given)], sizes)
+    orders = by_device(given, num_devices)
     units = {(stage, kind): 1.0 for stage in range(num_stages) for kind in KINDS}
     works = [[action[2:] for action in order] for order in orders]
     found = timed(works, num_stages=num_stages, durations=units)
@@ -78,9 +78,6 @@ def checked_actions(
 
 def _out_of_range(actions: list[Action], sizes: dict[str, int]) -> Iterable[str]:
     for action in actions:
-        if not isinstance(action, Action):
-            yield f"{action!r} is no Action(device, tick, stage, micro_batch, kind)"
-            continue
         device, _, stage, micro_batch, kind = action
         if kind not in KINDS:
             close = difflib.get_close_matches(str(kind), KINDS, n=1)
@@ -140,5 +137,5 @@ def _order(actions: list[Action]) -> Iterable[str]:
 def _raise(problems: list[str], sizes: dict[str, int]) -> None:
     if problems:
         of = ", ".join(f"{n} {what}" for what, n in sizes.items())
-        listed = joined(problems, separator="\n  ")
-        raise ScheduleError(f"the schedule does not work for {of}:\n  {listed}")
+        lines = joined(problems, separator="\n  ")
+        raise ScheduleError(f"the schedule does not work for {of}:\n  {lines}")

@@ -20,7 +20,7 @@ class Setting:
 
     Attributes:
       plan: the stages.
-      orders: what each device of a pipeline does, in its order.
+      by_device: what each device of a pipeline does, in its order.
       devices: names of the devices of every replica, [replica][device].
       batch_size: examples of the global batch.
       num_parts: parts of it that go through the pipeline one after the other (accumulation).
@@ -32,7 +32,7 @@ class Setting:
     """
 
     plan: StagePlan
-    schedule: Sequence[Sequence[Action]]
+    by_device: Sequence[Sequence[Action]]
     devices: Sequence[Sequence[str]]
     batch_size: int
     num_parts: int
@@ -50,15 +50,15 @@ class Setting:
     @property
     def num_devices(self) -> int:
         """Devices of a pipeline."""
-        return len(self.schedule)
+        return len(self.by_device)
 
     @property
     def orders(self) -> Mapping[tuple[int, int], Sequence[Action]]:
-        """What every worker does: {(replica, device): actions}."""
+        """`by_device` of all replicas: {(replica, device): what that worker does, in its order}."""
         return {
             (replica, device): order
             for replica in range(self.num_replicas)
-            for device, order in enumerate(self.schedule)
+            for device, order in enumerate(self.by_device)
         }
 
     @property
@@ -74,7 +74,7 @@ class Setting:
     @functools.cached_property
     def is_apart(self) -> bool:
         """Whether gradients of inputs and of weights are computed at different times."""
-        return any(a.kind == WEIGHT_GRADIENT for order in self.schedule for a in order)
+        return any(a.kind == WEIGHT_GRADIENT for order in self.by_device for a in order)
 
     def keeps(self, micro_batch: int) -> bool:
         """Whether a micro-batch keeps what its backward pass needs."""
@@ -90,3 +90,9 @@ class Setting:
     def recomputes_some(self) -> bool:
         """Whether any micro-batch does not."""
         return not all(self.keeps(m) for m in range(self.num_micro_batches))
+
+
+def rows_of_stages(num_stages: int, num_replicas: int) -> str:
+    """Returns what takes devices, for messages: "4 stages", "2 replicas of 4 stages"."""
+    stages = f"{num_stages} stage{'' if num_stages == 1 else 's'}"
+    return stages if num_replicas == 1 else f"{num_replicas} replicas of {stages}"

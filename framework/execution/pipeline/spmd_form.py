@@ -6,6 +6,7 @@ rules   layers:stage;batch:data
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tekso.framework.execution.base import ExecutionError, Signature
@@ -15,11 +16,14 @@ from tekso.framework.execution.mesh.layouts import MeshLayout
 from tekso.framework.execution.mesh.placement import Placement
 from tekso.framework.execution.mesh_sharded import MeshSharded
 from tekso.framework.execution.pipeline import spmd_pieces
-from tekso.framework.execution.pipeline.piece_traces import trace_all
+from tekso.framework.execution.pipeline.piece_mixing import check_layers, check_pieces
+from tekso.framework.execution.pipeline.piece_traces import PieceTrace, trace_all
 from tekso.framework.execution.pipeline.schedule import Gpipe, Schedule
+from tekso.framework.execution.pipeline.setting import rows_of_stages
 from tekso.framework.execution.pipeline.spmd_loop import STAGE, SpmdLoop
 from tekso.framework.execution.pipeline.spmd_program import DATA, SpmdProgram
-from tekso.framework.weight_spec import STACK_DIM
+from tekso.framework.pieces import Piece
+from tekso.framework.weight_spec import STACK_DIM, WeightSpec
 
 VOCAB = "vocab"
 
@@ -87,40 +91,31 @@ class SpmdForm:
         """See `Execution`."""
         self._on_mesh.setup_devices(tpu=tpu, cpu_devices=cpu_devices)
 
-    def loop(self, task: Any, micro_batch: Signature) -> SpmdLoop:
-        """Returns how a batch goes through the stages; allocates nothing.
-
-        Args:
-          task: the task.
-          micro_batch: signature of what a replica computes at a time.
-
-        Raises:
-          ExecutionError: the task is no repeated stack between other pieces, or does not divide.
-        """
-        p = self._params
-        for layer in task.walk():
-            if layer.mixes_examples:
-                raise ExecutionError(
-                    f"{layer.path} ({type(layer).__name__}) mixes the examples of a batch, which "
-                    "cannot be part of a pipeline of execution.form='spmd'; set "
-                    "execution.form='host', or use --execution=mesh_sharded"
-                )
-        pieces, specs = task.pieces(), task.specs()
-        traces = trace_all(pieces, specs, micro_batch)
-        parts = spmd_pieces.find(pieces, traces, specs, p.num_stages)
-        return SpmdLoop(parts, p.num_stages, p.num_micro_batches, p.rematerialize == "all")
-
-    def sizes(self, task: Any, micro_batch: Signature) -> list[int]:
+    def sizes(
+        self,
+        pieces: Sequence[Piece],
+        traces: Sequence[PieceTrace],
+        specs: Mapping[str, WeightSpec],
+    ) -> list[int]:
         """Returns the number of pieces of every stage: with the first what is before the stack.
 
         Every stage computes what is before and after it.
+
+        Args:
+          pieces: of the task, in order.
+          traces: of the same.
+          specs: of all weights.
+
+        Raises:
+          ExecutionError: they are no repeated stack between other pieces, or do not divide.
         """
-        self.loop(task, micro_batch)  # there is one stack, and it divides
-        names = [piece.rows is not None for piece in task.pieces()]
-        before, layers = names.index(True), sum(names)
-        sizes = [layers // self._params.num_stages] * self._params.num_stages
+        stages = self._params.num_stages
+        spmd_pieces.find(pieces, traces, specs, stages)  # there is one stack, and it divides
+        is_in_stack = [piece.rows is not None for piece in pieces]
+        before, layers = is_in_stack.index(True), sum(is_in_stack)
+        sizes = [layers // stages] * stages
         sizes[0] += before
-        sizes[-1] += len(names) - before - layers
+        sizes[-1] += len(pieces) - before - layers
         return sizes
 
     def layout(self, task: Any, micro_batch: Signature, *, num_devices: int | None) -> MeshLayout:
@@ -137,8 +132,8 @@ class SpmdForm:
         stages, replicas = self._params.num_stages, self._params.num_replicas
         if num_devices is not None and num_devices < stages * replicas:
             raise ExecutionError(
-                f"{stages} stages and {replicas} replicas need {stages * replicas} devices, and "
-                f"there are {num_devices}: set a smaller execution.num_stages, or give "
+                f"{rows_of_stages(stages, replicas)} need {stages * replicas} devices, and there "
+                f"are {num_devices}: set a smaller execution.num_stages, or give "
                 f"--cpu_devices={stages * replicas}"
             )
         of_all = {n: ((replicas * s[0], *s[1:]), dtype) for n, (s, dtype) in micro_batch.items()}
@@ -162,7 +157,13 @@ class SpmdForm:
         Raises:
           ExecutionError: task and devices do not go together.
         """
-        loop, device_type = self.loop(task, micro_batch), self._on_mesh.device_type
+        p, device_type = self._params, self._on_mesh.device_type
+        check_layers(task, form="spmd")
+        pieces, specs = task.pieces(), task.specs()
+        traces = trace_all(pieces, specs, micro_batch)
+        check_pieces(pieces, traces, specs, micro_batch)
+        parts = spmd_pieces.find(pieces, traces, specs, p.num_stages)
+        loop = SpmdLoop(parts, p.num_stages, p.num_micro_batches, p.rematerialize == "all")
         layout = self.layout(task, micro_batch, num_devices=mesh_devices.count(device_type))
         placement = Placement(mesh_devices.make_mesh(layout.mesh, device_type))
         return SpmdProgram(task, learner, placement, layout, loop, seed=seed)

@@ -172,7 +172,8 @@ class _Ticks:
                 has = np.equal(micro_batches, m).reshape((-1,) + (1,) * value.shape.rank)
                 is_bool = value.dtype == tf.bool
                 value = tf.expand_dims(tf.cast(value, tf.int32) if is_bool else value, 0)
-                parts.append(tf.constant(has, value.dtype) * value)
+                # Not a product with 0: masks can have infinite numbers.
+                parts.append(tf.where(tf.constant(has), value, tf.zeros_like(value)))
             whole = self._pin(tf.add_n(parts))
             return tf.cast(whole, x[0].dtype)
 

@@ -18,7 +18,7 @@ from tekso.framework.execution.mesh.context import MeshContext
 from tekso.framework.execution.mesh.layouts import MeshLayout
 from tekso.framework.execution.mesh.placement import Placement
 from tekso.framework.execution.mesh.program import Flat, MeshProgram
-from tekso.framework.execution.mesh.step_errors import explained
+from tekso.framework.execution.mesh.step_errors import compiled
 from tekso.framework.execution.pipeline.spmd_loop import SpmdLoop
 from tekso.framework.task import LossSums
 from tekso.framework.theta import Theta
@@ -54,8 +54,7 @@ class SpmdProgram(MeshProgram):
 
     def _compiled(self, step: Callable[..., Any]) -> Callable[..., Any]:
         advice = "Set execution.form='host', where every stage is a program of its device"
-        function = tf.function(step, autograph=False)
-        return explained(function, f"{self._layout.mesh}, execution.form='spmd'", advice=advice)
+        return compiled(step, f"{self._layout.mesh}, execution.form='spmd'", advice=advice)
 
     def _place(self, batch: Batch, parts: int = 1) -> Flat:
         """Every device has all of the batch: micro-batches are parts of it in their order."""

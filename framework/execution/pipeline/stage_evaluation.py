@@ -6,22 +6,21 @@ stages, and one more, however large the batch is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
+from tekso.framework.collected import Pairs, added_pairs
 from tekso.framework.context import StepContext
 from tekso.framework.execution.base import LEARNER, WEIGHTS, Batch
-from tekso.framework.execution.pipeline.actions import FORWARD, Action, WorkKey
+from tekso.framework.execution.pipeline.actions import FORWARD, Action, WorkKey, device_of
 from tekso.framework.execution.pipeline.setting import Setting
 from tekso.framework.execution.pipeline.stage_state import Flat, StageState
 from tekso.framework.execution.pipeline.stages import BATCH, Stage
 from tekso.framework.execution.pipeline.workers import Workers
 from tekso.framework.learning_step import APPLIED
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, run_all
-
-Sums = dict[str, tuple[Any, Any]]
 
 
 class StageEvaluation:
@@ -76,16 +75,17 @@ class StageEvaluation:
                 }
         return self._gathered
 
-    def step(self, batch: Batch, workers: Workers, name_of: Callable[[Any, Action], str]) -> Sums:
+    def step(self, batch: Batch, workers: Workers, name_of: Callable[[Any, Action], str]) -> Pairs:
         """Returns (sum, weight) of the loss and of every metric over a batch of any size."""
         setting, stages = self._setting, self._setting.plan.stages
         run = _Pass(self, self._stage_weights(), batch)
         order = [[] for _ in range(setting.num_devices)]  # type: list[list[Action]]
         for m, _ in enumerate(run.spans):
             for stage in stages:
-                device = stage.index % setting.num_devices
-                tick = m * len(stages) + stage.index
-                order[device].append(Action(device, tick, stage.index, m, FORWARD))
+                device = device_of(stage.index, setting.num_devices)
+                order[device].append(Action(device, m + stage.index, stage.index, m, FORWARD))
+        for actions in order:  # of several stages a device, the first goes on to the next ones
+            actions.sort(key=lambda action: action.tick)
         most, last = len(stages) + 1, len(stages) - 1  # one for each stage, and one on its way
 
         def room(action: Action) -> list[WorkKey]:
@@ -96,7 +96,6 @@ class StageEvaluation:
             {(0, device): actions for device, actions in enumerate(order)},
             run.perform,
             num_stages=len(stages),
-            line_of=lambda worker: worker[0],
             name_of=name_of,
             also_needs=room,
         )
@@ -112,10 +111,10 @@ class StageEvaluation:
                     mode="eval", seed=self._seed, step=0, example_offset=offset, num_examples=size
                 )
                 flow = run_all(stage.pieces, weights, inputs, ctx)
-                sums = dict(ctx.collected.sums["metric"])
+                sums = ctx.collected.reported(flow[METRICS] if stage.is_last else {})
                 if stage.is_last:
                     weight = tf.cast(self._task.loss_weight(batch), flow[LOSS_SUM].dtype)
-                    sums |= {"loss": (flow[LOSS_SUM], weight), **flow[METRICS]}
+                    sums["loss"] = (flow[LOSS_SUM], weight)
                 return {name: flow[name] for name in stage.outputs}, sums
 
             self._functions[key] = tf.function(forward, autograph=False)
@@ -133,7 +132,7 @@ class _Pass:
         count = setting.micro_batch_size
         self.spans = [(i, min(i + count, self._size)) for i in range(0, self._size, count)]
         self.flows: dict[int, Flow] = {}
-        self.sums: dict[tuple[int, int], Sums] = {}
+        self.sums: dict[tuple[int, int], Pairs] = {}
         readers = {value: stage.index for stage in self._stages for value in stage.inputs}
         self._last_read: dict[int, list[str]] = {stage.index: [] for stage in self._stages}
         for value, index in readers.items():
@@ -161,15 +160,3 @@ class _Pass:
         self.sums[m, stage.index] = sums
         if stage.is_last:
             del self.flows[m]
-
-
-def added_pairs(parts: Iterable[Mapping[str, tuple[Any, Any]]]) -> Sums:
-    """Returns the sums of the pairs of every name."""
-    total: Sums = {}
-    for part in parts:
-        for name, (value, weight) in part.items():
-            before = total.get(name)
-            total[name] = (
-                (value, weight) if before is None else (before[0] + value, before[1] + weight)
-            )
-    return total

@@ -28,7 +28,7 @@ from tekso.framework.execution.pipeline.actions import (
     Kind,
     device_of,
 )
-from tekso.framework.execution.pipeline.kept_bytes import KeptBytes
+from tekso.framework.execution.pipeline.kept_bytes import KeptBytes, together
 from tekso.framework.execution.pipeline.mesh_figures import MeshFigures
 from tekso.framework.execution.pipeline.piece_costs import BACKWARD as BACKWARD_COST
 from tekso.framework.execution.pipeline.piece_traces import rows_of, tensors
@@ -151,7 +151,7 @@ def figures_of(
         for stage in setting.plan.stages
     )
     timeline = simulate(
-        (action for order in setting.schedule for action in order),
+        (action for order in setting.by_device for action in order),
         num_devices=setting.num_devices,
         durations=durations(setting, [each.forward_cost for each in stages]),
     )
@@ -194,6 +194,9 @@ def _figures(
     read = {path: rows_of(specs[path], rows) for path, rows in stage.weights.items()}
     copies = {path: spec for path, spec in read.items() if path not in own}
     made = [Value(name, stage.index) for name in stage.outputs]
+    for_backward, for_weights = together(kept)
+    if not plan.learned_inputs(stage):  # there is no first half, so all is left for the second
+        for_weights = for_backward + sum(_bytes(plan.values[v], of_floats=True) for v in made)
     readers = {value: sum(value in other.inputs for other in plan.stages) for value in made}
     return StageFigures(
         stage,
@@ -211,14 +214,15 @@ def _figures(
         flops=math.fsum(trace.flops for trace in stage.traces),
         handed_bytes=sum(_bytes(plan.values[value]) * count for value, count in readers.items()),
         input_bytes=sum(_bytes(plan.values[value]) for value in stage.inputs),
-        kept_bytes=math.fsum(each.for_backward for each in kept),
-        between_bytes=math.fsum(each.for_weights for each in kept),
+        kept_bytes=for_backward,
+        between_bytes=for_weights,
         forward_cost=math.fsum(costs) / (1.0 + BACKWARD_COST),
     )
 
 
-def _bytes(nest: Any) -> int:
-    return sum(math.prod(spec.shape.as_list()) * spec.dtype.size for spec in tensors(nest))
+def _bytes(nest: Any, *, of_floats: bool = False) -> int:
+    specs = [spec for spec in tensors(nest) if spec.dtype.is_floating or not of_floats]
+    return sum(math.prod(spec.shape.as_list()) * spec.dtype.size for spec in specs)
 
 
 def _held_bytes(

@@ -17,13 +17,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from tekso.framework.context import Mode, StepContext
+from tekso.framework.context import StepContext
 from tekso.framework.execution.pipeline.graph_cut import Cut, GraphCut
 from tekso.framework.execution.pipeline.graph_effects import effects
 from tekso.framework.execution.pipeline.piece_traces import tensors
 from tekso.framework.execution.pipeline.stage_run import StageRun, run_stage
 from tekso.framework.execution.pipeline.stage_state import all_read
-from tekso.framework.execution.pipeline.stages import BATCH, Stage, Value
+from tekso.framework.execution.pipeline.stages import Stage, StagePlan, Value
 from tekso.framework.optimizers.optimizer import state_dtype
 from tekso.framework.primitives.fusion import Fuse
 from tekso.framework.weight_spec import WeightSpec
@@ -50,7 +50,7 @@ class StageFunctions:
       stage: the stage.
       specs: of the weights that it reads, with its rows of stacked ones.
       trained: paths of those that are learned.
-      values: TensorSpecs of what flows between the stages.
+      plan: of all stages.
       seed: of all randomness in the steps.
       num_examples: of the global batch.
       device: where it is.
@@ -62,7 +62,7 @@ class StageFunctions:
         stage: Stage,
         specs: Mapping[str, WeightSpec],
         trained: Sequence[str],
-        values: Mapping[Value, Any],
+        plan: StagePlan,
         *,
         seed: int,
         num_examples: int,
@@ -70,11 +70,12 @@ class StageFunctions:
         fuse: Fuse,
     ) -> None:
         self._stage, self._specs, self._trained = stage, specs, list(trained)
-        self._values, self._seed, self._fuse = values, seed, fuse
+        self._values, self._seed, self._fuse = plan.values, seed, fuse
+        self._learned = plan.learned_inputs(stage)
         self._num_examples, self._device = num_examples, device
         self._structure: Any = None  # of the sums
         self._effects: list[tf.Operation] = []  # of the forward pass
-        outputs = [values[Value(name, stage.index)] for name in stage.outputs]
+        outputs = [plan.values[Value(name, stage.index)] for name in stage.outputs]
         self._seeds = [leaf for leaf in tensors(outputs) if leaf.dtype.is_floating]
         with tf.device(device):
             self._totals = {
@@ -110,10 +111,10 @@ class StageFunctions:
             values, scalars = take(len(inputs)), take(len(Scalars.SPECS))
             seeds_ = take(len(seeds))
             sources = [own[path] for path in self._trained]
-            learned = [values[i] for i in self._learned_inputs()]
+            learned = [values[i] for i in self._learned]
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch([*sources, *learned])
-                outputs, total, sums = self._compute("train", own, values, scalars)
+                outputs, total, sums = self._compute(own, values, scalars)
                 self._effects = effects(tf.compat.v1.get_default_graph())
             targets = [leaf for leaf in outputs if leaf.dtype.is_floating]
             gradients = tape.gradient(
@@ -152,21 +153,9 @@ class StageFunctions:
         self._done = [next(parts)]
         return cut
 
-    def _learned_inputs(self) -> list[int]:
-        """Which of the flat inputs get a gradient."""
-        found, number = [], 0
-        for value in self._stage.inputs:
-            for leaf in tensors(self._values[value]):
-                if value.producer != BATCH and leaf.dtype.is_floating:
-                    found.append(number)
-                number += 1
-        return found
-
-    def _compute(
-        self, mode: Mode, weights: Tensors, inputs: Sequence[tf.Tensor], scalars: Any
-    ) -> StageRun:
+    def _compute(self, weights: Tensors, inputs: Sequence[tf.Tensor], scalars: Any) -> StageRun:
         ctx = StepContext(
-            mode=mode,
+            mode="train",
             seed=self._seed,
             step=scalars[Scalars.STEP],
             example_offset=scalars[Scalars.OFFSET],
@@ -232,7 +221,8 @@ class StageFunctions:
         between: list[tf.Tensor] = []
         late, weights = self._cut.late, self._cut.lasting
         made = [*self._outputs, *self._sums]
-        self._make("forward", self._cut.early, made, [], self._effects)
+        if again:
+            self._make("forward", self._cut.early, made, [], self._effects)
         if apart:
             between = self._cut.kept_between(self._of_inputs, self._done)
         ways = [("", kept)] if keep else []

@@ -55,13 +55,12 @@ def run_stage(
     }
     flow = run_all(stage.pieces, weights, flow, ctx)
     outputs = tensors([flow[name] for name in stage.outputs])
-    metrics = dict(ctx.collected.sums["metric"])
+    metrics = ctx.collected.reported(flow[METRICS] if stage.is_last else {})
     total, loss_sum = ctx.collected.total("loss"), tf.constant(0.0)
     if stage.is_last:
-        loss = LossSums(flow[LOSS_SUM], flow[METRICS])
+        loss = LossSums(flow[LOSS_SUM])
         total = loss.total(total_weight, total)
         loss_sum = loss.loss_sum
-        metrics |= loss.metrics
     sums = {
         "loss": loss_sum,
         "total": total,

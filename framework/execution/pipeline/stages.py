@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tekso.framework.execution.base import ExecutionError, Signature
-from tekso.framework.execution.pipeline.piece_traces import PieceTrace, flow_of
+from tekso.framework.execution.pipeline.piece_traces import PieceTrace, flow_of, tensors
 from tekso.framework.pieces import LOSS_SUM, METRICS, Piece, joined
 from tekso.framework.theta import SEPARATOR
 from tekso.framework.weight_spec import WeightSpec
@@ -70,6 +70,16 @@ class StagePlan:
     stages: tuple[Stage, ...]
     values: Mapping[Value, Any]
     owners: Mapping[str, tuple[int, ...]]
+
+    def learned(self, value: Value) -> list[bool]:
+        """Returns for every tensor of a value whether the stage that made it gets its gradient."""
+        is_made = value.producer != BATCH
+        return [is_made and leaf.dtype.is_floating for leaf in tensors(self.values[value])]
+
+    def learned_inputs(self, stage: Stage) -> list[int]:
+        """Returns which of the flat inputs of a stage get a gradient."""
+        of_all = [found for value in stage.inputs for found in self.learned(value)]
+        return [i for i, is_learned in enumerate(of_all) if is_learned]
 
     def is_shared(self, path: str) -> bool:
         """Whether several stages read all of a weight."""

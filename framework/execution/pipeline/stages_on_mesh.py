@@ -7,7 +7,7 @@ from typing import Any
 from tekso.framework.execution.base import ExecutionError, Signature
 from tekso.framework.execution.mesh import mesh_devices
 from tekso.framework.execution.mesh.layouts import LayoutError, MeshLayout
-from tekso.framework.execution.mesh_sharded import MeshSharded
+from tekso.framework.execution.mesh_sharded import MeshSharded, warn_of_idle_axes
 from tekso.framework.execution.pipeline.mesh_stage_program import MeshStageProgram
 from tekso.framework.execution.pipeline.setting import Setting
 from tekso.framework.execution.pipeline.stage_mesh import StageMesh
@@ -18,7 +18,7 @@ class StagesOnMesh:
 
     Args:
       execution: says how: mesh, rules and what else a mesh has.
-      num_stages: how many meshes there are.
+      pipeline: Params of the pipeline; each of its stages has a mesh.
 
     Raises:
       ExecutionError: other Params of the pipeline do not go with it.
@@ -108,6 +108,7 @@ class StagesOnMesh:
     ) -> MeshStageProgram:
         """Returns the program."""
         device_type = self._execution.device_type
+        warn_of_idle_axes(layout, "execution.stages_on")
         return MeshStageProgram(
             task,
             learner,

@@ -103,12 +103,12 @@ def in_ticks(orders: Iterable[Iterable[Work]], num_stages: int) -> Iterator[Acti
       orders: what each device does, in its order.
       num_stages: number of stages.
     """
-    listed = [list(order) for order in orders]
+    given = [list(order) for order in orders]
     units = defaultdict[tuple[int, Kind], float](lambda: 1.0)
-    spans, waits = timed(listed, num_stages=num_stages, durations=units)
+    spans, waits = timed(given, num_stages=num_stages, durations=units)
     last = max((int(end) for each in spans for _, end in each), default=0)
     actions = []
-    for device, (order, done) in enumerate(zip(listed, spans, strict=True)):
+    for device, (order, done) in enumerate(zip(given, spans, strict=True)):
         rest = range(last, last + len(order) - len(done)) if device in waits else ()
         ticks = itertools.chain((int(start) for start, _ in done), rest)
         actions += [Action(device, t, *work) for t, work in zip(ticks, order, strict=True)]

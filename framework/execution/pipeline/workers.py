@@ -14,6 +14,9 @@ from tekso.framework.execution.base import ExecutionError
 from tekso.framework.execution.pipeline.actions import Action, WorkKey, needs
 from tekso.framework.execution.pipeline.simulator import Event
 
+Worker = tuple[int, int]
+"""Replica and device."""
+
 
 class StageError(ExecutionError):
     """A stage failed; says which, in what, and why."""
@@ -40,21 +43,20 @@ class Workers:
 
     def run(
         self,
-        orders: Mapping[Any, Sequence[Action]],
-        perform: Callable[[Any, Action], None],
+        orders: Mapping[Worker, Sequence[Action]],
+        perform: Callable[[Worker, Action], None],
         *,
         num_stages: int,
-        line_of: Callable[[Any], Any],
-        name_of: Callable[[Any, Action], str],
+        name_of: Callable[[Worker, Action], str],
         also_needs: Callable[[Action], Sequence[WorkKey]] = lambda action: (),
-    ) -> dict[Any, list[Event]]:
+    ) -> dict[Worker, list[Event]]:
         """Does all actions.
 
         Args:
-          orders: {worker: its actions in its order}.
+          orders: {(line, device): its actions in its order}. A line is a pipeline: a worker needs
+            nothing that another line does.
           perform: `perform(worker, action)` does one; what it needs is done.
           num_stages: number of stages of a line.
-          line_of: returns the pipeline that a worker belongs to; what others do, it does not need.
           name_of: says who does what, for an error.
           also_needs: what an action waits for besides that by which it comes.
 
@@ -63,18 +65,17 @@ class Workers:
         Raises:
           StageError: an action failed; all others were ended.
         """
-        lines = {line_of(worker): _Line() for worker in orders}
+        lines = {worker[0]: _Line() for worker in orders}
         failed: list[tuple[str, BaseException]] = []
 
-        def work(worker: Any) -> list[Event]:
-            line = lines[line_of(worker)]
+        def work(worker: Worker) -> list[Event]:
+            line = lines[worker[0]]
             events: list[Event] = []
             for action in orders[worker]:
-                wanted = (*needs(action[2:], num_stages), *also_needs(action))
-                if not line.wait_for(wanted):
-                    return events
-                start = time.perf_counter()
                 try:
+                    if not line.wait_for((*needs(action[2:], num_stages), *also_needs(action))):
+                        return events
+                    start = time.perf_counter()
                     perform(worker, action)
                 except BaseException as error:
                     failed.append((name_of(worker, action), error))

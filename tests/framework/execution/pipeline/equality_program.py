@@ -25,12 +25,12 @@ from tekso.framework.layer import Layer
 from tekso.framework.learner import Learner
 from tekso.framework.optimizers.sgd import Momentum
 from tekso.framework.params import param
-from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
+from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece, rows_of_stack
 from tekso.framework.schedules import Constant
 from tekso.framework.task import Task
 from tekso.framework.theta import Theta
 from tekso.models.layers.normalization import BatchNorm
-from tekso.models.layers.stack import Stack
+from tekso.models.layers.stack import RepeatedStack, Stack
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -112,6 +112,52 @@ def skipping_batch(step: int, size: int) -> dict[str, np.ndarray]:
     }
 
 
+class Gated(Layer):
+    """y = x + memory * softmax(x w + mask)."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self.weight("w", [DIM, DIM], dims=("embed", "mlp"), init=Normal.Params(stddev=0.5))
+
+    def fprop(self, theta: Theta, x: Any, ctx: Any, *, memory: Any, mask: Any) -> Any:
+        return x + memory * tf.nn.softmax(x @ theta.w + mask)
+
+
+class Masked(Task):
+    """A repeated stack that reads a mask of minus infinity, and something that is learned."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self.child("first", Gated.Params())
+        self.child("stack", RepeatedStack.Params(num_layers=4, layer=Gated.Params()))
+
+    def loss_weight(self, batch: Any) -> tf.Tensor:
+        return tf.cast(tf.shape(batch["x"])[0], tf.float32)
+
+    def pieces(self) -> list[Piece]:
+        rows = rows_of_stack("stack", {"stack": self.stack}, 4, self._rows)
+        first, last = Piece("first", {"first": self.first}, self._first), Piece("last", {}, _last)
+        return [first, *rows, last]
+
+    def _first(self, theta: Theta, flow: Flow, ctx: Any) -> Flow:
+        return {**flow, "memory": flow["x"] @ theta.first.w}
+
+    def _rows(self, first: int, theta: Theta, flow: Flow, ctx: Any) -> Flow:
+        side = {name: flow[name] for name in ("memory", "mask")}
+        return {**flow, "x": self.stack.fprop(theta.stack, flow["x"], ctx, first=first, **side)}
+
+
+def _last(theta: Theta, flow: Flow, ctx: Any) -> Flow:
+    return {**flow, LOSS_SUM: tf.reduce_sum(tf.square(flow["x"])), METRICS: {}}
+
+
+def masked_batch(step: int, size: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(step)
+    mask = np.where(rng.random((size, DIM)) < 0.5, -np.inf, 0.0)
+    mask[:, 2] = 0.0
+    return {"x": rng.normal(size=(size, DIM)).astype("f4"), "mask": mask.astype("f4")}
+
+
 class Statistics(Task):
     """Batch normalisation between linear maps."""
 
@@ -146,13 +192,16 @@ def deep(kind: Any = Stack) -> Any:
 
 
 def task_of(model: str) -> Any:
-    own = {"skipping": Skipping.Params, "statistics": Statistics.Params, "deep": deep}
+    own: dict[str, Any] = {"skipping": Skipping.Params, "masked": Masked.Params}
+    own |= {"statistics": Statistics.Params, "deep": deep}
     return own.get(model, small_models.MODELS.get(model))().instantiate()
 
 
 def batch_of(model: str, step: int, size: int) -> dict[str, np.ndarray]:
     if model == "skipping":
         return skipping_batch(step, size)
+    if model == "masked":
+        return masked_batch(step, size)
     if model == "statistics":
         return statistics_batch(step, size)
     return small_models.batch(model, step, size=size)

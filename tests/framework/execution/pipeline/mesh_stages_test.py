@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from absl import logging
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -19,6 +20,8 @@ from equality_test import check
 
 from tekso.framework.execution import ExecutionError, MeshSharded, Pipelined
 from tekso.framework.execution.base import signature_of
+from tekso.framework.execution.pipeline import stages_on_mesh
+from tekso.framework.execution.pipeline.stages_on_mesh import StagesOnMesh
 
 PROGRAM = Path(__file__).with_name("mesh_stages_program.py")
 TENSOR = "heads:model;mlp:model;vocab:model"
@@ -182,6 +185,30 @@ def test_what_goes_together_is_accepted() -> None:
 def test_what_does_not_go_together_is_refused(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ExecutionError, match=f"(?s){said}"):
         build(**changes)
+
+
+def test_an_axis_over_which_nothing_of_a_stage_is_split_is_warned_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(logging, "warning", lambda text, *values: said.append(text % values))
+    for name in ("MeshStageProgram", "StageMesh"):  # no device is used
+        monkeypatch.setattr(stages_on_mesh, name, lambda *args, **rest: None)
+    task = small_models.MODELS["dense"]().instantiate()
+    batch = signature_of(small_models.batch("dense", 0))
+
+    def warned(rules: str) -> list[str]:
+        said.clear()
+        execution = MeshSharded.Params(mesh="data:2;model:2", rules=rules).instantiate()
+        stages = StagesOnMesh(execution, Pipelined.Params(rematerialize="all"))
+        layout = stages.layout(task, batch, num_devices=None)
+        stages.build(task, None, None, layout, seed=0)  # type: ignore[arg-type]
+        return list(said)
+
+    (one,) = warned("batch:data")
+    assert one.startswith("execution.stages_on.mesh data:2;model:2: nothing is split over model,")
+    assert "execution.stages_on.rules or execution.stages_on.slots_axis" in one
+    assert not warned(f"batch:data;{TENSOR}")
 
 
 def test_too_few_devices_are_counted_over_all_stages() -> None:

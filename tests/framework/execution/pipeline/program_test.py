@@ -17,10 +17,13 @@ import tensorflow as tf
 
 from tekso.framework.execution import Pipelined
 from tekso.framework.execution.base import ExecutionError, signature_of
-from tekso.framework.execution.pipeline import graph_effects, stage_evaluation
+from tekso.framework.execution.pipeline import graph_effects, remote, stage_evaluation
 from tekso.framework.execution.pipeline import program as program_module
+from tekso.framework.execution.pipeline.kept_bytes import kept_bytes
+from tekso.framework.execution.pipeline.piece_traces import trace_all
 from tekso.framework.execution.pipeline.program import PipelineProgram
 from tekso.framework.execution.pipeline.simulator import simulate
+from tekso.framework.execution.pipeline.stage_figures import figures_of
 from tekso.framework.execution.pipeline.workers import StageError
 from tekso.framework.initializers import Normal
 from tekso.framework.layer import Layer
@@ -175,6 +178,95 @@ def test_statistics_of_a_layer_that_two_stages_run_are_added_and_moved_once(
     np.testing.assert_allclose(other["weights/norm/moving_variance"], moved, rtol=1e-6)
 
 
+class Counted(Chain):
+    """Every map and the task report one metric."""
+
+    def _map(self, i: int, theta: Theta, flow: Flow, ctx: Any) -> Flow:
+        ctx.collect_metric("mean", tf.reduce_sum(flow["x"]), tf.size(flow["x"]))
+        return super()._map(i, theta, flow, ctx)
+
+    def _last(self, theta: Theta, flow: Flow, ctx: Any) -> Flow:
+        mean = (tf.constant(3.0, tf.float64), tf.constant(5.0, tf.float64))
+        return {**super()._last(theta, flow, ctx), METRICS: {"mean": mean}}
+
+
+@pytest.mark.parametrize("stages", [1, 3])
+def test_a_metric_of_task_and_layers_has_the_sums_of_all(stages: int) -> None:
+    task, of, micro_batches = Counted.Params(num_maps=2).instantiate(), batch(), 4
+    program = build(task, stages, micro_batches, of=of)
+    first, second = (program.state()[f"weights/maps/{i}/w"] for i in range(2))
+    assert not np.allclose(first, second)
+    inner = np.tanh(of["x"] @ first)
+    total = of["x"].sum() + inner.sum() + micro_batches * 3.0
+    weight = of["x"].size + inner.size + micro_batches * 5.0
+    trained = float(program.train_step(of, 0)["mean"])
+    np.testing.assert_allclose(trained, total / weight, rtol=1e-6)
+
+
+class Tower(Layer):
+    """Two maps of one value of the batch; its pieces are of one kind."""
+
+    class Params(Layer.Params):
+        """Params of Tower."""
+
+        reads: str = param("Name of the value.", default="x")
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self.child_list("maps", [Map.Params()] * 2)
+
+    def pieces(self) -> list[Piece]:
+        return [
+            Piece(f"maps/{i}", {f"maps/{i}": layer}, functools.partial(self._map, i), kind="maps")
+            for i, layer in enumerate(self.maps)
+        ]
+
+    def _map(self, i: int, theta: Theta, flow: Flow, ctx: Any) -> Flow:
+        name = self.params.reads
+        return {**flow, name: self.maps[i].fprop(theta.maps[str(i)], flow[name], ctx)}
+
+
+class TwoTowers(Task):
+    """Two models of one class, each with a value of its own."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self.child("a", Tower.Params(reads="a"))
+        self.child("b", Tower.Params(reads="b"))
+
+    def loss_weight(self, batch: Any) -> tf.Tensor:
+        return tf.cast(tf.shape(batch["a"])[0], tf.float32)
+
+    def pieces(self) -> list[Piece]:
+        pieces = [piece.below("a") for piece in self.a.pieces()]
+        pieces += [piece.below("b") for piece in self.b.pieces()]
+        return [Piece("first", {}, self._first), *pieces, Piece("last", {}, self._last)]
+
+    def _first(self, theta: Theta, flow: Flow, ctx: Any) -> Flow:
+        return {**flow, "c": flow["a"] - flow["b"]}
+
+    def _last(self, theta: Theta, flow: Flow, ctx: Any) -> Flow:
+        loss = tf.reduce_sum(flow["a"] * flow["c"] + 2.0 * flow["b"])
+        return {**flow, LOSS_SUM: loss, METRICS: {}}
+
+
+@pytest.mark.parametrize("balance", [[6], [4, 2], [1, 2, 2, 1]])
+def test_pieces_of_two_models_of_one_class_are_told_apart(balance: list[int]) -> None:
+    draw = np.random.default_rng(0)
+    of = {name: draw.normal(size=(EXAMPLES, DIM)) for name in ("a", "b")}
+    program = build(TwoTowers.Params().instantiate(), len(balance), 2, of=of, balance=balance)
+    state = program.state()
+
+    def tower(name: str) -> Any:
+        x = of[name]
+        for i in range(2):
+            x = np.tanh(x @ state[f"weights/{name}/maps/{i}/w"])
+        return x
+
+    loss = np.sum(tower("a") * (of["a"] - of["b"]) + 2.0 * tower("b")) / EXAMPLES
+    np.testing.assert_allclose(float(program.train_step(of, 0)["loss"]), loss, rtol=1e-6)
+
+
 # --- effects and randomness ---
 
 
@@ -320,7 +412,7 @@ def test_as_many_micro_batches_are_held_as_the_schedule_says(
     assert found == most
     setting = program._setting
     timeline = simulate(
-        (a for order in setting.schedule for a in order),
+        (a for order in setting.by_device for a in order),
         num_devices=stages,
         durations=lambda stage, kind: 1.0,
     )
@@ -343,6 +435,31 @@ def test_stages_hold_inputs_and_outputs_of_products_and_no_weight_of_another_typ
             assert num_bytes(held) == len(held) * 3 * x, action
 
 
+def forks(number: int, x: Any) -> Any:
+    """A product with itself, and a view: what a piece is given is kept, and is what it was."""
+    return tf.reshape(x * x, x.shape) if number % 2 else tf.identity(x)
+
+
+@pytest.mark.parametrize("balance", [[1, 4], [2, 3], [3, 2]])
+@pytest.mark.parametrize("schedule", ["gpipe", "zero_bubble_h1"])
+def test_what_pieces_of_a_stage_share_is_held_and_counted_once(
+    watched: type[Watched], schedule: str, balance: list[int]
+) -> None:
+    task, of = chain(forks), batch()
+    program = build(task, 2, 4, schedule=schedule, balance=balance)
+    program.train_step(of, 0)
+    micro = {"x": ((EXAMPLES // 4, DIM), "float64")}
+    pieces, specs = task.pieces(), task.specs()
+    kept = kept_bytes(pieces, trace_all(pieces, specs, micro), specs, set(specs), micro)
+    for own in figures_of(schedule, program._setting, learner(), specs, kept).stages:
+        stage, counted = own.stage.index, {"forward": own.kept_bytes, "backward": own.between_bytes}
+        for action, held in watched.notes:
+            if action.stage == stage and (stage, action.micro_batch) in held:
+                tensors = held[stage, action.micro_batch]
+                memory = {t.numpy().tobytes() for t in tensors if t.shape.rank}  # views are one
+                assert sum(map(len, memory)) == counted[action.kind], action
+
+
 def test_between_the_gradients_only_what_that_of_the_weights_needs_is_held(
     watched: type[Watched],
 ) -> None:
@@ -361,6 +478,43 @@ def test_between_the_gradients_only_what_that_of_the_weights_needs_is_held(
     for tensors, action in after:  # of both maps: what is multiplied, and the product's gradient
         assert num_bytes({0: tensors}) == 2 * 2 * x, action
         assert len(tensors) <= 2 * 2 + 1
+
+
+# --- a process that is lost ---
+
+
+@pytest.mark.parametrize("kind", [tf.errors.UnavailableError, tf.errors.InternalError])
+@pytest.mark.parametrize("lost", [["/job:worker/task:1"], []])
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_a_lost_device_is_named_whatever_stage_fails_and_however(
+    monkeypatch: pytest.MonkeyPatch, mode: str, lost: list[str], kind: Any
+) -> None:
+    program = build(chain(), 2, 4)
+
+    def perform(*_: Any) -> None:
+        raise kind(None, None, "remote data poisoned")
+
+    monkeypatch.setattr(program_module._Run, "perform", perform)
+    monkeypatch.setattr(stage_evaluation._Pass, "perform", perform)
+    monkeypatch.setattr(remote, "lost", lambda devices: lost)
+    with pytest.raises(StageError, match=r"at stage 0 .* failed: .*data poisoned") as found:
+        program.train_step(batch(), 0) if mode == "train" else program.eval_step(batch())
+    assert str(found.value).endswith("; lost: /job:worker/task:1") == bool(lost)
+    assert isinstance(found.value.__cause__, kind)
+
+
+def test_a_lost_device_is_named_between_the_actions_of_the_schedule(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    program = build(chain(), 2, 4)
+
+    def updates(*_: Any) -> None:
+        raise tf.errors.InternalError(None, None, "remote data poisoned")
+
+    monkeypatch.setattr(program, "_on", updates)
+    monkeypatch.setattr(remote, "lost", lambda devices: [devices[-1]])
+    with pytest.raises(StageError, match=r"step of the pipeline failed: .*poisoned; lost: .*CPU"):
+        program.train_step(batch(), 0)
 
 
 # --- overlap ---

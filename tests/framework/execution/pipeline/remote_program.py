@@ -12,12 +12,14 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import equality_program as equality
+import tensorflow as tf
 
 from tekso.framework.execution import Pipelined
 from tekso.framework.execution.base import signature_of
@@ -38,6 +40,7 @@ def main() -> None:
         equality.task_of("skipping"), learner, seed=7, batch=signature_of(batch)
     )
     program.initialize()
+    elsewhere = _inputs_elsewhere(program)
     program.train_step(batch, 0)
     os.kill(pids[1], signal.SIGKILL)
     begin = time.monotonic()
@@ -46,8 +49,30 @@ def main() -> None:
         error = "no error"
     except Exception as problem:
         error = f"{type(problem).__name__}: {problem}"
-    print(json.dumps([*results, {"error": error, "seconds": time.monotonic() - begin}]), flush=True)
+    lost = {"error": error, "seconds": time.monotonic() - begin}
+    print(json.dumps([*results, lost, elsewhere]), flush=True)
     os._exit(0)  # TensorFlow would wait for the lost worker
+
+
+def _inputs_elsewhere(program: Any) -> list[str]:
+    """Will hold the inputs of updates that are not on their device.
+
+    An update has no outputs: it counts as done, and its inputs are freed, before it has asked
+    another worker for them.
+    """
+    found, on, setting = [], program._on, program._setting
+
+    def watched(stage: int, function: Any, *args: Any) -> Any:
+        device = setting.device_of(0, stage)
+        found.extend(
+            f"{value.device} for {device}"
+            for value in tf.nest.flatten(args)
+            if value is not None and value.device != device
+        )
+        return on(stage, function, *args)
+
+    program._on = watched
+    return found
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import json
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -52,11 +53,12 @@ def test_two_workers_train_as_one_process_and_a_lost_one_is_named(
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    own, piped, lost = json.loads(done.stdout.strip().splitlines()[-1])
+    own, piped, lost, elsewhere = json.loads(done.stdout.strip().splitlines()[-1])
     for one, other in zip(own["steps"], piped["steps"], strict=True):
         assert other["loss"] == pytest.approx(one["loss"], rel=1e-12)
     for path, weight in own["weights"].items():
         assert piped["weights"][path] == pytest.approx(weight, rel=1e-10, abs=1e-12), path
+    assert not elsewhere
     assert "task:1" in lost["error"], lost
     assert lost["error"].startswith("StageError"), lost
     assert lost["seconds"] < 60
@@ -66,6 +68,32 @@ def test_a_worker_that_does_not_answer_is_named_with_what_to_start() -> None:
     address = free_address()
     with pytest.raises(ExecutionError, match=f"no worker answers at {address}.*tekso-worker"):
         remote.connect([address], timeout_s=0.3)
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [(b"", "says nothing"), (b"HTTP/1.1 400 Bad Request\r\n", r"answers b'HTTP/1\.1 '")],
+)
+def test_a_port_that_something_else_listens_on_is_named_in_time(answer: bytes, said: str) -> None:
+    with socket.create_server(("localhost", 0)) as other:
+        address = f"localhost:{other.getsockname()[1]}"
+
+        def reply() -> None:
+            connection, _ = other.accept()
+            with connection:
+                connection.sendall(answer)
+                connection.recv(1000)
+                is_over.wait(60)
+
+        is_over = threading.Event()
+        thread = threading.Thread(target=reply)
+        thread.start()
+        try:
+            with pytest.raises(ExecutionError, match=rf"{address} does not answer as .*{said};"):
+                remote.connect([address], timeout_s=0.3)
+        finally:
+            is_over.set()
+            thread.join()
 
 
 @pytest.mark.parametrize("address", ["localhost", "localhost:0", "localhost:x", ":7000"])

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tekso.framework.execution.base import ExecutionError
@@ -128,7 +128,6 @@ def test_mixture_of_kinds_is_named() -> None:
         (Action(0, 0, 2, 0, FORWARD), "there are 2 stages, 0 to 1, and no 2"),
         (Action(0, 0, 0, 3, FORWARD), "there are 3 micro-batches, 0 to 2, and no 3"),
         (Action(0, 0, 0, 0, "backwards"), "weight_gradient; did you mean backward?"),
-        ((0, 0, 0, 0, FORWARD), "is no Action(device, tick, stage, micro_batch, kind)"),
     ],
 )
 def test_what_there_is_not_is_named(action: Action, says: str) -> None:
@@ -201,7 +200,6 @@ def _move(actions: list[Action], i: int) -> None:
     actions[i] = actions[i]._replace(device=actions[i].device + 1)
 
 
-@settings(deadline=None)
 @given(
     st.sampled_from(sorted(SCHEDULES)),
     st.sampled_from([_drop, _double, _move]),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tekso.framework.execution.base import ExecutionError
@@ -83,7 +83,6 @@ def test_interleaved_order_sends_groups_through_the_chunks_as_megatron_does() ->
     assert "".join(w.kind[0] for w in works) == "ffff" + "fb" * 4 + "bbbb"
 
 
-@settings(deadline=None)
 @given(K, M)
 def test_gpipe_does_the_pair_k_minus_j_and_j_at_tick_k(k: int, m: int) -> None:
     actions = list(Gpipe.Params().instantiate().actions(k, m))
@@ -96,7 +95,6 @@ def test_gpipe_does_the_pair_k_minus_j_and_j_at_tick_k(k: int, m: int) -> None:
     assert 1 + max(a.tick for a in actions) == 2 * half
 
 
-@settings(deadline=None)
 @given(K, M)
 def test_1f1b_has_its_closed_form(k: int, m: int) -> None:
     for a in OneFOneB.Params().instantiate().actions(k, m):
@@ -108,7 +106,6 @@ def test_1f1b_has_its_closed_form(k: int, m: int) -> None:
             assert a.tick == a.stage + 2 * a.micro_batch
 
 
-@settings(deadline=None)
 @given(st.sampled_from(sorted(SCHEDULES)), K, M)
 def test_every_schedule_works_for_all_sizes(name: str, k: int, m: int) -> None:
     schedule = schedule_of(name)
@@ -122,7 +119,6 @@ def test_every_schedule_works_for_all_sizes(name: str, k: int, m: int) -> None:
     assert actions == sorted(actions, key=lambda a: (a.tick, a.device))
 
 
-@settings(deadline=None)
 @given(K, st.integers(1, 4), st.integers(1, 4))
 def test_interleaved_works_for_any_number_of_chunks(k: int, groups: int, chunks: int) -> None:
     schedule = InterleavedOneFOneB.Params(chunks=chunks).instantiate()

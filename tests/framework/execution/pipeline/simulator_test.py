@@ -67,7 +67,6 @@ def test_bubble_is_the_published_one(name: str, k: int, m: int, idle: float) -> 
     assert round(timeline(name, k, m, f=1, b=2).idle_share, 4) == idle
 
 
-@settings(deadline=None)
 @given(st.sampled_from(["gpipe", "1f1b"]), K, M, TIME, TIME)
 def test_gpipe_and_1f1b_are_idle_k_minus_1_of_m_plus_k_minus_1(
     name: str, k: int, m: int, f: int, b: int
@@ -78,7 +77,6 @@ def test_gpipe_and_1f1b_are_idle_k_minus_1_of_m_plus_k_minus_1(
     assert found.idle_share == pytest.approx((k - 1) / (m + k - 1), abs=1e-12)
 
 
-@settings(deadline=None)
 @given(K, M, TIME, TIME, st.integers(0, 5))
 def test_every_handover_of_gpipe_is_waited_for_twice(
     k: int, m: int, f: int, b: int, handover: int
@@ -88,14 +86,12 @@ def test_every_handover_of_gpipe_is_waited_for_twice(
     assert found.makespan == (m + k - 1) * (f + b) + 2 * (k - 1) * handover
 
 
-@settings(deadline=None)
 @given(K, M)
 def test_gpipe_holds_all_and_1f1b_as_many_as_there_are_devices_below(k: int, m: int) -> None:
     assert timeline("gpipe", k, m).held == (m,) * k
     assert timeline("1f1b", k, m).held == tuple(min(m, k - rank) for rank in range(k))
 
 
-@settings(deadline=None)
 @given(K, st.integers(1, 4), st.integers(1, 4), TIME, TIME)
 def test_interleaved_divides_the_idle_time_by_the_chunks(
     k: int, groups: int, v: int, f: int, b: int
@@ -109,7 +105,6 @@ def test_interleaved_divides_the_idle_time_by_the_chunks(
     assert list(found.held) == sorted(found.held, reverse=True)
 
 
-@settings(deadline=None)
 @given(K, st.integers(0, 12), TIME, TIME, TIME)
 def test_zero_bubble_h1_is_idle_f_plus_b_minus_w_a_device(
     k: int, more: int, f: int, b: int, w: int
@@ -121,7 +116,6 @@ def test_zero_bubble_h1_is_idle_f_plus_b_minus_w_a_device(
     assert found.held == (k,) * k
 
 
-@settings(deadline=None)
 @given(K, st.integers(0, 12))
 def test_zero_bubble_h1_has_a_third_of_the_bubble_of_1f1b_if_all_times_are_equal(
     k: int, more: int
@@ -133,7 +127,6 @@ def test_zero_bubble_h1_has_a_third_of_the_bubble_of_1f1b_if_all_times_are_equal
     assert 3 * zero == one
 
 
-@settings(deadline=None)
 @given(K, M, TIME, TIME, TIME)
 def test_zero_bubble_h1_is_never_slower_than_1f1b_and_never_holds_more_than_k(
     k: int, m: int, f: int, b: int, w: int
@@ -146,7 +139,7 @@ def test_zero_bubble_h1_is_never_slower_than_1f1b_and_never_holds_more_than_k(
 # --- any durations ---
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.sampled_from(sorted(SCHEDULES)), st.integers(1, 5), st.integers(1, 4),
        st.integers(0, 8), st.integers(0, 2**32 - 1))  # fmt: skip
 def test_timeline_is_the_one_that_an_event_by_event_model_finds(

@@ -58,6 +58,13 @@ def test_what_layers_read_besides_goes_with_its_micro_batch() -> None:
 
 
 @pytest.mark.slow
+def test_a_mask_of_minus_infinity_and_what_is_learned_go_beside_the_stack() -> None:
+    alone, *piped = run("masked", pipeline(2, 4), pipeline(2, 2, rematerialize="all"), size=16)
+    for one in piped:
+        check(alone, one)
+
+
+@pytest.mark.slow
 def test_the_experiment_trains_as_it_is_typed(tmp_path: Path) -> None:
     alone = trained("lm.python_source.Tiny", tmp_path / "alone")
     program = trained("lm.python_source.TinySpmdPipeline", tmp_path / "program")

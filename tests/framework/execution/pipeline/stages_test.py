@@ -5,15 +5,20 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
-from tekso.framework.execution import ExecutionError, Pipelined
-from tekso.framework.execution.pipeline.piece_mixing import check_mixing
+from tekso.framework.context import StepContext
+from tekso.framework.execution import ExecutionError, MeshSharded, Pipelined
+from tekso.framework.execution.pipeline.piece_mixing import check_pieces
 from tekso.framework.execution.pipeline.piece_traces import trace_all
 from tekso.framework.execution.pipeline.schedule import OneFOneB
 from tekso.framework.initializers import Constant
+from tekso.framework.learner import Learner
+from tekso.framework.optimizers.sgd import SGD
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece, rows_of_stack
+from tekso.framework.schedules import Constant as Schedule
 from tekso.framework.task import Task
 from tekso.framework.theta import Theta
 from tekso.models.layers.linear import Linear
@@ -74,6 +79,31 @@ def test_every_row_once_is_cut_between_rows() -> None:
     assert found.stages[1].weights["stack/layers/w"] == (2, 3)
 
 
+def test_loss_of_the_whole_runs_every_row_once() -> None:
+    task = Rows.Params().instantiate()
+    draw = np.random.default_rng(0).normal
+    weights = {path: draw(size=spec.shape).astype("f4") for path, spec in task.specs().items()}
+    x = batch = draw(size=(2, 4)).astype("f4")
+    for w, b in zip(weights["stack/layers/w"], weights["stack/layers/b"], strict=True):
+        x = x @ w + b
+    theta = task.theta({path: tf.constant(value) for path, value in weights.items()})
+    loss = task.loss(theta, {"x": tf.constant(batch)}, StepContext(mode="train", num_examples=2))
+    np.testing.assert_allclose(loss.loss_sum, x.sum(), rtol=1e-5)
+
+
+def test_loss_of_the_whole_is_refused_if_rows_lie_apart() -> None:
+    class Apart(Rows):
+        def pieces(self) -> list[Piece]:
+            first, *rest = super().pieces()
+            return [first, Piece("between", {}, lambda theta, flow, ctx: flow), *rest]
+
+    task = Apart.Params().instantiate()
+    theta = task.theta({path: tf.zeros(spec.shape) for path, spec in task.specs().items()})
+    ctx = StepContext(mode="train", num_examples=2)
+    with pytest.raises(ValueError, match=r"stack/0 reads rows 0 to 0 of .* stack of 3, and"):
+        task.loss(theta, {"x": tf.ones([2, 4])}, ctx)
+
+
 @pytest.mark.parametrize(("times", "sizes"), [((2, 1, 1), [3, 2]), ((1, 1, 0), [1, 2])])
 def test_rows_that_are_read_twice_or_never_are_refused(
     times: tuple[int, ...], sizes: list[int]
@@ -119,11 +149,49 @@ def test_a_weight_that_is_not_learned_is_no_excuse_for_mixing() -> None:
 def test_mixing_that_no_layer_tells_of_is_found_on_numbers() -> None:
     def check(task: Task) -> None:
         pieces, specs = task.pieces(), task.specs()
-        check_mixing(pieces, trace_all(pieces, specs, BATCH), specs, BATCH)
+        check_pieces(pieces, trace_all(pieces, specs, BATCH), specs, BATCH)
 
     check(Rows.Params().instantiate())
     with pytest.raises(ExecutionError, match=r"stack/0 mixes the examples of a batch"):
         check(Centred.Params().instantiate())
+
+
+@pytest.mark.parametrize("on_mesh", [False, True], ids=["devices", "meshes"])
+def test_mixing_that_no_layer_tells_of_is_refused_before_stages_lie_anywhere(on_mesh: bool) -> None:
+    mesh = MeshSharded.Params(mesh="data:2", rules="batch:data")
+    params = Pipelined.Params(num_stages=2, num_micro_batches=2)
+    params.set({"stages_on": mesh, "rematerialize": "all"} if on_mesh else {})
+    names = ["CPU:0", "CPU:0"]
+    params.instantiate().setting(Rows.Params().instantiate(), BATCH, parts=1, devices=names)
+    with pytest.raises(ExecutionError, match=r"stack/0 mixes the examples of a batch"):
+        params.instantiate().setting(Centred.Params().instantiate(), BATCH, parts=1, devices=names)
+
+
+def test_mixing_that_no_layer_tells_of_is_refused_in_one_program() -> None:
+    params = Pipelined.Params(form="spmd", num_stages=3, num_micro_batches=2, schedule="gpipe")
+    by = Learner.Params(optimizer=SGD.Params(), schedule=Schedule.Params(value=0.1)).instantiate()
+    with pytest.raises(ExecutionError, match=r"stack/0 mixes the examples of a batch"):
+        params.instantiate().build(Centred.Params().instantiate(), by, seed=0, batch=BATCH)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {},
+            r"^3 stages need 3 devices, .* are 2 \(a, b\): .* at most 2, or give --cpu_devices=3$",
+        ),
+        ({"num_stages": 1, "num_replicas": 3}, r"^3 replicas of 1 stage need 3 .*--cpu_devices=3$"),
+        ({"workers": ["a:1", "b:2"]}, r"^3 stages need 3 .*, or name more execution\.workers$"),
+    ],
+    ids=["stages", "replicas", "workers"],
+)
+def test_too_few_devices_are_told_with_where_to_get_more(changes: Any, said: str) -> None:
+    params = Pipelined.Params(num_stages=3, num_micro_batches=2).set(changes)
+    with pytest.raises(ExecutionError, match=said):
+        params.instantiate().setting(
+            Rows.Params().instantiate(), BATCH, parts=1, devices=["a", "b"]
+        )
 
 
 def test_pieces_that_only_a_number_tells_apart_are_traced_apart() -> None:

@@ -92,7 +92,7 @@ def test_text_of_nothing_has_no_marks() -> None:
     assert set(lines[1].split("│")[1]) == {"·"} and lines[-1].startswith("· idle")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.sampled_from(sorted(SCHEDULES)), st.integers(1, 12), st.integers(1, 4),
        st.integers(40, 160), st.floats(0.1, 20))  # fmt: skip
 def test_text_keeps_to_the_width_and_rows_are_of_one_length(

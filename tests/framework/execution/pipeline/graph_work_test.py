@@ -1,0 +1,117 @@
+"""Work of a traced graph against formulas by hand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from tekso.framework.execution.pipeline import graph_work
+
+
+def count(function: Callable[..., Any], *shapes: tuple[int, ...]) -> graph_work.GraphWork:
+    with tf.Graph().as_default() as graph:
+        function(*(tf.raw_ops.Placeholder(dtype=tf.float32, shape=shape) for shape in shapes))
+    return graph_work.count(graph)
+
+
+def conv(dims: int) -> Callable[..., Any]:
+    strides, of = [1, *[2] * dims, 1], {2: tf.nn.conv2d, 3: tf.nn.conv3d}[dims]
+    return lambda x, w: of(x, w, strides, "SAME")
+
+
+def transposed(shape: list[int]) -> Callable[..., Any]:
+    strides = [1, *[2] * (len(shape) - 2), 1]
+    of = tf.nn.conv2d_transpose if len(shape) == 4 else tf.nn.conv3d_transpose
+    return lambda x, w: of(x, w, shape, strides, "SAME")
+
+
+# A product of numbers counts two operations: it is added up.
+@pytest.mark.parametrize(
+    ("function", "shapes", "products"),
+    [
+        (tf.linalg.matmul, [(3, 5), (5, 7)], 3 * 5 * 7),
+        (lambda x, y: tf.linalg.matmul(x, y, transpose_a=True), [(5, 3), (5, 7)], 3 * 5 * 7),
+        (lambda x, y: tf.linalg.matmul(x, y, transpose_b=True), [(3, 5), (7, 5)], 3 * 5 * 7),
+        (tf.linalg.matmul, [(2, 3, 5), (2, 5, 7)], 2 * 3 * 5 * 7),
+        (
+            lambda x, y: tf.linalg.matmul(x, y, adjoint_a=True),
+            [(2, 5, 3), (2, 5, 7)],
+            2 * 3 * 5 * 7,
+        ),
+        (lambda x, y: tf.einsum("bld,dnh->blnh", x, y), [(2, 3, 5), (5, 7, 4)], 2 * 3 * 5 * 7 * 4),
+        # [batch, height, width, channels], strides of 2: 4 × 3 places of 3 × 2 × 5 numbers, 7 times
+        (conv(2), [(2, 8, 6, 5), (3, 2, 5, 7)], 2 * 4 * 3 * 3 * 2 * 5 * 7),
+        (conv(3), [(2, 4, 8, 6, 5), (3, 2, 1, 5, 7)], 2 * 2 * 4 * 3 * 3 * 2 * 1 * 5 * 7),
+        # every channel with 3 filters of its own
+        (
+            lambda x, w: tf.nn.depthwise_conv2d(x, w, [1, 1, 1, 1], "SAME"),
+            [(2, 8, 6, 5), (3, 2, 5, 3)],
+            2 * 8 * 6 * 5 * 3 * 3 * 2,
+        ),
+        # every number that goes in is spread over 3 × 2 places of 7 channels
+        (transposed([2, 8, 6, 7]), [(2, 4, 3, 5), (3, 2, 7, 5)], 2 * 4 * 3 * 5 * 3 * 2 * 7),
+        (
+            transposed([2, 4, 8, 6, 7]),
+            [(2, 2, 4, 3, 5), (3, 2, 1, 7, 5)],
+            2 * 2 * 4 * 3 * 5 * 3 * 2 * 1 * 7,
+        ),
+    ],
+    ids=[
+        "matmul", "matmul transpose_a", "matmul transpose_b", "batch matmul", "batch matmul adj_x",
+        "einsum", "conv2d", "conv3d", "depthwise", "conv2d transposed", "conv3d transposed",
+    ],
+)  # fmt: skip
+def test_a_product_counts_two_for_each_pair_of_numbers(
+    function: Any, shapes: list[tuple[int, ...]], products: int
+) -> None:
+    assert count(function, *shapes).flops == 2 * products
+
+
+@pytest.mark.parametrize(
+    ("function", "shape", "flops"),
+    [
+        (tf.tanh, (2, 3, 5), 2 * 3 * 5),
+        (lambda x: tf.reduce_sum(x, 0), (2, 3, 5), 2 * 3 * 5),  # of what goes in
+        (lambda x: tf.einsum("ij->ji", x), (2, 3), 2 * 3),
+        (
+            lambda x: tf.nn.max_pool2d(x, (3, 2), (2, 2), "SAME"),
+            (2, 8, 6, 5),
+            2 * 4 * 3 * 5 * 3 * 2,
+        ),
+        (
+            lambda x: tf.nn.avg_pool2d(x, (3, 2), (2, 2), "SAME"),
+            (2, 8, 6, 5),
+            2 * 4 * 3 * 5 * 3 * 2,
+        ),
+        (lambda x: tf.reshape(tf.transpose(x), [6]), (2, 3), 0),
+    ],
+    ids=["elementwise", "sum", "einsum of one", "max pool", "average pool", "moves"],
+)
+def test_what_is_no_product_counts_one_a_number(
+    function: Any, shape: tuple[int, ...], flops: int
+) -> None:
+    assert count(function, shape).flops == flops
+
+
+def test_the_body_of_a_loop_counts_once_a_turn_and_of_branches_the_larger_one() -> None:
+    def loop(x: Any, w: Any) -> Any:
+        body = lambda i, x: (i + 1, tf.linalg.matmul(x, w))  # noqa: E731
+        return tf.while_loop(lambda i, x: i < 6, body, (0, x), maximum_iterations=6)
+
+    def branch(x: Any, w: Any) -> Any:
+        return tf.cond(tf.shape(x)[0] > 2, lambda: tf.linalg.matmul(x, w), lambda: tf.tanh(x))
+
+    shapes = (3, 5), (5, 5)
+    assert count(loop, *shapes).flops == 6 * 2 * 3 * 5 * 5
+    assert count(branch, *shapes).flops == 2 * 3 * 5 * 5
+
+
+def test_bytes_that_are_written_are_those_of_floats() -> None:
+    def both(x: Any) -> Any:
+        return tf.tanh(x), tf.cast(x, tf.bfloat16), tf.argmax(x, -1), tf.reshape(x, [-1])
+
+    assert count(both, (2, 3, 5)).bytes_written == math.prod((2, 3, 5)) * (4 + 2)
