@@ -39,9 +39,19 @@ from tekso.models.layers.transformer import TransformerLayer
 Batch = Mapping[str, tf.Tensor]
 
 ENCODER_LAYER = TransformerLayer.Params()
-DECODER_LAYER = TransformerLayer.Params(
-    attention=MultiHeadAttention.Params(mask="causal"), memory_attention=MultiHeadAttention.Params()
-)
+
+
+def decoder_layer(encoder_layer: TransformerLayer.Params) -> TransformerLayer.Params:
+    """Returns a layer of a decoder like one of the encoder: causal, with attention to the memory.
+
+    That attention is like the encoder's.
+    """
+    layer = encoder_layer.copy().set(memory_attention=encoder_layer.attention.copy())
+    layer.attention.mask = "causal"
+    return layer
+
+
+DECODER_LAYER = decoder_layer(ENCODER_LAYER)
 
 
 class EncoderDecoder(Layer):
@@ -68,7 +78,9 @@ class EncoderDecoder(Layer):
         target_vocab_size: int = param("Number of tokens of the target.", default=REQUIRED)
         dim: int = param("Size of the activations between layers.", default=REQUIRED)
         source_embedding: Embedding.Params | None = param(
-            "Table of the source's tokens; None: that of the target's.", default=None
+            "Table of the source's tokens; None: that of the target's. Want scale='sqrt_dim' as "
+            "there, so that positions do not outweigh them.",
+            default=None,
         )
         target_embedding: Embedding.Params = param(
             "Table of the target's tokens; scaled, so that positions do not outweigh them.",
@@ -120,7 +132,10 @@ class EncoderDecoder(Layer):
         elif p.source_vocab_size != p.target_vocab_size:
             raise ValueError(
                 f"EncoderDecoder: source_vocab_size {p.source_vocab_size} and target_vocab_size "
-                f"{p.target_vocab_size} differ, so they cannot share a table: set source_embedding"
+                f"{p.target_vocab_size} differ, so they cannot share a table: set source_embedding "
+                "to one of its own, as in --set task.model.source_embedding="
+                "tekso.models.layers.embedding:Embedding --set "
+                f"task.model.source_embedding.scale={p.target_embedding.scale}"
             )
         target = with_sizes(p.target_embedding, vocab_size=p.target_vocab_size, dim=p.dim)
         self.child("target_embedding", target)
@@ -171,8 +186,7 @@ class EncoderDecoder(Layer):
           batch: see the class
           returns: [B, T] float32
         """
-        theta, source, target = self._looked_up(theta, batch, ctx)
-        x = self._decode(theta, self._encode(theta, source, batch, ctx), target, batch, ctx)
+        theta, x = self._decoded(theta, batch, ctx)
         name, softmax = self._softmax()
         return softmax.cross_entropy(
             theta[name], x, batch["target_labels"], ctx, label_smoothing=label_smoothing
@@ -185,8 +199,7 @@ class EncoderDecoder(Layer):
           batch: see the class; labels are not read
           returns: [B, T, V]
         """
-        theta, source, target = self._looked_up(theta, batch, ctx)
-        x = self._decode(theta, self._encode(theta, source, batch, ctx), target, batch, ctx)
+        theta, x = self._decoded(theta, batch, ctx)
         return self._logits(theta, x, ctx)
 
     def fprop(self, theta: Theta, x: Any, ctx: StepContext) -> tf.Tensor:
@@ -232,13 +245,13 @@ class EncoderDecoder(Layer):
         x = self.encoder.fprop(theta.encoder, x, ctx, mask=mask, positions=positions)
         return self._normalise("encoder_norm", theta, x, ctx)
 
-    def _decode(
-        self, theta: Theta, memory: tf.Tensor, target: tf.Tensor, batch: Batch, ctx: StepContext
-    ) -> tf.Tensor:
-        """From the vectors of the target's tokens to what the softmax sees, [B, T, D]."""
+    def _decoded(self, theta: Theta, batch: Batch, ctx: StepContext) -> tuple[Theta, tf.Tensor]:
+        """Returns theta as the softmax is to read it, and what the softmax sees, [B, T, D]."""
+        theta, source, target = self._looked_up(theta, batch, ctx)
+        memory = self._encode(theta, source, batch, ctx)
         x = self._enter_target(theta, target, ctx, batch.get("target_positions"))
         x = self.decoder.fprop(theta.decoder, x, ctx, **_sides(batch), memory=memory)
-        return self._normalise("decoder_norm", theta, x, ctx)
+        return theta, self._normalise("decoder_norm", theta, x, ctx)
 
     # --- the target token by token ---
 

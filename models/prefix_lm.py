@@ -75,8 +75,7 @@ class PrefixLm(DecoderOnly):
           batch: see EncoderDecoder
           returns: [B, T] float32
         """
-        theta, x = self._embedded(theta, _both_ids(batch, ctx), ctx)
-        x = self._of_target(theta, self._stacked(theta, x, batch, ctx), batch, ctx)
+        theta, x = self._decoded(theta, batch, ctx)
         name, softmax = self._softmax()
         return softmax.cross_entropy(
             theta[name], x, batch["target_labels"], ctx, label_smoothing=label_smoothing
@@ -89,8 +88,7 @@ class PrefixLm(DecoderOnly):
           batch: see EncoderDecoder; labels are not read
           returns: [B, T, V]
         """
-        x = self.embedding.fprop(theta.embedding, _both_ids(batch, ctx), ctx)
-        x = self._of_target(theta, self._stacked(theta, x, batch, ctx), batch, ctx)
+        theta, x = self._decoded(theta, batch, ctx)
         return self._logits(theta, x, ctx)
 
     def fprop(self, theta: Theta, x: Any, ctx: StepContext) -> tf.Tensor:
@@ -112,9 +110,12 @@ class PrefixLm(DecoderOnly):
         looks = self.stack.look(theta.stack, x, ctx, **_sides(batch, ctx))
         return _of_source(looks[:, _source_length(batch) :], _source_length(batch))
 
-    def _stacked(self, theta: Theta, x: tf.Tensor, batch: Batch, ctx: StepContext) -> tf.Tensor:
+    def _decoded(self, theta: Theta, batch: Batch, ctx: StepContext) -> tuple[Theta, tf.Tensor]:
+        """Returns theta as the softmax is to read it, and what the softmax sees, [B, T, D]."""
+        theta, x = self._embedded(theta, _both_ids(batch, ctx), ctx)
         x = self._enter(theta, x, ctx, _both_positions(batch, ctx))
-        return self.stack.fprop(theta.stack, x, ctx, **_sides(batch, ctx))
+        x = self.stack.fprop(theta.stack, x, ctx, **_sides(batch, ctx))
+        return theta, self._of_target(theta, x, batch, ctx)
 
     def _of_target(self, theta: Theta, x: tf.Tensor, batch: Batch, ctx: StepContext) -> tf.Tensor:
         """[B, S + T, D] -> [B, T, D], normalised: what the softmax sees."""

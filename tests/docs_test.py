@@ -97,6 +97,10 @@ HOW: list[tuple[str, Run | TestedBy]] = [
         TestedBy("tests/tools/ckpt_test.py::test_an_average_is_evaluated_decoded_and_trained_on"),
     ),
     (
+        r"tekso-(decode .*--language|trainer .*--mode=decode .*task\.decode_language)=.*",
+        TestedBy("tests/tools/decode_test.py::test_a_model_of_several_languages_is_told_which"),
+    ),
+    (
         r"tekso-decode .*",
         TestedBy(
             "tests/tools/decode_test.py::test_every_line_has_its_translation_and_empty_lines_stay"

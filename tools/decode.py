@@ -7,8 +7,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import IO, TYPE_CHECKING, Any
 
 from absl import flags
 
@@ -24,7 +24,6 @@ PROGRAM = "tekso-decode"
 USAGE = f"{PROGRAM} --logdir=runs/mine --input=texts.en --output=texts.de"
 _STANDARD_OUTPUT = "-"
 _MOST_LINES = 2048  # read, sorted by length and written together
-_FEW_ROWS = 8  # of a batch, where few lines are there
 _PROGRESS_S = 10.0
 _SEARCH = "task.translator.search"
 
@@ -110,8 +109,8 @@ def _run(words: list[str]) -> None:
     try:
         with contextlib.redirect_stdout(sys.stderr):  # whatever is told while it is built
             parts = _parts()
-        with _output() as write:
-            _translate(parts, reader, write)
+        with _output() as file:
+            _translate(parts, reader, file)
     finally:
         reader.close()
 
@@ -150,7 +149,6 @@ def _parts() -> Assembly:
         name: (f"{_SEARCH}.{name}", FLAGS[name].value) for name in ("beam_size", "num_hypotheses")
     }
     experiment_flags.change(tree, execution=FLAGS.execution, settings=FLAGS.set or [], flags=chosen)
-    tree.eval_inputs = {}  # nothing is evaluated
     search = tree.get(_SEARCH)
     search.instantiate()  # says what is wrong in it, before anything slow happens
     job = Job(
@@ -163,38 +161,35 @@ def _parts() -> Assembly:
         tpu=FLAGS.tpu,
         cpu_devices=FLAGS.cpu_devices,
     )
-    parts = job.assemble(Peers())
-    _check_language(getattr(parts.input, "languages", ()))
+    parts = job.assemble(Peers(), reads_data=False)
+    _check_language(parts.input)
     restore(parts.program, checkpoint)
     how = f"beam {search.beam_size}" if "beam_size" in search else type(search).owner.__name__
     console.line(f"{model} at step {checkpoint.step}, {how}")
     return parts
 
 
-def _check_language(languages: Sequence[str]) -> None:
-    if languages and FLAGS.language not in languages:
+def _check_language(input: Any) -> None:
+    from tekso.framework.input.skips import InputError
+
+    try:
+        input.encode_source("", language=FLAGS.language)
+    except InputError as error:
         given = f"--language={FLAGS.language}" if FLAGS.language else "--language is missing"
-        raise UsageError(f"{given}: the model translates into {', '.join(languages)}")
-    if FLAGS.language and not languages:
-        raise UsageError(f"--language={FLAGS.language}: the model translates into one language")
+        raise UsageError(f"{given}: {error}") from error
 
 
 @contextlib.contextmanager
-def _output() -> Iterator[Callable[[str], None]]:
-    """What takes the lines; a file gets its name when the block ends without an error."""
+def _output() -> Iterator[IO[bytes]]:
+    """Where the lines go; a file gets its name when the block ends without an error."""
     if FLAGS.output == _STANDARD_OUTPUT:
-
-        def write(text: str) -> None:
-            sys.stdout.buffer.write(text.encode("utf-8"))
-            sys.stdout.buffer.flush()
-
-        yield write
+        yield sys.stdout.buffer
         return
     with files.writing_atomically(os.path.expanduser(FLAGS.output)) as file:
-        yield lambda text: (file.write(text.encode("utf-8")), None)[1]
+        yield file
 
 
-def _translate(parts: Any, reader: LineReader, write: Callable[[str], None]) -> None:
+def _translate(parts: Any, reader: LineReader, file: IO[bytes]) -> None:
     translator = parts.task.translator
     several = parts.tree.get(_SEARCH).num_hypotheses > 1
     done, cut, empty, broken = 0, 0, 0, 0
@@ -202,11 +197,11 @@ def _translate(parts: Any, reader: LineReader, write: Callable[[str], None]) -> 
     while lines := reader.take(_MOST_LINES):
         texts = [line.text for line in lines]
         languages = [FLAGS.language] * len(texts) if FLAGS.language else []
-        found = translator.translate(
-            parts.program, parts.input, texts, languages=languages, rows=_rows(len(texts))
-        )
+        found = translator.translate(parts.program, parts.input, texts, languages=languages)
         answers = zip(texts, found.hypotheses, strict=True)
-        write("".join(_shown(done + i, *own, several=several) for i, own in enumerate(answers)))
+        shown = (_shown(done + i, *own, several=several) for i, own in enumerate(answers))
+        file.write("".join(shown).encode("utf-8"))
+        file.flush()
         done += len(lines)
         cut += found.num_cut
         empty += sum(not text.strip() for text in texts)
@@ -226,22 +221,10 @@ def _translate(parts: Any, reader: LineReader, write: Callable[[str], None]) -> 
         _tell(f"{broken:,} of them have bytes that are no UTF-8, read as U+FFFD")
 
 
-def _rows(num_lines: int) -> int | None:
-    """Rows of a batch: a line alone is answered at once; None: as the translator says."""
-    if num_lines == 1:
-        return 1
-    return _FEW_ROWS if num_lines <= _FEW_ROWS else None
-
-
 def _shown(number: int, source: str, hypotheses: Sequence[Any], *, several: bool) -> str:
     """The output for one line of input, with its line end."""
     if FLAGS.format == "json":
-        record = {
-            "source": source,
-            "hypotheses": [
-                {"text": h.text, "score": h.score, "log_prob": h.log_prob} for h in hypotheses
-            ],
-        }
+        record = {"source": source, "hypotheses": [h.record() for h in hypotheses]}
         return json.dumps(record, ensure_ascii=False) + "\n"
     from tekso.tasks.mt.translator import one_line
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from tekso.framework import files
 from tekso.tools.command_errors import OK, UsageError
@@ -25,7 +25,7 @@ def run(
     output: str | None,
     batch_size: int,
     lengths: Sequence[str],
-    litert: Sequence[str],
+    litert: Sequence[Literal["float32", "int8"]],
     as_json: bool,
 ) -> int:
     """Exports a checkpoint and tells what was written; returns the exit code.
@@ -54,7 +54,6 @@ def run(
         raise UsageError(
             f"--export_lengths: {wrong[0]!r} is no length; want numbers, as in 16,64,128"
         )
-    kinds: dict[str, Any] = {"float32": "float32", "int8": "int8"}
     exported = export.export(
         model,
         tree,
@@ -64,7 +63,7 @@ def run(
         settings=export.ExportSettings(
             batch_size=batch_size,
             lengths=tuple(map(int, lengths)),
-            litert=tuple(kinds[name] for name in dict.fromkeys(litert)),
+            litert=tuple(dict.fromkeys(litert)),
         ),
     )
     if as_json:

@@ -24,13 +24,11 @@ class Line:
     """A line without its end.
 
     Attributes:
-      text: what is in it; bytes that are no UTF-8 are U+FFFD.
-      is_whole: False if it was too long to be kept whole.
+      text: what is in it, or its beginning; bytes that are no UTF-8 are U+FFFD.
       is_text: False if some bytes were no UTF-8.
     """
 
     text: str
-    is_whole: bool = True
     is_text: bool = True
 
 
@@ -105,4 +103,4 @@ class LineReader:
             data = data.decode("utf-8", "ignore").encode("utf-8")
         text = data.decode("utf-8", "replace")
         is_text = _REPLACEMENT not in text or _REPLACEMENT.encode() in data
-        self._lines.append(Line(text, is_whole, is_text))
+        self._lines.append(Line(text, is_text))

@@ -127,7 +127,6 @@ def _cluster() -> Cluster | None:
 
 def _train(argv: list[str]) -> int:
     from tekso.framework.run import modes
-    from tekso.tools import pipeline_mode
 
     if FLAGS.format == "json":
         raise UsageError(
@@ -136,7 +135,9 @@ def _train(argv: list[str]) -> int:
         )
     model, tree, registered = _experiment()
     if FLAGS.trace_pipeline:
-        pipeline_mode.check_can_be_traced(tree)
+        from tekso.framework.run import pipeline_plan
+
+        pipeline_plan.check_can_be_traced(tree)
     return modes.train(_job(model, tree, registered, argv))
 
 

@@ -46,7 +46,6 @@ class BeamSearch(Search):
         """Params of BeamSearch."""
 
         beam_size: int = param("Hypotheses that are followed at once.", default=4)
-        num_hypotheses: int = param("Hypotheses returned for a source.", default=1)
         length_normalization: float = param(
             "alpha of GNMT: a log-probability is divided by ((5 + length) / 6)**alpha, the length "
             "with its end. 0: not normalised.",
@@ -71,7 +70,7 @@ class BeamSearch(Search):
         p = self.params
         if p.beam_size < 1:
             raise ValueError(f"BeamSearch.beam_size is {p.beam_size}: want at least 1")
-        if not 1 <= p.num_hypotheses <= p.beam_size:
+        if p.num_hypotheses > p.beam_size:
             raise ValueError(
                 f"BeamSearch.num_hypotheses is {p.num_hypotheses}: want 1 … {p.beam_size}, the "
                 "beam_size"
@@ -97,7 +96,7 @@ class BeamSearch(Search):
         prefix: Prefix | None = None,
         forbidden_ids: Sequence[int] = (),
     ) -> dict[str, tf.Tensor]:
-        """Returns the best targets of every source, best first; pure.
+        """Returns the best targets of every source, best first; see `Search.search`.
 
         First come those that ended, by score. A hypothesis that reached the most tokens without an
         end fills up what is missing, after them: its score is that of the tokens it has. If there
@@ -107,28 +106,15 @@ class BeamSearch(Search):
 
         With beam_size 1 and length_normalization 0, this is greedy search.
 
-        Args:
-          model: what is searched.
-          theta: its weights.
-          batch: "source_ids" and "source_segment_ids" [B, S] int32; segment 0 is padding.
-          ctx: step context.
-          end_id: ends a target, and stands for the token before the first.
-          prefix: what the targets have to begin with.
-          forbidden_ids: tokens that are never chosen (but may be in a prefix). Probabilities stay
-            those of the model: they are not divided among the other tokens.
-
         Shapes:
-          returns: {"ids": [B, H, T] int32, the end included, 0 after it;
-                    "lengths": [B, H] int32; "log_probs", "scores": [B, H] float32;
-                    "is_finished": [B, H] bool, whether the end was reached;
-                    "attention": [B, H, T, S] float32, if wanted}
+          returns: as Search, and "attention" [B, H, T, S] float32, if wanted
         Raises:
-          ValueError: the model has no attention where it is wanted or covers the source; an id is
-            not in the vocabulary; the prefix leaves no room.
+          ValueError: the model has no attention where it is wanted or covers the source; or as
+            Search.
         """
         is_source_BS = tf.not_equal(batch["source_segment_ids"], 0)
         limits = self.limits(is_source_BS, prefix)
-        return _Run(self.params, self, model, limits, end_id, forbidden_ids, ctx).result(
+        return _Run(self, model, limits, end_id, forbidden_ids, ctx).result(
             theta, batch, is_source_BS, prefix
         )
 
@@ -187,14 +173,14 @@ class _Run:
 
     def __init__(
         self,
-        params: Any,
-        search: Search,
+        search: BeamSearch,
         model: Decoder,
         limits: Limits,
         end_id: int,
         forbidden_ids: Sequence[int],
         ctx: Any,
     ) -> None:
+        params = search.params
         self._params, self._search, self._model, self._ctx = params, search, model, ctx
         self._limits, self._end_id, self._forbidden_ids = limits, end_id, forbidden_ids
         self._score = HypothesisScore(
@@ -323,7 +309,6 @@ class _Run:
             allowed_NV += penalty
         best_NC, ids_NC = top_tokens(allowed_NV, min(2 * k, vocab_size))
         log_probs_NC = tf.minimum(best_NC - log_total(logits_NV), 0.0)
-        is_free_N1 = None
         if given.prefix:
             is_forced_B, token_B = forced_tokens(Prefix(*given.prefix), t)
             is_free_N1 = tf.expand_dims(tf.repeat(~is_forced_B, k), 1)

@@ -1,4 +1,4 @@
-"""Decoder: what a model of target given source has to offer to whoever searches for the target.
+"""What a model of target given source offers: Decoder to searches, SequenceToSequence to a task.
 
     state = start_decoding(…)      sources are read once; one hypothesis a source
     state = expand(state, K)       K hypotheses a source
@@ -9,7 +9,7 @@ A state has two parts. What belongs to a source (keys and values of the memory, 
 however many hypotheses ask. What belongs to a hypothesis (its cache, its recurrent state) has a row
 for each: row n is of source n // K.
 
-Legend: B sources, K hypotheses a source, N = B * K, S source length, V vocabulary.
+Legend: B sources, K hypotheses a source, N = B * K, S source length, T target length, V vocabulary.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
+from tekso.framework.pieces import Piece
 from tekso.framework.theta import Theta
 
 
@@ -85,6 +86,38 @@ class Decoder(Protocol):
 
         Shapes:
           rows: [N'] int32, with as many rows a source for every source, in the order of sources
+        """
+        ...
+
+
+class SequenceToSequence(Decoder, Protocol):
+    """A layer that the translation task can train, and whose targets can be searched for.
+
+    Its Params have `source_vocab_size` and `target_vocab_size`. What a batch holds, the class
+    EncoderDecoder says. Of a model that has `attention(theta, batch, ctx)` besides, where every
+    position of the target looks in the source ([B, T, S] float32), evaluations draw pictures.
+    """
+
+    def token_cross_entropy(
+        self,
+        theta: Theta,
+        batch: Mapping[str, tf.Tensor],
+        ctx: Any,
+        *,
+        label_smoothing: float = 0.0,
+    ) -> tf.Tensor:
+        """Returns -log p(label | source, target up to here) of every position, in nats.
+
+        Shapes:
+          returns: [B, T] float32
+        """
+        ...
+
+    def pieces(self, *, label_smoothing: float = 0.0) -> list[Piece]:
+        """Returns the parts of `token_cross_entropy` in order, between which it can be cut.
+
+        The first gets the batch; the last adds "cross_entropy" [B, T] to what flows. Labels are
+        smoothed in training only.
         """
         ...
 

@@ -23,7 +23,6 @@ class Sampler(Search):
     class Params(Search.Params):
         """Params of Sampler."""
 
-        num_samples: int = param("Targets drawn for a source.", default=1)
         temperature: float = param("Logits are divided by it; 0 is greedy.", default=1.0)
         top_k: int | None = param("Only the so many likeliest tokens are drawn.", default=None)
         top_p: float = param("Only the likeliest tokens of this share are drawn.", default=1.0)
@@ -32,8 +31,6 @@ class Sampler(Search):
         super().__init__(params)
         p = self.params
         check_sampling(temperature=p.temperature, top_k=p.top_k, top_p=p.top_p, where="Sampler")
-        if p.num_samples < 1:
-            raise ValueError(f"Sampler.num_samples is {p.num_samples}: want at least 1")
 
     def search(
         self,
@@ -46,33 +43,17 @@ class Sampler(Search):
         prefix: Prefix | None = None,
         forbidden_ids: Sequence[int] = (),
     ) -> dict[str, tf.Tensor]:
-        """Returns samples in the order in which they were drawn; pure.
+        """Returns samples in the order in which they were drawn; see `Search.search`.
 
         The number that decides on a token is that of source, sample and position, so a sample does
-        not depend on devices, on the other sources, nor on how many samples are drawn besides.
-
-        Args:
-          model: what is drawn from: a Decoder that is a Layer.
-          theta: its weights.
-          batch: "source_ids" and "source_segment_ids" [B, S] int32; segment 0 is padding.
-          ctx: step context.
-          end_id: ends a target, and stands for the token before the first.
-          prefix: what the targets have to begin with.
-          forbidden_ids: tokens that are never drawn (but may be in a prefix).
-
-        Shapes:
-          returns: {"ids": [B, H, T] int32, the end included, 0 after it;
-                    "lengths": [B, H] int32, 0 where the source is padding alone;
-                    "log_probs", "scores": [B, H] float32, both the log-probability that the model
-                    gives, whatever temperature, top_k and top_p are;
-                    "is_finished": [B, H] bool, whether the end was reached}
-        Raises:
-          ValueError: an id is not in the vocabulary; the prefix leaves no room.
+        not depend on devices, on the other sources, nor on how many samples are drawn besides. The
+        model has to be a Layer. Log-probabilities and scores are those that the model gives,
+        whatever temperature, top_k and top_p are.
         """
         p = self.params
         is_source_BS = tf.not_equal(batch["source_segment_ids"], 0)
         limits = self.limits(is_source_BS, prefix)
-        b, h, longest = is_source_BS.shape[0], p.num_samples, limits.longest
+        b, h, longest = is_source_BS.shape[0], p.num_hypotheses, limits.longest
         state = model.start_decoding(theta, batch, longest, ctx)
         if h > 1:
             state = model.expand(state, h)

@@ -1,18 +1,21 @@
 """What all searches for targets share: bounds of length, forced beginnings, forbidden tokens.
 
-Legend: B sources, S source length, P prefix length, T most tokens of a target, V vocabulary.
+Legend: B sources, H targets of a source, S source length, P prefix length, T most tokens of a
+target, V vocabulary.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tekso.framework.params import Configurable, param
+from tekso.framework.theta import Theta
+from tekso.models.decoding.decoder import Decoder
 
 IMPOSSIBLE = float("-inf")
 """Log-probability of what is forbidden, and of a hypothesis that there is not."""
@@ -64,6 +67,7 @@ class Search(Configurable):
         )
         max_length_extra: int = param("See max_length_ratio.", default=10)
         min_length: int = param("Fewest tokens of a target, the end included.", default=1)
+        num_hypotheses: int = param("Targets returned for a source.", default=1)
 
     def __init__(self, params: Any) -> None:
         super().__init__(params)
@@ -82,10 +86,47 @@ class Search(Configurable):
             )
         if p.min_length < 1:
             raise ValueError(f"{self._name}.min_length is {p.min_length}: want at least 1")
+        if p.num_hypotheses < 1:
+            raise ValueError(f"{self._name}.num_hypotheses is {p.num_hypotheses}: want at least 1")
 
     @property
     def _name(self) -> str:
         return type(self).__name__
+
+    def search(
+        self,
+        model: Decoder,
+        theta: Theta,
+        batch: Mapping[str, tf.Tensor],
+        ctx: Any,
+        end_id: int,
+        *,
+        prefix: Prefix | None = None,
+        forbidden_ids: Sequence[int] = (),
+    ) -> dict[str, tf.Tensor]:
+        """Returns targets of every source; pure.
+
+        Args:
+          model: what is searched.
+          theta: its weights.
+          batch: "source_ids" and "source_segment_ids" [B, S] int32; segment 0 is padding.
+          ctx: step context.
+          end_id: ends a target, and stands for the token before the first.
+          prefix: what the targets have to begin with.
+          forbidden_ids: tokens that are never chosen (but may be in a prefix). Probabilities stay
+            those of the model: they are not divided among the other tokens.
+
+        Shapes:
+          returns: {"ids": [B, H, T] int32, the end included, 0 after it;
+                    "lengths": [B, H] int32, 0 where there is no target, as of a source that is
+                    padding alone;
+                    "log_probs": [B, H] float32, that the model gives;
+                    "scores": [B, H] float32, what targets are ranked by;
+                    "is_finished": [B, H] bool, whether the end was reached}
+        Raises:
+          ValueError: an id is not in the vocabulary; the prefix leaves no room.
+        """
+        raise NotImplementedError
 
     def limits(self, is_source_BS: tf.Tensor, prefix: Prefix | None) -> Limits:
         """Returns how long targets may be.

@@ -23,7 +23,7 @@ from tekso.framework.learner import Learner
 from tekso.framework.optimizers.adam import Adam
 from tekso.framework.params import Params
 from tekso.framework.registry import register
-from tekso.models.encoder_decoder import EncoderDecoder
+from tekso.models.encoder_decoder import EncoderDecoder, decoder_layer
 from tekso.models.layers.attention import MultiHeadAttention
 from tekso.models.layers.embedding import Embedding
 from tekso.models.layers.feed_forward import FeedForward
@@ -49,16 +49,13 @@ class T6H8192A16(Experiment):
             feed_forward=FeedForward.Params(hidden_dim=self.D_FF),
             dropout_rate=0.1,
         )
-        decoder_layer = layer.copy().set(memory_attention=layer.attention.copy())
-        decoder_layer.attention.mask = "causal"
         model = EncoderDecoder.Params(
             dim=1024,
             source_embedding=Embedding.Params(scale="sqrt_dim"),
-            target_embedding=Embedding.Params(scale="sqrt_dim"),
             softmax=Softmax.Params(use_bias=True),
             dropout_rate=0.1,
             encoder=Stack.Params(num_layers=self.NUM_LAYERS, layer=layer),
-            decoder=Stack.Params(num_layers=self.NUM_LAYERS, layer=decoder_layer),
+            decoder=Stack.Params(num_layers=self.NUM_LAYERS, layer=decoder_layer(layer)),
         )
         return Translation.Params(model=model, label_smoothing=0.1)
 

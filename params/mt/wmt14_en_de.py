@@ -1,9 +1,12 @@
 """The Transformers of "Attention is all you need" on WMT 2014 English to German (4.5M pairs).
 
 Nothing is downloaded: prepare `wmt14_translate/de-en` with tensorflow-datasets, and name its folder
-by `--set input.corpus.data_dir=…` if it is not in its usual place. For text files:
-`--set input.corpus=tekso.tasks.mt.parallel_files:ParallelFiles --set
-input.corpus.source_files=train.en --set input.corpus.target_files=train.de`.
+by `--set input.corpus.data_dir=…` if it is not in its usual place. For text files, of which a part
+is held out for dev and test:
+
+    --set input.corpus=tekso.tasks.mt.parallel_files:ParallelFiles
+    --set input.corpus.source_files=train.en --set input.corpus.target_files=train.de
+    --set input.corpus.test_fraction=0.001
 """
 
 from __future__ import annotations
@@ -16,9 +19,8 @@ from tekso.framework.learner import Learner
 from tekso.framework.optimizers.adam import Adam
 from tekso.framework.params import Params
 from tekso.framework.registry import register
-from tekso.models.encoder_decoder import EncoderDecoder
+from tekso.models.encoder_decoder import EncoderDecoder, decoder_layer
 from tekso.models.layers.attention import MultiHeadAttention
-from tekso.models.layers.embedding import Embedding
 from tekso.models.layers.feed_forward import FeedForward
 from tekso.models.layers.stack import Stack
 from tekso.models.layers.transformer import TransformerLayer
@@ -49,15 +51,12 @@ class Base(Experiment):
             feed_forward=FeedForward.Params(hidden_dim=self.D_FF),
             dropout_rate=self.DROPOUT,
         )
-        decoder_layer = layer.copy().set(memory_attention=layer.attention.copy())
-        decoder_layer.attention.mask = "causal"
         model = EncoderDecoder.Params(
             dim=self.DIM,
-            target_embedding=Embedding.Params(scale="sqrt_dim"),
             dropout_rate=self.DROPOUT,
             encoder=Stack.Params(num_layers=6, layer=layer),
             encoder_norm=None,
-            decoder=Stack.Params(num_layers=6, layer=decoder_layer),
+            decoder=Stack.Params(num_layers=6, layer=decoder_layer(layer)),
             decoder_norm=None,
         )
         return Translation.Params(model=model, label_smoothing=0.1)

@@ -21,7 +21,7 @@ from tekso.framework.learner import Learner
 from tekso.framework.optimizers.adafactor import Adafactor
 from tekso.framework.params import Params
 from tekso.framework.registry import register
-from tekso.models.encoder_decoder import EncoderDecoder
+from tekso.models.encoder_decoder import EncoderDecoder, decoder_layer
 from tekso.models.layers.attention import MultiHeadAttention
 from tekso.models.layers.feed_forward import FeedForward
 from tekso.models.layers.normalization import RMSNorm
@@ -53,15 +53,13 @@ class Dff2048(Experiment):
             feed_forward=FeedForward.Params(hidden_dim=self.D_FF, use_bias=False),
             dropout_rate=0.1,
         )
-        decoder_layer = layer.copy().set(memory_attention=layer.attention.copy())
-        decoder_layer.attention.mask = "causal"
         model = EncoderDecoder.Params(
             dim=1024,
             softmax=Softmax.Params(),
             dropout_rate=0.1,
             encoder=Stack.Params(num_layers=6, layer=layer),
             encoder_norm=RMSNorm.Params(),
-            decoder=Stack.Params(num_layers=6, layer=decoder_layer),
+            decoder=Stack.Params(num_layers=6, layer=decoder_layer(layer)),
             decoder_norm=RMSNorm.Params(),
         )
         return Translation.Params(model=model, label_smoothing=0.1)

@@ -50,18 +50,11 @@ class PackedText(TextInput):
           returns: as in the docstring of tasks/lm/input.py
         """
         del epoch
-        starts = self._packing.row_starts
-        counts = starts[index + 1] - starts[index]  # segments of each row
-        number = count_up(counts)  # of each segment: its place in its row
-        piece = self._packing.examples[np.repeat(starts[index], counts) + number]
-        sizes = self._pieces.lengths[piece]
-        row = np.repeat(np.arange(len(index)), counts)
-        before = np.cumsum(sizes) - sizes
-        column = before - before[np.cumsum(counts) - counts][row]  # where a segment begins
-
+        segments = self._packing.in_rows(index)
+        sizes = self._pieces.lengths[segments.examples]
         within = count_up(sizes)  # of each token: its place in its segment
-        place = np.repeat(row, sizes), np.repeat(column, sizes) + within
-        source = np.repeat(self._pieces.starts[piece], sizes) + within
+        place = np.repeat(segments.row, sizes), np.repeat(segments.columns(sizes), sizes) + within
+        source = np.repeat(self._pieces.starts[segments.examples], sizes) + within
         shape = (len(index), self.params.length)
         batch = {
             "ids": np.full(shape, self.tokenizer.end_id, np.int32),
@@ -73,7 +66,7 @@ class PackedText(TextInput):
         batch["ids"][place] = self.text.tokens[source]
         batch["labels"][place] = self.text.tokens[source + 1]
         batch["weights"][place] = 1.0
-        batch["segment_ids"][place] = np.repeat(number + 1, sizes)
+        batch["segment_ids"][place] = np.repeat(segments.number + 1, sizes)
         batch["positions"][place] = within
         self.count_bytes(batch)
         return batch

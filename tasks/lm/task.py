@@ -148,6 +148,11 @@ class LanguageModel(Task):
             figures["perplexity"] = math.exp(min(figures[LOSS], MAX_EXPONENT))
         return figures
 
+    @classmethod
+    def decodes_data(cls, params: Any) -> bool:
+        """See Task: prompts are taken from the input where none are given."""
+        return params.decode is not None and not params.decode.prompts
+
     def decode(self, program: Program, input: Any) -> Decoded | None:
         """Returns samples after the prompts, and scores of files, as the decode Params say."""
         return self._decoder.decode(program, input) if self._decoder is not None else None

@@ -6,6 +6,7 @@ Tokens go in and come out: the tokenizers lie beside the model.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -40,7 +41,13 @@ _FOUND = {
 
 
 def translation_exports(
-    task: Any, search: BeamSearch.Params, *, end_id: int, longest: int, longest_target: int
+    task: Any,
+    search: BeamSearch.Params,
+    *,
+    end_id: int,
+    forbidden_ids: Sequence[int] = (),
+    longest: int,
+    longest_target: int,
 ) -> dict[str, ExportedFunction]:
     """Returns the functions of a translation model: "translate", "greedy" and "score".
 
@@ -48,6 +55,7 @@ def translation_exports(
       task: a Translation.
       search: how targets are found.
       end_id: ends a target, and stands for the token before the first.
+      forbidden_ids: tokens that no target gets.
       longest: most tokens of a source.
       longest_target: most tokens of a target that is scored.
     """
@@ -55,18 +63,24 @@ def translation_exports(
         beam_size=1, num_hypotheses=1, length_normalization=0.0, coverage_penalty=0.0
     )
     beam = f"beam search with {search.beam_size} hypotheses"
+    tokens = end_id, forbidden_ids
     return {
-        "translate": _translating(task, search, end_id, longest, f"The best targets by {beam}."),
+        "translate": _translating(task, search, tokens, longest, f"The best targets by {beam}."),
         "greedy": _translating(
-            task, greedy, end_id, longest, "The likeliest token, one after the other."
+            task, greedy, tokens, longest, "The likeliest token, one after the other."
         ),
         "score": _scoring(task, end_id, longest, longest_target),
     }
 
 
 def _translating(
-    task: Any, params: BeamSearch.Params, end_id: int, longest: int, doc: str
+    task: Any,
+    params: BeamSearch.Params,
+    tokens: tuple[int, Sequence[int]],
+    longest: int,
+    doc: str,
 ) -> ExportedFunction:
+    end_id, forbidden_ids = tokens
     search = params.copy().set(return_attention=False).instantiate()
 
     def translate(
@@ -74,7 +88,7 @@ def _translating(
     ) -> dict[str, tf.Tensor]:
         batch = {"source_ids": ids_BS, "source_segment_ids": _segments(ids_BS, lengths_B)}
         found: dict[str, tf.Tensor] = search.search(
-            task.model, theta.model, batch, ctx, end_id=end_id
+            task.model, theta.model, batch, ctx, end_id=end_id, forbidden_ids=forbidden_ids
         )
         return found
 
@@ -104,7 +118,6 @@ def _scoring(task: Any, end_id: int, longest: int, longest_target: int) -> Expor
             "source_segment_ids": _segments(ids_BS, lengths_B),
             "target_ids": tf.concat([begin_B1, labels_BT[:, :-1]], 1),
             "target_labels": labels_BT,
-            "target_weights": tf.cast(segments_BT, tf.float32),
             "target_segment_ids": segments_BT,
         }
         log_probs_BT = task.log_probs(theta, batch, ctx)
@@ -116,7 +129,7 @@ def _scoring(task: Any, end_id: int, longest: int, longest_target: int) -> Expor
         inputs={
             "source_ids": dataclasses.replace(_SOURCE["source_ids"], longest=longest),
             "source_lengths": _SOURCE["source_lengths"],
-            "target_ids": ExportedInput(
+            "target_labels": ExportedInput(
                 "the tokens of each target, its end among them",
                 has_length=True,
                 longest=longest_target,
@@ -125,7 +138,7 @@ def _scoring(task: Any, end_id: int, longest: int, longest_target: int) -> Expor
         },
         outputs={
             "log_probs": ExportedOutput(
-                "nats, 0 beyond the target: float32, [examples, length]", length_of="target_ids"
+                "nats, 0 beyond the target: float32, [examples, length]", length_of="target_labels"
             )
         },
         lengths=lengths_up_to(max(longest, longest_target)),

@@ -9,45 +9,38 @@ Every batch has, in int32 unless said otherwise (B rows, S and T tokens of the s
     target_weights      [B, T]  float32, 1 for every label, 0 for what fills up
     target_segment_ids  [B, T]  as of the source: pair n of a row is segment n of both sides
     source_positions, target_positions [B, S], [B, T]  only where rows are packed; from 0 in a pair
-
-Where a corpus has several target languages, a token of the wanted language is before the source;
-its id is the size of the source's tokenizer plus the number of the language.
 """
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tekso.framework import files
 from tekso.framework.input import shuffle
 from tekso.framework.input.input import Batch, ExampleInput, Signature
 from tekso.framework.input.skips import InputError, SkipReport
 from tekso.framework.input.tokenizers import Bytes, Tokenizer
 from tekso.framework.params import REQUIRED, param
 from tekso.tasks.mt.languages import sampled
+from tekso.tasks.mt.pair_texts import KnownPairs, PairTexts
 from tekso.tasks.mt.pairs import Pair, PairSource
 from tekso.tasks.mt.parallel_files import ParallelFiles
 from tekso.tasks.mt.rows import PairRows
 from tekso.tasks.mt.token_pairs import Chosen, TokenPairs, choose, token_pairs
-from tekso.tasks.mt.vocabulary import Side, training_source, training_text
+from tekso.tasks.mt.vocabulary import training_source, training_text
 
 Indices = npt.NDArray[np.int64]
 
 
-class TranslationInput(ExampleInput):
+class TranslationInput(PairTexts, ExampleInput):
     """Base of inputs of pairs: reads the corpus, makes or loads tokenizers, encodes, filters.
 
     Pairs are numbered in the order of the data, those that are left out not counted.
 
     Attributes:
-      source_tokenizer: of the source.
-      target_tokenizer: of the target; the same object where one is shared.
-      languages: target languages in the order of their tokens; empty where there is one only.
       tokens: the corpus as tokens.
       chosen: which pairs of it are taken.
       rows: what puts them into batches.
@@ -85,8 +78,6 @@ class TranslationInput(ExampleInput):
         )
 
     padding_keys = ("target_weights",)
-    source_tokenizer: Tokenizer
-    target_tokenizer: Tokenizer
 
     def __init__(
         self,
@@ -113,7 +104,7 @@ class TranslationInput(ExampleInput):
                 )
         self.corpus: PairSource = p.corpus.instantiate(split=p.split)
         self.languages = self.corpus.languages
-        self._make_tokenizers(train)
+        self._make_tokenizers(assets_dir, lambda side: training_text(p, self.corpus, train, side))
         self.tokens: TokenPairs = token_pairs(
             self.corpus, self.source_tokenizer, self.target_tokenizer, assets_dir=assets_dir
         )
@@ -158,6 +149,11 @@ class TranslationInput(ExampleInput):
             "target_segment_ids": target,
         }
 
+    @classmethod
+    def known(cls, params: Any, *, assets_dir: str | None) -> KnownPairs:
+        """See `Input`."""
+        return KnownPairs(params, assets_dir=assets_dir)
+
     @property
     def num_pairs(self) -> int:
         """Pairs of the split that are not left out."""
@@ -167,22 +163,6 @@ class TranslationInput(ExampleInput):
     def num_examples(self) -> int:
         """Examples of an epoch."""
         return len(self._stream)
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of ids of the target side."""
-        return self.target_vocab_size
-
-    @property
-    def source_vocab_size(self) -> int:
-        """Number of ids of the source side, those of languages among them."""
-        return self.source_tokenizer.vocab_size + len(self.languages)
-
-    @property
-    def target_vocab_size(self) -> int:
-        """Number of ids of the target side: that of the source where they share a tokenizer."""
-        is_shared = self.source_tokenizer is self.target_tokenizer
-        return self.source_vocab_size if is_shared else self.target_tokenizer.vocab_size
 
     def pairs(self, numbers: Iterable[int] | slice | None = None) -> list[Pair]:
         """Pairs as texts, as they are in the corpus.
@@ -205,41 +185,10 @@ class TranslationInput(ExampleInput):
         records = self.tokens.records[np.fromiter(numbers, np.int64)]
         return [self.corpus[index] for index in records.tolist()]
 
-    def encode_source(self, text: str, language: str | None = None) -> npt.NDArray[np.int32]:
-        """What a model reads of a source: the language's token, if any, the text's, the end.
-
-        Raises:
-          InputError: the language is missing, or unknown.
-        """
-        ids = self.source_tokenizer.encode(text).tolist()
-        whole = [*self._language_ids(language), *ids, self.source_tokenizer.end_id]
-        return np.array(whole, np.int32)
-
-    def decode_target(self, ids: Iterable[int]) -> str:
-        """The text of target tokens, up to the first end."""
-        tokens = [int(i) for i in ids]
-        end = self.target_tokenizer.end_id
-        return self.target_tokenizer.decode(
-            tokens[: tokens.index(end)] if end in tokens else tokens
-        )
-
-    def texts(self) -> Iterator[str]:
-        """All sources and targets of the split, as they are."""
-        for pair in self.pairs():
-            yield pair.source
-            yield pair.target
-
     def training_pairs(self) -> Iterator[Pair]:
         """All pairs of the training split: of the training input that this one belongs to."""
         source, _ = training_source(self.params, self.corpus, self._train)
         return (pair for _, pair in source().records())
-
-    def source_token(self, token: int) -> str:
-        """The text of a token of the source side; <de> for the token of a language."""
-        number = token - self.source_tokenizer.vocab_size
-        if 0 <= number < len(self.languages):
-            return f"<{self.languages[number]}>"
-        return self.source_tokenizer.decode([token])
 
     def skipped(self) -> SkipReport:
         """What of the data was malformed and left out."""
@@ -260,46 +209,9 @@ class TranslationInput(ExampleInput):
             f"{sizes[0]:,} source and {sizes[1]:,} target tokens{skipped}{left_out}"
         )
 
-    def _language_ids(self, language: str | None) -> list[int]:
-        if not self.languages:
-            if language:
-                raise InputError(f"there is one target language only, so {language!r} is too much")
-            return []
-        if language not in self.languages:
-            close = difflib.get_close_matches(language or "", self.languages, n=3)
-            hint = f"; did you mean {', '.join(close)}?" if close else ""
-            raise InputError(
-                f"there is no target language {language!r}, only {', '.join(self.languages)}{hint}"
-            )
-        return [self.source_tokenizer.vocab_size + self.languages.index(language)]
-
     def _left_out(self) -> str:
         reasons = ", ".join(f"{count:,} {why}" for why, count in self.chosen.left_out.items())
         return f"{self.chosen.num_left_out:,} left out: {reasons}"
-
-    def _make_tokenizers(self, train: Any) -> None:
-        p = self.params
-        if (p.source_tokenizer is None) != (p.target_tokenizer is None):
-            missing = "source" if p.source_tokenizer is None else "target"
-            raise InputError(
-                f"{p.path_of(f'{missing}_tokenizer')} is missing: give one for each side, or for "
-                "neither, and both share `tokenizer`"
-            )
-
-        def make(tokenizer: Any, side: Side) -> Tokenizer:
-            folder = self.assets_dir
-            if folder is not None and side != "both":
-                folder = files.join(folder, side)
-            training = training_text(p, self.corpus, train, side)
-            one: Tokenizer = tokenizer.instantiate(assets_dir=folder, training=training)
-            return one
-
-        if p.source_tokenizer is None:
-            self.source_tokenizer = self.target_tokenizer = make(p.tokenizer, "both")
-        else:
-            self.source_tokenizer = make(p.source_tokenizer, "source")
-            self.target_tokenizer = make(p.target_tokenizer, "target")
-        self.tokenizer = self.target_tokenizer
 
 
 class PaddedPairs(TranslationInput):

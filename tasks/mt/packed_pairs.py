@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from tekso.framework.input import shuffle
 from tekso.framework.input.input import Batch, Signature
-from tekso.framework.input.packing import count_up
 from tekso.tasks.mt.input import Indices, TranslationInput
 from tekso.tasks.mt.pair_packing import pack_in_order, pack_pairs
 
@@ -59,24 +56,15 @@ class PackedPairs(TranslationInput):
           returns: as in the docstring of tasks/mt/input.py
         """
         del epoch
-        starts = self._packing.row_starts
-        counts = starts[index + 1] - starts[index]  # pairs of each row
-        number = count_up(counts)  # of each pair: its place in its row
-        numbers = self._stream[self._packing.examples[np.repeat(starts[index], counts) + number]]
-        row = np.repeat(np.arange(len(index)), counts)
-        first = (np.cumsum(counts) - counts)[row]  # of each pair: the first one of its row
-
-        def begins(sizes: Indices) -> Indices:
-            before = np.cumsum(sizes) - sizes
-            return before - before[first]
-
+        pairs = self._packing.in_rows(index)
+        numbers = self._stream[pairs.examples]
         return self.rows.side_by_side(
             numbers,
-            row,
-            number + 1,
+            pairs.row,
+            pairs.number + 1,
             columns=(
-                begins(self.rows.source_lengths(numbers)),
-                begins(self.rows.target_lengths(numbers)),
+                pairs.columns(self.rows.source_lengths(numbers)),
+                pairs.columns(self.rows.target_lengths(numbers)),
             ),
             shape=(len(index), self.params.source_length, self.params.target_length),
         )

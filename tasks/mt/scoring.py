@@ -103,8 +103,10 @@ class Scoring(Configurable):
         found: Translations,
         shown: Sequence[int],
     ) -> dict[str, bytes]:
-        """Pictures of where the translations of some pairs looked in their sources."""
-        images = {}
+        """Pictures of where the translations of some pairs looked in their sources, if it tells."""
+        images: dict[str, bytes] = {}
+        if not hasattr(self._model, "attention"):
+            return images
         for number, (pair, i) in enumerate(zip(pairs, shown, strict=False)):
             if not found.hypotheses[i]:
                 continue
@@ -125,7 +127,7 @@ class Scoring(Configurable):
         """A batch of one pair, filled up so that few shapes are traced."""
         longest = input.params.source_length, self._translator.longest_target
         sizes = [
-            min(1 << max(4, int(size - 1).bit_length()), most or size)
+            min(1 << max(4, int(size - 1).bit_length()), most or 1 << 30)
             for size, most in zip((len(source), len(target) + 1), longest, strict=True)
         ]
         end_id = input.target_tokenizer.end_id

@@ -15,6 +15,8 @@ from tekso.framework.params import REQUIRED, literals, param
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
 from tekso.framework.task import Batch, Decoded, LossSums, Program, Scored, Task
 from tekso.framework.theta import Theta
+from tekso.models.decoding.beam_search import BeamSearch
+from tekso.models.decoding.decoder import SequenceToSequence
 from tekso.tasks.mt.exports import translation_exports
 from tekso.tasks.mt.scoring import Scoring
 from tekso.tasks.mt.text_exports import text_exports
@@ -39,7 +41,9 @@ class Translation(Task):
         """Params of Translation."""
 
         model: Layer.Params = param(
-            "The network. Vocabularies, left open, are those of the tokenizers.", default=REQUIRED
+            "The network, a SequenceToSequence. Vocabularies, left open, are those of the "
+            "tokenizers.",
+            default=REQUIRED,
         )
         label_smoothing: float = param("Share of the target that is spread evenly.", default=0.0)
         translator: Translator.Params = param(
@@ -57,7 +61,7 @@ class Translation(Task):
             "Language to translate them into, of a model of several; None: the first.", default=None
         )
 
-    model: Any
+    model: SequenceToSequence
 
     def __init__(self, params: Any) -> None:
         """Builds the network."""
@@ -105,8 +109,8 @@ class Translation(Task):
                 params.model.set({path: input.params.get(length)})
         search, learned = params.translator.search, "target_positions.max_length"
         if search.max_length is None and learned in params.model:
-            params.translator = params.translator.copy()
             params.translator.search.max_length = params.model.get(learned)
+        _complete_one_sequence(params, input)
         return params
 
     def loss_weight(self, batch: Batch) -> tf.Tensor:
@@ -164,6 +168,11 @@ class Translation(Task):
             return None
         return self._scoring.score(program, input, is_last=is_last, stopped=stopped)
 
+    @classmethod
+    def decodes_data(cls, params: Any) -> bool:
+        """See Task: pairs of the input are translated where no texts are given."""
+        return not params.decode
+
     def decode(self, program: Program, input: Any) -> Decoded | None:
         """Returns the translations of the texts of the Params, with n-best lists."""
         p = self.params
@@ -181,9 +190,7 @@ class Translation(Task):
                 "kind": "translation",
                 "source": text,
                 "language": language,
-                "hypotheses": [
-                    {"text": h.text, "score": h.score, "log_prob": h.log_prob} for h in own
-                ],
+                "hypotheses": [hypothesis.record() for hypothesis in own],
                 **({"reference": references[i]} if references else {}),
             }
             for i, (text, language, own) in enumerate(
@@ -199,24 +206,29 @@ class Translation(Task):
         return Decoded("\n".join(shown), records)
 
     def exports(self, input: Any) -> dict[str, ExportedFunction]:
-        """Returns what translates, and scores translations, tokens in and out."""
-        input = getattr(input, "inner", input)
+        """Returns what translates, and scores translations, tokens in and out.
+
+        Raises:
+          ValueError: the search is no beam search.
+        """
         search = self.params.translator.search
+        if not isinstance(search, BeamSearch.Params):
+            raise ValueError(
+                f"task.translator.search is {type(search).owner.__name__}: export searches with "
+                "beams; --set task.translator.search=tekso.models.decoding.beam_search:BeamSearch"
+            )
         return translation_exports(
             self,
             search,
             end_id=input.target_tokenizer.end_id,
-            longest=self._longest_source(input),
+            forbidden_ids=self.translator.forbidden_ids(input.target_tokenizer),
+            longest=self.translator.longest_source(input),
             longest_target=input.params.target_length,
         )
 
     def text_exports(self, input: Any) -> dict[str, ExportedTexts]:
         """Returns how "translate" and "greedy" take and give texts; see text_exports.py."""
-        input = getattr(input, "inner", input)
-        return text_exports(input, longest=self._longest_source(input))
-
-    def _longest_source(self, input: Any) -> int:
-        return int(self.translator.params.max_source_length or input.params.source_length)
+        return text_exports(input, longest=self.translator.longest_source(input))
 
     def setting_to_try(self, eval_inputs: Mapping[str, Any]) -> str | None:
         """Returns a source that the model has not seen, to be translated."""
@@ -224,6 +236,25 @@ class Translation(Task):
             own = getattr(input, "inner", input)
             return f"task.decode={literals.write([own.pairs(slice(1))[0].source])}"
         return None
+
+
+def _complete_one_sequence(params: Any, input: Any) -> None:
+    """As `complete`, for learned positions of source and target as one sequence."""
+    path = "positions.max_length"
+    if path not in params.model or "source_length" not in input.params:
+        return
+    source_length = input.params.source_length
+    if params.model.get(path) is REQUIRED:
+        params.model.set({path: source_length + input.params.target_length})
+    search, learned = params.translator.search, params.model.get(path)
+    longest_source = params.translator.max_source_length or source_length
+    if learned <= longest_source:
+        raise ValueError(
+            f"task.model.{path} is {learned}, and sources have up to {longest_source} tokens: "
+            "set it higher, so that there is room for targets"
+        )
+    if search.max_length is None:
+        search.max_length = learned - longest_source
 
 
 def _shown(record: Mapping[str, Any]) -> str:

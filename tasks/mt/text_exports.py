@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from tekso.framework.exports import ExportedTexts
 from tekso.framework.input.sentence_piece import SPACE, SentencePiece
+from tekso.framework.input.tokenizers import REPLACEMENT
 
 _BLANK = r"[\s\p{Z}]*"
 _PACKAGE = "tensorflow_text"
@@ -46,7 +47,7 @@ def text_exports(input: Any, *, longest: int) -> dict[str, ExportedTexts]:
         "texts": "translations, the best first, empty where there is none: [examples, targets]",
         "scores": "what they are ranked by, -inf where there is none: [examples, targets]",
     }
-    table = [bytes(part) for part in input.target_tokenizer.token_bytes]
+    table = [*map(bytes, input.target_tokenizer.token_bytes), REPLACEMENT.encode()]
     return {
         name: ExportedTexts(
             read=reader.read,
@@ -109,7 +110,8 @@ def _written(
     """Texts and scores [B, H] of the ids of targets; a text without tokens has none."""
     ids_BHT, lengths_BH1 = found["ids"], tf.expand_dims(found["lengths"], -1)
     is_token = tf.range(tf.shape(ids_BHT)[2]) < lengths_BH1  # the end stands for no bytes
-    bytes_BHT = tf.where(is_token, tf.gather(tf.constant(table), ids_BHT), "")
+    known_BHT = tf.minimum(ids_BHT, len(table) - 1)  # languages and the like stand for no text
+    bytes_BHT = tf.where(is_token, tf.gather(tf.constant(table), known_BHT), "")
     texts_BH = tf.strings.reduce_join(bytes_BHT, -1)
     texts_BH = tf.strings.unicode_transcode(texts_BH, "UTF-8", "UTF-8", errors="replace")
     is_blank_B1 = tf.expand_dims(tf.strings.regex_full_match(given["texts"], _BLANK), 1)

@@ -2,19 +2,24 @@
 
     texts ─ encode ─ sort by length ─ batches of few shapes ─ search ─ decode ─ in the order given
 
-Every shape of a batch is traced and compiled once: sources are filled up to one of a few lengths,
-and a batch of each length has a fixed number of rows.
+On CPU a batch keeps little more than one core busy, so several are searched at a time.
+
+Every shape of a batch is traced and compiled once, so there are few: sources are filled up to one
+of a few lengths, and those of a length go in batches of one number of rows. Where there are fewer
+than fill a batch, that is the next power of two; a text alone is answered at once.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
+from tekso.framework.cores import num_cores
 from tekso.framework.params import Configurable, param
 from tekso.framework.task import Program
 from tekso.framework.theta import Theta
@@ -43,6 +48,10 @@ class Hypothesis:
     score: float
     log_prob: float
 
+    def record(self) -> dict[str, Any]:
+        """Returns what is told of it, for JSON."""
+        return {"text": self.text, "score": self.score, "log_prob": self.log_prob}
+
 
 @dataclasses.dataclass(frozen=True)
 class Translations:
@@ -62,6 +71,14 @@ class Translations:
         return [own[0].text if own else "" for own in self.hypotheses]
 
 
+class _Plan(NamedTuple):
+    """Of a batch: which texts are in it, its rows, and the tokens of a row."""
+
+    texts: Sequence[int]
+    rows: int
+    length: int
+
+
 class Translator(Configurable):
     """Translates texts."""
 
@@ -69,15 +86,22 @@ class Translator(Configurable):
         """Params of Translator."""
 
         search: Search.Params = param("How targets are found.", default=BeamSearch.Params())
-        batch_tokens: int = param("Source tokens that are translated together.", default=2048)
+        batch_tokens: int = param(
+            "Source tokens that are translated together, but at least 8 texts.", default=2048
+        )
+        num_searches: int | None = param(
+            "Batches that are searched at a time; each takes memory of its own. None: one for each "
+            "core of a CPU, at most 4, and one on other devices.",
+            default=None,
+        )
         max_source_length: int | None = param(
             "Tokens of a source; of a longer one, the beginning is translated. None: source_length "
             "of the input.",
             default=None,
         )
         xla: Literal["none", "search"] = param(
-            "What XLA compiles: nothing, or a whole search as one program. That takes half a "
-            "minute for each shape of a batch, and pays where there are many texts.",
+            "What XLA compiles: nothing, or a whole search as one program. That takes seconds for "
+            "each shape of a batch, and pays for many texts and a small model.",
             default="none",
         )
 
@@ -85,12 +109,13 @@ class Translator(Configurable):
         """Checks the numbers; `task` is a Translation."""
         super().__init__(params)
         p = self.params
-        for name in ("batch_tokens", "max_source_length"):
+        for name in ("batch_tokens", "num_searches", "max_source_length"):
             if p.get(name) is not None and p.get(name) < 1:
                 raise ValueError(f"{p.path_of(name)} is {p.get(name)}: want at least 1")
         self._model = task.model
+        self._vocab_size = task.params.model.target_vocab_size
         self._search = p.search.instantiate()
-        self._functions: dict[int, Callable[..., Any]] = {}  # by the token that ends a target
+        self._functions: dict[Any, Callable[..., Any]] = {}  # by end and forbidden tokens
 
     def translate(
         self,
@@ -99,7 +124,6 @@ class Translator(Configurable):
         texts: Sequence[str],
         *,
         languages: Sequence[str | None] = (),
-        rows: int | None = None,
         stopped: Callable[[], bool] = lambda: False,
     ) -> Translations:
         """Returns the translations of texts.
@@ -109,12 +133,10 @@ class Translator(Configurable):
           input: a translation Input: makes ids of texts and texts of ids.
           texts: to translate; the translation of a text without tokens is empty.
           languages: to translate each into, of a model of several.
-          rows: of a batch; None: as many as `batch_tokens` allows.
-          stopped: asked after every batch whether to leave off.
+          stopped: asked before every batch whether to leave off.
         """
         targets = list(languages) or [None] * len(texts)
-        input = getattr(input, "inner", input)
-        longest = self._longest(input)
+        longest = self.longest_source(input)
         whole = [
             input.encode_source(text, language=language)
             for text, language in zip(texts, targets, strict=True)
@@ -122,17 +144,38 @@ class Translator(Configurable):
         num_cut = sum(len(ids) > longest for ids in whole)
         encoded = [_cut(ids, longest) for ids in whole]
         found: list[list[Hypothesis]] = [[] for _ in texts]
-        for length, members in _by_length(encoded, texts, longest).items():
-            size = rows or max(_FEWEST_ROWS, _power_of_two(self.params.batch_tokens // length))
-            for first in range(0, len(members), size):
-                if stopped():
-                    return Translations(found, num_cut)
-                own = members[first : first + size]
-                batch = source_batch([encoded[i] for i in own], rows=size, length=length)
-                result = self._call(program, input.target_tokenizer.end_id, batch)
-                for row, i in enumerate(own):
-                    found[i] = _hypotheses(result, row, input)
+
+        def search(plan: _Plan) -> Any:
+            sources = [encoded[i] for i in plan.texts]
+            batch = source_batch(sources, rows=plan.rows, length=plan.length)
+            return self._call(program, input.target_tokenizer, batch)
+
+        plans = self._plans(_by_length(encoded, texts, longest), is_one=len(texts) == 1)
+        for plan, result in _side_by_side(search, plans, self._most_searches(), stopped):
+            for row, i in enumerate(plan.texts):
+                found[i] = _hypotheses(result, row, input)
         return Translations(found, num_cut)
+
+    def _plans(self, by_length: Mapping[int, Sequence[int]], *, is_one: bool) -> list[_Plan]:
+        """All batches: that of the shortest texts, to be searched alone, then the longest first."""
+        found = []
+        for length, own in by_length.items():
+            rows = 1 if is_one else self._rows(len(own), length)
+            for first in range(0, len(own), rows):
+                found.append(_Plan(own[first : first + rows], rows, length))
+        return found[-1:] + found[:-1]
+
+    def _most_searches(self) -> int:
+        devices = {device.device_type for device in tf.config.list_logical_devices()}
+        at_once = min(num_cores(), 4) if devices == {"CPU"} else 1
+        return self.params.num_searches or at_once
+
+    def _rows(self, num_texts: int, length: int) -> int:
+        """Rows of a batch of texts of a length: a power of two."""
+        most = max(_FEWEST_ROWS, _power_of_two(self.params.batch_tokens // length))
+        if self.params.xla == "search" and num_texts > _FEWEST_ROWS:
+            return most  # to compile one more shape takes longer than to search for nothing
+        return min(most, max(_FEWEST_ROWS, 1 << (num_texts - 1).bit_length()))
 
     @property
     def longest_target(self) -> int | None:
@@ -142,14 +185,20 @@ class Translator(Configurable):
 
     def encode(self, input: Any, text: str, language: str | None) -> np.ndarray:
         """Returns what is read of a text: its tokens, those of a text that is too long cut."""
-        return _cut(input.encode_source(text, language=language), self._longest(input))
+        return _cut(input.encode_source(text, language=language), self.longest_source(input))
 
-    def _longest(self, input: Any) -> int:
+    def longest_source(self, input: Any) -> int:
+        """Most tokens of a source, its end included."""
         return int(self.params.max_source_length or input.params.source_length)
 
-    def _call(self, program: Program, end_id: int, batch: Mapping[str, np.ndarray]) -> Any:
+    def forbidden_ids(self, tokenizer: Any) -> range:
+        """Returns the targets that the model has and the tokenizer has not, as of languages."""
+        return range(tokenizer.vocab_size, self._vocab_size)
+
+    def _call(self, program: Program, tokenizer: Any, batch: Mapping[str, np.ndarray]) -> Any:
         tensors = (tf.constant(batch["source_ids"]), tf.constant(batch["source_segment_ids"]))
-        result = program.call(self._function(end_id), *tensors)
+        function = self._function(tokenizer.end_id, self.forbidden_ids(tokenizer))
+        result = program.call(function, *tensors)
         found = {name: np.asarray(value) for name, value in result.items()}
         if np.isnan(found["scores"]).any():
             raise ValueError(
@@ -158,14 +207,17 @@ class Translator(Configurable):
             )
         return found
 
-    def _function(self, end_id: int) -> Callable[..., Any]:
+    def _function(self, end_id: int, forbidden_ids: range) -> Callable[..., Any]:
         """Returns the pure function for `program.call`: the same one every time."""
-        if end_id not in self._functions:
+        key = end_id, forbidden_ids
+        if key not in self._functions:
 
             def search(theta: Theta, ids: tf.Tensor, segment_ids: tf.Tensor, ctx: Any) -> Any:
                 def run(theta: Theta, ids: tf.Tensor, segment_ids: tf.Tensor) -> Any:
                     batch = {"source_ids": ids, "source_segment_ids": segment_ids}
-                    return self._search.search(self._model, theta, batch, ctx, end_id=end_id)
+                    return self._search.search(
+                        self._model, theta, batch, ctx, end_id=end_id, forbidden_ids=forbidden_ids
+                    )
 
                 if self.params.xla == "search":
                     run = tf.function(run, jit_compile=True, autograph=False)
@@ -173,8 +225,33 @@ class Translator(Configurable):
                     ctx = ctx.filling_in_place()
                 return run(theta.model, ids, segment_ids)
 
-            self._functions[end_id] = search
-        return self._functions[end_id]
+            self._functions[key] = search
+        return self._functions[key]
+
+
+def _side_by_side(
+    run: Callable[[_Plan], Any],
+    plans: Sequence[_Plan],
+    most: int,
+    stopped: Callable[[], bool],
+) -> Iterator[tuple[_Plan, Any]]:
+    """Yields batches as they are done, with what came of each; at most so many run at a time.
+
+    The first runs alone: what a program keeps from call to call, it makes then.
+    """
+    with ThreadPoolExecutor(most) as pool:
+        begun: dict[Future[Any], _Plan] = {}
+        at_once = 1
+        for plan in plans:
+            if len(begun) == at_once:
+                for done in wait(begun, return_when=FIRST_COMPLETED).done:
+                    yield begun.pop(done), done.result()
+                at_once = most
+            if stopped():
+                break
+            begun[pool.submit(run, plan)] = plan
+        for done, plan in begun.items():
+            yield plan, done.result()
 
 
 def source_batch(sources: Sequence[np.ndarray], *, rows: int, length: int) -> Batch:

@@ -155,7 +155,10 @@ def test_dropout_of_both_sides_is_drawn_apart() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"source_vocab_size": 13}, r"source_vocab_size 13 and .* 11 differ.*set source_embedding"),
+        (
+            {"source_vocab_size": 13},
+            r"source_vocab_size 13 and .* 11 differ.*source_embedding\.scale=sqrt_dim",
+        ),
         ({"decoder.layer.attention.mask": "none"}, r"decoder/layers/0/attention has mask='none'"),
         ({"encoder.layer.attention.mask": "causal"}, r"encoder/layers/0/attention has .*'causal'"),
         (

@@ -291,7 +291,7 @@ def test_gpipe_counts_are_exact(num_layers: int, total: int) -> None:
     assert count(gpipe_params(num_layers)) == total
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.integers(1, 9), st.integers(1, 8), st.integers(2, 50), st.integers(1, 9), st.integers(1, 9)
 )

@@ -107,6 +107,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     settings = [f"--set={setting}" for setting in SETTINGS]
     model = ["--model=mt.text_files.Base", "--logdir=run", "--steps=320"]
     run("-m", "tekso.tools.trainer", *model, *settings, cwd=folder)
+    for name in ("train.numbers", "train.words"):  # a run that is done has no need of its data
+        (folder / name).unlink()
     (folder / "in.txt").write_bytes(b"".join(LINES))
     return folder
 
@@ -163,6 +165,19 @@ def test_hypotheses_are_told_with_their_scores(trained: Path, translated: list[s
 
 
 @pytest.mark.slow
+def test_samples_are_drawn_instead_and_cannot_be_exported(trained: Path) -> None:
+    sampler = "--set=task.translator.search=tekso.models.decoding.sampler:Sampler"
+    printed, told = translate(trained, sampler, "--num_hypotheses=3", data=b"12\n\n345\n")
+    rows = [line.split(" ||| ") for line in printed.splitlines()]
+    assert [row[0] for row in rows] == ["0", "0", "0", "1", "2", "2", "2"]
+    assert len({row[1] for row in rows}) > 2 and ", Sampler" in told
+    words = [sys.executable, "-m", "tekso.tools.trainer", "--mode=export", "--logdir=run", sampler]
+    done = subprocess.run(words, cwd=trained, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 1 and "export searches with beams" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
 def test_a_process_without_tekso_translates_alike(trained: Path) -> None:
     texts = ["12", "3456", "1", "987", "555555"]
     data = "".join(f"{text}\n" for text in texts).encode()
@@ -206,6 +221,34 @@ def check_litert(data: bytes, loaded: dict[str, Any]) -> None:
         ids[0, : len(row)] = row
         found = runner(source_ids=ids, source_lengths=np.array([length], np.int32))
         assert found["ids"][0, 0].tolist() == wanted
+
+
+@pytest.mark.slow
+def test_a_model_of_several_languages_is_told_which(tmp_path: Path) -> None:
+    lines = [f"{7 * n}\t{ONES[n % 10]} {word}\t{word}\n" for n in range(99) for word in "ab"]
+    (tmp_path / "train.tsv").write_text("".join(lines))
+    settings = [
+        "input.corpus=tekso.tasks.mt.pair_files:Tsv",
+        "input.corpus.files=train.tsv",
+        "input.corpus.language_column=2",
+        'input.corpus.languages=["a","b"]',
+        *(setting for setting in SETTINGS if "_files=" not in setting),
+    ]
+    words = [f"--set={setting}" for setting in settings]
+    model = ["--model=mt.text_files.Base", "--logdir=run", "--steps=2"]
+    run("-m", "tekso.tools.trainer", *model, *words, cwd=tmp_path)
+    printed, _ = translate(tmp_path, "--language=b", data=b"7\n\n")
+    assert len(printed.splitlines()) == 2
+    decode_b = ["--mode=decode", "--set=task.decode_language=b", '--set=task.decode=["7"]']
+    printed, _ = run("-m", "tekso.tools.trainer", "--logdir=run", *decode_b, cwd=tmp_path)
+    assert "source [b]: 7" in printed
+    for options, message in (
+        ([], "--language is missing: there is no target language None, only a, b"),
+        (["--language=bb"], "--language=bb: there is no target language 'bb', only a, b; did you"),
+    ):
+        command = [sys.executable, "-m", "tekso.tools.decode", "--logdir=run", *options]
+        done = subprocess.run(command, cwd=tmp_path, input=b"7\n", capture_output=True, timeout=600)
+        assert done.returncode == 2 and message in done.stderr.decode()
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("export")
     (folder / "a.txt").write_text(TEXT)
     train(folder, "--model=lm.text_files.Char", "--steps=8", *(f"--set={s}" for s in SETTINGS))
+    (folder / "a.txt").unlink()  # prompts are continued, and models exported, without the data
     return folder
 
 

@@ -29,7 +29,7 @@ def test_lines_end_at_line_feeds_wherever_a_read_ends(
     for most in (1, 2, 100):
         found = lines_of(tmp_path / "in", most)
         assert [line.text for line in found] == ["a é", "", "  ", "b\rc\x0bd\u2028e", "last"]
-        assert all(line.is_whole and line.is_text for line in found)
+        assert all(line.is_text for line in found)
     (tmp_path / "in").write_bytes(b"")
     assert lines_of(tmp_path / "in") == []
     (tmp_path / "in").write_bytes(b"\n\n")
@@ -45,8 +45,8 @@ def test_what_is_beyond_the_longest_line_is_not_kept(
     (tmp_path / "in").write_bytes("12345\n123456\n1234é\nnext\n".encode())
     assert lines_of(tmp_path / "in") == [
         Line("12345"),
-        Line("12345", is_whole=False),
-        Line("1234", is_whole=False),  # half a character is no character
+        Line("12345"),
+        Line("1234"),  # half a character is no character
         Line("next"),
     ]
 

@@ -197,7 +197,7 @@ CASES = st.fixed_dictionaries(
 
 
 @given(case=CASES, data=st.data())
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40, derandomize=True)
 def test_equals_a_beam_search_in_plain_python(
     case: dict[str, Any], data: Any, toy: Any, make_theta: Any, make_batch: Any, make_plain: Any
 ) -> None:
@@ -222,7 +222,7 @@ def test_equals_a_beam_search_in_plain_python(
 
 
 @given(seed=st.integers(0, 10_000), data=st.data())
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=15, derandomize=True)
 def test_prefixes_forbidden_tokens_and_least_lengths_are_kept(
     seed: int, data: Any, toy: Any, make_theta: Any, make_batch: Any, make_plain: Any
 ) -> None:
@@ -254,7 +254,7 @@ def test_prefixes_forbidden_tokens_and_least_lengths_are_kept(
 
 
 @given(case=CASES)
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=20, derandomize=True)
 def test_stopping_early_changes_nothing(
     case: dict[str, Any], toy: Any, make_theta: Any, make_batch: Any
 ) -> None:

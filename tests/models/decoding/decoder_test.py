@@ -16,6 +16,7 @@ from tekso.framework.pieces import joined, run_all
 from tekso.framework.theta import Theta
 from tekso.models.decoder_only import CAUSAL_LAYER
 from tekso.models.decoding.beam_search import BeamSearch
+from tekso.models.decoding.forced import score_targets
 from tekso.models.encoder_decoder import DECODER_LAYER, ENCODER_LAYER, EncoderDecoder
 from tekso.models.layers.attention_positions import RelativeBias, RotaryPositions
 from tekso.models.layers.embedding import Embedding
@@ -304,35 +305,40 @@ def test_a_source_of_padding_alone_gives_finite_numbers(model: Any) -> None:
     [
         "apart",
         "prefix_lm",
-        *(pytest.param(n, marks=SLOW) for n in ("repeated", "repeated_prefix_lm")),
+        *(pytest.param(n, marks=SLOW) for n in ("repeated", "repeated_prefix_lm", "lstm")),
     ],
 )
-def test_compiled_loop_of_steps_equals_single_steps(name: str) -> None:
-    model = MODELS[name]().instantiate()
-    theta, batch, k = perturbed(model), padded(), 2
-    ids = tf.constant(np.random.default_rng(2).integers(1, V, [6, 4]), tf.int32)
-    want, looks = decoded(model, theta, batch, ids, k=k, max_length=4)
+def test_compiled_loops_of_steps_equal_the_whole_target_at_once(name: str) -> None:
+    model, k, end = MODELS[name]().instantiate(), 2, sentence_pairs.END
+    theta, batch, ctx = perturbed(model), padded(), StepContext(mode="decode")
+    targets = tf.constant(np.random.default_rng(2).integers(1, V, [3, k, 4]), tf.int32)
+    lengths = np.array([[4, 2], [1, 4], [3, 0]], np.int32)
 
     @tf.function(autograph=False, jit_compile=True)
-    def run(theta: Theta, batch: Any, ids: tf.Tensor) -> Any:
-        ctx = StepContext(mode="decode")
-        state = model.expand(model.start_decoding(theta, batch, 4, ctx), k)
+    def score(theta: Theta, batch: Any, targets: tf.Tensor, lengths: tf.Tensor) -> Any:
+        return score_targets(model, theta, batch, targets, lengths, ctx, end, return_attention=True)
 
-        def turn(t: tf.Tensor, state: Any, logits: tf.Tensor, looks: tf.Tensor) -> Any:
-            step = model.decode_step(theta, tf.gather(ids, t, axis=1), state, t, ctx)
-            logits = tf.tensor_scatter_nd_update(logits, [[t]], [step.logits])
-            looks = tf.tensor_scatter_nd_update(looks, [[t]], [step.attention])
-            return t + 1, model.select(step.state, tf.range(6)), logits, looks
+    @tf.function(autograph=False, jit_compile=True)
+    def search(theta: Theta, batch: Any) -> Any:
+        beam = BeamSearch.Params(beam_size=k, num_hypotheses=k, max_length=4).instantiate()
+        return beam.search(model, theta, batch, ctx, end)
 
-        outputs = tf.zeros([4, 6, V]), tf.zeros([4, 6, S])
-        return tf.while_loop(
-            lambda t, *_: t < 4, turn, (tf.constant(0), state, *outputs), maximum_iterations=4
-        )[2:]
+    scored = score(theta, batch, targets, tf.constant(lengths))
 
-    logits_TNV, looks_TNS = run(theta, batch, ids)
-
-    close(tf.transpose(logits_TNV, [1, 0, 2]), want, within=2e-5)
-    close(tf.transpose(looks_TNS, [1, 0, 2]), looks, within=2e-5)
+    labels = tf.reshape(targets, [3 * k, 4])
+    read = tf.concat([tf.fill([3 * k, 1], end), labels[:, :-1]], 1)
+    whole = {name: tf.repeat(value, k, axis=0) for name, value in batch.items()}
+    whole |= {"target_ids": read, "target_labels": labels}
+    whole["target_segment_ids"] = tf.ones_like(labels)
+    is_token = (np.arange(4) < lengths[..., None]).astype(np.float32)
+    nats = tf.reshape(model.token_cross_entropy(theta, whole, ctx), [3, k, 4])
+    looks = tf.reshape(model.attention(theta, whole, ctx), [3, k, 4, S])
+    close(scored["token_log_probs"], -is_token * nats, within=2e-5)
+    close(scored["log_probs"], -(is_token * nats).numpy().sum(-1), within=2e-5)
+    close(scored["attention"], is_token[..., None] * looks, within=2e-5)
+    found = search(theta, batch)
+    again = score(theta, batch, found["ids"], found["lengths"])
+    close(again["log_probs"], found["log_probs"], within=2e-5)
 
 
 def test_pieces_one_after_the_other_are_the_model(model: Any) -> None:

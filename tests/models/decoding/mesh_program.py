@@ -34,7 +34,7 @@ SEARCHES: dict[str, Search] = {
     "beam": BeamSearch.Params(
         beam_size=3, num_hypotheses=2, max_length=5, coverage_penalty=0.2, return_attention=True
     ).instantiate(),
-    "samples": Sampler.Params(num_samples=2, max_length=5, top_p=0.9).instantiate(),
+    "samples": Sampler.Params(num_hypotheses=2, max_length=5, top_p=0.9).instantiate(),
 }
 
 

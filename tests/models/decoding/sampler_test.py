@@ -64,7 +64,7 @@ def test_samples_follow_the_distribution_of_sequences(
 ) -> None:
     theta, source, count = make_theta(1, vocab=3), SOURCES[0], 3000
     theta["logits"] *= 0.5  # so that nothing is rare
-    how = {"num_samples": count, "temperature": temperature, "max_length": 3}
+    how = {"num_hypotheses": count, "temperature": temperature, "max_length": 3}
     outcome = run(toy, theta, make_batch([source, source]), jit=False, **how)
     shares = probabilities(make_plain(theta, source), 3, temperature)
     drawn = [*targets(outcome, 0), *targets(outcome, 1)]
@@ -81,7 +81,7 @@ def test_log_probs_are_those_of_the_model(
     toy: Any, make_theta: Any, make_batch: Any, make_plain: Any
 ) -> None:
     theta = make_theta(2, vocab=5)
-    how = {"num_samples": 4, "temperature": 2.0, "top_k": 3, "top_p": 0.9, "max_length": 6}
+    how = {"num_hypotheses": 4, "temperature": 2.0, "top_k": 3, "top_p": 0.9, "max_length": 6}
     outcome = run(toy, theta, make_batch([*SOURCES, []]), **how)
     assert outcome["lengths"][3].tolist() == [0] * 4 and not outcome["log_probs"][3].any()
     for row, source in enumerate(SOURCES):
@@ -110,22 +110,22 @@ def test_a_sample_depends_on_its_source_its_place_and_the_seed_alone(
     toy: Any, make_theta: Any, make_batch: Any
 ) -> None:
     theta = make_theta(4, vocab=6)
-    four = run(toy, theta, make_batch(SOURCES), num_samples=4, max_length=8)
-    two = run(toy, theta, make_batch(SOURCES), num_samples=2, max_length=8)
-    last = run(toy, theta, make_batch(SOURCES[1:]), num_samples=4, max_length=8, offset=1)
-    same = run(toy, theta, make_batch([SOURCES[0]] * 2), num_samples=4, max_length=8)
+    four = run(toy, theta, make_batch(SOURCES), num_hypotheses=4, max_length=8)
+    two = run(toy, theta, make_batch(SOURCES), num_hypotheses=2, max_length=8)
+    last = run(toy, theta, make_batch(SOURCES[1:]), num_hypotheses=4, max_length=8, offset=1)
+    same = run(toy, theta, make_batch([SOURCES[0]] * 2), num_hypotheses=4, max_length=8)
     assert targets(two, 2) == targets(four, 2)[:2]
     assert targets(last, 0) == targets(four, 1) and targets(last, 1) == targets(four, 2)
     assert targets(same, 0) == targets(four, 0) != targets(same, 1)
     assert len(set(targets(four, 1))) > 1
-    other = run(toy, theta, make_batch(SOURCES), num_samples=4, max_length=8, seed=9)
+    other = run(toy, theta, make_batch(SOURCES), num_hypotheses=4, max_length=8, seed=9)
     assert targets(other, 1) != targets(four, 1)
 
 
 def test_compiled_equals_eager(toy: Any, make_theta: Any, make_batch: Any) -> None:
     theta, batch = make_theta(4, vocab=7), make_batch([*SOURCES, []])
     prefix = Prefix(tf.constant([[2, 0], [0, 0], [3, 1], [0, 0]]), tf.constant([1, 0, 2, 0]))
-    how: dict[str, Any] = {"num_samples": 3, "min_length": 3, "forbidden_ids": [0, 4]}
+    how: dict[str, Any] = {"num_hypotheses": 3, "min_length": 3, "forbidden_ids": [0, 4]}
     eager = run(toy, theta, batch, prefix=prefix, **how)
     compiled = run(toy, theta, batch, prefix=prefix, jit=True, **how)
     for name in ("ids", "lengths", "is_finished"):
@@ -136,7 +136,7 @@ def test_compiled_equals_eager(toy: Any, make_theta: Any, make_batch: Any) -> No
     assert all(4 not in ids and 0 not in ids and len(ids) >= 3 for ids in targets(eager, 1))
 
 
-@pytest.mark.parametrize(("name", "value"), [("num_samples", 0), ("temperature", -1.0)])
+@pytest.mark.parametrize(("name", "value"), [("num_hypotheses", 0), ("temperature", -1.0)])
 def test_params_out_of_range_are_named(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=rf"Sampler\.{name} is {value}"):
         Sampler.Params(**{name: value}).instantiate()

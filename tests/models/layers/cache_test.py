@@ -29,7 +29,7 @@ def in_order(kept: dict[str, tf.Tensor], name: str) -> np.ndarray:
     return np.asarray(kept[name])[:, :, :, 0].transpose([0, 2, 1, 3])
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(1, S), st.data(), st.booleans())
 def test_write_replaces_a_block_and_nothing_else(
     length: int, data: st.DataObject, own: bool

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from tekso.framework import registry
 from tekso.framework.run.inspection import model_record, task_of
+from tekso.params.mt import wmt14_en_de
+from tekso.tools import experiment_flags
 
 
 def formula(d: int, f: int, vocab: int) -> int:
@@ -35,3 +40,26 @@ def test_counts_at_other_sizes_follow_the_architecture() -> None:
     tree.set({"task.model.dim": 24, "*hidden_dim": 50, "input.tokenizer.vocab_size": 777})
 
     assert model_record("", task_of(tree))["total_weights"] == formula(24, 50, 777)
+
+
+def test_text_files_take_the_settings_of_the_docstring(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for language, word in (("en", "line"), ("de", "Zeile")):
+        lines = [f"{word} {number}\n" for number in range(3000)]
+        (tmp_path / f"train.{language}").write_text("".join(lines))
+    (block,) = re.findall(r"\n\n((?:    --set .*\n)+)", wmt14_en_de.__doc__ or "")
+    tree = registry.get("mt.wmt14_en_de.Base")().tree()
+    settings = [*re.findall(r"--set (\S+)", block), "input.tokenizer.vocab_size=300"]
+
+    experiment_flags.change(tree, execution=None, settings=settings)
+
+    assets = {"assets_dir": str(tmp_path)}
+    train = tree.input.instantiate(**assets)
+    held_out = {
+        name: params.instantiate(**assets, train=tree.input).inner.num_pairs
+        for name, params in tree.eval_inputs.items()
+    }
+    assert held_out["test"] == 3 and held_out["dev"] > 0
+    assert train.num_pairs + sum(held_out.values()) == 3000

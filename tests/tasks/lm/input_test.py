@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tekso.framework.input.characters import Characters
@@ -48,7 +48,6 @@ def joined(texts: list[str]) -> list[int]:
 
 
 @pytest.mark.parametrize("form", FORMS)
-@settings(deadline=None)
 @given(TEXTS, st.integers(1, 9), st.integers(1, 4))
 def test_one_pass_has_every_token_as_label_once(
     form: Any, texts: list[str], length: int, batch_size: int
@@ -64,7 +63,6 @@ def test_one_pass_has_every_token_as_label_once(
 
 
 @pytest.mark.parametrize("form", FORMS)
-@settings(deadline=None)
 @given(TEXTS, st.integers(0, 2**64 - 1))
 def test_a_label_is_what_follows_its_id_in_the_text(form: Any, texts: list[str], seed: int) -> None:
     one = make(form, texts, length=2, seed=seed)
@@ -137,7 +135,6 @@ class TestTextStream:
         assert all(len(offsets) <= 2 for offsets in starts)  # the first id may be the end, 0
         assert len({min(offsets) for offsets in starts}) > 2
 
-    @settings(deadline=None)
     @given(st.integers(1, 60), st.integers(1, 12))
     def test_windows_of_an_epoch_do_not_overlap_and_lie_inside(
         self, size: int, length: int
@@ -163,7 +160,6 @@ class TestTextStream:
             assert len(set(seen)) == len(seen)
             assert len(seen) > size + 1 - 2 * length
 
-    @settings(deadline=None)
     @given(st.integers(1, 60), st.integers(1, 9), st.integers(0, 8))
     def test_overlap_gives_context_and_counts_every_label_once(
         self, size: int, length: int, overlap: int
@@ -198,7 +194,6 @@ class TestTextStream:
 
 
 class TestPackedText:
-    @settings(deadline=None)
     @given(TEXTS, st.integers(1, 20))
     def test_a_segment_is_a_piece_of_one_text_with_positions_of_its_own(
         self, texts: list[str], length: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -50,7 +51,9 @@ def sources() -> tuple[np.ndarray, np.ndarray]:
     return ids, lengths
 
 
-def searched(params: Any, ids: np.ndarray, length: int) -> dict[str, np.ndarray]:
+def searched(
+    params: Any, ids: np.ndarray, length: int, forbidden_ids: Sequence[int] = ()
+) -> dict[str, np.ndarray]:
     """What the search finds for one source, at a shape of its own."""
     batch = {
         "source_ids": tf.constant(ids[None, :length]),
@@ -58,7 +61,12 @@ def searched(params: Any, ids: np.ndarray, length: int) -> dict[str, np.ndarray]
     }
     task = parts()[0]
     found = params.instantiate().search(
-        task.model, theta().model, batch, StepContext(mode="decode"), end_id=END
+        task.model,
+        theta().model,
+        batch,
+        StepContext(mode="decode"),
+        end_id=END,
+        forbidden_ids=forbidden_ids,
     )
     return {name: np.asarray(value)[0] for name, value in found.items()}
 
@@ -81,6 +89,23 @@ def test_translate_gives_what_the_search_finds_for_each_source() -> None:
         np.testing.assert_allclose(found["log_probs"][row], wanted["log_probs"], rtol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["translate", "greedy"])
+def test_forbidden_tokens_are_never_said(name: str) -> None:
+    task, exports, module = parts()
+    forbidden = range(9, 13)
+    without = translation_exports(
+        task, SEARCH, end_id=END, forbidden_ids=forbidden, longest=9, longest_target=20
+    )
+    ids, lengths = sources()
+
+    def found(functions: dict[str, ExportedFunction]) -> np.ndarray:
+        call = module.signature(functions[name], batch_size=2)
+        said = call(source_ids=tf.constant(ids), source_lengths=tf.constant(lengths))["ids"]
+        return np.unique(said)
+
+    assert set(found(exports)) & set(forbidden) and not set(found(without)) & set(forbidden)
+
+
 def test_score_gives_the_log_softmax_of_the_labels() -> None:
     _, exports, module = parts()
     assert exports["score"].lengths == [16, 20]
@@ -92,7 +117,7 @@ def test_score_gives_the_log_softmax_of_the_labels() -> None:
     found = module.signature(exports["score"], batch_size=2)(
         source_ids=tf.constant(ids),
         source_lengths=tf.constant(lengths),
-        target_ids=tf.constant(targets),
+        target_labels=tf.constant(targets),
         target_lengths=tf.constant(target_lengths),
     )["log_probs"].numpy()
     assert found.shape == (5, 4)
@@ -113,14 +138,17 @@ def test_score_gives_the_log_softmax_of_the_labels() -> None:
 
 @pytest.mark.parametrize("numbers", ["float32", "int8"])
 def test_litert_finds_the_ids_of_greedy_search(numbers: Any) -> None:
-    _, exports, module = parts()
+    task, _, module = parts()
+    exports = translation_exports(
+        task, SEARCH, end_id=END, forbidden_ids=[11, 12], longest=9, longest_target=20
+    )
     ids, lengths = sources()
     data = litert.convert(module, exports["greedy"], batch_size=5, length=7, numbers=numbers)
     found = interpreter(data).get_signature_runner()(source_ids=ids, source_lengths=lengths)
     greedy = SEARCH.copy().set(beam_size=1, num_hypotheses=1, length_normalization=0.0)
     same, total = 0, 0
     for row, length in enumerate(lengths):
-        wanted = searched(greedy, ids[row], length)
+        wanted = searched(greedy, ids[row], length, [11, 12])
         size = wanted["lengths"][0]
         same += int((found["ids"][row, 0, :size] == wanted["ids"][0, :size]).sum())
         total += int(size)

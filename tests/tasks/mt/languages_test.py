@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tekso.framework.input import shuffle
@@ -109,7 +109,6 @@ def test_languages_are_met_as_the_temperature_says(form: Any, temperature: float
     np.testing.assert_allclose(shares, weights / weights.sum(), atol=0.015)
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=5), st.floats(1.0, 20.0))
 def test_an_epoch_takes_pairs_of_a_language_equally_often(
     sizes: list[int], temperature: float

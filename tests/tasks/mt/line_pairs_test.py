@@ -16,7 +16,7 @@ from tekso.tasks.mt.pair_files import JsonLines, Tsv
 from tekso.tasks.mt.pairs import Pair
 from tekso.tasks.mt.parallel_files import ParallelFiles
 
-IN_FOLDER = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+IN_FOLDER = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 LINE = st.text(st.characters(codec="utf-8", exclude_characters="\0\r\n\ufeff")).filter(
     lambda line: line and not line.isspace()
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tekso.framework.input import shuffle
@@ -34,13 +34,11 @@ def check(
             assert side[row].sum() <= capacity
 
 
-@settings(deadline=None)
 @given(problems())
 def test_every_pair_lies_in_one_row_and_both_sides_fit(problem: Problem) -> None:
     check(pack_pairs(*problem, key=KEY), *problem)
 
 
-@settings(deadline=None)
 @given(problems())
 def test_in_order_every_row_takes_what_fits(problem: Problem) -> None:
     packing = pack_in_order(*problem)

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tekso.framework.context import StepContext
-from tekso.models.encoder_decoder import EncoderDecoder
+from tekso.models.encoder_decoder import EncoderDecoder, decoder_layer
 from tekso.models.layers.attention import MultiHeadAttention
 from tekso.models.layers.embedding import Embedding
 from tekso.models.layers.feed_forward import FeedForward
@@ -26,13 +26,11 @@ def task_of(input: Any) -> Translation:
         attention=MultiHeadAttention.Params(num_heads=2),
         feed_forward=FeedForward.Params(hidden_dim=12),
     )
-    decoder_layer = layer.copy().set(memory_attention=layer.attention.copy())
-    decoder_layer.attention.mask = "causal"
     model = EncoderDecoder.Params(
         dim=8,
         target_embedding=Embedding.Params(scale="sqrt_dim"),
         encoder=Stack.Params(num_layers=1, layer=layer),
-        decoder=Stack.Params(num_layers=1, layer=decoder_layer),
+        decoder=Stack.Params(num_layers=1, layer=decoder_layer(layer)),
     )
     task: Translation = Translation.complete(Translation.Params(model=model), input).instantiate()
     return task

@@ -17,6 +17,7 @@ from tekso.framework.pieces import LOSS_SUM, METRICS
 from tekso.models.encoder_decoder import DECODER_LAYER, ENCODER_LAYER, EncoderDecoder
 from tekso.models.layers.positions import LearnedPositions
 from tekso.models.layers.stack import Stack
+from tekso.models.prefix_lm import PrefixLm
 from tekso.tasks.mt.packed_pairs import PackedPairs
 from tekso.tasks.mt.pairs import InMemoryPairs
 from tekso.tasks.mt.task import Translation
@@ -108,6 +109,38 @@ def test_targets_are_no_longer_than_the_positions_that_are_learned() -> None:
     task.model.start_decoding(theta.model, batch, 6, StepContext())
     with pytest.raises(ValueError, match=r"position 6 is asked for, but only 6.*search.max_length"):
         task.model.start_decoding(theta.model, batch, 7, StepContext())
+
+
+@pytest.mark.parametrize("learned", [REQUIRED, 19])
+def test_learned_positions_of_one_sequence_have_room_for_source_and_target(learned: Any) -> None:
+    input = PackedPairs.Params(source_length=9, target_length=8)
+    params = one_sequence(learned)
+
+    task = Translation.complete(params, types.SimpleNamespace(params=input)).instantiate()
+
+    both = 17 if learned is REQUIRED else 19
+    assert task.params.model.positions.max_length == both
+    assert task.params.translator.search.max_length == both - 9
+    batch = {name: tf.ones([2, 9], tf.int32) for name in ("source_ids", "source_segment_ids")}
+    search = task.params.translator.search.instantiate()
+    found = search.search(task.model, task.init(0).model, batch, StepContext(mode="decode"), 0)
+    assert found["ids"].shape == (2, 1, both - 9)
+
+
+def test_learned_positions_of_one_sequence_follow_the_longest_source() -> None:
+    input = types.SimpleNamespace(params=PackedPairs.Params(source_length=9, target_length=8))
+    params = one_sequence(19)
+    params.translator.max_source_length = 12
+    assert Translation.complete(params, input).translator.search.max_length == 7
+    with pytest.raises(ValueError, match=r"positions.max_length is 9, and sources have up to 9"):
+        Translation.complete(one_sequence(9), input)
+
+
+def one_sequence(learned: Any) -> Translation.Params:
+    model = PrefixLm.Params(source_vocab_size=VOCAB, target_vocab_size=VOCAB, dim=8)
+    model.set({"*num_heads": 2, "*hidden_dim": 10, "stack.num_layers": 1})
+    model.positions = LearnedPositions.Params(max_length=learned)
+    return Translation.Params(model=model)
 
 
 def test_vocabularies_and_learned_positions_are_those_of_the_input() -> None:

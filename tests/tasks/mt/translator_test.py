@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,9 +16,11 @@ from tekso.framework.context import StepContext
 from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, param
 from tekso.framework.theta import Theta
+from tekso.models.decoding.beam_search import BeamSearch
 from tekso.models.decoding.decoder import DecoderStep
 from tekso.models.decoding.sampler import Sampler
 from tekso.tasks.mt import attention_plot
+from tekso.tasks.mt import translator as translator_module
 from tekso.tasks.mt.input import PaddedPairs
 from tekso.tasks.mt.pairs import InMemoryPairs
 from tekso.tasks.mt.task import Translation
@@ -29,6 +33,7 @@ class Copying(Layer):
     """Says the source again, token by token; a language token is left out."""
 
     class Params(Layer.Params):
+        liked: int | None = param("A token liked better than the source's.", default=None)
         source_vocab_size: int = param("Number of tokens.", default=REQUIRED)
         target_vocab_size: int = param("Number of tokens.", default=REQUIRED)
 
@@ -50,7 +55,11 @@ class Copying(Layer):
         place = tf.minimum(position + state["skipped"], s - 1)
         token = tf.gather(state["ids"], place, batch_dims=1)
         token = tf.repeat(token, ids.shape[0] // b)
-        return DecoderStep(CERTAIN * tf.one_hot(token, self.params.target_vocab_size), None, state)
+        logits = CERTAIN * tf.one_hot(token, self.params.target_vocab_size)
+        if self.params.liked is not None:
+            liked = tf.one_hot(self.params.liked, self.params.target_vocab_size)
+            logits += (CERTAIN + 1) * liked
+        return DecoderStep(logits, None, state)
 
     def attention(self, theta: Theta, batch: Any, ctx: Any) -> tf.Tensor:
         shares = tf.eye(batch["target_ids"].shape[1], batch["source_ids"].shape[1])
@@ -87,18 +96,28 @@ TEXTS = ["b", "a longer text than it", "", "éü 日本", "   ", "x" * 39, "c"]
 PLAIN = [("a", "a"), ("b b", "b b")]
 
 
-@pytest.mark.parametrize("rows", [None, 1, 3])
 @pytest.mark.parametrize("beam_size", [1, 3])
-def test_translations_come_in_the_order_of_the_texts(rows: int | None, beam_size: int) -> None:
+def test_translations_come_in_the_order_of_the_texts(beam_size: int) -> None:
     input = pairs_input(train=PLAIN)
     task = task_of(input, **{"translator.search.beam_size": beam_size})
     program = PlainProgram()
-    found = task.translator.translate(program, input, TEXTS, rows=rows)
+    found = task.translator.translate(program, input, TEXTS)
     assert found.best == ["b", "a longer text than it", "", "éü 日本", "", "x" * 39, "c"]
     assert found.num_cut == 0 and len(program.functions) == 1
     assert {columns for _, columns in program.shapes} == {16, 32, 40}  # few, and not beyond 40
-    if rows is not None:
-        assert {count for count, _ in program.shapes} == {rows}
+
+
+@pytest.mark.parametrize(
+    ("num_texts", "rows"), [(1, [1]), (2, [8]), (8, [8]), (9, [16]), (20, [32]), (70, [32] * 3)]
+)
+def test_few_texts_are_few_rows_and_all_batches_of_a_length_are_alike(
+    num_texts: int, rows: list[int]
+) -> None:
+    input, program = pairs_input(train=PLAIN), PlainProgram()
+    translator = task_of(input, **{"translator.batch_tokens": 32 * 16}).translator
+    texts = [f"a {n}" for n in range(num_texts)]
+    assert translator.translate(program, input, texts).best == texts
+    assert program.shapes == [(count, 16) for count in rows]
 
 
 def test_texts_beyond_the_longest_source_are_cut_and_counted() -> None:
@@ -116,20 +135,88 @@ def test_a_language_goes_before_the_source() -> None:
         translator.translate(PlainProgram(), input, ["ab"], languages=["it"])
 
 
-def test_a_compiled_search_translates_the_same() -> None:
+@pytest.mark.parametrize("search", [BeamSearch.Params(), Sampler.Params(temperature=0.0)])
+def test_tokens_that_the_tokenizer_has_not_are_never_said(search: Any) -> None:
+    languages = pairs_input(languages=("de", "fr"), train=[("a", "a", "de"), ("b", "b", "fr")])
+    liked = languages.target_tokenizer.vocab_size + 1  # the token of a language
+    settings = {"translator.search": search, "model.liked": liked}
+    translator = task_of(languages, **settings).translator
+    found = translator.translate(PlainProgram(), languages, ["ab"], languages=["fr"])
+    assert found.best == ["ab"]
+
+    plain = pairs_input(train=PLAIN)
+    size = plain.target_tokenizer.vocab_size
+    sizes = {"model.source_vocab_size": size + 5, "model.target_vocab_size": size + 5}
+    translator = task_of(plain, **settings, **sizes).translator
+    assert translator.translate(PlainProgram(), plain, ["ab"]).best == ["ab"]
+
+
+def test_nothing_is_forbidden_where_the_tokenizer_has_all_tokens() -> None:
     input = pairs_input(train=PLAIN)
-    task = task_of(input, **{"translator.xla": "search"})
-    assert task.translator.translate(PlainProgram(), input, ["abc", "éü"]).best == ["abc", "éü"]
+    assert not len(task_of(input).translator.forbidden_ids(input.target_tokenizer))
+
+
+def test_a_compiled_search_translates_the_same() -> None:
+    input, program = pairs_input(train=PLAIN), PlainProgram()
+    settings = {"translator.xla": "search", "translator.batch_tokens": 32 * 16}
+    translator = task_of(input, **settings).translator
+    texts = [f"é {n}" for n in range(9)]
+    for few in (["abc"], texts[:2], texts):
+        assert translator.translate(program, input, few).best == few
+    assert program.shapes == [(1, 16), (8, 16), (32, 16)]  # nothing between 8 and all
 
 
 def test_it_leaves_off_when_it_is_told_to() -> None:
     input, program = pairs_input(train=PLAIN), PlainProgram()
-    translator = task_of(input).translator
+    translator = task_of(input, **{"translator.batch_tokens": 16}).translator
     asked = iter([False, True])
-    found = translator.translate(
-        program, input, ["a", "b", "c"], rows=1, stopped=lambda: next(asked)
-    )
-    assert len(program.shapes) == 1 and [bool(own) for own in found.hypotheses].count(True) == 1
+    found = translator.translate(program, input, ["a"] * 20, stopped=lambda: next(asked))
+    # The batch of the shortest, 4 of 20, comes first.
+    assert len(program.shapes) == 1 and [bool(own) for own in found.hypotheses].count(True) == 4
+
+
+class Meeting(PlainProgram):
+    """After the first call, two have to come before either ends; one may fail."""
+
+    def __init__(self, failing: int | None = None) -> None:
+        super().__init__()
+        self._failing = failing
+        self._numbers = itertools.count()
+        self._is_first_over = False
+        self._barrier = threading.Barrier(2)
+
+    def call(self, function: Callable[..., Any], *inputs: Any) -> Any:
+        number = next(self._numbers)
+        if number:
+            assert self._is_first_over
+            self._barrier.wait(timeout=60)
+        if number == self._failing:
+            raise ValueError("it fails")
+        result = super().call(function, *inputs)
+        self._is_first_over = True
+        return result
+
+
+def test_batches_are_searched_side_by_side_and_the_first_alone() -> None:
+    input = pairs_input(train=PLAIN)
+    settings = {"translator.batch_tokens": 16, "translator.num_searches": 2}
+    translator = task_of(input, **settings).translator
+    texts = [f"{'é' * (n % 4)} {n}" for n in range(24)]  # 3 batches of 8
+    assert translator.translate(Meeting(), input, texts).best == texts
+    with pytest.raises(ValueError, match="it fails"):
+        translator.translate(Meeting(failing=2), input, texts)
+
+
+@pytest.mark.parametrize(
+    ("devices", "cores", "num"), [("CPU", 3, 3), ("CPU", 64, 4), ("CPU GPU", 3, 1)]
+)
+def test_as_many_are_searched_at_a_time_as_a_cpu_has_cores(
+    monkeypatch: pytest.MonkeyPatch, devices: str, cores: int, num: int
+) -> None:
+    there = [tf.config.LogicalDevice(name, name) for name in devices.split()]
+    monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind=None: there)
+    monkeypatch.setattr(translator_module, "num_cores", lambda: cores)
+    assert task_of(pairs_input(train=PLAIN)).translator._most_searches() == num
 
 
 def test_scores_are_those_of_the_search() -> None:
@@ -147,14 +234,14 @@ def test_scores_that_are_no_numbers_are_told() -> None:
     call = program.call
 
     def spoilt(function: Callable[..., Any], *inputs: Any) -> Any:
-        return call(function, *inputs) | {"scores": tf.fill([8, 1], float("nan"))}
+        return call(function, *inputs) | {"scores": tf.fill([1, 1], float("nan"))}
 
     program.call = spoilt  # type: ignore[method-assign]
     with pytest.raises(ValueError, match="some weights are not finite"):
         translator.translate(program, input, ["ab"])
 
 
-@pytest.mark.parametrize("name", ["batch_tokens", "max_source_length"])
+@pytest.mark.parametrize("name", ["batch_tokens", "num_searches", "max_source_length"])
 def test_numbers_out_of_range_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} is 0: want at least 1"):
         task_of(pairs_input(train=PLAIN), **{f"translator.{name}": 0})
@@ -175,6 +262,15 @@ def test_held_out_pairs_are_scored_shown_and_drawn() -> None:
     assert set(scored.images) == {"attention_0", "attention_1"}
     assert [note.split(":")[0] for note in scored.notes] == ["bleu", "chrf"]
     assert all("version:" in note for note in scored.notes)
+
+
+def test_a_model_without_attention_is_scored_without_pictures(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(Copying, "attention")
+    input = pairs_input(train=DEV)
+    scored = task_of(input).score(PlainProgram(), input, is_last=True)
+    assert scored is not None and set(scored.figures) == {"bleu", "chrf"} and not scored.images
 
 
 def test_every_language_is_scored_with_its_own_words() -> None:
@@ -247,10 +343,17 @@ def test_given_texts_are_decoded_with_lists_of_the_best() -> None:
 
 def test_samples_are_drawn_where_the_search_is_a_sampler() -> None:
     input = pairs_input(train=PLAIN)
-    sampler = Sampler.Params(num_samples=3, max_length_ratio=1.0)
+    sampler = Sampler.Params(num_hypotheses=3, max_length_ratio=1.0)
     task = task_of(input, decode=["ab"], **{"translator.search": sampler})
     (record,) = task.decode(PlainProgram(), input).records
     assert [h["text"] for h in record["hypotheses"]] == ["ab"] * 3  # all but certain
+
+
+def test_a_sampler_is_not_exported() -> None:
+    input = pairs_input(train=PLAIN)
+    task = task_of(input, **{"translator.search": Sampler.Params()})
+    with pytest.raises(ValueError, match=r"search is Sampler: export searches with beams; --set"):
+        task.exports(input)
 
 
 def test_texts_that_are_cut_are_told() -> None:
