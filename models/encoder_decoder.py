@@ -274,7 +274,7 @@ class EncoderDecoder(Layer):
         self, theta: Theta, ids: tf.Tensor, state: Any, position: Any, ctx: StepContext
     ) -> DecoderStep:
         """See `Decoder`; the attention is the mean over heads of the last layer."""
-        target = self.target_embedding.fprop(theta.target_embedding, ids[:, tf.newaxis], ctx)
+        target = self.target_embedding.fprop(theta.target_embedding, tf.expand_dims(ids, 1), ctx)
         x = self._enter_target(theta, target, ctx, cache_lib.positions_of_block(position, 1))
         mask = state["memory_mask"]
         x, cache, looks = self.decoder.look_step(

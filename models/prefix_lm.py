@@ -133,10 +133,10 @@ class PrefixLm(DecoderOnly):
         if self.params.positions is not None:
             self.positions.check_length(length + max_length)
         lengths = tf.reduce_sum(tf.cast(is_source, tf.int32), 1, keepdims=True)
-        places = tf.broadcast_to(tf.range(length)[tf.newaxis], [rows, length])
+        places = tf.broadcast_to(tf.expand_dims(tf.range(length), 0), [rows, length])
         state = {
             "visible": tf.concat([is_source, tf.ones([rows, max_length], tf.bool)], 1),
-            "positions": tf.concat([places, lengths + tf.range(max_length)[tf.newaxis]], 1),
+            "positions": tf.concat([places, lengths + tf.expand_dims(tf.range(max_length), 0)], 1),
         }
         x = self.embedding.fprop(theta.embedding, batch["source_ids"], ctx)
         x = self._enter(theta, x, ctx, places)
@@ -155,7 +155,7 @@ class PrefixLm(DecoderOnly):
         positions = cache_lib.positions_at(
             side["positions"], cache_lib.positions_of_block(place, 1)
         )
-        x = self.embedding.fprop(theta.embedding, ids[:, tf.newaxis], ctx)
+        x = self.embedding.fprop(theta.embedding, tf.expand_dims(ids, 1), ctx)
         x = self._enter(theta, x, ctx, positions)
         x, cache, looks = self.stack.look_step(
             theta.stack, x, state["cache"], place, ctx, **side, prefix=length
@@ -226,7 +226,7 @@ def _both_positions(batch: Mapping[str, Any], ctx: StepContext) -> tf.Tensor:
     """Positions in a pair: those of the target go on after the last of the source. [B, S + T]."""
     positions = {}
     for side in ("source", "target"):
-        places = tf.range(batch[f"{side}_ids"].shape[1])[tf.newaxis]
+        places = tf.expand_dims(tf.range(batch[f"{side}_ids"].shape[1]), 0)
         given = batch.get(f"{side}_positions")
         positions[side] = tf.zeros_like(batch[f"{side}_ids"]) + places if given is None else given
     target = tf.expand_dims(batch["target_segment_ids"], 2)

@@ -60,6 +60,12 @@ class MeshSharded(Execution):
         activation_dtype: Literal["float32", "bfloat16"] = param(
             "Type in which a step computes; float32 weights stay as masters.", default="float32"
         )
+        decode_on: Literal["one_device", "mesh"] = param(
+            "Where texts are searched for, drawn and scored. one_device: the weights are gathered "
+            "to it; faster, and begins sooner. mesh: for models that no device holds; every shape "
+            "of a batch is compiled for the mesh.",
+            default="one_device",
+        )
 
     def join(self, cluster: Cluster) -> None:
         """See `Execution`."""
@@ -98,6 +104,7 @@ class MeshSharded(Execution):
             layout,
             activation_dtype=self.params.activation_dtype,
             seed=seed,
+            decode_on=self.params.decode_on,
         )
 
     def layout(self, task: Any, batch: Signature, *, num_devices: int | None) -> MeshLayout:

@@ -57,17 +57,17 @@ def score_targets(
     b, h, longest = targets_BHT.shape
     is_source_BS = tf.not_equal(batch["source_segment_ids"], 0)
     has_attention = return_attention or coverage_penalty > 0
-    targets_TN = tf.transpose(tf.reshape(targets_BHT, [b * h, longest]))
+    targets_NT = tf.reshape(targets_BHT, [b * h, longest])
     state = model.start_decoding(theta, batch, longest, ctx)
     if h > 1:
         state = model.expand(state, h)
 
     def turn(t: tf.Tensor, ids_N: tf.Tensor, state: Any, log_probs: Any, attention: Any) -> Any:
-        weights, targets, own = ctx.capture((theta, targets_TN, (ids_N, state)))
+        weights, targets, own = ctx.capture((theta, targets_NT, (ids_N, state)))
         log_probs, attention = ctx.capture((log_probs, attention))
         step = model.decode_step(weights, own[0], own[1], t, ctx)
         check_ids(step.logits.shape[1], end_id, (), where="score_targets")
-        ids_N, place = tf.gather(targets, t), tf.reshape(t, [1, 1])
+        ids_N, place = tf.identity(tf.gather(targets, t, axis=1)), tf.reshape(t, [1, 1])
         logits_NV = ctx.constrain(tf.cast(step.logits, tf.float32), ("batch", None))
         now = tf.expand_dims(token_log_probs(logits_NV, ids_N), 0)
         log_probs = tf.tensor_scatter_nd_update(log_probs, place, now)

@@ -174,7 +174,7 @@ class Search(Configurable):
         if p.min_length == 1:
             return tf.constant(forbidden) if len(forbidden_ids) else None
         too_short = _mark(vocab_size, [*forbidden_ids, end_id])
-        return tf.where(t + 1 < p.min_length, too_short, forbidden)
+        return tf.where(tf.reshape(t + 1 < p.min_length, [1]), too_short, forbidden)
 
 
 def check_ids(vocab_size: int, end_id: int, forbidden_ids: Sequence[int], *, where: str) -> None:

@@ -191,7 +191,7 @@ class MultiHeadAttention(Layer):
         q, k = (self._heads(theta, name, x, ctx, positions) for name in ("q", "k"))
         mask = masking.combine(self._visible(places, places, prefix), mask)
         bias = self._with_position_bias(theta, q, positions, positions, bias, ctx)
-        return self._look(q, _heads_first(k), mask, bias)
+        return self._look(q, _heads_first(k), mask, bias, ctx)
 
     def keys_and_values(self, theta: Theta, memory: tf.Tensor, ctx: StepContext) -> KeysAndValues:
         """Returns what `attend_to` needs of a memory: computed once, used by every decoding step.
@@ -247,13 +247,19 @@ class MultiHeadAttention(Layer):
           returns: [B * M, T, S] float32
         """
         q = self._queries(theta, x, keys_and_values, ctx)
-        looks = self._look(q, keys_and_values["k"], mask, bias)
+        looks = self._look(q, keys_and_values["k"], mask, bias, ctx)
         return tf.reshape(looks, [*x.shape[:2], looks.shape[-1]])
 
     def _look(
-        self, q: tf.Tensor, k: tf.Tensor, mask: Array | None, bias: tf.Tensor | None
+        self,
+        q: tf.Tensor,
+        k: tf.Tensor,
+        mask: Array | None,
+        bias: tf.Tensor | None,
+        ctx: StepContext,
     ) -> tf.Tensor:
         mask = None if mask is None else masking.tensor(mask)
+        k = ctx.constrain(k, ("batch", self._kv_dim_name, None, "head_dim"))
         return mean_probabilities(q, k, scale=self._scale, mask=mask, bias=bias)
 
     def _queries(
@@ -345,7 +351,7 @@ class MultiHeadAttention(Layer):
         q, mask, bias, cache = self._extended(
             theta, x, cache, position, ctx, mask, bias, positions, prefix
         )
-        looks = self._look(q, cache_lib.read(cache, x.dtype)[0], mask, bias)
+        looks = self._look(q, cache_lib.read(cache, x.dtype)[0], mask, bias, ctx)
         return cache_lib.of_places(cache, looks)
 
     def _extended(

@@ -114,7 +114,7 @@ def _written(
     block = tf.transpose(tf.reshape(block, [b, m * length, heads, h]), [0, 2, 1, 3])
     places = positions_of_block(position, length)  # [T] or [B, T]
     rows = tf.reshape(tf.range(b * heads) * size, [b, heads, 1])
-    places = places if places.shape.rank == 1 else places[:, tf.newaxis]
+    places = places if places.shape.rank == 1 else tf.expand_dims(places, 1)
     index = tf.reshape(rows + places, [-1, 1])
     flat = tf.reshape(buffer, [b * heads * size, m * h])
     block = tf.reshape(tf.cast(block, buffer.dtype), [b * heads * length, m * h])

@@ -248,8 +248,9 @@ class RepeatedStack(StackBase):
             return (y, x), cache
 
         (x, given), caches = ctx.scan(body, shared, (x, x), (theta.layers, cache))
+        last = tf.nest.map_structure(lambda t: t[-1], cache)
         _, _, looks = self.layers.look_step(
-            _last(theta.layers), given, _last(cache), position, self._in_last(ctx), **side
+            _last(theta.layers), given, last, position, self._in_last(ctx), **side
         )
         return x, caches, looks
 
@@ -282,9 +283,12 @@ def pieces_of_stack(name: str, stack: StackBase, run: Callable[..., Flow]) -> li
     return [Piece(name, {name: stack}, functools.partial(run, stack.fprop))]
 
 
-def _last(nest: Any) -> Any:
-    """Of tensors that are stacked over layers, those of the last layer."""
-    return tf.nest.map_structure(lambda t: t[-1], nest)
+def _last(weights: Any) -> Any:
+    """Of weights that are stacked over layers, those of the last layer.
+
+    DTensor mistakes which dim of `t[-1]` is split, and then contracts what does not fit.
+    """
+    return tf.nest.map_structure(lambda t: tf.identity(tf.gather(t, t.shape[0] - 1)), weights)
 
 
 def _tensors_apart(side: dict[str, Any]) -> tuple[Theta, dict[str, Any]]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import string
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import tensorflow as tf
@@ -91,6 +91,12 @@ class MeshContext(StepContext):
     def all_weight_axes(self, weights: Any) -> list[Layout | None]:
         """Returns how every tensor of a nest lies, flat."""
         return [self.weight_axes(tensor) for tensor in tf.nest.flatten(weights)]
+
+    # --- buffers of decoding ---
+
+    def filling_in_place(self: Self) -> Self:
+        """See `StepContext`; DTensor has the op that copies alone."""
+        return self
 
     # --- control flow ---
 

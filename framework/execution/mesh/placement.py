@@ -76,12 +76,22 @@ class Placement:
         return self.place(lambda where: array[where], array.shape, axes, array.dtype)
 
     def put_number(self, value: float, dtype: Any) -> tf.Tensor:
-        """Places a number that changes from call to call, as a vector that repeats it.
+        """Places a number that changes from call to call, see `put_changing`; a vector."""
+        return self.put_changing(np.asarray(value, dtype))
+
+    def put_changing(self, array: Any) -> tf.Tensor:
+        """Places what changes from call to call; a step takes `x[0]` of it.
 
         DTensor compiles a step for the value of an integer tensor with few elements, and all of it
-        once more when it finds another value there.
+        once more when it finds another value there; so there are many.
+
+        Shapes:
+          array: any
+          returns: [copies, *shape of the array]
         """
-        return self.put(np.full(TOO_MANY_TO_FOLD, value, dtype))
+        array = np.asarray(array)
+        copies = max(1, -(-TOO_MANY_TO_FOLD // max(array.size, 1)))
+        return self.put(np.repeat(array[np.newaxis], copies, axis=0))
 
     def whole(self, x: tf.Tensor) -> np.ndarray:
         """Returns all of a placed tensor on the host; every process has to call it."""

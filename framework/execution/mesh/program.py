@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Set
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import tensorflow as tf
 from tensorflow.experimental import dtensor
 
-from tekso.framework.context import Mode, StepContext
+from tekso.framework.context import Mode
 from tekso.framework.execution.base import (
     LEARNER,
     WEIGHTS,
@@ -28,6 +28,7 @@ from tekso.framework.execution.base import (
     checked_state,
 )
 from tekso.framework.execution.mesh import step_context
+from tekso.framework.execution.mesh.calls import Calls, MeshCalls, OneDeviceCalls
 from tekso.framework.execution.mesh.context import MeshContext
 from tekso.framework.execution.mesh.layouts import Layout, MeshLayout
 from tekso.framework.execution.mesh.placement import Placement
@@ -51,6 +52,7 @@ class MeshProgram(Program):
         *,
         activation_dtype: str,
         seed: int,
+        decode_on: Literal["one_device", "mesh"] = "one_device",
     ) -> None:
         self._task, self._learner, self._placement, self._layout = task, learner, placement, layout
         self._activation_dtype, self._seed = tf.as_dtype(activation_dtype), seed
@@ -62,14 +64,17 @@ class MeshProgram(Program):
             **{LEARNER + p: layout.of_slot(s) for p, s in self._slot_specs.items()},
         }
         self._variables: dict[str, Any] = {}
-        self._calls: dict[Any, Callable[..., Any]] = {}
-        self._gathered: Flat | None = None  # the weights of evaluation, on one device
-        self._evaluation_weights = self._compiled(self._evaluation_weights_graph)
         self._train = self._compiled(self._train_graph)
         self._part = self._compiled(self._part_graph)
         self._add = self._compiled(lambda a, b: tf.nest.map_structure(tf.add, a, b))
         self._update_all = self._compiled(self._update_graph)
         self._eval = self._compiled(self._eval_graph)
+        self._calls: Calls
+        if decode_on == "mesh":
+            self._calls = MeshCalls(placement, self._compiled, self._begin_call)
+        else:
+            weights = self._compiled(self._evaluation_weights_graph)
+            self._calls = OneDeviceCalls(placement, weights, task.theta, seed=seed)
 
     def _compiled(self, step: Callable[..., Any]) -> Callable[..., Any]:
         return compiled(step, f"execution.{self._layout}")
@@ -93,7 +98,7 @@ class MeshProgram(Program):
             self._assign(key, values.pop(key).__getitem__)
 
     def _assign(self, key: str, part: Callable[[tuple[slice, ...]], np.ndarray]) -> None:
-        self._gathered = None
+        self._calls.forget()
         spec = self.specs()[key]
         placed = self._placement.place(part, spec.shape, self._stored[key], spec.dtype)
         if key in self._variables:
@@ -118,7 +123,7 @@ class MeshProgram(Program):
 
     def train_step(self, batch: Batch, step: int) -> dict[str, Any]:
         """See `Program`; parts of a batch are computed by one program, called for each."""
-        self._gathered = None
+        self._calls.forget()
         parts = self._learner.params.accumulation_steps
         placed, placed_step = self._place(batch, parts), self._placement.put_number(step, np.int64)
         if parts == 1:
@@ -282,24 +287,13 @@ class MeshProgram(Program):
         }
 
     def call(self, function: Callable[..., Any], *inputs: Any) -> Any:
-        """See `Program`; runs on one device, with the weights gathered to it.
+        """See `Program`; on one device, or over the mesh."""
+        return self._calls.call(function, inputs)
 
-        DTensor does not compile the loops of decoding. The weights are gathered once after a step,
-        one after the other: no other device ever holds more than one of them whole.
-        """
-        if self._gathered is None:
-            spread = self._evaluation_weights()
-            self._gathered = {
-                path: tf.constant(self._placement.whole(spread.pop(path))) for path in list(spread)
-            }
-        if function not in self._calls:
-
-            def run(weights: Flat, *inputs: Any) -> Any:
-                ctx = StepContext(mode="decode", seed=self._seed)
-                return function(self._task.theta(weights), *inputs, ctx)
-
-            self._calls[function] = tf.function(run, autograph=False)
-        return self._calls[function](self._gathered, *inputs)
+    def _begin_call(self, examples: int) -> tuple[Any, MeshContext]:
+        ctx = self._context("decode", 0, 0, examples)
+        weights = self._learner.evaluation_weights(self._flat(WEIGHTS), self._flat(LEARNER))
+        return self._theta(weights, ctx), ctx
 
     def _evaluation_weights_graph(self) -> Flat:
         """The weights of evaluation, laid out as they are stored, in the type of activations."""

@@ -51,6 +51,12 @@ def _problem(op: tf.Operation) -> str | None:
                 "a slice with a negative step gives wrong numbers along a dim that is split: write "
                 "tf.gather(x, range(length - 1, -1, -1), axis=…)"
             )
+    elif op.type == "SelectV2":
+        if op.inputs[0].shape.rank == 0 and op.outputs[0].shape.rank != 0:
+            return (
+                "tf.where of a condition without dims ends the process in DTensor: write "
+                "tf.where(tf.reshape(condition, [1]), …)"
+            )
     elif any(word in op.type for word in _DRAWS):
         return (
             f"{op.type} draws numbers that depend on how tensors lie: draw them by ctx.uniform, or "

@@ -47,6 +47,11 @@ class StagesOnMesh:
             refused.append(
                 f"execution.xla is {pipeline.xla!r}: set 'none', since DTensor ignores XLA"
             )
+        if execution.params.decode_on != "one_device":
+            refused.append(
+                f"execution.stages_on.decode_on is {execution.params.decode_on!r}: leave it out, "
+                "since every stage is a mesh of its own and a search runs on one device"
+            )
         if refused:
             raise ExecutionError(f"execution.stages_on is set, and {'; and '.join(refused)}")
 

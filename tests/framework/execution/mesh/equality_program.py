@@ -7,10 +7,8 @@ that could tell one layout from another: dropout, padding, rematerialisation, au
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import sys
-import tempfile
 from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -29,6 +27,7 @@ from tekso.framework.theta import flatten
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from jobs import run_all
 from small_models import MODELS, batch
 
 
@@ -90,44 +89,5 @@ def _go_on(program: Any, model: str, first: int, path: str) -> list[float]:
     ]
 
 
-def main() -> None:
-    """Runs the jobs that stand on the command line, as JSON, each in a process of its own.
-
-    The processes are forks of this one, which has imported everything and started nothing. Prints
-    a list: what a job returned, or {"error": …}.
-    """
-    jobs = json.loads(sys.argv[1])
-    outputs = [tempfile.TemporaryFile("w+") for _ in jobs]  # noqa: SIM115
-    running: dict[int, int] = {}
-    codes = [0] * len(jobs)
-    for number, job in enumerate(jobs):
-        if len(running) == 2:
-            _wait(running, codes)
-        child = os.fork()
-        if child == 0:
-            code = 1
-            try:
-                outputs[number].write(json.dumps(run(job)))
-                code = 0
-            except BaseException as error:
-                outputs[number].write(f"{type(error).__name__}: {error}"[:3000])
-            outputs[number].flush()
-            os._exit(code)
-        running[child] = number
-    while running:
-        _wait(running, codes)
-    results = []
-    for output, code in zip(outputs, codes, strict=True):
-        output.seek(0)
-        text = output.read()
-        results.append({"error": f"exit code {code}: {text}"} if code else json.loads(text))
-    print(json.dumps(results))
-
-
-def _wait(running: dict[int, int], codes: list[int]) -> None:
-    child, status = os.wait()
-    codes[running.pop(child)] = os.waitstatus_to_exitcode(status)
-
-
 if __name__ == "__main__":
-    main()
+    run_all(run)

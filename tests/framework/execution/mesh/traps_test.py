@@ -27,6 +27,7 @@ def graph(function: Callable[[tf.Tensor], Any]) -> tf.Graph:
         (lambda x: x + tf.random.stateless_uniform([3, 4], [1, 2]), "StatelessRandom"),
         (lambda x: x + tf.random.truncated_normal([3, 4]), "TruncatedNormal"),
         (lambda x: tf.random.stateless_categorical(x, 2, [1, 2]), "StatelessMultinomial"),
+        (lambda x: tf.where(x[0, 0] > 0, x, -x), r"write tf.where\(tf.reshape"),
         (lambda x: tf.cond(x[0, 0] > 0, lambda: x[:, ::-1], lambda: x), "write tf.gather"),
         (lambda x: tf.function(lambda x: x[:, ::-1])(x), "write tf.gather"),
         (lambda x: tf.map_fn(lambda row: row[:, None] * 2.0, x), "write tf.expand_dims"),
@@ -42,6 +43,8 @@ def test_other_slices_are_not() -> None:
     def harmless(x: tf.Tensor) -> tf.Tensor:
         places = tf.range(4)[tf.newaxis]  # a constant
         turned = tf.gather(x, [3, 2, 1, 0], axis=1)
+        turned = tf.where(tf.reshape(x[0, 0] > 0, [1]), turned, 0.0)
+        turned *= tf.where(x[0, 0] > 0, 1.0, 2.0)  # a scalar
         return turned[:, 1:] + x[:, ::2][:, :1] + tf.cast(places[:, :1], tf.float32)
 
     refuse_traps(graph(harmless))

@@ -1,0 +1,54 @@
+"""What is asked of the weights of a mesh outside of steps is what a single device answers.
+
+Each job of `decoding_program` is a process of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+PROGRAM = Path(__file__).with_name("decoding_program.py")
+SQUARE = "data:2;model:2"
+ALL = "batch:data;heads:model;mlp:model;vocab:model"
+JOBS = {
+    "translation": {"mesh": SQUARE, "rules": ALL},
+    "repeated_translation": {"mesh": SQUARE, "rules": "batch:data;heads:model"},
+    "pairs": {"mesh": SQUARE, "rules": "batch:data;mlp:model;vocab:model"},
+    "dense": {"mesh": SQUARE, "rules": ALL, "weights_axis": "data"},
+}
+
+
+def run(jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), json.dumps(jobs)],
+        capture_output=True,
+        text=True,
+        timeout=1200,
+        check=False,
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    results: list[dict[str, Any]] = json.loads(done.stdout.strip().splitlines()[-1])
+    return results
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", JOBS)
+def test_a_mesh_finds_draws_and_scores_what_one_device_does(model: str) -> None:
+    alone, spread = run([{"model": model}, {"model": model, "execution": JOBS[model]}])
+    assert "error" not in alone, alone["error"]
+    assert "error" not in spread, spread["error"]
+    assert set(spread) == set(alone)
+    for name, values in alone.items():
+        # float32 sums in another order; of tokens and lengths, a difference is at least 1.
+        np.testing.assert_allclose(spread[name], values, rtol=1e-5, atol=2e-5, err_msg=name)
+    found = [np.asarray(values) for name, values in alone.items() if name.endswith(" ids")]
+    assert all(len(np.unique(ids)) > 2 for ids in found)  # answers that could be told apart
