@@ -81,13 +81,21 @@ class Scored:
 
 
 class Program(Protocol):
-    """The weights of a run, ready to be called: what a task decodes with."""
+    """The weights of a run, ready to be called: what a task decodes with.
+
+    Attributes:
+      calls_alike: whether the calls of a function should come one at a time, with inputs of one
+        shape.
+    """
+
+    calls_alike: bool
 
     def call(self, function: Callable[..., Any], *inputs: Any) -> Any:
         """Returns `function(theta, *inputs, ctx)`, traced once for a function and input shapes.
 
-        `function` is pure. Pass the same function object again and the trace is used again. After a
-        first call, several threads may call at a time.
+        `function` is pure. Pass the same function object again and the trace is used again. The
+        inputs are nests of arrays, tensors and None. After a first call, several threads may call
+        at a time, unless `calls_alike`.
         """
         ...
 

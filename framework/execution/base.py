@@ -70,7 +70,14 @@ class Execution(Configurable, abc.ABC):
 
 
 class Program(abc.ABC):
-    """A task and a learner under one execution: the state, and the compiled steps over it."""
+    """A task and a learner under one execution: the state, and the compiled steps over it.
+
+    Attributes:
+      calls_alike: whether the calls of a function should come one at a time, with inputs of one
+        shape.
+    """
+
+    calls_alike: bool = False
 
     @abc.abstractmethod
     def specs(self) -> dict[str, WeightSpec]:
@@ -116,8 +123,9 @@ class Program(abc.ABC):
     def call(self, function: Callable[..., Any], *inputs: Any) -> Any:
         """Returns `function(theta, *inputs, ctx)` on the weights of evaluation.
 
-        `function` is pure; its trace is kept for the next call with the same function object. After
-        a first call, several threads may call at a time.
+        `function` is pure; its trace is kept for the next call with the same function object. The
+        inputs are nests of arrays, tensors and None. After a first call, several threads may call
+        at a time, unless `calls_alike`.
         """
 
 

@@ -62,8 +62,8 @@ class MeshSharded(Execution):
         )
         decode_on: Literal["one_device", "mesh"] = param(
             "Where texts are searched for, drawn and scored. one_device: the weights are gathered "
-            "to it; faster, and begins sooner. mesh: for models that no device holds; every shape "
-            "of a batch is compiled for the mesh.",
+            "to it; faster, and begins sooner. mesh: for models that no device holds, where rules "
+            "split their weights; every shape of a batch is compiled for the mesh.",
             default="one_device",
         )
 

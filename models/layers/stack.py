@@ -248,6 +248,7 @@ class RepeatedStack(StackBase):
             return (y, x), cache
 
         (x, given), caches = ctx.scan(body, shared, (x, x), (theta.layers, cache))
+        # Not by `_last`, which a mesh does not compile here; nothing contracts two dims of it.
         last = tf.nest.map_structure(lambda t: t[-1], cache)
         _, _, looks = self.layers.look_step(
             _last(theta.layers), given, last, position, self._in_last(ctx), **side

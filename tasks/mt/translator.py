@@ -150,30 +150,38 @@ class Translator(Configurable):
             batch = source_batch(sources, rows=plan.rows, length=plan.length)
             return self._call(program, input.target_tokenizer, batch)
 
-        plans = self._plans(_by_length(encoded, texts, longest), is_one=len(texts) == 1)
-        for plan, result in _side_by_side(search, plans, self._most_searches(), stopped):
+        shortest = longest if program.calls_alike else _SHORTEST
+        plans = self._plans(
+            _by_length(encoded, texts, shortest, longest),
+            is_one=len(texts) == 1 and not program.calls_alike,
+            is_filled=program.calls_alike,
+        )
+        for plan, result in _side_by_side(search, plans, self._most_searches(program), stopped):
             for row, i in enumerate(plan.texts):
                 found[i] = _hypotheses(result, row, input)
         return Translations(found, num_cut)
 
-    def _plans(self, by_length: Mapping[int, Sequence[int]], *, is_one: bool) -> list[_Plan]:
+    def _plans(
+        self, by_length: Mapping[int, Sequence[int]], *, is_one: bool, is_filled: bool
+    ) -> list[_Plan]:
         """All batches: that of the shortest texts, to be searched alone, then the longest first."""
         found = []
         for length, own in by_length.items():
-            rows = 1 if is_one else self._rows(len(own), length)
+            rows = 1 if is_one else self._rows(len(own), length, is_filled=is_filled)
             for first in range(0, len(own), rows):
                 found.append(_Plan(own[first : first + rows], rows, length))
         return found[-1:] + found[:-1]
 
-    def _most_searches(self) -> int:
+    def _most_searches(self, program: Program) -> int:
         devices = {device.device_type for device in tf.config.list_logical_devices()}
         at_once = min(num_cores(), 4) if devices == {"CPU"} else 1
-        return self.params.num_searches or at_once
+        wanted = self.params.num_searches or at_once
+        return 1 if program.calls_alike else wanted
 
-    def _rows(self, num_texts: int, length: int) -> int:
+    def _rows(self, num_texts: int, length: int, *, is_filled: bool) -> int:
         """Rows of a batch of texts of a length: a power of two."""
         most = max(_FEWEST_ROWS, _power_of_two(self.params.batch_tokens // length))
-        if self.params.xla == "search" and num_texts > _FEWEST_ROWS:
+        if is_filled or (self.params.xla == "search" and num_texts > _FEWEST_ROWS):
             return most  # to compile one more shape takes longer than to search for nothing
         return min(most, max(_FEWEST_ROWS, 1 << (num_texts - 1).bit_length()))
 
@@ -275,13 +283,13 @@ def one_line(text: str) -> str:
 
 
 def _by_length(
-    encoded: Sequence[np.ndarray], texts: Sequence[str], longest: int
+    encoded: Sequence[np.ndarray], texts: Sequence[str], shortest: int, longest: int
 ) -> dict[int, list[int]]:
     """{length of a batch: the texts in it, the longest first}; empty texts are in none."""
     members: dict[int, list[int]] = {}
     for i in sorted(range(len(texts)), key=lambda i: -len(encoded[i])):
         if texts[i].strip():
-            length = _SHORTEST
+            length = shortest
             while length < len(encoded[i]):
                 length *= 2
             members.setdefault(min(length, longest), []).append(i)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -12,10 +11,16 @@ import tensorflow as tf
 from tekso.framework.context import StepContext
 from tekso.framework.execution.mesh.context import MeshContext
 from tekso.framework.execution.mesh.placement import Placement
+from tekso.framework.execution.mesh.step_errors import compiled
 from tekso.framework.theta import Theta
 
 Function = Callable[..., Any]
 Flat = dict[str, tf.Tensor]
+
+_ADVICE = (
+    'Set execution.decode_on=one_device, which gathers the weights; docs/meshes.md, "Decoding", '
+    "says what does not work over a mesh"
+)
 
 
 class Calls(abc.ABC):
@@ -90,20 +95,18 @@ class MeshCalls(Calls):
 
     Args:
       placement: the devices.
-      compiled: makes a step of a function of tensors.
+      where: the mesh and the rules, for messages.
       begun: `begun(examples)` returns, inside of a step, Theta and context for so many examples.
     """
 
     def __init__(
         self,
         placement: Placement,
-        compiled: Callable[[Function], Function],
+        where: str,
         begun: Callable[[int], tuple[Theta, MeshContext]],
     ) -> None:
         super().__init__()
-        self._placement, self._compiled, self._begun = placement, compiled, begun
-        # The exchanges of two programs that run at a time would wait for each other.
-        self._running = threading.Lock()
+        self._placement, self._where, self._begun = placement, where, begun
 
     def forget(self) -> None:
         """See `Calls`; a step reads the weights where they are stored."""
@@ -111,27 +114,30 @@ class MeshCalls(Calls):
     def _traced(self, function: Function) -> Function:
         def run(*inputs: Any) -> Any:
             given = tf.nest.map_structure(self._taken, inputs)
-            shapes = [x.shape for x in tf.nest.flatten(given)]
-            theta, ctx = self._begun(shapes[0][0] if shapes and shapes[0] else 1)
+            shapes = [x.shape for x in tf.nest.flatten(given) if x is not None]
+            theta, ctx = self._begun(next((shape[0] for shape in shapes if shape.rank), 1))
             outputs = function(theta, *given, ctx)
             return tf.nest.map_structure(self._whole, outputs)
 
-        return self._compiled(run)
+        return compiled(run, self._where, advice=_ADVICE)
 
-    def _taken(self, placed: tf.Tensor) -> tf.Tensor:
-        """What `put_changing` placed.
+    def _placed(self, x: Any) -> Any:
+        return None if x is None else self._placement.put_changing(tf.convert_to_tensor(x))
 
-        Pinned on both sides of an identity, or what layers pin of it would be asked of what was
-        placed, in which that dim has another place.
-        """
-        return tf.identity(self._whole(tf.gather(placed, 0)))
+    def _taken(self, placed: Any) -> Any:
+        if placed is None:
+            return None
+        return self._placement.taken(placed, 0, (None,) * (placed.shape.rank - 1))
 
-    def _whole(self, x: Any) -> tf.Tensor:
+    def _whole(self, x: Any) -> Any:
+        if x is None:
+            return None
         x = tf.convert_to_tensor(x)
         return self._placement.relayout(x, (None,) * x.shape.rank)
 
+    def _local(self, x: Any) -> Any:
+        return None if x is None else self._placement.local(x)
+
     def _run(self, traced: Function, inputs: tuple[Any, ...]) -> Any:
-        placed = tf.nest.map_structure(self._placement.put_changing, inputs)
-        with self._running:
-            outputs = traced(*placed)
-        return tf.nest.map_structure(self._placement.local, outputs)
+        outputs = traced(*tf.nest.map_structure(self._placed, inputs))
+        return tf.nest.map_structure(self._local, outputs)

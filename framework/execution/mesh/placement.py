@@ -80,7 +80,7 @@ class Placement:
         return self.put_changing(np.asarray(value, dtype))
 
     def put_changing(self, array: Any) -> tf.Tensor:
-        """Places what changes from call to call; a step takes `x[0]` of it.
+        """Places what changes from call to call; a step takes the first of it.
 
         DTensor compiles a step for the value of an integer tensor with few elements, and all of it
         once more when it finds another value there; so there are many.
@@ -92,6 +92,14 @@ class Placement:
         array = np.asarray(array)
         copies = max(1, -(-TOO_MANY_TO_FOLD // max(array.size, 1)))
         return self.put(np.repeat(array[np.newaxis], copies, axis=0))
+
+    def taken(self, x: tf.Tensor, index: Any, axes: Layout) -> tf.Tensor:
+        """Returns x[index], laid out by axes. For use in a step.
+
+        Pinned on both sides of an identity, or what layers pin of the part would be asked of the
+        whole, in which that dim has another place.
+        """
+        return tf.identity(self.relayout(tf.gather(x, index), axes))
 
     def whole(self, x: tf.Tensor) -> np.ndarray:
         """Returns all of a placed tensor on the host; every process has to call it."""

@@ -71,7 +71,10 @@ class MeshProgram(Program):
         self._eval = self._compiled(self._eval_graph)
         self._calls: Calls
         if decode_on == "mesh":
-            self._calls = MeshCalls(placement, self._compiled, self._begin_call)
+            self._calls = MeshCalls(placement, f"execution.{layout}", self._begin_call)
+            # Several processes have to exchange in one order; and DTensor does not always manage to
+            # compile the loops of one function for several shapes.
+            self.calls_alike = True
         else:
             weights = self._compiled(self._evaluation_weights_graph)
             self._calls = OneDeviceCalls(placement, weights, task.theta, seed=seed)
@@ -188,13 +191,11 @@ class MeshProgram(Program):
         whole = {name: tf.reshape(x, [-1, *x.shape[2:]]) for name, x in batch.items()}
         parts, size = next(iter(batch.values())).shape[:2]
         total_weight = tf.cast(self._task.loss_weight(whole), tf.float32)
-        # Pinned on both sides of an identity, or what layers pin of a part would be asked of the
-        # whole batch, in which that dim has another place.
         axis = step_context.batch_axis(self._layout, size)
         chosen = {}
         for name, x in batch.items():
             axes = (axis, *[None] * (x.shape.rank - 2))
-            chosen[name] = tf.identity(self._placement.relayout(tf.gather(x, part), axes))
+            chosen[name] = self._placement.taken(x, part, axes)
         offset = part * size
         return self._gradients(
             self._flat(WEIGHTS), chosen, offset, step, total_weight, parts * size

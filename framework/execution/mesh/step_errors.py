@@ -18,6 +18,8 @@ from tekso.framework.execution.base import ExecutionError
 from tekso.framework.execution.mesh.traps import refuse_traps
 
 _LONGEST = 20_000  # characters of a message that are kept
+# The second: of two loops of programs of one process, to both of which DTensor gives the same name.
+_OF_DTENSOR = ("dtensor", "Cannot add function")
 _OF_COMPILER = re.compile(r"error: (?!'builtin.module')(.*)")
 _ADVICE = (
     "Leave out rules and extra axes one by one to find the one that does not work; what layers of "
@@ -48,7 +50,18 @@ def compiled(step: Callable[..., Any], where: str, *, advice: str = _ADVICE) -> 
         refuse_traps(tf.compat.v1.get_default_graph())  # when it is traced, before it runs
         return outputs
 
-    return explained(tf.function(checked, autograph=False), where, advice=advice)
+    # One for each shape: of those of one tf.function, DTensor compiles the loops of the third with
+    # the loops of the first ("Cannot add function").
+    functions: dict[Any, Callable[..., Any]] = {}
+
+    @functools.wraps(step)
+    def run(*args: Any) -> Any:
+        key = tuple((tuple(x.shape), x.dtype) for x in tf.nest.flatten(args) if x is not None)
+        if key not in functions:
+            functions.setdefault(key, tf.function(checked, autograph=False))
+        return functions[key](*args)
+
+    return explained(run, where, advice=advice)
 
 
 def explained(step: Callable[..., Any], where: str, *, advice: str = _ADVICE) -> Callable[..., Any]:
@@ -72,7 +85,7 @@ def explained(step: Callable[..., Any], where: str, *, advice: str = _ADVICE) ->
             tf.errors.UnknownError,
         ) as error:
             message = str(error)
-            if "dtensor" not in message:
+            if not any(word in message for word in _OF_DTENSOR):
                 raise
             found = _OF_COMPILER.search(message)
             reason = found.group(1) if found else message.partition("\n")[0]

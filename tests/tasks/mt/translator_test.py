@@ -69,6 +69,8 @@ class Copying(Layer):
 class PlainProgram:
     """Calls functions eagerly, and counts the shapes that it is given."""
 
+    calls_alike = False
+
     def __init__(self) -> None:
         self.shapes: list[tuple[int, ...]] = []
         self.functions: set[Any] = set()
@@ -216,7 +218,20 @@ def test_as_many_are_searched_at_a_time_as_a_cpu_has_cores(
     there = [tf.config.LogicalDevice(name, name) for name in devices.split()]
     monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind=None: there)
     monkeypatch.setattr(translator_module, "num_cores", lambda: cores)
-    assert task_of(pairs_input(train=PLAIN)).translator._most_searches() == num
+    translator = task_of(pairs_input(train=PLAIN)).translator
+    assert translator._most_searches(PlainProgram()) == num
+
+
+def test_of_a_program_whose_calls_are_to_be_alike_batches_have_one_shape_one_at_a_time() -> None:
+    program, input = PlainProgram(), pairs_input(train=PLAIN)
+    program.calls_alike = True
+    settings = {"translator.batch_tokens": 320, "translator.num_searches": 3}
+    translator = task_of(input, **settings).translator
+    assert translator._most_searches(program) == 1
+    texts = [*TEXTS, "d" * 20, *"efghij"]
+    assert translator.translate(program, input, texts).best == [text.strip() for text in texts]
+    assert translator.translate(program, input, ["b"]).best == ["b"]
+    assert program.shapes == [(8, 40)] * 3
 
 
 def test_scores_are_those_of_the_search() -> None:

@@ -69,7 +69,18 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         outputs = program.call(function, *inputs)
         for key, value in outputs.items():
             found[f"{name} {key}"] = np.asarray(value).astype(np.float64).tolist()
+    program.train_step(given, 0)  # so there are new weights
+    function, inputs = calls["greedy" if "greedy" in calls else "drawn"]
+    for key, value in program.call(function, *inputs).items():
+        found[f"again {key}"] = np.asarray(value).astype(np.float64).tolist()
+    doubled = program.call(_doubled, np.float32(1.5), None, given)
+    found["doubled number"] = [float(doubled["number"])]
+    assert doubled["nothing"] is None
     return found
+
+
+def _doubled(theta: Theta, number: Any, nothing: Any, batch: Any, ctx: Any) -> Any:
+    return {"number": 2.0 * number, "nothing": nothing}
 
 
 def _pairs(task: Any, given: Any) -> dict[str, Any]:

@@ -36,3 +36,9 @@ def test_a_step_that_does_not_compile_names_rules_and_extra_axes() -> None:
 def test_other_errors_of_a_step_stay_as_they_are() -> None:
     with pytest.raises(tf.errors.InvalidArgumentError, match="labels out of range"):
         failing("labels out of range")()
+
+
+def test_loops_of_one_name_are_an_error_of_the_compiler() -> None:
+    text = "Cannot add function 'while_body' because a different function with the same name exists"
+    with pytest.raises(ExecutionError, match=r"DTensor cannot compile .*Cannot add function"):
+        failing(text)()
