@@ -227,3 +227,25 @@ def test_different_settings_are_told_to_all(package: Path, tmp_path: Path) -> No
         assert code == 1
         assert "was started with other settings than process 0: run.seed : 0 -> 1" in err
     assert not (tmp_path / "metrics.jsonl").exists()
+
+
+@pytest.mark.slow
+def test_processes_draw_over_a_mesh_what_one_device_draws(package: Path, tmp_path: Path) -> None:
+    train = ["--model=lm.python_source.Tiny", "--execution=mesh_sharded", "--cpu_devices=2"]
+    layout = ["--set=execution.mesh=model:2", "--set=execution.rules=heads:model;vocab:model"]
+    short = ["--steps=1", "--set=input.batch_size=4", "--set=task.decode.max_new_tokens=8"]
+    logdir = f"--logdir={tmp_path}"
+    code, _, err = Trainer(package, logdir, *train, *layout, *short).end(
+        time.monotonic() + DEADLINE_S
+    )
+    assert code == 0, err
+
+    decode = [logdir, "--mode=decode", "--format=json"]
+    code, alone, err = Trainer(package, *decode).end(time.monotonic() + DEADLINE_S)
+    assert code == 0, err
+    spread = [*decode, "--cpu_devices=1", "--set=execution.decode_on=mesh"]
+    deadline = time.monotonic() + DEADLINE_S
+    ends = [trainer.end(deadline) for trainer in two_processes(package, spread)]
+    assert [code for code, _, _ in ends] == [0, 0], ends
+    assert json.loads(ends[0][1])["records"] == json.loads(alone)["records"] != []
+    assert ends[1][1] == ""
