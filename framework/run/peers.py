@@ -213,9 +213,10 @@ class ConnectedPeers(Peers):
             if self._loss is not None:
                 return
             self._loss = f"{self.name(process)} {how}"
+            # Before anyone here takes note of it, who might say good-bye first.
+            for connection in self._connections.values():
+                connection.send({"kind": "lost", "process": process, "how": how})
             self._changed.notify_all()
-        for connection in self._connections.values():
-            connection.send({"kind": "lost", "process": process, "how": how})
         if process != self.process:
             _thread(self._end_if_hanging)
 

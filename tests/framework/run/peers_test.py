@@ -155,6 +155,36 @@ def test_error_of_one_process_ends_the_others_with_its_text(addresses: tuple[str
         assert str(error) == f"process 2 ({addresses[2]}) ended with an error: no room"
 
 
+def test_others_are_told_of_a_loss_before_this_process_can_take_note_and_leave(
+    addresses: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+
+    def loses() -> None:
+        with of(addresses[:2], 0) as found:
+            notify, send = found._changed.notify_all, found._connections[1].send
+
+            def noted() -> None:
+                order.append("noted")
+                notify()
+
+            def sent(message: Any) -> None:
+                order.append(message["kind"])
+                send(message)
+
+            monkeypatch.setattr(found._changed, "notify_all", noted)
+            monkeypatch.setattr(found._connections[1], "send", sent)
+            found._lose(1, "is away")
+            found.gather(None)
+
+    def hears() -> None:
+        with of(addresses[:2], 1) as found:
+            found.gather(None)
+
+    assert all(isinstance(error, LostProcessError) for error in in_threads(loses, hears))
+    assert order[:2] == ["lost", "noted"]
+
+
 def test_error_of_tensorflow_is_explained_by_the_loss(addresses: tuple[str, ...]) -> None:
     broke = threading.Event()
 
