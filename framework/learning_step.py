@@ -6,11 +6,12 @@
 
 A learner holds no tensor. `slots` declares what it keeps, as specs of the same kind as those of
 weights, so that an execution places both alike; `update` has no control flow and no side effects,
-so that an execution may compile all of it as one cluster of elementwise work.
+so that an execution may compile all of it as one cluster of elementwise work, or each weight's.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,6 +20,7 @@ import tensorflow as tf
 from tekso.framework import initializers
 from tekso.framework.params import Configurable, param
 from tekso.framework.path_patterns import PathPatterns, listed
+from tekso.framework.primitives.fusion import Fuse, no_fusion
 from tekso.framework.weight_spec import WeightSpec
 
 if TYPE_CHECKING:
@@ -146,6 +148,7 @@ class LearnerBase(Configurable):
         step: tf.Tensor,
         *,
         loss: tf.Tensor | None = None,
+        fuse: Fuse = no_fusion,
     ) -> Update:
         """Computes one step.
 
@@ -160,6 +163,8 @@ class LearnerBase(Configurable):
           slots: values of what `slots(specs)` declares.
           step: int64 scalar, 0 for the first step of the run.
           loss: scalar, if it is to be watched too.
+          fuse: how the update of each weight is compiled (see primitives/fusion.py); one that
+            remembers functions finds none again, since each step makes its own.
 
         Returns: the new weights and slots, and metrics: "learning_rate", "gradient_norm" (before
           clipping), "nonfinite_total", "nonfinite_consecutive".
@@ -172,7 +177,7 @@ class LearnerBase(Configurable):
         _check_complete("slot", self.slots(specs), slots)
         squares = self.squared_norms(groups, gradients)
         decision = self.decide(groups, squares, slots, step, loss=loss)
-        new_weights, new_slots = self.apply(groups, weights, gradients, slots, decision)
+        new_weights, new_slots = self.apply(groups, weights, gradients, slots, decision, fuse=fuse)
         return Update(
             {**weights, **new_weights}, {**new_slots, **decision.counts}, decision.metrics
         )
@@ -237,23 +242,19 @@ class LearnerBase(Configurable):
         gradients: Tensors,
         slots: Tensors,
         decision: Decision,
+        *,
+        fuse: Fuse = no_fusion,
     ) -> tuple[dict[str, tf.Tensor], dict[str, tf.Tensor]]:
         """Returns the new values of the weights of some groups, and of their slots."""
-        new_weights, new_slots = {}, {}
+        new_weights: dict[str, tf.Tensor] = {}
+        new_slots: dict[str, tf.Tensor] = {}
         for name, (learner, own) in groups.items():
             for path, spec in own.items():
-                names = {made.path: key for key, made in learner.slots_of(spec).items()}
-                weight, made = learner.update_weight(
-                    spec,
-                    weights[path],
-                    learner.clipped(spec, gradients[path], decision.factors[name]),
-                    {key: slots[slot_path] for slot_path, key in names.items()},
-                    decision.rates[name],
-                    decision.applied,
-                )
-                new_weights[path] = select(decision.finite, weight, weights[path])
-                for slot_path, key in names.items():
-                    new_slots[slot_path] = select(decision.finite, made[key], slots[slot_path])
+                paths = {key: made.path for key, made in learner.slots_of(spec).items()}
+                update = functools.partial(_updated, learner, spec, name, decision, list(paths))
+                before = [slots[slot_path] for slot_path in paths.values()]
+                new_weights[path], *made = fuse(update)(weights[path], gradients[path], *before)
+                new_slots.update(zip(paths.values(), made, strict=True))
         return new_weights, new_slots
 
     def check(self, metrics: Mapping[str, Any]) -> None:
@@ -305,6 +306,32 @@ class LearnerBase(Configurable):
         if not holds:
             given = getattr(self.params, field)
             raise ValueError(f"{type(self).__name__}: {field} is {given!r}, it must be {allowed}")
+
+
+def _updated(
+    learner: Learner,
+    spec: WeightSpec,
+    group: str,
+    decision: Decision,
+    names: list[str],
+    weight: tf.Tensor,
+    gradient: tf.Tensor,
+    *slots: tf.Tensor,
+) -> list[tf.Tensor]:
+    """The new values of a weight and of its slots; those before if the step is skipped.
+
+    `names` are the names of the slots, in their order.
+    """
+    new_weight, new_slots = learner.update_weight(
+        spec,
+        weight,
+        learner.clipped(spec, gradient, decision.factors[group]),
+        dict(zip(names, slots, strict=True)),
+        decision.rates[group],
+        decision.applied,
+    )
+    new = [new_weight, *(new_slots[name] for name in names)]
+    return [select(decision.finite, n, b) for n, b in zip(new, [weight, *slots], strict=True)]
 
 
 def is_first_update(applied: tf.Tensor) -> tf.Tensor:

@@ -27,6 +27,7 @@ from tekso.framework.execution.mesh.layouts import MeshLayout, MeshShape
 from tekso.framework.execution.mesh.placement import Placement
 from tekso.framework.execution.mesh.program import MeshProgram
 from tekso.framework.params import param
+from tekso.framework.primitives.fusion import Fuse, MarkedFusion, no_fusion
 
 
 class MeshSharded(Execution):
@@ -65,6 +66,12 @@ class MeshSharded(Execution):
             "to it; faster, and begins sooner. mesh: for models that no device holds, where rules "
             "split their weights; every shape of a batch is compiled for the mesh.",
             default="one_device",
+        )
+        xla: Literal["auto", "none", "stretches"] = param(
+            "What XLA compiles: nothing, or large elementwise stretches between matrix products, "
+            "on every device anew. auto: stretches on CPU if every device has a core of its own "
+            "(else training would begin late), nothing in stages of a pipeline.",
+            default="auto",
         )
 
     def join(self, cluster: Cluster) -> None:
@@ -105,7 +112,14 @@ class MeshSharded(Execution):
             activation_dtype=self.params.activation_dtype,
             seed=seed,
             decode_on=self.params.decode_on,
+            fuse=self._fuse(),
         )
+
+    def _fuse(self) -> Fuse:
+        xla = self.params.xla
+        if xla == "auto" and self._device_type == "CPU" and mesh_devices.have_cores(self._cluster):
+            xla = "stretches"
+        return MarkedFusion() if xla == "stretches" else no_fusion
 
     def layout(self, task: Any, batch: Signature, *, num_devices: int | None) -> MeshLayout:
         """Returns how the tensors of a task lie; needs no device.

@@ -236,12 +236,10 @@ class CostModel:
         backward = a.learned + b.learned
         turns = count / self._parts
         if product.is_lookup:
-            # Forwards rows are copied; backwards a split table is multiplied by one-hot rows.
-            is_split = any(axis_of.get(x) for x in set(letters.forms[1]) - set(letters.forms[2]))
+            # Forwards rows are copied; backwards they are added to a table of zeros.
             copied_s = 2 * local[2] / device.memory_bytes_per_s
-            rest_s = seconds if is_split else copied_s + 2 * local[1] / device.memory_bytes_per_s
-            sums.seconds += (copied_s * forward + rest_s) * turns
-            sums.flops += flops * turns if is_split else 0
+            added_s = copied_s + 2 * local[1] / device.memory_bytes_per_s
+            sums.seconds += (copied_s * forward + added_s) * turns
         else:
             sums.seconds += seconds * (forward + backward) * turns
             sums.flops += flops * (forward + backward) * turns

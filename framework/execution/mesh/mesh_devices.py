@@ -58,10 +58,13 @@ def setup(
                 f"execution.mesh asks for {made} devices of this machine's CPU, of which at most "
                 f"{MOST_CPU_DEVICES} are made; --mode=inspect_sharding needs none"
             )
-        streams = made * (cluster.num_local if cluster is not None else 1)
-        threads = max(1, num_cores() // streams)
+        threads = max(1, num_cores() // _streams(made, cluster))
+        if have_cores(cluster, made):
+            # Each device gets threads of its own. Of one common thread, which TensorFlow would
+            # start, what XLA compiled for several devices would wait for one another.
+            os.environ["TF_OVERRIDE_GLOBAL_THREADPOOL"] = "1"
         devices.setup_cpu(logical_devices=made, threads_per_op=threads)
-        if streams > num_cores():
+        if not have_cores(cluster, made):
             # Devices that share cores try a layout out: starting soon is worth more than the few
             # percent by which TensorFlow's optimizer speeds a step up. It costs 8 devices and 12
             # layers most of a minute, since its time grows with devices and faster than with ops.
@@ -69,6 +72,23 @@ def setup(
     if cluster is not None:
         _connect(device_type, cluster)
     return device_type
+
+
+def _streams(devices: int, cluster: Cluster | None) -> int:
+    """Streams of ops on this machine: its devices, of all processes."""
+    return devices * (cluster.num_local if cluster is not None else 1)
+
+
+def have_cores(cluster: Cluster | None, made: int | None = None) -> bool:
+    """Returns whether every logical device of this machine's CPU has a core of its own.
+
+    Args:
+      cluster: the processes that the mesh spans.
+      made: devices of each of them; None: as many as this process has.
+    """
+    if made is None:
+        made = dtensor.num_local_devices("CPU")  # TensorFlow lists those of all processes
+    return _streams(made, cluster) <= num_cores()
 
 
 def choose_passes(*, tpu: bool = False) -> None:

@@ -34,6 +34,7 @@ from tekso.framework.execution.mesh.layouts import Layout, MeshLayout
 from tekso.framework.execution.mesh.placement import Placement
 from tekso.framework.execution.mesh.step_errors import compiled
 from tekso.framework.learning_step import select
+from tekso.framework.primitives.fusion import Fuse, no_fusion
 from tekso.framework.task import LossSums
 from tekso.framework.weight_spec import WeightSpec
 
@@ -53,9 +54,11 @@ class MeshProgram(Program):
         activation_dtype: str,
         seed: int,
         decode_on: Literal["one_device", "mesh"] = "one_device",
+        fuse: Fuse = no_fusion,
     ) -> None:
         self._task, self._learner, self._placement, self._layout = task, learner, placement, layout
         self._activation_dtype, self._seed = tf.as_dtype(activation_dtype), seed
+        self._fuse = fuse
         self._weight_specs = task.specs()
         self._trained = learner.trainable(self._weight_specs)
         self._slot_specs = learner.slots(self._weight_specs)
@@ -169,6 +172,7 @@ class MeshProgram(Program):
             step=step,
             offset=offset,
             examples=examples,
+            fuse=self._fuse,
         )
 
     def _theta(self, weights: Flat, ctx: MeshContext) -> Any:
@@ -209,7 +213,13 @@ class MeshProgram(Program):
     ) -> dict[str, tf.Tensor]:
         slots = self._flat(LEARNER)
         done = self._learner.update(
-            self._weight_specs, weights, gradients, slots, step, loss=sums["total"]
+            self._weight_specs,
+            weights,
+            gradients,
+            slots,
+            step,
+            loss=sums["total"],
+            fuse=self._fuse,
         )
         new = {WEIGHTS + path: done.weights[path] for path in self._trained}
         new |= {LEARNER + path: value for path, value in done.slots.items()}

@@ -11,6 +11,7 @@ from tekso.framework.context import Mode
 from tekso.framework.execution.mesh.context import MeshContext
 from tekso.framework.execution.mesh.layouts import MeshLayout
 from tekso.framework.execution.mesh.placement import Placement
+from tekso.framework.primitives.fusion import Fuse, no_fusion
 from tekso.framework.weight_spec import WeightSpec
 
 
@@ -30,6 +31,7 @@ def context(
     offset: Any,
     examples: int,
     num_examples: int | None = None,
+    fuse: Fuse = no_fusion,
 ) -> MeshContext:
     """Returns the context of a step over some examples.
 
@@ -42,6 +44,7 @@ def context(
       offset: position of the first example in the global batch.
       examples: that are computed together.
       num_examples: of the global batch; None: these.
+      fuse: as of StepContext.
     """
     if batch_axis(layout, examples) is None:
         layout = layout.without("batch")
@@ -53,6 +56,7 @@ def context(
         step=step,
         example_offset=offset,
         num_examples=examples if num_examples is None else num_examples,
+        fuse=fuse,
     )
 
 

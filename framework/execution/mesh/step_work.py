@@ -52,8 +52,8 @@ class Product:
       form: as of einsum, "bld,df->blf". A letter may have other sizes in several tensors, as the
         height of the images before and after a convolution.
       a, b, out: the tensors.
-      is_lookup: a is the one-hot form of indices. No product is computed forwards, and backwards
-        only where b is split over the rows.
+      is_lookup: a is the one-hot form of indices, and no product is computed: rows are copied
+        forwards, and added up backwards.
       before_a, before_b: for earlier products of the same input, the dims that it lacks. Their
         gradients of it are added up before they are summed over devices, together with this one.
       turns: of the loop around it. The gradient of a weight that all turns use is added up before

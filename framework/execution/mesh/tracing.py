@@ -309,11 +309,11 @@ class _TracingContext(StepContext):
         bias: tf.Tensor | None = None,
         label_smoothing: float = 0.0,
     ) -> tf.Tensor:
-        """See `StepContext`: maxima, sums and the logits of the labels are added up."""
+        """See `StepContext`: maxima, sums, logits and biases of labels are added up."""
         logits = self.logits(x, table)
         dims = self._dims(logits)
         y = self._new(labels.shape, dims[:-1], tf.float32, x, table)
-        sums = 4 if label_smoothing else 3
+        sums = 3 + bool(label_smoothing) + (bias is not None)
         if dims[-1] is not None:
             self._add(Reduction(self._recorder.part(y), (dims[-1],), forward=sums))
         self._add(Passes(self._recorder.part(logits), 5, 3))

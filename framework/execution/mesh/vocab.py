@@ -33,14 +33,10 @@ def lookup(ctx: Any, table: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
     def run(table: tf.Tensor) -> Any:
         def grad(drows: tf.Tensor) -> tf.Tensor:
             if axes[0] is None:
-                flat = tf.reshape(drows, [-1, table.shape[1]])
+                flat = tf.reshape(widen(drows), [-1, table.shape[1]])
                 dtable = tf.math.unsorted_segment_sum(flat, tf.reshape(ids, [-1]), table.shape[0])
             else:
-                places = ctx.pin(
-                    tf.one_hot(ids, table.shape[0], dtype=drows.dtype), (*ids_axes, axes[0])
-                )
-                lead = _LEAD[: ids.shape.rank]
-                dtable = tf.einsum(f"{lead}v,{lead}d->vd", places, drows)
+                dtable = _split_sum(ctx, widen(drows), ids, table.shape[0], axes, ids_axes)
             return ctx.pin(tf.cast(dtable, table.dtype), axes)
 
         if axes[0] is None:
@@ -53,7 +49,7 @@ def lookup(ctx: Any, table: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
 def _split_lookup(
     ctx: Any, table: tf.Tensor, ids: tf.Tensor, axes: Any, ids_axes: Any
 ) -> tf.Tensor:
-    parts = ctx.axis_size(axes[0])
+    parts = ctx.axis_size(axes[0]) if axes[0] else 1
     rows = table.shape[0] // parts
     local_axes = (axes[0], *ids_axes)
     blocks = ctx.pin(tf.reshape(table, [parts, rows, table.shape[1]]), (axes[0], None, axes[1]))
@@ -67,6 +63,24 @@ def _split_lookup(
     found = tf.gather(blocks, place, axis=1, batch_dims=1)
     found = ctx.pin(found, (*local_axes, _but(axes[1], local_axes)))
     return tf.reduce_sum(found * tf.expand_dims(here, -1), 0)
+
+
+def _split_sum(
+    ctx: Any, drows: tf.Tensor, ids: tf.Tensor, vocab: int, axes: Any, ids_axes: Any
+) -> tf.Tensor:
+    """Adds rows up by their ids; every device those of its part of the vocabulary.
+
+    The place of an id within its part does not depend on the part. So the parts are a dim of what
+    is added up, 0 in all parts but one, and that dim is split.
+    """
+    parts = ctx.axis_size(axes[0])
+    rows, part_axes = vocab // parts, (*ids_axes, axes[0])
+    numbers = ctx.pin(tf.range(parts, dtype=ids.dtype), axes[:1])
+    here = ctx.pin(tf.equal(tf.expand_dims(ids // rows, -1), numbers), part_axes)
+    split = tf.expand_dims(drows, -2) * tf.cast(tf.expand_dims(here, -1), drows.dtype)
+    split = ctx.pin(split, (*part_axes, _but(axes[1], part_axes)))
+    summed = tf.math.unsorted_segment_sum(split, ids % rows, rows)
+    return tf.reshape(tf.transpose(summed, [1, 0, 2]), [vocab, drows.shape[-1]])
 
 
 def cross_entropy(
@@ -89,24 +103,23 @@ def cross_entropy(
     @tf.custom_gradient
     def run(x: tf.Tensor, table: tf.Tensor, *bias: tf.Tensor) -> Any:
         logits = ctx.pin(tf.einsum(f"{lead}d,vd->{lead}v", x, table), logits_axes)
-        wide = widen(logits)
+        label_logit = tf.cast(_label_logit(ctx, logits, labels, logits_axes), widen(logits).dtype)
         for b in bias:
-            wide += tf.cast(b, wide.dtype)
-        top = tf.reduce_max(wide, -1, keepdims=True)
-        e = tf.exp(wide - top)
-        total = tf.reduce_sum(e, -1, keepdims=True)
-        is_label = _is_label(ctx, labels, vocab, logits_axes)
-        label_logit = tf.reduce_sum(wide * tf.cast(is_label, wide.dtype), -1)
+            of_label = _split_lookup(ctx, tf.expand_dims(b, 1), labels, (axes[0], None), lead_axes)
+            label_logit += tf.cast(tf.squeeze(of_label, -1), label_logit.dtype)
+        # Pinned, so that a device compares its own part of the vocabulary alone.
+        numbers = ctx.pin(tf.range(vocab, dtype=labels.dtype), logits_axes[-1:])
+        label = ctx.pin(tf.expand_dims(labels, -1), (*lead_axes, None))
+        sums = ctx.fuse(_exponentials, smooths=bool(label_smoothing))
+        e, top, total, *mean_logit = sums(logits, *bias)
         loss = tf.squeeze(tf.math.log(total) + top, -1) - keep * label_logit
-        if label_smoothing:
-            loss -= label_smoothing * tf.reduce_mean(wide, -1)
+        for mean in mean_logit:
+            loss -= label_smoothing * mean
         loss += _nan_outside(labels, vocab, loss.dtype)
-        e = tf.cast(e, logits.dtype)
 
         def grad(dloss: tf.Tensor) -> list[tf.Tensor]:
-            d = tf.expand_dims(dloss, -1)
-            target = tf.cast(is_label, d.dtype) * keep + label_smoothing / vocab
-            dlogits = tf.cast(tf.cast(e, d.dtype) * (d / total) - target * d, x.dtype)
+            gradient = ctx.fuse(_logits_gradient, keep=keep, even=label_smoothing / vocab)
+            dlogits = gradient(e, tf.expand_dims(dloss, -1), total, label, numbers)
             dlogits = ctx.pin(dlogits, logits_axes)
             dx = tf.einsum(f"{lead}v,vd->{lead}d", dlogits, table)
             dtable = ctx.pin(tf.einsum(f"{lead}v,{lead}d->vd", dlogits, x), axes)
@@ -117,16 +130,48 @@ def cross_entropy(
     return run(x, table, *([] if bias is None else [bias]))
 
 
+def _label_logit(ctx: Any, logits: tf.Tensor, labels: tf.Tensor, axes: Any) -> tf.Tensor:
+    """Returns the logit of every label; each device looks into its own part, and they add up."""
+    parts, rank = ctx.axis_size(axes[-1]) if axes[-1] else 1, logits.shape.rank
+    rows = logits.shape[-1] // parts
+    blocks = ctx.pin(tf.reshape(logits, [*logits.shape[:-1], parts, rows]), (*axes, None))
+    first = ctx.pin(tf.range(parts, dtype=labels.dtype) * rows, axes[-1:])
+    place = tf.expand_dims(labels, -1) - first
+    here = tf.logical_and(place >= 0, place < rows)
+    place = ctx.pin(tf.where(here, place, tf.zeros_like(place)), axes)
+    found = ctx.pin(tf.gather(blocks, place, axis=rank, batch_dims=rank), axes)
+    return tf.reduce_sum(tf.where(here, found, tf.zeros_like(found)), -1)
+
+
+def _exponentials(logits: tf.Tensor, *bias: tf.Tensor, smooths: bool) -> list[tf.Tensor]:
+    wide = widen(logits)
+    for b in bias:
+        wide += tf.cast(b, wide.dtype)
+    top = tf.reduce_max(wide, -1, keepdims=True)
+    e = tf.exp(wide - top)
+    total = tf.reduce_sum(e, -1, keepdims=True)
+    mean_logit = [tf.reduce_mean(wide, -1)] if smooths else []
+    return [tf.cast(e, logits.dtype), top, total, *mean_logit]
+
+
+def _logits_gradient(
+    e: tf.Tensor,
+    d: tf.Tensor,
+    total: tf.Tensor,
+    label: tf.Tensor,
+    numbers: tf.Tensor,
+    *,
+    keep: float,
+    even: float,
+) -> tf.Tensor:
+    target = tf.cast(tf.equal(label, numbers), d.dtype) * keep + even
+    return tf.cast(tf.cast(e, d.dtype) * (d / total) - target * d, e.dtype)
+
+
 def _nan_outside(ids: tf.Tensor, vocab: int, dtype: Any) -> tf.Tensor:
     """0 for every id of the vocabulary, NaN for others."""
     is_inside = tf.logical_and(ids >= 0, ids < vocab)
     return tf.math.log(2 * tf.cast(is_inside, dtype) - 1)  # log(1) or log(-1)
-
-
-def _is_label(ctx: Any, labels: tf.Tensor, vocab: int, axes: Any) -> tf.Tensor:
-    """[..., vocab] bool, split like the logits: no device makes more than its part."""
-    numbers = ctx.pin(tf.range(vocab, dtype=labels.dtype), axes[-1:])
-    return tf.equal(ctx.pin(tf.expand_dims(labels, -1), (*axes[:-1], None)), numbers)
 
 
 def _without(axes: Any, taken: str | None) -> Any:

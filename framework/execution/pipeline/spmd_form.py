@@ -73,7 +73,8 @@ class SpmdForm:
             )
         if pipeline.xla != "none":
             refused.append(
-                f"execution.xla is {pipeline.xla!r}: set 'none', since DTensor ignores XLA"
+                f"execution.xla is {pipeline.xla!r}: set 'none', since this form compiles nothing "
+                "by XLA"
             )
         if refused:
             raise ExecutionError(f"execution.form is 'spmd', and {'; and '.join(refused)}")

@@ -45,12 +45,18 @@ class StagesOnMesh:
             )
         if pipeline.xla != "none":
             refused.append(
-                f"execution.xla is {pipeline.xla!r}: set 'none', since DTensor ignores XLA"
+                f"execution.xla is {pipeline.xla!r}: set 'none', since nothing is compiled "
+                "by XLA in stages on meshes"
             )
         if execution.params.decode_on != "one_device":
             refused.append(
                 f"execution.stages_on.decode_on is {execution.params.decode_on!r}: leave it out, "
                 "since every stage is a mesh of its own and a search runs on one device"
+            )
+        if execution.params.xla == "stretches":
+            refused.append(
+                "execution.stages_on.xla is 'stretches': leave it out, since nothing is compiled "
+                "by XLA in stages on meshes"
             )
         if refused:
             raise ExecutionError(f"execution.stages_on is set, and {'; and '.join(refused)}")

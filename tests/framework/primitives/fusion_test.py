@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from tekso.framework.primitives.fusion import XlaFusion, no_fusion
+from tekso.framework.primitives.fusion import MarkedFusion, XlaFusion, no_fusion
 
 TRACES: list[float] = []
 
@@ -36,3 +36,24 @@ def test_compiles_a_stretch_once_for_every_choice_of_its_static_arguments() -> N
 def test_two_instances_share_no_compiled_function() -> None:
     first, second = XlaFusion(), XlaFusion()
     assert first(scaled, factor=2.0) is not second(scaled, factor=2.0)
+
+
+def test_marks_the_ops_of_large_stretches_alone() -> None:
+    fuse = MarkedFusion(min_elements=8)
+
+    @tf.function(autograph=False)
+    def step(x: tf.Tensor) -> tf.Tensor:
+        y = tf.cos(x)
+        with tf.GradientTape() as tape:
+            tape.watch(y)
+            z = fuse(scaled, factor=3.0)(y, y)
+        return tape.gradient(z, y)
+
+    for size, marked in ((3, set()), (4, {"Sin", "AddV2"})):
+        x = tf.linspace(0.0, 1.0, size)
+        ops = step.get_concrete_function(x).graph.get_operations()
+        found = {op.type for op in ops if op.node_def.attr["_XlaCompile"].b}
+        assert found >= marked
+        assert "Cos" not in {op.name for op in ops if op.node_def.attr["_XlaCompile"].b}
+        assert bool(found) is bool(marked)
+        np.testing.assert_allclose(step(x), 3 * np.cos(np.cos(x)) + 1, rtol=1e-6)

@@ -6,6 +6,7 @@ that could tell one layout from another: dropout, padding, rematerialisation, au
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import sys
@@ -18,10 +19,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tekso.framework.execution import DataParallel, MeshSharded
+from tekso.framework.execution import DataParallel, MeshSharded, mesh_sharded
 from tekso.framework.execution.base import signature_of
 from tekso.framework.learner import Learner
 from tekso.framework.optimizers.sgd import Momentum
+from tekso.framework.primitives.fusion import MarkedFusion
 from tekso.framework.schedules import Constant
 from tekso.framework.theta import flatten
 
@@ -38,6 +40,8 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         execution = DataParallel.Params(towers=1, xla="none").instantiate()
     else:
         execution = MeshSharded.Params().set(job["execution"]).instantiate()
+    if job.get("compile_all"):  # these models have no stretch that is worth it
+        mesh_sharded.MarkedFusion = functools.partial(MarkedFusion, min_elements=1)
     execution.setup_devices()
     task = MODELS[model]().instantiate()
     learner = Learner.Params(

@@ -36,17 +36,23 @@ RULES = {
 
 
 def run(jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return results_and_log(jobs)[0]
+
+
+def results_and_log(
+    jobs: list[dict[str, Any]], *, log_level: int = 3
+) -> tuple[list[dict[str, Any]], str]:
     done = subprocess.run(
         [sys.executable, str(PROGRAM), json.dumps(jobs)],
         capture_output=True,
         text=True,
         timeout=1200,
         check=False,
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": str(log_level)},
     )
     assert done.returncode == 0, done.stderr[-2000:]
     results: list[dict[str, Any]] = json.loads(done.stdout.strip().splitlines()[-1])
-    return results
+    return results, done.stderr
 
 
 def check(alone: dict[str, Any], spread: dict[str, Any]) -> None:
@@ -211,3 +217,15 @@ def test_parts_of_a_batch_add_up_where_length_or_height_is_split() -> None:
         job = {"model": model, "accumulation": 2}
         alone, parts = run([job, {**job, "execution": {"mesh": mesh, "rules": rules}}])
         check(alone, parts)
+
+
+@SLOW
+@pytest.mark.parametrize("model", ["dense", "lstm", "repeated_remat"])
+def test_stretches_that_xla_compiles_give_the_same(model: str) -> None:
+    mesh = {"mesh": "data:2;model:2", "rules": f"batch:data;{RULES.get(model, TENSOR)}"}
+    alone, plain = run([{"model": model}, {"model": model, "execution": {**mesh, "xla": "none"}}])
+    check(alone, plain)
+    compiled = {"model": model, "execution": {**mesh, "xla": "stretches"}, "compile_all": True}
+    (spread,), log = results_and_log([compiled], log_level=0)
+    check(alone, spread)
+    assert "Compiled cluster using XLA" in log

@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tekso.framework.execution.mesh import vocab
+from tekso.framework.primitives.fusion import no_fusion
 
 VOCAB, DIM = 6, 3
 TABLE = np.random.default_rng(0).normal(size=(VOCAB, DIM))
@@ -28,6 +29,8 @@ class Parts:
 
     def pin(self, x: Any, axes: Any) -> Any:
         return x
+
+    fuse = staticmethod(no_fusion)
 
     def axis_size(self, axis: str) -> int:
         return self._parts
@@ -64,3 +67,17 @@ def test_cross_entropy_is_that_of_the_formula_and_nan_for_labels_of_no_token(
     share[[0, 1], labels[0]] += 1 - smoothing
     np.testing.assert_allclose(found[0], -(share * log_p).sum(-1), rtol=1e-6)
     assert np.isnan(found[1]).all()
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_the_gradient_of_a_frequent_row_is_not_rounded_at_every_sum(parts: int) -> None:
+    ids = tf.zeros([1, 2048], tf.int32)  # in bfloat16, 256 + 1 is 256
+    with tf.GradientTape() as tape:
+        table = tf.zeros([VOCAB, DIM], tf.bfloat16)
+        tape.watch(table)
+        total = tf.reduce_sum(tf.cast(vocab.lookup(Parts(parts), table, ids), tf.float32))
+    gradient = tape.gradient(total, table)
+    assert gradient.dtype == tf.bfloat16
+    wanted = np.zeros([VOCAB, DIM], np.float32)
+    wanted[0] = 2048
+    np.testing.assert_array_equal(tf.cast(gradient, tf.float32), wanted)

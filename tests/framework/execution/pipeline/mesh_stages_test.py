@@ -179,6 +179,7 @@ def test_what_goes_together_is_accepted() -> None:
             r"batch of 4 does not divide over the 8 devices of axis data",
         ),
         ({"stages_on.decode_on": "mesh"}, r"execution.stages_on.decode_on is 'mesh': leave it out"),
+        ({"stages_on.xla": "stretches"}, r"execution.stages_on.xla is 'stretches': leave it out"),
         ({"stages_on.mesh": None}, r"execution.stages_on.mesh is not set"),
     ],
     ids=lambda v: next(iter(v)) if isinstance(v, dict) else "",
