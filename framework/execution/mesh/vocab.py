@@ -103,7 +103,7 @@ def cross_entropy(
     @tf.custom_gradient
     def run(x: tf.Tensor, table: tf.Tensor, *bias: tf.Tensor) -> Any:
         logits = ctx.pin(tf.einsum(f"{lead}d,vd->{lead}v", x, table), logits_axes)
-        label_logit = tf.cast(_label_logit(ctx, logits, labels, logits_axes), widen(logits).dtype)
+        label_logit = widen(_label_logit(ctx, logits, labels, logits_axes))
         for b in bias:
             of_label = _split_lookup(ctx, tf.expand_dims(b, 1), labels, (axes[0], None), lead_axes)
             label_logit += tf.cast(tf.squeeze(of_label, -1), label_logit.dtype)
