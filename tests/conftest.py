@@ -1,6 +1,113 @@
-"""What holds for all tests: a timing decides none of them."""
+"""What holds for all tests: a timing decides none of them, and each reports its CPU time.
 
+The summary names the tests that used most CPU time, with the processes that they started. With
+`--cpu-minutes=N` the session fails if all tests together used more: a suite that grows is cut
+before it is too slow to be run. N is in minutes of the machine on which the budget was set; on a
+slower one it is scaled by `REFERENCE_S`.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from collections.abc import Iterator
+
+import processes
+import pytest
 from hypothesis import settings
 
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
+
+SLOWEST = 25
+REFERENCE_S = 0.65  # CPU time of `_loop` where the budgets were set
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--cpu-minutes", type=float, help="Fail above this CPU time of all tests.")
+
+
+def _cpu_s() -> float:
+    """Of this process, of those that it started and that ended, and of their forks."""
+    times = os.times()
+    own = times.user + times.system + times.children_user + times.children_system
+    return own + processes.forks_cpu_s()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    item.stash[_START] = _cpu_s()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    report = yield
+    if report.when == "teardown":
+        report.cpu_s = _cpu_s() - item.stash[_START]
+    return report
+
+
+_START = pytest.StashKey[float]()
+
+
+class _Times:
+    """Adds up what the reports of all processes tell, in the process that prints the summary."""
+
+    def __init__(self) -> None:
+        self.by_test: dict[str, float] = {}
+        self.is_over = False
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "teardown":
+            self.by_test[report.nodeid] = report.cpu_s
+
+    def pytest_terminal_summary(
+        self, terminalreporter: pytest.TerminalReporter, config: pytest.Config
+    ) -> None:
+        write = terminalreporter.write_line
+        slowest = sorted(self.by_test.items(), key=lambda pair: -pair[1])[:SLOWEST]
+        terminalreporter.section(f"the {SLOWEST} tests that used most CPU time, in seconds")
+        for name, seconds in slowest:
+            write(f"{seconds:8.1f}  {name}")
+        used, budget = _all_cpu_minutes(), config.getoption("--cpu-minutes")
+        write(f"{used:8.1f}  minutes of CPU time in all")
+        if budget is not None and used > budget * (scale := max(1.0, _loop() / REFERENCE_S)):
+            self.is_over = True
+            write(
+                f"That is over the budget of {budget:g} minutes x {scale:.2f}, for a machine of "
+                "this speed: make the slowest tests cheaper."
+            )
+
+
+def _all_cpu_minutes() -> float:
+    """Of this process and of all that it waited for, as `time` prints it."""
+    found = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in found) / 60
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_Times(), "cpu-times")
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
+    result = yield
+    times = session.config.pluginmanager.get_plugin("cpu-times")
+    if times is not None and times.is_over and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    return result
+
+
+def _loop() -> float:
+    """Returns the CPU time of a fixed piece of Python, the least of three."""
+    found = []
+    for _ in range(3):
+        start = time.process_time()
+        total = 0
+        for i in range(10_000_000):
+            total += i & 7
+        found.append(time.process_time() - start)
+    return min(found)

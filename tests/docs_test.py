@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import processes
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -179,7 +180,7 @@ def folder(tmp_path: Path) -> Path:
     programs = tmp_path / ".venv" / "bin"
     for name in ("trainer", "vocab", "benchmark", "ckpt", "new-task"):
         module = name.replace("-", "_")
-        text = f'exec "{sys.executable}" -m tekso.tools.{module} "$@"\n'
+        text = f'exec {processes.forwarding("-m", f"tekso.tools.{module}")} "$@"\n'
         executable(programs / f"tekso-{name}", text)
     # The tests are collected, with the arguments that are given, and not run again.
     collect = "-m pytest --collect-only -q -p no:cacheprovider"

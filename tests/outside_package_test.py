@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
+import processes
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "docs" / "examples"
 MODEL = "my_research.experiments.Blended"
@@ -29,8 +28,8 @@ SMALL = [
 
 def tekso_trainer(*args: str, cwd: Path) -> str:
     """Runs the trainer in a process of its own, from a folder outside of the repository."""
-    command = [sys.executable, "-m", "tekso.tools.trainer", "--import=my_research", *args]
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300)
+    command = ["-m", "tekso.tools.trainer", "--import=my_research", *args]
+    done = processes.run(command, cwd=cwd)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -101,6 +101,4 @@ class Embedding(Layer):
         bias = vocabulary.padding_bias(
             self.params.vocab_size, self._rows, label_smoothing=label_smoothing, name="Embedding"
         )
-        return ctx.cross_entropy(
-            x, theta.table, labels, bias=bias, label_smoothing=label_smoothing
-        )
+        return ctx.cross_entropy(x, theta.table, labels, bias=bias, label_smoothing=label_smoothing)

@@ -91,9 +91,7 @@ class MixtureOfExperts(FeedForwardBase):
         expand = with_sizes(expand, **sizes)
         if is_gated:
             self.child("gate", expand.copy().set(activation=p.activation))
-        self.child(
-            "hidden", expand.copy().set(activation="identity" if is_gated else p.activation)
-        )
+        self.child("hidden", expand.copy().set(activation="identity" if is_gated else p.activation))
         self.child("dropout", Dropout.Params(rate=p.dropout_rate))
         self.child(
             "output",

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
+
+import processes
 
 PROGRAM = Path(__file__).with_name("learner_mesh_program.py")
 OPTIMIZERS = ["Nesterov", "RMSProp", "Adagrad", "AdamW", "Adafactor", "LAMB", "LARS"]
 
 
 def test_update_on_a_mesh_equals_the_plain_one_and_keeps_layouts() -> None:
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM), *OPTIMIZERS], capture_output=True, text=True, check=False
-    )
+    done = processes.run([str(PROGRAM), *OPTIMIZERS])
     assert done.returncode == 0, done.stderr[-3000:]
     report = json.loads(done.stdout.splitlines()[-1])
     assert list(report) == OPTIMIZERS

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import processes
 import pytest
 
 from tekso.framework.run import checkpoint_files
@@ -173,8 +172,8 @@ SMALL = [
 
 
 def trainer(*words: str, cwd: Path) -> str:
-    command = [sys.executable, "-m", "tekso.tools.trainer", *words]
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300)
+    command = ["-m", "tekso.tools.trainer", *words]
+    done = processes.run(command, cwd=cwd)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import processes
 import pytest
 
 from tekso.framework import registry
@@ -84,12 +85,9 @@ print(json.dumps({
 
 
 def run(*words: str, cwd: Path, data: bytes = b"") -> tuple[str, str]:
-    done = subprocess.run(
-        [sys.executable, *words], cwd=cwd, input=data, capture_output=True, timeout=600
-    )
-    stdout, stderr = done.stdout.decode(), done.stderr.decode()
-    assert done.returncode == 0, stdout + stderr
-    return stdout, stderr
+    done = processes.run(words, cwd=cwd, input=data)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout, done.stderr
 
 
 def translate(folder: Path, *words: str, data: bytes = b"") -> tuple[str, str]:
@@ -171,8 +169,8 @@ def test_samples_are_drawn_instead_and_cannot_be_exported(trained: Path) -> None
     rows = [line.split(" ||| ") for line in printed.splitlines()]
     assert [row[0] for row in rows] == ["0", "0", "0", "1", "2", "2", "2"]
     assert len({row[1] for row in rows}) > 2 and ", Sampler" in told
-    words = [sys.executable, "-m", "tekso.tools.trainer", "--mode=export", "--logdir=run", sampler]
-    done = subprocess.run(words, cwd=trained, capture_output=True, text=True, timeout=600)
+    words = ["-m", "tekso.tools.trainer", "--mode=export", "--logdir=run", sampler]
+    done = processes.run(words, cwd=trained)
     assert done.returncode == 1 and "export searches with beams" in done.stderr
     assert "Traceback" not in done.stderr
 
@@ -246,9 +244,9 @@ def test_a_model_of_several_languages_is_told_which(tmp_path: Path) -> None:
         ([], "--language is missing: there is no target language None, only a, b"),
         (["--language=bb"], "--language=bb: there is no target language 'bb', only a, b; did you"),
     ):
-        command = [sys.executable, "-m", "tekso.tools.decode", "--logdir=run", *options]
-        done = subprocess.run(command, cwd=tmp_path, input=b"7\n", capture_output=True, timeout=600)
-        assert done.returncode == 2 and message in done.stderr.decode()
+        command = ["-m", "tekso.tools.decode", "--logdir=run", *options]
+        done = processes.run(command, cwd=tmp_path, input="7\n")
+        assert done.returncode == 2 and message in done.stderr
 
 
 @pytest.mark.parametrize(

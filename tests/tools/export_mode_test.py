@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import processes
 import pytest
 
 from tekso.tools import trainer
@@ -72,9 +73,7 @@ print(json.dumps({
 
 
 def run(*words: str, cwd: Path) -> str:
-    done = subprocess.run(
-        [sys.executable, *words], cwd=cwd, capture_output=True, text=True, timeout=600
-    )
+    done = processes.run([*words], cwd=cwd, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

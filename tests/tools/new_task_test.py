@@ -6,10 +6,10 @@ import json
 import re
 import shlex
 import subprocess
-import sys
 import sysconfig
 from pathlib import Path
 
+import processes
 import pytest
 
 from tekso.tools import new_task
@@ -22,10 +22,7 @@ def run(*words: str) -> int:
 
 
 def python(*words: str, cwd: Path, stdin: str = "") -> str:
-    command = [sys.executable, *words]
-    done = subprocess.run(
-        command, cwd=cwd, input=stdin, capture_output=True, text=True, timeout=600
-    )
+    done = processes.run(words, cwd=cwd, input=stdin)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -6,9 +6,9 @@ import io
 import json
 import re
 import subprocess
-import sys
 from pathlib import Path
 
+import processes
 import pytest
 from matplotlib.image import imread
 
@@ -121,10 +121,8 @@ SMALL = [
 
 
 def train(logdir: Path, *args: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tekso.tools.trainer", PIPELINE, f"--logdir={logdir}"]
-    return subprocess.run(
-        [*command, *SMALL, *args], capture_output=True, text=True, timeout=240, check=False
-    )
+    command = ["-m", "tekso.tools.trainer", PIPELINE, f"--logdir={logdir}"]
+    return processes.run([*command, *SMALL, *args])
 
 
 def test_training_with_trace_shows_a_measured_step_beside_the_predicted(tmp_path: Path) -> None:

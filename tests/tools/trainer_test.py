@@ -10,10 +10,10 @@ import json
 import re
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+import processes
 import pytest
 
 from tekso.framework import registry
@@ -148,25 +148,19 @@ def main(*args: str) -> int:
 
 
 def command(*args: str) -> list[str]:
-    return [sys.executable, "-m", "tekso.tools.trainer", "--import=lines", *args]
+    return ["-m", "tekso.tools.trainer", "--import=lines", *args]
 
 
 def run(package: Path, *args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(*args), cwd=package, capture_output=True, text=True, timeout=120)
+    return processes.run(command(*args), cwd=package, timeout=120)
 
 
 def start_and_stop(
     package: Path, logdir: Path, *, after_step: int, number: signal.Signals
 ) -> tuple[int, str, str]:
     """Sends a signal to a training process once it has told a step; returns code and output."""
-    process = subprocess.Popen(
-        command(LINE, f"--logdir={logdir}", *DETERMINISTIC),
-        cwd=package,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
+    words = command(LINE, f"--logdir={logdir}", *DETERMINISTIC)
+    process = processes.start(words, cwd=package, live=True)
     seen = ""
     for line in process.stdout:
         seen += line
@@ -174,6 +168,7 @@ def start_and_stop(
             process.send_signal(number)
             break
     stdout, stderr = process.communicate(timeout=120)
+    assert process.returncode is not None
     return process.returncode, seen + stdout, stderr
 
 
@@ -324,13 +319,7 @@ sys.exit(trainer.main(["tekso-trainer", "--import=lines", *sys.argv[1:]]))
 
 def test_a_full_disk_is_an_error_that_says_what_is_needed(package: Path, tmp_path: Path) -> None:
     flags = [LINE, f"--logdir={tmp_path}", "--set=*.dim=5000", "--set=run.eval_every_steps=0"]
-    done = subprocess.run(
-        [sys.executable, "-c", FULL_DISK, *flags],
-        cwd=package,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = processes.run(["-c", FULL_DISK, *flags], cwd=package, timeout=120)
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert re.search(
         r"no room for the checkpoint .*step_0000\d+: it needs 6\d,\d+ bytes", done.stderr
@@ -515,10 +504,7 @@ def test_inspect_model_counts_without_allocating(
 
 def inspect_sharding(package: Path, *args: str) -> subprocess.CompletedProcess[str]:
     """In a process of its own: it compiles for devices that are not there."""
-    return subprocess.run(
-        command("--mode=inspect_sharding", *args),
-        cwd=package, capture_output=True, text=True, check=False, timeout=300,
-    )  # fmt: skip
+    return processes.run(command("--mode=inspect_sharding", *args), cwd=package)
 
 
 def test_inspect_sharding_of_4_9_billion_weights_on_512_devices(package: Path) -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import functools
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
 
 import numpy as np
+import processes
 import pytest
 import tensorflow as tf
 
@@ -27,9 +26,7 @@ BATCH_NORM = '{"block.batch_norm": true}'
 
 @functools.cache
 def steps(*arguments: str) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM), *arguments], capture_output=True, text=True, check=False
-    )
+    done = processes.run([str(PROGRAM), *arguments])
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -118,9 +115,7 @@ def test_repeated_rematerialised_stack_equals_the_unrolled_one() -> None:
 def test_uneven_parts_are_refused_with_what_would_fit(
     arguments: tuple[str, ...], words: list[str]
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM), *arguments], capture_output=True, text=True, check=False
-    )
+    done = processes.run([str(PROGRAM), *arguments])
     last = done.stderr.strip().splitlines()[-1]
     assert done.returncode != 0
     assert "ExecutionError" in last
@@ -141,12 +136,7 @@ def test_batch_statistics_of_several_devices_are_refused_inside_of_a_loop_or_a_c
     arguments: tuple[str, ...], cure: str
 ) -> None:
     task = () if "--task" in arguments else ("--task", BATCH_NORM)
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM), "--cpu_devices", "2", *arguments, *task],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = processes.run([str(PROGRAM), "--cpu_devices", "2", *arguments, *task])
     last = done.stderr.strip().splitlines()[-1]
     assert "ExecutionError: blocks" in last
     assert cure in last

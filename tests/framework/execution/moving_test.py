@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import processes
 import pytest
 
 from tekso.framework.run.checkpoints import Checkpoints
@@ -37,13 +36,7 @@ LEGS: list[dict[str, Any]] = [
 
 
 def run(folder: Path, *legs: dict[str, Any]) -> list[list[float]]:
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM), str(folder), json.dumps(legs)],
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
+    done = processes.run([str(PROGRAM), str(folder), json.dumps(legs)], timeout=900)
     assert done.returncode == 0, done.stderr[-3000:]
     losses: list[list[float]] = json.loads(done.stdout.strip().splitlines()[-1])
     return losses

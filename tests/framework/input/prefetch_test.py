@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import gc
-import subprocess
-import sys
 import threading
 
+import processes
 import pytest
 
 from tekso.framework.input.prefetch import Prefetch
@@ -93,10 +92,8 @@ def test_an_open_prefetch_does_not_keep_the_interpreter_from_ending() -> None:
         "batches = Prefetch(lambda step: step)\n"
         "print(next(batches))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
-    )
-    assert (done.stdout, done.stderr) == ("0\n", "")
+    done = processes.run(["-c", program], timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
 
 
 def test_a_negative_depth_is_refused() -> None:

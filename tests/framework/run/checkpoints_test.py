@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import subprocess
-import sys
 import threading
 import types
 from collections.abc import Callable
@@ -296,11 +294,12 @@ def test_a_disk_that_fills_up_while_writing_leaves_the_earlier_ones(
     tmp_path: Path, limit_bytes: int
 ) -> None:
     saved(tmp_path, 10)
-    result = subprocess.run(
+    result = subprocess.run(  # not `processes`: its output is a file, which the limit would cut
         [sys.executable, "-c", FULL_DISK, str(tmp_path), str(limit_bytes)],
         capture_output=True,
         text=True,
         check=True,
+        timeout=120,
     )
     assert "step_00000020: it needs 600,000 bytes" in result.stdout
     assert sorted(os.listdir(tmp_path)) == ["step_00000010"]

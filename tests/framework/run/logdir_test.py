@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
+import processes
 import pytest
 
 from tekso.framework.experiment import Run, Tree
@@ -65,9 +64,9 @@ Logdir(sys.argv[1]).claim("m.M")
 def test_one_process_at_a_time_trains_in_a_logdir(tmp_path: Path) -> None:
     logdir = Logdir(str(tmp_path))
     logdir.claim("m.M")
-    command = [sys.executable, "-c", CLAIM, str(tmp_path)]
-    refused = subprocess.run(command, capture_output=True, text=True)
+    command = ["-c", CLAIM, tmp_path]
+    refused = processes.run(command)
     assert f"another process (id {os.getpid()}) is training in {tmp_path}" in refused.stderr
     logdir.release()
-    subprocess.run(command, check=True)
+    assert processes.run(command).returncode == 0
     Logdir(str(tmp_path)).claim("m.M")  # the lock went with that process

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 
+import processes
 import pytest
 
 from tekso.framework.run.stop_signals import StopSignals, exit_code
@@ -39,7 +38,7 @@ with StopSignals() as stop:
 
 
 def test_the_second_signal_ends_at_once() -> None:
-    done = subprocess.run([sys.executable, "-c", TWICE], capture_output=True, text=True)
+    done = processes.run(["-c", TWICE])
     assert (done.returncode, done.stdout) == (130, "still here\n")
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 
+import processes
 import pytest
 
 from tekso.framework.run.tpu_connection import connecting
@@ -23,9 +22,7 @@ with connecting(tpu, limit_s=1.0):
 
 
 def test_a_tpu_that_does_not_answer_ends_the_process_with_its_name() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", CONNECTS], capture_output=True, text=True, timeout=120
-    )
+    done = processes.run(["-c", CONNECTS], timeout=120)
     assert done.returncode == 1
     told = [line for line in done.stderr.splitlines() if "TPU 'grpc://127.0.0.1:" in line]
     assert told[0].startswith("connecting to TPU ") and "has not answered for 1 s" in told[1]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import processes
 import pytest
 import tensorflow as tf
 
@@ -444,12 +443,7 @@ MESH_RULES = {
 @pytest.mark.parametrize("case", MESH_RULES)
 def test_a_mesh_gives_what_one_device_gives(case: str) -> None:
     rules = MESH_RULES[case]
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM), case, json.dumps(rules)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = processes.run([str(PROGRAM), case, json.dumps(rules)])
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
     for some, differences in zip(rules, found, strict=True):

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import pathlib
-import subprocess
-import sys
 
+import processes
 import pytest
 
 from tekso.framework import registry
@@ -59,9 +58,8 @@ def test_counts_at_other_sizes_follow_the_architecture() -> None:
     not pathlib.Path("/proc/self/status").exists(), reason="peak memory is read from /proc"
 )
 def test_deepest_is_counted_without_allocating() -> None:
-    result = subprocess.run(
-        [sys.executable, "-c", COUNT], capture_output=True, text=True, check=True, timeout=120
-    )
+    result = processes.run(["-c", COUNT])
+    assert result.returncode == 0, result.stderr
 
     total, num_tensors, megabytes = json.loads(result.stdout)
     assert total == formula(1663) == 83_876_910_336

@@ -8,11 +8,10 @@ its weight, and the square of the norm of every gradient that is split.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+import processes
 import pytest
 import tensorflow as tf
 
@@ -37,13 +36,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM), *map(json.dumps, CASES.values())],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    done = processes.run([str(PROGRAM), *map(json.dumps, CASES.values())], timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     return dict(zip(CASES, json.loads(done.stdout.splitlines()[-1]), strict=True))
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+import processes
 import pytest
 
 PROGRAM = Path(__file__).with_name("control_flow_program.py")
@@ -27,9 +26,7 @@ TRANSFORMER = [
 
 
 def differences(*arguments: str) -> dict[str, dict[str, Any]]:
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM), *arguments], capture_output=True, text=True, check=False
-    )
+    done = processes.run([str(PROGRAM), *arguments])
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+import processes
 import pytest
 import tensorflow as tf
 
@@ -365,9 +364,7 @@ SCALARS = 256  # bytes: norms of gradients, the loss and its weight are not in t
 @pytest.mark.parametrize("case", AGREEING)
 def test_bytes_are_those_of_the_program_that_dtensor_makes(case: str) -> None:
     program = Path(__file__).with_name("costs_program.py")
-    result = subprocess.run(
-        [sys.executable, str(program), case], capture_output=True, text=True, timeout=300
-    )
+    result = processes.run([str(program), case], timeout=300)
     assert result.returncode == 0, result.stderr[-3000:]
     found = json.loads(result.stdout)
     assert found["model"].keys() == found["program"].keys()

@@ -6,13 +6,11 @@ Each job of `decoding_program` is a process of its own.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import processes
 import pytest
 
 PROGRAM = Path(__file__).with_name("decoding_program.py")
@@ -27,14 +25,7 @@ JOBS = {
 
 
 def run(jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM), json.dumps(jobs)],
-        capture_output=True,
-        text=True,
-        timeout=1200,
-        check=False,
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
-    )
+    done = processes.run([str(PROGRAM), json.dumps(jobs)], timeout=1200, env=None)
     assert done.returncode == 0, done.stderr[-2000:]
     results: list[dict[str, Any]] = json.loads(done.stdout.strip().splitlines()[-1])
     return results

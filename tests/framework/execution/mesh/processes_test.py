@@ -7,11 +7,10 @@ import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 
+import processes
 import pytest
 
 EXPERIMENTS = '''
@@ -103,24 +102,13 @@ class Trainer:
     """A process of the trainer."""
 
     def __init__(self, package: Path, *args: str, **environment: str) -> None:
-        command = [sys.executable, "-m", "tekso.tools.trainer", "--import=ending", *args]
-        self.process = subprocess.Popen(
-            command,
-            cwd=package,
-            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", **environment},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        command = ["-m", "tekso.tools.trainer", "--import=ending", *args]
+        self.process = processes.start(command, cwd=package, env={**os.environ, **environment})
 
     def end(self, deadline: float) -> tuple[int, str, str]:
         """Returns code and output; a process that lasts longer than the deadline is killed."""
-        try:
-            out, err = self.process.communicate(timeout=max(0.1, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            out, err = self.process.communicate()
-            raise AssertionError(f"did not end:\n{out}\n{err}") from None
+        out, err = self.process.communicate(timeout=max(0.1, deadline - time.monotonic()))
+        assert self.process.returncode is not None
         return self.process.returncode, out, err
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+import processes
 import pytest
 import tensorflow as tf
 
@@ -24,12 +23,7 @@ SOME = (
 
 
 def run(mesh: str, rules: str, cases: str) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM), mesh, rules, cases],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = processes.run([str(PROGRAM), mesh, rules, cases])
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 

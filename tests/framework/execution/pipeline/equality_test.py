@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import processes
 import pytest
 
 PROGRAM = Path(__file__).with_name("equality_program.py")
 
 
 def run(model: str, *pipelines: dict[str, Any], **job: Any) -> list[dict[str, Any]]:
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM), json.dumps({"model": model, "pipelines": pipelines, **job})],
-        capture_output=True,
-        text=True,
+    done = processes.run(
+        [str(PROGRAM), json.dumps({"model": model, "pipelines": pipelines, **job})],
         timeout=900,
-        check=False,
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
     )
     assert done.returncode == 0, done.stderr[-3000:]
     results: list[dict[str, Any]] = json.loads(done.stdout.strip().splitlines()[-1])

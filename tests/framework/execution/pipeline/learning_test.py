@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import processes
 import pytest
 
 PROGRAM = Path(__file__).with_name("learning_program.py")
@@ -25,13 +24,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def results() -> dict[str, list[dict[str, Any]]]:
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM), json.dumps(CASES)],
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
+    done = processes.run([str(PROGRAM), json.dumps(CASES)], timeout=900)
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, list[dict[str, Any]]] = json.loads(done.stdout.strip().splitlines()[-1])
     return found

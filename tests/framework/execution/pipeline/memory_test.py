@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
+import processes
 import pytest
 
 PROGRAM = Path(__file__).with_name("memory_program.py")
@@ -16,9 +15,7 @@ PROGRAM = Path(__file__).with_name("memory_program.py")
 @pytest.mark.slow
 @pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="no peak to set back")
 def test_step_takes_the_memory_of_gradients_and_not_that_of_a_second_state() -> None:
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM)], capture_output=True, text=True, timeout=600, check=False
-    )
+    done = processes.run([str(PROGRAM)], timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.strip().splitlines()[-1])
     # The sums of the gradients take 1.0, graphs and threads about 0.5; a second state would be 3

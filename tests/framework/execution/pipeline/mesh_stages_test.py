@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import processes
 import pytest
 from absl import logging
 
@@ -28,13 +27,9 @@ TENSOR = "heads:model;mlp:model;vocab:model"
 
 
 def run(model: str, *pipelines: dict[str, Any], **job: Any) -> list[Any]:
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM), json.dumps({"model": model, "pipelines": pipelines, **job})],
-        capture_output=True,
-        text=True,
+    done = processes.run(
+        [str(PROGRAM), json.dumps({"model": model, "pipelines": pipelines, **job})],
         timeout=600,
-        check=False,
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
     )
     assert done.returncode == 0, done.stderr[-3000:]
     results: list[Any] = json.loads(done.stdout.strip().splitlines()[-1])
@@ -125,9 +120,9 @@ def test_the_experiment_trains_as_it_is_typed(tmp_path: Path) -> None:
 
 def trained(model: str, logdir: Path) -> dict[str, float]:
     """Returns the figures of two steps and an evaluation."""
-    command = [sys.executable, "-m", "tekso.tools.trainer", f"--model={model}", "--steps=2"]
+    command = ["-m", "tekso.tools.trainer", f"--model={model}", "--steps=2"]
     command += [f"--logdir={logdir}", "--set", "task.decode=None"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
+    done = processes.run(command)
     assert done.returncode == 0, done.stderr[-3000:]
     lines = (logdir / "metrics.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines]

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import processes
 import pytest
 
 from tekso.framework.execution import ExecutionError, Pipelined
@@ -27,16 +26,12 @@ def free_address() -> str:
 @pytest.fixture
 def workers() -> Iterator[tuple[list[str], list[int]]]:
     addresses = [free_address() for _ in range(2)]
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tekso.tools.worker", f"--address={address}"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-        )
+    started = [
+        processes.start(["-m", "tekso.tools.worker", f"--address={address}"])
         for address in addresses
     ]
-    yield addresses, [process.pid for process in processes]
-    for process in processes:
+    yield addresses, [process.pid for process in started]
+    for process in started:
         process.kill()
         process.wait()
 
@@ -45,13 +40,7 @@ def workers() -> Iterator[tuple[list[str], list[int]]]:
 def test_two_workers_train_as_one_process_and_a_lost_one_is_named(
     workers: tuple[list[str], list[int]],
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM), json.dumps(workers)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    done = processes.run([str(PROGRAM), json.dumps(workers)], timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     own, piped, lost, elsewhere = json.loads(done.stdout.strip().splitlines()[-1])
     for one, other in zip(own["steps"], piped["steps"], strict=True):

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
+import processes
 import pytest
 
 EXPERIMENTS = '''
@@ -58,17 +56,10 @@ class Repeated(Tiny):
 '''
 
 
-def trainer(folder: Path, logdir: str, *args: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "tekso.tools.trainer", "--import=outside"]
+def trainer(folder: Path, logdir: str, *args: str) -> processes.Process:
+    command = ["-m", "tekso.tools.trainer", "--import=outside"]
     command += ["--model=outside.experiments.Repeated", f"--logdir={logdir}", *args]
-    return subprocess.Popen(
-        command,
-        cwd=folder,
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    return processes.start(command, cwd=folder)
 
 
 def free_addresses(count: int) -> str:

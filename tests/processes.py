@@ -1,0 +1,372 @@
+"""Runs Python programs in processes of their own, without importing TensorFlow in each of them.
+
+An execution needs a process of its own, and importing TensorFlow costs seconds of CPU. So the first
+call starts a server, which imports TensorFlow and Tekso and runs nothing; every program is a fork
+of the server:
+
+    test ── command, cwd, environment, 3 file descriptors ──► server ── fork ──► program
+         ◄────────── process id; later exit status and CPU time ──────────
+
+The fork leaves the server's code and runs the program as `python` would: with its own `sys.argv`,
+`sys.path`, environment and files; uncaught errors, `sys.exit` and `atexit` act as they always do.
+What is read from the environment while TensorFlow is imported (TF_CPP_MIN_LOG_LEVEL,
+TF_ENABLE_ONEDNN_OPTS) is that of the server: a program that needs another value is started by
+`subprocess`, as is one that must show what it imports.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import importlib
+import json
+import os
+import runpy
+import selectors
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, cast
+
+DEFAULT_TIMEOUT_S = 300
+
+MODULES = (
+    "tensorflow",
+    "tensorflow.experimental.dtensor",
+    "tekso.framework.execution",
+    "tekso.framework.run.modes",
+    "tekso.models.encoder_decoder",
+    "tekso.models.transformer_lm",
+    "tekso.tasks.lm.input",
+    "tekso.tasks.lm.task",
+    "tekso.tasks.mt.task",
+    "tekso.tools.experiment_flags",
+)
+"""What the server imports: what most programs need."""
+
+
+def forks_cpu_s() -> float:
+    """Returns the CPU time of all programs of `start` that ended."""
+    return 0.0 if _Server._instance is None else _Server._instance.forks_cpu_s
+
+
+class Process:
+    """A program that was started by `start`; the interface is that of `subprocess.Popen`."""
+
+    def __init__(self, args: list[str], pid: int, output: IO[str], errors: IO[str] | None) -> None:
+        self.args, self.pid = args, pid
+        self.stdout, self.stderr = output, errors  # files, which can be read at any time
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """Returns the exit code, -N for signal N, or None while it runs."""
+        if self.returncode is None:
+            _Server.instance().receive(timeout_s=0)
+        return self.returncode
+
+    def wait(self, timeout: float = DEFAULT_TIMEOUT_S) -> int:
+        """Waits for the end; kills the process when the time is over.
+
+        Raises:
+          subprocess.TimeoutExpired: it ran longer than `timeout` seconds; the message has its
+            last words.
+        """
+        end = time.monotonic() + timeout
+        while self.poll() is None:
+            left = end - time.monotonic()
+            if left <= 0:
+                self.send_signal(signal.SIGKILL)
+                end = float("inf")  # until the server has seen it end
+                self._timed_out = True
+                continue
+            _Server.instance().receive(timeout_s=min(left, 60))
+        if getattr(self, "_timed_out", False):
+            words = "".join(f.read() for f in (self.stdout, self.stderr) if f is not None)
+            raise subprocess.TimeoutExpired(self.args, timeout, output=words[-3000:])
+        assert self.returncode is not None
+        return self.returncode
+
+    def communicate(self, timeout: float = DEFAULT_TIMEOUT_S) -> tuple[str, str]:
+        """Waits for the end, as `wait`; returns what is not read yet of its output and errors."""
+        self.wait(timeout)
+        stdout, stderr = (f.read() if f is not None else "" for f in (self.stdout, self.stderr))
+        self.stdout.close()
+        if self.stderr is not None:
+            self.stderr.close()
+        return stdout, stderr
+
+    def send_signal(self, number: int) -> None:
+        """Sends a signal to the process, if it still runs."""
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """Ends the process at once."""
+        self.send_signal(signal.SIGKILL)
+
+    def terminate(self) -> None:
+        """Asks the process to end."""
+        self.send_signal(signal.SIGTERM)
+
+
+def start(
+    command: Sequence[str | Path],
+    *,
+    cwd: str | Path | None = None,
+    env: Mapping[str, str] | None = None,
+    input: str | bytes = b"",
+    merge: bool = False,
+    live: bool = False,
+) -> Process:
+    """Starts `python <command>` in a process of its own.
+
+    Args:
+      command: a file and its arguments, or "-m", a module and its arguments, or "-c" and code.
+      env: the whole environment; None for the caller's.
+      input: what it reads on standard input.
+      merge: whether what it writes to stderr goes to stdout.
+      live: whether stdout is a pipe instead of a file: to be read to its end while it runs.
+    """
+    args = [str(word) for word in command]
+    files: list[Any] = [tempfile.TemporaryFile() for _ in range(2 if merge else 3)]  # noqa: SIM115
+    files[0].write(input.encode() if isinstance(input, str) else input)
+    files[0].seek(0)
+    pipe = None
+    if live:
+        reads, writes = os.pipe()
+        files[1], pipe = os.fdopen(writes, "wb"), os.fdopen(reads)
+    request = {
+        "args": args,
+        "cwd": str(cwd or os.getcwd()),
+        "env": dict(os.environ if env is None else env),
+    }
+    pid = _Server.instance().fork(request, [f.fileno() for f in (*files, files[-1])[:3]])
+    # The program's offset is not the reader's: what it writes is read from the beginning.
+    output = pipe or open(f"/proc/self/fd/{files[1].fileno()}")  # noqa: SIM115
+    errors = None if merge else open(f"/proc/self/fd/{files[2].fileno()}")  # noqa: SIM115
+    for file in files:
+        file.close()
+    process = Process(args, pid, output, errors)
+    _Server.instance().running[pid] = process
+    return process
+
+
+def run(
+    command: Sequence[str | Path],
+    *,
+    cwd: str | Path | None = None,
+    env: Mapping[str, str] | None = None,
+    input: str | bytes = b"",
+    merge: bool = False,
+    timeout: float = DEFAULT_TIMEOUT_S,
+) -> subprocess.CompletedProcess[str]:
+    """Runs `python <command>` to its end; see `start` and `Process.wait`."""
+    process = start(command, cwd=cwd, env=env, input=input, merge=merge)
+    stdout, stderr = process.communicate(timeout)
+    assert process.returncode is not None
+    return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+
+
+def forwarding(*command: str) -> str:
+    """Returns a shell command that runs `python <command>` with more arguments, as `start` does.
+
+    For programs that others start: scripts on a PATH, say.
+    """
+    client = [sys.executable, "-S", "-E", __file__, "forward", _Server.instance().address]
+    return shlex.join([*client, *command])
+
+
+class _Server:
+    """The client's side of the server; one for each process that runs tests."""
+
+    _instance: _Server | None = None
+
+    @classmethod
+    def instance(cls) -> _Server:
+        if cls._instance is None:
+            cls._instance = cls()
+            atexit.register(cls._instance.stop)
+        return cls._instance
+
+    def __init__(self) -> None:
+        self.running: dict[int, Process] = {}
+        self.forks_cpu_s = 0.0
+        self._folder = tempfile.TemporaryDirectory(prefix="tekso-")
+        self.address = f"{self._folder.name}/processes"
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, __file__, "serve", str(theirs.fileno()), self.address],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+            )
+
+    def fork(self, request: dict[str, Any], files: list[int]) -> int:
+        _send(self._socket, request, files)
+        while True:
+            message = self.receive(timeout_s=DEFAULT_TIMEOUT_S)
+            if message is not None and "forked" in message:
+                pid: int = message["forked"]
+                return pid
+
+    def receive(self, *, timeout_s: float) -> dict[str, Any] | None:
+        """Takes note of one message of the server; returns it, or None if there was none."""
+        self._socket.settimeout(timeout_s)
+        try:
+            packet = self._socket.recv(4096)
+        except (BlockingIOError, TimeoutError):
+            return None
+        if not packet:
+            raise RuntimeError(f"the server of processes ended with {self._process.wait()}")
+        message: dict[str, Any] = json.loads(packet)
+        if "ended" in message and (process := self.running.pop(message["ended"], None)):
+            self.forks_cpu_s += message["cpu_s"]
+            process.returncode = message["code"]
+        return message
+
+    def stop(self) -> None:
+        """Ends what still runs, and the server."""
+        for process in list(self.running.values()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
+        self._socket.close()
+        self._process.wait()
+        self._folder.cleanup()
+
+
+def _send(connection: socket.socket, request: dict[str, Any], files: list[int]) -> None:
+    with tempfile.TemporaryFile("w+") as file:  # an environment may be larger than a packet
+        json.dump(request, file)
+        file.flush()
+        socket.send_fds(connection, [b"fork"], [file.fileno(), *files])
+
+
+def _serve(parent: socket.socket, address: str) -> dict[str, Any]:
+    """Forks a process a request until the parent is gone; returns the request in each fork."""
+    wake, woken = os.pipe()
+    os.set_blocking(woken, False)
+    signal.set_wakeup_fd(woken)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C: the parent says when it is over
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind(address)
+    listener.listen()
+    selector = selectors.DefaultSelector()
+    for source in (parent, listener, wake):
+        selector.register(source, selectors.EVENT_READ)
+    running: dict[int, socket.socket] = {}  # process -> who asked for it
+    while True:
+        for key, _ in selector.select():
+            if key.fileobj is listener:
+                selector.register(listener.accept()[0], selectors.EVENT_READ)
+            elif key.fd == wake:
+                os.read(wake, 4096)
+                _tell_ended(running)
+            else:
+                connection = cast(socket.socket, key.fileobj)
+                packet, files, _, _ = socket.recv_fds(connection, 16, 4)
+                if not packet and connection is parent:
+                    for _ in running:
+                        os.wait()
+                    os._exit(0)
+                elif not packet:
+                    selector.unregister(connection)
+                    connection.close()
+                elif pid := os.fork():
+                    running[pid] = connection
+                    for fd in files:
+                        os.close(fd)
+                    connection.send(json.dumps({"forked": pid}).encode())
+                else:
+                    signal.set_wakeup_fd(-1)
+                    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                    signal.signal(signal.SIGINT, signal.default_int_handler)
+                    for source in [key.fd for key in selector.get_map().values()]:
+                        os.close(source)
+                    os.close(woken)
+                    for source in (parent, listener, connection):
+                        source.detach()
+                    return _received(files)
+
+
+def _tell_ended(running: dict[int, socket.socket]) -> None:
+    while running:
+        pid, status, usage = os.wait4(-1, os.WNOHANG)
+        if not pid:
+            return
+        code, cpu_s = os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime
+        message = {"ended": pid, "code": code, "cpu_s": cpu_s}
+        with contextlib.suppress(OSError):  # whoever asked for it may be gone
+            running.pop(pid).send(json.dumps(message).encode())
+
+
+def _received(files: list[int]) -> dict[str, Any]:
+    """Takes standard input, output and errors from a request's files; returns the request."""
+    with open(files[0]) as file:
+        file.seek(0)
+        request: dict[str, Any] = json.load(file)
+    for target, fd in enumerate(files[1:]):
+        os.dup2(fd, target)
+        os.close(fd)
+    return request
+
+
+def _become(request: dict[str, Any]) -> None:
+    """Runs the program that is asked for as `__main__`."""
+    os.chdir(request["cwd"])
+    for name in set(os.environ) - set(request["env"]):
+        del os.environ[name]
+    os.environ.update(request["env"])
+    # What `python` makes of PYTHONPATH and of the command; the rest is as in the server.
+    added = [path for path in request["env"].get("PYTHONPATH", "").split(os.pathsep) if path]
+    kept = [path for path in sys.path[1:] if path not in added]
+    program, *arguments = request["args"]
+    if program == "-m":
+        sys.path[:] = [os.getcwd(), *added, *kept]
+        module, *arguments = arguments
+        sys.argv = [module, *arguments]
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    elif program == "-c":
+        sys.path[:] = ["", *added, *kept]
+        code, *arguments = arguments
+        sys.argv = ["-c", *arguments]
+        exec(compile(code, "<string>", "exec"), {"__name__": "__main__"})
+    else:
+        sys.path[:] = [str(Path(program).resolve().parent), *added, *kept]
+        sys.argv = [program, *arguments]
+        runpy.run_path(program, run_name="__main__")
+
+
+def _serve_and_become(descriptor: str, address: str) -> None:
+    for module in MODULES:
+        importlib.import_module(module)
+    gc.collect()
+    gc.freeze()  # a collection in a fork would copy every page of what is imported
+    _become(_serve(socket.socket(fileno=int(descriptor)), address))
+
+
+def _forward(address: str, *args: str) -> int:
+    """Has the server run a program with the files and the environment of this process."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
+        server.connect(address)
+        request = {"args": args, "cwd": os.getcwd(), "env": dict(os.environ)}
+        _send(server, request, [0, 1, 2])
+        while message := json.loads(server.recv(4096)):
+            if "ended" in message:
+                code: int = message["code"]
+                return code if code >= 0 else 128 - code
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "serve":
+        _serve_and_become(*sys.argv[2:])
+    else:
+        sys.exit(_forward(*sys.argv[2:]))
