@@ -6,7 +6,9 @@
 #   make train ARGS='--set run.steps=500'            more arguments for tekso-trainer
 #   make train LOGDIR=runs/NAME                      goes on with the run in that folder
 #   make test  ARGS='-k params'                      arguments for pytest
-#   make test  PROCESSES=4                           tests side by side; each needs 4 GB
+#   make test  PROCESSES=4                           tests side by side; each needs up to 4 GB
+#   make lint                                        style, format, types, direction of imports
+#   make test-all                                    test, lint, and the slow tests: what CI runs
 #   make clean                                       removes .venv; then also:
 #   make test PYTHON=/opt/python3.11/bin/python3.11  another interpreter
 #   make test TENSORFLOW=tensorflow==2.20.0          another TensorFlow
@@ -18,10 +20,15 @@ LOGDIR = runs/$(MODEL)/$(shell date +%Y-%m-%d_%H-%M-%S)
 ARGS =
 # Tests that run side by side.
 PROCESSES = 2
+# CPU time that the tests may use: more is a failure, so that they stay cheap enough to be run.
+QUICK_MINUTES = 12
+SLOW_MINUTES = 28
+# What lint reads: the rooms, not what a user adds beside them.
+SOURCES = framework models tasks params tools tests docs conftest.py setup.py
 PYTHON =
 TENSORFLOW =
 
-.PHONY: help train test install clean
+.PHONY: help train test lint test-slow test-all install clean
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -29,8 +36,26 @@ help:
 train: $(VENV)/.installed
 	$(VENV)/bin/tekso-trainer --model=$(MODEL) --logdir=$(LOGDIR) $(ARGS)
 
+# A file is tested by one process: what is trained once for a file is not trained twice.
+PYTEST = $(VENV)/bin/pytest --numprocesses=$(PROCESSES) --dist=loadfile --no-loadscope-reorder
+
 test: $(VENV)/.installed
-	$(VENV)/bin/pytest --numprocesses=$(PROCESSES) --dist=worksteal $(ARGS)
+	$(PYTEST) -m "not slow" --cpu-minutes=$(QUICK_MINUTES) $(ARGS)
+
+test-slow: $(VENV)/.installed
+	$(PYTEST) -m slow --cpu-minutes=$(SLOW_MINUTES) $(ARGS)
+
+lint: $(VENV)/.installed
+	$(VENV)/bin/ruff check $(SOURCES)
+	$(VENV)/bin/ruff format --check $(SOURCES)
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+
+# One after the other, and no further where one fails.
+test-all: $(VENV)/.installed
+	@$(MAKE) test
+	@$(MAKE) lint
+	@$(MAKE) test-slow
 
 install: $(VENV)/.installed
 

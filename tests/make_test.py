@@ -100,25 +100,56 @@ def test_train_takes_model_logdir_and_arguments(checkout: Path) -> None:
     assert last == "tekso-trainer --model=a.B --logdir=runs/c --steps=3"
 
 
-def test_test_runs_all_tests(checkout: Path) -> None:
+def programs_that_print(checkout: Path, *names: str) -> Path:
+    """Pretends that everything is installed; each program prints its command."""
+    programs = installed(checkout)
+    for name in names:
+        executable(programs / name, f'echo "{name} $*"\n')
+    return programs
+
+
+PARALLEL = "--numprocesses=2 --dist=loadfile --no-loadscope-reorder"
+
+
+def test_test_runs_the_quick_tests_within_their_budget(checkout: Path) -> None:
     installed(checkout)
     result = run(checkout, "make", "test")
-    assert result.stdout.splitlines()[-1].split() == [
-        "pytest",
-        "--numprocesses=2",
-        "--dist=worksteal",
+    assert result.stdout.splitlines()[-1] == f"pytest {PARALLEL} -m not slow --cpu-minutes=12"
+
+
+def test_test_all_runs_the_quick_tests_then_lint_then_the_slow_tests(checkout: Path) -> None:
+    programs_that_print(checkout, "ruff", "mypy", "lint-imports")
+    result = run(checkout, "make", "test-all", "SOURCES=models tests", "PROCESSES=3")
+    assert result.returncode == 0, result.stdout
+    parallel = PARALLEL.replace("=2", "=3")
+    printed = [line.strip() for line in result.stdout.splitlines() if ".venv" not in line]
+    assert [line for line in printed if not line.startswith("make")] == [
+        f"pytest {parallel} -m not slow --cpu-minutes=12",
+        "ruff check models tests",
+        "ruff format --check models tests",
+        "mypy",
+        "lint-imports",
+        f"pytest {parallel} -m slow --cpu-minutes=28",
     ]
 
 
-def test_ci_run_ends_with_the_summary(checkout: Path) -> None:
-    summary = "===== 3 passed in 1.20s ====="
-    programs = installed(checkout)
-    executable(programs / "pytest", f'echo "{summary}"\necho "a late note"\n')
+@pytest.mark.parametrize("broken", ["pytest", "ruff", "mypy", "lint-imports"])
+def test_test_all_fails_with_any_of_its_parts(checkout: Path, broken: str) -> None:
+    programs = programs_that_print(checkout, "ruff", "mypy", "lint-imports")
+    executable(programs / broken, "exit 1\n")
+    assert run(checkout, "make", "test-all").returncode != 0
+
+
+def test_ci_run_ends_with_the_summaries(checkout: Path) -> None:
+    programs = programs_that_print(checkout, "ruff", "mypy", "lint-imports")
+    summaries = [f"===== {n} passed in 1.20s =====" for n in (3, 5)]
+    choose = f'case "$*" in *"not slow"*) echo "{summaries[0]}";; *) echo "{summaries[1]}";; esac\n'
+    executable(programs / "pytest", f'{choose}echo "a late note"\n')
     executable(programs / "pip", 'echo "pip $*"\n')
     result = run(checkout, ".ci/run")
     assert result.returncode == 0
     assert "pip install -q --no-deps tensorflow-text" in result.stdout
-    assert result.stdout.splitlines()[-1] == summary
+    assert result.stdout.splitlines()[-2:] == summaries
 
 
 def test_ci_run_fails_with_the_tests(checkout: Path) -> None:
@@ -127,7 +158,9 @@ def test_ci_run_fails_with_the_tests(checkout: Path) -> None:
     result = run(checkout, ".ci/run")
     assert result.returncode != 0
     assert "tensorflow-text could not be installed" in result.stdout
-    assert result.stdout.splitlines()[-1] == summary
+    failed, last = result.stdout.splitlines()[-2:]
+    assert failed.startswith("make test-all failed")
+    assert last == summary
 
 
 def test_ci_run_says_so_when_the_tests_break_off(checkout: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from sampling import sample
 
 from tekso.framework import theta as theta_lib
 from tekso.framework.context import StepContext
@@ -32,6 +33,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "encoder.direction": "bidirectional",
     },
 }
+
+QUICK_VARIANTS = ["context additive", "attentional general"]
 
 
 def params(variant: str = "context additive", **more: Any) -> LstmEncoderDecoder.Params:
@@ -152,7 +155,7 @@ def test_cross_entropy_is_that_of_the_logits(smoothing: float) -> None:
     np.testing.assert_allclose(found, -(wanted * log_p).sum(-1), rtol=1e-5)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", sample(VARIANTS, quick=QUICK_VARIANTS))
 def test_padding_changes_nothing(variant: str) -> None:
     model, theta = built(variant)
     ctx = StepContext()
@@ -178,7 +181,7 @@ def test_without_segments_all_counts() -> None:
     np.testing.assert_allclose(model.logits(theta, bare, StepContext()), expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", sample(VARIANTS, quick=QUICK_VARIANTS))
 def test_packed_pairs_are_read_as_if_alone(variant: str) -> None:
     model, theta = built(variant)
     ctx = StepContext()
@@ -194,7 +197,7 @@ def test_packed_pairs_are_read_as_if_alone(variant: str) -> None:
             start += len(target)
 
 
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("compiled", sample([False, True], quick=[False]))
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_decoding_step_by_step_gives_the_logits_of_the_whole(variant: str, compiled: bool) -> None:
     model, theta = built(variant, dropout_rate=0.5)
@@ -220,7 +223,9 @@ def test_decoding_step_by_step_gives_the_logits_of_the_whole(variant: str, compi
                 np.testing.assert_allclose(attention[n], looked[n, t], rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("variant", ["context additive", "attentional general"])
+@pytest.mark.parametrize(
+    "variant", sample(["context additive", "attentional general"], quick=["context additive"])
+)
 def test_hypotheses_are_expanded_selected_and_share_their_source(variant: str) -> None:
     model, theta = built(variant)
     ctx, given, k = StepContext(mode="decode"), batch(), 2
@@ -335,6 +340,7 @@ def test_tables_are_shared_where_they_are_left_out(shared: bool) -> None:
     np.testing.assert_allclose(flow["cross_entropy"], loss, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_learns_pairs_by_heart() -> None:
     model = params("attentional general", dim=8).set(
         {"encoder.cell.hidden_dim": 12, "decoder.cell.hidden_dim": 12}

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from sampling import sample
 
 from tekso.framework import theta as theta_lib
 from tekso.framework.context import StepContext
@@ -120,9 +121,6 @@ MODELS = {
     "repeated_prefix_lm": repeated_prefix_lm,
     "lstm": lstm,
 }
-
-
-SLOW = pytest.mark.slow
 
 
 @pytest.fixture(params=MODELS)
@@ -302,11 +300,7 @@ def test_a_source_of_padding_alone_gives_finite_numbers(model: Any) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "apart",
-        "prefix_lm",
-        *(pytest.param(n, marks=SLOW) for n in ("repeated", "repeated_prefix_lm", "lstm")),
-    ],
+    sample(["apart", "prefix_lm", "repeated", "repeated_prefix_lm", "lstm"], quick=["prefix_lm"]),
 )
 def test_compiled_loops_of_steps_equal_the_whole_target_at_once(name: str) -> None:
     model, k, end = MODELS[name]().instantiate(), 2, sentence_pairs.END
@@ -361,9 +355,7 @@ def test_pieces_one_after_the_other_are_the_model(model: Any) -> None:
     assert all(any(piece.owns(path) for piece in pieces) for path in flat)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=SLOW) for n in ("apart", "repeated", "prefix_lm")]
-)
+@pytest.mark.parametrize("name", sample(["apart", "repeated", "prefix_lm"], quick=["prefix_lm"]))
 def test_gradients_reach_every_weight_alike_compiled_or_not(name: str) -> None:
     model = MODELS[name]().instantiate()
     theta, batch = perturbed(model), padded()
@@ -386,8 +378,10 @@ def test_gradients_reach_every_weight_alike_compiled_or_not(name: str) -> None:
         np.testing.assert_allclose(other, one, atol=5e-5 * scale, err_msg=path)
 
 
-@pytest.mark.parametrize("beam_size", [1, 3])
-@pytest.mark.parametrize("name", ["apart", "repeated", "prefix_lm", "lstm"])
+@pytest.mark.parametrize("beam_size", sample([1, 3], quick=[3]))
+@pytest.mark.parametrize(
+    "name", sample(["apart", "repeated", "prefix_lm", "lstm"], quick=["prefix_lm", "lstm"])
+)
 def test_a_search_that_fills_caches_in_place_finds_the_same(name: str, beam_size: int) -> None:
     model = MODELS[name]().instantiate()
     theta, batch = perturbed(model), padded()
@@ -408,7 +402,9 @@ def test_a_search_that_fills_caches_in_place_finds_the_same(name: str, beam_size
         np.testing.assert_array_equal(got[key], value, err_msg=key)
 
 
-@pytest.mark.parametrize("name", ["apart", "repeated", "prefix_lm", "lstm"])
+@pytest.mark.parametrize(
+    "name", sample(["apart", "repeated", "prefix_lm", "lstm"], quick=["apart", "lstm"])
+)
 def test_a_beam_as_wide_as_the_space_finds_the_most_likely_targets(name: str) -> None:
     model = MODELS[name]().instantiate()
     theta, batch, end = perturbed(model), padded(), sentence_pairs.END

@@ -123,7 +123,7 @@ def reference(
     return np.reshape(outputs, [B, T, -1]), np.reshape(shares, [B, T, S])
 
 
-@pytest.mark.parametrize("reset", [None, RESET])
+@pytest.mark.parametrize("reset", [pytest.param(None, marks=pytest.mark.slow), RESET])
 @pytest.mark.parametrize("attention", ATTENTION)
 @pytest.mark.parametrize("feeding", FEEDING)
 def test_equals_numpy_example_by_example(feeding: str, attention: str, reset: Any) -> None:

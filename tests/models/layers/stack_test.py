@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from sampling import sample
 
 from tekso.framework import theta as theta_lib
 from tekso.framework.context import StepContext
@@ -121,7 +122,7 @@ def test_both_stacks_start_bit_equal() -> None:
         np.testing.assert_array_equal(value, assert_values[path])
 
 
-@pytest.mark.parametrize("as_graph", [True, False])
+@pytest.mark.parametrize("as_graph", sample([True, False], quick=[False]))
 def test_repeated_equals_unrolled_with_dropout(as_graph: bool) -> None:
     unrolled, repeated = (
         run(build(kind, layer_params()), as_graph=as_graph) for kind in (Stack, RepeatedStack)
@@ -143,7 +144,7 @@ def test_repeated_equals_unrolled_with_dropout(as_graph: bool) -> None:
         )
 
 
-@pytest.mark.parametrize("kind", [Stack, RepeatedStack])
+@pytest.mark.parametrize("kind", sample([Stack, RepeatedStack], quick=[Stack]))
 def test_rematerialised_equals_plain_with_dropout_and_collections(kind: type[StackBase]) -> None:
     mask = tf.constant(np.random.default_rng(0).random([B, 1, T, T]) < 0.7)
     side = {"memory": random(B, S, D, seed=4), "mask": mask}
@@ -161,7 +162,7 @@ def test_rematerialised_equals_plain_with_dropout_and_collections(kind: type[Sta
 
 @pytest.mark.parametrize("kind", [Stack, RepeatedStack])
 @pytest.mark.parametrize("wrap", [False, True])
-@pytest.mark.parametrize("with_memory", [False, True])
+@pytest.mark.parametrize("with_memory", sample([False, True], quick=[False]))
 def test_cache_gives_what_the_full_pass_gives(
     kind: type[StackBase], wrap: bool, with_memory: bool
 ) -> None:

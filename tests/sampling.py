@@ -1,0 +1,21 @@
+"""A sample of a matrix for the quick tests; the whole matrix is run with the slow ones."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import pytest
+
+
+def sample(cases: Iterable[Any], *, quick: Collection[Any]) -> list[Any]:
+    """Returns the cases as parameters of a test, all but those of `quick` marked slow.
+
+    Raises:
+      ValueError: a case of `quick` is none of the cases.
+    """
+    cases = list(cases)
+    if missing := [case for case in quick if case not in cases]:
+        raise ValueError(f"no cases, but in the sample: {missing}; the cases are {cases}")
+    slow = pytest.mark.slow
+    return [case if case in quick else pytest.param(case, marks=slow) for case in cases]
