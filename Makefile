@@ -11,7 +11,7 @@
 #   make test-all                                    test, lint, and the slow tests: what CI runs
 #   make clean                                       removes .venv; then also:
 #   make test PYTHON=/opt/python3.11/bin/python3.11  another interpreter
-#   make test TENSORFLOW=tensorflow==2.20.0          another TensorFlow
+#   make test TENSORFLOW=tensorflow==2.21.0          another distribution of TensorFlow
 
 VENV = .venv
 MODEL = lm.python_source.Tiny

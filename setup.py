@@ -15,7 +15,7 @@ from setuptools import find_packages, setup
 
 ROOMS = ("framework", "models", "tasks", "params", "tools")
 
-TENSORFLOW = "2.19"  # the oldest release that is accepted
+TENSORFLOW = "2.21"  # the oldest release that is accepted, and the one that is tested
 
 
 def package_folders() -> dict[str, str]:

@@ -178,11 +178,11 @@ class FakeDistribution(importlib.metadata.Distribution):
 @pytest.mark.parametrize(
     ("names", "requirement"),
     [
-        ([], "tensorflow>=2.19"),
-        (["tensorflow"], "tensorflow>=2.19"),
-        (["tensorflow_cpu"], "tensorflow-cpu>=2.19"),
-        (["tf_nightly"], "tf-nightly>=2.19.dev0"),
-        (["tensorflow", "tensorflow_intel"], "tensorflow>=2.19"),
+        ([], "tensorflow>=2.21"),
+        (["tensorflow"], "tensorflow>=2.21"),
+        (["tensorflow_cpu"], "tensorflow-cpu>=2.21"),
+        (["tf_nightly"], "tf-nightly>=2.21.dev0"),
+        (["tensorflow", "tensorflow_intel"], "tensorflow>=2.21"),
     ],
 )
 def test_required_is_the_tensorflow_that_is_installed(

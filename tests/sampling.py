@@ -17,5 +17,9 @@ def sample(cases: Iterable[Any], *, quick: Collection[Any]) -> list[Any]:
     cases = list(cases)
     if missing := [case for case in quick if case not in cases]:
         raise ValueError(f"no cases, but in the sample: {missing}; the cases are {cases}")
-    slow = pytest.mark.slow
-    return [case if case in quick else pytest.param(case, marks=slow) for case in cases]
+    return [case if case in quick else _slow(case) for case in cases]
+
+
+def _slow(case: Any) -> Any:
+    values = case if isinstance(case, tuple) else (case,)
+    return pytest.param(*values, marks=pytest.mark.slow)

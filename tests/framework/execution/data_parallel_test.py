@@ -12,6 +12,7 @@ import numpy as np
 import processes
 import pytest
 import tensorflow as tf
+from sampling import sample
 
 from tekso.framework.execution import DataParallel, ExecutionError
 from tekso.framework.learner import Learner
@@ -48,17 +49,23 @@ def assert_same_run(run: dict[str, Any], reference: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [
-        ("--execution", '{"towers": 2, "xla": "stretches"}'),
-        ("--execution", '{"towers": 2, "xla": "step"}'),
-        ("--execution", '{"towers": 1}', "--accumulation", "4"),
-        ("--cpu_devices", "2", "--accumulation", "2"),
-        ("--cpu_devices", "8", "--execution", '{"xla": "none"}'),
-    ],
+    sample(
+        [
+            ["--execution", '{"towers": 2, "xla": "stretches"}'],
+            ["--cpu_devices", "2", "--accumulation", "2"],
+            ["--execution", '{"towers": 2, "xla": "step"}'],
+            ["--execution", '{"towers": 1}', "--accumulation", "4"],
+            ["--cpu_devices", "8", "--execution", '{"xla": "none"}'],
+        ],
+        quick=[
+            ["--execution", '{"towers": 2, "xla": "stretches"}'],
+            ["--cpu_devices", "2", "--accumulation", "2"],
+        ],
+    ),
     ids=" ".join,
 )
 def test_steps_equal_those_of_one_device_with_dropout_padding_and_auxiliary_loss(
-    arguments: tuple[str, ...],
+    arguments: list[str],
 ) -> None:
     run = steps(*arguments)
     assert run["first"] == one_device()["first"]  # the first weights are equal to the last bit
@@ -80,12 +87,13 @@ def test_steps_depend_on_dropout_and_learn() -> None:
     assert losses[2] < losses[0]
 
 
-@pytest.mark.parametrize("devices", ["2", "4"])
+@pytest.mark.parametrize("devices", sample(["2", "4"], quick=["2"]))
 def test_batch_statistics_are_those_of_the_global_batch(devices: str) -> None:
     run = steps("--cpu_devices", devices, "--task", BATCH_NORM)
     assert_same_run(run, one_device(BATCH_NORM))
 
 
+@pytest.mark.slow
 def test_repeated_rematerialised_stack_equals_the_unrolled_one() -> None:
     run = steps("--task", '{"repeated": true, "rematerialize": true}')
     reference = one_device()

@@ -60,7 +60,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     digest = hashlib.sha256()
     for key in sorted(begin):
         digest.update(key.encode() + begin[key].tobytes())
-    steps = range(first, first + job.get("steps", 2))
+    steps = range(first, first + job.get("steps", 3))
     outputs = [program.train_step(batch(model, i), 2**31 + i) for i in steps]
     odd = {name: array[:5] for name, array in batch(model, 99).items()}
     evaluation = program.eval_step(odd)

@@ -16,16 +16,11 @@ from typing import Any
 import numpy as np
 import processes
 import pytest
+from sampling import sample
 
 PROGRAM = Path(__file__).with_name("equality_program.py")
 SLOW = pytest.mark.slow
 
-MESHES = {
-    "1": ("data:1", "batch:data"),
-    "4": ("data:4", "batch:data"),
-    "2x2": ("data:2;model:2", "{rules}"),
-    "2x4": ("data:2;model:4", "{rules}"),
-}
 TENSOR = "heads:model;mlp:model;vocab:model"
 RULES = {
     "dense": TENSOR,
@@ -46,41 +41,50 @@ def results(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
     return found
 
 
-def check(alone: dict[str, Any], spread: dict[str, Any]) -> None:
+def check(whole: dict[str, Any], spread: dict[str, Any]) -> None:
     assert "error" not in spread, spread["error"]
-    assert spread["first"] == alone["first"]  # the first weights and slots, bit by bit
-    for one, other in zip(alone["steps"], spread["steps"], strict=True):
+    assert spread["first"] == whole["first"]  # the first weights and slots, bit by bit
+    for one, other in zip(whole["steps"], spread["steps"], strict=True):
         assert set(one) == set(other)
         for name in ("loss", "total_loss", "gradient_norm"):
             assert other[name] == pytest.approx(one[name], rel=1e-5), name
-    for name, pair in alone["eval"].items():
+    for name, pair in whole["eval"].items():
         np.testing.assert_allclose(spread["eval"][name], pair, rtol=1e-5, atol=1e-6, err_msg=name)
-    assert spread["decoded"] == pytest.approx(alone["decoded"], rel=1e-5)  # of weights in use there
-    assert set(spread["weights"]) == set(alone["weights"])
-    for path, weight in alone["weights"].items():
+    assert spread["decoded"] == pytest.approx(whole["decoded"], rel=1e-5)  # of weights in use there
+    assert set(spread["weights"]) == set(whole["weights"])
+    for path, weight in whole["weights"].items():
         scale = max(np.max(np.abs(weight)), 1e-2)
         difference = np.max(np.abs(np.subtract(spread["weights"][path], weight)))
         assert difference < 2e-5 * scale, path
 
 
 @functools.cache
-def matrix(model: str) -> list[dict[str, Any]]:
-    executions = [None]
-    for mesh, rules in MESHES.values():
-        written = rules.format(rules=f"batch:data;{RULES[model]}")
-        executions.append({"mesh": mesh, "rules": written})
-    executions.append({"mesh": "model:4", "rules": RULES[model]})
-    return run([{"model": model, "execution": e, "steps": 20} for e in executions])
+def alone(model: str) -> dict[str, Any]:
+    """Steps on one device, with which all layouts of a model are compared."""
+    (found,) = run([{"model": model}])
+    assert "error" not in found, found
+    assert all(step["gradient_norm"] > 0.1 for step in found["steps"])  # it learns: there is a task
+    return found
 
 
-@SLOW
-@pytest.mark.parametrize("model", RULES)
-def test_twenty_steps_on_every_mesh(model: str) -> None:
-    alone, *spread = matrix(model)
-    assert "error" not in alone, alone
-    assert all(step["gradient_norm"] > 0.1 for step in alone["steps"])  # it learns: there is a task
-    for one in spread:
-        check(alone, one)
+ORDINARY = [
+    ("dense", "data:2;model:2"),
+    ("dense", "data:1"),
+    ("dense", "data:4"),
+    ("dense", "model:4"),
+    ("moe", "data:4"),
+    ("lstm", "model:4"),
+    ("images", "model:4"),
+    *((model, "data:2;model:4") for model in RULES),
+]
+
+
+@pytest.mark.parametrize(("model", "mesh"), sample(ORDINARY, quick=[("dense", "data:2;model:2")]))
+def test_steps_on_ordinary_meshes(model: str, mesh: str) -> None:
+    rules = {"data": "batch:data", "model": RULES[model]}
+    written = ";".join(rules[axis.partition(":")[0]] for axis in mesh.split(";"))
+    (spread,) = run([{"model": model, "execution": {"mesh": mesh, "rules": written}}])
+    check(alone(model), spread)
 
 
 ODD = {
@@ -145,11 +149,8 @@ ODD = {
 @SLOW
 @pytest.mark.parametrize("model", ODD)
 def test_layers_in_odd_layouts(model: str) -> None:
-    executions = [None, *ODD[model]]
-    alone, *spread = run([{"model": model, "execution": e} for e in executions])
-    assert "error" not in alone, alone
-    for one in spread:
-        check(alone, one)
+    for one in run([{"model": model, "execution": execution} for execution in ODD[model]]):
+        check(alone(model), one)
 
 
 @SLOW
@@ -181,19 +182,19 @@ def test_a_checkpoint_goes_from_each_execution_to_every_other(tmp_path: Path) ->
 @SLOW
 def test_parts_of_a_batch_add_up_and_bfloat16_is_near() -> None:
     mesh = {"mesh": "data:2;model:2", "rules": f"batch:data;{TENSOR}"}
-    alone, parts, parts_spread, half = run(
+    whole = alone("dense")
+    parts, parts_spread, half = run(
         [
-            {"model": "dense"},
             {"model": "dense", "accumulation": 2},
             {"model": "dense", "accumulation": 2, "execution": mesh},
             {"model": "dense", "execution": {**mesh, "activation_dtype": "bfloat16"}},
         ]
     )
-    check(alone, parts)
-    check(alone, parts_spread)
+    check(whole, parts)
+    check(whole, parts_spread)
     assert "error" not in half, half["error"]
-    assert half["first"] == alone["first"]  # the masters are float32
-    for one, other in zip(alone["steps"], half["steps"], strict=True):
+    assert half["first"] == whole["first"]  # the masters are float32
+    for one, other in zip(whole["steps"], half["steps"], strict=True):
         assert other["loss"] == pytest.approx(one["loss"], rel=0.02)
         assert other["loss"] != one["loss"]
 
@@ -206,16 +207,14 @@ def test_parts_of_a_batch_add_up_where_length_or_height_is_split() -> None:
     ]
     for model, mesh, rules in spread:
         job = {"model": model, "accumulation": 2}
-        alone, parts = run([job, {**job, "execution": {"mesh": mesh, "rules": rules}}])
-        check(alone, parts)
+        whole, parts = run([job, {**job, "execution": {"mesh": mesh, "rules": rules}}])
+        check(whole, parts)
 
 
 @SLOW
 @pytest.mark.parametrize("model", ["dense", "lstm", "repeated_remat"])
 def test_stretches_that_xla_compiles_give_the_same(model: str) -> None:
     mesh = {"mesh": "data:2;model:2", "rules": f"batch:data;{RULES.get(model, TENSOR)}"}
-    alone, plain = run([{"model": model}, {"model": model, "execution": {**mesh, "xla": "none"}}])
-    check(alone, plain)
     compiled = {"model": model, "execution": {**mesh, "xla": "stretches"}, "compile_all": True}
     # TensorFlow reads the level of its log while it is imported.
     done = subprocess.run(
@@ -224,5 +223,5 @@ def test_stretches_that_xla_compiles_give_the_same(model: str) -> None:
         capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     (spread,) = results(done)
-    check(alone, spread)
+    check(alone(model), spread)
     assert "Compiled cluster using XLA" in done.stderr

@@ -11,39 +11,27 @@ from typing import Any
 
 
 def run_all(run: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    """Runs the jobs that stand on the command line, as JSON, each in a process of its own.
+    """Runs the jobs that are on the command line, as JSON, each in a process of its own.
 
-    The processes are forks of this one, which has imported everything and started nothing. Prints
-    a list: what a job returned, or {"error": …}.
+    The processes are forks of this one, which has imported everything and started nothing; one
+    runs at a time, since the tests have as many processes as there are cores. Prints a list: what a
+    job returned, or {"error": …}.
     """
-    jobs = json.loads(sys.argv[1])
-    outputs = [tempfile.TemporaryFile("w+") for _ in jobs]  # noqa: SIM115
-    running: dict[int, int] = {}
-    codes = [0] * len(jobs)
-    for number, job in enumerate(jobs):
-        if len(running) == 2:
-            _wait(running, codes)
-        child = os.fork()
-        if child == 0:
-            code = 1
-            try:
-                outputs[number].write(json.dumps(run(job)))
-                code = 0
-            except BaseException as error:
-                outputs[number].write(f"{type(error).__name__}: {error}"[:3000])
-            outputs[number].flush()
-            os._exit(code)
-        running[child] = number
-    while running:
-        _wait(running, codes)
     results = []
-    for output, code in zip(outputs, codes, strict=True):
-        output.seek(0)
-        text = output.read()
+    for job in json.loads(sys.argv[1]):
+        with tempfile.TemporaryFile("w+") as output:
+            child = os.fork()
+            if child == 0:
+                code = 1
+                try:
+                    output.write(json.dumps(run(job)))
+                    code = 0
+                except BaseException as error:
+                    output.write(f"{type(error).__name__}: {error}"[:3000])
+                output.flush()
+                os._exit(code)
+            code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            output.seek(0)
+            text = output.read()
         results.append({"error": f"exit code {code}: {text}"} if code else json.loads(text))
     print(json.dumps(results))
-
-
-def _wait(running: dict[int, int], codes: list[int]) -> None:
-    child, status = os.wait()
-    codes[running.pop(child)] = os.waitstatus_to_exitcode(status)

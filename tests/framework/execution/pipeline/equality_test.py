@@ -55,6 +55,18 @@ def check(alone: dict[str, Any], piped: dict[str, Any], *, within: float = 1e-5)
     assert piped["shown"] == pytest.approx(alone["shown"], rel=1e-4)
 
 
+def test_float64_equals_one_device_and_schedules_give_the_same_bits() -> None:
+    alone, *piped = run(
+        "skipping",
+        *(pipeline(3, 4, name, "none") for name in ("gpipe", "1f1b", "1f1b")),
+        size=40,
+    )
+    for one in piped:
+        check(alone, one, within=1e-12)
+        assert one["weights"] == piped[0]["weights"]
+        assert one["steps"] == piped[0]["steps"]
+
+
 @pytest.mark.slow
 def test_float64_with_values_that_jump_stages_and_a_shared_table() -> None:
     schedules = ["gpipe", "1f1b", "zero_bubble_h1"]
@@ -125,14 +137,3 @@ def test_statistics_are_of_micro_batches_and_moved_once_a_step() -> None:
     x = np.random.default_rng(0).normal(size=(16, 6)).astype(np.float32) * 3 + 1
     moved = np.array(several["weights"]["weights/norms/0/moving_mean"])
     np.testing.assert_allclose(moved / x.mean(0), 0.01, rtol=1e-3)  # momentum 0.99, once
-
-
-def test_schedules_give_the_same_bits() -> None:
-    first, *others = run(
-        "skipping",
-        *(pipeline(3, 4, name, "none") for name in ("gpipe", "1f1b", "1f1b")),
-        alone=False,
-    )
-    for one in others:
-        assert one["weights"] == first["weights"]
-        assert one["steps"] == first["steps"]

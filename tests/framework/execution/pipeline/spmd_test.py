@@ -57,7 +57,6 @@ def test_what_layers_read_besides_goes_with_its_micro_batch() -> None:
     check(alone, piped)
 
 
-@pytest.mark.slow
 def test_a_mask_of_minus_infinity_and_what_is_learned_go_beside_the_stack() -> None:
     alone, *piped = run("masked", pipeline(2, 4), pipeline(2, 2, rematerialize="all"), size=16)
     for one in piped:
