@@ -118,7 +118,7 @@ HOW: list[tuple[str, Run | TestedBy]] = [
     (r"tensorboard --logdir=\S+", Run("--inspect")),
     (r"python \w+\.py", Run()),
     (r"(\.venv/bin/)?pytest( -n 2)?( -m \"not slow\"| -k \w+)?", Run()),
-    (r"\.venv/bin/ruff check", TestedBy("tests/lint_test.py::test_style")),
+    (r"\.venv/bin/ruff check .*", TestedBy("tests/lint_test.py::test_style")),
     (r"\.venv/bin/mypy", TestedBy("tests/lint_test.py::test_types")),
     (r"\.venv/bin/lint-imports", TestedBy("tests/lint_test.py::test_direction_of_imports")),
 ]
