@@ -227,6 +227,7 @@ def test_files_that_a_document_names_exist(document: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # a document has up to 20 commands
 @pytest.mark.parametrize(
     "document",
     [path for path in DOCUMENTS if any(commands(path))],

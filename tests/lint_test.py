@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import shutil
 import subprocess
 import sys
@@ -117,3 +118,22 @@ def test_nothing_is_asserted_outside_tests() -> None:
         if line.lstrip().startswith(("assert ", "assert("))
     ]
     assert not found, found
+
+
+def test_no_test_waits_for_a_process_for_ever() -> None:
+    tests = [path for path in sources() if path.parts[0] == "tests"]
+    calls = [
+        (f"{path}:{node.lineno}", {keyword.arg for keyword in node.keywords})
+        for path in tests
+        for node in ast.walk(ast.parse((ROOT / path).read_text()))
+        if isinstance(node, ast.Call) and _waits_for_a_process(node.func)
+    ]
+    assert len(calls) > 30
+    without = [place for place, keywords in calls if "timeout" not in keywords]
+    assert not without, f"give a timeout: {without}"
+
+
+def _waits_for_a_process(function: ast.expr) -> bool:
+    name = ast.unparse(function)
+    runs = ("run", "call", "check_call", "check_output")
+    return name in {f"subprocess.{each}" for each in runs} or name.endswith(".communicate")

@@ -13,7 +13,11 @@ OPTIMIZERS = ["Nesterov", "RMSProp", "Adagrad", "AdamW", "Adafactor", "LAMB", "L
 
 def test_update_on_a_mesh_equals_the_plain_one_and_keeps_layouts() -> None:
     done = subprocess.run(
-        [sys.executable, str(PROGRAM), *OPTIMIZERS], capture_output=True, text=True, check=False
+        [sys.executable, str(PROGRAM), *OPTIMIZERS],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     report = json.loads(done.stdout.splitlines()[-1])

@@ -28,6 +28,7 @@ def test_layers_run_unchanged(how: str, argument: object) -> None:
         [sys.executable, str(PROGRAM), how, json.dumps(argument)],
         capture_output=True,
         text=True,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]

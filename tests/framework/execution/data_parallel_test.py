@@ -28,8 +28,9 @@ BATCH_NORM = '{"block.batch_norm": true}'
 @functools.cache
 def steps(*arguments: str) -> dict[str, Any]:
     done = subprocess.run(
-        [sys.executable, str(PROGRAM), *arguments], capture_output=True, text=True, check=False
-    )
+        [sys.executable, str(PROGRAM), *arguments],
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -119,8 +120,9 @@ def test_uneven_parts_are_refused_with_what_would_fit(
     arguments: tuple[str, ...], words: list[str]
 ) -> None:
     done = subprocess.run(
-        [sys.executable, str(PROGRAM), *arguments], capture_output=True, text=True, check=False
-    )
+        [sys.executable, str(PROGRAM), *arguments],
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
     last = done.stderr.strip().splitlines()[-1]
     assert done.returncode != 0
     assert "ExecutionError" in last
@@ -145,6 +147,7 @@ def test_batch_statistics_of_several_devices_are_refused_inside_of_a_loop_or_a_c
         [sys.executable, str(PROGRAM), "--cpu_devices", "2", *arguments, *task],
         capture_output=True,
         text=True,
+        timeout=300,
         check=False,
     )
     last = done.stderr.strip().splitlines()[-1]

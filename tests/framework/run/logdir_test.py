@@ -66,8 +66,8 @@ def test_one_process_at_a_time_trains_in_a_logdir(tmp_path: Path) -> None:
     logdir = Logdir(str(tmp_path))
     logdir.claim("m.M")
     command = [sys.executable, "-c", CLAIM, str(tmp_path)]
-    refused = subprocess.run(command, capture_output=True, text=True)
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert f"another process (id {os.getpid()}) is training in {tmp_path}" in refused.stderr
     logdir.release()
-    subprocess.run(command, check=True)
+    subprocess.run(command, check=True, timeout=60)
     Logdir(str(tmp_path)).claim("m.M")  # the lock went with that process

@@ -39,7 +39,9 @@ with StopSignals() as stop:
 
 
 def test_the_second_signal_ends_at_once() -> None:
-    done = subprocess.run([sys.executable, "-c", TWICE], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", TWICE], capture_output=True, text=True, timeout=60
+    )
     assert (done.returncode, done.stdout) == (130, "still here\n")
 
 
@@ -53,5 +55,5 @@ def test_outside_the_main_thread_nothing_is_changed() -> None:
 
     thread = threading.Thread(target=enter)
     thread.start()
-    thread.join()
+    thread.join(60)
     assert seen == [before]

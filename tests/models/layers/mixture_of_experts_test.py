@@ -448,6 +448,7 @@ def test_a_mesh_gives_what_one_device_gives(case: str) -> None:
         [sys.executable, str(PROGRAM), case, json.dumps(rules)],
         capture_output=True,
         text=True,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]

@@ -28,7 +28,11 @@ TRANSFORMER = [
 
 def differences(*arguments: str) -> dict[str, dict[str, Any]]:
     done = subprocess.run(
-        [sys.executable, str(PROGRAM), *arguments], capture_output=True, text=True, check=False
+        [sys.executable, str(PROGRAM), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])

@@ -119,7 +119,7 @@ class Trainer:
             out, err = self.process.communicate(timeout=max(0.1, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             self.process.kill()
-            out, err = self.process.communicate()
+            out, err = self.process.communicate(timeout=60)
             raise AssertionError(f"did not end:\n{out}\n{err}") from None
         return self.process.returncode, out, err
 

@@ -28,6 +28,7 @@ def run(mesh: str, rules: str, cases: str) -> dict[str, Any]:
         [sys.executable, str(PROGRAM), mesh, rules, cases],
         capture_output=True,
         text=True,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]

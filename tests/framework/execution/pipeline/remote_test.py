@@ -38,7 +38,7 @@ def workers() -> Iterator[tuple[list[str], list[int]]]:
     yield addresses, [process.pid for process in processes]
     for process in processes:
         process.kill()
-        process.wait()
+        process.wait(60)
 
 
 @pytest.mark.slow
@@ -93,7 +93,7 @@ def test_a_port_that_something_else_listens_on_is_named_in_time(answer: bytes, s
                 remote.connect([address], timeout_s=0.3)
         finally:
             is_over.set()
-            thread.join()
+            thread.join(60)
 
 
 @pytest.mark.parametrize("address", ["localhost", "localhost:0", "localhost:x", ":7000"])
