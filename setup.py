@@ -85,7 +85,8 @@ if __name__ == "__main__":
                 "hypothesis",
                 "import-linter",
                 "mypy~=2.4.1",  # a new release of mypy or ruff finds new faults
-                "pytest>=8",
+                "pytest>=9",
+                "pytest-timeout",
                 "pytest-xdist",
                 "ruff~=0.17.5",
                 "setuptools>=64",  # the wheel is built in a test, without a network

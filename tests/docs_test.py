@@ -119,7 +119,7 @@ HOW: list[tuple[str, Run | TestedBy]] = [
     (r"tensorboard --logdir=\S+", Run("--inspect")),
     (r"python \w+\.py", Run()),
     (r"(\.venv/bin/)?pytest( -n 2)?( -m \"not slow\"| -k \w+)?", Run()),
-    (r"\.venv/bin/ruff check", TestedBy("tests/lint_test.py::test_style")),
+    (r"\.venv/bin/ruff check .*", TestedBy("tests/lint_test.py::test_style")),
     (r"\.venv/bin/mypy", TestedBy("tests/lint_test.py::test_types")),
     (r"\.venv/bin/lint-imports", TestedBy("tests/lint_test.py::test_direction_of_imports")),
 ]
@@ -228,6 +228,7 @@ def test_files_that_a_document_names_exist(document: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # a document has up to 20 commands
 @pytest.mark.parametrize(
     "document",
     [path for path in DOCUMENTS if any(commands(path))],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -11,27 +13,69 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("framework", "models", "tasks", "params", "tools")
-SOURCES = [
-    ROOT / "conftest.py",
-    ROOT / "setup.py",
-    *(path for top in (*ROOMS, "tests") for path in sorted((ROOT / top).rglob("*.py"))),
-]
+# What lies beside these in a checkout is the user's: runs/, or a package pasted from README.md.
+LINTED = (*ROOMS, "tests", "conftest.py", "setup.py")
 
 MAX_LINES = 500
 LONGER_FILES: set[str] = set()  # none; a file in it needs its reason beside its name
 
 
-def run(*command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+def sources(root: Path = ROOT) -> list[Path]:
+    """The Python files of a checkout, relative to it."""
+    paths = [root / name for name in LINTED]
+    found = [path for path in paths if path.suffix] + [
+        path for folder in paths if not folder.suffix for path in sorted(folder.rglob("*.py"))
+    ]
+    return [path.relative_to(root) for path in found]
+
+
+def too_long(root: Path = ROOT) -> dict[str, int]:
+    """{file of a room: lines} of those with more than MAX_LINES."""
+    return {
+        str(path): lines
+        for path in sources(root)
+        if path.parts[0] in ROOMS and (lines := (root / path).read_text().count("\n")) > MAX_LINES
+    }
+
+
+def run(*command: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300)
 
 
 def tool(name: str) -> str:
     return str(Path(sysconfig.get_path("scripts")) / name)
 
 
+def style(root: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    return run(tool("ruff"), "check", "--no-cache", "--output-format=concise", *LINTED, cwd=root)
+
+
 def test_style() -> None:
-    result = run(tool("ruff"), "check", "--no-cache", "--output-format=concise", ".")
+    result = style()
     assert result.returncode == 0, f"\n{result.stdout}{result.stderr}"
+
+
+def test_files_of_rooms_are_checked_wherever_the_checkout_lies_and_no_others(
+    tmp_path: Path,
+) -> None:
+    root, bad = tmp_path / "tests" / "checkout", "import os\n"
+    for name in (*ROOMS, "tests", "my_lab", "runs/a"):
+        (root / name).mkdir(parents=True)
+        (root / name / "__init__.py").write_text('"""Nothing."""\n')
+    for name in ("conftest.py", "setup.py"):
+        (root / name).write_text('"""Nothing."""\n')
+    shutil.copy(ROOT / "pyproject.toml", root)
+    others = [root / "my_lab" / "layers.py", root / "runs" / "a" / "b.py", root / "try.py"]
+    for path in others:
+        path.write_text(bad + "\n" * MAX_LINES)
+    assert not any((root / path).samefile(other) for path in sources(root) for other in others)
+    result = style(root)
+    assert result.returncode == 0 and too_long(root) == {}, result.stdout + result.stderr
+
+    (root / "models" / "layers.py").write_text(bad + "\n" * MAX_LINES)
+    result = style(root)
+    assert result.returncode == 1 and "models/layers.py:1:8: F401" in result.stdout
+    assert too_long(root) == {"models/layers.py": MAX_LINES + 1}
 
 
 def test_types() -> None:
@@ -51,11 +95,8 @@ def test_module_does_not_load_tensorflow(name: str) -> None:
 
 
 def test_no_file_is_too_long() -> None:
-    long = {
-        str(path.relative_to(ROOT)): lines
-        for path in SOURCES
-        if "tests" not in path.parts and (lines := path.read_text().count("\n")) > MAX_LINES
-    }
+    assert len(sources()) > 300
+    long = too_long()
     unexpected = {name: lines for name, lines in long.items() if name not in LONGER_FILES}
     assert not unexpected, f"longer than {MAX_LINES} lines: {unexpected}"
     assert not LONGER_FILES - set(long), "a name in LONGER_FILES is no longer needed"
@@ -63,17 +104,36 @@ def test_no_file_is_too_long() -> None:
 
 def test_no_module_is_named_after_nothing() -> None:
     names = {"utils", "util", "helpers", "common", "misc"}
-    found = [str(path.relative_to(ROOT)) for path in SOURCES if path.stem in names]
+    found = [str(path) for path in sources() if path.stem in names]
     assert not found, f"name the idea that the module holds: {found}"
 
 
 def test_nothing_is_asserted_outside_tests() -> None:
     # `python -O` removes an assert, and its message tells a user nothing: raise instead.
     found = [
-        f"{path.relative_to(ROOT)}:{number}"
-        for path in SOURCES
-        if path.relative_to(ROOT).parts[0] in ROOMS
-        for number, line in enumerate(path.read_text().splitlines(), start=1)
+        f"{path}:{number}"
+        for path in sources()
+        if path.parts[0] in ROOMS
+        for number, line in enumerate((ROOT / path).read_text().splitlines(), start=1)
         if line.lstrip().startswith(("assert ", "assert("))
     ]
     assert not found, found
+
+
+def test_no_test_waits_for_a_process_for_ever() -> None:
+    tests = [path for path in sources() if path.parts[0] == "tests"]
+    calls = [
+        (f"{path}:{node.lineno}", {keyword.arg for keyword in node.keywords})
+        for path in tests
+        for node in ast.walk(ast.parse((ROOT / path).read_text()))
+        if isinstance(node, ast.Call) and _waits_for_a_process(node.func)
+    ]
+    assert len(calls) > 30
+    without = [place for place, keywords in calls if "timeout" not in keywords]
+    assert not without, f"give a timeout: {without}"
+
+
+def _waits_for_a_process(function: ast.expr) -> bool:
+    name = ast.unparse(function)
+    runs = ("run", "call", "check_call", "check_output")
+    return name in {f"subprocess.{each}" for each in runs} or name.endswith(".communicate")

@@ -44,6 +44,7 @@ def run(folder: Path, *command: str, path: Path | None = None) -> subprocess.Com
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        timeout=300,
     )
 
 

@@ -26,7 +26,7 @@ def plain_environment() -> dict[str, str]:
 
 
 def run(*command: str, cwd: Path, env: dict[str, str] | None = None) -> str:
-    result = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True)
+    result = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=600)
     assert result.returncode == 0, f"{command}\n{result.stdout}{result.stderr}"
     return result.stdout
 
@@ -75,7 +75,11 @@ def test_room_is_imported_by_its_tekso_name(room: str) -> None:
 def test_room_refuses_its_folder_name(room: str) -> None:
     code = f"import {room}"
     result = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, env=plain_environment(), capture_output=True
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env=plain_environment(),
+        capture_output=True,
+        timeout=120,
     )
     assert result.returncode != 0
     assert f"its one name is 'tekso.{room}'" in result.stderr.decode()

@@ -35,7 +35,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, cast
 
-DEFAULT_TIMEOUT_S = 300
+DEFAULT_TIMEOUT_S = 600
 
 MODULES = (
     "tensorflow",

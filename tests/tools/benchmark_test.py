@@ -70,5 +70,7 @@ def test_help_names_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
 def test_peak_memory_is_not_that_of_the_process_before() -> None:
     held = bytearray(600 * 2**20)  # noqa: F841  what this process holds when it starts the other
     code = "from tekso.tools.benchmark import peak_memory_bytes; print(peak_memory_bytes())"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    )
     assert 0 < int(done.stdout) < 300 * 2**20

@@ -63,7 +63,7 @@ def test_it_keeps_the_style_of_the_project(made: Path) -> None:
     # In a project of its own, its tests have docstrings or not, and its imports are sorted alike.
     words = ["--no-cache", config, "--extend-ignore=D103,I001", str(made)]
     for command in (["check", *words], ["format", "--check", "--no-cache", config, str(made)]):
-        done = subprocess.run([ruff, *command], capture_output=True, text=True)
+        done = subprocess.run([ruff, *command], capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -82,9 +82,12 @@ def test_models_of_pairs_equal_one_device(model: str) -> None:
 
 
 def test_steps_depend_on_dropout_and_learn() -> None:
-    losses = [step["loss"] for step in one_device()["steps"]]
-    assert losses[0] != losses[1] != losses[2]
-    assert losses[2] < losses[0]
+    found = one_device()["same_batch"]  # which leaves the step as the only difference
+    assert found["again"] == found["one"][:1]
+    assert abs(found["other"][0] - found["one"][0]) > 1e-3
+    # The same masks: each step goes down the gradient of the very loss that is compared.
+    first, second, third = found["one"]
+    assert first - 1e-2 > second > third
 
 
 @pytest.mark.parametrize("devices", sample(["2", "4"], quick=["2"]))

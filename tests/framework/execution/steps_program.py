@@ -146,6 +146,16 @@ def main() -> None:
     evaluation = dict(program.eval_step(batch(99, model)))
     evaluation |= {f"uneven/{k}": pair for k, pair in program.eval_step(uneven).items()}
     state = {k: v.tolist() for k, v in program.state().items() if k.startswith("weights/")}
+    fusions = [str(key) for key in program._fusions]
+
+    start = program.state()
+
+    def losses(*steps: int) -> list[float]:
+        """Of the same batch, from the same weights on."""
+        program.restore(start.__getitem__, set(start))
+        return [float(program.train_step(batch(0, model), step)["loss"]) for step in steps]
+
+    same = {"one": losses(5, 5, 5), "again": losses(5), "other": losses(6)}
     print(
         json.dumps(
             {
@@ -153,7 +163,8 @@ def main() -> None:
                 "steps": [{k: float(v) for k, v in o.items()} for o in outputs],
                 "eval": {k: [float(x) for x in pair] for k, pair in evaluation.items()},
                 "weights": state,
-                "fusions": [str(key) for key in program._fusions],
+                "fusions": fusions,
+                "same_batch": same,
             }
         )
     )

@@ -300,8 +300,8 @@ def test_a_disk_that_fills_up_while_writing_leaves_the_earlier_ones(
         [sys.executable, "-c", FULL_DISK, str(tmp_path), str(limit_bytes)],
         capture_output=True,
         text=True,
-        check=True,
         timeout=120,
+        check=True,
     )
     assert "step_00000020: it needs 600,000 bytes" in result.stdout
     assert sorted(os.listdir(tmp_path)) == ["step_00000010"]

@@ -52,5 +52,5 @@ def test_outside_the_main_thread_nothing_is_changed() -> None:
 
     thread = threading.Thread(target=enter)
     thread.start()
-    thread.join()
+    thread.join(60)
     assert seen == [before]

@@ -1,4 +1,7 @@
-"""The training loop on a program of a few NumPy lines: timetable, resuming, signals, trouble."""
+"""The training loop on a program of a few NumPy lines: timetable, resuming, signals, trouble.
+
+Run as a script, this file leaves in a folder what runs that were killed leave: `killed_runs`.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,11 @@ import functools
 import io
 import json
 import os
+import shutil
 import signal
 import struct
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,10 +21,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tekso.framework import files
 from tekso.framework.execution.base import checked_state
 from tekso.framework.learner import NonFiniteStepsError
+from tekso.framework.run import checkpoint_files
 from tekso.framework.run.checkpoints import CheckpointError, Checkpoints, Description
 from tekso.framework.run.logdir import Logdir
+from tekso.framework.run.report import curves
 from tekso.framework.run.report.console import PlainConsole
 from tekso.framework.run.report.report import Report
 from tekso.framework.run.training_loop import Outcome, Timetable, TrainingLoop
@@ -113,7 +122,7 @@ class Run:
         **options: Any,
     ) -> Outcome:
         self.program = program or FakeProgram()
-        checkpoints = Checkpoints(
+        self.checkpoints = checkpoints = Checkpoints(
             str(self.path / "checkpoints"),
             warn=self.warnings.append,
             **{"keep_last": 50, "metric": "dev/loss", **options},  # type: ignore[arg-type]
@@ -155,6 +164,14 @@ class Run:
     def saved(self) -> list[int]:
         names = os.listdir(self.path / "checkpoints")
         return sorted(int(name.removeprefix("step_")) for name in names if name.startswith("step_"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_drawing() -> Iterator[None]:
+    """Curves are drawn in a test of their own: here they would take most of the time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(curves, "draw", lambda *args, **options: None)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -202,18 +219,6 @@ def test_a_task_without_scores_leaves_no_folder(whole: Run) -> None:
     assert not (whole.path / "decoded").exists()
 
 
-class Killed(BaseException):
-    """Ends a process without anything being done after it, as kill -9 would."""
-
-
-def kill_at(step: int) -> FakeProgram:
-    def at_step(now: int) -> None:
-        if now == step:
-            raise Killed
-
-    return FakeProgram(at_step=at_step)
-
-
 def test_a_run_logs_evaluates_and_saves_as_the_timetable_says(whole: Run) -> None:
     assert list(whole.losses()) == list(range(1, 21))
     assert list(whole.losses("dev")) == [5, 10, 15, 20]
@@ -248,21 +253,100 @@ def test_an_evaluation_weighs_every_example_once(whole: Run) -> None:
     assert record["error"] == pytest.approx(np.abs(x - program.w).sum() / 3, rel=1e-12)
 
 
-@pytest.mark.parametrize("killed_before", range(20))
-def test_killed_at_any_step_and_started_again_is_the_same_run(
-    tmp_path: Path, whole: Run, killed_before: int
-) -> None:
-    run = Run(tmp_path)
-    with pytest.raises(Killed):
-        run.train(program=kill_at(killed_before))
-    outcome = run.train()
-    assert outcome.step == 20 and outcome.first_step in (killed_before // 4 * 4, 0)
-    assert run.losses() == whole.losses() and run.losses("dev") == whole.losses("dev")
-    assert run.saved() == whole.saved()
-    np.testing.assert_array_equal(run.program.w, whole.program.w)
-    assert [record["step"] for record in run.records()] == sorted(
-        record["step"] for record in run.records()
+# --- killed, and started again ---
+
+WRITING = {"tensors": 4, "description": 4, "name": 4, "surplus": 8}
+"""What the checkpoint of step 8 is about to get when a run is killed: newest complete one."""
+KILLED = {**{str(step): step // 4 * 4 for step in range(20)}, **WRITING}
+"""When a run was killed: the steps of its newest complete checkpoint; 0 if it has none."""
+
+
+def kill_this_process() -> None:
+    """Nothing is done after it: no `finally`, no `except`, nothing at exit."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def train_and_be_killed(run: Run, moment: str) -> None:
+    """Trains until a step begins or, if `moment` is one of WRITING, to that point of a write."""
+    if moment in WRITING:
+        places = {
+            "tensors": (checkpoint_files, "_write_tensors"),
+            "description": (files, "write_atomically"),
+            "name": (files, "rename"),
+            "surplus": (Checkpoints, "_remove_surplus"),
+        }
+        owner, name = places[moment]
+        act, calls = getattr(owner, name), iter(range(3))
+
+        def kill_at_second_call(*args: Any, **options: Any) -> Any:
+            if next(calls) == 1:  # of the second checkpoint; there is one call for each
+                kill_this_process()
+            return act(*args, **options)
+
+        setattr(owner, name, kill_at_second_call)
+        run.train()
+
+    def at_step(now: int) -> None:
+        if now == int(moment):
+            run.checkpoints.wait()  # so that it is known which is the newest complete one
+            kill_this_process()
+
+    run.train(program=FakeProgram(at_step=at_step))
+
+
+def leave_killed_runs(folder: Path) -> None:
+    """Forks before TensorFlow's runtime has started: no thread is lost in the child."""
+    for moment in KILLED:
+        child = os.fork()
+        if not child:
+            try:
+                train_and_be_killed(Run(folder / moment), moment)
+            finally:
+                os._exit(1)
+        _, status = os.waitpid(child, 0)
+        if not (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL):
+            sys.exit(f"the run to be killed at {moment} ended by itself")
+
+
+@pytest.fixture(scope="module")
+def killed_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run for each moment of KILLED."""
+    folder = tmp_path_factory.mktemp("killed")
+    done = subprocess.run(
+        [sys.executable, __file__, str(folder)], capture_output=True, text=True, timeout=300
     )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder
+
+
+@pytest.fixture
+def killed_run(killed_runs: Path, tmp_path: Path) -> Callable[[str], Run]:
+    """Returns what a run that was killed at a moment left."""
+    return lambda moment: Run(Path(shutil.copytree(killed_runs / moment, tmp_path / moment)))
+
+
+@pytest.mark.parametrize("moment", KILLED)
+def test_killed_at_any_moment_goes_on_from_the_newest_complete_checkpoint_as_the_same_run(
+    killed_run: Callable[[str], Run], whole: Run, moment: str
+) -> None:
+    run = killed_run(moment)
+    trained: list[int] = []
+    outcome = run.train(program=FakeProgram(at_step=trained.append))
+    assert outcome.first_step == KILLED[moment] and outcome.step == 20
+    assert trained == list(range(KILLED[moment], 20))
+    assert run.losses() == whole.losses() and run.losses("dev") == whole.losses("dev")
+    assert run.saved() == whole.saved() and run.warnings == []
+    np.testing.assert_array_equal(run.program.w, whole.program.w)
+    steps = [record["step"] for record in run.records()]
+    assert steps == sorted(steps)
+
+
+def test_a_killed_run_has_logged_every_step_that_was_done(
+    killed_run: Callable[[str], Run], whole: Run
+) -> None:
+    run = killed_run("18")
+    assert run.losses() == {step: whole.losses()[step] for step in range(1, 19)}
+    assert run.losses("dev") == {step: whole.losses("dev")[step] for step in (5, 10, 15)}
 
 
 def test_killed_after_a_save_and_before_the_end_of_the_run_evaluates_what_is_missing(
@@ -293,12 +377,10 @@ def test_a_finished_run_changes_nothing_and_more_steps_go_on(tmp_path: Path, who
 
 
 def test_a_torn_checkpoint_is_told_and_the_one_before_is_gone_on_from(
-    tmp_path: Path, whole: Run
+    killed_run: Callable[[str], Run], whole: Run
 ) -> None:
-    run = Run(tmp_path)
-    with pytest.raises(Killed):
-        run.train(program=kill_at(10))
-    torn = tmp_path / "checkpoints" / "step_00000008" / "tensors.data-00000-of-00001"
+    run = killed_run("10")
+    torn = run.path / "checkpoints" / "step_00000008" / "tensors.data-00000-of-00001"
     torn.write_bytes(torn.read_bytes()[:-1])
     assert run.train().first_step == 4
     assert "step_00000008" in run.warnings[0] and "damaged_step_00000008.1" in run.warnings[0]
@@ -406,3 +488,8 @@ def test_lines_have_no_escape_codes_and_tell_the_time_left(tmp_path: Path) -> No
     assert lines[0].startswith("step  1/20") and "left" not in lines[0]
     (tenth,) = [line for line in lines if line.startswith("step 10/20")]
     assert "ex/s" in tenth and "left" in tenth and "wait" in tenth
+
+
+if __name__ == "__main__":
+    curves.draw = lambda *args, **options: None
+    leave_killed_runs(Path(sys.argv[1]))

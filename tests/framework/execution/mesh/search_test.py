@@ -6,7 +6,6 @@ import dataclasses
 import itertools
 import json
 import math
-import time
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ import pytest
 from tekso.framework import registry, schedules
 from tekso.framework.execution.base import ExecutionError
 from tekso.framework.execution.mesh import activations, device_types, ranking, search
+from tekso.framework.execution.mesh.costs import CostModel
 from tekso.framework.execution.mesh.layouts import LayoutError, MeshLayout, MeshShape, Rules
 from tekso.framework.execution.mesh.search import Ranked
 from tekso.framework.run import inspection
@@ -46,16 +46,24 @@ def tiny(**changes: Any) -> Parts:
 
 
 @pytest.fixture(scope="module")
-def paper() -> tuple[list[Ranked], float]:
-    """The ranking for the largest model of the paper on its 512 cores, and the seconds it took."""
+def paper() -> tuple[list[Ranked], int]:
+    """The ranking for the largest model of the paper on its 512 cores, and the layouts tried."""
     parts = parts_of("lm.one_billion_words.Dff262144")
-    start = time.process_time()
-    found = search.rank(*parts, num_devices=512, device="tpu_v2", compare=[PAPER])
-    return found, time.process_time() - start
+    tried: list[MeshLayout] = []
+    cost = CostModel.cost
+
+    def noted(model: CostModel, layout: MeshLayout) -> Any:
+        tried.append(layout)
+        return cost(model, layout)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CostModel, "cost", noted)
+        found = search.rank(*parts, num_devices=512, device="tpu_v2", compare=[PAPER])
+    return found, len(tried)
 
 
 def test_on_the_model_of_the_paper_its_layout_or_a_better_one_is_the_best(
-    paper: tuple[list[Ranked], float],
+    paper: tuple[list[Ranked], int],
 ) -> None:
     found, _ = paper
     asked = next(ranked for ranked in found if ranked.is_asked)
@@ -75,7 +83,7 @@ def test_on_the_model_of_the_paper_its_layout_or_a_better_one_is_the_best(
 
 
 def test_weights_of_the_paper_are_612_megabytes_a_device(
-    paper: tuple[list[Ranked], float],
+    paper: tuple[list[Ranked], int],
 ) -> None:
     asked = next(ranked for ranked in paper[0] if ranked.is_asked)
     large = 6 * (4 * 1024 * 256 * 256 + 2 * 1024 * 262_144) + 2 * 32_768 * 1024
@@ -87,12 +95,15 @@ def test_weights_of_the_paper_are_612_megabytes_a_device(
     assert sums[0].bytes == (6 * 4 + 2) * 4 * 16 * 256 * 1024 + 3 * 4 * 16 * 256
 
 
-def test_search_over_512_devices_takes_seconds(paper: tuple[list[Ranked], float]) -> None:
-    assert paper[1] < 30  # of one core; 6 where it was written
+def test_search_over_512_devices_tries_some_thousand_layouts(
+    paper: tuple[list[Ranked], int],
+) -> None:
+    # Of 67,589 rules of all meshes, and what `slots_axis` and `weights_axis` add to the best.
+    assert 1_000 < paper[1] < 20_000
 
 
 def test_layouts_that_do_not_fit_come_last_with_the_reason(
-    paper: tuple[list[Ranked], float],
+    paper: tuple[list[Ranked], int],
 ) -> None:
     found, _ = paper
     fits = [ranked.fits for ranked in found]
@@ -237,7 +248,7 @@ def test_single_device_has_one_layout() -> None:
 
 
 def test_text_and_json_name_layouts_reasons_and_what_was_asked(
-    paper: tuple[list[Ranked], float],
+    paper: tuple[list[Ranked], int],
 ) -> None:
     found, _ = paper
     text = ranking.text("a model", found, top=2, width=500)

@@ -10,7 +10,6 @@ import json
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +42,12 @@ def main() -> None:
     elsewhere = _inputs_elsewhere(program)
     program.train_step(batch, 0)
     os.kill(pids[1], signal.SIGKILL)
-    begin = time.monotonic()
     try:
         float(program.train_step(batch, 1)["loss"])
         error = "no error"
     except Exception as problem:
         error = f"{type(problem).__name__}: {problem}"
-    lost = {"error": error, "seconds": time.monotonic() - begin}
+    lost = {"error": error}
     print(json.dumps([*results, lost, elsewhere]), flush=True)
     os._exit(0)  # TensorFlow would wait for the lost worker
 

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import itertools
 import math
-import time
+import sys
+from collections.abc import Callable
 from fractions import Fraction
+from types import FrameType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -250,10 +253,39 @@ def test_timeline_of_nothing_is_empty() -> None:
     assert (found.makespan, found.busy, found.idle_share, found.held) == (0, (0, 0), 0, (0, 0))
 
 
-def test_large_schedule_is_simulated_at_once() -> None:
-    actions = list(schedule_of("1f1b").actions(128, 512))
-    before = time.process_time()
+def test_work_of_a_simulation_grows_like_the_actions() -> None:
+    def lines(devices: int, micro_batches: int) -> float:
+        """Lines of Python that one action takes."""
+        actions = list(schedule_of("1f1b").actions(devices, micro_batches))
+        found = []
+        number = lines_of(lambda: found.append(simulate(
+            actions, num_devices=devices, durations=lambda *_: 1.0)))  # fmt: skip
+        assert found[0].makespan == 2 * (micro_batches + devices - 1)
+        return number / len(actions)
+
+    small, large = lines(4, 16), lines(16, 64)
+    # What looks at all devices or all actions again for each would take 4 or 16 times as many.
+    assert small > 5 and large < 1.5 * small
+
+
+def test_large_schedule_has_the_timeline_of_the_formula() -> None:
+    actions = schedule_of("1f1b").actions(128, 512)
     found = simulate(actions, num_devices=128, durations=lambda *_: 1.0)
     assert found.makespan == 2 * (512 + 127) and found.held == tuple(range(128, 0, -1))
-    # About 0.4 s; what looks at all actions again for each would take minutes.
-    assert time.process_time() - before < 5
+
+
+def lines_of(function: Callable[[], object]) -> int:
+    """Counts the lines of Python that a function executes: the same on every machine."""
+    number, before = 0, sys.gettrace()
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal number
+        number += event == "line"
+        return trace
+
+    sys.settrace(trace)
+    try:
+        function()
+    finally:
+        sys.settrace(before)
+    return number
