@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
-from tekso.framework import schedules
+from tekso.framework import foreign_variables, schedules
 from tekso.framework.execution import Program
 from tekso.framework.execution.base import ExecutionError, num_examples, signature_of
 from tekso.framework.execution.data_parallel import DataParallel
@@ -102,6 +102,7 @@ def assemble(
             input = inspection.known_input(tree, assets_dir)
             signature = inspection.batch_of(tree, assets_dir=assets_dir)
     task = tree.task.owner.complete(tree.task, input).instantiate()
+    foreign_variables.check(task)
     learner = schedules.end_with_run(tree.learner, run.params.steps).instantiate()
     program = execution.build(task, learner, seed=seed, batch=signature)
     if isinstance(execution, DataParallel):
