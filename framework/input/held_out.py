@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from tekso.framework.input.input import Batch, Input, check_step
 from tekso.framework.input.skips import SkipReport
@@ -89,6 +90,10 @@ class HeldOut(Input):
         """
         check_step(step, self.num_batches)
         return self._inner.batch(int(self._steps[step]))
+
+    def filling(self, step: int) -> npt.NDArray[np.bool_] | None:
+        """See `Input`."""
+        return self._inner.filling(int(self._steps[step]))
 
     @property
     def num_batches(self) -> int:

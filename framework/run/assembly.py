@@ -19,7 +19,7 @@ from tekso.framework.execution.data_parallel import DataParallel
 from tekso.framework.experiment import Run, Tree
 from tekso.framework.input.input import Input
 from tekso.framework.learning_step import LearnerBase
-from tekso.framework.run import inspection
+from tekso.framework.run import input_checks, inspection
 from tekso.framework.run.agreement import check_data
 from tekso.framework.run.checkpoints import Description
 from tekso.framework.run.peers import Peers
@@ -107,7 +107,14 @@ def assemble(
     program = execution.build(task, learner, seed=seed, batch=signature)
     if isinstance(execution, DataParallel):
         _check_eval_batches(eval_inputs, _num_devices(tpu=tpu, cpu_devices=cpu_devices))
+    if reads_data:
+        input_checks.check_weights(with_paths(input, eval_inputs), task)
     return Assembly(tree, run, input, eval_inputs, task, learner, program)
+
+
+def with_paths(input: Input, eval_inputs: Mapping[str, Input]) -> dict[str, Input]:
+    """Returns all inputs of an experiment by their paths in its tree."""
+    return {"input": input, **{f"eval_inputs.{name}": one for name, one in eval_inputs.items()}}
 
 
 def _check_eval_batches(eval_inputs: Mapping[str, Input], num_devices: int) -> None:
