@@ -94,6 +94,7 @@ def assemble(
                 name: params.instantiate(seed=seed, assets_dir=assets_dir, train=tree.input)
                 for name, params in tree.eval_inputs.items()
             }
+        input_checks.check_ends(eval_inputs)
         batch = input.batch(0)
         check_data(peers, batch)
         signature = signature_of(batch)

@@ -19,6 +19,27 @@ from tekso.framework.task import Task
 _TOLERANCE = 1e-3  # of float32 sums; one example among thousands counts more
 
 
+def check_ends(eval_inputs: Mapping[str, Input]) -> None:
+    """Checks that every evaluation input has an end: an evaluation is one pass.
+
+    Raises:
+      InputError: one has none; says what to set.
+    """
+    for name, input in eval_inputs.items():
+        if input.num_batches is not None:
+            continue
+        path, params = f"eval_inputs.{name}", input.params
+        if "order" in params:
+            raise InputError(
+                f"{path}.order is {params.order!r}, an input without an end, and an evaluation is "
+                f"one pass: set {path}.order='once'"
+            )
+        raise InputError(
+            f"{path} ({type(input).__name__}) has no end, and an evaluation is one pass: its "
+            "num_batches has to be the number of batches, and not None"
+        )
+
+
 def check_weights(inputs: Mapping[str, Input], task: Task) -> None:
     """Checks that `loss_weight` counts nothing that only fills a batch up.
 

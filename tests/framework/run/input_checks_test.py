@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tekso.framework.input.held_out import HeldOut
-from tekso.framework.input.input import ExampleInput
+from tekso.framework.input.input import ExampleInput, Input
 from tekso.framework.input.skips import InputError
 from tekso.framework.params import param
 from tekso.framework.run import input_checks
@@ -89,3 +89,25 @@ def test_input_without_a_mask_is_refused_unless_its_batches_are_full() -> None:
     assert "the 11 examples of Numbers fills its last batch of 4 up with copies (1)" in message
     assert "'weights'" in message and "batch_size to a divisor of 11, as 1" in message
     check(numbers(1, weighted=False), Counting)
+
+
+class Endless(Input):
+    """Has batches without an end, and no order to choose."""
+
+
+@pytest.mark.parametrize("order", ["shuffled", "sequential"])
+def test_evaluation_input_without_an_end_is_refused(order: str) -> None:
+    input_checks.check_ends({"dev": numbers(4)})
+    with pytest.raises(InputError) as error:
+        input_checks.check_ends({"test": numbers(4), "dev": numbers(4, order)})
+    message = str(error.value)
+    assert f"eval_inputs.dev.order is {order!r}" in message
+    assert "set eval_inputs.dev.order='once'" in message
+    with pytest.raises(InputError, match=r"eval_inputs.dev \(Endless\) has no end.*num_batches"):
+        input_checks.check_ends({"dev": Endless.Params().instantiate()})
+
+
+def test_held_out_data_without_an_end_is_refused() -> None:
+    params = HeldOut.Params(batch_size=4, changes={"order": "shuffled"})
+    with pytest.raises(ValueError, match="changes makes an input without an end"):
+        params.instantiate(train=Numbers.Params(batch_size=3))
