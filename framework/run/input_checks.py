@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tekso.framework.input.input import Input
+from tekso.framework.input.input import ExampleInput, Input
 from tekso.framework.input.skips import InputError
 from tekso.framework.task import Task
 
@@ -38,6 +38,19 @@ def check_ends(eval_inputs: Mapping[str, Input]) -> None:
             f"{path} ({type(input).__name__}) has no end, and an evaluation is one pass: its "
             "num_batches has to be the number of batches, and not None"
         )
+
+
+def repeats(input: Input) -> str | None:
+    """Returns a warning if every batch of the training input has an example more than once."""
+    params = input.params
+    if not isinstance(input, ExampleInput) or type(input).batch is not ExampleInput.batch:
+        return None
+    if params.order == "once" or params.batch_size <= input.num_examples:
+        return None
+    return (
+        f"{params.path_of('batch_size')} is {params.batch_size}, and there are "
+        f"{input.num_examples} examples: every batch has some of them more than once"
+    )
 
 
 def check_weights(inputs: Mapping[str, Input], task: Task) -> None:

@@ -111,3 +111,11 @@ def test_held_out_data_without_an_end_is_refused() -> None:
     params = HeldOut.Params(batch_size=4, changes={"order": "shuffled"})
     with pytest.raises(ValueError, match="changes makes an input without an end"):
         params.instantiate(train=Numbers.Params(batch_size=3))
+
+
+def test_batch_larger_than_the_data_is_told_by_its_path() -> None:
+    assert input_checks.repeats(numbers(11, "shuffled")) is None
+    assert input_checks.repeats(numbers(12)) is None
+    told = input_checks.repeats(numbers(12, "shuffled"))
+    assert told is not None
+    assert "batch_size is 12, and there are 11 examples: every batch has some" in told
