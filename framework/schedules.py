@@ -23,6 +23,17 @@ from tekso.framework.params import REQUIRED, Configurable, Params, param
 
 P = TypeVar("P", bound=Params)
 
+_NOT_NEGATIVE = (
+    "warmup_initial_value",
+    "value",
+    "values",
+    "initial_value",
+    "final_value",
+    "scale",
+    "factor",
+)
+"""Fields of schedules, where they have them."""
+
 
 class Schedule(Configurable):
     """A function of the step: `schedule(step) -> value`.
@@ -42,6 +53,13 @@ class Schedule(Configurable):
         super().__init__(params)
         if self.params.warmup_steps < 0:
             self._refuse("warmup_steps", "0 or more")
+        for name in _NOT_NEGATIVE:
+            given = self.params.get(name) if name in self.params else 0.0
+            if any(value < 0 for value in (given if isinstance(given, list) else [given])):
+                raise ValueError(
+                    f"{self.params.path_of(name)} is {given!r}, but a learning rate cannot be "
+                    "negative: every step would go up the gradient"
+                )
 
     def __call__(self, step: Any) -> tf.Tensor:
         """Returns the value at a step.

@@ -7,21 +7,12 @@ from typing import Any
 
 from absl import flags
 
-from tekso.tools import command_flags
+from tekso.tools import command_flags, flag_modes
 from tekso.tools.command_errors import UsageError
+from tekso.tools.flag_modes import MODES
 
 PROGRAM = "tekso-trainer"
 EXAMPLE = "--model=lm.python_source.Tiny"
-MODES = (
-    "train",
-    "eval",
-    "decode",
-    "export",
-    "inspect_params",
-    "inspect_model",
-    "inspect_sharding",
-    "inspect_pipeline",
-)
 LITERT = ("float32", "int8")
 
 # Of our own: --help shows these, and not those of libraries.
@@ -180,26 +171,16 @@ def parse(argv: Sequence[str]) -> None:
     """Parses the flags.
 
     Raises:
-      UsageError: one is unknown or its value is wrong.
+      UsageError: one is unknown, its value is wrong, or the mode does not use it.
     """
     words = []
     for i, word in enumerate(argv):
         alone = word == "--list" and (i + 1 == len(argv) or argv[i + 1].startswith("-"))
         words.append("--list=*" if alone else word)
     rest = command_flags.parse(FLAGS, words)
-    if FLAGS.auto and FLAGS.mode != "inspect_sharding":
-        raise UsageError(f"--auto goes with --mode=inspect_sharding, not with {FLAGS.mode}")
-    if FLAGS.output is not None and FLAGS.mode not in ("inspect_pipeline", "export"):
-        raise UsageError(
-            f"--output goes with --mode=inspect_pipeline or export, not with {FLAGS.mode}"
-        )
-    for name in ("litert", "export_lengths"):
-        if FLAGS[name].value and FLAGS.mode != "export":
-            raise UsageError(f"--{name} goes with --mode=export, not with {FLAGS.mode}")
+    flag_modes.check(FLAGS)
     if wrong := [kind for kind in FLAGS.litert if kind not in LITERT]:
         raise UsageError(f"--litert: there is no {wrong[0]!r}; want float32 or int8")
-    if FLAGS.trace_pipeline and FLAGS.mode != "train":
-        raise UsageError(f"--trace_pipeline goes with --mode=train, not with {FLAGS.mode}")
     if rest:
         hint = f"; did you mean --model={rest[0]}?" if not FLAGS.model and "." in rest[0] else ""
         raise UsageError(f"{rest[0]!r} is no flag: flags begin with --{hint}")

@@ -18,6 +18,7 @@ from tekso.framework.execution.base import (
     checked_state,
     reduce_collected,
 )
+from tekso.framework.foreign_variables import refused
 from tekso.framework.learning_step import select
 from tekso.framework.primitives.fusion import XlaFusion, no_fusion
 from tekso.framework.weight_spec import WeightSpec
@@ -209,7 +210,8 @@ class DataParallelProgram(Program):
             trained = {path: weights[path] for path in self._trained}
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch(trained)
-                output = self._task.loss(self._task.theta(weights), batch, ctx)
+                with refused(self._task):
+                    output = self._task.loss(self._task.theta(weights), batch, ctx)
                 total = output.total(total_weight, ctx.collected.total("loss"))
             gradients = tape.gradient(
                 total, trained, unconnected_gradients=tf.UnconnectedGradients.ZERO
@@ -318,7 +320,8 @@ class DataParallelProgram(Program):
             offset = start + tower * count
             key = ("eval", _replica_number(), tower)
             ctx = self._context("eval", key, 0, offset, whole)
-            output = self._task.loss(theta, part, ctx)
+            with refused(self._task):
+                output = self._task.loss(theta, part, ctx)
             weight = tf.cast(self._task.loss_weight(part), tf.float32)
             loss = (output.loss_sum, tf.cast(weight, output.loss_sum.dtype))
             parts.append({"loss": loss, **ctx.collected.reported(output.metrics)})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from tekso.framework.input.input import Batch, Input, check_step
 from tekso.framework.input.skips import SkipReport
@@ -48,7 +49,8 @@ class HeldOut(Input):
         """Opens the split.
 
         Raises:
-          ValueError: there is no training input, or it has no splits; a number is below 1.
+          ValueError: there is no training input, or it has no splits; a number is below 1; the
+            pass has no end.
         """
         super().__init__(params, seed=seed, assets_dir=assets_dir)
         p = self.params
@@ -76,7 +78,12 @@ class HeldOut(Input):
             inner.batch_size = p.batch_size
         inner.set(dict(p.changes))
         self._inner: Input = inner.instantiate(seed=seed, assets_dir=assets_dir, train=whole)
-        count = self._inner.num_batches or 0
+        if self._inner.num_batches is None:
+            raise ValueError(
+                f"{p.path_of('changes')} makes an input without an end of the evaluation input, "
+                "which is one pass: leave its order 'once'"
+            )
+        count = self._inner.num_batches
         taken = min(count, p.max_batches or count)
         self._steps = np.arange(taken) * count // max(taken, 1)
         self.tokenizer = self._inner.tokenizer
@@ -89,6 +96,10 @@ class HeldOut(Input):
         """
         check_step(step, self.num_batches)
         return self._inner.batch(int(self._steps[step]))
+
+    def filling(self, step: int) -> npt.NDArray[np.bool_] | None:
+        """See `Input`."""
+        return self._inner.filling(int(self._steps[step]))
 
     @property
     def num_batches(self) -> int:

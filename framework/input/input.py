@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tekso.framework.input import shuffle
-from tekso.framework.input.skips import SkipReport
+from tekso.framework.input.skips import InputError, SkipReport
 from tekso.framework.input.splits import Split
 from tekso.framework.params import REQUIRED, Configurable, param
 
@@ -108,6 +108,17 @@ class Input(Configurable):
         """Batches of one pass; None: there is no end."""
         return None
 
+    def filling(self, step: int) -> npt.NDArray[np.bool_] | None:
+        """Which examples of a batch only fill it up and must not count; None: it is not known.
+
+        A run checks before its first step that the task counts none of them.
+
+        Shapes:
+          returns: [batch size]
+        """
+        del step
+        return None
+
     @property
     def vocab_size(self) -> int | None:
         """Number of token ids; None where there are no tokens."""
@@ -129,7 +140,10 @@ class Input(Configurable):
 class ExampleInput(Input):
     """Base of inputs whose batches are examples by index, all of one shape.
 
-    A subclass has `num_examples` and `examples(index, epoch)`.
+    A subclass has `num_examples` and `examples(index, epoch)`. In a pass of order "once", copies of
+    the last example fill the last batch up; of these, the arrays named in `padding_keys` are 0. So
+    an input whose passes do not divide evenly has such an array ("weights"), and the task
+    multiplies by it all that it sums, in `loss_weight`, `loss` and metrics.
     """
 
     class Params(Input.Params):
@@ -192,8 +206,35 @@ class ExampleInput(Input):
         index = np.minimum(position, self.num_examples - 1)
         batch = self.examples(index, np.zeros_like(index))
         if position[-1] != index[-1]:
+            self._check_can_be_marked(batch)
             clear(batch, position != index, self.padding_keys)
         return batch
+
+    def filling(self, step: int) -> npt.NDArray[np.bool_] | None:
+        """See `Input`; a subclass that makes its batches in another way says it itself."""
+        if type(self).batch is not ExampleInput.batch:
+            return None
+        size = self.params.batch_size
+        place = np.arange(step * size, (step + 1) * size)
+        return (self.params.order == "once") & (place >= self.num_examples)
+
+    def _check_can_be_marked(self, batch: Batch) -> None:
+        """Checks that a batch has an array that says which of its examples count.
+
+        Raises:
+          InputError: it has none.
+        """
+        if any(key in batch for key in self.padding_keys):
+            return
+        size, count = self.params.batch_size, self.num_examples
+        even = next(n for n in range(min(size, count), 0, -1) if count % n == 0)
+        raise InputError(
+            f"one pass over the {count} examples of {type(self).__name__} fills its last batch of "
+            f"{size} up with copies ({-count % size}), and no array marks them, so they would "
+            f"count. Add {self.padding_keys[0]!r} to the arrays of examples(), as "
+            "np.ones(len(index), np.float32), and multiply by it in loss_weight and loss of the "
+            f"task; or set {self.params.path_of('batch_size')} to a divisor of {count}, as {even}"
+        )
 
     def at(self, position: npt.NDArray[np.int64]) -> Batch:
         """The examples at some positions of the endless stream, epoch after epoch.

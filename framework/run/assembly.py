@@ -12,14 +12,14 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
-from tekso.framework import schedules
+from tekso.framework import foreign_variables, schedules
 from tekso.framework.execution import Program
 from tekso.framework.execution.base import ExecutionError, num_examples, signature_of
 from tekso.framework.execution.data_parallel import DataParallel
 from tekso.framework.experiment import Run, Tree
 from tekso.framework.input.input import Input
 from tekso.framework.learning_step import LearnerBase
-from tekso.framework.run import inspection
+from tekso.framework.run import input_checks, inspection
 from tekso.framework.run.agreement import check_data
 from tekso.framework.run.checkpoints import Description
 from tekso.framework.run.peers import Peers
@@ -94,6 +94,7 @@ def assemble(
                 name: params.instantiate(seed=seed, assets_dir=assets_dir, train=tree.input)
                 for name, params in tree.eval_inputs.items()
             }
+        input_checks.check_ends(eval_inputs)
         batch = input.batch(0)
         check_data(peers, batch)
         signature = signature_of(batch)
@@ -102,11 +103,19 @@ def assemble(
             input = inspection.known_input(tree, assets_dir)
             signature = inspection.batch_of(tree, assets_dir=assets_dir)
     task = tree.task.owner.complete(tree.task, input).instantiate()
+    foreign_variables.check(task)
     learner = schedules.end_with_run(tree.learner, run.params.steps).instantiate()
     program = execution.build(task, learner, seed=seed, batch=signature)
     if isinstance(execution, DataParallel):
         _check_eval_batches(eval_inputs, _num_devices(tpu=tpu, cpu_devices=cpu_devices))
+    if reads_data:
+        input_checks.check_weights(with_paths(input, eval_inputs), task)
     return Assembly(tree, run, input, eval_inputs, task, learner, program)
+
+
+def with_paths(input: Input, eval_inputs: Mapping[str, Input]) -> dict[str, Input]:
+    """Returns all inputs of an experiment by their paths in its tree."""
+    return {"input": input, **{f"eval_inputs.{name}": one for name, one in eval_inputs.items()}}
 
 
 def _check_eval_batches(eval_inputs: Mapping[str, Input], num_devices: int) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 from tekso.framework import files
 from tekso.framework.input.prefetch import Prefetch
 from tekso.framework.params import Params
-from tekso.framework.run.assembly import Assembly
+from tekso.framework.run import input_checks, loss_check
+from tekso.framework.run.assembly import Assembly, with_paths
 from tekso.framework.run.checkpoints import Checkpoint, CheckpointError, Checkpoints
 from tekso.framework.run.evaluation import evaluate
 from tekso.framework.run.following import FollowingCheckpoints, FollowingReport
@@ -50,6 +51,8 @@ def _train(job: Job, peers: Peers) -> int:
         with peers.explaining():
             loop = _loop(job, parts, checkpoints, report, peers)
             step = loop.restore(checkpoint)
+            if checkpoint is None:
+                _try_task(job, parts)
             if peers.is_first:  # only now is it sure that the logdir is this experiment's
                 job.logdir.write_params(job.model, job.tree, job.registered)
                 job.logdir.add_command(job.command)
@@ -271,6 +274,9 @@ def _introduce_parts(job: Job, parts: Assembly) -> None:
         skipped = input.skipped()
         if skipped.count:
             job.console.line(f"{name}: {skipped}", "warning")
+    repeated = input_checks.repeats(parts.input)
+    if repeated is not None:
+        job.console.line(repeated, "warning")
 
 
 def changes(before: str, tree: Params) -> list[str]:
@@ -279,6 +285,13 @@ def changes(before: str, tree: Params) -> list[str]:
         return Params.from_text(before).diff(tree).splitlines()
     except (ValueError, ImportError, AttributeError, TypeError) as error:
         return [f"the Params of the checkpoint cannot be read any more: {error}"]
+
+
+def _try_task(job: Job, parts: Assembly) -> None:
+    """Tries the task on two examples; tells what seems wrong."""
+    inputs = with_paths(parts.input, parts.eval_inputs)
+    for line in loss_check.check(parts.task, parts.learner, parts.program, inputs):
+        job.console.line(line, "warning")
 
 
 def _references(parts: Assembly) -> dict[str, dict[str, float]]:

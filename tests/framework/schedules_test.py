@@ -320,3 +320,20 @@ def test_decays_left_open_end_with_the_run_wherever_they_are() -> None:
     ended = schedules.end_with_run(learner, 30)
     assert [s.total_steps for s in ended.schedule.schedules] == [30, 7]
     assert learner.schedule.schedules[0].total_steps is REQUIRED
+
+
+@pytest.mark.parametrize(
+    ("params", "path"),
+    [
+        (schedules.Constant.Params(value=-0.1), "value is -0.1"),
+        (schedules.Cosine.Params(initial_value=-0.1, total_steps=5), "initial_value is -0.1"),
+        (
+            schedules.PiecewiseConstant.Params(boundaries=[3], values=[0.1, -1.0]),
+            "values is [0.1, -1.0]",
+        ),
+    ],
+)
+def test_negative_rates_are_refused_by_path(params: schedules.Schedule.Params, path: str) -> None:
+    with pytest.raises(ValueError, match="a learning rate cannot be negative") as error:
+        params.instantiate()
+    assert path in str(error.value)

@@ -15,6 +15,7 @@ from tekso.framework.context import StepContext
 from tekso.framework.execution.base import Signature
 from tekso.framework.execution.mesh.layouts import Activations
 from tekso.framework.execution.mesh.traps import refuse_traps
+from tekso.framework.foreign_variables import refused
 
 
 class _RecordingContext(StepContext):
@@ -65,6 +66,7 @@ def of_task(task: Any, batch: Signature) -> Activations:
 
     Raises:
       ExecutionError: the step does what is not possible on a mesh.
+      ForeignVariableError: a layer has a variable of its own.
     """
     found: dict[str, Any] = {}
     weights = {path: tf.TensorSpec(s.shape, s.dtype) for path, s in task.specs().items()}
@@ -73,7 +75,8 @@ def of_task(task: Any, batch: Signature) -> Activations:
 
     def step(weights: Any, batch: Any) -> tf.Tensor:
         ctx = _RecordingContext(found, mode="train", num_examples=examples)
-        return task.loss(task.theta(weights), batch, ctx).loss_sum
+        with refused(task):
+            return task.loss(task.theta(weights), batch, ctx).loss_sum
 
     traced = tf.function(step, autograph=False).get_concrete_function(weights, arrays)
     refuse_traps(traced.graph)

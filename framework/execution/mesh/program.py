@@ -33,6 +33,7 @@ from tekso.framework.execution.mesh.context import MeshContext
 from tekso.framework.execution.mesh.layouts import Layout, MeshLayout
 from tekso.framework.execution.mesh.placement import Placement
 from tekso.framework.execution.mesh.step_errors import compiled
+from tekso.framework.foreign_variables import refused
 from tekso.framework.learning_step import select
 from tekso.framework.primitives.fusion import Fuse, no_fusion
 from tekso.framework.task import LossSums
@@ -289,7 +290,8 @@ class MeshProgram(Program):
         size = next(iter(batch.values())).shape[0]
         ctx = self._context("eval", 0, 0, size)
         weights = self._learner.evaluation_weights(self._flat(WEIGHTS), self._flat(LEARNER))
-        output = self._loss(weights, batch, ctx, step=0, offset=0)
+        with refused(self._task):
+            output = self._loss(weights, batch, ctx, step=0, offset=0)
         weight = tf.cast(self._task.loss_weight(batch), tf.float32)
         sums = {"loss": (output.loss_sum, weight), **ctx.collected.reported(output.metrics)}
         return {

@@ -15,6 +15,7 @@ import tensorflow as tf
 from tekso.framework.context import Mode, StepContext
 from tekso.framework.execution.base import ExecutionError, Signature, num_examples
 from tekso.framework.execution.pipeline import graph_effects, graph_work
+from tekso.framework.foreign_variables import refused
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
 from tekso.framework.weight_spec import WeightSpec
 
@@ -179,7 +180,8 @@ def _run(
     }
     ctx = StepContext(mode=mode, num_examples=size)
     try:
-        after = piece.run(piece.theta(weights), given, ctx)
+        with refused(next(iter(piece.layers.values()), None)):
+            after = piece.run(piece.theta(weights), given, ctx)
     except Exception as error:
         error.add_note(f"in the piece {piece.name!r}, which is given {', '.join(sorted(flow))}")
         raise

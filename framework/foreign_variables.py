@@ -1,0 +1,187 @@
+"""Refuses variables that no layer declared: they are in no checkpoint and in no table of weights.
+
+Layers hold no variables: an execution makes them from the weight specs. A `tf.Variable` or a Keras
+layer that a layer brings along has other values in every process. It is found in two ways, in
+every execution:
+
+    check(task)             when an experiment is built: attributes of layers
+    with refused(task): …   when a step is traced: what is made or read inside (globals, closures,
+                            Keras layers that make their variables at the first call)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from tekso.framework.layer import Layer
+
+_DEPTH = 4  # of lists and dicts in an attribute
+_WHY = "it would be neither learned, counted nor saved, and have other values in every process"
+_CURE = (
+    "declare it in the __init__ of the layer by self.weight(name, shape, dims=…, init=…), and read "
+    "it in fprop as theta.name; of a Keras layer, use the layer of Tekso"
+)
+
+
+class ForeignVariableError(ValueError):
+    """A layer has or reads a variable that it has not declared as a weight."""
+
+
+def check(root: Layer) -> None:
+    """Checks that no attribute of a layer, or of one below it, has variables.
+
+    Raises:
+      ForeignVariableError: one has; names the layer and the attribute.
+    """
+    for layer in root.walk():
+        for name, value in vars(layer).items():
+            if name in ("params", "_parent", "_children", "_weights"):
+                continue
+            found = _variables_of(value, _DEPTH)
+            if found:
+                what = type(value).__name__
+                if not isinstance(value, tf.Variable):
+                    what += f" with {_shown(found)}"
+                raise ForeignVariableError(
+                    f"{_called(layer)} has an attribute {name!r} of type {what}: a layer holds no "
+                    f"variables; {_WHY}: {_CURE}"
+                )
+
+
+@contextlib.contextmanager
+def refused(root: Layer | None) -> Iterator[None]:
+    """Refuses variables that are made or read in the block, which traces a pure function.
+
+    Args:
+      root: the layer, such as a task, whose code is traced, or any below it; None: there is none.
+
+    Raises:
+      ForeignVariableError: names the variable, and the layer whose code makes or reads it.
+    """
+
+    def refuse(next_creator: Any, **kwargs: Any) -> Any:
+        del next_creator
+        name = kwargs.get("name") or "Variable"
+        shown = f"the variable {name!r}"
+        raise ForeignVariableError(_message(root, traceback.extract_stack(), "makes", shown))
+
+    while root is not None and root._parent is not None:
+        root = root._parent
+    if tf.executing_eagerly():  # nothing is traced
+        yield
+        return
+    graph: Any = tf.compat.v1.get_default_graph()
+    with _read(graph) as read, tf.variable_creator_scope(refuse):
+        before = {id(variable) for variable in read()}
+        try:
+            yield
+        except ForeignVariableError:
+            raise
+        except Exception as error:  # a variable is not there for every kind of graph
+            found = [v for v in read() if id(v) not in before]
+            if found or _is_capture_of_variable(error):
+                frames = traceback.extract_tb(error.__traceback__)
+                shown = _shown(found) if found else "a variable"
+                raise ForeignVariableError(_message(root, frames, "reads", shown)) from error
+            raise
+        found = [v for v in read() if id(v) not in before]
+    if found:
+        place = _place_of_read(graph, found[0])
+        raise ForeignVariableError(_message(root, place, "reads", _shown(found)))
+
+
+@contextlib.contextmanager
+def _read(graph: Any) -> Iterator[Any]:
+    """Yields a function that returns the variables read in a graph so far, functions included."""
+    if hasattr(graph, "watch_variable"):  # of a tf.function; what functions in it read, it knows
+        yield lambda: list(graph._watched_variables)
+        return
+    found: list[Any] = []
+    graph.watch_variable = found.append  # TensorFlow calls it if there is one
+    try:
+        yield lambda: list(found)
+    finally:
+        del graph.watch_variable
+
+
+def _variables_of(value: Any, depth: int) -> list[Any]:
+    if isinstance(value, tf.Variable):
+        return [value]
+    if isinstance(value, Layer) or depth == 0:
+        return []
+    if isinstance(value, Mapping):
+        return _variables_of(list(value.values()), depth)
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [v for one in value for v in _variables_of(one, depth - 1)]
+    if isinstance(value, tf.Module) or hasattr(type(value), "trainable_variables"):
+        found: Iterable[Any] = value.variables
+        return list(found)
+    return []
+
+
+def _is_capture_of_variable(error: BaseException) -> bool:
+    """Whether a loop or a function could not take in a variable of which its graph has none."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    value: Any = frames[-1].f_locals.get("self")
+    return bool(tf.is_tensor(value) and value.dtype == tf.resource)
+
+
+def _place_of_read(graph: Any, variable: Any) -> Iterable[Any]:
+    """Where in the user's code a variable is read, as frames; empty if it is not known."""
+    handle = variable.handle
+    for inner, own in _captures(graph, [handle]):
+        for op in inner.get_operations():
+            if any(x is y for x in op.inputs for y in own) and op.type == "ReadVariableOp":
+                return op.traceback
+    return ()
+
+
+def _captures(graph: Any, outer: list[Any]) -> Iterator[tuple[Any, list[Any]]]:
+    """Yields a graph and all functions in it, with what a tensor from outside is called there."""
+    known = [own for given, own in getattr(graph, "captures", ()) if any(given is x for x in outer)]
+    yield graph, known
+    for function in graph._functions.values():
+        if getattr(function, "graph", None) is not None:
+            yield from _captures(function.graph, [*outer, *known])
+
+
+def _message(root: Layer | None, frames: Iterable[Any], does: str, shown: str) -> str:
+    frames = [frame for frame in frames if "/tensorflow/" not in frame.filename]
+    name, where = _called(root) if root else "the loss", ""
+    layers = list(root.walk()) if root else []
+    for frame in reversed(frames):
+        layer = next((one for one in layers if _has_code(one, frame)), None)
+        if layer is not None:
+            name, where = _called(layer), f" ({frame.filename}:{frame.lineno})"
+            break
+    return f"{name} {does} {shown}{where}, which is none of its weights; {_WHY}: {_CURE}"
+
+
+def _has_code(layer: Layer, frame: Any) -> bool:
+    """Whether a line is in a method that the class of a layer, below `Layer`, defines."""
+    for kind in type(layer).__mro__:
+        if kind is Layer:
+            return False
+        for method in vars(kind).values():
+            code = getattr(method, "__code__", None)
+            if code is None or code.co_filename != frame.filename:
+                continue
+            lines = [line for _, _, line in code.co_lines() if line is not None]
+            if code.co_firstlineno <= frame.lineno <= max(lines):
+                return True
+    return False
+
+
+def _called(layer: Layer) -> str:
+    return f"{layer.path} ({type(layer).__name__})" if layer.path else type(layer).__name__
+
+
+def _shown(variables: list[Any]) -> str:
+    first = variables[0]
+    more = f" and {len(variables) - 1} more" if len(variables) > 1 else ""
+    return f"the variable {first.name!r} {list(first.shape)}{more}"

@@ -1,0 +1,210 @@
+"""Tries a task on two examples before the first step: is its loss a sum, and are all weights used?
+
+    loss of {0, 1}  =  loss of {0} + loss of {1}       else it is a mean, or couples examples
+    loss of {filling}  =  0                            else it counts what fills a batch up
+    a gradient of every learned weight                 else the loss does not depend on it
+
+It is computed on the host with the weights that the run begins with, op by op (or traced, if there
+are loops). So it knows no execution, and costs little beside the first step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tekso.framework.context import Mode, StepContext
+from tekso.framework.input.input import Input
+from tekso.framework.input.skips import InputError
+from tekso.framework.layer import Layer
+from tekso.framework.learning_step import LearnerBase
+from tekso.framework.path_patterns import listed
+from tekso.framework.run.input_checks import not_marked
+from tekso.framework.task import Program, Task
+from tekso.framework.theta import flatten
+
+MOST_BYTES = 512 * 1024**2
+"""Weights of larger models are not copied to the host for it."""
+
+_TOLERANCE = 0.02  # of bfloat16; a mean of two examples is half of their sum
+
+Batch = Mapping[str, np.ndarray]
+
+
+class LossError(ValueError):
+    """The loss of a task is no sum over examples."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Sums:
+    loss: float
+    weight: float
+
+
+def check(
+    task: Task, learner: LearnerBase, program: Program, inputs: Mapping[str, Input]
+) -> list[str]:
+    """Checks a task on examples of its inputs; returns warnings.
+
+    All processes of a run call it alike. Nothing is checked of models of more than `MOST_BYTES`.
+
+    Args:
+      task: the task.
+      learner: tells which weights are learned.
+      program: has the first weights.
+      inputs: {path in the tree: input}; the training input is "input".
+
+    Raises:
+      LossError: the loss, or its weight, is no sum over examples.
+      InputError: what fills a batch of an evaluation up is counted.
+    """
+    try:
+        return _checked(task, learner, program, inputs)
+    except (LossError, InputError):
+        raise
+    except Exception as error:  # of the user's code, which may take none but whole batches
+        reason = str(error).partition("\n")[0]
+        return [
+            f"{type(task).__name__} could not be tried on two examples, so nothing says whether "
+            f"its loss is a sum: {type(error).__name__}: {reason}"
+        ]
+
+
+def _checked(
+    task: Task, learner: LearnerBase, program: Program, inputs: Mapping[str, Input]
+) -> list[str]:
+    specs = task.specs()
+    if sum(spec.size_bytes for spec in specs.values()) > MOST_BYTES or program.calls_alike:
+        return []
+    batch = inputs["input"].batch(0)
+    couples = _couples_examples(task)
+    with tf.device("CPU:0"):
+        weights = {p: tf.constant(w.numpy()) for p, w in flatten(program.call(_theta)).items()}
+        trial = _Trial(task, weights, tuple(learner.trainable(specs)))
+        if len(next(iter(batch.values()))) > 1 and not couples:
+            _check_is_sum(trial, batch)
+        for path, input in inputs.items() if not couples else ():
+            _check_filling(trial, input, path)
+        unused = trial.unused(_rows(batch, [0, -1]))
+    if not unused:
+        return []
+    return [
+        f"the loss does not depend on {listed(unused)}: no gradient reaches what is learned there. "
+        "Use it in fprop, or name it in learner.frozen"
+    ]
+
+
+def _theta(theta: Any, ctx: StepContext) -> Any:
+    del ctx
+    return theta
+
+
+def _couples_examples(task: Task) -> bool:
+    """Whether a layer says so, other than by statistics, which an evaluation does not take."""
+    return any(
+        layer.mixes_examples and type(layer).updated_statistics is Layer.updated_statistics
+        for layer in task.walk()
+    )
+
+
+def _check_is_sum(trial: _Trial, batch: Batch) -> None:
+    both, first, second = (trial.sums(_rows(batch, rows)) for rows in ([0, -1], [0], [-1]))
+    name = type(trial.task).__name__
+    for what, together, apart in (
+        ("loss", both.loss, (first.loss, second.loss)),
+        ("loss_weight", both.weight, (first.weight, second.weight)),
+    ):
+        if _differ(together, sum(apart), scale=sum(map(abs, apart))):
+            raise LossError(
+                f"{name}.{what} is no sum over the examples of a batch: of two examples together "
+                f"it is {together:g}, and of each alone {apart[0]:g} and {apart[1]:g}. Return "
+                "sums (tf.reduce_sum, not tf.reduce_mean): the loss that is reported is loss_sum / "
+                "loss_weight, both over the global batch. If examples are coupled on purpose, "
+                f"set mixes_examples = True in {name}, or in the layer that does so"
+            )
+
+
+def _check_filling(trial: _Trial, input: Input, path: str) -> None:
+    if not input.num_batches:
+        return
+    last = input.num_batches - 1
+    filling = input.filling(last)
+    if filling is None or not filling.any():
+        return
+    copy = int(np.flatnonzero(filling)[0])
+    found = trial.sums(_rows(input.batch(last), [copy])).loss
+    if _differ(found, 0.0, scale=0.0):
+        of_one = np.array([True])
+        raise InputError(not_marked(path, trial.task, "loss", of_one, found, 0.0))
+
+
+def _differ(one: float, other: float, *, scale: float) -> bool:
+    return bool(np.isfinite([one, other]).all()) and abs(one - other) > _TOLERANCE * scale + 1e-6
+
+
+class _LoopError(Exception):
+    """The task has a loop."""
+
+
+class _NoLoops(StepContext):
+    """A context for what is computed op by op, where a loop would take long."""
+
+    def scan(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuses: to be traced instead."""
+        raise _LoopError
+
+
+class _Trial:
+    """The loss of a task over few examples: op by op, or traced if there are loops."""
+
+    def __init__(self, task: Task, weights: Mapping[str, tf.Tensor], learned: Any) -> None:
+        self.task, self._weights, self._learned = task, weights, list(learned)
+        self._traced = tf.function(self._run, autograph=False)
+        self._has_loops = False
+
+    def _run(
+        self, weights: Any, batch: Any, *, mode: Mode, kind: type[StepContext] = StepContext
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        ctx = kind(mode=mode, num_examples=2)
+        loss = self.task.loss(self.task.theta(weights), batch, ctx).loss_sum
+        auxiliary = tf.cast(ctx.collected.total("loss"), loss.dtype)
+        return loss, tf.cast(self.task.loss_weight(batch), tf.float32), loss + auxiliary
+
+    def _sums(self, batch: Batch, mode: Mode) -> Any:
+        if not self._has_loops:
+            try:
+                return self._run(self._weights, _tensors(batch), mode=mode, kind=_NoLoops)
+            except _LoopError:
+                self._has_loops = True
+        return self._traced(self._weights, _tensors(batch), mode=mode)
+
+    def sums(self, batch: Batch) -> _Sums:
+        """Returns the sums of an evaluation of these examples."""
+        loss, weight, _ = self._sums(batch, "eval")
+        return _Sums(float(loss), float(weight))
+
+    def unused(self, batch: Batch) -> list[str]:
+        """Returns the paths of learned weights that no gradient reaches."""
+        sources = {path: self._weights[path] for path in self._learned}
+        unused = list(sources)
+        for mode in ("eval", "train"):  # training may use more
+            with tf.GradientTape(watch_accessed_variables=False) as tape:
+                tape.watch(sources)
+                total = self._sums(batch, mode)[2]
+            gradients = tape.gradient(total, sources)
+            unused = [path for path in unused if gradients[path] is None]
+            if not unused:
+                break
+        return unused
+
+
+def _rows(batch: Batch, rows: list[int]) -> dict[str, np.ndarray]:
+    return {name: array[rows] for name, array in batch.items()}
+
+
+def _tensors(batch: Batch) -> dict[str, tf.Tensor]:
+    return {name: tf.convert_to_tensor(array) for name, array in batch.items()}

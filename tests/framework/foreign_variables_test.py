@@ -1,0 +1,167 @@
+"""A variable that no layer declared is refused, however it comes in, in every execution."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tekso.framework import foreign_variables
+from tekso.framework.context import StepContext
+from tekso.framework.execution import DataParallel
+from tekso.framework.execution.mesh import activations
+from tekso.framework.execution.pipeline.piece_traces import trace_all
+from tekso.framework.foreign_variables import ForeignVariableError
+from tekso.framework.initializers import Ones
+from tekso.framework.layer import Layer
+from tekso.framework.learner import Learner
+from tekso.framework.optimizers.sgd import Momentum
+from tekso.framework.params import param
+from tekso.framework.schedules import Constant
+from tekso.framework.task import LossSums, Task
+
+BATCH = {"x": np.ones((4, 3), np.float32), "weights": np.ones(4, np.float32)}
+SIGNATURE: Any = {name: (array.shape, array.dtype) for name, array in BATCH.items()}
+GLOBAL: dict[str, Any] = {}
+
+
+class Scaled(Layer):
+    """Multiplies by a weight, and by what the way of the test brings in."""
+
+    class Params(Layer.Params):
+        """Params of Scaled."""
+
+        way: str = param("How a variable comes in.", default="none")
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self.weight("scale", [3], dims=("embed",), init=Ones.Params())
+        if self.params.way == "attribute":
+            self.extra = tf.Variable([1.0, 2.0, 3.0], name="extra")
+        elif self.params.way == "nest":
+            self.extra = {"all": [(tf.Variable(1.0),)]}
+        elif self.params.way == "keras":
+            self.extra = tf.keras.layers.Dense(3)
+            self.extra.build((4, 3))
+        elif self.params.way == "keras_later":
+            self.extra = tf.keras.layers.Dense(3)
+        elif self.params.way == "module":
+            self.extra = tf.Module()
+            self.extra.inner = tf.Variable(2.0)
+
+    def fprop(self, theta: Any, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+        way = self.params.way
+        if way == "global":
+            x = x * GLOBAL["variable"]
+        elif way == "made":
+            x = x * tf.Variable(2.0, name="made")
+        elif way in ("keras_later", "module"):
+            x = self.extra(x) if way == "keras_later" else x * self.extra.inner
+        elif way == "in_a_loop":
+            x = tf.while_loop(
+                lambda i, y: i < 2, lambda i, y: (i + 1, y * GLOBAL["variable"]), (0, x)
+            )[1]
+        elif way == "in_a_function":
+            x = GLOBAL["function"](x)
+        return x * theta.scale
+
+
+class Squares(Task):
+    """The sum of squares of what its layer makes."""
+
+    class Params(Task.Params):
+        """Params of Squares."""
+
+        way: str = param("Of the layer.", default="none")
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self.child_list("layers", [Scaled.Params(), Scaled.Params(way=self.params.way)])
+        self.table = tf.lookup.StaticHashTable(
+            tf.lookup.KeyValueTensorInitializer(["a"], [1]), default_value=0
+        )
+
+    def loss_weight(self, batch: Any) -> tf.Tensor:
+        return tf.reduce_sum(batch["weights"])
+
+    def loss(self, theta: Any, batch: Any, ctx: Any) -> LossSums:
+        x = batch["x"]
+        for layer, own in zip(self.layers, theta.layers.values(), strict=True):
+            x = layer.fprop(own, x, ctx)
+        return LossSums(tf.reduce_sum(batch["weights"] * tf.reduce_sum(tf.square(x), -1)))
+
+
+def task(way: str) -> Squares:
+    GLOBAL["variable"] = tf.Variable(2.0, name="outside")
+    GLOBAL["function"] = tf.function(lambda x: x * GLOBAL["variable"], autograph=False)
+    made: Squares = Squares.Params(way=way).instantiate()
+    return made
+
+
+@pytest.mark.parametrize(
+    ("way", "what"),
+    [
+        ("attribute", r"an attribute 'extra' of type ResourceVariable"),
+        ("nest", r"an attribute 'extra' of type dict with the variable"),
+        ("keras", r"an attribute 'extra' of type Dense with the variable .* and 1 more"),
+        ("module", r"an attribute 'extra' of type Module with the variable"),
+    ],
+)
+def test_variables_in_attributes_are_refused_when_built_naming_layer_and_cure(
+    way: str, what: str
+) -> None:
+    with pytest.raises(ForeignVariableError, match=what) as error:
+        foreign_variables.check(task(way))
+    assert str(error.value).startswith("layers/1 (Scaled) has an attribute 'extra'")
+    assert "self.weight(name, shape" in str(error.value)
+
+
+def test_layers_without_variables_pass() -> None:
+    foreign_variables.check(task("none"))
+
+
+def train(made: Task, *, towers: int = 1, xla: str = "none") -> Any:
+    learner = Learner.Params(optimizer=Momentum.Params(), schedule=Constant.Params(value=0.1))
+    program: Any = (
+        DataParallel.Params(towers=towers, xla=xla)
+        .instantiate()
+        .build(made, learner.instantiate(), seed=0, batch=SIGNATURE)
+    )
+    program.initialize()
+    return program.train_step(BATCH, 0), program.eval_step(BATCH)
+
+
+def train_in_compiled_towers(made: Task) -> Any:
+    return train(made, towers=2, xla="step")
+
+
+def lay_over_a_mesh(made: Task) -> Any:
+    return activations.of_task(made, SIGNATURE)
+
+
+def cut_into_pieces(made: Task) -> Any:
+    return trace_all(made.pieces(), made.specs(), SIGNATURE)
+
+
+EXECUTIONS = [train, train_in_compiled_towers, lay_over_a_mesh, cut_into_pieces]
+WAYS = ["module", "global", "made", "keras_later", "in_a_loop", "in_a_function"]
+
+
+@pytest.mark.parametrize("execute", EXECUTIONS)
+@pytest.mark.parametrize("way", WAYS)
+def test_variables_that_a_step_makes_or_reads_are_refused_naming_the_layer(
+    execute: Callable[[Task], Any], way: str
+) -> None:
+    with pytest.raises(ForeignVariableError) as error:
+        execute(task(way))
+    message = str(error.value)
+    assert "layers/1 (Scaled)" in message or "layers/0 (Scaled)" in message, message
+    assert "foreign_variables_test.py:" in message and "self.weight" in message
+
+
+@pytest.mark.parametrize("execute", EXECUTIONS)
+def test_steps_without_such_variables_run(execute: Callable[[Task], Any]) -> None:
+    execute(task("none"))

@@ -1,0 +1,121 @@
+"""An evaluation counts every example once: it has an end, and padding has no weight."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tekso.framework.input.held_out import HeldOut
+from tekso.framework.input.input import ExampleInput, Input
+from tekso.framework.input.skips import InputError
+from tekso.framework.params import param
+from tekso.framework.run import input_checks
+from tekso.framework.task import Task
+
+
+class Numbers(ExampleInput):
+    """11 numbers."""
+
+    class Params(ExampleInput.Params):
+        """Params of Numbers."""
+
+        weighted: bool = param("Whether an array marks what counts.", default=True)
+
+    @property
+    def num_examples(self) -> int:
+        return 11
+
+    def examples(self, index: Any, epoch: Any) -> Any:
+        batch = {"x": index.astype(np.float32)}
+        return batch | (
+            {"weights": np.ones(len(index), np.float32)} if self.params.weighted else {}
+        )
+
+
+class Weighted(Task):
+    """Counts what has a weight."""
+
+    def loss_weight(self, batch: Any) -> tf.Tensor:
+        return tf.reduce_sum(batch["weights"])
+
+
+class Counting(Task):
+    """Counts rows."""
+
+    def loss_weight(self, batch: Any) -> tf.Tensor:
+        return tf.cast(tf.shape(batch["x"])[0], tf.float32)
+
+
+def numbers(batch_size: int, order: str = "once", **changes: Any) -> Any:
+    return Numbers.Params(batch_size=batch_size, order=order, **changes).instantiate()
+
+
+def check(input: Any, task: type[Task]) -> None:
+    input_checks.check_weights({"eval_inputs.dev": input}, task.Params().instantiate())
+
+
+def test_what_fills_a_batch_up_is_known() -> None:
+    np.testing.assert_array_equal(numbers(4).filling(2), [False, False, False, True])
+    assert not numbers(4).filling(1).any()
+    assert not numbers(4, "sequential").filling(2).any()
+    params = HeldOut.Params(batch_size=4, max_batches=1)
+    held_out = params.instantiate(train=Numbers.Params(batch_size=3))
+    assert not held_out.filling(0).any()
+    whole = HeldOut.Params(batch_size=4).instantiate(train=Numbers.Params(batch_size=3))
+    assert whole.filling(2).sum() == 1
+
+
+def test_task_that_counts_weights_passes() -> None:
+    check(numbers(4), Weighted)
+    check(numbers(4, "shuffled"), Counting)
+
+
+def test_task_that_counts_rows_is_refused_where_rows_only_fill_a_batch_up() -> None:
+    with pytest.raises(InputError) as error:
+        check(numbers(4), Counting)
+    message = str(error.value)
+    assert message.startswith("eval_inputs.dev: 1 of the 4 examples of the last batch only fill it")
+    assert "Counting.loss_weight counts them: it is 4, and 3 without them" in message
+    check(numbers(11), Counting)
+
+
+def test_input_without_a_mask_is_refused_unless_its_batches_are_full() -> None:
+    with pytest.raises(InputError) as error:
+        check(numbers(4, weighted=False), Counting)
+    message = str(error.value)
+    assert "the 11 examples of Numbers fills its last batch of 4 up with copies (1)" in message
+    assert "'weights'" in message and "batch_size to a divisor of 11, as 1" in message
+    check(numbers(1, weighted=False), Counting)
+
+
+class Endless(Input):
+    """Has batches without an end, and no order to choose."""
+
+
+@pytest.mark.parametrize("order", ["shuffled", "sequential"])
+def test_evaluation_input_without_an_end_is_refused(order: str) -> None:
+    input_checks.check_ends({"dev": numbers(4)})
+    with pytest.raises(InputError) as error:
+        input_checks.check_ends({"test": numbers(4), "dev": numbers(4, order)})
+    message = str(error.value)
+    assert f"eval_inputs.dev.order is {order!r}" in message
+    assert "set eval_inputs.dev.order='once'" in message
+    with pytest.raises(InputError, match=r"eval_inputs.dev \(Endless\) has no end.*num_batches"):
+        input_checks.check_ends({"dev": Endless.Params().instantiate()})
+
+
+def test_held_out_data_without_an_end_is_refused() -> None:
+    params = HeldOut.Params(batch_size=4, changes={"order": "shuffled"})
+    with pytest.raises(ValueError, match="changes makes an input without an end"):
+        params.instantiate(train=Numbers.Params(batch_size=3))
+
+
+def test_batch_larger_than_the_data_is_told_by_its_path() -> None:
+    assert input_checks.repeats(numbers(11, "shuffled")) is None
+    assert input_checks.repeats(numbers(12)) is None
+    told = input_checks.repeats(numbers(12, "shuffled"))
+    assert told is not None
+    assert "batch_size is 12, and there are 11 examples: every batch has some" in told

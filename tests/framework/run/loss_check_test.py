@@ -1,0 +1,127 @@
+"""Before the first step: a loss that is a mean, padding that counts, weights without a gradient."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tekso.framework.context import StepContext
+from tekso.framework.initializers import Normal
+from tekso.framework.input.input import ExampleInput
+from tekso.framework.input.skips import InputError
+from tekso.framework.learner import Learner
+from tekso.framework.optimizers.sgd import Momentum
+from tekso.framework.params import param
+from tekso.framework.run import loss_check
+from tekso.framework.run.loss_check import LossError
+from tekso.framework.schedules import Constant
+from tekso.framework.task import LossSums, Task
+
+
+class Points(ExampleInput):
+    """Seven points."""
+
+    @property
+    def num_examples(self) -> int:
+        return 7
+
+    def examples(self, index: Any, epoch: Any) -> Any:
+        x = np.random.default_rng(0).normal(size=(7, 3)).astype(np.float32)[index]
+        return {"x": x, "weights": np.ones(len(index), np.float32)}
+
+
+class Squares(Task):
+    """The sum of squares, or what the way of the test makes of them."""
+
+    class Params(Task.Params):
+        """Params of Squares."""
+
+        way: str = param("What is wrong.", default="nothing")
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self.weight("w", [3], dims=("embed",), init=Normal.Params(stddev=1.0))
+        self.weight("unused", [2], dims=("embed",), init=Normal.Params())
+        self.mixes_examples = self.params.way == "coupled"
+
+    def loss_weight(self, batch: Any) -> tf.Tensor:
+        if self.params.way == "mean weight":
+            return tf.reduce_mean(batch["weights"])
+        return tf.reduce_sum(batch["weights"])
+
+    def loss(self, theta: Any, batch: Any, ctx: StepContext) -> LossSums:
+        way, x = self.params.way, batch["x"]
+        if way == "loop":
+            x, _ = ctx.scan(lambda own, x, _, ctx: (x, None), theta, x, tf.zeros([2]))
+        squares = tf.square(tf.linalg.matvec(x, theta.w))
+        if way in ("used in training", "loop") and ctx.is_training:
+            squares += tf.reduce_sum(theta.unused)
+        if way == "fixed":
+            squares = tf.reshape(squares, [4])
+        if way in ("mean", "coupled"):
+            return LossSums(tf.reduce_mean(batch["weights"] * squares))
+        if way == "copies count":
+            return LossSums(tf.reduce_sum(squares))
+        return LossSums(tf.reduce_sum(batch["weights"] * squares))
+
+
+class OnHost:
+    """A program that only has weights."""
+
+    calls_alike = False
+
+    def __init__(self, task: Task) -> None:
+        self._theta = task.init(seed=1)
+
+    def call(self, function: Any, *inputs: Any) -> Any:
+        return function(self._theta, *inputs, StepContext(mode="decode"))
+
+
+def check(way: str, **learner: Any) -> list[str]:
+    task = Squares.Params(way=way).instantiate()
+    params = Learner.Params(optimizer=Momentum.Params(), schedule=Constant.Params(value=0.1))
+    inputs = {
+        "input": Points.Params(batch_size=4).instantiate(),
+        "eval_inputs.dev": Points.Params(batch_size=4, order="once").instantiate(),
+    }
+    found: list[str] = loss_check.check(
+        task, params.set(learner).instantiate(), OnHost(task), inputs
+    )
+    return found
+
+
+@pytest.mark.parametrize(("way", "what"), [("mean", "loss"), ("mean weight", "loss_weight")])
+def test_means_are_refused_with_the_figures_that_show_it(way: str, what: str) -> None:
+    with pytest.raises(LossError) as error:
+        check(way)
+    message = str(error.value)
+    assert message.startswith(f"Squares.{what} is no sum over the examples of a batch: of two")
+    assert "tf.reduce_sum, not tf.reduce_mean" in message
+
+
+def test_a_loss_that_couples_examples_and_says_so_is_not_tried() -> None:
+    assert len(check("coupled")) == 1  # the weight that is not used
+
+
+def test_a_loss_that_counts_what_fills_a_batch_up_is_refused() -> None:
+    with pytest.raises(InputError, match=r"^eval_inputs.dev: .* Squares.loss counts them"):
+        check("copies count")
+
+
+def test_weights_without_a_gradient_are_told_by_path_unless_frozen() -> None:
+    (told,) = check("nothing")
+    assert "does not depend on 'unused'" in told and "learner.frozen" in told
+    assert check("nothing", frozen=["unused"]) == []
+
+
+@pytest.mark.parametrize("way", ["used in training", "loop"])
+def test_what_only_training_uses_has_a_gradient(way: str) -> None:
+    assert check(way) == []
+
+
+def test_a_task_that_takes_only_whole_batches_is_told() -> None:
+    (told,) = check("fixed")
+    assert "Squares could not be tried on two examples" in told

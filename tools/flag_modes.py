@@ -1,0 +1,108 @@
+"""Which flags of tekso-trainer each mode uses: what a mode would ignore is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tekso.tools.command_errors import UsageError
+
+MODES = (
+    "train",
+    "eval",
+    "decode",
+    "export",
+    "inspect_params",
+    "inspect_model",
+    "inspect_sharding",
+    "inspect_pipeline",
+)
+LIST = "list"
+"""--list in place of a mode."""
+
+_RUN = ("train", "eval", "decode")
+_ALL = (*MODES, LIST)
+
+USED_IN: dict[str, tuple[str, ...]] = {
+    "model": MODES,
+    "logdir": MODES,
+    "mode": MODES,
+    "set": MODES,
+    "steps": ("train", "inspect_params"),
+    "seed": (*_RUN, "export", "inspect_params"),
+    "log_every": ("train", "inspect_params"),
+    "deterministic": (*_RUN, "inspect_params"),
+    "execution": (*_RUN, "inspect_params", "inspect_sharding", "inspect_pipeline"),
+    "cpu_devices": (*_RUN, "inspect_sharding"),
+    "auto": ("inspect_sharding",),
+    "devices": ("inspect_sharding",),
+    "device": ("inspect_sharding",),
+    "output": ("inspect_pipeline", "export"),
+    "litert": ("export",),
+    "export_batch_size": ("export",),
+    "export_lengths": ("export",),
+    "trace_pipeline": ("train",),
+    "tpu": _RUN,
+    "cluster": _RUN,
+    "process": _RUN,
+    "cluster_timeout_s": _RUN,
+    "checkpoint": ("eval", "decode", "export"),
+    "import": _ALL,
+    "list": (LIST,),
+    "format": _ALL,
+    "traceback": _ALL,
+    "help": _ALL,
+}
+"""{flag: the modes that use it}, of every flag."""
+
+_INSTEAD = {
+    ("checkpoint", "train"): "a training continues from the newest good checkpoint of its "
+    "--logdir. There is no --warm_start yet: to start another run from a checkpoint, copy "
+    "its folder to NEW/checkpoints/, named by its step as step_00000100 is, and train with "
+    "--logdir=NEW",
+}
+"""{(flag, mode): what to do instead}."""
+
+
+def check(values: Any) -> None:
+    """Checks that the chosen mode uses every flag that was given.
+
+    Args:
+      values: the flags, parsed.
+
+    Raises:
+      UsageError: it does not; names the modes that do.
+    """
+    mode = LIST if values["list"].value is not None else values.mode
+    given = {name for name in USED_IN if is_given(values[name])}
+    for name in (name for name in USED_IN if name in given and mode not in USED_IN[name]):
+        if mode == LIST:
+            raise UsageError(f"--list shows the experiments and does not use --{name}")
+        instead = _INSTEAD.get((name, mode))
+        text = f"--{name} goes with {_listed(USED_IN[name])}, not with {mode}"
+        raise UsageError(f"{text}: {instead}" if instead else text)
+    if mode == "inspect_sharding":
+        _check_auto(given, auto=values.auto)
+    if mode == "inspect_params" and {"model", "logdir"} <= given:
+        raise UsageError(
+            "--mode=inspect_params shows an experiment (--model) or a run (--logdir): give one"
+        )
+
+
+def is_given(flag: Any) -> bool:
+    """Whether a flag was given and asks for something: --noauto asks for nothing."""
+    return bool(flag.present) and not (flag.boolean and flag.value == flag.default)
+
+
+def _check_auto(given: set[str], *, auto: bool) -> None:
+    """Checks the flags of inspect_sharding that are used with --auto, or without it, alone."""
+    if not auto and (name := next((n for n in ("devices", "device") if n in given), None)):
+        raise UsageError(
+            f"--{name} goes with --auto; without it, --cpu_devices is the number of devices"
+        )
+    if auto and "cpu_devices" in given:
+        raise UsageError("--cpu_devices does not go with --auto: give --devices")
+
+
+def _listed(modes: tuple[str, ...]) -> str:
+    *first, last = modes
+    return "--mode=" + (f"{', '.join(first)} or {last}" if first else last)
