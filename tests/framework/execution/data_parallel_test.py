@@ -153,6 +153,7 @@ def test_batch_statistics_of_several_devices_are_refused_inside_of_a_loop_or_a_c
     assert cure in last
 
 
+@pytest.mark.slow
 def test_replicas_and_towers_share_no_compiled_stretch() -> None:
     run = steps("--cpu_devices", "2", "--execution", '{"towers": 2, "xla": "stretches"}')
     in_training = [[replica, tower] for replica in range(2) for tower in range(2)]

@@ -62,6 +62,7 @@ def paper() -> tuple[list[Ranked], int]:
     return found, len(tried)
 
 
+@pytest.mark.slow
 def test_on_the_model_of_the_paper_its_layout_or_a_better_one_is_the_best(
     paper: tuple[list[Ranked], int],
 ) -> None:
@@ -82,6 +83,7 @@ def test_on_the_model_of_the_paper_its_layout_or_a_better_one_is_the_best(
     assert f"The layout asked for, {PAPER.mesh}  {PAPER.rules}, takes 1.0" in said
 
 
+@pytest.mark.slow
 def test_weights_of_the_paper_are_612_megabytes_a_device(
     paper: tuple[list[Ranked], int],
 ) -> None:
@@ -95,6 +97,7 @@ def test_weights_of_the_paper_are_612_megabytes_a_device(
     assert sums[0].bytes == (6 * 4 + 2) * 4 * 16 * 256 * 1024 + 3 * 4 * 16 * 256
 
 
+@pytest.mark.slow
 def test_search_over_512_devices_tries_some_thousand_layouts(
     paper: tuple[list[Ranked], int],
 ) -> None:
@@ -102,6 +105,7 @@ def test_search_over_512_devices_tries_some_thousand_layouts(
     assert 1_000 < paper[1] < 20_000
 
 
+@pytest.mark.slow
 def test_layouts_that_do_not_fit_come_last_with_the_reason(
     paper: tuple[list[Ranked], int],
 ) -> None:
@@ -247,6 +251,7 @@ def test_single_device_has_one_layout() -> None:
     assert "exchanges next to nothing" in ranking.reasons(only)
 
 
+@pytest.mark.slow
 def test_text_and_json_name_layouts_reasons_and_what_was_asked(
     paper: tuple[list[Ranked], int],
 ) -> None:
