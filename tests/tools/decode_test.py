@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from tekso.framework import registry
+from tekso.framework.commands import typed
 from tekso.framework.run import checkpoint_files
 from tekso.framework.run.checkpoint_files import Description
 from tekso.tools import decode
@@ -254,7 +255,7 @@ def test_a_model_of_several_languages_is_told_which(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        ([], 2, "--logdir is missing, as in tekso-decode"),
+        ([], 2, "--logdir is missing, as in"),
         (["in.txt"], 2, "'in.txt' is no flag"),
         (["--logdir=run", "--output=."], 2, "--output=. is a folder"),
         (["--logdir=run", "--input=nowhere"], 1, "nowhere: No such file"),
@@ -293,7 +294,7 @@ def test_a_model_that_translates_nothing_is_refused(
     assert decode.main(["tekso-decode", "--logdir=run", "--input=in"]) == 2
     error = capsys.readouterr().err
     assert "lm.text_files.Bytes translates nothing" in error
-    assert "tekso-trainer --mode=decode --logdir=run" in error
+    assert f"{typed('tekso-trainer')} --mode=decode --logdir=run" in error
 
 
 @pytest.mark.slow
