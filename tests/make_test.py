@@ -101,6 +101,31 @@ def test_train_takes_model_logdir_and_arguments(checkout: Path) -> None:
     assert last == "tekso-trainer --model=a.B --logdir=runs/c --steps=3"
 
 
+def test_what_train_says_to_type_next_works_as_it_stands(checkout: Path) -> None:
+    programs = installed(checkout)
+    subprocess.run(
+        [sys.executable, "-m", "venv", "--without-pip", checkout / ".venv"], check=True, timeout=120
+    )
+    says = (
+        "import sys; from tekso.framework.run.logdir import Logdir; "
+        "from tekso.framework.run.report import summary; "
+        "print(*summary.next_commands(Logdir(sys.argv[1]), 7, imports=['mine']), sep='\\n')"
+    )
+    executable(
+        programs / "tekso-trainer",
+        'case "$*" in *--mode=*) echo "asked for $*"; exit;; esac\n'
+        f'exec .venv/bin/python -c "{says}" "${{2#--logdir=}}"\n',
+    )
+    packages = os.pathsep.join([str(ROOT / ".typing"), sysconfig.get_path("purelib")])
+    train = run(checkout, "env", f"PYTHONPATH={packages}", "make", "train", "LOGDIR=runs/one")
+    lines = train.stdout.splitlines()
+    (evaluate,) = [line for line in lines if "--mode=eval" in line]
+    assert evaluate == "  .venv/bin/tekso-trainer --import=mine --logdir=runs/one --mode=eval"
+    assert lines[-1].split()[-2:] == ["tensorboard.main", "--logdir=runs/one"], train.stdout
+    pasted = run(checkout, "/bin/sh", "-c", evaluate)
+    assert pasted.stdout == "asked for --import=mine --logdir=runs/one --mode=eval\n"
+
+
 def programs_that_print(checkout: Path, *names: str) -> Path:
     """Pretends that everything is installed; each program prints its command."""
     programs = installed(checkout)

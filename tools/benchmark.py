@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import psutil
 from absl import flags
 
+from tekso.framework.commands import typed
 from tekso.tools import command_flags, experiment_flags
 from tekso.tools.command_errors import UsageError
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:  # slow to import
     from tekso.framework.run.assembly import Assembly
 
 PROGRAM = "tekso-benchmark"
-USAGE = f"{PROGRAM} --model=lm.benchmark.Small --steps=20 --format=json"
+USAGE = "--model=lm.benchmark.Small --steps=20 --format=json"
 
 _STATUS = Path("/proc/self/status")
 
@@ -72,17 +73,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     return command_flags.run(PROGRAM, FLAGS, argv, _run, help_text=_help)
 
 
+def _usage() -> str:
+    return f"{typed(PROGRAM)} {USAGE}"
+
+
 def _help() -> str:
     names = {"set": "path=value", "import": "package", "model": "key"}
     purpose = " ".join((__doc__ or "").partition(": ")[2].split())
-    return command_flags.help_text(FLAGS, usage=USAGE, purpose=purpose, value_names=names)
+    return command_flags.help_text(FLAGS, usage=_usage(), purpose=purpose, value_names=names)
 
 
 def _run(words: list[str]) -> None:
     if words:
         raise UsageError(f"{words[0]!r} is no flag: flags begin with --")
     if not FLAGS.model:
-        raise UsageError(f"--model is missing, as in {USAGE}")
+        raise UsageError(f"--model is missing, as in {_usage()}")
 
     _use_cores(FLAGS.cores)
     experiment_flags.load(FLAGS.model, FLAGS["import"].value or [])

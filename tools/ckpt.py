@@ -6,6 +6,7 @@ import fnmatch
 import json
 import os
 import re
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from absl import flags
 
 from tekso.framework import files
+from tekso.framework.commands import typed
 from tekso.tools import command_flags
 from tekso.tools.command_errors import UsageError
 
@@ -21,7 +23,7 @@ if TYPE_CHECKING:  # slow to import: the functions below import what they need w
     from tekso.framework.run.logdir import Logdir
 
 PROGRAM = "tekso-ckpt"
-USAGE = f"{PROGRAM} average --logdir=runs/tiny --last=5 --output=runs/tiny/averaged"
+USAGE = "average --logdir=runs/tiny --last=5 --output=runs/tiny/averaged"
 COMMANDS = ("average", "list", "inspect")
 
 # Of our own, so that --help shows these alone.
@@ -76,12 +78,16 @@ def _run(words: list[str]) -> None:
     }
     if not words or words[0] not in actions:
         given = f"{words[0]!r} is no command" if words else "a command is missing"
-        raise UsageError(f"{given}: want {', '.join(COMMANDS)}, as in {USAGE}")
+        raise UsageError(f"{given}: want {', '.join(COMMANDS)}, as in {_usage()}")
     _check(*words)
     from tekso.framework.run import quiet_tensorflow
 
     quiet_tensorflow.import_tensorflow()
     actions[words[0]](words[1:])
+
+
+def _usage() -> str:
+    return f"{typed(PROGRAM)} {USAGE}"
 
 
 def _help() -> str:
@@ -92,7 +98,7 @@ def _help() -> str:
         "damaged. inspect: the tensors of one, with their norms."
     )
     names = {"logdir": "folder", "output": "folder", "steps": "steps", "match": "glob"}
-    return command_flags.help_text(FLAGS, usage=USAGE, purpose=purpose, value_names=names)
+    return command_flags.help_text(FLAGS, usage=_usage(), purpose=purpose, value_names=names)
 
 
 def _check(command: str, *paths: str) -> None:
@@ -108,16 +114,16 @@ def _check(command: str, *paths: str) -> None:
         if paths:
             raise UsageError(f"{paths[0]!r} is not understood: {command} takes --logdir")
     elif not FLAGS.output:
-        raise UsageError(f"--output is missing, as in {USAGE}")
+        raise UsageError(f"--output is missing, as in {_usage()}")
     elif (FLAGS.last is not None) + bool(FLAGS.steps) + bool(paths) != 1:
         raise UsageError(
             "average takes either --last=N, or --steps=800,900, or the paths of checkpoints, as in "
-            f"{USAGE}"
+            f"{_usage()}"
         )
     elif files.exists(os.path.expanduser(FLAGS.output)):
         raise UsageError(f"--output={FLAGS.output} exists: give another name")
     if not FLAGS.logdir and not paths and FLAGS.checkpoint is None:
-        raise UsageError(f"--logdir is missing, as in {USAGE}")
+        raise UsageError(f"--logdir is missing, as in {_usage()}")
     for step in FLAGS.steps:
         if not (step.strip().isascii() and step.strip().isdigit()):
             raise UsageError(f"--steps: {step!r} is no step; want numbers, as in --steps=800,900")
@@ -202,7 +208,8 @@ def _report(output: str, chosen: Sequence[Checkpoint]) -> None:
         return
     print(f"averaged {len(chosen)} checkpoints, of steps {steps}: {output} ({size(written)})")
     print("the learner is as it was in the last of them")
-    print(f"evaluate it:\n  tekso-trainer --mode=eval --logdir={logdir} --checkpoint={output}")
+    flags = shlex.join(["--mode=eval", f"--logdir={logdir}", f"--checkpoint={output}"])
+    print(f"evaluate it:\n  {typed('tekso-trainer')} {flags}")
 
 
 def _list(paths: list[str]) -> None:

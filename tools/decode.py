@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -13,6 +14,7 @@ from typing import IO, TYPE_CHECKING, Any
 from absl import flags
 
 from tekso.framework import files
+from tekso.framework.commands import typed
 from tekso.tools import command_flags, experiment_flags
 from tekso.tools.command_errors import UsageError
 from tekso.tools.line_reader import STANDARD_INPUT, LineReader
@@ -21,7 +23,7 @@ if TYPE_CHECKING:  # slow to import: the functions below import what they need w
     from tekso.framework.run.assembly import Assembly
 
 PROGRAM = "tekso-decode"
-USAGE = f"{PROGRAM} --logdir=runs/mine --input=texts.en --output=texts.de"
+USAGE = "--logdir=runs/mine --input=texts.en --output=texts.de"
 _STANDARD_OUTPUT = "-"
 _MOST_LINES = 2048  # read, sorted by length and written together
 _PROGRESS_S = 10.0
@@ -100,9 +102,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(words: list[str]) -> None:
     if words:
-        raise UsageError(f"{words[0]!r} is no flag: flags begin with --, as in {USAGE}")
+        raise UsageError(f"{words[0]!r} is no flag: flags begin with --, as in {_usage()}")
     if not FLAGS.logdir:
-        raise UsageError(f"--logdir is missing, as in {USAGE}")
+        raise UsageError(f"--logdir is missing, as in {_usage()}")
     if FLAGS.output != _STANDARD_OUTPUT and files.is_folder(os.path.expanduser(FLAGS.output)):
         raise UsageError(f"--output={FLAGS.output} is a folder: name a file")
     reader = LineReader(FLAGS.input)  # before anything slow happens
@@ -115,11 +117,15 @@ def _run(words: list[str]) -> None:
         reader.close()
 
 
+def _usage() -> str:
+    return f"{typed(PROGRAM)} {USAGE}"
+
+
 def _help() -> str:
     purpose = (__doc__ or "").partition(": ")[2]
     purpose = purpose[:1].upper() + purpose[1:]
     names = {"logdir": "folder", "input": "file", "output": "file", "set": "path=value"}
-    return command_flags.help_text(FLAGS, usage=USAGE, purpose=purpose, value_names=names)
+    return command_flags.help_text(FLAGS, usage=_usage(), purpose=purpose, value_names=names)
 
 
 def _parts() -> Assembly:
@@ -141,9 +147,11 @@ def _parts() -> Assembly:
     checkpoint = modes.open_checkpoint(logdir, FLAGS.checkpoint, console)
     model, tree = modes.tree_of(checkpoint)
     if _SEARCH not in tree:
+        imports = [f"--import={name}" for name in FLAGS["import"].value or []]
+        given = f"--logdir={FLAGS.logdir}"
         raise UsageError(
             f"{model} translates nothing; for what its task decodes: "
-            f"tekso-trainer --mode=decode --logdir={FLAGS.logdir}"
+            f"{typed('tekso-trainer')} {shlex.join([*imports, '--mode=decode', given])}"
         )
     chosen = {
         name: (f"{_SEARCH}.{name}", FLAGS[name].value) for name in ("beam_size", "num_hypotheses")

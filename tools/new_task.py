@@ -7,6 +7,7 @@ import importlib.util
 import keyword
 import os
 import re
+import shlex
 import shutil
 import sys
 from collections.abc import Sequence
@@ -15,11 +16,12 @@ from typing import Any
 
 from absl import flags
 
+from tekso.framework.commands import typed
 from tekso.tools import command_flags
 from tekso.tools.command_errors import UsageError
 
 PROGRAM = "tekso-new-task"
-USAGE = f"{PROGRAM} my_task"
+USAGE = "my_task"
 _TEMPLATE = "new_task_template"
 _SUFFIX = ".txt"  # so that nothing takes a file of the template for a module
 _PLACEHOLDER = "@PACKAGE@"
@@ -41,7 +43,7 @@ def _run(words: list[str]) -> None:
         given = (
             f"{' '.join(words)!r} are several" if words else "the name of the package is missing"
         )
-        raise UsageError(f"{given}: want one, as in {USAGE}")
+        raise UsageError(f"{given}: want one, as in {_usage()}")
     folder = os.path.abspath(os.path.expanduser(words[0]))
     above, name = os.path.split(folder)
     _check(name, folder, given=words[0])
@@ -49,12 +51,16 @@ def _run(words: list[str]) -> None:
     _report(above, name)
 
 
+def _usage() -> str:
+    return f"{typed(PROGRAM)} {USAGE}"
+
+
 def _help() -> str:
     purpose = (
         "Writes a small package that trains as it is, to be changed: the word is its folder, "
         "the last part of which is its name."
     )
-    return command_flags.help_text(FLAGS, usage=USAGE, purpose=purpose, value_names={})
+    return command_flags.help_text(FLAGS, usage=_usage(), purpose=purpose, value_names={})
 
 
 def _check(name: str, folder: str, *, given: str) -> None:
@@ -120,9 +126,10 @@ def _report(above: str, name: str) -> None:
         print(f"  {file}")
     print("what to type next:")
     if above != os.getcwd():
-        print(f"  cd {above}")
-    print(f"  tekso-trainer --import={name} --model={name}.experiments.Tiny --logdir=runs/{name}")
-    print(f"  pytest {name}")
+        print(f"  cd {shlex.quote(above)}")
+    trainer, pytest = typed("tekso-trainer", folder=above), typed("pytest", folder=above)
+    print(f"  {trainer} --import={name} --model={name}.experiments.Tiny --logdir=runs/{name}")
+    print(f"  {pytest} {name}")
     print(f"what is in it, and more to try: {name}/README.md")
 
 

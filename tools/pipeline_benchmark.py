@@ -18,11 +18,12 @@ from typing import Any, NamedTuple
 
 from absl import flags
 
+from tekso.framework.commands import typed
 from tekso.tools import command_flags
 from tekso.tools.command_errors import UsageError
 
 PROGRAM = "tekso-pipeline-benchmark"
-USAGE = f"{PROGRAM} --model=lm.benchmark.Small --num_stages=2 --num_micro_batches=16"
+USAGE = "--model=lm.benchmark.Small --num_stages=2 --num_micro_batches=16"
 
 FLAGS: Any = flags.FlagValues()  # type: ignore[no-untyped-call]
 
@@ -62,17 +63,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     return command_flags.run(PROGRAM, FLAGS, argv, _run, help_text=_help)
 
 
+def _usage() -> str:
+    return f"{typed(PROGRAM)} {USAGE}"
+
+
 def _help() -> str:
     names = {"set": "path=value", "import": "package", "model": "key"}
     purpose = " ".join((__doc__ or "").partition(": ")[2].split())
-    return command_flags.help_text(FLAGS, usage=USAGE, purpose=purpose, value_names=names)
+    return command_flags.help_text(FLAGS, usage=_usage(), purpose=purpose, value_names=names)
 
 
 def _run(words: list[str]) -> None:
     if words:
         raise UsageError(f"{words[0]!r} is no flag: flags begin with --")
     if not FLAGS.model:
-        raise UsageError(f"--model is missing, as in {USAGE}")
+        raise UsageError(f"--model is missing, as in {_usage()}")
     _check_pipelines()
     common = [f"--model={FLAGS.model}", f"--steps={FLAGS.steps}", f"--warmup={FLAGS.warmup}"]
     common += [f"--set={setting}" for setting in FLAGS.set]

@@ -7,6 +7,7 @@ from typing import Any
 
 from absl import flags
 
+from tekso.framework.commands import typed
 from tekso.tools import command_flags, flag_modes
 from tekso.tools.command_errors import UsageError
 from tekso.tools.flag_modes import MODES
@@ -190,7 +191,7 @@ def help_text() -> str:
     """Returns the text of --help."""
     text = command_flags.help_text(
         FLAGS,
-        usage=f"{PROGRAM} {EXAMPLE} --logdir=runs/tiny [--set path=value …]",
+        usage=f"{typed(PROGRAM)} {EXAMPLE} --logdir=runs/tiny [--set path=value …]",
         purpose="Trains a registered experiment, evaluates it, decodes with it or shows it.",
         value_names={
             "set": "path=value",

@@ -14,6 +14,7 @@ from typing import Any
 from absl import flags
 
 from tekso.framework import files
+from tekso.framework.commands import typed
 from tekso.framework.input.sentence_piece import SentencePiece, learn
 from tekso.framework.input.text_files import TextFiles
 from tekso.tasks.mt.parallel_files import ParallelFiles
@@ -22,7 +23,7 @@ from tekso.tools import command_flags
 from tekso.tools.command_errors import UsageError
 
 PROGRAM = "tekso-vocab"
-USAGE = f"{PROGRAM} --input='texts/*.txt' --output=vocab.model [--vocab_size=8192]"
+USAGE = "--input='texts/*.txt' --output=vocab.model [--vocab_size=8192]"
 _SHOWN = 12  # pieces
 _MEASURED = 1 << 20  # characters of text on which bytes per token are measured
 
@@ -106,12 +107,16 @@ def _run(words: list[str]) -> None:
     _report(text, inputs, seconds)
 
 
+def _usage() -> str:
+    return f"{typed(PROGRAM)} {USAGE}"
+
+
 def _help() -> str:
     purpose = (__doc__ or "").partition(": ")[2].replace("\n\n", " ")
     purpose = purpose[:1].upper() + purpose[1:]
     names = dict.fromkeys(("input", "source_files", "target_files"), "globs")
     names["output"] = "file"
-    return command_flags.help_text(FLAGS, usage=USAGE, purpose=purpose, value_names=names)
+    return command_flags.help_text(FLAGS, usage=_usage(), purpose=purpose, value_names=names)
 
 
 def _open(inputs: Sequence[str]) -> TextFiles | ParallelFiles:
@@ -151,9 +156,9 @@ def _check(inputs: Sequence[str]) -> None:
         missing = "target_files" if FLAGS.source_files else "source_files"
         raise UsageError(f"--{missing} is missing: a parallel corpus has two sides")
     if not inputs and not is_parallel:
-        raise UsageError(f"--input is missing, as in {USAGE}")
+        raise UsageError(f"--input is missing, as in {_usage()}")
     if not FLAGS.output:
-        raise UsageError(f"--output is missing, as in {USAGE}")
+        raise UsageError(f"--output is missing, as in {_usage()}")
     if files.is_folder(FLAGS.output):
         raise UsageError(
             f"--output={FLAGS.output} is a folder: name a file, as "
@@ -196,7 +201,7 @@ def _report(text: Any, inputs: Sequence[str], seconds: float) -> None:
         )
         return
     read = ["--model=lm.text_files.SentencePiece", f"--set=input.files={','.join(inputs)}"]
-    print(f"train with it:\n  {shlex.join(['tekso-trainer', *read, *settings])}")
+    print(f"train with it:\n  {typed('tekso-trainer')} {shlex.join([*read, *settings])}")
 
 
 def _beginning(texts: Iterator[str]) -> str:

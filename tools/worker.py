@@ -9,11 +9,12 @@ from typing import Any
 
 from absl import flags
 
+from tekso.framework.commands import typed
 from tekso.tools import command_flags
 from tekso.tools.command_errors import UsageError
 
 PROGRAM = "tekso-worker"
-USAGE = f"{PROGRAM} --address=localhost:7000"
+USAGE = "--address=localhost:7000"
 
 FLAGS: Any = flags.FlagValues()  # type: ignore[no-untyped-call]
 
@@ -42,9 +43,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(words: list[str]) -> None:
     if words:
-        raise UsageError(f"{' '.join(words)} is not understood: want {USAGE}")
+        raise UsageError(f"{' '.join(words)} is not understood: want {_usage()}")
     if not FLAGS.address:
-        raise UsageError(f"--address is missing, as in {USAGE}")
+        raise UsageError(f"--address is missing, as in {_usage()}")
     from tekso.framework.execution.pipeline import remote
 
     server = remote.serve(FLAGS.address, threads=FLAGS.threads)
@@ -53,11 +54,15 @@ def _run(words: list[str]) -> None:
     del server
 
 
+def _usage() -> str:
+    return f"{typed(PROGRAM)} {USAGE}"
+
+
 def _help() -> str:
     purpose = (__doc__ or "").partition(": ")[2]
     purpose = purpose[:1].upper() + purpose[1:]
     names = {"address": "host:port"}
-    return command_flags.help_text(FLAGS, usage=USAGE, purpose=purpose, value_names=names)
+    return command_flags.help_text(FLAGS, usage=_usage(), purpose=purpose, value_names=names)
 
 
 if __name__ == "__main__":

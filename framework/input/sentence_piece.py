@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from tekso.framework import files
+from tekso.framework.commands import typed
 from tekso.framework.cores import num_cores
 from tekso.framework.input import assets
 from tekso.framework.input.skips import InputError
@@ -114,7 +115,7 @@ class SentencePiece(Tokenizer):
         if self.end_id < 0 or not all(processor.is_byte(i) for i in octets):
             raise InputError(
                 f"{name} has no {'end-of-text piece' if self.end_id < 0 else 'pieces of bytes'}: "
-                "make one with tekso-vocab, or with eos_id>=0 and byte_fallback=true"
+                f"make one with {typed('tekso-vocab')}, or with eos_id>=0 and byte_fallback=true"
             )
         self._spelled_space = np.array(octets, np.int32)
         self._processor = processor
@@ -124,9 +125,9 @@ class SentencePiece(Tokenizer):
         sample = " a  b\t\n\r\n  \u2581 \u00e9\ufb01 c "
         if self.decode(self._encode(sample)) != sample:
             raise InputError(
-                f"{name} changes text (spaces, line ends or characters): make one with tekso-vocab,"
-                " or with normalization_rule_name=identity, remove_extra_whitespaces=false and "
-                "add_dummy_prefix=false"
+                f"{name} changes text (spaces, line ends or characters): make one with "
+                f"{typed('tekso-vocab')}, or with normalization_rule_name=identity, "
+                "remove_extra_whitespaces=false and add_dummy_prefix=false"
             )
 
     def encode_all(self, texts: Iterable[str]) -> list[np.ndarray]:

@@ -13,6 +13,8 @@ import sys
 import tempfile
 from collections.abc import Iterator
 
+from tekso.framework.run.lazy_keras import lazy_keras
+
 _CHATTER = re.compile(
     rb"All log messages before absl::InitializeLog|oneDNN custom operations|This TensorFlow binary "
     rb"is optimized|To enable the following instructions|Unable to register cu\w+ factory|"
@@ -41,9 +43,9 @@ def quiet() -> Iterator[None]:
 
 
 def import_tensorflow() -> None:
-    """Imports TensorFlow and sets its Python logger to errors only."""
+    """Imports TensorFlow, without Keras, and sets its Python logger to errors only."""
     if "tensorflow" in sys.modules:
         return
-    with quiet():
+    with quiet(), lazy_keras():
         import tensorflow as tf
     tf.get_logger().setLevel("ERROR")

@@ -19,6 +19,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from tekso.framework.commands import typed
 from tekso.framework.cores import num_cores
 from tekso.framework.params import Configurable, param
 from tekso.framework.task import Program
@@ -211,7 +212,7 @@ class Translator(Configurable):
         if np.isnan(found["scores"]).any():
             raise ValueError(
                 "the scores of translations are no numbers: some weights are not finite "
-                "(tekso-ckpt inspect shows which); take an earlier checkpoint"
+                f"({typed('tekso-ckpt')} inspect shows which); take an earlier checkpoint"
             )
         return found
 

@@ -108,7 +108,7 @@ def test_inspect_counts_what_is_not_finite(
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        ([], 2, "a command is missing: want average, list, inspect, as in tekso-ckpt average"),
+        ([], 2, "a command is missing: want average, list, inspect, as in"),
         (["averages"], 2, "'averages' is no command"),
         (["average", "--logdir=run", "--last=2"], 2, "--output is missing"),
         (["average", "--logdir=run", "--output=x"], 2, "either --last=N, or --steps"),

@@ -14,6 +14,7 @@ import processes
 import pytest
 
 from tekso.framework import registry
+from tekso.framework.commands import typed
 from tekso.framework.run import checkpoint_files
 from tekso.framework.run.checkpoint_files import Description
 from tekso.tools import decode
@@ -252,7 +253,7 @@ def test_a_model_of_several_languages_is_told_which(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        ([], 2, "--logdir is missing, as in tekso-decode"),
+        ([], 2, "--logdir is missing, as in"),
         (["in.txt"], 2, "'in.txt' is no flag"),
         (["--logdir=run", "--output=."], 2, "--output=. is a folder"),
         (["--logdir=run", "--input=nowhere"], 1, "nowhere: No such file"),
@@ -291,7 +292,7 @@ def test_a_model_that_translates_nothing_is_refused(
     assert decode.main(["tekso-decode", "--logdir=run", "--input=in"]) == 2
     error = capsys.readouterr().err
     assert "lm.text_files.Bytes translates nothing" in error
-    assert "tekso-trainer --mode=decode --logdir=run" in error
+    assert f"{typed('tekso-trainer')} --mode=decode --logdir=run" in error
 
 
 @pytest.mark.slow

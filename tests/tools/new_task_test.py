@@ -102,7 +102,7 @@ def test_it_learns_what_it_is_for(made: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "the name of the package is missing: want one, as in tekso-new-task my_task"),
+        ([], "the name of the package is missing: want one, as in"),
         (["a", "b"], "'a b' are several"),
         (["my-task"], "'my-task' is no name that Python can import; did you mean my_task?"),
         (["2nd"], "did you mean _2nd?"),

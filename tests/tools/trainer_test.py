@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import signal
 import subprocess
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 import processes
 import pytest
 
-from tekso.framework import registry
+from tekso.framework import commands, registry
 from tekso.framework.run.logdir import Logdir
 from tekso.tools import trainer
 
@@ -227,15 +228,17 @@ def test_output_to_a_pipe_is_plain_lines_and_nothing_of_others(whole: Any) -> No
 
 def test_what_to_type_next_works(package: Path, whole: Any) -> None:
     logdir, done = whole
-    typed = [line.split()[1:] for line in done.stdout.splitlines() if "  tekso-trainer" in line]
+    program = f"  {commands.typed('tekso-trainer', folder=str(package))} --import=lines "
+    lines = [line.removeprefix(program) for line in done.stdout.splitlines() if program in line]
+    typed = [shlex.split(line) for line in lines]
     (evaluate,) = [words for words in typed if "--mode=eval" in words]
-    evaluated = run(package, *evaluate[1:], "--format=json")
+    evaluated = run(package, *evaluate, "--format=json")
     assert evaluated.returncode == 0, evaluated.stderr
     figures = json.loads(evaluated.stdout)
     assert figures["step"] == 40
     assert figures["dev"]["loss"] == pytest.approx(losses(logdir, "dev")[40], rel=1e-6)
     (decode,) = [words for words in typed if "--mode=decode" in words]
-    decoded = run(package, *decode[1:])
+    decoded = run(package, *decode)
     assert decoded.stdout == (logdir / "samples.txt").read_text(), decoded.stderr
     assert losses(logdir, "dev").keys() == {15, 30, 40}  # the log of the training is as it was
 

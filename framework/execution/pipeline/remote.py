@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from tekso.framework.commands import typed
 from tekso.framework.execution.base import ExecutionError
 
 JOB = "worker"
@@ -106,7 +107,7 @@ def _wait_for(address: str, timeout_s: float) -> None:
             if time.monotonic() >= end:
                 raise ExecutionError(
                     f"no worker answers at {address} ({error.strerror or error}): start one there "
-                    f"with tekso-worker --address={address}"
+                    f"with {typed('tekso-worker')} --address={address}"
                 ) from error
             time.sleep(min(0.2, max(end - time.monotonic(), 0.0)))
 

@@ -6,10 +6,11 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 from tekso.framework import files
+from tekso.framework.commands import typed
 from tekso.framework.run.logdir import Logdir
 from tekso.framework.run.report.lines import WIDTH, duration, number, quality_of, scores_of
 
-COMMAND = "tekso-trainer"
+_TRAINER = "tekso-trainer"
 
 
 def finished(
@@ -71,14 +72,15 @@ def next_commands(
       decoding: a setting to try in decoding, "path=value".
     """
     place = shlex.join([f"--logdir={logdir.path}"])
-    base = " ".join([COMMAND, *(shlex.join([f"--import={name}"]) for name in imports), place])
+    flags = shlex.join([*(f"--import={name}" for name in imports), f"--logdir={logdir.path}"])
+    base = f"{typed(_TRAINER)} {flags}"
     setting = f" --set {shlex.quote(decoding)}" if decoding else ""
     return [
         "what to type next:",
         f"  {base} --mode=decode{setting}",
         f"  {base} --mode=eval",
         f"  {base} --steps={2 * max(steps, 50)}",
-        f"  tensorboard {place}",
+        f"  {typed('tensorboard')} {place}",
     ]
 
 

@@ -18,6 +18,7 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tekso.framework.commands import typed
 from tekso.framework.run.logdir import Logdir
 from tekso.framework.run.metrics_log import MetricsLog
 from tekso.framework.run.pace import Pace, Reading
@@ -405,11 +406,12 @@ def test_the_summary_compares_says_where_things_lie_and_what_to_type(tmp_path: P
     for name in ("checkpoints", "metrics.jsonl", "curves.png", "samples.txt", "params.txt"):
         assert f"{tmp_path}/a run/{name}" in text
     assert "the newest is of step 2000, the best is of step 1600" in text
+    trainer = typed("tekso-trainer")
     text = "\n".join(summary.next_commands(logdir, 2000, imports=["mine"]))
-    assert f"tekso-trainer --import=mine '--logdir={tmp_path}/a run' --steps=4000" in text
+    assert f"{trainer} --import=mine '--logdir={tmp_path}/a run' --steps=4000" in text
     assert "--set" not in text
     decoding = """task.decode.prompts=["It's"]"""
     lines = summary.next_commands(Logdir("run"), 5, decoding=decoding)
     assert shlex.split(lines[1]) == [
-        "tekso-trainer", "--logdir=run", "--mode=decode", "--set", decoding,
+        *shlex.split(trainer), "--logdir=run", "--mode=decode", "--set", decoding,
     ]  # fmt: skip

@@ -54,7 +54,7 @@ def test_two_workers_train_as_one_process_and_a_lost_one_is_named(
 
 def test_a_worker_that_does_not_answer_is_named_with_what_to_start() -> None:
     address = free_address()
-    with pytest.raises(ExecutionError, match=f"no worker answers at {address}.*tekso-worker"):
+    with pytest.raises(ExecutionError, match=f"no worker answers at {address}.*worker"):
         remote.connect([address], timeout_s=0.3)
 
 
