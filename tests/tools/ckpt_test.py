@@ -9,9 +9,12 @@ from typing import Any
 import numpy as np
 import processes
 import pytest
+import tensorflow as tf
 
+from tekso.framework.context import StepContext
 from tekso.framework.run import checkpoint_files
 from tekso.framework.run.checkpoint_files import Description
+from tekso.framework.run.logdir import Logdir
 from tekso.tools import ckpt
 
 W = {step: np.full((2, 3), float(step), np.float32) for step in (10, 20, 30)}
@@ -178,6 +181,27 @@ def trainer(*words: str, cwd: Path) -> str:
     return done.stdout
 
 
+def loss_of_mean(steps: list[int]) -> float:
+    """The loss of run/ with the mean of the weights of checkpoints, without what runs it."""
+    _, tree = Logdir("run").experiment()
+    given = {"seed": tree.run.seed, "assets_dir": "run/assets"}
+    train = tree.input.instantiate(**given)
+    dev = tree.eval_inputs["dev"].instantiate(**given, train=tree.input)
+    task = tree.task.owner.complete(tree.task, train).instantiate()
+    kept = [checkpoint_files.open_verified(f"run/checkpoints/step_{n:08d}") for n in steps]
+    mean = {  # of the moving averages, which are what an evaluation takes
+        path: np.mean([each.read(f"learner/{path}/ema") for each in kept], axis=0)
+        for path in task.specs()
+    }
+    theta = task.theta({path: tf.constant(value) for path, value in mean.items()})
+    batches = [
+        {name: tf.constant(array) for name, array in dev.batch(number).items()}
+        for number in range(dev.num_batches)
+    ]
+    sums = [task.loss(theta, batch, StepContext()).loss_sum for batch in batches]
+    return float(sum(sums) / sum(map(task.loss_weight, batches)))
+
+
 @pytest.mark.slow
 def test_an_average_is_evaluated_decoded_and_trained_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -195,8 +219,9 @@ def test_an_average_is_evaluated_decoded_and_trained_on(
         return json.loads(trainer(*words, cwd=tmp_path))["dev"]["loss"]
 
     assert evaluate("best") == evaluate("6")  # of three evaluations, the loss of the last is least
-    losses = [evaluate(checkpoint) for checkpoint in (output, "6")]
-    assert losses[0] != losses[1] and abs(losses[0] - losses[1]) < 0.5
+    # A mean over the same examples in float32; the last checkpoint is another one.
+    assert evaluate(output) == pytest.approx(loss_of_mean([2, 4, 6]), rel=1e-5)
+    assert abs(evaluate("6") / loss_of_mean([2, 4, 6]) - 1) > 1e-4
     assert "after" in trainer(
         "--mode=decode", "--logdir=run", f"--checkpoint={output}", cwd=tmp_path
     )
