@@ -38,7 +38,6 @@ from typing import IO, Any, cast
 DEFAULT_TIMEOUT_S = 600
 
 MODULES = (
-    "tensorflow",
     "tensorflow.experimental.dtensor",
     "tekso.framework.execution",
     "tekso.framework.run.modes",
@@ -49,7 +48,7 @@ MODULES = (
     "tekso.tasks.mt.task",
     "tekso.tools.experiment_flags",
 )
-"""What the server imports: what most programs need."""
+"""What the server imports besides TensorFlow: what most programs need."""
 
 
 def forks_cpu_s() -> float:
@@ -346,6 +345,9 @@ def _become(request: dict[str, Any]) -> None:
 
 
 def _serve_and_become(descriptor: str, address: str) -> None:
+    from tekso.framework.run import quiet_tensorflow
+
+    quiet_tensorflow.import_tensorflow()
     for module in MODULES:
         importlib.import_module(module)
     gc.collect()
