@@ -78,5 +78,5 @@ def test_a_program_that_is_not_installed_is_typed_as_a_module(
 def test_a_shell_runs_what_is_typed(programs: Path) -> None:
     program(programs / "tekso-ckpt", 'echo "given $*"')
     command = f"{typed('tekso-ckpt')} list"
-    done = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True)
+    done = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, timeout=120)
     assert done.stdout == "given list\n", done.stderr

@@ -17,7 +17,6 @@ PROGRAM = Path(__file__).with_name("moving_program.py")
 
 ALONE = {"execution": "data_parallel", "params": {"towers": 1, "xla": "none"}}
 LEGS: list[dict[str, Any]] = [
-    ALONE,
     {
         "execution": "pipelined",
         "params": {"num_stages": 3, "num_micro_batches": 2, "rematerialize": "all"},
@@ -26,6 +25,7 @@ LEGS: list[dict[str, Any]] = [
         "execution": "mesh_sharded",
         "params": {"mesh": "data:2;model:2", "rules": "batch:data;mlp:model;vocab:model"},
     },
+    ALONE,
     {
         "execution": "pipelined",
         "params": {"num_stages": 2, "num_micro_batches": 2, "num_replicas": 2,
@@ -49,7 +49,7 @@ def newest(folder: Path, step: int) -> dict[str, np.ndarray]:
     return {key: good.read(key) for key in good.keys}
 
 
-@pytest.mark.parametrize("legs", sample([LEGS[:3], LEGS[3:]], quick=[LEGS[:3]]), ids=len)
+@pytest.mark.parametrize("legs", sample([LEGS[:2], LEGS[2:]], quick=[LEGS[:2]]), ids=len)
 def test_run_that_changes_its_execution_every_two_steps_is_that_of_one_device(
     tmp_path: Path, legs: list[dict[str, Any]]
 ) -> None:

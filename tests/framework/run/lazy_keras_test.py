@@ -47,5 +47,5 @@ def test_keras_works_after_tensorflow_was_imported_without_it() -> None:
         "assert tf.keras.optimizers.Adam(0.1)\n"
         "import tensorflow_datasets, tensorboard\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
