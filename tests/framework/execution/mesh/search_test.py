@@ -235,6 +235,7 @@ def test_factorisations_are_all_with_up_to_three_axes(devices: int) -> None:
         assert names == ["data", "model", "model2"][: len(names)]
 
 
+@pytest.mark.slow
 def test_a_third_axis_is_used_where_it_is_faster() -> None:
     parts = parts_of("lm.one_billion_words.Dff4096")
     best = search.rank(*parts, num_devices=512, device="tpu_v2")[0]

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import tensorflow as tf
+from sampling import sample
 
 from tekso.framework.execution import Pipelined
 from tekso.framework.execution.base import ExecutionError, signature_of
@@ -390,7 +391,7 @@ def num_bytes(held: dict[Any, list[Any]]) -> int:
     return sum(t.shape.num_elements() * t.dtype.size for t in tensors)
 
 
-@pytest.mark.parametrize("rematerialize", ["none", "all"])
+@pytest.mark.parametrize("rematerialize", sample(["none", "all"], quick=["none"]))
 @pytest.mark.parametrize(
     ("schedule", "stages", "most"),
     [
@@ -440,7 +441,7 @@ def forks(number: int, x: Any) -> Any:
     return tf.reshape(x * x, x.shape) if number % 2 else tf.identity(x)
 
 
-@pytest.mark.parametrize("balance", [[1, 4], [2, 3], [3, 2]])
+@pytest.mark.parametrize("balance", sample([[1, 4], [2, 3], [3, 2]], quick=[[2, 3]]))
 @pytest.mark.parametrize("schedule", ["gpipe", "zero_bubble_h1"])
 def test_what_pieces_of_a_stage_share_is_held_and_counted_once(
     watched: type[Watched], schedule: str, balance: list[int]
@@ -483,7 +484,10 @@ def test_between_the_gradients_only_what_that_of_the_weights_needs_is_held(
 # --- a process that is lost ---
 
 
-@pytest.mark.parametrize("kind", [tf.errors.UnavailableError, tf.errors.InternalError])
+@pytest.mark.parametrize(
+    "kind",
+    sample([tf.errors.UnavailableError, tf.errors.InternalError], quick=[tf.errors.InternalError]),
+)
 @pytest.mark.parametrize("lost", [["/job:worker/task:1"], []])
 @pytest.mark.parametrize("mode", ["train", "eval"])
 def test_a_lost_device_is_named_whatever_stage_fails_and_however(
