@@ -8,6 +8,7 @@ of command how it is run or which test runs it. A command that no line of `HOW` 
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
 import shutil
@@ -28,9 +29,22 @@ TIMEOUT_S = 300
 
 @dataclass(frozen=True)
 class Run:
-    """The command is run as it stands, with more arguments that make it short."""
+    """The command is run as it stands, with more arguments that make it short.
+
+    Attributes:
+      arguments: of which the last count; "{steps}" is filled in, so that a command that trains has
+        steps to do, also in the logdir of an earlier one.
+      prints: a pattern that is found in its output.
+      leaves: a pattern of files in the folder, one of which is not empty afterwards.
+    """
 
     arguments: str = ""
+    prints: str = r"\S"
+    leaves: str = ""
+
+    @property
+    def trains(self) -> bool:
+        return "{steps}" in self.arguments
 
 
 @dataclass(frozen=True)
@@ -42,12 +56,18 @@ class TestedBy:
     test: str  # file::function
 
 
-SHORT = "--steps=2"
+STEPS = 2
+"""Steps that each command trains."""
+SHORT = "--steps={steps} --set run.decode_at_end=false"
+SHORT_WITH_EVALUATION = f"{SHORT} --set eval_inputs.dev.max_batches=2"
+TESTS = "tests/packaging_test.py"
+"""What the tests are when they are collected; all of them would take long."""
 
 # Whole commands, as regular expressions; the first that matches counts.
 HOW: list[tuple[str, Run | TestedBy]] = [
-    (r"make train", Run(f"ARGS={SHORT}")),
-    (r"make( test| install)?", Run()),
+    (r"make train", Run(f"LOGDIR=runs/made ARGS='{SHORT_WITH_EVALUATION}'")),
+    (r"make test", Run(prints=r"packaging_test\.py::test_")),
+    (r"make install", Run(prints="up to date|Nothing to be done")),
     (r"python3.11 -m venv \.venv", TestedBy("tests/make_test.py::test_install_makes_a_venv")),
     (r"\. \.venv/bin/activate", TestedBy("tests/make_test.py::test_install_makes_a_venv")),
     (
@@ -107,18 +127,46 @@ HOW: list[tuple[str, Run | TestedBy]] = [
             "tests/tools/decode_test.py::test_every_line_has_its_translation_and_empty_lines_stay"
         ),
     ),
-    (r"tekso-(ckpt|new-task) .*", Run()),
+    (r"tekso-ckpt list .*", Run(prints=rf"(?m)^step_0+{STEPS} ")),
+    (r"tekso-ckpt inspect .*", Run(prints=r"weights/model/")),
+    (r"tekso-new-task my_task", Run(leaves="my_task/experiments.py", prints=r"wrote .*my_task")),
     (
         r"tekso-trainer .*--model=mt\.cldr\.\w+ --logdir=.*",
-        Run(f"{SHORT} --set input.corpus.num_pairs=2000"),
+        Run(f"{SHORT_WITH_EVALUATION} --set input.corpus.num_pairs=2000"),
     ),
-    (r"tekso-trainer .*--(list|mode)=.*", Run()),
+    (r"tekso-trainer --list=.*", Run(prints=r"(?m)^lm\.python_source\.Tiny\b")),
+    (
+        r"tekso-trainer .*--mode=eval.*",
+        Run(
+            "--set eval_inputs.dev.max_batches=2",
+            prints=r"loss \d+\.\d+",
+            leaves="runs/*/evaluations.jsonl",
+        ),
+    ),
+    (r"tekso-trainer .*--mode=decode.*", Run(prints=r"\S+(\s+\S+){5}")),
+    (
+        r"tekso-trainer .*--mode=export .*",
+        Run(prints=r"exported ", leaves="runs/bytes/export/saved_model.pb"),
+    ),
+    (r"tekso-trainer .*--output=schedule\.png", Run(leaves="schedule.png")),
+    (r"tekso-trainer .*--mode=inspect_.* --format=json", Run(prints=r"(?s)^\{\n.*\n\}$")),
+    (r"tekso-trainer .*--mode=inspect_.*", Run(prints=r"(\n.*){5}")),
+    (r"tekso-trainer .*--trace_pipeline", Run(SHORT, leaves="runs/*/pipeline.png")),
+    (r"tekso-trainer .*--model=(lm|mt)\..* --logdir=.*", Run(SHORT_WITH_EVALUATION)),
     (r"tekso-trainer .*--logdir=.*", Run(SHORT)),
-    (r"tekso-vocab .*--input=.*", Run()),
-    (r"tekso-benchmark .*--model=.*", Run(f"{SHORT} --warmup=1")),
-    (r"tensorboard --logdir=\S+", Run("--inspect")),
+    (r"tekso-vocab .*--input=.*", Run(leaves="my_pieces.model")),
+    (
+        r"tekso-benchmark .*--model=.*",
+        Run(f"--steps={STEPS} --warmup=1", prints=r"per second|/s\b"),
+    ),
+    (r"tensorboard --logdir=\S+", Run("--inspect", prints=rf"last_step +{STEPS}\b")),
+    (r"python make_pairs\.py", Run(prints="", leaves="train.en")),
+    (r"python forced\.py", Run(prints="")),  # asserts what it finds
     (r"python \w+\.py", Run()),
-    (r"(\.venv/bin/)?pytest( -n 2)?( -m \"not slow\"| -k \w+)?", Run()),
+    (
+        r"(\.venv/bin/)?pytest( -n 2)?( -m \"not slow\"| -k \w+)?",
+        Run(prints=r"packaging_test\.py::test_"),
+    ),
     (r"\.venv/bin/ruff check .*", TestedBy("tests/lint_test.py::test_style")),
     (r"\.venv/bin/mypy", TestedBy("tests/lint_test.py::test_types")),
     (r"\.venv/bin/lint-imports", TestedBy("tests/lint_test.py::test_direction_of_imports")),
@@ -184,7 +232,8 @@ def folder(tmp_path: Path) -> Path:
         executable(programs / f"tekso-{name}", text)
     # The tests are collected, with the arguments that are given, and not run again.
     collect = "-m pytest --collect-only -q -p no:cacheprovider"
-    executable(programs / "pytest", f'cd "{ROOT}" && exec "{sys.executable}" {collect} "$@"\n')
+    start = f'cd "{ROOT}" && exec "{sys.executable}" {collect} {TESTS}'
+    executable(programs / "pytest", f'{start} "$@"\n')
     (tmp_path / ".venv" / ".installed").touch()
     (tmp_path / "my_text").mkdir()
     for number, document in enumerate(DOCUMENTS):
@@ -245,18 +294,66 @@ def test_commands_of_a_document_work(document: Path, folder: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if "MAKE" not in name}
     path = [str(folder / ".venv" / "bin"), sysconfig.get_path("scripts"), os.environ["PATH"]]
     environment["PATH"] = os.pathsep.join(path)
+    steps: dict[str, int] = {}  # that were trained, by logdir
     for command in commands(document):
         how = command.how()
         if not isinstance(how, Run):
             continue
-        result = subprocess.run(
-            ["bash", "-c", f"{command.text} {how.arguments}"],
+        arguments, logdir = how.arguments, ""
+        if how.trains:
+            logdir = logdir_of(f"{command.text} {how.arguments}")
+            steps[logdir] = steps.get(logdir, 0) + STEPS
+            arguments = arguments.format(steps=steps[logdir])
+        before = log_of(folder / logdir) if how.trains else b""
+        done = subprocess.run(
+            ["bash", "-c", f"{command.text} {arguments}"],
             cwd=folder,
             env=environment,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            capture_output=True,
             text=True,
             timeout=TIMEOUT_S,
         )
-        assert result.returncode == 0, f"{command.place}: {command.text}\n{result.stdout}"
+        said = f"{command.place}: {command.text}\n{done.stdout}{done.stderr}"
+        assert done.returncode == 0, said
+        assert re.search(how.prints, done.stdout.strip()), f"want {how.prints}: {said}"
+        if how.leaves:
+            left = [path for path in folder.glob(how.leaves) if path.stat().st_size]
+            assert left, f"want {how.leaves}: {said}"
+        if how.trains:
+            assert_trained(folder / logdir, before, steps[logdir], said)
+
+
+def logdir_of(text: str) -> str:
+    found = re.search(r"(?:--logdir|LOGDIR)=(\S+)", text)
+    assert found, f"no logdir in {text}"
+    return found[1]
+
+
+def log_of(logdir: Path) -> bytes:
+    path = logdir / "metrics.jsonl"
+    return path.read_bytes() if path.exists() else b""
+
+
+def assert_trained(logdir: Path, before: bytes, steps: int, said: str) -> None:
+    """A run goes on from what is there: its log keeps its lines and gets those of new steps."""
+    log = log_of(logdir)
+    assert log.startswith(before), f"trained again from the beginning: {said}"
+    trained = [
+        record["step"]
+        for record in map(json.loads, log[len(before) :].splitlines())
+        if record["split"] == "train"
+    ]
+    assert trained and trained[-1] == steps, f"trained to {trained}, want {steps}: {said}"
+    assert bool(before) == (trained[0] > 1), said
+    assert (logdir / "checkpoints" / f"step_{steps:08d}").is_dir(), said
+
+
+def test_a_command_that_trains_nothing_is_noticed(tmp_path: Path) -> None:
+    log = tmp_path / "metrics.jsonl"
+    log.write_text(json.dumps({"step": STEPS, "split": "train"}) + "\n")
+    (tmp_path / "checkpoints" / f"step_{STEPS:08d}").mkdir(parents=True)
+    with pytest.raises(AssertionError, match="trained to"):
+        assert_trained(tmp_path, log.read_bytes(), STEPS, "")
+    with pytest.raises(AssertionError, match="from the beginning"):
+        assert_trained(tmp_path, b"another line", 2 * STEPS, "")
