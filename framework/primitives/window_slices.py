@@ -43,7 +43,8 @@ def elements(
     x = sliced(x, axis, 0, min(turns * stride, x.shape[axis]))
     if missing := turns * stride - x.shape[axis]:
         x = tf.pad(x, [(0, missing if d == axis else 0) for d in range(x.shape.rank)])
-    x = tf.reshape(x, [*x.shape[:axis], turns, stride, *x.shape[axis + 1 :]])
+    known = dims(x)
+    x = tf.reshape(x, [*known[:axis], turns, stride, *known[axis + 1 :]])
     found = []
     for k in range(count):
         turn, phase = divmod(k * dilation, stride)
@@ -56,9 +57,14 @@ def sliced(x: tf.Tensor, axis: int, start: int, size: int) -> tf.Tensor:
     """Returns `size` elements of a dim from `start` on."""
     if start == 0 and size == x.shape[axis]:
         return x
-    begin, sizes = [0] * x.shape.rank, x.shape.as_list()
+    begin, sizes = [0] * x.shape.rank, dims(x)
     begin[axis], sizes[axis] = start, size
     return tf.slice(x, begin, sizes)
+
+
+def dims(x: tf.Tensor) -> list[int]:
+    """Returns the sizes of the dims, -1 where one, such as the batch, is unknown."""
+    return [-1 if size is None else size for size in x.shape]
 
 
 def convolution(

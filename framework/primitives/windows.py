@@ -1,16 +1,23 @@
 """Windows over images [batch, height, width, channels]: convolution and pooling by kernels.
 
 How a window lies on an image, and the direct forms: TensorFlow's kernels with their gradients.
-Where these do not do, see `window_slices`.
+Where a gradient is missing or wrong, it is made of slices and products, see `window_slices`:
+
+    convolution           TensorFlow's gradient on CPU (2.21)            here
+    ordinary              right                                          TensorFlow's
+    1x1 with strides      oneDNN: wrong, and writes beyond its memory    by slices
+    grouped or dilated    missing; with oneDNN there in float32 only     TensorFlow's where there
 """
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+import functools
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
+from tekso.framework import onednn
 from tekso.framework.primitives import window_slices
 
 Padding = Literal["SAME", "VALID"]
@@ -62,8 +69,17 @@ def convolution(
       ValueError: not even one window fits.
     """
     _check_fits(x, window)
-    y = tf.nn.conv2d(x, w, window.strides, window.padding, dilations=window.dilations)
-    return y if b is None else tf.nn.bias_add(y, b)
+    # A dim of the kernel with one element has no dilation.
+    by_dim = [d if n > 1 else 1 for n, d in zip(window.shape, window.dilations, strict=True)]
+    window = window._replace(dilations=(by_dim[0], by_dim[1]))
+    if _has_gradient(x, w, window):
+        y = _convolved(x, w, window)
+    else:
+        y = _convolved_with_gradient_by_slices(x, w, window)
+    if b is None:
+        return y
+    groups = x.shape[3] // w.shape[2]
+    return tf.nn.bias_add(y, b) if groups == 1 else _with_bias_of_groups(y, b, groups)
 
 
 def depthwise_convolution(
@@ -134,6 +150,60 @@ def element_counts(height: int, width: int, window: Window) -> np.ndarray:
         held = starts[:, None] + np.arange(window.shape[d])
         by_dim.append(real[held].sum(1))
     return np.outer(*by_dim)[None, :, :, None]
+
+
+def _has_gradient(x: tf.Tensor, w: tf.Tensor, window: Window) -> bool:
+    """Returns whether TensorFlow has a gradient of a convolution, and it is right."""
+    if window.shape == (1, 1) and window.strides != (1, 1):
+        return False
+    if window.dilations == (1, 1) and w.shape[2] == x.shape[3]:
+        return True
+    if any(tf.config.get_visible_devices(kind) for kind in ("GPU", "TPU")):
+        return True
+    return x.dtype == tf.float32 and onednn.is_enabled()
+
+
+def _convolved(x: tf.Tensor, w: tf.Tensor, window: Window) -> tf.Tensor:
+    return tf.nn.conv2d(x, w, window.strides, window.padding, dilations=window.dilations)
+
+
+def _convolved_with_gradient_by_slices(x: tf.Tensor, w: tf.Tensor, window: Window) -> tf.Tensor:
+    @tf.custom_gradient
+    def run(x: tf.Tensor, w: tf.Tensor) -> Any:
+        def grad(dy: tf.Tensor) -> list[tf.Tensor]:
+            with tf.GradientTape() as tape:
+                tape.watch([x, w])
+                y = _convolved_by_slices(x, w, window)
+            return tape.gradient(y, [x, w], dy)
+
+        return _convolved(x, w, window), grad
+
+    return run(tf.convert_to_tensor(x), tf.convert_to_tensor(w))
+
+
+def _with_bias_of_groups(y: tf.Tensor, b: tf.Tensor, groups: int) -> tf.Tensor:
+    # Not bias_add: TensorFlow would fuse it with the convolution, for which there is no kernel on
+    # CPU without oneDNN, where an exported graph may come to run too.
+    blocks = tf.reshape(y, [*window_slices.dims(y)[:3], groups, y.shape[3] // groups])
+    return tf.reshape(blocks + tf.reshape(b, [groups, -1]), window_slices.dims(y))
+
+
+def _convolved_by_slices(x: tf.Tensor, w: tf.Tensor, window: Window) -> tf.Tensor:
+    form = functools.partial(
+        window_slices.convolution,
+        sizes=(window.output_size(x.shape[1], 0), window.output_size(x.shape[2], 1)),
+        strides=window.strides,
+        dilations=window.dilations,
+    )
+    groups = x.shape[3] // w.shape[2]
+    x = _padded(x, window)
+    if groups == 1:
+        return form(x, w)
+    x = tf.reshape(x, [*window_slices.dims(x)[:3], groups, w.shape[2]])
+    w = tf.reshape(w, [*w.shape[:3], groups, w.shape[3] // groups])
+    y = form(tf.transpose(x, [3, 0, 1, 2, 4]), tf.transpose(w, [3, 0, 1, 2, 4]))
+    y = tf.transpose(y, [1, 2, 3, 0, 4])
+    return tf.reshape(y, [*window_slices.dims(y)[:3], groups * w.shape[4]])
 
 
 def _check_fits(x: tf.Tensor, window: Window) -> None:

@@ -70,8 +70,6 @@ class Conv2DBase(Layer):
 class Conv2D(Conv2DBase):
     """y = activation(conv(x, w) + b).
 
-    On CPU, TensorFlow has gradients of grouped and of dilated convolutions in float32 only.
-
     Shapes:
       x: [batch, height, width, input_dim]
       returns: [batch, new height, new width, output_dim], dtype of x

@@ -106,7 +106,7 @@ def convolution(
     else:
         parts = _parts(x, cuts, axes[0], channels, mesh)
         if parts.num_outer == 1 and channels is None and out_axis is None:
-            y = tf.nn.conv2d(parts.x, w, window.strides, "VALID", dilations=window.dilations)
+            y = windows.convolution(parts.x, w, window=window._replace(padding="VALID"))
         else:
             y = _by_slices(parts, w, groups, (in_axis, out_axis), window, cuts, mesh)
         y = parts.whole(y, out_axis)

@@ -135,9 +135,9 @@ def test_depthwise_convolution_is_a_sum_over_the_window(name: str, multiplier: i
 def test_convolution_is_a_sum_over_window_and_channels(name: str, num_groups: int) -> None:
     window = (WINDOWS | DILATED)[name]
     rng = np.random.default_rng(0)
-    x = rng.normal(size=(2, 7, 6, 4)).astype(np.float32)  # gradients on CPU: float32 only
-    w = rng.normal(size=(*window.shape, 4 // num_groups, 6)).astype(np.float32)
-    b = rng.normal(size=[6]).astype(np.float32)
+    x = rng.normal(size=(2, 7, 6, 4))
+    w = rng.normal(size=(*window.shape, 4 // num_groups, 6))
+    b = rng.normal(size=[6])
     held, _ = taken(x, window)
     held = held.reshape(*held.shape[:-1], num_groups, -1)
     kernels = w.reshape(*w.shape[:3], num_groups, -1)
@@ -161,9 +161,50 @@ def test_convolution_is_a_sum_over_window_and_channels(name: str, num_groups: in
     direct = value_and_gradients(
         lambda x, w, b: windows.convolution(x, w, b, window=window), x, w, b
     )
-    np.testing.assert_allclose(direct[0], expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(direct[0], expected, rtol=1e-11, atol=1e-12)
     for found, wanted in zip(value_and_gradients(sliced, x, w, b), direct, strict=True):
-        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)  # sums of up to 700 terms
+        np.testing.assert_allclose(found, wanted, rtol=1e-11, atol=1e-11)  # sums of up to 700 terms
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("name", ["1x1 stride 2", "3x3 stride 2 dilated 2"])
+def test_convolution_takes_batches_of_any_size(name: str, groups: int) -> None:
+    kernel, dilation = {"1x1 stride 2": (1, 1), "3x3 stride 2 dilated 2": (3, 2)}[name]
+    window = Window((kernel, kernel), (2, 2), (dilation, dilation), "SAME")
+    rng = np.random.default_rng(0)
+    x, w = rng.normal(size=(3, 7, 6, 4)), rng.normal(size=(kernel, kernel, 4 // groups, 6))
+    b = rng.normal(size=[6])
+    form = functools.partial(windows.convolution, window=window)
+    spec = [tf.TensorSpec([None, *x.shape[1:]], tf.float64)]
+    spec += [tf.TensorSpec(a.shape, tf.float64) for a in (w, b)]
+    traced = tf.function(form, input_signature=spec, autograph=False)
+    expected = value_and_gradients(form, x, w, b)
+    for found, wanted in zip(value_and_gradients(traced, x, w, b), expected, strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_second_derivatives_of_a_convolution_are_those_of_slices() -> None:
+    window = Window((3, 3), (2, 1), (1, 1), "VALID")
+    rng = np.random.default_rng(0)
+    x, w = tf.constant(rng.normal(size=(2, 7, 6, 4))), tf.constant(rng.normal(size=(3, 3, 2, 6)))
+
+    def second(form: Any) -> list[tf.Tensor]:
+        with tf.GradientTape() as outer:
+            outer.watch([x, w])
+            with tf.GradientTape() as inner:
+                inner.watch(x)
+                y = tf.reduce_sum(tf.sin(form(x, w)))
+            loss = tf.reduce_sum(inner.gradient(y, x) ** 2)
+        return outer.gradient(loss, [x, w])
+
+    def split(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
+        parts = zip(tf.split(x, 2, axis=3), tf.split(w, 2, axis=3), strict=True)
+        form = functools.partial(window_slices.convolution, dilations=(1, 1))
+        return tf.concat([by_slices(functools.partial(form, w=w), x, window) for x, w in parts], 3)
+
+    found = second(lambda x, w: windows.convolution(x, w, window=window))
+    for a, b in zip(found, second(split), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("padding", ["SAME", "VALID"])
