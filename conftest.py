@@ -8,6 +8,7 @@ Both come before an installed Tekso: the tests always test the checkout that the
 
 from __future__ import annotations
 
+import importlib
 import importlib.machinery
 import importlib.util
 import os
@@ -30,4 +31,5 @@ def map_namespace(root: Path) -> None:
 
 
 map_namespace(ROOT)
+importlib.import_module("tekso.framework")  # sets up TensorFlow, which some tests import first
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # no notes of TensorFlow between the tests

@@ -9,3 +9,7 @@ if __name__ != "tekso.framework":
         "'from tekso.framework import ...'; in a checkout run `pip install -e .` first, "
         "or run from pytest, whose conftest.py makes the name available."
     )
+
+from tekso.framework import onednn
+
+onednn.enable()  # before any module of Tekso imports TensorFlow

@@ -1,14 +1,26 @@
-"""Asks whether TensorFlow uses oneDNN, Intel's library of kernels for x86 CPUs.
+"""Turns oneDNN on: TensorFlow's kernels by Intel for convolutions and products on x86 CPUs.
 
-TensorFlow turns it on where the CPU has AVX-512, or TF_ENABLE_ONEDNN_OPTS is 1. Which gradients of
-convolutions there are on a CPU depends on it.
+TensorFlow itself uses it on CPUs with AVX-512 only. On other x86 CPUs it is often faster, and it
+alone has gradients of grouped and of dilated convolutions there. So `tekso.framework` turns it on
+before TensorFlow is loaded, unless TF_ENABLE_ONEDNN_OPTS is set.
+
+TensorFlow reads the variable once, when it is imported. If that happened before the first import
+of `tekso`, its choice stays; results are right with both, and differ in rounding.
 """
 
 from __future__ import annotations
 
+import os
 import platform
+import sys
 
 VARIABLE = "TF_ENABLE_ONEDNN_OPTS"
+
+
+def enable() -> None:
+    """Makes TensorFlow use oneDNN, where it is not loaded yet and the user did not choose."""
+    if _is_x86() and "tensorflow" not in sys.modules:
+        os.environ.setdefault(VARIABLE, "1")
 
 
 def is_enabled() -> bool:

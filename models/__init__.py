@@ -6,3 +6,5 @@ if __name__ != "tekso.models":
         "'from tekso.models import ...'; in a checkout run `pip install -e .` first, "
         "or run from pytest, whose conftest.py makes the name available."
     )
+
+import tekso.framework  # noqa: F401  (prepares TensorFlow before it is imported)

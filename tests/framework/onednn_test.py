@@ -1,4 +1,4 @@
-"""Convolutions and pooling are right with oneDNN, without it, and with old CPUs' instructions.
+"""oneDNN is on unless the user said otherwise; convolutions are right with it, without, and capped.
 
 A process for each setting, since TensorFlow reads them once. TensorFlow's own gradients, of which
 some are wrong, are computed beside ours and reported, not required to be right or wrong.
@@ -12,6 +12,7 @@ import platform
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -79,3 +80,45 @@ def test_tensorflows_own_gradients_are_watched(setting: str) -> None:
             f"TensorFlow has no gradient in {len(errors)} of {report['cases']} cases, "
             f"and a wrong number in {len(wrong)}: {wrong[:3]}"
         )
+
+
+@pytest.mark.parametrize(
+    ("machine", "given", "loaded", "expected"),
+    [
+        ("x86_64", None, False, "1"),
+        ("AMD64", None, False, "1"),
+        ("x86_64", "0", False, "0"),
+        ("x86_64", None, True, None),
+        ("aarch64", None, False, None),
+    ],
+)
+def test_one_dnn_is_turned_on_where_nobody_chose(
+    machine: str, given: str | None, loaded: bool, expected: str | None, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    # Set first, so that what enable() writes is taken back after the test.
+    monkeypatch.setenv(onednn.VARIABLE, given or "")
+    if given is None:
+        monkeypatch.delenv(onednn.VARIABLE)
+    modules = dict(sys.modules)
+    modules.pop("tensorflow", None)
+    monkeypatch.setattr(sys, "modules", modules | ({"tensorflow": sys} if loaded else {}))
+    onednn.enable()
+    assert os.environ.get(onednn.VARIABLE) == expected
+
+
+@pytest.mark.skipif(not X86, reason="oneDNN is switched on x86 CPUs only")
+@pytest.mark.parametrize("room", ["framework", "models", "tasks", "params", "tools"])
+def test_every_room_turns_one_dnn_on_without_loading_tensorflow(room: str) -> None:
+    code = (
+        f"import sys, os, tekso.{room}; "
+        f"print(os.environ['{onednn.VARIABLE}'], 'tensorflow' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment({}),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == ["1", "False"]
