@@ -201,10 +201,14 @@ class _Server:
         self._folder = tempfile.TemporaryDirectory(prefix="tekso-")
         self.address = f"{self._folder.name}/processes"
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        listener.bind(self.address)
+        listener.listen()  # programs can ask for a fork before the server is ready
+        with theirs, listener:
+            fds = [theirs.fileno(), listener.fileno()]
             self._process = subprocess.Popen(
-                [sys.executable, __file__, "serve", str(theirs.fileno()), self.address],
-                pass_fds=[theirs.fileno()],
+                [sys.executable, __file__, "serve", *map(str, fds)],
+                pass_fds=fds,
                 stdin=subprocess.DEVNULL,
             )
 
@@ -248,16 +252,13 @@ def _send(connection: socket.socket, request: dict[str, Any], files: list[int]) 
         socket.send_fds(connection, [b"fork"], [file.fileno(), *files])
 
 
-def _serve(parent: socket.socket, address: str) -> dict[str, Any]:
+def _serve(parent: socket.socket, listener: socket.socket) -> dict[str, Any]:
     """Forks a process a request until the parent is gone; returns the request in each fork."""
     wake, woken = os.pipe()
     os.set_blocking(woken, False)
     signal.set_wakeup_fd(woken)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C: the parent says when it is over
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    listener.bind(address)
-    listener.listen()
     selector = selectors.DefaultSelector()
     for source in (parent, listener, wake):
         selector.register(source, selectors.EVENT_READ)
@@ -344,7 +345,7 @@ def _become(request: dict[str, Any]) -> None:
         runpy.run_path(program, run_name="__main__")
 
 
-def _serve_and_become(descriptor: str, address: str) -> None:
+def _serve_and_become(parent: str, listener: str) -> None:
     from tekso.framework.run import quiet_tensorflow
 
     quiet_tensorflow.import_tensorflow()
@@ -352,7 +353,7 @@ def _serve_and_become(descriptor: str, address: str) -> None:
         importlib.import_module(module)
     gc.collect()
     gc.freeze()  # a collection in a fork would copy every page of what is imported
-    _become(_serve(socket.socket(fileno=int(descriptor)), address))
+    _become(_serve(socket.socket(fileno=int(parent)), socket.socket(fileno=int(listener))))
 
 
 def _forward(address: str, *args: str) -> int:
