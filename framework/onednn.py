@@ -1,10 +1,6 @@
 """Turns oneDNN on: TensorFlow's kernels by Intel for convolutions and products on x86 CPUs.
 
-<<<<<<< HEAD
-TensorFlow itself uses it on CPUs with AVX-512 only. On other x86 CPUs it is faster as well, and it
-=======
 TensorFlow itself uses it on CPUs with AVX-512 only. On other x86 CPUs it is often faster, and it
->>>>>>> conv
 alone has gradients of grouped and of dilated convolutions there. So `tekso.framework` turns it on
 before TensorFlow is loaded, unless TF_ENABLE_ONEDNN_OPTS is set.
 
