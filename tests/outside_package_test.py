@@ -23,6 +23,7 @@ SMALL = [
     "eval_inputs.dev.batch_size=4",
     "eval_inputs.dev.max_batches=2",
     "run.log_every_steps=1",
+    "execution.xla=none",
 ]
 
 

@@ -169,7 +169,7 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """Runs `python <command>` to its end; see `start` and `Process.wait`."""
     process = start(command, cwd=cwd, env=env, input=input, merge=merge)
-    stdout, stderr = process.communicate(timeout)
+    stdout, stderr = process.communicate(timeout=timeout)
     assert process.returncode is not None
     return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 

@@ -6,11 +6,13 @@ import json
 from pathlib import Path
 
 import processes
+import pytest
 
 PROGRAM = Path(__file__).with_name("learner_mesh_program.py")
 OPTIMIZERS = ["Nesterov", "RMSProp", "Adagrad", "AdamW", "Adafactor", "LAMB", "LARS"]
 
 
+@pytest.mark.slow
 def test_update_on_a_mesh_equals_the_plain_one_and_keeps_layouts() -> None:
     done = processes.run([str(PROGRAM), *OPTIMIZERS])
     assert done.returncode == 0, done.stderr[-3000:]

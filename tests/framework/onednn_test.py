@@ -41,6 +41,7 @@ def run(form: str, setting: str) -> subprocess.CompletedProcess[str]:
         env=environment(SETTINGS[setting]),
         capture_output=True,
         text=True,
+        timeout=600,
         check=False,
     )
 
@@ -119,6 +120,7 @@ def test_every_room_turns_one_dnn_on_without_loading_tensorflow(room: str) -> No
         env=environment({}),
         capture_output=True,
         text=True,
+        timeout=120,
         check=True,
     )
     assert done.stdout.split() == ["1", "False"]

@@ -18,6 +18,7 @@ TINY = [
     "input.vocab_size=50",
     "input.length=8",
     "input.batch_size=6",
+    "execution.xla=none",
 ]
 
 

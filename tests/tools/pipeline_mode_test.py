@@ -125,6 +125,7 @@ def train(logdir: Path, *args: str) -> subprocess.CompletedProcess[str]:
     return processes.run([*command, *SMALL, *args])
 
 
+@pytest.mark.slow
 def test_training_with_trace_shows_a_measured_step_beside_the_predicted(tmp_path: Path) -> None:
     done = train(tmp_path, "--steps=7", "--trace_pipeline", "--log_every=1")
     assert done.returncode == 0, done.stderr

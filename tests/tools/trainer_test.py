@@ -510,6 +510,7 @@ def inspect_sharding(package: Path, *args: str) -> subprocess.CompletedProcess[s
     return processes.run(command("--mode=inspect_sharding", *args), cwd=package)
 
 
+@pytest.mark.slow
 def test_inspect_sharding_of_4_9_billion_weights_on_512_devices(package: Path) -> None:
     done = inspect_sharding(
         package, "--model=lm.one_billion_words.Dff262144", "--execution=mesh_sharded",

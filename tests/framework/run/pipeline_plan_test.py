@@ -63,6 +63,7 @@ def test_work_and_handovers_of_a_stage_are_those_of_the_formula() -> None:
     assert stage.flops_with_backward == 3 * stage.flops
 
 
+@pytest.mark.slow
 def test_deepest_model_on_128_devices_is_traced_piece_by_piece_of_a_kind_and_needs_no_devices(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -100,6 +100,7 @@ def test_any_number_of_rows_of_any_length_up_to_the_longest(layer: Table) -> Non
         signature(ids=tf.constant(ids(2, 9)), offsets=tf.constant([0, 0]))
 
 
+@pytest.mark.slow
 def test_what_is_drawn_depends_on_seed_and_row_and_not_on_how_many_are_computed_together(
     layer: Table,
 ) -> None:

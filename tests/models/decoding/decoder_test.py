@@ -123,7 +123,7 @@ MODELS = {
 }
 
 
-@pytest.fixture(params=MODELS)
+@pytest.fixture(params=sample(MODELS, quick=["apart", "prefix_lm", "lstm"]))
 def model(request: pytest.FixtureRequest) -> Any:
     return MODELS[request.param]().instantiate()
 
@@ -221,7 +221,7 @@ def decoded(
     return np.stack(logits, 1), np.stack(looks, 1)
 
 
-@pytest.mark.parametrize("k", [1, 3])
+@pytest.mark.parametrize("k", sample([1, 3], quick=[3]))
 def test_steps_equal_the_whole_target_at_once(model: Any, k: int) -> None:
     theta, batch = perturbed(model), padded()
     ids = tf.constant(np.random.default_rng(2).integers(1, V, [3 * k, T]), tf.int32)
@@ -298,9 +298,10 @@ def test_a_source_of_padding_alone_gives_finite_numbers(model: Any) -> None:
     assert all(np.isfinite(tf.convert_to_tensor(g)).all() for g in gradients if g is not None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    sample(["apart", "prefix_lm", "repeated", "repeated_prefix_lm", "lstm"], quick=["prefix_lm"]),
+    ["apart", "prefix_lm", "repeated", "repeated_prefix_lm", "lstm"],
 )
 def test_compiled_loops_of_steps_equal_the_whole_target_at_once(name: str) -> None:
     model, k, end = MODELS[name]().instantiate(), 2, sentence_pairs.END

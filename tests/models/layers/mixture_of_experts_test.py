@@ -10,7 +10,6 @@ import numpy as np
 import processes
 import pytest
 import tensorflow as tf
-from sampling import sample
 
 from tekso.framework.context import StepContext
 from tekso.models.layers.attention import MultiHeadAttention
@@ -441,7 +440,8 @@ MESH_RULES = {
 }
 
 
-@pytest.mark.parametrize("case", sample(MESH_RULES, quick=["switch"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("case", MESH_RULES)
 def test_a_mesh_gives_what_one_device_gives(case: str) -> None:
     rules = MESH_RULES[case]
     done = processes.run([str(PROGRAM), case, json.dumps(rules)])

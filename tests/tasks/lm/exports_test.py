@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from tekso.framework.context import StepContext
@@ -33,6 +34,7 @@ def task_of() -> LanguageModel:
     return task
 
 
+@pytest.mark.slow
 def test_generate_and_sample_go_on_from_prompts_as_the_generator_does() -> None:
     task = task_of()
     weights = {path: spec.initial_value(2) for path, spec in task.specs().items()}

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from sampling import sample
 
 from tekso.framework.context import StepContext
 from tekso.framework.initializers import Normal
@@ -71,8 +72,11 @@ def _transformer(positions: Any, rotary: Any, stack: type[StackBase] = Stack) ->
     ).instantiate()
 
 
-MODELS = pytest.mark.parametrize("make_model", [lstm, transformer, learned_positions, repeated])
-TWO_MODELS = pytest.mark.parametrize("make_model", [lstm, transformer])
+MODELS = pytest.mark.parametrize(
+    "make_model",
+    sample([lstm, transformer, learned_positions, repeated], quick=[lstm, transformer]),
+)
+TWO_MODELS = pytest.mark.parametrize("make_model", sample([lstm, transformer], quick=[transformer]))
 
 
 def run(model: Layer, program: Any, prompts: Any, **how: Any) -> list[list[int]]:

@@ -89,6 +89,7 @@ def test_translate_gives_what_the_search_finds_for_each_source() -> None:
         np.testing.assert_allclose(found["log_probs"][row], wanted["log_probs"], rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["translate", "greedy"])
 def test_forbidden_tokens_are_never_said(name: str) -> None:
     task, exports, module = parts()
@@ -106,6 +107,7 @@ def test_forbidden_tokens_are_never_said(name: str) -> None:
     assert set(found(exports)) & set(forbidden) and not set(found(without)) & set(forbidden)
 
 
+@pytest.mark.slow
 def test_score_gives_the_log_softmax_of_the_labels() -> None:
     _, exports, module = parts()
     assert exports["score"].lengths == [16, 20]
@@ -136,6 +138,7 @@ def test_score_gives_the_log_softmax_of_the_labels() -> None:
         np.testing.assert_allclose(found[row, :length], wanted, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("numbers", ["float32", "int8"])
 def test_litert_finds_the_ids_of_greedy_search(numbers: Any) -> None:
     task, _, module = parts()
