@@ -28,6 +28,9 @@ SOURCES = framework models tasks params tools tests docs conftest.py setup.py
 PYTHON =
 TENSORFLOW =
 
+# Python and pytest keep what they compile: every process of the tests would compile it again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help train test lint test-slow test-all install clean
 
 help:

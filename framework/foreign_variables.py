@@ -54,11 +54,13 @@ def check(root: Layer) -> None:
 
 
 @contextlib.contextmanager
-def refused(root: Layer | None) -> Iterator[None]:
+def refused(root: Layer | None, *, own: Iterable[Any] = ()) -> Iterator[None]:
     """Refuses variables that are made or read in the block, which traces a pure function.
 
     Args:
       root: the layer, such as a task, whose code is traced, or any below it; None: there is none.
+      own: variables of the execution: where the layers of one replica wait for those of another, it
+        reads the weights of the other replica inside the block.
 
     Raises:
       ForeignVariableError: names the variable, and the layer whose code makes or reads it.
@@ -77,7 +79,7 @@ def refused(root: Layer | None) -> Iterator[None]:
         return
     graph: Any = tf.compat.v1.get_default_graph()
     with _read(graph) as read, tf.variable_creator_scope(refuse):
-        before = {id(variable) for variable in read()}
+        before = {id(variable) for variable in (*read(), *own)}
         try:
             yield
         except ForeignVariableError:

@@ -98,6 +98,10 @@ class DataParallelProgram(Program):
             if key.startswith(prefix)
         }
 
+    def _own_variables(self) -> list[Any]:
+        """Those of every replica."""
+        return [own for v in self._variables.values() for own in getattr(v, "values", (v,))]
+
     # --- training ---
 
     def train_step(self, batch: Batch, step: int) -> dict[str, Any]:
@@ -210,7 +214,7 @@ class DataParallelProgram(Program):
             trained = {path: weights[path] for path in self._trained}
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch(trained)
-                with refused(self._task):
+                with refused(self._task, own=self._own_variables()):
                     output = self._task.loss(self._task.theta(weights), batch, ctx)
                 total = output.total(total_weight, ctx.collected.total("loss"))
             gradients = tape.gradient(
@@ -320,7 +324,7 @@ class DataParallelProgram(Program):
             offset = start + tower * count
             key = ("eval", _replica_number(), tower)
             ctx = self._context("eval", key, 0, offset, whole)
-            with refused(self._task):
+            with refused(self._task, own=self._own_variables()):
                 output = self._task.loss(theta, part, ctx)
             weight = tf.cast(self._task.loss_weight(part), tf.float32)
             loss = (output.loss_sum, tf.cast(weight, output.loss_sum.dtype))

@@ -46,10 +46,11 @@ def run(form: str, setting: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not X86, reason="oneDNN is switched on x86 CPUs only")
 @pytest.mark.parametrize(
     "setting",
-    ["off", *(pytest.param(name, marks=pytest.mark.slow) for name in SETTINGS if name != "off")],
+    SETTINGS,
 )
 def test_windows_have_numpys_values_and_gradients(setting: str) -> None:
     done = run("tekso", setting)

@@ -249,6 +249,7 @@ def test_hypotheses_are_expanded_selected_and_share_their_source(variant: str) -
         np.testing.assert_allclose(found.logits[n], expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_decoding_goes_through_a_compiled_loop() -> None:
     model, theta = built("attentional additive")
     ctx, given = StepContext(mode="decode"), batch()

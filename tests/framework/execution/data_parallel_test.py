@@ -90,7 +90,8 @@ def test_steps_depend_on_dropout_and_learn() -> None:
     assert first - 1e-2 > second > third
 
 
-@pytest.mark.parametrize("devices", sample(["2", "4"], quick=["2"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", ["2", "4"])
 def test_batch_statistics_are_those_of_the_global_batch(devices: str) -> None:
     run = steps("--cpu_devices", devices, "--task", BATCH_NORM)
     assert_same_run(run, one_device(BATCH_NORM))

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import tensorflow as tf
+from sampling import sample
 
 from tekso.framework import registry
 from tekso.framework.execution.base import ExecutionError
@@ -208,6 +209,7 @@ def test_bytes_held_between_the_gradients_are_those_that_the_weights_need() -> N
     assert found.held_bytes[1] == pytest.approx(max(kept[1] + between[1], 2 * between[1]))
 
 
+@pytest.mark.slow
 def test_costs_that_are_measured_are_those_of_the_figures() -> None:
     small = {"task.model.dim": 16, "task.model.stack.layer.feed_forward.hidden_dim": 32}
     found = tiny(small, num_stages=2, num_micro_batches=4, costs="measured", balance=[7, 1])
@@ -248,7 +250,13 @@ def test_an_experiment_without_a_pipeline_is_told_how_to_get_one() -> None:
 # --- as text ---
 
 
-@pytest.mark.parametrize("key", ["lm.gpt.T1", "lm.gpt.M3600", "lm.python_source.TinyMoe"])
+@pytest.mark.parametrize(
+    "key",
+    sample(
+        ["lm.gpt.T1", "lm.gpt.M3600", "lm.python_source.TinyMoe"],
+        quick=["lm.python_source.TinyMoe"],
+    ),
+)
 def test_text_of_any_size_fits_the_width(key: str) -> None:
     text = pipeline_text.text("m", figures(key, num_stages=3, num_micro_batches=4), width=80)
     assert max(map(len, text.splitlines())) <= 80

@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sampling import sample
 
 from tekso.framework.context import StepContext
 from tekso.models.decoding.beam_search import BeamSearch
@@ -331,7 +332,7 @@ def test_attention_is_that_of_every_step(
             assert not outcome["attention"][row, i, len(hypothesis.ids) :].any()
 
 
-@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("jit", sample([False, True], quick=[False]))
 def test_compiled_equals_eager(jit: bool, toy: Any, make_theta: Any, make_batch: Any) -> None:
     theta, batch = make_theta(4, vocab=7), make_batch([*SOURCES, []])
     how: dict[str, Any] = {"beam_size": 3, "num_hypotheses": 3, "coverage_penalty": 0.2}

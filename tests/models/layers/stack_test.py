@@ -144,7 +144,8 @@ def test_repeated_equals_unrolled_with_dropout(as_graph: bool) -> None:
         )
 
 
-@pytest.mark.parametrize("kind", sample([Stack, RepeatedStack], quick=[Stack]))
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [Stack, RepeatedStack])
 def test_rematerialised_equals_plain_with_dropout_and_collections(kind: type[StackBase]) -> None:
     mask = tf.constant(np.random.default_rng(0).random([B, 1, T, T]) < 0.7)
     side = {"memory": random(B, S, D, seed=4), "mask": mask}

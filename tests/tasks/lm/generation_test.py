@@ -108,6 +108,7 @@ def test_greedy_equals_recomputation_without_a_cache(
     assert len({tuple(row[-7:]) for row in found}) > 1  # the model does look at the prompt
 
 
+@pytest.mark.slow
 @TWO_MODELS
 def test_limits_of_sampling_are_greedy(make_model: Callable[[], Layer], program_of: Any) -> None:
     model = make_model()
@@ -146,7 +147,8 @@ def test_a_row_ends_with_the_stop_token(make_model: Callable[[], Layer], program
 
 
 @pytest.mark.parametrize(
-    ("make_model", "window"), [(lstm, 2), (lstm, 3), (lstm, 7), (learned_positions, 6)]
+    ("make_model", "window"),
+    sample([(lstm, 2), (lstm, 3), (lstm, 7), (learned_positions, 6)], quick=[(lstm, 3)]),
 )
 def test_a_full_window_slides_by_half(
     make_model: Callable[[], Layer], window: int, program_of: Any

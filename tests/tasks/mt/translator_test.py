@@ -158,6 +158,7 @@ def test_nothing_is_forbidden_where_the_tokenizer_has_all_tokens() -> None:
     assert not len(task_of(input).translator.forbidden_ids(input.target_tokenizer))
 
 
+@pytest.mark.slow
 def test_a_compiled_search_translates_the_same() -> None:
     input, program = pairs_input(train=PLAIN), PlainProgram()
     settings = {"translator.xla": "search", "translator.batch_tokens": 32 * 16}

@@ -154,7 +154,9 @@ class TwiceNormed(Task):
         return [*found, Piece("last", {}, last)]
 
 
-@pytest.mark.parametrize(("stages", "rematerialize"), [(2, "none"), (4, "all")])
+@pytest.mark.parametrize(
+    ("stages", "rematerialize"), sample([(2, "none"), (4, "all")], quick=[(4, "all")])
+)
 def test_statistics_of_a_layer_that_two_stages_run_are_added_and_moved_once(
     stages: int, rematerialize: str
 ) -> None:
@@ -251,7 +253,7 @@ class TwoTowers(Task):
         return {**flow, LOSS_SUM: loss, METRICS: {}}
 
 
-@pytest.mark.parametrize("balance", [[6], [4, 2], [1, 2, 2, 1]])
+@pytest.mark.parametrize("balance", sample([[6], [4, 2], [1, 2, 2, 1]], quick=[[4, 2]]))
 def test_pieces_of_two_models_of_one_class_are_told_apart(balance: list[int]) -> None:
     draw = np.random.default_rng(0)
     of = {name: draw.normal(size=(EXAMPLES, DIM)) for name in ("a", "b")}
@@ -272,7 +274,10 @@ def test_pieces_of_two_models_of_one_class_are_told_apart(balance: list[int]) ->
 
 
 @pytest.mark.parametrize(
-    ("schedule", "rematerialize"), [("1f1b", "none"), ("gpipe", "all"), ("zero_bubble_h1", "all")]
+    ("schedule", "rematerialize"),
+    sample(
+        [("1f1b", "none"), ("gpipe", "all"), ("zero_bubble_h1", "all")], quick=[("1f1b", "none")]
+    ),
 )
 def test_stage_that_fails_ends_the_step_with_its_own_error_and_the_next_one_works(
     schedule: str, rematerialize: str
@@ -540,7 +545,7 @@ class Meeting(Chain):
         return super()._map(i, theta, flow, ctx)
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zero_bubble_h1"])
+@pytest.mark.parametrize("schedule", sample(["gpipe", "1f1b", "zero_bubble_h1"], quick=["1f1b"]))
 def test_stages_work_at_the_same_time(schedule: str) -> None:
     task = Meeting.Params().instantiate()
     of = {**batch(), "m": np.repeat(np.arange(4, dtype=np.int32), EXAMPLES // 4)}
