@@ -56,6 +56,13 @@ def forks_cpu_s() -> float:
     return 0.0 if _Server._instance is None else _Server._instance.forks_cpu_s
 
 
+def stop() -> None:
+    """Ends the server and what still runs; from then on their CPU time counts as this process's."""
+    if _Server._instance is not None:
+        _Server._instance.stop()
+        _Server._instance = None
+
+
 class Process:
     """A program that was started by `start`; the interface is that of `subprocess.Popen`."""
 
@@ -169,7 +176,11 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """Runs `python <command>` to its end; see `start` and `Process.wait`."""
     process = start(command, cwd=cwd, env=env, input=input, merge=merge)
-    stdout, stderr = process.communicate(timeout=timeout)
+    try:
+        stdout, stderr = process.communicate(timeout=timeout)
+    except BaseException:  # as when the time of the test is over
+        process.kill()
+        raise
     assert process.returncode is not None
     return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
@@ -192,7 +203,7 @@ class _Server:
     def instance(cls) -> _Server:
         if cls._instance is None:
             cls._instance = cls()
-            atexit.register(cls._instance.stop)
+            atexit.register(stop)
         return cls._instance
 
     def __init__(self) -> None:
@@ -273,11 +284,14 @@ def _serve(parent: socket.socket, listener: socket.socket) -> dict[str, Any]:
             else:
                 connection = cast(socket.socket, key.fileobj)
                 packet, files, _, _ = socket.recv_fds(connection, 16, 4)
-                if not packet and connection is parent:
-                    for _ in running:
-                        os.wait()
-                    os._exit(0)
-                elif not packet:
+                if not packet:  # whoever asked is gone: nobody waits for what still runs
+                    for pid, asked in running.items():
+                        if asked is connection or connection is parent:
+                            os.kill(pid, signal.SIGKILL)
+                    if connection is parent:
+                        for _ in running:
+                            os.wait()
+                        os._exit(0)
                     selector.unregister(connection)
                     connection.close()
                 elif pid := os.fork():

@@ -231,8 +231,8 @@ class ExampleInput(Input):
         raise InputError(
             f"one pass over the {count} examples of {type(self).__name__} fills its last batch of "
             f"{size} up with copies ({-count % size}), and no array marks them, so they would "
-            f"count. Add {self.padding_keys[0]!r} to the arrays of examples(), as "
-            "np.ones(len(index), np.float32), and multiply by it in loss_weight and loss of the "
+            f"count. Add {next(iter(self.padding_keys), 'weights')!r} to the arrays of examples(), "
+            "as np.ones(len(index), np.float32), and multiply by it in loss_weight and loss of the "
             f"task; or set {self.params.path_of('batch_size')} to a divisor of {count}, as {even}"
         )
 

@@ -16,8 +16,6 @@ from tekso.framework.input.input import ExampleInput, Input
 from tekso.framework.input.skips import InputError
 from tekso.framework.task import Task
 
-_TOLERANCE = 1e-3  # of float32 sums; one example among thousands counts more
-
 
 def check_ends(eval_inputs: Mapping[str, Input]) -> None:
     """Checks that every evaluation input has an end: an evaluation is one pass.
@@ -70,23 +68,20 @@ def check_weights(inputs: Mapping[str, Input], task: Task) -> None:
         filling = input.filling(last)
         if filling is None or not filling.any():
             continue
-        batch = input.batch(last)
-        real = {name: array[~filling] for name, array in batch.items()}
-        found, wanted = _weight(task, batch), _weight(task, real)
-        if not np.isclose(found, wanted, rtol=_TOLERANCE, atol=0):
-            raise InputError(not_marked(path, task, "loss_weight", filling, found, wanted))
+        copies = {name: array[filling] for name, array in input.batch(last).items()}
+        found = _weight(task, copies)
+        if found:
+            raise InputError(not_marked(path, task, "loss_weight", filling, found))
 
 
-def not_marked(
-    path: str, task: Task, what: str, filling: np.ndarray, found: float, wanted: float
-) -> str:
-    """Returns the message about a sum of a task that counts what fills a batch up."""
+def not_marked(path: str, task: Task, what: str, filling: np.ndarray, found: float) -> str:
+    """Returns the message about a sum of a task that counts padding examples."""
     return (
-        f"{path}: {int(filling.sum())} of the {len(filling)} examples of the last batch only fill "
-        f"it up, and {type(task).__name__}.{what} counts them: it is {found:g}, and {wanted:g} "
-        'without them. Multiply by the array of the batch that is 0 for them ("weights") in '
-        f"loss_weight, loss and metrics; or set {path}.batch_size to a divisor of the number of "
-        "examples"
+        f"{path}: {int(filling.sum())} of the {len(filling)} examples of the last batch are "
+        f"padding, copies that fill it up, and {type(task).__name__}.{what} counts them: of these "
+        f"alone it is {found:g} instead of 0. Multiply by the array of the batch that is 0 for "
+        f'them ("weights") in loss_weight, loss and metrics; or set {path}.batch_size to a divisor '
+        "of the number of examples"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from tekso.framework import schedules
 from tekso.framework.learner import Learner
 from tekso.framework.optimizers.sgd import SGD
-from tekso.framework.params import REQUIRED
+from tekso.framework.params import REQUIRED, param
 
 RTOL = 2e-6  # a handful of float32 roundings
 STEPS = [0, 1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 12, 19, 20, 21, 100]
@@ -337,3 +338,20 @@ def test_negative_rates_are_refused_by_path(params: schedules.Schedule.Params, p
     with pytest.raises(ValueError, match="a learning rate cannot be negative") as error:
         params.instantiate()
     assert path in str(error.value)
+
+
+class Shifted(schedules.Schedule):
+    """A schedule of a user's, whose fields mean what the user says."""
+
+    class Params(schedules.Schedule.Params):
+        """Params of Shifted."""
+
+        value: float = param("An offset.", default=-0.5)
+        scale: float | None = param("A factor.", default=None)
+
+    def value(self, step: Any) -> Any:
+        return 1.0 + self.params.value
+
+
+def test_fields_of_schedules_of_ones_own_may_be_negative() -> None:
+    assert Shifted.Params().instantiate().params.value == -0.5

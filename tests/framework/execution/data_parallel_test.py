@@ -76,7 +76,7 @@ def test_steps_equal_those_of_one_device_with_dropout_padding_and_auxiliary_loss
 @pytest.mark.parametrize("model", ["repeated_translation", "prefix"])
 def test_models_of_pairs_equal_one_device(model: str) -> None:
     alone = steps("--execution", '{"towers": 1, "xla": "none"}', "--model", model)
-    spread = steps("--cpu_devices", "2", "--execution", '{"xla": "stretches"}', "--model", model)
+    spread = steps("--cpu_devices", "2", "--execution", '{"xla": "none"}', "--model", model)
     assert spread["first"] == alone["first"]
     assert_same_run(spread, alone)
 
@@ -91,7 +91,7 @@ def test_steps_depend_on_dropout_and_learn() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("devices", ["2", "4"])
+@pytest.mark.parametrize("devices", ["2"])
 def test_batch_statistics_are_those_of_the_global_batch(devices: str) -> None:
     run = steps("--cpu_devices", devices, "--task", BATCH_NORM)
     assert_same_run(run, one_device(BATCH_NORM))

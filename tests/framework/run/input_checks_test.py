@@ -77,8 +77,8 @@ def test_task_that_counts_rows_is_refused_where_rows_only_fill_a_batch_up() -> N
     with pytest.raises(InputError) as error:
         check(numbers(4), Counting)
     message = str(error.value)
-    assert message.startswith("eval_inputs.dev: 1 of the 4 examples of the last batch only fill it")
-    assert "Counting.loss_weight counts them: it is 4, and 3 without them" in message
+    assert message.startswith("eval_inputs.dev: 1 of the 4 examples of the last batch are")
+    assert "Counting.loss_weight counts them: of these alone it is 1 instead of 0" in message
     check(numbers(11), Counting)
 
 

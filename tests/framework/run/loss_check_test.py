@@ -61,6 +61,10 @@ class Squares(Task):
             squares += tf.reduce_sum(theta.unused)
         if way == "fixed":
             squares = tf.reshape(squares, [4])
+        if way == "noise":
+            squares += ctx.uniform(self, [x.shape[0]])
+        if way == "noise without a seed":
+            squares += tf.random.uniform([x.shape[0]])
         if way in ("mean", "coupled"):
             return LossSums(tf.reduce_mean(batch["weights"] * squares))
         if way == "copies count":
@@ -100,6 +104,11 @@ def test_means_are_refused_with_the_figures_that_show_it(way: str, what: str) ->
     message = str(error.value)
     assert message.startswith(f"Squares.{what} is no sum over the examples of a batch: of two")
     assert "tf.reduce_sum, not tf.reduce_mean" in message
+
+
+@pytest.mark.parametrize("way", ["noise", "noise without a seed"])
+def test_a_sum_over_examples_with_random_numbers_is_no_mean(way: str) -> None:
+    assert len(check(way)) == 1  # the weight that is not used
 
 
 def test_a_loss_that_couples_examples_and_says_so_is_not_tried() -> None:

@@ -18,7 +18,6 @@ SQUARE = "data:2;model:2"
 ALL = "batch:data;heads:model;mlp:model;vocab:model"
 JOBS = {
     "translation": {"mesh": SQUARE, "rules": ALL},
-    "repeated_translation": {"mesh": SQUARE, "rules": "batch:data;heads:model"},
     "pairs": {"mesh": SQUARE, "rules": "batch:data;mlp:model;vocab:model"},
     "dense": {"mesh": SQUARE, "rules": ALL, "weights_axis": "data"},
 }

@@ -62,9 +62,10 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         digest.update(key.encode() + begin[key].tobytes())
     steps = range(first, first + job.get("steps", 3))
     outputs = [program.train_step(batch(model, i), 2**31 + i) for i in steps]
-    odd = {name: array[:5] for name, array in batch(model, 99).items()}
-    evaluation = program.eval_step(odd)
-    decoded = program.call(_sum_of_squares)
+    evaluation, decoded = {}, 0.0
+    if job.get("evaluate", True):
+        odd = {name: array[:5] for name, array in batch(model, 99).items()}
+        evaluation, decoded = program.eval_step(odd), program.call(_sum_of_squares)
     state = program.state()
     if job.get("save"):
         np.savez(job["save"], **state)

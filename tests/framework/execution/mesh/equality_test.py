@@ -48,9 +48,10 @@ def check(whole: dict[str, Any], spread: dict[str, Any]) -> None:
         assert set(one) == set(other)
         for name in ("loss", "total_loss", "gradient_norm"):
             assert other[name] == pytest.approx(one[name], rel=1e-5), name
-    for name, pair in whole["eval"].items():
+    for name, pair in whole["eval"].items() if spread["eval"] else ():
         np.testing.assert_allclose(spread["eval"][name], pair, rtol=1e-5, atol=1e-6, err_msg=name)
-    assert spread["decoded"] == pytest.approx(whole["decoded"], rel=1e-5)  # of weights in use there
+    if spread["eval"]:  # of weights in use there
+        assert spread["decoded"] == pytest.approx(whole["decoded"], rel=1e-5)
     assert set(spread["weights"]) == set(whole["weights"])
     for path, weight in whole["weights"].items():
         scale = max(np.max(np.abs(weight)), 1e-2)
@@ -71,11 +72,12 @@ ORDINARY = [
     ("dense", "data:2;model:2"),
     ("dense", "data:1"),
     ("dense", "data:4"),
-    ("dense", "model:4"),
-    ("moe", "data:4"),
+    ("dense", "data:2;model:4"),
+    ("moe", "data:2;model:4"),
     ("lstm", "model:4"),
+    ("pairs", "data:2;model:2"),
     ("images", "model:4"),
-    *((model, "data:2;model:4") for model in RULES),
+    ("images", "data:2;model:4"),
 ]
 
 
@@ -149,7 +151,11 @@ ODD = {
 @SLOW
 @pytest.mark.parametrize("model", ODD)
 def test_layers_in_odd_layouts(model: str) -> None:
-    for one in run([{"model": model, "execution": execution} for execution in ODD[model]]):
+    # Evaluations of the same models are compared on the ordinary meshes.
+    first, *others = ODD[model]
+    jobs = [{"model": model, "execution": first}]
+    jobs += [{"model": model, "execution": one, "evaluate": False} for one in others]
+    for one in run(jobs):
         check(alone(model), one)
 
 

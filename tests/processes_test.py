@@ -1,0 +1,76 @@
+"""Programs in forks act as processes of their own, and none outlives whoever asked for it."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import processes
+import pytest
+
+FOREVER = "import signal, os; print(os.getpid(), flush=True); signal.pause()"
+
+
+def ends(pid: int) -> bool:
+    """Waits for the end of any process; returns whether it came within a minute."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    with os.fdopen(descriptor) as file:
+        return bool(select.select([file], [], [], 60)[0])
+
+
+def test_a_program_has_its_arguments_input_folder_environment_and_exit_code(
+    tmp_path: Path,
+) -> None:
+    code = (
+        "import os, sys; print(sys.argv, os.getcwd(), sys.stdin.read(), os.environ['MINE']);"
+        "sys.exit('an error')"
+    )
+    env = {**os.environ, "MINE": "yes"}
+    done = processes.run(["-c", code, "a", "b"], cwd=tmp_path, env=env, input="given")
+    assert done.stdout == f"['-c', 'a', 'b'] {tmp_path} given yes\n"
+    assert (done.returncode, done.stderr) == (1, "an error\n")
+    assert "ZeroDivisionError" in processes.run(["-c", "1 / 0"]).stderr
+
+
+def test_a_program_that_lasts_too_long_is_killed_and_its_last_words_told() -> None:
+    with pytest.raises(subprocess.TimeoutExpired) as error:
+        processes.run(["-c", FOREVER], timeout=1.0)
+    assert ends(int(error.value.output))
+
+
+def test_a_signal_reaches_a_program_and_its_number_is_the_code() -> None:
+    process = processes.start(["-c", FOREVER], live=True)
+    assert int(process.stdout.readline()) == process.pid
+    process.send_signal(signal.SIGTERM)
+    assert process.wait() == -signal.SIGTERM
+
+
+def test_a_forwarded_program_ends_with_the_command_that_asked_for_it() -> None:
+    command = ["/bin/sh", "-c", f"exec {processes.forwarding('-c', FOREVER)}"]
+    asking = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert asking.stdout is not None
+    pid = int(asking.stdout.readline())
+    asking.kill()
+    asking.communicate(timeout=60)
+    assert ends(pid)
+
+
+def test_programs_and_their_server_end_with_the_process_that_started_them() -> None:
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import os, processes;"
+        f"p = processes.start(['-c', {FOREVER!r}], live=True); print(p.stdout.readline());"
+        "sys.stdout.flush(); os.kill(os.getpid(), 9)"
+    )
+    folder = str(Path(__file__).parent)
+    asking = [sys.executable, "-c", code, folder]
+    # The output ends when all that hold it have ended: the program, and the server.
+    done = subprocess.run(asking, capture_output=True, text=True, timeout=120)
+    assert done.returncode == -signal.SIGKILL
+    assert ends(int(done.stdout))
