@@ -170,12 +170,15 @@ HOW: list[tuple[str, Run | TestedBy]] = [
     (r"python forced\.py", Run(prints="")),  # asserts what it finds
     (r"python \w+\.py", Run()),
     (
-        r"(\.venv/bin/)?pytest( -n 2)?( -m \"not slow\"| -k \w+)?",
+        r"(\.venv/bin/)?pytest( -n 2)?( --dist=loadfile)?( -m \"not slow\"| -k \w+)?",
         Run(prints=r"packaging_test\.py::test_"),
     ),
-    (r"\.venv/bin/ruff check .*", TestedBy("tests/lint_test.py::test_style")),
-    (r"\.venv/bin/mypy", TestedBy("tests/lint_test.py::test_types")),
-    (r"\.venv/bin/lint-imports", TestedBy("tests/lint_test.py::test_direction_of_imports")),
+    (
+        r"make lint",
+        TestedBy(
+            "tests/make_test.py::test_test_all_runs_the_quick_tests_then_lint_then_the_slow_tests"
+        ),
+    ),
 ]
 
 

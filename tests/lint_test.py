@@ -78,17 +78,6 @@ def test_files_of_rooms_are_checked_wherever_the_checkout_lies_and_no_others(
     assert too_long(root) == {"models/layers.py": MAX_LINES + 1}
 
 
-@pytest.mark.slow
-def test_types() -> None:
-    result = run(tool("mypy"))
-    assert result.returncode == 0, f"\n{result.stdout}{result.stderr}"
-
-
-def test_direction_of_imports() -> None:
-    result = run(tool("lint-imports"), "--no-cache")
-    assert result.returncode == 0, f"\n{result.stdout}{result.stderr}"
-
-
 @pytest.mark.parametrize("name", ["experiment", "files", "params", "registry"])
 def test_module_does_not_load_tensorflow(name: str) -> None:
     code = f"import sys, tekso.framework.{name}; sys.exit('tensorflow' in sys.modules)"

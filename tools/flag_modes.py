@@ -56,9 +56,9 @@ USED_IN: dict[str, tuple[str, ...]] = {
 
 _INSTEAD = {
     ("checkpoint", "train"): "a training continues from the newest good checkpoint of its "
-    "--logdir. There is no --warm_start yet: to start another run from a checkpoint, copy "
-    "its folder to NEW/checkpoints/, named by its step as step_00000100 is, and train with "
-    "--logdir=NEW",
+    "--logdir. There is no --warm_start yet. To continue another run in a new logdir, copy its "
+    "checkpoint to NEW/checkpoints/step_… and train with --logdir=NEW: it continues at that step, "
+    "with the state of its optimizer, to --steps",
 }
 """{(flag, mode): what to do instead}."""
 
