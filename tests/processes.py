@@ -221,6 +221,7 @@ class _Server:
                 [sys.executable, __file__, "serve", *map(str, fds)],
                 pass_fds=fds,
                 stdin=subprocess.DEVNULL,
+                env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},  # what Tekso says is compared
             )
 
     def fork(self, request: dict[str, Any], files: list[int]) -> int:

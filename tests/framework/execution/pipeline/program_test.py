@@ -611,3 +611,33 @@ def test_replicas_compute_with_the_same_bits() -> None:
         half.train_step({"x": of["x"][[0, 1, 4, 5]]}, step)
     for key, value in half.state().items():
         np.testing.assert_allclose(program.state()[key], value, rtol=1e-12, err_msg=key)
+
+
+# --- the position of an example ---
+
+
+class Dropped(Chain):
+    """A chain that drops of its inputs, and whose maps have auxiliary losses."""
+
+    def _map(self, i: int, theta: Theta, flow: Flow, ctx: Any) -> Flow:
+        layer = self.maps[i]
+        x = ctx.dropout(flow["x"], 0.5, layer)
+        ctx.collect_loss(f"size/{i}", 0.1 * tf.reduce_sum(tf.cast(tf.abs(x), tf.float32)))
+        return {**flow, "x": layer.fprop(theta.maps[str(i)], x, ctx)}
+
+
+def test_what_is_dropped_goes_by_the_position_in_the_batch_also_when_it_is_computed_again() -> None:
+    task = Dropped.Params(num_maps=2).instantiate()
+    whole, cut = (
+        build(task, 1, 1, xla="none"),
+        build(
+            task, 2, 2, by=learner(accumulation_steps=2), num_replicas=2, rematerialize="all",
+            xla="none",
+        ),
+    )  # fmt: skip
+    wanted, found = (program.train_step(batch(), 0) for program in (whole, cut))
+    assert {name: float(value) for name, value in found.items()} == pytest.approx(
+        {name: float(value) for name, value in wanted.items()}, rel=1e-5
+    )
+    for key, value in whole.state().items():
+        np.testing.assert_allclose(cut.state()[key], value, rtol=1e-5, atol=1e-8, err_msg=key)
