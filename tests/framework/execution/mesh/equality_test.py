@@ -170,7 +170,7 @@ def test_a_checkpoint_goes_from_each_execution_to_every_other(tmp_path: Path) ->
     whole, *first = run(
         [{"model": "dense", "steps": 4}]
         + [
-            {"model": "dense", "execution": e, "save": p}
+            {"model": "dense", "execution": e, "steps": 2, "save": p}
             for e, p in zip(executions, paths, strict=True)
         ]
     )
