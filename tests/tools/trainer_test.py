@@ -29,7 +29,6 @@ from __future__ import annotations
 
 import numpy as np
 import tensorflow as tf
-from sampling import sample
 
 from tekso.framework import schedules
 from tekso.framework.experiment import Experiment, Run
