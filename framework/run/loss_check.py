@@ -141,8 +141,7 @@ def _check_filling(trial: _Trial, input: Input, path: str) -> None:
     copy = int(np.flatnonzero(filling)[0])
     found = trial.sums(_rows(input.batch(last), [copy])).loss
     if _differ(found, 0.0, scale=0.0):
-        of_one = np.array([True])
-        raise InputError(not_marked(path, trial.task, "loss", of_one, found))
+        raise InputError(not_marked(path, trial.task, "loss", filling, found))
 
 
 def _differ(one: float, other: float, *, scale: float) -> bool:
