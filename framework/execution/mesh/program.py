@@ -111,8 +111,8 @@ class MeshProgram(Program):
         if key in self._variables:
             self._variables[key].assign(placed)
         else:
-            name = key.replace("/", ".")
-            self._variables[key] = dtensor.DVariable(placed, trainable=False, name=name)
+            # All have one name: DTensor compiles the op that makes a variable once for each name.
+            self._variables[key] = dtensor.DVariable(placed, trainable=False, name="state")
 
     def state(self) -> dict[str, np.ndarray]:
         """See `Program`."""
