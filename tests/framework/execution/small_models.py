@@ -67,7 +67,7 @@ def lstm(cell: Params, **changes: Any) -> Params:
     return LanguageModel.Params(model=model.set(changes))
 
 
-def encoder_decoder(kind: Any = Stack, **changes: Any) -> Params:
+def encoder_decoder(kind: Any = Stack, layers: int = 1, **changes: Any) -> Params:
     encoder = layer(attention=MultiHeadAttention.Params(num_heads=HEADS, dropout_rate=0.1))
     memory_attention = MultiHeadAttention.Params(num_heads=HEADS, dropout_rate=0.1)
     model = EncoderDecoder.Params(
@@ -75,8 +75,8 @@ def encoder_decoder(kind: Any = Stack, **changes: Any) -> Params:
         target_vocab_size=VOCAB,
         dim=DIM,
         dropout_rate=0.1,
-        encoder=kind.Params(num_layers=2, layer=encoder),
-        decoder=kind.Params(num_layers=2, layer=layer(memory_attention=memory_attention)),
+        encoder=kind.Params(num_layers=layers, layer=encoder),
+        decoder=kind.Params(num_layers=layers, layer=layer(memory_attention=memory_attention)),
     )
     return Translation.Params(model=model.set(changes), label_smoothing=0.1)
 
@@ -87,7 +87,7 @@ def prefix_lm() -> Params:
         target_vocab_size=VOCAB,
         dim=DIM,
         dropout_rate=0.1,
-        stack=Stack.Params(num_layers=2, layer=layer()),
+        stack=Stack.Params(num_layers=1, layer=layer()),
     )
     return Translation.Params(model=model)
 
@@ -171,7 +171,7 @@ MODELS = {
     **recurrent_pairs.MODELS,
     "images": lambda: ImageTask.Params(),
     "translation": encoder_decoder,
-    "repeated_translation": lambda: encoder_decoder(RepeatedStack),
+    "repeated_translation": lambda: encoder_decoder(RepeatedStack, layers=2),
     "untied_translation": lambda: encoder_decoder(
         source_embedding=Embedding.Params(), softmax=Softmax.Params()
     ),

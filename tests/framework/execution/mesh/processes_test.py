@@ -222,6 +222,7 @@ def test_processes_draw_over_a_mesh_what_one_device_draws(package: Path, tmp_pat
     train = ["--model=lm.python_source.Tiny", "--execution=mesh_sharded", "--cpu_devices=2"]
     layout = ["--set=execution.mesh=model:2", "--set=execution.rules=heads:model;vocab:model"]
     short = ["--steps=1", "--set=input.batch_size=4", "--set=task.decode.max_new_tokens=8"]
+    short += ["--set=eval_inputs.dev.max_batches=1", "--set=task.model.stack.num_layers=1"]
     logdir = f"--logdir={tmp_path}"
     code, _, err = Trainer(package, logdir, *train, *layout, *short).end(
         time.monotonic() + DEADLINE_S

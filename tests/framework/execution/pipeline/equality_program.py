@@ -188,7 +188,7 @@ def statistics_batch(step: int, size: int) -> dict[str, np.ndarray]:
 
 
 def deep(kind: Any = Stack) -> Any:
-    return small_models.language_model(kind.Params(num_layers=6, layer=small_models.layer()))
+    return small_models.language_model(kind.Params(num_layers=4, layer=small_models.layer()))
 
 
 def task_of(model: str) -> Any:

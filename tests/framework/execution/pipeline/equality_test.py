@@ -71,12 +71,11 @@ def test_float64_equals_one_device_and_schedules_give_the_same_bits() -> None:
 def test_float64_with_values_that_jump_stages_and_a_shared_table() -> None:
     schedules = ["gpipe", "1f1b", "zero_bubble_h1"]
     remats = ["none", "all", "except_last"]
-    sizes = [(1, 5), (2, 1), (2, 8), (3, 2), (3, 5), (4, 1), (4, 5), (4, 8), (8, 2), (8, 8)]
+    sizes = [(1, 5), (2, 1), (2, 8), (3, 5), (4, 8), (8, 2)]
     pipelines = [
         pipeline(k, m, schedules[i % 3], remats[(i + i // 3) % 3]) for i, (k, m) in enumerate(sizes)
     ]
-    pipelines.append(pipeline(2, 8, "interleaved_1f1b", "none"))
-    pipelines.append(pipeline(4, 8, "interleaved_1f1b", "all"))
+    pipelines.append(pipeline(2, 8, "interleaved_1f1b", "all"))
     pipelines.append(pipeline(3, 5, "1f1b", "none", balance=[7, 1, 1]))
     alone, *piped = run("skipping", *pipelines, size=40)
     for one in piped:
@@ -90,21 +89,20 @@ def test_float64_with_values_that_jump_stages_and_a_shared_table() -> None:
         (
             "deep",
             [
-                pipeline(8, 4, "1f1b", "none"),
                 pipeline(2, 2, "interleaved_1f1b", "all"),
                 pipeline(4, 2, "zero_bubble_h1", "none", num_replicas=2),
             ],
         ),
-        ("repeated", [pipeline(3, 4, "zero_bubble_h1", "all"), pipeline(2, 8, "1f1b", "none")]),
+        ("repeated", [pipeline(3, 4, "zero_bubble_h1", "all")]),
         ("moe", [pipeline(2, 4, "interleaved_1f1b", "all"), pipeline(3, 2, "gpipe", "none")]),
         ("untied", [pipeline(2, 4, "zero_bubble_h1", "except_last")]),
         ("sampled", [pipeline(2, 4, "1f1b", "none")]),
         ("remat", [pipeline(2, 2, "1f1b", "none", xla="stretches")]),
         ("lstm", [pipeline(4, 8, "zero_bubble_h1", "none")]),
-        ("translation", [pipeline(6, 4, "1f1b", "none"), pipeline(2, 2, "gpipe", "all")]),
+        ("translation", [pipeline(4, 4, "1f1b", "none"), pipeline(2, 2, "gpipe", "all")]),
         ("repeated_translation", [pipeline(3, 2, "zero_bubble_h1", "none")]),
         ("prefix", [pipeline(3, 4, "1f1b", "except_last")]),
-        ("pairs", [pipeline(4, 4, "1f1b", "none"), pipeline(7, 2, "gpipe", "all")]),
+        ("pairs", [pipeline(7, 2, "1f1b", "none")]),
         ("pairs_luong", [pipeline(3, 2, "1f1b", "except_last")]),
     ],
     ids=lambda v: v if isinstance(v, str) else "",

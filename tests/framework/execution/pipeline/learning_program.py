@@ -1,7 +1,8 @@
 """Trains with all that a learner can do, on one device and in pipelines, and prints the states.
 
-Argument: {case: {"learner": Params of a Learner, "poisoned": steps whose loss is not finite}} as
-JSON. Prints {case: [what came out of each execution, one device first]}.
+Argument: {case: {"learner": Params of a Learner, "poisoned": steps whose loss is not finite,
+"pipelines": names of pipelines}} as JSON. Prints {case: [what came out of each execution, one
+device first]}.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ from tekso.framework.optimizers.adam import Adam
 from tekso.framework.schedules import Constant
 
 SIZE, STEPS = 16, 3
-PIPELINES: tuple[dict[str, Any], ...] = (
-    {
+PIPELINES: dict[str, dict[str, Any]] = {
+    "rematerialized": {
         "num_stages": 3,
         "num_micro_batches": 4,
         "schedule": "zero_bubble_h1",
         "rematerialize": "all",
     },
-    {"num_stages": 2, "num_micro_batches": 2, "num_replicas": 2},
-)
+    "replicas": {"num_stages": 2, "num_micro_batches": 2, "num_replicas": 2},
+}
 
 
 def run(execution: Any, case: dict[str, Any]) -> dict[str, Any]:
@@ -76,12 +77,11 @@ def main() -> None:
     """See the module."""
     cases = json.loads(sys.argv[1])
     Pipelined.Params(num_stages=4).instantiate().setup_devices()
-    executions = [DataParallel.Params(towers=1, xla="none")]
-    executions += [Pipelined.Params(**p) for p in PIPELINES]
-    results = {
-        name: [run(execution.instantiate(), case) for execution in executions]
-        for name, case in cases.items()
-    }
+    alone = DataParallel.Params(towers=1, xla="none")
+    results = {}
+    for name, case in cases.items():
+        piped = [Pipelined.Params(**PIPELINES[one]) for one in case["pipelines"]]
+        results[name] = [run(execution.instantiate(), case) for execution in (alone, *piped)]
     print(json.dumps(results))
 
 

@@ -51,15 +51,15 @@ class Checking(Skipping):
         return super()._block(index, theta, flow, ctx)
 
 
-def stacked(**layer: Any) -> Any:
-    """A language model of 4 repeated layers."""
-    stack = RepeatedStack.Params(num_layers=4, layer=small_models.layer(**layer))
+def stacked(num_layers: int, **layer: Any) -> Any:
+    """A language model of repeated layers."""
+    stack = RepeatedStack.Params(num_layers=num_layers, layer=small_models.layer(**layer))
     return small_models.language_model(stack)
 
 
-small_models.MODELS["stacked"] = stacked
+small_models.MODELS["stacked"] = lambda: stacked(4)
 small_models.MODELS["stacked_moe"] = lambda: stacked(
-    feed_forward=small_models.experts(small_models.SwitchRouter.Params())
+    2, feed_forward=small_models.experts(small_models.SwitchRouter.Params())
 )
 
 

@@ -112,29 +112,6 @@ def test_a_stage_that_fails_ends_the_step_with_its_name() -> None:
     assert "assertion failed" in said
 
 
-@pytest.mark.slow
-def test_the_experiment_trains_as_it_is_typed(tmp_path: Path) -> None:
-    alone = trained("lm.python_source.Tiny", tmp_path / "alone")
-    meshes = trained("lm.python_source.TinyMeshPipeline", tmp_path / "meshes")
-    assert meshes == pytest.approx(alone, rel=1e-5)
-
-
-def trained(model: str, logdir: Path) -> dict[str, float]:
-    """Returns the figures of two steps and an evaluation."""
-    command = ["-m", "tekso.tools.trainer", f"--model={model}", "--steps=2"]
-    command += [f"--logdir={logdir}", "--set", "task.decode=None"]
-    done = processes.run(command)
-    assert done.returncode == 0, done.stderr[-3000:]
-    lines = (logdir / "metrics.jsonl").read_text().splitlines()
-    records = [json.loads(line) for line in lines]
-    return {
-        f"{record['step']} {record['split']} {name}": record[name]
-        for record in records
-        for name in ("loss", "gradient_norm", "bits_per_byte")
-        if name in record
-    }
-
-
 # --- what is refused, before any device is used ---
 
 

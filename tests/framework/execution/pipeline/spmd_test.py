@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import small_models
 from equality_test import check
-from mesh_stages_test import run, trained
+from mesh_stages_test import run
 
 from tekso.framework import registry
 from tekso.framework.execution import ExecutionError, MeshSharded, Pipelined
@@ -35,10 +35,8 @@ def test_stages_and_micro_batches_change_nothing() -> None:
     alone, *piped = run(
         "stacked",
         pipeline(4, 2, rematerialize="all"),
-        pipeline(2, 4),
-        pipeline(2, 2, num_replicas=2),
-        pipeline(4, 4),
-        size=16,
+        pipeline(2, 3, num_replicas=2),
+        size=12,
     )
     for one in piped:
         check(alone, one)
@@ -61,13 +59,6 @@ def test_a_mask_of_minus_infinity_and_what_is_learned_go_beside_the_stack() -> N
     alone, *piped = run("masked", pipeline(2, 4), pipeline(2, 2, rematerialize="all"), size=16)
     for one in piped:
         check(alone, one)
-
-
-@pytest.mark.slow
-def test_the_experiment_trains_as_it_is_typed(tmp_path: Path) -> None:
-    alone = trained("lm.python_source.Tiny", tmp_path / "alone")
-    program = trained("lm.python_source.TinySpmdPipeline", tmp_path / "program")
-    assert program == pytest.approx(alone, rel=1e-5)
 
 
 # --- what is refused, before any device is used ---
