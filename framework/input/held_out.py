@@ -97,9 +97,9 @@ class HeldOut(Input):
         check_step(step, self.num_batches)
         return self._inner.batch(int(self._steps[step]))
 
-    def filling(self, step: int) -> npt.NDArray[np.bool_] | None:
+    def is_padding(self, step: int) -> npt.NDArray[np.bool_] | None:
         """See `Input`."""
-        return self._inner.filling(int(self._steps[step]))
+        return self._inner.is_padding(int(self._steps[step]))
 
     @property
     def num_batches(self) -> int:

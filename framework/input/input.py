@@ -108,8 +108,8 @@ class Input(Configurable):
         """Batches of one pass; None: there is no end."""
         return None
 
-    def filling(self, step: int) -> npt.NDArray[np.bool_] | None:
-        """Which examples of a batch only fill it up and must not count; None: it is not known.
+    def is_padding(self, step: int) -> npt.NDArray[np.bool_] | None:
+        """Which examples of a batch only pad it and must not count; None: it is not known.
 
         A run checks before its first step that the task counts none of them.
 
@@ -210,7 +210,7 @@ class ExampleInput(Input):
             clear(batch, position != index, self.padding_keys)
         return batch
 
-    def filling(self, step: int) -> npt.NDArray[np.bool_] | None:
+    def is_padding(self, step: int) -> npt.NDArray[np.bool_] | None:
         """See `Input`; a subclass that makes its batches in another way says it itself."""
         if type(self).batch is not ExampleInput.batch:
             return None

@@ -1,7 +1,7 @@
 """What has to hold between inputs and the task, checked before the first step.
 
-An evaluation is one pass in which every example counts once: it has an end, and what only fills
-its last batch up has the weight 0.
+An evaluation is one pass in which every example counts once: it has an end, and padding examples
+have the weight 0.
 """
 
 from __future__ import annotations
@@ -10,11 +10,15 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from tekso.framework.input.input import ExampleInput, Input
 from tekso.framework.input.skips import InputError
 from tekso.framework.task import Task
+
+MOST_BATCHES = 1000
+"""Among how many batches at the end of a pass padding examples are looked for."""
 
 
 def check_ends(eval_inputs: Mapping[str, Input]) -> None:
@@ -52,7 +56,7 @@ def repeats(input: Input) -> str | None:
 
 
 def check_weights(inputs: Mapping[str, Input], task: Task) -> None:
-    """Checks that `loss_weight` counts nothing that only fills a batch up.
+    """Checks that `loss_weight` counts no padding examples.
 
     Args:
       inputs: {path in the tree: input}.
@@ -62,22 +66,35 @@ def check_weights(inputs: Mapping[str, Input], task: Task) -> None:
       InputError: it does, or no array of the batch marks it.
     """
     for path, input in inputs.items():
-        if not input.num_batches:
+        found = padding(input)
+        if found is None:
             continue
-        last = input.num_batches - 1
-        filling = input.filling(last)
-        if filling is None or not filling.any():
-            continue
-        copies = {name: array[filling] for name, array in input.batch(last).items()}
-        found = _weight(task, copies)
-        if found:
-            raise InputError(not_marked(path, task, "loss_weight", filling, found))
+        step, is_padding = found
+        copies = {name: array[is_padding] for name, array in input.batch(step).items()}
+        weight = _weight(task, copies)
+        if weight:
+            raise InputError(counted(path, task, "loss_weight", is_padding, weight))
 
 
-def not_marked(path: str, task: Task, what: str, filling: np.ndarray, found: float) -> str:
+def padding(input: Input) -> tuple[int, npt.NDArray[np.bool_]] | None:
+    """Returns the last batch of a pass that has padding examples, and which of them are.
+
+    It is looked for among the last `MOST_BATCHES`. None: there is none, no end, or it is not known.
+    """
+    last = (input.num_batches or 0) - 1
+    for step in range(last, max(last - MOST_BATCHES, -1), -1):
+        is_padding = input.is_padding(step)
+        if is_padding is None:
+            return None
+        if is_padding.any():
+            return step, is_padding
+    return None
+
+
+def counted(path: str, task: Task, what: str, is_padding: np.ndarray, found: float) -> str:
     """Returns the message about a sum of a task that counts padding examples."""
     return (
-        f"{path}: {int(filling.sum())} of the {len(filling)} examples of the last batch are "
+        f"{path}: {int(is_padding.sum())} of the {len(is_padding)} examples of a batch are "
         f"padding, copies that fill it up, and {type(task).__name__}.{what} counts them: of these "
         f"alone it is {found:g} instead of 0. Multiply by the array of the batch that is 0 for "
         f'them ("weights") in loss_weight, loss and metrics; or set {path}.batch_size to a divisor '

@@ -1,7 +1,7 @@
 """Tries a task on two examples before the first step: is its loss a sum, and are all weights used?
 
     loss of {0, 1}  =  loss of {0} + loss of {1}       else it is a mean, or couples examples
-    loss of {filling}  =  0                            else it counts what fills a batch up
+    loss of {padding}  =  0, metrics too               else it counts what only pads a batch
     a gradient of every learned weight                 else the loss does not depend on it
 
 It is computed on the host with the weights that the run begins with, op by op (or traced, if there
@@ -11,7 +11,7 @@ are loops). So it knows no execution, and costs little beside the first step.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from tekso.framework.input.skips import InputError
 from tekso.framework.layer import Layer
 from tekso.framework.learning_step import LearnerBase
 from tekso.framework.path_patterns import listed
-from tekso.framework.run.input_checks import not_marked
+from tekso.framework.run.input_checks import counted, padding
 from tekso.framework.task import Program, Task
 from tekso.framework.theta import flatten
 
@@ -43,6 +43,7 @@ class LossError(ValueError):
 class _Sums:
     loss: float
     weight: float
+    metrics: dict[str, tuple[float, float]]
 
 
 def check(
@@ -60,42 +61,51 @@ def check(
 
     Raises:
       LossError: the loss, or its weight, is no sum over examples.
-      InputError: what fills a batch of an evaluation up is counted.
+      InputError: the loss or a metric counts padding examples.
     """
+
+    def tried(trial: _Trial) -> list[str]:
+        batch = inputs["input"].batch(0)
+        if len(next(iter(batch.values()))) > 1 and not _couples_examples(task):
+            _check_is_sum(trial, batch)
+        _check_padding(trial, inputs)
+        unused = trial.unused(_rows(batch, [0, -1]), learner.trainable(task.specs()))
+        if not unused:
+            return []
+        return [
+            f"the loss does not depend on {listed(unused)}: no gradient reaches what is learned "
+            "there. Use it in fprop, or name it in learner.frozen"
+        ]
+
+    return _try(task, program, tried)
+
+
+def check_padding(task: Task, program: Program, inputs: Mapping[str, Input]) -> list[str]:
+    """Checks that a task counts no padding examples; as `check`, without the rest."""
+
+    def tried(trial: _Trial) -> list[str]:
+        _check_padding(trial, inputs)
+        return []
+
+    return _try(task, program, tried)
+
+
+def _try(task: Task, program: Program, function: Callable[[_Trial], list[str]]) -> list[str]:
+    specs = task.specs()
+    if sum(spec.size_bytes for spec in specs.values()) > MOST_BYTES or program.calls_alike:
+        return []
     try:
-        return _checked(task, learner, program, inputs)
+        with tf.device("CPU:0"):
+            weights = {p: tf.constant(w.numpy()) for p, w in flatten(program.call(_theta)).items()}
+            return function(_Trial(task, weights))
     except (LossError, InputError):
         raise
     except Exception as error:  # of the user's code, which may take none but whole batches
         reason = str(error).partition("\n")[0]
         return [
-            f"{type(task).__name__} could not be tried on two examples, so nothing says whether "
-            f"its loss is a sum: {type(error).__name__}: {reason}"
+            f"{type(task).__name__} could not be tried on a few examples, so nothing says "
+            f"whether its loss is a sum and counts no padding: {type(error).__name__}: {reason}"
         ]
-
-
-def _checked(
-    task: Task, learner: LearnerBase, program: Program, inputs: Mapping[str, Input]
-) -> list[str]:
-    specs = task.specs()
-    if sum(spec.size_bytes for spec in specs.values()) > MOST_BYTES or program.calls_alike:
-        return []
-    batch = inputs["input"].batch(0)
-    couples = _couples_examples(task)
-    with tf.device("CPU:0"):
-        weights = {p: tf.constant(w.numpy()) for p, w in flatten(program.call(_theta)).items()}
-        trial = _Trial(task, weights, tuple(learner.trainable(specs)))
-        if len(next(iter(batch.values()))) > 1 and not couples:
-            _check_is_sum(trial, batch)
-        for path, input in inputs.items() if not couples else ():
-            _check_filling(trial, input, path)
-        unused = trial.unused(_rows(batch, [0, -1]))
-    if not unused:
-        return []
-    return [
-        f"the loss does not depend on {listed(unused)}: no gradient reaches what is learned there. "
-        "Use it in fprop, or name it in learner.frozen"
-    ]
 
 
 def _theta(theta: Any, ctx: StepContext) -> Any:
@@ -131,17 +141,20 @@ def _check_is_sum(trial: _Trial, batch: Batch) -> None:
             )
 
 
-def _check_filling(trial: _Trial, input: Input, path: str) -> None:
-    if not input.num_batches:
-        return
-    last = input.num_batches - 1
-    filling = input.filling(last)
-    if filling is None or not filling.any():
-        return
-    copy = int(np.flatnonzero(filling)[0])
-    found = trial.sums(_rows(input.batch(last), [copy])).loss
-    if _differ(found, 0.0, scale=0.0):
-        raise InputError(not_marked(path, trial.task, "loss", filling, found))
+def _check_padding(trial: _Trial, inputs: Mapping[str, Input]) -> None:
+    for path, input in inputs.items() if not _couples_examples(trial.task) else ():
+        found = padding(input)
+        if found is None:
+            continue
+        step, is_padding = found
+        copy = int(np.flatnonzero(is_padding)[0])
+        sums = trial.sums(_rows(input.batch(step), [copy]))
+        parts = {"loss": sums.loss}
+        for name, pair in sums.metrics.items():
+            parts[f"metric {name!r}"], parts[f"weight of metric {name!r}"] = pair
+        for what, value in parts.items():
+            if _differ(value, 0.0, scale=0.0):
+                raise InputError(counted(path, trial.task, what, is_padding, value))
 
 
 def _differ(one: float, other: float, *, scale: float) -> bool:
@@ -163,8 +176,8 @@ class _NoLoops(StepContext):
 class _Trial:
     """The loss of a task over few examples: op by op, or traced if there are loops."""
 
-    def __init__(self, task: Task, weights: Mapping[str, tf.Tensor], learned: Any) -> None:
-        self.task, self._weights, self._learned = task, weights, list(learned)
+    def __init__(self, task: Task, weights: Mapping[str, tf.Tensor]) -> None:
+        self.task, self._weights = task, weights
         self._traced = tf.function(self._run, autograph=False)
         self._has_loops = False
 
@@ -176,11 +189,12 @@ class _Trial:
         *,
         mode: Mode,
         kind: type[StepContext] = StepContext,
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, dict[str, tuple[tf.Tensor, tf.Tensor]]]:
         ctx = kind(mode=mode, num_examples=2, example_offset=offset)
-        loss = self.task.loss(self.task.theta(weights), batch, ctx).loss_sum
-        auxiliary = tf.cast(ctx.collected.total("loss"), loss.dtype)
-        return loss, tf.cast(self.task.loss_weight(batch), tf.float32), loss + auxiliary
+        sums = self.task.loss(self.task.theta(weights), batch, ctx)
+        loss = sums.loss_sum
+        total = loss + tf.cast(ctx.collected.total("loss"), loss.dtype)
+        return loss, tf.cast(self.task.loss_weight(batch), tf.float32), total, sums.metrics
 
     def _sums(self, batch: Batch, mode: Mode, offset: int = 0) -> Any:
         arguments = (self._weights, _tensors(batch), tf.constant(offset, tf.int64))
@@ -198,12 +212,13 @@ class _Trial:
           batch: the examples.
           offset: position of the first one in the global batch, on which random numbers depend.
         """
-        loss, weight, _ = self._sums(batch, "eval", offset)
-        return _Sums(float(loss), float(weight))
+        loss, weight, _, metrics = self._sums(batch, "eval", offset)
+        pairs = {name: (float(one), float(other)) for name, (one, other) in metrics.items()}
+        return _Sums(float(loss), float(weight), pairs)
 
-    def unused(self, batch: Batch) -> list[str]:
+    def unused(self, batch: Batch, learned: Iterable[str]) -> list[str]:
         """Returns the paths of learned weights that no gradient reaches."""
-        sources = {path: self._weights[path] for path in self._learned}
+        sources = {path: self._weights[path] for path in learned}
         unused = list(sources)
         for mode in ("eval", "train"):  # training may use more
             with tf.GradientTape(watch_accessed_variables=False) as tape:

@@ -51,8 +51,7 @@ def _train(job: Job, peers: Peers) -> int:
         with peers.explaining():
             loop = _loop(job, parts, checkpoints, report, peers)
             step = loop.restore(checkpoint)
-            if checkpoint is None:
-                _try_task(job, parts)
+            _try_task(job, parts, is_new=checkpoint is None)
             if peers.is_first:  # only now is it sure that the logdir is this experiment's
                 job.logdir.write_params(job.model, job.tree, job.registered)
                 job.logdir.add_command(job.command)
@@ -110,6 +109,7 @@ def evaluate_checkpoint(job: Job, checkpoint: Checkpoint) -> dict[str, Any]:
 
 def _evaluate(job: Job, checkpoint: Checkpoint, peers: Peers) -> dict[str, Any]:
     parts = _restored(job, checkpoint, peers)
+    _try_task(job, parts, is_new=False)
     log = MetricsLog(job.logdir.file("evaluations.jsonl"))
     found = {}
     for name, batches in _eval_batches(parts).items():
@@ -287,10 +287,14 @@ def changes(before: str, tree: Params) -> list[str]:
         return [f"the Params of the checkpoint cannot be read any more: {error}"]
 
 
-def _try_task(job: Job, parts: Assembly) -> None:
-    """Tries the task on two examples; tells what seems wrong."""
+def _try_task(job: Job, parts: Assembly, *, is_new: bool) -> None:
+    """Tries the task on two examples, or on padding alone; reports what seems wrong."""
     inputs = with_paths(parts.input, parts.eval_inputs)
-    for line in loss_check.check(parts.task, parts.learner, parts.program, inputs):
+    if is_new:
+        lines = loss_check.check(parts.task, parts.learner, parts.program, inputs)
+    else:
+        lines = loss_check.check_padding(parts.task, parts.program, inputs)
+    for line in lines:
         job.console.line(line, "warning")
 
 

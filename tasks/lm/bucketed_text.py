@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tekso.framework.input import shuffle
-from tekso.framework.input.bucketing import Buckets
+from tekso.framework.input.bucketing import Buckets, Chosen
 from tekso.framework.input.input import Batch, check_step, clear
 from tekso.framework.input.packing import cut
 from tekso.framework.params import param
@@ -75,16 +75,23 @@ class BucketedText(TextInput):
           IndexError: the step is negative, or the pass has fewer batches.
         """
         check_step(step, self.num_batches)
-        epoch, number = divmod(step, self._buckets.num_batches)
-        key = shuffle.fold(self._key, epoch) if self.params.order == "shuffled" else None
-        chosen = self._buckets.batch(number, key=key)
+        chosen = self._chosen(step)
         batch = self._rows(chosen.examples, self._bounds[chosen.bucket])
         clear(batch, ~chosen.real, self.padding_keys)
         return batch
 
+    def is_padding(self, step: int) -> npt.NDArray[np.bool_]:
+        """See `Input`."""
+        return ~self._chosen(step).real
+
     def at(self, position: npt.NDArray[np.int64]) -> Batch:
         """Refuses: there are no examples of one shape."""
         raise TypeError("BucketedText has rows of several lengths and cannot be part of a mixture")
+
+    def _chosen(self, step: int) -> Chosen:
+        epoch, number = divmod(step, self._buckets.num_batches)
+        key = shuffle.fold(self._key, epoch) if self.params.order == "shuffled" else None
+        return self._buckets.batch(number, key=key)
 
     def _rows(self, index: Indices, length: int) -> Batch:
         place = np.arange(length)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from tekso.framework.input import shuffle
-from tekso.framework.input.bucketing import Buckets
+from tekso.framework.input.bucketing import Buckets, Chosen
 from tekso.framework.input.input import Batch, check_step, clear
 from tekso.framework.params import param
 from tekso.tasks.mt.input import Indices, TranslationInput
@@ -69,28 +70,37 @@ class BucketedPairs(TranslationInput):
         check_step(step, self.num_batches)
         if self.params.order != "shuffled":
             return self._in_order(step)
-        epoch, number = divmod(step, self._buckets.num_batches)
-        key = shuffle.fold(self._key, epoch)
-        chosen = self._buckets.batch(number, key=key)
+        chosen = self._chosen(step)
         return self._rows(chosen.examples, ~chosen.real, self._bounds[chosen.bucket])
+
+    def is_padding(self, step: int) -> npt.NDArray[np.bool_]:
+        """See `Input`."""
+        if self.params.order == "shuffled":
+            return ~self._chosen(step).real
+        return (self.params.order == "once") & (self._places(step) >= self.num_examples)
 
     def at(self, position: Indices) -> Batch:
         """Refuses: there are no examples of one shape."""
         raise TypeError("BucketedPairs has rows of several lengths and cannot be part of a mixture")
 
-    def _in_order(self, step: int) -> Batch:
-        size = self.params.batch_size
-        place = np.arange(step * size, (step + 1) * size)
-        is_once = self.params.order == "once"
-        last = self.num_examples - 1
-        examples = np.minimum(place, last) if is_once else place % self.num_examples
-        bucket = int(np.searchsorted(self._bounds, self._sizes[examples].max()))
-        return self._rows(examples, is_once & (place > last), self._bounds[bucket])
+    def _chosen(self, step: int) -> Chosen:
+        epoch, number = divmod(step, self._buckets.num_batches)
+        return self._buckets.batch(number, key=shuffle.fold(self._key, epoch))
 
-    def _rows(self, examples: Indices, filling: np.ndarray, bound: int) -> Batch:
+    def _places(self, step: int) -> Indices:
+        size = self.params.batch_size
+        return np.arange(step * size, (step + 1) * size)
+
+    def _in_order(self, step: int) -> Batch:
+        place, count = self._places(step), self.num_examples
+        examples = np.minimum(place, count - 1) if self.params.order == "once" else place % count
+        bucket = int(np.searchsorted(self._bounds, self._sizes[examples].max()))
+        return self._rows(examples, self.is_padding(step), self._bounds[bucket])
+
+    def _rows(self, examples: Indices, is_padding: np.ndarray, bound: int) -> Batch:
         p = self.params
         batch = self.rows.one_a_row(
             self._stream[examples], min(bound, p.source_length), min(bound, p.target_length)
         )
-        clear(batch, filling, self.padding_keys)
+        clear(batch, is_padding, self.padding_keys)
         return batch

@@ -57,15 +57,38 @@ def check(input: Any, task: type[Task]) -> None:
     input_checks.check_weights({"eval_inputs.dev": input}, task.Params().instantiate())
 
 
-def test_what_fills_a_batch_up_is_known() -> None:
-    np.testing.assert_array_equal(numbers(4).filling(2), [False, False, False, True])
-    assert not numbers(4).filling(1).any()
-    assert not numbers(4, "sequential").filling(2).any()
+def test_padding_is_known() -> None:
+    np.testing.assert_array_equal(numbers(4).is_padding(2), [False, False, False, True])
+    assert not numbers(4).is_padding(1).any()
+    assert not numbers(4, "sequential").is_padding(2).any()
     params = HeldOut.Params(batch_size=4, max_batches=1)
     held_out = params.instantiate(train=Numbers.Params(batch_size=3))
-    assert not held_out.filling(0).any()
+    assert not held_out.is_padding(0).any()
     whole = HeldOut.Params(batch_size=4).instantiate(train=Numbers.Params(batch_size=3))
-    assert whole.filling(2).sum() == 1
+    assert whole.is_padding(2).sum() == 1
+
+
+class PaddedFirst(Numbers):
+    """Pads the first of two batches, as the last batch of a bucket may be."""
+
+    def batch(self, step: int) -> Any:
+        index = np.array([[0, 1, 1, 1], [2, 3, 4, 5]])[step]
+        return self.examples(index, index)
+
+    def is_padding(self, step: int) -> Any:
+        return np.array([False, False, True, True]) & (step == 0)
+
+    @property
+    def num_batches(self) -> int:
+        return 2
+
+
+def test_padding_before_the_last_batch_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    input: Any = PaddedFirst.Params(batch_size=4, order="once").instantiate()
+    with pytest.raises(InputError, match="2 of the 4 examples of a batch are padding"):
+        check(input, Counting)
+    monkeypatch.setattr(input_checks, "MOST_BATCHES", 1)
+    check(input, Counting)
 
 
 def test_task_that_counts_weights_passes() -> None:
@@ -73,11 +96,11 @@ def test_task_that_counts_weights_passes() -> None:
     check(numbers(4, "shuffled"), Counting)
 
 
-def test_task_that_counts_rows_is_refused_where_rows_only_fill_a_batch_up() -> None:
+def test_task_that_counts_rows_is_refused_where_rows_are_padding() -> None:
     with pytest.raises(InputError) as error:
         check(numbers(4), Counting)
     message = str(error.value)
-    assert message.startswith("eval_inputs.dev: 1 of the 4 examples of the last batch are")
+    assert message.startswith("eval_inputs.dev: 1 of the 4 examples of a batch are")
     assert "Counting.loss_weight counts them: of these alone it is 1 instead of 0" in message
     check(numbers(11), Counting)
 

@@ -69,6 +69,11 @@ class Squares(Task):
             return LossSums(tf.reduce_mean(batch["weights"] * squares))
         if way == "copies count":
             return LossSums(tf.reduce_sum(squares))
+        if way.startswith("copies count in"):
+            ones, weights = tf.ones_like(squares), batch["weights"]
+            pair = (squares, weights) if way.endswith("sum") else (squares * weights, ones)
+            sum, weight = map(tf.reduce_sum, pair)
+            return LossSums(tf.reduce_sum(weights * squares), {"size": (sum, weight)})
         return LossSums(tf.reduce_sum(batch["weights"] * squares))
 
 
@@ -120,6 +125,31 @@ def test_a_loss_that_counts_what_fills_a_batch_up_is_refused() -> None:
         check("copies count")
 
 
+@pytest.mark.parametrize(
+    ("way", "what"),
+    [
+        ("copies count in a metric's sum", "metric 'size'"),
+        ("copies count in a metric's weight", "weight of metric 'size'"),
+    ],
+)
+def test_a_metric_that_counts_padding_is_refused(way: str, what: str) -> None:
+    with pytest.raises(InputError, match=rf"^eval_inputs.dev: .* Squares.{what} counts them"):
+        check(way)
+
+
+def test_evaluations_check_padding_and_nothing_else() -> None:
+    def check_padding(way: str) -> list[str]:
+        task = Squares.Params(way=way).instantiate()
+        inputs = {"eval_inputs.dev": Points.Params(batch_size=4, order="once").instantiate()}
+        found: list[str] = loss_check.check_padding(task, OnHost(task), inputs)
+        return found
+
+    assert check_padding("nothing") == []
+    assert check_padding("mean weight") == []
+    with pytest.raises(InputError, match=r"Squares.loss counts them"):
+        check_padding("copies count")
+
+
 def test_weights_without_a_gradient_are_told_by_path_unless_frozen() -> None:
     (told,) = check("nothing")
     assert "does not depend on 'unused'" in told and "learner.frozen" in told
@@ -133,4 +163,4 @@ def test_what_only_training_uses_has_a_gradient(way: str) -> None:
 
 def test_a_task_that_takes_only_whole_batches_is_told() -> None:
     (told,) = check("fixed")
-    assert "Squares could not be tried on two examples" in told
+    assert "Squares could not be tried on a few examples" in told

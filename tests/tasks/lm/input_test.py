@@ -234,6 +234,15 @@ class TestBucketedText:
         shapes = {batch["ids"].shape for batch in passes(one, 0, 60)}
         assert shapes == {(8, 4), (4, 8), (2, 16)}
 
+    @pytest.mark.parametrize("order", ["shuffled", "once"])
+    def test_padding_is_known_and_has_no_weight(self, order: str) -> None:
+        texts = ["x" * (i % 16 + 1) for i in range(60)]
+        one = make(BucketedText, texts, length=16, bounds=[4, 8], batch_size=7, order=order)
+        padded = np.stack([one.is_padding(step) for step in range(9)])
+        weights = np.stack([one.batch(step)["weights"].sum(1) for step in range(9)])
+        np.testing.assert_array_equal(padded, weights == 0)
+        assert padded.any()
+
     def test_it_cannot_be_mixed(self) -> None:
         part = BucketedText.Params(
             corpus=InMemory.Params(train=["abc"]), length=4, batch_size=2, bounds=[2]

@@ -189,6 +189,14 @@ class TestBucketedPairs:
         assert shapes <= {(3, 4), (3, 8), (3, 12)} and len(shapes) > 1
         assert of_pass(one, 0, one.num_batches) == self.PAIRS
 
+    @pytest.mark.parametrize("order", ["shuffled", "sequential", "once"])
+    def test_padding_is_known_and_has_no_weight(self, order: str) -> None:
+        one = make(BucketedPairs, self.PAIRS, bounds=[4, 8], batch_size=7, order=order)
+        padded = np.stack([one.is_padding(step) for step in range(9)])
+        weights = np.stack([one.batch(step)["target_weights"].sum(1) for step in range(9)])
+        np.testing.assert_array_equal(padded, weights == 0)
+        assert padded.any() == (order != "sequential")
+
     def test_it_cannot_be_mixed(self) -> None:
         with pytest.raises(TypeError, match="cannot be part of a mixture"):
             make(BucketedPairs, self.PAIRS).at(np.array([0]))
