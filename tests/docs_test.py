@@ -95,17 +95,10 @@ HOW: list[tuple[str, Run | TestedBy]] = [
         ),
     ),
     (
-        r"tekso-trainer --model=lm\.python_source\.TinyMeshPipeline .*",
+        r"tekso-trainer --model=lm\.python_source\.Tiny(Mesh|Spmd)Pipeline .*",
         TestedBy(
-            "tests/framework/execution/pipeline/mesh_stages_test.py"
-            "::test_the_experiment_trains_as_it_is_typed"
-        ),
-    ),
-    (
-        r"tekso-trainer --model=lm\.python_source\.TinySpmdPipeline .*",
-        TestedBy(
-            "tests/framework/execution/pipeline/spmd_test.py"
-            "::test_the_experiment_trains_as_it_is_typed"
+            "tests/framework/execution/pipeline/experiments_test.py"
+            "::test_it_gives_the_figures_of_one_device"
         ),
     ),
     (
