@@ -1,4 +1,4 @@
-"""Refuses variables that no layer declared: they are in no checkpoint and in no table of weights.
+"""Refuses variables and layers that no layer declared: their weights are in no checkpoint or table.
 
 Layers hold no variables: an execution makes them from the weight specs. A `tf.Variable` or a Keras
 layer that a layer brings along has other values in every process. It is found in two ways, in
@@ -33,15 +33,27 @@ class ForeignVariableError(ValueError):
 
 
 def check(root: Layer) -> None:
-    """Checks that no attribute of a layer, or of one below it, has variables.
+    """Checks that no attribute of a layer, or of one below it, has variables or undeclared layers.
 
     Raises:
       ForeignVariableError: one has; names the layer and the attribute.
     """
+    layers = {id(layer) for layer in root.walk()}
     for layer in root.walk():
         for name, value in vars(layer).items():
             if name in ("params", "_parent", "_children", "_weights"):
                 continue
+            undeclared = [one for one in _layers_of(value, _DEPTH) if id(one) not in layers]
+            if undeclared:
+                kind, call = type(undeclared[0]).__name__, "child"
+                if not isinstance(value, Layer):
+                    call = "child_list"
+                raise ForeignVariableError(
+                    f"{_called(layer)} has an attribute {name!r} with a layer of type {kind} that "
+                    "is none of its children, so its weights would not be learned: declare it in "
+                    f"__init__ by self.{call}({name!r}, …), with Params, and call it in fprop as "
+                    f"self.{name}{'' if call == 'child' else '[i]'}.fprop(theta.{name}…, x, ctx)"
+                )
             found = _variables_of(value, _DEPTH)
             if found:
                 what = type(value).__name__
@@ -109,6 +121,18 @@ def _read(graph: Any) -> Iterator[Any]:
         yield lambda: list(found)
     finally:
         del graph.watch_variable
+
+
+def _layers_of(value: Any, depth: int) -> list[Layer]:
+    if isinstance(value, Layer):
+        return [value]
+    if depth == 0:
+        return []
+    if isinstance(value, Mapping):
+        return _layers_of(list(value.values()), depth)
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [layer for one in value for layer in _layers_of(one, depth - 1)]
+    return []
 
 
 def _variables_of(value: Any, depth: int) -> list[Any]:

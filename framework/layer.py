@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tekso.framework import theta as theta_lib
 from tekso.framework.initializers import Fans
-from tekso.framework.params import Configurable, param
+from tekso.framework.params import Configurable, Params, param
 from tekso.framework.theta import SEPARATOR, Theta
 from tekso.framework.weight_spec import ANY_INDEX, STACK_DIM, WeightSpec
 
@@ -84,6 +84,7 @@ class Layer(Configurable):
           dtype: by default that of the layer's Params.
 
         Raises:
+          TypeError: `init` is no Params.
           ValueError: the name is taken or cannot be an attribute of theta, a size is not positive,
             or dims do not fit the shape.
         """
@@ -97,7 +98,11 @@ class Layer(Configurable):
             )
         named = [d for d in dims if d is not None]
         if len(set(named)) != len(named):
-            raise ValueError(f"{where}: dims {list(dims)} name one dim twice")
+            raise ValueError(
+                f"{where}: dims {list(dims)} name one dim twice; a dim that no mesh axis is to "
+                "shard may be None"
+            )
+        _check_params(init, f"{where}: init", "Normal")
         fans = Fans(
             fan_in if fan_in is not None else math.prod(shape[:-1]),
             fan_out if fan_out is not None else (shape[-1] if shape else 1),
@@ -114,7 +119,12 @@ class Layer(Configurable):
         )
 
     def child(self, name: str, params: Any) -> Any:
-        """Builds a child from its Params, keeps it as attribute `name` and returns it."""
+        """Builds a child from its Params, keeps it as attribute `name` and returns it.
+
+        Raises:
+          TypeError: given anything but the Params of a layer.
+          ValueError: the name is taken, or cannot be an attribute of theta.
+        """
         layer = self._adopt(name, params)
         self._keep(name, layer)
         return layer
@@ -149,6 +159,7 @@ class Layer(Configurable):
             )
 
     def _adopt(self, name: str, params: Any) -> Layer:
+        _check_params(params, f"{type(self).__name__}: child {name!r}", "Linear")
         layer = params.instantiate()
         if not isinstance(layer, Layer):
             raise TypeError(f"{type(self).__name__}.{name}: {type(layer).__name__} is not a Layer")
@@ -298,3 +309,12 @@ class Layer(Configurable):
             f"{type(self).__name__} collects statistics {sorted(statistics)} but has no "
             "updated_statistics()"
         )
+
+
+def _check_params(value: Any, what: str, example: str) -> None:
+    if isinstance(value, Params):
+        return
+    given = (
+        value.__name__ if isinstance(value, type) else f"an object of type {type(value).__name__}"
+    )
+    raise TypeError(f"{what} is {given}, and has to be Params, as {example}.Params(…)")

@@ -183,6 +183,8 @@ def _explain(key: str, modules: list[str]) -> str:
             importlib.import_module(f"{PACKAGE}.{key}")
         return f"{key!r} is a module; its experiments are: {_listed(key)}"
     if module in modules or module in registered:
+        if _is_class(module, name):
+            return f"{key} is a class, and not registered: put @register above it"
         close = difflib.get_close_matches(name, _classes_in(module), n=3, cutoff=0.5)
         hint = _did_you_mean(f"{module}.{match}" for match in close)
         return f"{module} has no experiment {name!r}{hint}; it has: {_listed(module)}"
@@ -194,6 +196,12 @@ def _explain(key: str, modules: list[str]) -> str:
         hint = _did_you_mean(_with_class(name, everything)[:3])
     shown = ", ".join(everything) or "none"
     return f"there is no experiment {key!r}{hint}; modules with experiments: {shown}"
+
+
+def _is_class(module: str, name: str) -> bool:
+    """Whether a module that is imported, below `tekso.params` or the user's own, has a class."""
+    found = sys.modules.get(f"{PACKAGE}.{module}") or sys.modules.get(module)
+    return isinstance(getattr(found, name, None), type)
 
 
 def _did_you_mean(keys: Iterable[str]) -> str:

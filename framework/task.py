@@ -26,17 +26,41 @@ LOSS = "loss"
 """Name under which an execution adds (loss_sum, loss_weight) to the sums of a task's metrics."""
 
 
+class TaskError(TypeError):
+    """A task returns something else than its contract says."""
+
+
 @dataclasses.dataclass(frozen=True)
 class LossSums:
     """What one part of a batch adds to a step, never a mean.
 
     Attributes:
       loss_sum: scalar; the sum over all parts divided by the global `loss_weight` is the loss.
-      metrics: {name: (sum, weight)}, scalars; sum / weight over all parts is the metric.
+      metrics: {name: (sum, weight)}, scalars; sum / weight over all parts is the metric. Integers
+        become float32.
+
+    Raises:
+      TaskError: a value is no scalar or no number, or a metric no pair.
     """
 
     loss_sum: tf.Tensor
     metrics: dict[str, tuple[tf.Tensor, tf.Tensor]] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Checks the values and makes them tensors."""
+        object.__setattr__(self, "loss_sum", _scalar(self.loss_sum, "the loss sum", _SUM_OF_LOSSES))
+        if not isinstance(self.metrics, Mapping):
+            raise TaskError(f"metrics of LossSums are {_shown(self.metrics)}, not a dict {_PAIRS}")
+        pairs = {}
+        for name, pair in self.metrics.items():
+            if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+                raise TaskError(f"the metric {name!r} is {_shown(pair)}, not a pair: {_PAIRS}")
+            one, weight = pair
+            pairs[name] = (
+                _scalar(one, f"the sum of the metric {name!r}", _PAIRS),
+                _scalar(weight, f"the weight of the metric {name!r}", _PAIRS),
+            )
+        object.__setattr__(self, "metrics", pairs)
 
     def total(self, weight: tf.Tensor, auxiliary: tf.Tensor) -> tf.Tensor:
         """Returns what this part adds to the total loss, in the type of `loss_sum`.
@@ -45,9 +69,76 @@ class LossSums:
           weight: of the global batch. If it is 0, the batch is padding: nothing is to be learned.
           auxiliary: the part's auxiliary losses.
         """
-        loss_sum = tf.convert_to_tensor(self.loss_sum)
-        mean = tf.math.divide_no_nan(loss_sum, tf.cast(weight, loss_sum.dtype))
+        mean = tf.math.divide_no_nan(self.loss_sum, tf.cast(weight, self.loss_sum.dtype))
         return mean + tf.cast(auxiliary, mean.dtype)
+
+
+_SUM_OF_LOSSES = "sum the losses of the examples with tf.reduce_sum"
+_PAIRS = "{name: (sum, weight)} of scalars, whose quotient is the metric"
+
+
+def _scalar(value: Any, what: str, want: str) -> tf.Tensor:
+    """Returns a value as a tensor of a floating type.
+
+    Raises:
+      TaskError: it is no scalar, or no number.
+    """
+    try:
+        tensor = tf.convert_to_tensor(value)
+    except (TypeError, ValueError):
+        raise TaskError(f"{what} is {_shown(value)}, and has to be a scalar: {want}") from None
+    if not tensor.dtype.is_floating:
+        if not (tensor.dtype.is_integer or tensor.dtype.is_bool):
+            raise TaskError(f"{what} is {_shown(tensor)}, and has to be a number: {want}")
+        tensor = tf.cast(tensor, tf.float32)
+    if tensor.shape.rank not in (0, None):
+        raise TaskError(f"{what} is {_shown(tensor)}, and has to be a scalar: {want}")
+    return tensor
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, tf.Tensor):
+        return f"a {value.dtype.name} tensor of shape {list(value.shape)}"
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return repr(value)
+    return f"a {type(value).__name__}" + (f" of {len(value)}" if hasattr(value, "__len__") else "")
+
+
+def loss_sums(task: Task, theta: Theta, batch: Batch, ctx: Any) -> LossSums:
+    """Returns `task.loss(theta, batch, ctx)`.
+
+    Raises:
+      TaskError: it is no `LossSums`.
+    """
+    sums = task.loss(theta, batch, ctx)
+    if not isinstance(sums, LossSums):
+        raise TaskError(
+            f"{_method(task, 'loss')} returns {_shown(sums)}, and has to return LossSums(loss_sum, "
+            f"metrics): {_SUM_OF_LOSSES}; metrics are {_PAIRS}"
+        )
+    return sums
+
+
+def weight_of(task: Task, batch: Batch) -> tf.Tensor:
+    """Returns `task.loss_weight(batch)` in float32.
+
+    Shapes:
+      returns: []
+
+    Raises:
+      TaskError: it is no scalar, or no number.
+    """
+    what = f"what {_method(task, 'loss_weight')} returns"
+    weight = _scalar(task.loss_weight(batch), what, "sum the weights of the examples")
+    return tf.cast(weight, tf.float32)
+
+
+def _method(task: Task, name: str) -> str:
+    """A method and its place, for messages: what it returned is wrong."""
+    kind = next(kind for kind in type(task).__mro__ if name in vars(kind))
+    code = getattr(vars(kind)[name], "__code__", None)
+    place = f" ({code.co_filename}:{code.co_firstlineno})" if code is not None else ""
+    return f"{kind.__name__}.{name}{place}"
 
 
 @dataclasses.dataclass(frozen=True)

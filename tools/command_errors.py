@@ -1,13 +1,15 @@
 """Errors as the person at the command line sees them: one message for what they can act on.
 
-An error that Tekso raised on purpose, or that the operating system raised about a file, is told in
-a line. Anything else is a fault of the program and keeps its traceback.
+An error that Tekso raised on purpose, or that the operating system raised about a file, is one
+sentence. An error in the user's own code, or in a layer that is given wrong values, is its message
+with the line of code and the layer. Anything else is a bug and keeps its traceback.
 """
 
 from __future__ import annotations
 
 import dis
 import errno
+import linecache
 import os
 import sys
 import sysconfig
@@ -18,6 +20,7 @@ from types import FrameType
 OK, FAILED, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
 _PROJECT = "tekso."
 _EXPERIMENTS = "tekso.params."
+_MORE = "  --traceback shows how the program came there"
 _MAKE_ROOM = "; make room and give the same command again"
 
 
@@ -26,12 +29,12 @@ class UsageError(Exception):
 
 
 def run(program: str, action: Callable[[], int], *, show_traceback: bool = False) -> int:
-    """Runs an action and tells its errors; returns the exit code.
+    """Runs an action and reports its errors; returns the exit code.
 
     Args:
       program: name of the command, before every message.
       action: what to do; returns an exit code.
-      show_traceback: tell every error in full.
+      show_traceback: print the whole traceback of every error.
     """
     try:
         return action()
@@ -45,10 +48,13 @@ def run(program: str, action: Callable[[], int], *, show_traceback: bool = False
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except Exception as error:
-        if show_traceback or not is_meant(error):
+        places = _places(error)
+        if show_traceback or not (places or is_meant(error)):
             traceback.print_exc()
+        elif is_meant(error):
+            _tell(program, f"{_text(error)}{places}")
         else:
-            _tell(program, f"{_text(error)}{_where(error)}")
+            _tell(program, f"{type(error).__name__}: {error}{places}\n{_MORE}")
         return FAILED
 
 
@@ -75,14 +81,29 @@ def _text(error: BaseException) -> str:
     return text or type(error).__name__
 
 
-def _where(error: BaseException) -> str:
-    """The line of an experiment, or of the user's own code, in which an error came about."""
-    places = [
-        f"\n  (at {frame.f_code.co_filename}:{line}, in {frame.f_code.co_name})"
-        for frame, line in traceback.walk_tb(error.__traceback__)
-        if _is_users(frame)
-    ]
-    return places[-1] if places else ""
+def _places(error: BaseException) -> str:
+    """Where an error came about: the line of an experiment or of the user's code, and the layer."""
+    users, layer = "", ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        code = frame.f_code
+        if _is_users(frame):
+            users = f"\n  (at {code.co_filename}:{line}, in {code.co_name})"
+            text = linecache.getline(code.co_filename, line).strip()
+            if text and not is_meant(error):
+                users += f"\n    {text}"
+        path = _layer_path(frame)
+        if path:
+            layer = f"\n  (in the layer {path})"
+    return users + layer
+
+
+def _layer_path(frame: FrameType) -> str:
+    """Path and class of the layer whose `fprop` a frame runs; "" for the root and for no layer."""
+    layers = sys.modules.get("tekso.framework.layer")
+    layer = frame.f_locals.get("self")
+    if layers is None or frame.f_code.co_name != "fprop" or not isinstance(layer, layers.Layer):
+        return ""
+    return layer.path and f"{layer.path} ({type(layer).__name__})"
 
 
 def _is_users(frame: FrameType) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Set
 from typing import Any
 
@@ -21,6 +22,7 @@ from tekso.framework.execution.base import (
 from tekso.framework.foreign_variables import refused
 from tekso.framework.learning_step import select
 from tekso.framework.primitives.fusion import XlaFusion, no_fusion
+from tekso.framework.task import loss_sums, weight_of
 from tekso.framework.weight_spec import WeightSpec
 
 Flat = dict[str, tf.Tensor]
@@ -130,8 +132,9 @@ class DataParallelProgram(Program):
         return self._strategy.experimental_distribute_values_from_function(local)
 
     def _train_graph(self, batch: Any, step: tf.Tensor) -> dict[str, tf.Tensor]:
-        total_weight = self._reduce(self._strategy.run(self._task.loss_weight, args=(batch,)))
-        args = (batch, step, tf.cast(total_weight, tf.float32))
+        weigh = functools.partial(weight_of, self._task)
+        total_weight = self._reduce(self._strategy.run(weigh, args=(batch,)))
+        args = (batch, step, total_weight)
         gradients, sums = self._strategy.run(self._replica_gradients, args=args)
         # Any variable gives `update` its devices; the others come along as arguments.
         anchor = next(iter(self._variables.values()))
@@ -215,12 +218,12 @@ class DataParallelProgram(Program):
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch(trained)
                 with refused(self._task, own=self._own_variables()):
-                    output = self._task.loss(self._task.theta(weights), batch, ctx)
+                    output = loss_sums(self._task, self._task.theta(weights), batch, ctx)
                 total = output.total(total_weight, ctx.collected.total("loss"))
             gradients = tape.gradient(
                 total, trained, unconnected_gradients=tf.UnconnectedGradients.ZERO
             )
-            weight = tf.cast(self._task.loss_weight(batch), tf.float32)
+            weight = weight_of(self._task, batch)
             metrics = ctx.collected.reported(output.metrics)
             # Auxiliary losses are parts of a mean: their weights add up to 1 over the parts.
             share = tf.constant(next(iter(batch.values())).shape[0] / num_examples)
@@ -325,8 +328,8 @@ class DataParallelProgram(Program):
             key = ("eval", _replica_number(), tower)
             ctx = self._context("eval", key, 0, offset, whole)
             with refused(self._task, own=self._own_variables()):
-                output = self._task.loss(theta, part, ctx)
-            weight = tf.cast(self._task.loss_weight(part), tf.float32)
+                output = loss_sums(self._task, theta, part, ctx)
+            weight = weight_of(self._task, part)
             loss = (output.loss_sum, tf.cast(weight, output.loss_sum.dtype))
             parts.append({"loss": loss, **ctx.collected.reported(output.metrics)})
         return reduce_collected(parts)

@@ -294,7 +294,11 @@ class Params(Node):
     def _build(self, kwargs: dict[str, Any]) -> Any:
         if self.owner is None:
             raise TypeError(f"{self._title()} has no owner: nest it in a Configurable class")
-        return type(self).owner(self, **kwargs)
+        built = type(self).owner(self, **kwargs)
+        if not hasattr(built, "params"):
+            name = type(built).__name__
+            raise TypeError(f"{name}.__init__ has to begin with super().__init__(params)")
+        return built
 
     def __eq__(self, other: object) -> bool:
         """Whether class and values are the same, in depth; origins do not count."""

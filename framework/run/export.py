@@ -13,6 +13,7 @@ from tekso.framework.exports import ExportedFunction, ExportedTexts
 from tekso.framework.run import litert, saved_model
 from tekso.framework.run.checkpoint_files import Checkpoint
 from tekso.framework.run.inspection import known_input
+from tekso.framework.task import Task
 
 _ABOUT = ".json"  # beside what a run learned from its data
 _TOKENIZERS = ("source_tokenizer", "target_tokenizer", "tokenizer")  # of inputs
@@ -87,7 +88,11 @@ def export(
     task = tree.task.owner.complete(tree.task, input).instantiate()
     functions = task.exports(input)
     if not functions:
-        raise ExportError(f"{model}: its task has nothing to export")
+        name = type(task).__name__
+        why = f"{name}.exports() returned nothing"
+        if type(task).exports is Task.exports:
+            why = f"{name} has no exports(): return {{name: ExportedFunction(…)}} from it"
+        raise ExportError(f"{model} has nothing to export: {why}")
     functions = _with_lengths(functions, settings.lengths)
     texts = task.text_exports(input)
     learner = schedules.end_with_run(tree.learner, tree.run.steps).instantiate()

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tekso.framework.input.input import ExampleInput, Input
 from tekso.framework.input.skips import InputError
-from tekso.framework.task import Task
+from tekso.framework.task import Task, weight_of
 
 MOST_BATCHES = 1000
 """Among how many batches at the end of a pass padding examples are looked for."""
@@ -104,4 +104,4 @@ def counted(path: str, task: Task, what: str, is_padding: np.ndarray, found: flo
 
 def _weight(task: Task, batch: Mapping[str, Any]) -> float:
     tensors = {name: tf.convert_to_tensor(array) for name, array in batch.items()}
-    return float(task.loss_weight(tensors))
+    return float(weight_of(task, tensors))

@@ -24,7 +24,7 @@ from tekso.framework.layer import Layer
 from tekso.framework.learning_step import LearnerBase
 from tekso.framework.path_patterns import listed
 from tekso.framework.run.input_checks import counted, padding
-from tekso.framework.task import Program, Task
+from tekso.framework.task import Program, Task, TaskError, loss_sums, weight_of
 from tekso.framework.theta import flatten
 
 MOST_BYTES = 512 * 1024**2
@@ -62,6 +62,7 @@ def check(
     Raises:
       LossError: the loss, or its weight, is no sum over examples.
       InputError: the loss or a metric counts padding examples.
+      TaskError: the task returns no sums.
     """
 
     def tried(trial: _Trial) -> list[str]:
@@ -98,7 +99,7 @@ def _try(task: Task, program: Program, function: Callable[[_Trial], list[str]]) 
         with tf.device("CPU:0"):
             weights = {p: tf.constant(w.numpy()) for p, w in flatten(program.call(_theta)).items()}
             return function(_Trial(task, weights))
-    except (LossError, InputError):
+    except (LossError, InputError, TaskError):
         raise
     except Exception as error:  # of the user's code, which may take none but whole batches
         reason = str(error).partition("\n")[0]
@@ -191,10 +192,10 @@ class _Trial:
         kind: type[StepContext] = StepContext,
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, dict[str, tuple[tf.Tensor, tf.Tensor]]]:
         ctx = kind(mode=mode, num_examples=2, example_offset=offset)
-        sums = self.task.loss(self.task.theta(weights), batch, ctx)
+        sums = loss_sums(self.task, self.task.theta(weights), batch, ctx)
         loss = sums.loss_sum
         total = loss + tf.cast(ctx.collected.total("loss"), loss.dtype)
-        return loss, tf.cast(self.task.loss_weight(batch), tf.float32), total, sums.metrics
+        return loss, weight_of(self.task, batch), total, sums.metrics
 
     def _sums(self, batch: Batch, mode: Mode, offset: int = 0) -> Any:
         arguments = (self._weights, _tensors(batch), tf.constant(offset, tf.int64))

@@ -25,7 +25,7 @@ from tekso.framework.run.report.lines import eval_line, size, wrapped
 from tekso.framework.run.report.report import Report
 from tekso.framework.run.stop_signals import exit_code
 from tekso.framework.run.training_loop import Outcome, Timetable, TrainingLoop, restore
-from tekso.framework.task import Scored
+from tekso.framework.task import Scored, Task
 
 BEST = "best"
 """Names the checkpoint with the best evaluation."""
@@ -157,7 +157,11 @@ def decode(job: Job, checkpoint: Checkpoint) -> Any:
         parts = _restored(job, checkpoint, peers, reads_data=reads_data)
         decoded = parts.task.decode(parts.program, parts.input)
     if decoded is None:
-        raise ValueError(f"{job.model}: its task has nothing to decode")
+        name = type(parts.task).__name__
+        why = f"{name}.decode() returned None"
+        if type(parts.task).decode is Task.decode:
+            why = f"{name} has no decode(): return Decoded(text, records) from it"
+        raise ValueError(f"{job.model} has nothing to decode: {why}")
     return decoded
 
 
@@ -349,6 +353,8 @@ def _conclude(
         job.logdir,
         outcome.step,
         imports=job.imports,
+        evaluates=bool(parts.eval_inputs),
+        decodes=type(parts.task).decode is not Task.decode,
         decoding=parts.task.setting_to_try(parts.eval_inputs),
     )
     for line in lines:

@@ -51,6 +51,10 @@ class Scaled(Layer):
         elif self.params.way == "module":
             self.extra = tf.Module()
             self.extra.inner = tf.Variable(2.0)
+        elif self.params.way == "layer":
+            self.extra = Scaled.Params().instantiate()
+        elif self.params.way == "layers":
+            self.extra = [Scaled.Params().instantiate()]
 
     def fprop(self, theta: Any, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
         way = self.params.way
@@ -119,8 +123,20 @@ def test_variables_in_attributes_are_refused_when_built_naming_layer_and_cure(
     assert "self.weight(name, shape" in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("way", "call"),
+    [("layer", r"self.child\('extra', "), ("layers", r"self.child_list\('extra', ")],
+)
+def test_layers_in_attributes_that_are_no_children_are_refused(way: str, call: str) -> None:
+    what = r"^layers/1 \(Scaled\) has an attribute 'extra' with a layer of type Scaled that is none"
+    with pytest.raises(ForeignVariableError, match=f"{what}.*{call}"):
+        foreign_variables.check(task(way))
+
+
 def test_layers_without_variables_pass() -> None:
-    foreign_variables.check(task("none"))
+    made = task("none")
+    made.layers[1].other = made.layers[0]  # a layer of the tree may be known to another
+    foreign_variables.check(made)
 
 
 def train(made: Task, *, towers: int = 1, xla: str = "none") -> Any:

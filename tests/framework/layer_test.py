@@ -103,6 +103,28 @@ def test_weight_refuses_shapes_that_its_dims_do_not_name(
         Empty.Params().instantiate().weight("w", shape, dims=dims, init=Zeros.Params())
 
 
+def test_what_is_no_params_is_refused_as_init_and_as_child() -> None:
+    layer = Empty.Params().instantiate()
+    given = "an object of type Zeros, and has to be Params, as Normal.Params"
+    with pytest.raises(TypeError, match=rf"^Empty.weight\('w'\): init is {given}"):
+        layer.weight("w", [2], dims=("a",), init=Zeros.Params().instantiate())
+    with pytest.raises(TypeError, match="init is Zeros, and has to be Params"):
+        layer.weight("w", [2], dims=("a",), init=Zeros)
+    with pytest.raises(
+        TypeError, match=r"^Empty: child 'c' is an object of type Empty, and has to"
+    ):
+        layer.child("c", Empty.Params().instantiate())
+
+
+def test_an_init_that_does_not_call_that_of_its_base_is_named() -> None:
+    class Forgetful(Layer):
+        def __init__(self, params: Any) -> None:
+            self.size = 3
+
+    with pytest.raises(TypeError, match=r"^Forgetful.__init__ has to begin with super\(\)"):
+        Forgetful.Params().instantiate()
+
+
 def test_two_dims_may_both_have_no_name() -> None:
     layer = Empty.Params().instantiate()
     layer.weight("w", [2, 3], dims=(None, None), init=Zeros.Params())

@@ -105,6 +105,15 @@ def test_a_miss_imports_nothing_and_suggests_from_the_level_of_the_typo(rooms: P
     assert loaded() == []
 
 
+def test_a_class_that_is_not_registered_is_found(rooms: Path) -> None:
+    plain = EXPERIMENT.format(name="Forgotten").replace("@register\n", "")
+    write(rooms, "rooms/params/lm/mine.py", EXPERIMENT.format(name="Tiny") + plain)
+    assert "lm.mine.Forgotten is a class, and not registered: put @register" in (
+        miss("lm.mine.Forgotten")
+    )
+    assert "lm.mine has no experiment 'Forgot'" in miss("lm.mine.Forgot")
+
+
 def test_a_miss_in_a_module_names_its_experiments(rooms: Path) -> None:
     text = miss("lm.gpipe.Layer13")
     assert "lm.gpipe has no experiment 'Layer13'; did you mean lm.gpipe.Layers13" in text

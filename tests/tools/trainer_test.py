@@ -395,11 +395,19 @@ def test_a_mistake_in_an_experiment_is_told_with_its_line(
     assert f"lines/experiments.py:{line}, in run" in error
 
 
-def test_a_fault_keeps_its_traceback(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main("--model=lines.experiments.Faulty", "--mode=inspect_params") == 1
-    assert "Traceback" in capsys.readouterr().err
-    assert main("--model=lines.experiments.Misspelt", "--traceback") == 1
-    assert "Traceback" in capsys.readouterr().err
+def test_a_fault_in_the_code_of_a_user_is_shown_with_its_line(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    faulty = ("--model=lines.experiments.Faulty", "--mode=inspect_params")
+    assert main(*faulty) == 1
+    first, place, code, hint = capsys.readouterr().err.splitlines()
+    line = EXPERIMENTS[: EXPERIMENTS.index("1 / 0")].count("\n") + 1
+    assert first == "tekso-trainer: ZeroDivisionError: division by zero"
+    assert place.endswith(f"lines/experiments.py:{line}, in run)")
+    assert code.strip() == "return 1 / 0" and "--traceback" in hint
+    for command in (faulty, ("--model=lines.experiments.Misspelt",)):
+        assert main(*command, "--traceback") == 1
+        assert "Traceback" in capsys.readouterr().err
 
 
 def test_an_execution_for_one_process_is_refused_before_others_are_waited_for(

@@ -36,7 +36,7 @@ from tekso.framework.execution.mesh.step_errors import compiled
 from tekso.framework.foreign_variables import refused
 from tekso.framework.learning_step import select
 from tekso.framework.primitives.fusion import Fuse, no_fusion
-from tekso.framework.task import LossSums
+from tekso.framework.task import LossSums, loss_sums, weight_of
 from tekso.framework.weight_spec import WeightSpec
 
 Flat = dict[str, tf.Tensor]
@@ -186,7 +186,7 @@ class MeshProgram(Program):
         step = step[0]
         weights = self._flat(WEIGHTS)
         size = next(iter(batch.values())).shape[0]
-        total_weight = tf.cast(self._task.loss_weight(batch), tf.float32)
+        total_weight = weight_of(self._task, batch)
         found = self._gradients(weights, batch, 0, step, total_weight, size)
         return self._update(weights, *found, step)
 
@@ -195,7 +195,7 @@ class MeshProgram(Program):
         step, part = step[0], part[0]
         whole = {name: tf.reshape(x, [-1, *x.shape[2:]]) for name, x in batch.items()}
         parts, size = next(iter(batch.values())).shape[:2]
-        total_weight = tf.cast(self._task.loss_weight(whole), tf.float32)
+        total_weight = weight_of(self._task, whole)
         axis = step_context.batch_axis(self._layout, size)
         chosen = {}
         for name, x in batch.items():
@@ -243,8 +243,7 @@ class MeshProgram(Program):
         self, weights: Flat, batch: Flat, ctx: MeshContext, *, step: Any, offset: Any
     ) -> LossSums:
         """The sums over a part of a batch; the context is that of this step and part."""
-        sums: LossSums = self._task.loss(self._theta(weights, ctx), batch, ctx)
-        return sums
+        return loss_sums(self._task, self._theta(weights, ctx), batch, ctx)
 
     def _gradients(
         self, weights: Flat, batch: Flat, offset: Any, step: Any, total_weight: Any, whole: int
@@ -264,7 +263,7 @@ class MeshProgram(Program):
             path: self._placement.relayout(tf.convert_to_tensor(g), self._gradient_axes(path))
             for path, g in gradients.items()
         }
-        weight = tf.cast(self._task.loss_weight(batch), tf.float32)
+        weight = weight_of(self._task, batch)
         metrics = ctx.collected.reported(output.metrics)
         share = tf.constant(size / whole)
         metrics |= {f"aux/{n}": (v, share) for n, (v, _) in ctx.collected.sums["loss"].items()}
@@ -292,7 +291,7 @@ class MeshProgram(Program):
         weights = self._learner.evaluation_weights(self._flat(WEIGHTS), self._flat(LEARNER))
         with refused(self._task):
             output = self._loss(weights, batch, ctx, step=0, offset=0)
-        weight = tf.cast(self._task.loss_weight(batch), tf.float32)
+        weight = weight_of(self._task, batch)
         sums = {"loss": (output.loss_sum, weight), **ctx.collected.reported(output.metrics)}
         return {
             name: tuple(self._placement.relayout(tf.convert_to_tensor(v), ()) for v in pair)

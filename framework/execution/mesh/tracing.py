@@ -32,6 +32,7 @@ from tekso.framework.execution.mesh.step_work import (
     Work,
 )
 from tekso.framework.execution.mesh.work_recorder import Recorder, Stretch
+from tekso.framework.task import loss_sums
 from tekso.framework.theta import Theta
 
 _POSITION_DIMS = ("batch", "length", None, None)
@@ -69,7 +70,7 @@ def trace(
             arrays[name] = tf.raw_ops.Placeholder(dtype=dtype, shape=shape)
             dims = ("batch",) + (None,) * (len(shape) - 1)
             recorder.names.know(arrays[name], dims[: len(shape)], learned=False)
-        task.loss(task.theta(theta), arrays, ctx)
+        loss_sums(task, task.theta(theta), arrays, ctx)
         recorder.read_graph()
     return StepWork(
         dict(recorder.counted()),

@@ -17,6 +17,7 @@ from tekso.framework.execution.pipeline.stage_state import Flat
 from tekso.framework.execution.pipeline.stages import Stage
 from tekso.framework.learning_step import APPLIED
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, run_all
+from tekso.framework.task import LossSums, weight_of
 
 
 class MeshStageEvaluation(StageEvaluation):
@@ -90,10 +91,11 @@ class MeshStageEvaluation(StageEvaluation):
                     weights, "eval", step=0, offset=offset, examples=examples, num_examples=size
                 )
                 flow = run_all(stage.pieces, weights, inputs, ctx)
-                sums = ctx.collected.reported(flow[METRICS] if stage.is_last else {})
-                if stage.is_last:
-                    weight = tf.cast(self._task.loss_weight(batch), flow[LOSS_SUM].dtype)
-                    sums["loss"] = (flow[LOSS_SUM], weight)
+                end = LossSums(flow[LOSS_SUM], flow[METRICS]) if stage.is_last else None
+                sums = ctx.collected.reported(end.metrics if end else {})
+                if end:
+                    weight = weight_of(self._task, batch)
+                    sums["loss"] = (end.loss_sum, tf.cast(weight, end.loss_sum.dtype))
                 made = {name: flow[name] for name in stage.outputs}
                 return made, tf.nest.map_structure(own.replicated, sums)
 

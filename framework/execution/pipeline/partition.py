@@ -98,6 +98,11 @@ def balance(
             advice = (
                 f"{advice}, or choose " if most_devices else "choose "
             ) + "an execution.schedule with fewer stages a device"
+        if len(names) == 1:
+            advice = (
+                "return the parts of its loss from pieces() of the task, in order, so that they "
+                f"can be stages (framework/pieces.py); or {advice}"
+            )
         raise ExecutionError(
             f"a pipeline of {what} needs {num_stages} pieces or more, and the task has "
             f"{len(names)}:\n{listing(names, costs)}\n{advice}"

@@ -86,10 +86,8 @@ class SpmdLoop:
             ctx.collected.merge(contexts[m].collected.sums)
         metrics = [one.metrics for one in sums]
         return LossSums(
-            tf.add_n([tf.convert_to_tensor(one.loss_sum) for one in sums]),
-            tf.nest.map_structure(
-                lambda *v: tf.add_n([tf.convert_to_tensor(x) for x in v]), *metrics
-            ),
+            tf.add_n([one.loss_sum for one in sums]),
+            tf.nest.map_structure(lambda *v: tf.add_n(v), *metrics),
         )
 
     def _part(self, batch: Flow, m: int, ctx: MeshContext) -> Flow:

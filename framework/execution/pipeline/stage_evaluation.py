@@ -21,6 +21,7 @@ from tekso.framework.execution.pipeline.stages import BATCH, Stage
 from tekso.framework.execution.pipeline.workers import Workers
 from tekso.framework.learning_step import APPLIED
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, run_all
+from tekso.framework.task import LossSums, weight_of
 
 
 class StageEvaluation:
@@ -111,10 +112,11 @@ class StageEvaluation:
                     mode="eval", seed=self._seed, step=0, example_offset=offset, num_examples=size
                 )
                 flow = run_all(stage.pieces, weights, inputs, ctx)
-                sums = ctx.collected.reported(flow[METRICS] if stage.is_last else {})
-                if stage.is_last:
-                    weight = tf.cast(self._task.loss_weight(batch), flow[LOSS_SUM].dtype)
-                    sums["loss"] = (flow[LOSS_SUM], weight)
+                end = LossSums(flow[LOSS_SUM], flow[METRICS]) if stage.is_last else None
+                sums = ctx.collected.reported(end.metrics if end else {})
+                if end:
+                    weight = weight_of(self._task, batch)
+                    sums["loss"] = (end.loss_sum, tf.cast(weight, end.loss_sum.dtype))
                 return {name: flow[name] for name in stage.outputs}, sums
 
             self._functions[key] = tf.function(forward, autograph=False)

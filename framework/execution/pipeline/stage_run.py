@@ -55,14 +55,13 @@ def run_stage(
     }
     flow = run_all(stage.pieces, weights, flow, ctx)
     outputs = tensors([flow[name] for name in stage.outputs])
-    metrics = ctx.collected.reported(flow[METRICS] if stage.is_last else {})
-    total, loss_sum = ctx.collected.total("loss"), tf.constant(0.0)
+    end = LossSums(flow[LOSS_SUM], flow[METRICS]) if stage.is_last else LossSums(tf.constant(0.0))
+    metrics = ctx.collected.reported(end.metrics)
+    total = ctx.collected.total("loss")
     if stage.is_last:
-        loss = LossSums(flow[LOSS_SUM])
-        total = loss.total(total_weight, total)
-        loss_sum = loss.loss_sum
+        total = end.total(total_weight, total)
     sums = {
-        "loss": loss_sum,
+        "loss": end.loss_sum,
         "total": total,
         "metric": tf.nest.map_structure(tf.convert_to_tensor, metrics),
         "aux": {f"aux/{n}": v for n, (v, _) in ctx.collected.sums["loss"].items()},

@@ -61,7 +61,13 @@ def places(logdir: Logdir, *, newest: int, best: int | None, width: int = WIDTH)
 
 
 def next_commands(
-    logdir: Logdir, steps: int, *, imports: Sequence[str] = (), decoding: str | None = None
+    logdir: Logdir,
+    steps: int,
+    *,
+    imports: Sequence[str] = (),
+    evaluates: bool = True,
+    decodes: bool = True,
+    decoding: str | None = None,
 ) -> list[str]:
     """Returns the lines that say what to type next; each takes its Params from the logdir.
 
@@ -69,6 +75,8 @@ def next_commands(
       logdir: of the run.
       steps: done.
       imports: packages of the user's own that have to be imported.
+      evaluates: whether there are evaluation inputs.
+      decodes: whether the task decodes.
       decoding: a setting to try in decoding, "path=value".
     """
     place = shlex.join([f"--logdir={logdir.path}"])
@@ -77,8 +85,8 @@ def next_commands(
     setting = f" --set {shlex.quote(decoding)}" if decoding else ""
     return [
         "what to type next:",
-        f"  {base} --mode=decode{setting}",
-        f"  {base} --mode=eval",
+        *([f"  {base} --mode=decode{setting}"] if decodes else []),
+        *([f"  {base} --mode=eval"] if evaluates else []),
         f"  {base} --steps={2 * max(steps, 50)}",
         f"  {typed('tensorboard')} {place}",
     ]

@@ -410,6 +410,8 @@ def test_the_summary_compares_says_where_things_lie_and_what_to_type(tmp_path: P
     text = "\n".join(summary.next_commands(logdir, 2000, imports=["mine"]))
     assert f"{trainer} --import=mine '--logdir={tmp_path}/a run' --steps=4000" in text
     assert "--set" not in text
+    few = summary.next_commands(Logdir("run"), 5, evaluates=False, decodes=False)
+    assert [line.split("--logdir=run")[1] for line in few[1:]] == [" --steps=100", ""]
     decoding = """task.decode.prompts=["It's"]"""
     lines = summary.next_commands(Logdir("run"), 5, decoding=decoding)
     assert shlex.split(lines[1]) == [

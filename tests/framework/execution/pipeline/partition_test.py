@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tekso.framework.execution.pipeline.partition import largest, min_max
+from tekso.framework.execution.base import ExecutionError
+from tekso.framework.execution.pipeline.partition import balance, largest, min_max
 
 COSTS = st.lists(st.one_of(st.integers(0, 20), st.floats(0, 1e6)), min_size=1, max_size=9)
 
@@ -32,3 +33,8 @@ def test_no_cut_has_a_cheaper_most_expensive_stage(costs: list[float], data: st.
 def test_greedy_would_leave_a_stage_empty() -> None:
     assert min_max([1, 1, 10, 1], 4) == [1, 1, 1, 1]
     assert min_max([1, 1, 10, 1], 3) == [2, 1, 1]
+
+
+def test_a_task_of_one_piece_is_told_to_return_more() -> None:
+    with pytest.raises(ExecutionError, match=r"from pieces\(\) of the task, .* at most 1$"):
+        balance(["loss"], [1.0], num_stages=2, given=None, num_devices=2, most_devices=1)

@@ -1,0 +1,94 @@
+"""What a task returns is checked: the message names the method, its line and what it returned."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tekso.framework.task import LossSums, Task, TaskError, loss_sums, weight_of
+
+ONE = tf.constant(1.0)
+TWO = tf.constant([1.0, 2.0])
+
+
+class Given(Task):
+    """Returns what the test says."""
+
+    given: Any = None
+
+    def loss_weight(self, batch: Any) -> Any:
+        return self.given
+
+    def loss(self, theta: Any, batch: Any, ctx: Any) -> Any:
+        return self.given
+
+
+def task(given: Any) -> Given:
+    made: Given = Given.Params().instantiate()
+    made.given = given
+    return made
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (TWO, r"a float32 tensor of shape \[2\], and has to be a scalar"),
+        (np.ones([1], np.float32), r"a float32 tensor of shape \[1\], and has to be a scalar"),
+        ("a", r"a string tensor of shape \[\], and has to be a number"),
+        (tf.constant(1j), "a complex128 tensor of shape .*, and has to be a number"),
+        (None, "None, and has to be a scalar"),
+        ({"loss": ONE}, "a dict of 1, and has to be a scalar"),
+    ],
+)
+def test_what_is_no_scalar_is_refused_as_a_loss_a_weight_and_in_a_metric(
+    value: Any, shown: str
+) -> None:
+    with pytest.raises(TaskError, match=f"^the loss sum is {shown}: sum the losses"):
+        LossSums(value)
+    with pytest.raises(TaskError, match=f"^the sum of the metric 'm' is {shown}: "):
+        LossSums(ONE, {"m": (value, ONE)})
+    with pytest.raises(TaskError, match=f"^the weight of the metric 'm' is {shown}: "):
+        LossSums(ONE, {"m": (ONE, value)})
+    with pytest.raises(TaskError, match=rf"^what Given.loss_weight \(.*\) returns is {shown}: "):
+        weight_of(task(value), {})
+
+
+@pytest.mark.parametrize("pair", [ONE, (ONE,), (ONE, ONE, ONE), 3.0, None])
+def test_a_metric_that_is_no_pair_is_refused(pair: Any) -> None:
+    with pytest.raises(TaskError, match=r"^the metric 'm' is .*, not a pair: \{name: \(sum, weig"):
+        LossSums(ONE, {"m": pair})
+
+
+def test_metrics_that_are_no_dict_are_refused() -> None:
+    metrics: Any = [("m", (ONE, ONE))]
+    with pytest.raises(TaskError, match=r"^metrics of LossSums are a list of 1, not a dict"):
+        LossSums(ONE, metrics)
+
+
+@pytest.mark.parametrize("value", [2, 2.0, np.float64(2), tf.constant(2, tf.int64)])
+def test_numbers_become_tensors_of_a_floating_type(value: Any) -> None:
+    sums = LossSums(value, {"m": [value, True]})
+    assert isinstance(sums.metrics["m"], tuple)
+    for tensor, want in (
+        (sums.loss_sum, 2.0),
+        (sums.metrics["m"][0], 2),
+        (sums.metrics["m"][1], 1),
+    ):
+        assert tensor.dtype.is_floating and float(tensor) == want
+    assert weight_of(task(value), {}).dtype == tf.float32
+
+
+@pytest.mark.parametrize("given", [ONE, (ONE, {}), None, {"loss": ONE}])
+def test_a_loss_that_is_no_loss_sums_is_refused_with_its_line(given: Any) -> None:
+    line = inspect.getsourcelines(Given.loss)[1]
+    with pytest.raises(TaskError) as error:
+        loss_sums(task(given), None, {}, None)  # type: ignore[arg-type]
+    message = str(error.value)
+    assert message.startswith(f"Given.loss ({__file__}:{line}) returns ")
+    assert "has to return LossSums(loss_sum, metrics)" in message
+    sums = LossSums(ONE)
+    assert loss_sums(task(sums), None, {}, None) is sums  # type: ignore[arg-type]

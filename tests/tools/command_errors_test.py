@@ -1,0 +1,72 @@
+"""Errors at the command line: one message for the user's own mistakes, a traceback for bugs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tekso.framework.context import StepContext
+from tekso.framework.layer import Layer
+from tekso.models.layers.linear import Linear
+from tekso.tools import command_errors
+
+
+def written(folder: Path, module: str, source: str) -> dict[str, Any]:
+    """Returns the globals of a module of that name, whose file is there."""
+    file = folder / "code.py"
+    file.write_text(source)
+    names: dict[str, Any] = {"__name__": module, "Layer": Layer, "Linear": Linear}
+    exec(compile(source, str(file), "exec"), names)
+    return names
+
+
+def shown(action: Callable[[], Any], capsys: pytest.CaptureFixture[str]) -> list[str]:
+    act: Any = eval("lambda action: lambda: action()", {"__name__": "tekso.tools.some"})
+    assert command_errors.run("tekso-some", act(action)) == 1
+    return capsys.readouterr().err.splitlines()
+
+
+def test_a_bug_keeps_its_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = written(tmp_path, "tekso.framework.some", "def f():\n    return {}['a']\n")
+    lines = shown(names["f"], capsys)
+    assert lines[0].startswith("Traceback") and lines[-1] == "KeyError: 'a'"
+
+
+def test_a_mistake_of_a_user_is_shown_with_its_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = written(tmp_path, "mine.layers", "def f():\n    return {}['a']\n")
+    assert shown(names["f"], capsys) == [
+        "tekso-some: KeyError: 'a'",
+        f"  (at {tmp_path}/code.py:2, in f)",
+        "    return {}['a']",
+        "  --traceback shows how the program came there",
+    ]
+
+
+OWN = """
+class Own(Layer):
+    def __init__(self, params):
+        super().__init__(params)
+        self.child("first", Linear.Params(input_dim=3, output_dim=4, dims=("a", "b")))
+        self.child("second", Linear.Params(input_dim=5, output_dim=2, dims=("b", "c")))
+
+    def fprop(self, theta, x, ctx):
+        h = self.first.fprop(theta.first, x, ctx)
+        return self.second.fprop(theta.second, h, ctx)
+"""
+
+
+def test_a_shape_that_does_not_fit_is_shown_with_the_layer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import tensorflow as tf
+
+    layer: Any = written(tmp_path, "mine.layers", OWN)["Own"].Params().instantiate()
+    lines = shown(lambda: layer.fprop(layer.init(), tf.ones([2, 3]), StepContext()), capsys)
+    assert lines[0].startswith("tekso-some: project: the last 1 dims of x (2, 4) are not the first")
+    assert f"  (at {tmp_path}/code.py:10, in fprop)" in lines
+    assert "  (in the layer second (Linear))" in lines
