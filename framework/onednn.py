@@ -4,6 +4,10 @@ TensorFlow itself uses it on CPUs with AVX-512 only. On other x86 CPUs it is oft
 alone has gradients of grouped and of dilated convolutions there. So `tekso.framework` turns it on
 before TensorFlow is loaded, unless TF_ENABLE_ONEDNN_OPTS is set.
 
+It turns oneDNN off where ONEDNN_MAX_CPU_ISA keeps it below AVX-512: on a CPU that has AVX-512,
+TensorFlow (2.21) asks oneDNN for products of bfloat16 all the same, and the process ends with a
+segmentation fault.
+
 TensorFlow reads the variable once, when it is imported. If that happened before the first import
 of `tekso`, its choice stays; results are right with both, and differ in rounding.
 """
@@ -15,12 +19,16 @@ import platform
 import sys
 
 VARIABLE = "TF_ENABLE_ONEDNN_OPTS"
+LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
+"""Variables that say which instructions oneDNN may use; the second is an older name."""
+
+_BELOW_AVX512 = {"SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2"}
 
 
 def enable() -> None:
     """Makes TensorFlow use oneDNN, where it is not loaded yet and the user did not choose."""
     if _is_x86() and "tensorflow" not in sys.modules:
-        os.environ.setdefault(VARIABLE, "1")
+        os.environ.setdefault(VARIABLE, "0" if _is_limited() else "1")
 
 
 def is_enabled() -> bool:
@@ -33,6 +41,11 @@ def is_enabled() -> bool:
         return bool(_pywrap_util_port.IsMklEnabled())
     except (ImportError, AttributeError):
         return False
+
+
+def _is_limited() -> bool:
+    """Returns whether oneDNN may not use AVX-512 even where the CPU has it."""
+    return any(os.environ.get(name, "").upper() in _BELOW_AVX512 for name in LIMITS)
 
 
 def _is_x86() -> bool:

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tekso.framework.execution.base import ExecutionError
 from tekso.framework.execution.mesh.layouts import MeshLayout, MeshShape, Rules
-from tekso.framework.execution.mesh.step_errors import explained
+from tekso.framework.execution.mesh.step_errors import compiled, explained
 
 
 def failing(message: str) -> Any:
@@ -42,3 +42,23 @@ def test_loops_of_one_name_are_an_error_of_the_compiler() -> None:
     text = "Cannot add function 'while_body' because a different function with the same name exists"
     with pytest.raises(ExecutionError, match=r"DTensor cannot compile .*Cannot add function"):
         failing(text)()
+
+
+@pytest.mark.parametrize(("failures", "traces"), [(0, 1), (2, 3), (3, 3)])
+def test_loops_of_one_name_are_traced_again(failures: int, traces: int) -> None:
+    traced: list[int] = []
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        traced.append(1)
+        if len(traced) <= failures:
+            text = "Cannot add function 'loop_5_body' because a different function exists"
+            raise tf.errors.InvalidArgumentError(None, None, text)
+        return x + 1
+
+    run = compiled(step, "execution.mesh 'data:2'")
+    if failures == traces:
+        with pytest.raises(ExecutionError, match="Cannot add function 'loop_5_body'"):
+            run(tf.constant(1))
+    else:
+        assert int(run(tf.constant(1))) == int(run(tf.constant(1))) == 2
+    assert len(traced) == traces
