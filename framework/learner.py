@@ -5,6 +5,7 @@ Both are pure functions on flat dicts keyed by weight path; `learning_step` has 
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any, Literal
 
 import tensorflow as tf
@@ -74,6 +75,12 @@ class Learner(LearnerBase):
         self.optimizer = p.optimizer.instantiate()
         self.schedule = p.schedule.instantiate()
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Gives a class with an update of its own a `kind` that is always right."""
+        super().__init_subclass__(**kwargs)
+        if {"update_weight", "clipped"} & vars(cls).keys() and "kind" not in vars(cls):
+            cls.kind = lambda self, spec: spec.path  # type: ignore[method-assign]
+
     def groups(self, specs: Specs) -> dict[str, tuple[Learner, dict[str, WeightSpec]]]:
         """Returns one group, of all weights that are not frozen."""
         return {"": (self, self.unfrozen(specs))}
@@ -82,6 +89,13 @@ class Learner(LearnerBase):
         """Returns {slot name: spec} of what is kept for one weight."""
         slots = self.optimizer.slots(spec)
         return {**slots, EMA: slot(spec, EMA)} if self.params.ema_decay else slots
+
+    def kind(self, spec: WeightSpec) -> Hashable:
+        """Returns what is equal for weights whose updates are the same function.
+
+        In a subclass that overrides `update_weight` or `clipped`, and not this, it is the path.
+        """
+        return spec.shape, spec.dtype, spec.stacked, self.optimizer.kind(spec)
 
     def squared_norm(self, spec: WeightSpec, gradient: Any) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the square of a gradient's norm, and of what `clip_tensor_norm` leaves of it."""

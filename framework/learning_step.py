@@ -6,13 +6,12 @@
 
 A learner holds no tensor. `slots` declares what it keeps, as specs of the same kind as those of
 weights, so that an execution places both alike; `update` has no control flow and no side effects,
-so that an execution may compile all of it as one cluster of elementwise work, or each weight's.
+so that an execution may compile all of it, or the update of each kind of weight.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tensorflow as tf
@@ -163,8 +162,7 @@ class LearnerBase(Configurable):
           slots: values of what `slots(specs)` declares.
           step: int64 scalar, 0 for the first step of the run.
           loss: scalar, if it is to be watched too.
-          fuse: how the update of each weight is compiled (see primitives/fusion.py); one that
-            remembers functions finds none again, since each step makes its own.
+          fuse: how the update of each weight is compiled (see primitives/fusion.py).
 
         Returns: the new weights and slots, and metrics: "learning_rate", "gradient_norm" (before
           clipping), "nonfinite_total", "nonfinite_consecutive".
@@ -249,11 +247,22 @@ class LearnerBase(Configurable):
         new_weights: dict[str, tf.Tensor] = {}
         new_slots: dict[str, tf.Tensor] = {}
         for name, (learner, own) in groups.items():
+            first_of_kind: dict[Hashable, WeightSpec] = {}
+            factor = decision.factors[name]
+            scalars = [decision.finite, decision.applied, decision.rates[name]]
+            scalars += [] if factor is None else [factor]
             for path, spec in own.items():
                 paths = {key: made.path for key, made in learner.slots_of(spec).items()}
-                update = functools.partial(_updated, learner, spec, name, decision, list(paths))
+                like = first_of_kind.setdefault(learner.kind(spec), spec)
+                update = fuse(
+                    _updated,
+                    learner=learner,
+                    spec=like,
+                    names=tuple(paths),
+                    has_factor=factor is not None,
+                )
                 before = [slots[slot_path] for slot_path in paths.values()]
-                new_weights[path], *made = fuse(update)(weights[path], gradients[path], *before)
+                new_weights[path], *made = update(weights[path], gradients[path], *before, *scalars)
                 new_slots.update(zip(paths.values(), made, strict=True))
         return new_weights, new_slots
 
@@ -309,29 +318,37 @@ class LearnerBase(Configurable):
 
 
 def _updated(
-    learner: Learner,
-    spec: WeightSpec,
-    group: str,
-    decision: Decision,
-    names: list[str],
     weight: tf.Tensor,
     gradient: tf.Tensor,
-    *slots: tf.Tensor,
+    *given: tf.Tensor,
+    learner: Learner,
+    spec: WeightSpec,
+    names: tuple[str, ...],
+    has_factor: bool,
 ) -> list[tf.Tensor]:
     """The new values of a weight and of its slots; those before if the step is skipped.
 
-    `names` are the names of the slots, in their order.
+    Args:
+      weight: the weight.
+      gradient: its gradient.
+      given: its slots; whether the step is taken, the updates before it, the learning rate, and
+        what all gradients are multiplied by.
+      learner: learns it.
+      spec: its own, or of a weight of the same kind.
+      names: of the slots.
+      has_factor: whether the last of `given` is there.
     """
+    slots, (finite, applied, rate, *factor) = given[: len(names)], given[len(names) :]
     new_weight, new_slots = learner.update_weight(
         spec,
         weight,
-        learner.clipped(spec, gradient, decision.factors[group]),
+        learner.clipped(spec, gradient, factor[0] if has_factor else None),
         dict(zip(names, slots, strict=True)),
-        decision.rates[group],
-        decision.applied,
+        rate,
+        applied,
     )
     new = [new_weight, *(new_slots[name] for name in names)]
-    return [select(decision.finite, n, b) for n, b in zip(new, [weight, *slots], strict=True)]
+    return [select(finite, n, b) for n, b in zip(new, [weight, *slots], strict=True)]
 
 
 def is_first_update(applied: tf.Tensor) -> tf.Tensor:

@@ -263,11 +263,17 @@ class DataParallelProgram(Program):
             weights: Flat, gradients: list[Flat], slots: Flat, step: tf.Tensor, loss: tf.Tensor
         ) -> Any:
             done = self._learner.update(
-                self._weight_specs, weights, reduce_collected(gradients), slots, step, loss=loss
+                self._weight_specs,
+                weights,
+                reduce_collected(gradients),
+                slots,
+                step,
+                loss=loss,
+                fuse=XlaFusion() if self._xla == "stretches" else no_fusion,
             )
             return {path: done.weights[path] for path in self._trained}, done.slots, done.metrics
 
-        if self._xla == "none":
+        if self._xla != "step":
             return update
         return tf.function(update, jit_compile=True, autograph=False)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any, Literal
 
 import tensorflow as tf
@@ -91,6 +92,10 @@ class Adafactor(Optimizer):
         if self.params.step_size == "learning_rate":
             return learning_rate
         return learning_rate * tf.minimum(tf.math.rsqrt(t), self.params.max_relative_step)
+
+    def kind(self, spec: WeightSpec) -> Hashable:
+        """See `Optimizer`."""
+        return self.decays(spec)
 
     def decrement(
         self,

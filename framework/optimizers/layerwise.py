@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from typing import Any, Literal
 
 import tensorflow as tf
@@ -65,6 +65,10 @@ class LARS(Optimizer):
     def slots(self, spec: WeightSpec) -> dict[str, WeightSpec]:
         """Declares what the class docstring names."""
         return {"velocity": slot(spec, "velocity")}
+
+    def kind(self, spec: WeightSpec) -> Hashable:
+        """See `Optimizer`."""
+        return self.decays(spec), spec.path in self._untrusted
 
     def decrement(
         self,
@@ -136,6 +140,10 @@ class LAMB(Adam):
         paths = list(paths)
         super().check(paths)
         self._check_patterns(self._untrusted, paths)
+
+    def kind(self, spec: WeightSpec) -> Hashable:
+        """See `Optimizer`."""
+        return self.decays(spec), spec.path in self._untrusted
 
     def decrement(
         self,

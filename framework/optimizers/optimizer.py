@@ -8,7 +8,7 @@ reductions only, so it runs plain, compiled in one cluster, and on a sharded mes
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from typing import Any, Literal
 
 import tensorflow as tf
@@ -58,6 +58,12 @@ class Optimizer(Configurable):
         super().__init__(params)
         self._require("weight_decay", self.params.weight_decay >= 0, "0 or more")
         self._undecayed = self._patterns("weight_decay_exclude")
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Gives a class with an update of its own the `kind` that is always right."""
+        super().__init_subclass__(**kwargs)
+        if {"decrement", "update", "effective_learning_rate"} & vars(cls).keys():
+            cls.kind = vars(cls).get("kind", Optimizer.kind)  # type: ignore[method-assign]
 
     def slots(self, spec: WeightSpec) -> dict[str, WeightSpec]:
         """Returns {slot name: spec} of what the optimizer keeps for a weight."""
@@ -109,6 +115,14 @@ class Optimizer(Configurable):
     ) -> tuple[tf.Tensor, Slots]:
         """Returns what to subtract from the weight, and the new slots; t counts from 1."""
         raise NotImplementedError(f"{type(self).__name__} has no decrement()")
+
+    def kind(self, spec: WeightSpec) -> Hashable:
+        """Returns what `update` reads of a spec besides shape, dtype and stack dims.
+
+        Weights of which all this is equal share one compiled update. By default it is the path, so
+        none do; also in a subclass that overrides `decrement` or `update`, but not this.
+        """
+        return spec.path
 
     def decays(self, spec: WeightSpec) -> bool:
         """Returns whether the weight is decayed."""

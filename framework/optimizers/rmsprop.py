@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any
 
 import tensorflow as tf
@@ -49,6 +50,10 @@ class RMSProp(Optimizer):
         if self.params.momentum:
             slots["velocity"] = slot(spec, "velocity")
         return slots
+
+    def kind(self, spec: WeightSpec) -> Hashable:
+        """See `Optimizer`."""
+        return self.decays(spec)
 
     def decrement(
         self,

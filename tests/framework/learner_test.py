@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -578,3 +579,91 @@ def test_learner_params_survive_the_round_trip_through_text() -> None:
         again = type(params).from_text(params.to_text())
         assert again.diff(params) in ("", [])
         again.instantiate()
+
+
+# --- weights of one kind ---
+
+TWINS = {
+    spec.path: spec
+    for spec in (
+        make_spec("a", (3, 4)),
+        make_spec("b", (3, 4)),
+        make_spec("free/w", (3, 4)),
+        make_spec("stacked", (3, 4), stacked=1),
+        make_spec("wide", (3, 4), dtype="float64"),
+        make_spec("flat", (12,)),
+    )
+}
+EXCLUDED: dict[str, Any] = {"weight_decay": 0.3, "weight_decay_exclude": ["free/.*"]}
+TRUSTED: dict[str, Any] = {"trust_exclude": ["free/.*"]}
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        optimizers.SGD.Params(**EXCLUDED),
+        optimizers.Momentum.Params(**EXCLUDED),
+        optimizers.Nesterov.Params(**EXCLUDED),
+        optimizers.RMSProp.Params(**EXCLUDED),
+        optimizers.Adagrad.Params(**EXCLUDED),
+        optimizers.Adam.Params(**EXCLUDED),
+        optimizers.AdamW.Params(**EXCLUDED),
+        optimizers.Adafactor.Params(min_dim_to_factor=3, **EXCLUDED),
+        optimizers.LARS.Params(weight_decay=0.3, **TRUSTED),
+        optimizers.LAMB.Params(weight_decay=0.3, **TRUSTED),
+    ],
+    ids=lambda params: params.owner.__name__,
+)
+def test_weights_of_one_kind_share_an_update_and_others_have_their_own(optimizer: Any) -> None:
+    learner = make_learner(optimizer, ema_decay=0.5, clip_tensor_norm=0.5)
+    used: list[str] = []
+
+    def recorded(function: Any, **static: Any) -> Any:
+        used.append(static["spec"].path)
+        return functools.partial(function, **static)
+
+    step = tf.constant(3, tf.int64)
+    given = random_tensors(0, TWINS), random_tensors(1, TWINS), initial_slots(learner, TWINS)
+    together = learner.update(TWINS, *given, step, fuse=recorded)
+    assert used == ["a", "a", "free/w", "stacked", "wide", "flat"]
+    weights, gradients, slots = given
+    for path, spec in TWINS.items():
+        own = {name: slots[made.path] for name, made in learner.slots_of(spec).items()}
+        gradient = learner.clipped(spec, gradients[path], None)
+        applied = tf.constant(0, tf.int64)
+        weight, made = learner.update_weight(
+            spec, weights[path], gradient, own, learner.schedule(step), applied
+        )
+        np.testing.assert_array_equal(together.weights[path], weight, err_msg=path)
+        for name, slot in made.items():
+            np.testing.assert_array_equal(together.slots[f"{path}/{name}"], slot, err_msg=path)
+
+
+def test_an_update_of_ones_own_is_shared_only_if_it_says_so() -> None:
+    class Own(optimizers.Momentum):
+        def decrement(self, spec: WeightSpec, *args: Any) -> Any:
+            decrement, slots = super().decrement(spec, *args)
+            return decrement * (2.0 if spec.path == "b" else 1.0), slots
+
+    class Shared(Own):
+        def kind(self, spec: WeightSpec) -> Any:
+            return spec.path == "b"
+
+    class Renamed(optimizers.Momentum):
+        """Changes nothing."""
+
+    class OwnLearner(Learner):
+        def clipped(self, spec: WeightSpec, *args: Any) -> Any:
+            return super().clipped(spec, *args) * (2.0 if spec.path == "b" else 1.0)
+
+    momentum, schedule = optimizers.Momentum.Params(), constant(0.1)
+    kinds = [
+        len({made.instantiate().kind(spec) for spec in TWINS.values()})
+        for made in (
+            Own.Params(),
+            Shared.Params(),
+            Renamed.Params(),
+            OwnLearner.Params(optimizer=momentum, schedule=schedule),
+        )
+    ]
+    assert kinds == [len(TWINS), 2, 1, len(TWINS)]
