@@ -55,7 +55,6 @@ def pairs(**changes: Any) -> Params:
             cell=cell,
             direction="bidirectional_first",
             residual="add",
-            dropout_rate=0.1,
         ),
         decoder=RecurrentDecoder.Params(num_layers=2, cell=cell, residual="add", dropout_rate=0.1),
         dropout_rate=0.1,

@@ -41,15 +41,21 @@ SIDE, CLASSES = 16, 8
 
 
 def layer(**changes: Any) -> Params:
+    """A layer with dropout after each part: a third of a small program is dropout already."""
     params = TransformerLayer.Params(
         norm=RMSNorm.Params(),
         attention=MultiHeadAttention.Params(
-            num_heads=HEADS, mask="causal", positions=RotaryPositions.Params(), dropout_rate=0.1
+            num_heads=HEADS, mask="causal", positions=RotaryPositions.Params()
         ),
-        feed_forward=FeedForward.Params(hidden_dim=MLP, dropout_rate=0.1),
+        feed_forward=FeedForward.Params(hidden_dim=MLP),
         dropout_rate=0.1,
     )
     return params.set(changes)
+
+
+def noisy_layer() -> Params:
+    """A layer with dropout of all kinds."""
+    return layer(**{"attention.dropout_rate": 0.1, "feed_forward.dropout_rate": 0.1})
 
 
 def language_model(stack: Params, **changes: Any) -> Params:
@@ -68,7 +74,7 @@ def lstm(cell: Params, **changes: Any) -> Params:
 
 
 def encoder_decoder(kind: Any = Stack, layers: int = 1, **changes: Any) -> Params:
-    encoder = layer(attention=MultiHeadAttention.Params(num_heads=HEADS, dropout_rate=0.1))
+    encoder = layer(attention=MultiHeadAttention.Params(num_heads=HEADS))
     memory_attention = MultiHeadAttention.Params(num_heads=HEADS, dropout_rate=0.1)
     model = EncoderDecoder.Params(
         source_vocab_size=VOCAB,
@@ -132,13 +138,13 @@ class ImageTask(Task):
 
 
 MODELS = {
-    "dense": lambda: language_model(Stack.Params(num_layers=1, layer=layer())),
+    "dense": lambda: language_model(Stack.Params(num_layers=1, layer=noisy_layer())),
     "remat": lambda: language_model(
         Stack.Params(num_layers=2, layer=Rematerialize.Params(layer=layer()))
     ),
     "repeated": lambda: language_model(RepeatedStack.Params(num_layers=3, layer=layer())),
     "repeated_remat": lambda: language_model(
-        RepeatedStack.Params(num_layers=3, layer=Rematerialize.Params(layer=layer()))
+        RepeatedStack.Params(num_layers=3, layer=Rematerialize.Params(layer=noisy_layer()))
     ),
     "untied": lambda: language_model(
         Stack.Params(num_layers=1, layer=layer()),
