@@ -95,14 +95,14 @@ if __name__ == "__main__":
         },
         entry_points={
             "console_scripts": [
-                "tekso-trainer=tekso.tools.trainer:main",
-                "tekso-vocab=tekso.tools.vocab:main",
-                "tekso-benchmark=tekso.tools.benchmark:main",
-                "tekso-pipeline-benchmark=tekso.tools.pipeline_benchmark:main",
-                "tekso-worker=tekso.tools.worker:main",
-                "tekso-ckpt=tekso.tools.ckpt:main",
-                "tekso-decode=tekso.tools.decode:main",
-                "tekso-new-task=tekso.tools.new_task:main",
+                "tekso-trainer=tekso.tools.entry:trainer",
+                "tekso-vocab=tekso.tools.entry:vocab",
+                "tekso-benchmark=tekso.tools.entry:benchmark",
+                "tekso-pipeline-benchmark=tekso.tools.entry:pipeline_benchmark",
+                "tekso-worker=tekso.tools.entry:worker",
+                "tekso-ckpt=tekso.tools.entry:ckpt",
+                "tekso-decode=tekso.tools.entry:decode",
+                "tekso-new-task=tekso.tools.entry:new_task",
             ],
         },
     )

@@ -138,11 +138,11 @@ def test_wheel_names_the_commands(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (name for name in archive.namelist() if name.endswith("entry_points.txt"))
         entry_points = archive.read(name).decode()
-    assert "tekso-trainer = tekso.tools.trainer:main" in entry_points
+    assert "tekso-trainer = tekso.tools.entry:trainer" in entry_points
     for line in entry_points.splitlines():
         if "=" in line:
-            module = line.split("=")[1].strip().removesuffix(":main")
-            assert importlib.util.find_spec(module) is not None, line
+            module, _, function = line.split("=")[1].strip().partition(":")
+            assert hasattr(importlib.import_module(module), function), line
 
 
 def test_editable_installation_imports_the_source(source: Path, tmp_path: Path) -> None:
