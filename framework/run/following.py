@@ -80,6 +80,9 @@ class FollowingReport(Report):
     ) -> None:
         """Does nothing."""
 
+    def compiled(self, step: int, size: str, *, seconds: float) -> None:
+        """Does nothing."""
+
     def evaluation(
         self, name: str, step: int, values: Mapping[str, float], *, seconds: float, is_best: bool
     ) -> None:

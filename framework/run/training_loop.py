@@ -127,6 +127,7 @@ class TrainingLoop:
         self._peers = peers or Peers()
         self._score, self._show_step = score, show_step
         self._pace = Pace()
+        self._shapes: set[frozenset[Any]] = set()  # of batches for which the step is compiled
 
     def restore(self, checkpoint: Checkpoint | None) -> int:
         """Takes the state from a checkpoint, or draws the first one; returns the steps done.
@@ -163,7 +164,7 @@ class TrainingLoop:
                     batch = next(batches, None)
                 if batch is None:
                     raise ValueError(f"the training input ends before step {step}")
-                before, metrics = metrics, self._program.train_step(batch, step)
+                before, metrics = metrics, self._train_step(batch, step)
                 step += 1
                 self._check(before)
                 self._finish_step(step, batch, metrics, is_first=step == first_step + 1)
@@ -195,11 +196,29 @@ class TrainingLoop:
         if metrics:
             self._learner.check(metrics)
 
+    def _train_step(self, batch: Batch, step: int) -> Mapping[str, Any]:
+        """Does a step. The first with batches of new shapes is compiled, so it is not timed."""
+        metrics: Mapping[str, Any]
+        shapes = frozenset((name, array.shape) for name, array in batch.items())
+        if shapes in self._shapes:
+            metrics = self._program.train_step(batch, step)
+            self._pace.step(self._task.count(batch)[0])
+            return metrics
+        is_later = bool(self._shapes)
+        self._shapes.add(shapes)
+        size = " x ".join(map(str, next(iter(batch.values())).shape))
+        if is_later:
+            self._report.progress(step, f"compiling for batches of {size}")
+        begin = time.perf_counter()
+        with self._pace.paused():
+            metrics = self._program.train_step(batch, step)
+        if is_later:
+            self._report.compiled(step + 1, size, seconds=time.perf_counter() - begin)
+        return metrics
+
     def _finish_step(
         self, step: int, batch: Batch, metrics: Mapping[str, Any], *, is_first: bool
     ) -> None:
-        units, unit = self._task.count(batch)
-        self._pace.step(units)
         self._report.progress(step)
         if not self._timetable.logs(step):
             if is_first:
@@ -209,7 +228,7 @@ class TrainingLoop:
         values = self._task.summarize(means)
         reading = self._pace.read() if not is_first else None
         with self._pace.paused():
-            self._report.train(step, values, reading, unit=unit)
+            self._report.train(step, values, reading, unit=self._task.count(batch)[1])
         if is_first:
             self._pace.restart()
 

@@ -77,6 +77,11 @@ class Report:
         self._console.line(line)
         self.progress(step)
 
+    def compiled(self, step: int, size: str, *, seconds: float) -> None:
+        """Reports the first step with batches of another size, which the step is compiled for."""
+        took = lines.duration(seconds)
+        self._console.line(f"step {step} is the first with batches of {size}: {took}", "dim")
+
     def evaluation(
         self, name: str, step: int, values: Mapping[str, float], *, seconds: float, is_best: bool
     ) -> None:

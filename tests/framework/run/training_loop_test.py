@@ -14,6 +14,7 @@ import signal
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -493,3 +494,27 @@ def test_lines_have_no_escape_codes_and_tell_the_time_left(tmp_path: Path) -> No
 if __name__ == "__main__":
     curves.draw = lambda *args, **options: None
     leave_killed_runs(Path(sys.argv[1]))
+
+
+def test_a_later_compilation_is_reported_and_not_timed(tmp_path: Path) -> None:
+    def batches(start: int) -> Iterator[dict[str, np.ndarray]]:
+        for step in range(start, 8):
+            yield {"x": np.ones((5 + step // 3, 3))}
+
+    def slow(step: int) -> None:
+        if step in (0, 3, 6):
+            done = time.perf_counter() + 0.3
+            while time.perf_counter() < done:
+                pass
+
+    run = Run(tmp_path)
+    run.train(8, batches=batches, program=FakeProgram(at_step=slow))
+    lines = [line for line in run.output.getvalue().splitlines() if "is the first with" in line]
+    assert [line.split(":")[0].strip() for line in lines] == [
+        "step 4 is the first with batches of 6 x 3",
+        "step 7 is the first with batches of 7 x 3",
+    ]
+    assert all(float(line.split(":")[1].strip().removesuffix("s")) >= 0.3 for line in lines)
+    records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").open()]
+    speeds = {r["step"]: r.get("examples_per_second") for r in records if r["split"] == "train"}
+    assert [step for step, speed in speeds.items() if speed is None] == [1, 4, 7]
