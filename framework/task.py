@@ -135,10 +135,9 @@ def weight_of(task: Task, batch: Batch) -> tf.Tensor:
 
 def _method(task: Task, name: str) -> str:
     """A method and its place, for messages: what it returned is wrong."""
-    kind = next(kind for kind in type(task).__mro__ if name in vars(kind))
-    code = getattr(vars(kind)[name], "__code__", None)
+    code = getattr(getattr(task, name), "__code__", None)
     place = f" ({code.co_filename}:{code.co_firstlineno})" if code is not None else ""
-    return f"{kind.__name__}.{name}{place}"
+    return f"{type(task).__name__}.{name}{place}"
 
 
 @dataclasses.dataclass(frozen=True)
