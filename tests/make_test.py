@@ -67,7 +67,11 @@ if [ "$1 $2" = "-m venv" ]; then
     "{sys.executable}" -m venv --without-pip "$3" || exit 1
     mv "$3/bin/python" "$3/bin/real" && cat > "$3/bin/python" <<'END'
 #!/bin/sh
-if [ "$1 $2" = "-m pip" ]; then shift 2; echo "$*" >> "{log}"; exit 0; fi
+if [ "$1 $2" = "-m pip" ]; then
+    shift 2; echo "$*" >> "{log}"
+    if [ "$1" = check ]; then cat "{checkout}/problems" 2>/dev/null && exit 1; fi
+    exit 0
+fi
 exec "$(dirname "$0")/real" "$@"
 END
     chmod +x "$3/bin/python"
@@ -253,3 +257,26 @@ def test_install_refuses_the_python_that_was_named(checkout: Path) -> None:
     result = run(checkout, "make", "test", "PYTHON=/nowhere/python3.11")
     assert result.returncode != 0
     assert "Tried: /nowhere/python3.11." in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("problems", "code"),
+    [
+        ("tensorflow-text 2.21.1 requires tensorflow, which is not installed.\n", 0),
+        ("rich 1.0 requires pygments, which is not installed.\n", 1),
+        (
+            "tensorflow-text 2.21.1 requires tensorflow, which is not installed.\n"
+            "rich 1.0 requires pygments, which is not installed.\n",
+            1,
+        ),
+    ],
+)
+def test_what_does_not_fit_together_stops_an_installation(
+    checkout: Path, tmp_path: Path, problems: str, code: int
+) -> None:
+    fake_python(tmp_path / "bin" / "python3.11", checkout)
+    (checkout / "problems").write_text(problems)
+    result = run(checkout, ".ci/install", ".venv", "", "", path=tmp_path / "bin")
+    assert result.returncode == code, result.stdout
+    told = [line for line in result.stdout.splitlines() if "requires" in line]
+    assert told == [line for line in problems.splitlines() if line.startswith("rich")]
