@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -62,6 +62,7 @@ class Characters(Tokenizer):
             )
         spare = [REPLACEMENT] * (size - needed)
         self.token_bytes = [part.encode() for part in ["", REPLACEMENT, *characters, *spare]]
+        self._unused = (_UNKNOWN, *range(needed, size))
         self._id_of = np.full(_CODE_POINTS, _UNKNOWN, self.dtype)
         self._id_of[[ord(character) for character in characters]] = np.arange(_FIRST, needed)
 
@@ -71,6 +72,11 @@ class Characters(Tokenizer):
         num_bytes = super().token_num_bytes
         num_bytes[_UNKNOWN] = 1
         return num_bytes
+
+    @property
+    def unused_ids(self) -> Sequence[int]:
+        """The unknown character, and ids beyond the table."""
+        return self._unused
 
     def unknown(self, text: str) -> list[str]:
         """The characters that the training text does not have."""

@@ -73,6 +73,11 @@ class Tokenizer(Configurable):
         parts = [table[i] if 0 <= i < size else unknown for i in map(int, ids)]
         return b"".join(parts).decode("utf-8", "replace")
 
+    @property
+    def unused_ids(self) -> Sequence[int]:
+        """Ids that no training text has, so that a model is not to draw them."""
+        return ()
+
     def unknown(self, text: str) -> list[str]:
         """What of a text has no id of its own and is lost: characters or words, each once."""
         del text

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -69,6 +69,7 @@ class Words(Tokenizer):
         words = data.decode("utf-8").split()[: p.vocab_size - _FIRST]
         spare = [b""] * (p.vocab_size - _FIRST - len(words))
         self.token_bytes = [b"", b"<UNK> ", *(f"{word} ".encode() for word in words), *spare]
+        self._unused = range(_FIRST + len(words), p.vocab_size)
         self._id_of = {word: index for index, word in enumerate(words, _FIRST)}
 
     @property
@@ -81,6 +82,11 @@ class Words(Tokenizer):
     def decode(self, ids: Iterable[int]) -> str:
         """The words of some ids, single spaces between them."""
         return super().decode(ids).removesuffix(" ")
+
+    @property
+    def unused_ids(self) -> Sequence[int]:
+        """Ids beyond the table; unknown words are in training text."""
+        return self._unused
 
     def unknown(self, text: str) -> list[str]:
         """The words that are not in the table."""

@@ -170,10 +170,10 @@ class Search(Configurable):
         """
         p = self.params
         check_ids(vocab_size, end_id, forbidden_ids, where=self._name)
-        forbidden = _mark(vocab_size, forbidden_ids)
+        forbidden = forbidding(vocab_size, forbidden_ids)
         if p.min_length == 1:
             return tf.constant(forbidden) if len(forbidden_ids) else None
-        too_short = _mark(vocab_size, [*forbidden_ids, end_id])
+        too_short = forbidding(vocab_size, [*forbidden_ids, end_id])
         return tf.where(tf.reshape(t + 1 < p.min_length, [1]), too_short, forbidden)
 
 
@@ -225,7 +225,12 @@ def forced_tokens(prefix: Prefix, t: Any) -> tuple[tf.Tensor, tf.Tensor]:
     return t < prefix.lengths, tf.gather(prefix.ids, tf.minimum(t, last), axis=1)
 
 
-def _mark(vocab_size: int, ids: Sequence[int]) -> np.ndarray:
+def forbidding(vocab_size: int, ids: Sequence[int]) -> np.ndarray:
+    """Returns what is added to the scores of all tokens so that some are never chosen.
+
+    Shapes:
+      returns: [vocab_size] float32
+    """
     marked = np.zeros(vocab_size, np.float32)
     marked[list(ids)] = IMPOSSIBLE
     return marked

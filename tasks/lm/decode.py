@@ -64,7 +64,7 @@ class TextDecoder(Configurable):
         self._scorer = Scorer(
             task.log_probs, window=p.window or DEFAULT_WINDOW, overlap=p.score_overlap
         )
-        self._generate: dict[int, Callable[..., dict[str, tf.Tensor]]] = {}  # by token that ends
+        self._generate: dict[Any, Callable[..., dict[str, tf.Tensor]]] = {}
 
     def decode(self, program: Program, input: Any) -> Decoded | None:
         """Returns samples and scores; None if the input has no tokenizer, so there is no text.
@@ -99,7 +99,7 @@ class TextDecoder(Configurable):
         prompts = self._prompts(input, tokenizer)
         block = PromptBlock.of(prompts)
         arrays = (tf.constant(a) for a in (block.head, block.tail, block.lengths))
-        drawn = program.call(self._generate_until(tokenizer.end_id), *arrays)
+        drawn = program.call(self._generate_with(tokenizer), *arrays)
         rows = zip(np.asarray(drawn["ids"]), np.asarray(drawn["lengths"]), strict=True)
         given = [text for text in self.params.prompts for _ in range(self.params.num_samples)]
         lost = [tokenizer.unknown(text) for text in given] or [[]] * len(prompts)
@@ -125,25 +125,27 @@ class TextDecoder(Configurable):
         count = min(p.num_samples, len(batch["ids"]))
         return [ids[: p.prompt_tokens] for ids in batch["ids"][:count]]
 
-    def _generate_until(self, stop_id: int) -> Callable[..., dict[str, tf.Tensor]]:
+    def _generate_with(self, tokenizer: Any) -> Callable[..., dict[str, tf.Tensor]]:
         """Returns the pure function for `program.call`: the same one every time."""
         p = self.params
-        if stop_id not in self._generate:
+        key = tokenizer.end_id, tuple(tokenizer.unused_ids)
+        if key not in self._generate:
             generator = Generator(
                 self._model,
                 max_new_tokens=p.max_new_tokens,
                 window=p.window,
-                stop_id=stop_id,
+                stop_id=tokenizer.end_id,
                 temperature=p.temperature,
                 top_k=p.top_k,
                 top_p=p.top_p,
+                forbidden_ids=key[1],
             )
 
             def generate(theta: Theta, *prompts_and_ctx: Any) -> dict[str, tf.Tensor]:
                 return generator.generate(theta.model, *prompts_and_ctx)
 
-            self._generate[stop_id] = generate
-        return self._generate[stop_id]
+            self._generate[key] = generate
+        return self._generate[key]
 
     def _score(self, program: Program, path: str, tokenizer: Any) -> dict[str, Any]:
         try:

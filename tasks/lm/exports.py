@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -19,7 +19,11 @@ from tekso.tasks.lm.generation import Generator
 
 
 def language_model_exports(
-    task: Any, decode: TextDecoder.Params, *, end_id: int | None
+    task: Any,
+    decode: TextDecoder.Params,
+    *,
+    end_id: int | None,
+    forbidden_ids: Sequence[int] = (),
 ) -> dict[str, ExportedFunction]:
     """Returns the functions of a language model: "score", "generate" and, if it draws, "sample".
 
@@ -30,6 +34,7 @@ def language_model_exports(
       task: a LanguageModel.
       decode: how it decodes: window, number of new tokens, sampling.
       end_id: a row ends with this token; None: with none.
+      forbidden_ids: tokens that are never drawn.
     """
     window = decode.window or DEFAULT_WINDOW
     ids = ExportedInput("the tokens of a text, the end token before the first", has_length=True)
@@ -48,17 +53,23 @@ def language_model_exports(
             task,
             decode.copy().set(temperature=0.0),
             end_id,
+            forbidden_ids,
             doc="The likeliest token, one after the other.",
         ),
     }
     if decode.temperature > 0.0:
         doc = "Tokens drawn as task.decode says; seed 0 draws as the run does."
-        functions["sample"] = _generating(task, decode, end_id, doc=doc)
+        functions["sample"] = _generating(task, decode, end_id, forbidden_ids, doc=doc)
     return functions
 
 
 def _generating(
-    task: Any, decode: TextDecoder.Params, end_id: int | None, *, doc: str
+    task: Any,
+    decode: TextDecoder.Params,
+    end_id: int | None,
+    forbidden_ids: Sequence[int],
+    *,
+    doc: str,
 ) -> ExportedFunction:
     generator = Generator(
         task.model,
@@ -68,6 +79,7 @@ def _generating(
         temperature=decode.temperature,
         top_k=decode.top_k,
         top_p=decode.top_p,
+        forbidden_ids=tuple(forbidden_ids),
     )
     is_random = decode.temperature > 0.0
     return ExportedFunction(

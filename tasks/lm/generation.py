@@ -24,6 +24,7 @@ import tensorflow as tf
 
 from tekso.framework.theta import Theta
 from tekso.models.decoding.sampling import sample
+from tekso.models.decoding.search import forbidding
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +74,7 @@ class Generator:
       temperature: see `sample`; 0 is greedy.
       top_k: see `sample`.
       top_p: see `sample`.
+      forbidden_ids: tokens that are never drawn.
     """
 
     model: Any
@@ -82,6 +84,7 @@ class Generator:
     temperature: float = 1.0
     top_k: int | None = None
     top_p: float = 1.0
+    forbidden_ids: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         """Checks the sizes."""
@@ -125,6 +128,9 @@ class Generator:
 
         def draw(logits_BV: tf.Tensor, t: tf.Tensor) -> tf.Tensor:
             uniform_BV = ctx.fold(t).uniform(self.model, logits_BV.shape, "sample")
+            if self.forbidden_ids:
+                scores = forbidding(logits_BV.shape[-1], self.forbidden_ids)
+                logits_BV += tf.constant(scores[None], logits_BV.dtype)
             return sample(
                 logits_BV,
                 uniform_BV,

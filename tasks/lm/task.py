@@ -160,8 +160,13 @@ class LanguageModel(Task):
     def exports(self, input: Any) -> dict[str, ExportedFunction]:
         """Returns what scores texts and goes on from prompts, as the decode Params say."""
         decode = self.params.decode if self.params.decode is not None else TextDecoder.Params()
-        end_id = getattr(getattr(input, "tokenizer", None), "end_id", None)
-        return language_model_exports(self, decode, end_id=end_id)
+        tokenizer = getattr(input, "tokenizer", None)
+        return language_model_exports(
+            self,
+            decode,
+            end_id=getattr(tokenizer, "end_id", None),
+            forbidden_ids=getattr(tokenizer, "unused_ids", ()),
+        )
 
     def setting_to_try(self, eval_inputs: Mapping[str, Any]) -> str | None:
         """Returns a prompt: the first of its own, or the beginning of a text that is held out."""

@@ -96,8 +96,15 @@ class TestCharacters:
         assert tokenizer.unknown("axbyx") == ["x", "y"] and tokenizer.unknown("ba") == []
         assert tokenizer.token_num_bytes.tolist() == [0, 1, 1, 1]
 
-    def test_a_size_that_is_given_leaves_spare_ids_or_is_refused(self) -> None:
+    def test_a_size_that_is_given_leaves_spare_ids(self) -> None:
         assert self.make("ab", vocab_size=7).vocab_size == 7
+
+    def test_ids_that_no_training_text_has_are_known(self) -> None:
+        one = self.make("ab", vocab_size=7)
+        assert sorted({*range(7)} - {one.end_id, *one.encode("ab")}) == list(one.unused_ids)
+        assert list(Bytes.Params().instantiate().unused_ids) == []
+
+    def test_a_table_that_is_too_small_is_refused(self) -> None:
         with pytest.raises(InputError, match=r"vocab_size is 4, but .* 3 characters, which need 5"):
             self.make("abc", vocab_size=4)
 
@@ -241,6 +248,8 @@ class TestWords:
         assert words.decode([2, 3, 1]) == "b c <UNK>"
         assert words.unknown("a b  c d d") == ["d"]
         assert words.token_num_bytes.tolist() == [0, 1, 2, 2, 2]
+        assert list(words.unused_ids) == []
+        assert list(self.make("b", vocab_size=5).unused_ids) == [3, 4]
 
     def test_a_table_can_be_given(self, tmp_path: Path) -> None:
         (tmp_path / "words.txt").write_text("x\ny\nz\n")

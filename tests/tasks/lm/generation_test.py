@@ -97,6 +97,18 @@ def recomputed(model: Layer, program: Any, prompt: list[int], count: int) -> lis
     return ids
 
 
+@pytest.mark.parametrize("how", [{"temperature": 0.0}, {"temperature": 5.0}, {"top_k": VOCAB}])
+def test_forbidden_tokens_are_never_drawn(how: dict[str, Any], program_of: Any) -> None:
+    model = transformer()
+    program = program_of(model)
+    free = run(model, program, PROMPTS, max_new_tokens=20, **how)
+    new = [row[len(prompt) :] for prompt, row in zip(PROMPTS, free, strict=True)]
+    forbidden = tuple(sorted({token for row in new for token in row}))[:3]
+    found = run(model, program, PROMPTS, max_new_tokens=20, forbidden_ids=forbidden, **how)
+    drawn = {t for prompt, row in zip(PROMPTS, found, strict=True) for t in row[len(prompt) :]}
+    assert len(forbidden) > 1 and drawn and not drawn & set(forbidden)
+
+
 @MODELS
 def test_greedy_equals_recomputation_without_a_cache(
     make_model: Callable[[], Layer], program_of: Any
