@@ -35,6 +35,12 @@ def part(size: int, split: Split, dev_fraction: float, test_fraction: float) -> 
     return bounds[split]
 
 
+def files_param(params: Any, split: Split) -> str:
+    """Returns the field with the files of a split: its own, or "files", where it is a part."""
+    own = {"train": "files", "dev": "dev_files", "test": "test_files"}[split]
+    return own if params.get(own) else "files"
+
+
 def split_of(name: str, dev_fraction: float, test_fraction: float) -> Split:
     """The split that a name belongs to: a hash of it, so it never changes with its neighbours."""
     digest = hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=8).digest()

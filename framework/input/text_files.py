@@ -10,7 +10,7 @@ import numpy as np
 from tekso.framework import files
 from tekso.framework.input.skips import BadRecordError, InputError, Origin
 from tekso.framework.input.sources import Source, digest
-from tekso.framework.input.splits import Split, check_fractions, part, split_of
+from tekso.framework.input.splits import Split, check_fractions, files_param, part, split_of
 from tekso.framework.input.text import NotTextError, byte_order_mark_size, to_text
 from tekso.framework.params import param
 
@@ -151,7 +151,7 @@ class TextFiles(TextRanges):
 
     def describe(self) -> str:
         """The collection in a few words."""
-        return f"text files {self.params.files}"
+        return f"text files {self.params.get(files_param(self.params, self.split))}"
 
     def _ranges(self, path: str, data: bytes) -> np.ndarray:
         if self.params.unit == "line":

@@ -21,7 +21,7 @@ from tekso.framework import files
 from tekso.framework.input import crc32c
 from tekso.framework.input.skips import BadRecordError, Origin
 from tekso.framework.input.sources import Source, digest
-from tekso.framework.input.splits import Split, part, split_of
+from tekso.framework.input.splits import Split, files_param, part, split_of
 from tekso.framework.input.text_files import FileChoice
 from tekso.framework.params import param
 
@@ -93,7 +93,7 @@ class TfRecords(Source):
 
     def describe(self) -> str:
         """The collection in a few words."""
-        return f"TFRecord files {self.params.files}"
+        return f"TFRecord files {self.params.get(files_param(self.params, self.split))}"
 
     def _walk(self, path: str) -> Frames | None:
         try:

@@ -8,7 +8,7 @@ from typing import Any
 
 from tekso.framework import files
 from tekso.framework.input.skips import BadRecordError, InputError, Origin
-from tekso.framework.input.splits import Split
+from tekso.framework.input.splits import Split, files_param
 from tekso.framework.params import param
 from tekso.tasks.mt.line_pairs import LinePairs, split_fractions
 from tekso.tasks.mt.pairs import Pair, check_language, text_of
@@ -29,7 +29,8 @@ class PairFiles(LinePairs):
 
     def describe(self) -> str:
         """The collection in a few words."""
-        return f"{type(self).__name__} files {self.params.files}"
+        given = self.params.get(files_param(self.params, self.split))
+        return f"{type(self).__name__} files {given}"
 
     def _choose(self, split: Split) -> tuple[list[tuple[str, ...]], float, float]:
         p = self.params
@@ -41,8 +42,7 @@ class PairFiles(LinePairs):
             test_has_files=bool(p.test_files),
             what=f"{split}_files",
         )
-        own = {"train": "files", "dev": "dev_files", "test": "test_files"}[split]
-        name = own if p.get(own) else "files"
+        name = files_param(p, split)
         if not p.get(name):
             raise InputError(
                 f"{p.path_of(name)} is empty: say where the pairs are, as in --set "

@@ -80,6 +80,9 @@ def test_files_of_its_own_are_the_held_out_text(tmp_path: Path) -> None:
     own = {"dev_files": str(tmp_path / "*.md"), "dev_fraction": 0.1}
     assert all_of(source(tmp_path, **own)) == ["train"]
     assert all_of(source(tmp_path, "dev", **own)) == ["held"]
+    assert source(tmp_path, "dev", **own).describe() == f"text files {tmp_path}/*.md"
+    assert source(tmp_path, **own).describe() == f"text files {tmp_path}/*.txt"
+    assert source(tmp_path, "dev", dev_fraction=0.5).describe() == f"text files {tmp_path}/*.txt"
 
 
 @pytest.mark.parametrize("unit", ["file", "line"])
