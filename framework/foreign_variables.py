@@ -50,7 +50,8 @@ def check(root: Layer) -> None:
                     call = "child_list"
                 raise ForeignVariableError(
                     f"{_called(layer)} has an attribute {name!r} with a layer of type {kind} that "
-                    "is none of its children, so its weights would not be learned: declare it in "
+                    "is none of its children, so its weights would be neither learned nor saved: "
+                    "declare it in "
                     f"__init__ by self.{call}({name!r}, …), with Params, and call it in fprop as "
                     f"self.{name}{'' if call == 'child' else '[i]'}.fprop(theta.{name}…, x, ctx)"
                 )

@@ -75,12 +75,6 @@ class Learner(LearnerBase):
         self.optimizer = p.optimizer.instantiate()
         self.schedule = p.schedule.instantiate()
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Gives a class with an update of its own a `kind` that is always right."""
-        super().__init_subclass__(**kwargs)
-        if {"update_weight", "clipped"} & vars(cls).keys() and "kind" not in vars(cls):
-            cls.kind = lambda self, spec: spec.path  # type: ignore[method-assign]
-
     def groups(self, specs: Specs) -> dict[str, tuple[Learner, dict[str, WeightSpec]]]:
         """Returns one group, of all weights that are not frozen."""
         return {"": (self, self.unfrozen(specs))}
@@ -93,7 +87,7 @@ class Learner(LearnerBase):
     def kind(self, spec: WeightSpec) -> Hashable:
         """Returns what is equal for weights whose updates are the same function.
 
-        In a subclass that overrides `update_weight` or `clipped`, and not this, it is the path.
+        In a subclass that adds or overrides any method, and not this one, no weights share.
         """
         return spec.shape, spec.dtype, spec.stacked, self.optimizer.kind(spec)
 

@@ -11,7 +11,8 @@ so that an execution may compile all of it, or the update of each kind of weight
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+import types
+from collections.abc import Callable, Hashable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tensorflow as tf
@@ -213,7 +214,8 @@ class LearnerBase(Configurable):
             pairs = [squared_norms[path] for path in own]
             squares.append(_total([before for before, _ in pairs]))
             factors[name] = learner.global_factor(_total([after for _, after in pairs]))
-            rates[name] = metrics[_join("learning_rate", name)] = learner.schedule(step)
+            rate = tf.cast(learner.schedule(step), tf.float32)
+            rates[name] = metrics[_join("learning_rate", name)] = rate
             metrics[_join("gradient_norm", name)] = tf.sqrt(squares[-1])
         norm = tf.cast(tf.sqrt(_total(squares)), tf.float32)
         finite = tf.math.is_finite(norm)
@@ -251,16 +253,11 @@ class LearnerBase(Configurable):
             factor = decision.factors[name]
             scalars = [decision.finite, decision.applied, decision.rates[name]]
             scalars += [] if factor is None else [factor]
+            kind_of = _kinds(learner)
             for path, spec in own.items():
                 paths = {key: made.path for key, made in learner.slots_of(spec).items()}
-                like = first_of_kind.setdefault(learner.kind(spec), spec)
-                update = fuse(
-                    _updated,
-                    learner=learner,
-                    spec=like,
-                    names=tuple(paths),
-                    has_factor=factor is not None,
-                )
+                like = first_of_kind.setdefault(kind_of(spec), spec)
+                update = fuse(_updated, learner=learner, spec=like, names=tuple(paths))
                 before = [slots[slot_path] for slot_path in paths.values()]
                 new_weights[path], *made = update(weights[path], gradients[path], *before, *scalars)
                 new_slots.update(zip(paths.values(), made, strict=True))
@@ -317,6 +314,26 @@ class LearnerBase(Configurable):
             raise ValueError(f"{type(self).__name__}: {field} is {given!r}, it must be {allowed}")
 
 
+def _kinds(learner: Learner) -> Callable[[WeightSpec], Hashable]:
+    """What tells the kinds of weights apart; the path where a user's update may read it."""
+    if _is_changed(type(learner)) or _is_changed(type(learner.optimizer)):
+        return lambda spec: spec.path
+    return learner.kind
+
+
+def _is_changed(cls: type) -> bool:
+    """Whether a class outside of Tekso has methods, and comes before the one that has `kind`."""
+    for one in cls.__mro__:
+        if "kind" in vars(one):
+            return False
+        methods = (types.FunctionType, property, classmethod, staticmethod)
+        if not one.__module__.startswith("tekso.") and any(
+            isinstance(value, methods) for value in vars(one).values()
+        ):
+            return True
+    return False
+
+
 def _updated(
     weight: tf.Tensor,
     gradient: tf.Tensor,
@@ -324,25 +341,23 @@ def _updated(
     learner: Learner,
     spec: WeightSpec,
     names: tuple[str, ...],
-    has_factor: bool,
 ) -> list[tf.Tensor]:
     """The new values of a weight and of its slots; those before if the step is skipped.
 
     Args:
       weight: the weight.
       gradient: its gradient.
-      given: its slots; whether the step is taken, the updates before it, the learning rate, and
-        what all gradients are multiplied by.
-      learner: learns it.
-      spec: its own, or of a weight of the same kind.
+      given: its slots; then whether the gradients are finite, the number of updates before, the
+        learning rate and, if gradients are clipped together, their factor.
+      learner: the learner of the weight.
+      spec: of this weight, or of another of the same kind.
       names: of the slots.
-      has_factor: whether the last of `given` is there.
     """
     slots, (finite, applied, rate, *factor) = given[: len(names)], given[len(names) :]
     new_weight, new_slots = learner.update_weight(
         spec,
         weight,
-        learner.clipped(spec, gradient, factor[0] if has_factor else None),
+        learner.clipped(spec, gradient, factor[0] if factor else None),
         dict(zip(names, slots, strict=True)),
         rate,
         applied,

@@ -20,7 +20,8 @@ import sys
 
 VARIABLE = "TF_ENABLE_ONEDNN_OPTS"
 LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
-"""Variables that say which instructions oneDNN may use; the second is an older name."""
+"""Variables that say which instructions oneDNN may use; the second, an older name, if the first is
+empty."""
 
 _BELOW_AVX512 = {"SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2"}
 
@@ -45,7 +46,8 @@ def is_enabled() -> bool:
 
 def _is_limited() -> bool:
     """Returns whether oneDNN may not use AVX-512 even where the CPU has it."""
-    return any(os.environ.get(name, "").upper() in _BELOW_AVX512 for name in LIMITS)
+    given = next((os.environ[name] for name in LIMITS if os.environ.get(name)), "")
+    return given.upper() in _BELOW_AVX512
 
 
 def _is_x86() -> bool:

@@ -85,7 +85,7 @@ def _scalar(value: Any, what: str, want: str) -> tf.Tensor:
     """
     try:
         tensor = tf.convert_to_tensor(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, tf.errors.OpError):
         raise TaskError(f"{what} is {_shown(value)}, and has to be a scalar: {want}") from None
     if not tensor.dtype.is_floating:
         if not (tensor.dtype.is_integer or tensor.dtype.is_bool):
@@ -99,9 +99,10 @@ def _scalar(value: Any, what: str, want: str) -> tf.Tensor:
 def _shown(value: Any) -> str:
     if isinstance(value, tf.Tensor):
         return f"a {value.dtype.name} tensor of shape {list(value.shape)}"
-    if value is None or isinstance(value, (bool, int, float, str)):
+    if value is None or isinstance(value, (bool, int, float)):
         return repr(value)
-    return f"a {type(value).__name__}" + (f" of {len(value)}" if hasattr(value, "__len__") else "")
+    size = f" of length {len(value)}" if hasattr(value, "__len__") else ""
+    return f"a {type(value).__name__}{size}"
 
 
 def loss_sums(task: Task, theta: Theta, batch: Batch, ctx: Any) -> LossSums:
@@ -275,7 +276,7 @@ class Task(Layer):
         """
 
         def run(theta: Theta, flow: Flow, ctx: Any) -> Flow:
-            sums = self.loss(theta, flow, ctx)
+            sums = loss_sums(self, theta, flow, ctx)
             return {**flow, LOSS_SUM: sums.loss_sum, METRICS: sums.metrics}
 
         return [Piece("loss", {"": self}, run)]

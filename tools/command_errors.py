@@ -1,8 +1,9 @@
 """Errors as the person at the command line sees them: one message for what they can act on.
 
 An error that Tekso raised on purpose, or that the operating system raised about a file, is one
-sentence. An error in the user's own code, or in a layer that is given wrong values, is its message
-with the line of code and the layer. Anything else is a bug and keeps its traceback.
+sentence. An error in the user's own code, or of wrong values that it gives to a layer or to
+TensorFlow, is its message with the line of code and the layer. Anything else is a bug and keeps its
+traceback.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ import traceback
 from collections.abc import Callable
 from types import FrameType
 
-OK, FAILED, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
+from tekso.tools.entry import INTERRUPTED
+
+OK, FAILED, WRONG_USAGE = 0, 1, 2
 _PROJECT = "tekso."
 _EXPERIMENTS = "tekso.params."
-_MORE = "  --traceback shows how the program came there"
+_MORE = "  --traceback prints the whole traceback"
 _MAKE_ROOM = "; make room and give the same command again"
 
 
@@ -39,22 +42,21 @@ def run(program: str, action: Callable[[], int], *, show_traceback: bool = False
     try:
         return action()
     except UsageError as error:
-        _tell(program, str(error))
+        _report(program, str(error))
         return WRONG_USAGE
     except KeyboardInterrupt:
-        _tell(program, "interrupted")
+        _report(program, "interrupted")
         return INTERRUPTED
     except BrokenPipeError:  # the reader of a pipe has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except Exception as error:
-        places = _places(error)
-        if show_traceback or not (places or is_meant(error)):
+        if show_traceback or not (is_meant(error) or _is_of_wrong_use(error)):
             traceback.print_exc()
         elif is_meant(error):
-            _tell(program, f"{_text(error)}{places}")
+            _report(program, f"{_text(error)}{_places(error)}")
         else:
-            _tell(program, f"{type(error).__name__}: {error}{places}\n{_MORE}")
+            _report(program, f"{type(error).__name__}: {error}{_places(error)}\n{_MORE}")
         return FAILED
 
 
@@ -71,6 +73,17 @@ def is_meant(error: BaseException) -> bool:
         return False
     code = place.tb_frame.f_code.co_code
     return dis.opname[code[place.tb_lasti]] in ("RAISE_VARARGS", "RERAISE")
+
+
+def _is_of_wrong_use(error: BaseException) -> bool:
+    """Whether an error came about in the user's code, or by values that the code or Params give."""
+    frames = [f for f, _ in traceback.walk_tb(error.__traceback__) if not _is_library(f)]
+    if frames and _is_users(frames[-1]):
+        return True
+    of_values = isinstance(error, (TypeError, ValueError)) or (
+        type(error).__module__.startswith("tensorflow")
+    )
+    return of_values and any(_is_users(frame) or _layer_path(frame) for frame in frames)
 
 
 def _text(error: BaseException) -> str:
@@ -107,17 +120,21 @@ def _layer_path(frame: FrameType) -> str:
 
 
 def _is_users(frame: FrameType) -> bool:
-    module, file = _module(frame), frame.f_code.co_filename
+    module = _module(frame)
     if module.startswith(_PROJECT):
         return module.startswith(_EXPERIMENTS)
-    libraries = (sysconfig.get_paths()["stdlib"], "<")
-    return module != "__main__" and "site-packages" not in file and not file.startswith(libraries)
+    return module != "__main__" and not _is_library(frame)
+
+
+def _is_library(frame: FrameType) -> bool:
+    file = frame.f_code.co_filename
+    return "site-packages" in file or file.startswith((sysconfig.get_paths()["stdlib"], "<"))
 
 
 def _module(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__", ""))
 
 
-def _tell(program: str, text: str) -> None:
+def _report(program: str, text: str) -> None:
     sys.stdout.flush()
     print(f"{program}: {text}", file=sys.stderr)

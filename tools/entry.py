@@ -2,8 +2,9 @@
 
     tekso-trainer  ->  trainer()  ->  handler for SIGINT  ->  import tekso.tools.trainer  ->  main()
 
-To import takes seconds, and libraries swallow a KeyboardInterrupt that comes up in an import: the
-command would go on. So until TensorFlow is there, SIGINT ends the process in its handler.
+Imports take seconds, and libraries swallow a KeyboardInterrupt that is raised in one: the command
+would continue. So during an import, SIGINT ends the process in its handler; otherwise it raises
+KeyboardInterrupt, as ever. `python -m tekso.tools.trainer` does without all this.
 """
 
 from __future__ import annotations
@@ -12,8 +13,7 @@ import functools
 import importlib
 import os
 import signal
-import sys
-from typing import Any
+from types import FrameType
 
 INTERRUPTED = 130
 
@@ -23,9 +23,10 @@ def _start(module: str) -> int:
     command = f"tekso-{module.replace('_', '-')}"
     terminal = os.dup(2)  # what TensorFlow says while it is imported goes elsewhere
 
-    def interrupt(*_: Any) -> None:
-        tensorflow = sys.modules.get("tensorflow")
-        if tensorflow is not None and not getattr(tensorflow.__spec__, "_initializing", False):
+    def interrupt(_: int, frame: FrameType | None) -> None:
+        while frame is not None and "importlib._bootstrap" not in frame.f_code.co_filename:
+            frame = frame.f_back
+        if frame is None:  # nothing is being imported
             raise KeyboardInterrupt
         os.write(terminal, f"{command}: interrupted\n".encode())
         os._exit(INTERRUPTED)

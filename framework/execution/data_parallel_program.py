@@ -21,7 +21,7 @@ from tekso.framework.execution.base import (
 )
 from tekso.framework.foreign_variables import refused
 from tekso.framework.learning_step import select
-from tekso.framework.primitives.fusion import XlaFusion, no_fusion
+from tekso.framework.primitives.fusion import Fuse, XlaFusion, no_fusion
 from tekso.framework.task import loss_sums, weight_of
 from tekso.framework.weight_spec import WeightSpec
 
@@ -56,11 +56,12 @@ class DataParallelProgram(Program):
         self._slot_specs = learner.slots(self._weight_specs)
         self._variables: dict[str, tf.Variable] = {}
         self._fusions: dict[Any, Any] = {}
+        self._update_fusions: dict[str, XlaFusion] = {}
         self._compiled_towers: dict[Any, Callable[..., Any]] = {}
         self._calls: dict[Any, Callable[..., Any]] = {}
         self._train = tf.function(self._train_graph, autograph=False)
         self._eval = tf.function(self._eval_graph, autograph=False)
-        self._update = self._make_update()
+        self._compiled_update = tf.function(self._new_values, jit_compile=True, autograph=False)
 
     # --- state ---
 
@@ -258,31 +259,41 @@ class DataParallelProgram(Program):
             fuse=fuse,
         )
 
-    def _make_update(self) -> Callable[..., Any]:
-        def update(
-            weights: Flat, gradients: list[Flat], slots: Flat, step: tf.Tensor, loss: tf.Tensor
-        ) -> Any:
-            done = self._learner.update(
-                self._weight_specs,
-                weights,
-                reduce_collected(gradients),
-                slots,
-                step,
-                loss=loss,
-                fuse=XlaFusion() if self._xla == "stretches" else no_fusion,
-            )
-            return {path: done.weights[path] for path in self._trained}, done.slots, done.metrics
+    def _new_values(
+        self,
+        weights: Flat,
+        gradients: list[Flat],
+        slots: Flat,
+        step: tf.Tensor,
+        loss: tf.Tensor,
+        fuse: Fuse = no_fusion,
+    ) -> Any:
+        """The learner's update: new weights and slots, and metrics."""
+        done = self._learner.update(
+            self._weight_specs,
+            weights,
+            reduce_collected(gradients),
+            slots,
+            step,
+            loss=loss,
+            fuse=fuse,
+        )
+        return {path: done.weights[path] for path in self._trained}, done.slots, done.metrics
 
-        if self._xla != "step":
-            return update
-        return tf.function(update, jit_compile=True, autograph=False)
+    def _update(self, device: str) -> Callable[..., Any]:
+        """The update on a device, compiled once for batches of all shapes."""
+        if self._xla == "step":
+            return self._compiled_update
+        if self._xla == "none":
+            return self._new_values
+        fuse = self._update_fusions.setdefault(device, XlaFusion())
+        return functools.partial(self._new_values, fuse=fuse)
 
     def _replica_update(
         self, anchor: Any, variables: dict[str, Any], gradients: Any, sums: Any, step: tf.Tensor
     ) -> dict[str, tf.Tensor]:
-        del anchor
         weights = self._flat(WEIGHTS, variables)
-        new_weights, new_slots, metrics = self._update(
+        new_weights, new_slots, metrics = self._update(anchor.device)(
             weights, gradients, self._flat(LEARNER, variables), step, sums["total"]
         )
         new = {WEIGHTS + path: v for path, v in new_weights.items()}

@@ -111,7 +111,8 @@ class Input(Configurable):
     def is_padding(self, step: int) -> npt.NDArray[np.bool_] | None:
         """Which examples of a batch only pad it and must not count; None: it is not known.
 
-        A run checks before its first step that the task counts none of them.
+        Before its first step, a run checks an input that has an end: the task's `loss_weight`, loss
+        and metrics must not count them. (See framework/run/loss_check.py for what is not checked.)
 
         Shapes:
           returns: [batch size]

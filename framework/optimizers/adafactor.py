@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from typing import Any, Literal
 
 import tensorflow as tf
@@ -92,10 +91,6 @@ class Adafactor(Optimizer):
         if self.params.step_size == "learning_rate":
             return learning_rate
         return learning_rate * tf.minimum(tf.math.rsqrt(t), self.params.max_relative_step)
-
-    def kind(self, spec: WeightSpec) -> Hashable:
-        """See `Optimizer`."""
-        return self.decays(spec)
 
     def decrement(
         self,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from typing import Any
 
 import tensorflow as tf
@@ -39,10 +38,6 @@ class Adagrad(Optimizer):
         """Declares what the class docstring names."""
         value = self.params.initial_sum_of_squares
         return {"sum_of_squares": slot(spec, "sum_of_squares", value=value)}
-
-    def kind(self, spec: WeightSpec) -> Hashable:
-        """See `Optimizer`."""
-        return self.decays(spec)
 
     def decrement(
         self,

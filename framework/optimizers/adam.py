@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
 from typing import Any
 
 import tensorflow as tf
@@ -41,10 +40,6 @@ class Adam(Optimizer):
     def slots(self, spec: WeightSpec) -> dict[str, WeightSpec]:
         """Declares what the class docstring names."""
         return {name: slot(spec, name) for name in ("first_moment", "second_moment")}
-
-    def kind(self, spec: WeightSpec) -> Hashable:
-        """See `Optimizer`."""
-        return self.decays(spec)
 
     def decrement(
         self,

@@ -59,12 +59,6 @@ class Optimizer(Configurable):
         self._require("weight_decay", self.params.weight_decay >= 0, "0 or more")
         self._undecayed = self._patterns("weight_decay_exclude")
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Gives a class with an update of its own the `kind` that is always right."""
-        super().__init_subclass__(**kwargs)
-        if {"decrement", "update", "effective_learning_rate"} & vars(cls).keys():
-            cls.kind = vars(cls).get("kind", Optimizer.kind)  # type: ignore[method-assign]
-
     def slots(self, spec: WeightSpec) -> dict[str, WeightSpec]:
         """Returns {slot name: spec} of what the optimizer keeps for a weight."""
         del spec
@@ -119,10 +113,11 @@ class Optimizer(Configurable):
     def kind(self, spec: WeightSpec) -> Hashable:
         """Returns what `update` reads of a spec besides shape, dtype and stack dims.
 
-        Weights of which all this is equal share one compiled update. By default it is the path, so
-        none do; also in a subclass that overrides `decrement` or `update`, but not this.
+        Weights for which all of this is equal share one compiled update. The default is for the
+        optimizers here. In a subclass that adds or overrides any method, and not this one, no
+        weights share.
         """
-        return spec.path
+        return self.decays(spec)
 
     def decays(self, spec: WeightSpec) -> bool:
         """Returns whether the weight is decayed."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from typing import Any
 
 import tensorflow as tf
@@ -50,10 +49,6 @@ class RMSProp(Optimizer):
         if self.params.momentum:
             slots["velocity"] = slot(spec, "velocity")
         return slots
-
-    def kind(self, spec: WeightSpec) -> Hashable:
-        """See `Optimizer`."""
-        return self.decays(spec)
 
     def decrement(
         self,

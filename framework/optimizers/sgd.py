@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from typing import Any
 
 import tensorflow as tf
@@ -21,10 +20,6 @@ class SGD(Optimizer):
 
     class Params(Optimizer.Params):
         """Params of SGD."""
-
-    def kind(self, spec: WeightSpec) -> Hashable:
-        """See `Optimizer`."""
-        return self.decays(spec)
 
     def decrement(
         self,
@@ -64,10 +59,6 @@ class Momentum(Optimizer):
     def slots(self, spec: WeightSpec) -> dict[str, WeightSpec]:
         """Declares what the class docstring names."""
         return {"velocity": slot(spec, "velocity")}
-
-    def kind(self, spec: WeightSpec) -> Hashable:
-        """See `Optimizer`."""
-        return self.decays(spec)
 
     def decrement(
         self,

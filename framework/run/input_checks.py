@@ -18,7 +18,7 @@ from tekso.framework.input.skips import InputError
 from tekso.framework.task import Task, weight_of
 
 MOST_BATCHES = 1000
-"""Among how many batches at the end of a pass padding examples are looked for."""
+"""How many batches at the end of a pass are searched for padding."""
 
 
 def check_ends(eval_inputs: Mapping[str, Input]) -> None:
@@ -73,7 +73,8 @@ def check_weights(inputs: Mapping[str, Input], task: Task) -> None:
         copies = {name: array[is_padding] for name, array in input.batch(step).items()}
         weight = _weight(task, copies)
         if weight:
-            raise InputError(counted(path, task, "loss_weight", is_padding, weight))
+            how = f"of these alone it is {weight:g} instead of 0"
+            raise InputError(counted(path, f"{type(task).__name__}.loss_weight", is_padding, how))
 
 
 def padding(input: Input) -> tuple[int, npt.NDArray[np.bool_]] | None:
@@ -91,14 +92,20 @@ def padding(input: Input) -> tuple[int, npt.NDArray[np.bool_]] | None:
     return None
 
 
-def counted(path: str, task: Task, what: str, is_padding: np.ndarray, found: float) -> str:
-    """Returns the message about a sum of a task that counts padding examples."""
+def counted(path: str, what: str, is_padding: np.ndarray, how: str) -> str:
+    """Returns the message about a sum of a task that counts padding examples.
+
+    Args:
+      path: of the input, in the tree.
+      what: the sum.
+      is_padding: which examples of a batch are padding.
+      how: the figures that show it.
+    """
     return (
         f"{path}: {int(is_padding.sum())} of the {len(is_padding)} examples of a batch are "
-        f"padding, copies that fill it up, and {type(task).__name__}.{what} counts them: of these "
-        f"alone it is {found:g} instead of 0. Multiply by the array of the batch that is 0 for "
-        f'them ("weights") in loss_weight, loss and metrics; or set {path}.batch_size to a divisor '
-        "of the number of examples"
+        f"padding, copies that fill it up, and {what} counts them: {how}. Multiply by the array of "
+        f'the batch that is 0 for them ("weights") in loss_weight, loss and metrics; or set '
+        f"{path}.batch_size to a divisor of the number of examples"
     )
 
 

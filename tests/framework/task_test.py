@@ -38,10 +38,11 @@ def task(given: Any) -> Given:
     [
         (TWO, r"a float32 tensor of shape \[2\], and has to be a scalar"),
         (np.ones([1], np.float32), r"a float32 tensor of shape \[1\], and has to be a scalar"),
+        ([tf.ones(2), tf.ones(3)], "a list of length 2, and has to be a scalar"),
         ("a", r"a string tensor of shape \[\], and has to be a number"),
         (tf.constant(1j), "a complex128 tensor of shape .*, and has to be a number"),
         (None, "None, and has to be a scalar"),
-        ({"loss": ONE}, "a dict of 1, and has to be a scalar"),
+        ({"loss": ONE}, "a dict of length 1, and has to be a scalar"),
     ],
 )
 def test_what_is_no_scalar_is_refused_as_a_loss_a_weight_and_in_a_metric(
@@ -65,7 +66,7 @@ def test_a_metric_that_is_no_pair_is_refused(pair: Any) -> None:
 
 def test_metrics_that_are_no_dict_are_refused() -> None:
     metrics: Any = [("m", (ONE, ONE))]
-    with pytest.raises(TaskError, match=r"^metrics of LossSums are a list of 1, not a dict"):
+    with pytest.raises(TaskError, match=r"^metrics of LossSums are a list of length 1, not a dict"):
         LossSums(ONE, metrics)
 
 

@@ -35,6 +35,18 @@ def test_a_bug_keeps_its_traceback(tmp_path: Path, capsys: pytest.CaptureFixture
     assert lines[0].startswith("Traceback") and lines[-1] == "KeyError: 'a'"
 
 
+def test_a_bug_that_user_code_meets_keeps_its_traceback(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("ours", "theirs"):
+        (tmp_path / name).mkdir()
+    ours = written(tmp_path / "ours", "tekso.framework.some", "def f():\n    return {}['a']\n")
+    source = "def g(f):\n    return f()\n"
+    theirs = written(tmp_path / "theirs", "mine.layers", source)
+    lines = shown(lambda: theirs["g"](ours["f"]), capsys)
+    assert lines[0].startswith("Traceback") and lines[-1] == "KeyError: 'a'"
+
+
 def test_a_mistake_of_a_user_is_shown_with_its_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -43,7 +55,7 @@ def test_a_mistake_of_a_user_is_shown_with_its_line(
         "tekso-some: KeyError: 'a'",
         f"  (at {tmp_path}/code.py:2, in f)",
         "    return {}['a']",
-        "  --traceback shows how the program came there",
+        "  --traceback prints the whole traceback",
     ]
 
 

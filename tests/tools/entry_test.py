@@ -50,6 +50,27 @@ def test_an_interrupt_while_importing_ends_the_command(module: str, tmp_path: Pa
     assert "swallowed" not in done.stdout
 
 
+def test_an_interrupt_after_the_imports_can_be_cleaned_up_after() -> None:
+    code = """
+import os, signal, sys, types
+from tekso.tools import entry
+
+def main():
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+    except KeyboardInterrupt:
+        print("cleaned up")
+        return 7
+
+sys.modules["tekso.tools.vocab"] = types.SimpleNamespace(main=main)
+sys.exit(entry.vocab())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (7, "cleaned up\n", "")
+
+
 def test_every_command_is_there() -> None:
     tree = ast.parse((ROOT / "setup.py").read_text())
     strings = [n.value for n in ast.walk(tree) if isinstance(n, ast.Constant)]

@@ -12,17 +12,18 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.experimental import dtensor
 from tensorflow.python.framework import error_interpolation
 
 from tekso.framework.execution.base import ExecutionError
 from tekso.framework.execution.mesh.traps import refuse_traps
 
 _LONGEST = 20_000  # characters of a message that are kept
-# Of the body of a loop that DTensor compiles twice, with results that at times differ. Tracing it
-# again gives it another name.
-_SAME_NAME = "Cannot add function"
+# DTensor sometimes compiles the body of a loop twice and makes two different functions of one name.
+# A step that is traced again has other names.
+_DUPLICATE_NAME = "Cannot add function"
 _TRIALS = 3
-_OF_DTENSOR = ("dtensor", _SAME_NAME)
+_OF_DTENSOR = ("dtensor", _DUPLICATE_NAME)
 _OF_COMPILER = re.compile(r"error: (?!'builtin.module')(.*)")
 _ADVICE = (
     "Leave out rules and extra axes one by one to find the one that does not work; what layers of "
@@ -53,22 +54,24 @@ def compiled(step: Callable[..., Any], where: str, *, advice: str = _ADVICE) -> 
         refuse_traps(tf.compat.v1.get_default_graph())  # when it is traced, before it runs
         return outputs
 
-    # One for each shape: of those of one tf.function, DTensor compiles the loops of the third with
-    # the loops of the first.
+    # One tf.function for each shape: in the third program of one, DTensor uses the loops of the
+    # first.
     functions: dict[Any, Callable[..., Any]] = {}
 
     @functools.wraps(step)
     def run(*args: Any) -> Any:
         key = tuple((tuple(x.shape), x.dtype) for x in tf.nest.flatten(args) if x is not None)
-        for trials_left in reversed(range(_TRIALS)):
+        # DTensor numbers collectives as it compiles: processes have to compile equally often.
+        trials = _TRIALS if dtensor.num_clients() == 1 else 1
+        for trials_left in reversed(range(trials)):
             if key not in functions:
                 functions.setdefault(key, tf.function(checked, autograph=False))
             try:
                 return functions[key](*args)
             except tf.errors.OpError as error:  # when it is compiled, before it runs
-                if not trials_left or _SAME_NAME not in error.message:
+                if not trials_left or _DUPLICATE_NAME not in error.message:
                     raise
-                del functions[key]
+                functions.pop(key, None)
         raise AssertionError("the last trial returns or raises")
 
     return explained(run, where, advice=advice)

@@ -180,17 +180,27 @@ class Normalised(Task):
         return LossSums(loss_sum, {"size": (loss_sum, tf.reduce_sum(batch["weights"]))})
 
 
-def normalised_program() -> Any:
+def normalised_program(xla: str = "none") -> Any:
     learner = Learner.Params(
         optimizer=Momentum.Params(), schedule=Constant.Params(value=0.1), ema_decay=0.5
     )
-    execution = DataParallel.Params(towers=1, xla="none").instantiate()
+    execution = DataParallel.Params(towers=1, xla=xla).instantiate()
     task = Normalised.Params().instantiate()
     program = execution.build(task, learner.instantiate(), seed=0, batch={"x": ((5, 1), "float32")})
     program.initialize()
     x = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
     program.train_step({"x": x, "weights": np.ones(5, np.float32)}, 0)
     return program
+
+
+def test_the_update_is_compiled_once_for_batches_of_all_shapes() -> None:
+    program = normalised_program("stretches")
+    for size in (5, 7):
+        x = np.ones((size, 3), np.float32)
+        program.train_step({"x": x, "weights": np.ones(size, np.float32)}, 1)
+    (fusion,) = program._update_fusions.values()
+    (update,) = fusion._compiled.values()  # of two weights of one shape
+    assert update.experimental_get_tracing_count() == 1
 
 
 def test_a_skipped_step_leaves_batch_statistics_as_they_were() -> None:

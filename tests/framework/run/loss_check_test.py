@@ -69,11 +69,22 @@ class Squares(Task):
             return LossSums(tf.reduce_mean(batch["weights"] * squares))
         if way == "copies count":
             return LossSums(tf.reduce_sum(squares))
-        if way.startswith("copies count in"):
-            ones, weights = tf.ones_like(squares), batch["weights"]
-            pair = (squares, weights) if way.endswith("sum") else (squares * weights, ones)
-            sum, weight = map(tf.reduce_sum, pair)
-            return LossSums(tf.reduce_sum(weights * squares), {"size": (sum, weight)})
+        if way.startswith("metric"):
+            weights = batch["weights"]
+            total, weight = map(tf.reduce_sum, (squares * weights, weights))
+            if way == "metric counts in its sum":
+                pair = (tf.reduce_sum(squares), weight)
+            elif way == "metric counts in its weight":
+                pair = (total, tf.reduce_sum(tf.ones_like(weights)))
+            elif way == "metric is no number on padding":
+                pair = (tf.reduce_sum(squares * weights / weights), weight)
+            elif way == "metric of the weights":
+                pair = (tf.norm(theta.w), tf.constant(1.0))
+            else:
+                pair = (total, tf.maximum(weight, 1.0))
+            return LossSums(tf.reduce_sum(weights * squares), {"size": pair})
+        if way == "no number on padding":
+            return LossSums(tf.reduce_sum(squares * batch["weights"] / batch["weights"]))
         return LossSums(tf.reduce_sum(batch["weights"] * squares))
 
 
@@ -121,20 +132,30 @@ def test_a_loss_that_couples_examples_and_says_so_is_not_tried() -> None:
 
 
 def test_a_loss_that_counts_what_fills_a_batch_up_is_refused() -> None:
-    with pytest.raises(InputError, match=r"^eval_inputs.dev: .* Squares.loss counts them"):
+    what = r"^eval_inputs.dev: 1 of the 4 .* the loss sum of Squares.loss counts them: of one real"
+    with pytest.raises(InputError, match=what):
         check("copies count")
+    with pytest.raises(InputError, match=r"the loss sum of Squares.loss counts .* with one .* nan"):
+        check("no number on padding")
 
 
 @pytest.mark.parametrize(
-    ("way", "what"),
+    ("way", "part"),
     [
-        ("copies count in a metric's sum", "metric 'size'"),
-        ("copies count in a metric's weight", "weight of metric 'size'"),
+        ("metric counts in its sum", "sum"),
+        ("metric counts in its weight", "weight"),
+        ("metric is no number on padding", "sum"),
     ],
 )
-def test_a_metric_that_counts_padding_is_refused(way: str, what: str) -> None:
-    with pytest.raises(InputError, match=rf"^eval_inputs.dev: .* Squares.{what} counts them"):
+def test_a_metric_that_counts_padding_is_refused(way: str, part: str) -> None:
+    what = f"the {part} of the metric 'size' of Squares.loss counts them"
+    with pytest.raises(InputError, match=f"^eval_inputs.dev: .* {what}"):
         check(way)
+
+
+@pytest.mark.parametrize("way", ["metric of the weights", "metric with a weight of 1 or more"])
+def test_a_metric_that_does_not_count_padding_passes_though_it_is_not_0(way: str) -> None:
+    assert len(check(way)) == 1  # the weight that is not used
 
 
 def test_evaluations_check_padding_and_nothing_else() -> None:
@@ -146,7 +167,7 @@ def test_evaluations_check_padding_and_nothing_else() -> None:
 
     assert check_padding("nothing") == []
     assert check_padding("mean weight") == []
-    with pytest.raises(InputError, match=r"Squares.loss counts them"):
+    with pytest.raises(InputError, match=r"the loss sum of Squares.loss counts them"):
         check_padding("copies count")
 
 

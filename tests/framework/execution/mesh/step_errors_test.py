@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import tensorflow as tf
+from tensorflow.experimental import dtensor
 
 from tekso.framework.execution.base import ExecutionError
 from tekso.framework.execution.mesh.layouts import MeshLayout, MeshShape, Rules
@@ -44,8 +45,14 @@ def test_loops_of_one_name_are_an_error_of_the_compiler() -> None:
         failing(text)()
 
 
-@pytest.mark.parametrize(("failures", "traces"), [(0, 1), (2, 3), (3, 3)])
-def test_loops_of_one_name_are_traced_again(failures: int, traces: int) -> None:
+@pytest.mark.parametrize(
+    ("failures", "processes", "traces", "works"),
+    [(0, 1, 1, True), (2, 1, 3, True), (3, 1, 3, False), (1, 2, 1, False)],
+)
+def test_loops_of_one_name_are_traced_again(
+    failures: int, processes: int, traces: int, works: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dtensor, "num_clients", lambda: processes)
     traced: list[int] = []
 
     def step(x: tf.Tensor) -> tf.Tensor:
@@ -56,7 +63,7 @@ def test_loops_of_one_name_are_traced_again(failures: int, traces: int) -> None:
         return x + 1
 
     run = compiled(step, "execution.mesh 'data:2'")
-    if failures == traces:
+    if not works:
         with pytest.raises(ExecutionError, match="Cannot add function 'loop_5_body'"):
             run(tf.constant(1))
     else:
