@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from tekso.framework import theta as theta_lib
-from tekso.framework.initializers import Fans
+from tekso.framework.initializers import Fans, Initializer
 from tekso.framework.params import Configurable, Params, param
 from tekso.framework.theta import SEPARATOR, Theta
 from tekso.framework.weight_spec import ANY_INDEX, STACK_DIM, WeightSpec
@@ -103,6 +103,13 @@ class Layer(Configurable):
                 "shard may be None"
             )
         _check_params(init, f"{where}: init", "Normal")
+        owner = init.owner
+        if not isinstance(owner, type) or not issubclass(owner, Initializer):
+            raise TypeError(f"{where}: init is {type(init).__qualname__}, not of an Initializer")
+        try:
+            dtype = str(tf.as_dtype(dtype or self.params.dtype).name)
+        except TypeError:
+            raise TypeError(f"{where}: there is no dtype {dtype or self.params.dtype!r}") from None
         fans = Fans(
             fan_in if fan_in is not None else math.prod(shape[:-1]),
             fan_out if fan_out is not None else (shape[-1] if shape else 1),
@@ -112,7 +119,7 @@ class Layer(Configurable):
             shape=shape,
             dims=tuple(dims),
             init=init.instantiate(),
-            dtype=dtype or self.params.dtype,
+            dtype=dtype,
             trainable=trainable,
             fans=fans,
             template=name,

@@ -182,9 +182,9 @@ def _explain(key: str, modules: list[str]) -> str:
         if key in modules:
             importlib.import_module(f"{PACKAGE}.{key}")
         return f"{key!r} is a module; its experiments are: {_listed(key)}"
+    if module and _is_class(module, name):
+        return f"{key} is a class, and not registered: put @register above it"
     if module in modules or module in registered:
-        if _is_class(module, name):
-            return f"{key} is a class, and not registered: put @register above it"
         close = difflib.get_close_matches(name, _classes_in(module), n=3, cutoff=0.5)
         hint = _did_you_mean(f"{module}.{match}" for match in close)
         return f"{module} has no experiment {name!r}{hint}; it has: {_listed(module)}"

@@ -114,8 +114,8 @@ def loss_sums(task: Task, theta: Theta, batch: Batch, ctx: Any) -> LossSums:
     sums = task.loss(theta, batch, ctx)
     if not isinstance(sums, LossSums):
         raise TaskError(
-            f"{_method(task, 'loss')} returns {_shown(sums)}, and has to return LossSums(loss_sum, "
-            f"metrics): {_SUM_OF_LOSSES}; metrics are {_PAIRS}"
+            f"{method_of(task, 'loss')} returns {_shown(sums)}, and has to return "
+            f"LossSums(loss_sum, metrics): {_SUM_OF_LOSSES}; metrics are {_PAIRS}"
         )
     return sums
 
@@ -129,13 +129,29 @@ def weight_of(task: Task, batch: Batch) -> tf.Tensor:
     Raises:
       TaskError: it is no scalar, or no number.
     """
-    what = f"what {_method(task, 'loss_weight')} returns"
+    what = f"what {method_of(task, 'loss_weight')} returns"
     weight = _scalar(task.loss_weight(batch), what, "sum the weights of the examples")
     return tf.cast(weight, tf.float32)
 
 
-def _method(task: Task, name: str) -> str:
-    """A method and its place, for messages: what it returned is wrong."""
+def figures_of(task: Task, sums: Mapping[str, tuple[float, float]]) -> dict[str, float]:
+    """Returns `task.summarize(sums)`, every figure a float.
+
+    Raises:
+      TaskError: it is no dict of numbers.
+    """
+    figures = task.summarize(sums)
+    try:
+        return {str(name): float(value) for name, value in figures.items()}
+    except (AttributeError, TypeError, ValueError):
+        raise TaskError(
+            f"{method_of(task, 'summarize')} returns {_shown(figures)}, and has to return "
+            "{name: number}: super().summarize(sums), with what you change and add"
+        ) from None
+
+
+def method_of(task: Task, name: str) -> str:
+    """Returns a method with its file and line, for messages: what it returns is wrong."""
     code = getattr(getattr(task, name), "__code__", None)
     place = f" ({code.co_filename}:{code.co_firstlineno})" if code is not None else ""
     return f"{type(task).__name__}.{name}{place}"

@@ -12,6 +12,7 @@ import dis
 import errno
 import linecache
 import os
+import re
 import sys
 import sysconfig
 import traceback
@@ -24,6 +25,12 @@ OK, FAILED, WRONG_USAGE = 0, 1, 2
 _PROJECT = "tekso."
 _EXPERIMENTS = "tekso.params."
 _MORE = "  --traceback prints the whole traceback"
+_ROOT = os.path.dirname(os.path.dirname(os.path.realpath(__file__))) + os.sep
+_OF_GRAPH = re.compile(
+    r"Detected at node [^\n]* defined at \(most recent call last\):\n(.*?)\n\n((?! *File).*?)"
+    r"(?:\n\t \[\[|$)",
+    re.DOTALL,
+)
 _MAKE_ROOM = "; make room and give the same command again"
 
 
@@ -51,7 +58,12 @@ def run(program: str, action: Callable[[], int], *, show_traceback: bool = False
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except Exception as error:
-        if show_traceback or not (is_meant(error) or _is_of_wrong_use(error)):
+        of_graph, place = _graph_error(error)
+        if show_traceback:
+            traceback.print_exc()
+        elif of_graph:
+            _report(program, f"{type(error).__name__}: {of_graph}{place}\n{_MORE}")
+        elif not (is_meant(error) or _is_of_wrong_use(error)):
             traceback.print_exc()
         elif is_meant(error):
             _report(program, f"{_text(error)}{_places(error)}")
@@ -64,8 +76,6 @@ def is_meant(error: BaseException) -> bool:
     """Whether an error speaks to the user: raised by a statement of ours, or by the system."""
     if isinstance(error, OSError) and error.errno is not None:
         return True
-    if isinstance(error, NotImplementedError):
-        return False
     place = error.__traceback__
     while place is not None and place.tb_next is not None:
         place = place.tb_next
@@ -86,6 +96,28 @@ def _is_of_wrong_use(error: BaseException) -> bool:
     return of_values and any(_is_users(frame) or _layer_path(frame) for frame in frames)
 
 
+def _graph_error(error: BaseException) -> tuple[str, str]:
+    """What an op of a traced step says when it runs, and the line that made it; "" where unknown.
+
+    TensorFlow writes the lines at which the op was made into the message.
+    """
+    found = _OF_GRAPH.search(str(error))
+    if found is None:
+        return "", ""
+    made, text = found.groups()
+    text = re.sub(r"\{\{\w+ [^}]*\}\}\s*", "", text)
+    places = [
+        (file, line, name)
+        for file, line, name in re.findall(r'File "([^"]+)", line (\d+), in (\S+)', made)
+        if not _is_library_file(file)
+    ]
+    users = [place for place in places if not place[0].startswith(_ROOT)]
+    if not places:
+        return text.strip(), ""
+    file, line, name = (users or places)[-1]
+    return text.strip(), f"\n  (at {file}:{line}, in {name})" + _code(file, int(line))
+
+
 def _text(error: BaseException) -> str:
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         hint = _MAKE_ROOM if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
@@ -101,9 +133,7 @@ def _places(error: BaseException) -> str:
         code = frame.f_code
         if _is_users(frame):
             users = f"\n  (at {code.co_filename}:{line}, in {code.co_name})"
-            text = linecache.getline(code.co_filename, line).strip()
-            if text and not is_meant(error):
-                users += f"\n    {text}"
+            users += "" if is_meant(error) else _code(code.co_filename, line)
         path = _layer_path(frame)
         if path:
             layer = f"\n  (in the layer {path})"
@@ -126,8 +156,16 @@ def _is_users(frame: FrameType) -> bool:
     return module != "__main__" and not _is_library(frame)
 
 
+def _code(file: str, line: int) -> str:
+    text = linecache.getline(file, line).strip()
+    return text and f"\n    {text}"
+
+
 def _is_library(frame: FrameType) -> bool:
-    file = frame.f_code.co_filename
+    return _is_library_file(frame.f_code.co_filename)
+
+
+def _is_library_file(file: str) -> bool:
     return "site-packages" in file or file.startswith((sysconfig.get_paths()["stdlib"], "<"))
 
 

@@ -101,7 +101,7 @@ class Input(Configurable):
         Raises:
           IndexError: the step is negative, or the pass has fewer batches.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no batch(step)")
 
     @property
     def num_batches(self) -> int | None:
@@ -174,7 +174,7 @@ class ExampleInput(Input):
     @property
     def num_examples(self) -> int:
         """Examples of one epoch."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no property num_examples")
 
     def examples(self, index: npt.NDArray[np.int64], epoch: npt.NDArray[np.int64]) -> Batch:
         """Some examples.
@@ -184,7 +184,7 @@ class ExampleInput(Input):
           epoch: [n]; what an example holds may depend on it, unless the order is "once"
           returns: arrays [n, ...]
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no examples(index, epoch)")
 
     @property
     def num_batches(self) -> int | None:
@@ -206,7 +206,7 @@ class ExampleInput(Input):
             return self.at(position)
         index = np.minimum(position, self.num_examples - 1)
         batch = self.examples(index, np.zeros_like(index))
-        if position[-1] != index[-1]:
+        if isinstance(batch, dict) and position[-1] != index[-1]:
             self._check_can_be_marked(batch)
             clear(batch, position != index, self.padding_keys)
         return batch
@@ -263,7 +263,8 @@ def check_step(step: int, num_batches: int | None) -> None:
 
 
 def clear(batch: Batch, rows: npt.NDArray[np.bool_], keys: tuple[str, ...]) -> None:
-    """Sets rows of some arrays to 0."""
+    """Sets rows of some arrays to 0, in copies of the arrays."""
     for key in keys:
         if key in batch:
+            batch[key] = np.array(batch[key])
             batch[key][rows] = 0

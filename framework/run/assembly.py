@@ -96,6 +96,9 @@ def assemble(
             }
         input_checks.check_ends(eval_inputs)
         batch = input.batch(0)
+        for path, one in with_paths(input, eval_inputs).items():
+            if one.num_batches != 0:
+                input_checks.check_batch(path, one, batch if one is input else one.batch(0))
         check_data(peers, batch)
         signature = signature_of(batch)
     else:

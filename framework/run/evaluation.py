@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from tekso.framework.task import LOSS
+from tekso.framework.task import LOSS, figures_of
 
 
 class EvaluationError(ValueError):
@@ -46,4 +46,4 @@ def evaluate(
             raise StoppedError
     if not sums.get(LOSS, (0.0, 0.0))[1]:
         raise EvaluationError(f"eval_inputs.{name} has no example that counts: is its data empty?")
-    return task.summarize(sums)
+    return figures_of(task, sums)

@@ -42,6 +42,57 @@ def check_ends(eval_inputs: Mapping[str, Input]) -> None:
         )
 
 
+def check_lasts(input: Input, steps: int) -> None:
+    """Checks that a training input has a batch for every step.
+
+    Raises:
+      InputError: it ends before; says what to set.
+    """
+    if input.num_batches is None or input.num_batches >= steps:
+        return
+    cure = "set input.order='shuffled', which has no end, or run.steps to at most that"
+    if "order" not in input.params:
+        cure = "its num_batches has to be None (no end), or run.steps at most that"
+    raise InputError(
+        f"the training input has {input.num_batches} batches, and run.steps is {steps}: {cure}"
+    )
+
+
+def check_batch(path: str, input: Input, batch: Any) -> None:
+    """Checks that a batch is arrays of equally many examples, by name.
+
+    Args:
+      path: of the input, in the tree.
+      input: the input.
+      batch: what its `batch(step)` returned.
+
+    Raises:
+      InputError: it is not.
+    """
+    name = type(input).__name__
+    what = f"{name}.examples()" if isinstance(input, ExampleInput) else f"{name}.batch()"
+    want = "{name: NumPy array [examples, ...]}, all with the same number of examples"
+    if not isinstance(batch, Mapping) or not batch:
+        raise InputError(
+            f"{path}: {what} returns a {type(batch).__name__}, and has to return {want}"
+        )
+    for key, array in batch.items():
+        problem = ""
+        if not isinstance(key, str):
+            problem = "a name has to be a str"
+        elif not isinstance(array, np.ndarray):
+            problem = f"it is a {type(array).__name__}; np.asarray() makes an array"
+        elif array.dtype == object:
+            problem = "it holds Python objects: rows of different lengths need padding"
+        elif not array.ndim:
+            problem = "it has no dim of examples"
+        if problem:
+            raise InputError(f"{path}: {key!r} of {what}: {problem}. Want {want}")
+    sizes = {key: len(array) for key, array in batch.items()}
+    if len(set(sizes.values())) > 1 or not next(iter(sizes.values())):
+        raise InputError(f"{path}: {what} has arrays of {sizes} examples. Want {want}")
+
+
 def repeats(input: Input) -> str | None:
     """Returns a warning if every batch of the training input has an example more than once."""
     params = input.params

@@ -8,8 +8,8 @@ It is computed on the host with the weights that the run begins with, op by op (
 are loops). So it knows no execution, and costs little beside the first step.
 
 Not checked: models of more than `MOST_BYTES`, executions whose calls come one at a time (meshes
-over several processes), tasks that couple examples, what layers give to `ctx.collect_metric`, and
-padding of inputs without an end.
+over several processes), what layers give to `ctx.collect_metric`, and padding of inputs without an
+end; of tasks that couple examples, whether their loss is a sum.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ from tekso.framework.layer import Layer
 from tekso.framework.learning_step import LearnerBase
 from tekso.framework.path_patterns import listed
 from tekso.framework.run.input_checks import counted, padding
-from tekso.framework.task import Program, Task, TaskError, loss_sums, weight_of
+from tekso.framework.task import Program, Task, TaskError, loss_sums, method_of, weight_of
 from tekso.framework.theta import flatten
 
 MOST_BYTES = 512 * 1024**2
 """Weights of larger models are not copied to the host for it."""
 
+_MOST_WORK = 10**9  # weights times elements: less than a second
 _TOLERANCE = 0.02  # of bfloat16; a mean of two examples is half of their sum
 
 Batch = Mapping[str, np.ndarray]
@@ -140,37 +141,56 @@ def _check_is_sum(trial: _Trial, batch: Batch) -> None:
         return  # random numbers that no seed of the run decides: nothing can be compared
     first, second = trial.sums(_rows(batch, [0])), trial.sums(_rows(batch, [-1]), offset=1)
     name = type(trial.task).__name__
-    for what, together, apart in (
+    for method, together, apart in (
         ("loss", both.loss, (first.loss, second.loss)),
         ("loss_weight", both.weight, (first.weight, second.weight)),
     ):
         if _differ(together, sum(apart), scale=sum(map(abs, apart))):
             raise LossError(
-                f"{name}.{what} is no sum over the examples of a batch: of two examples together "
-                f"it is {together:g}, and of each alone {apart[0]:g} and {apart[1]:g}. Return "
-                "sums (tf.reduce_sum, not tf.reduce_mean): the loss that is reported is loss_sum / "
-                "loss_weight, both over the global batch. If examples are coupled on purpose, "
-                f"set mixes_examples = True in {name}, or in the layer that does so"
+                f"{method_of(trial.task, method)} is no sum over the examples of a batch: of two "
+                f"examples together it is {together:g}, and of each alone {apart[0]:g} and "
+                f"{apart[1]:g}. Return sums (tf.reduce_sum, not tf.reduce_mean): the loss that is "
+                "reported is loss_sum / loss_weight, both over the global batch. If examples are "
+                f"coupled on purpose, set mixes_examples = True in {name}, or in the layer that "
+                "does so"
             )
 
 
 def _check_padding(trial: _Trial, inputs: Mapping[str, Input]) -> None:
-    for path, input in inputs.items() if not _couples_examples(trial.task) else ():
+    for path, input in inputs.items():
         found = padding(input)
         if found is None:
             continue
         step, is_padding = found
-        batch = input.batch(step)
-        real, copy = (int(np.flatnonzero(rows)[0]) for rows in (~is_padding, is_padding))
-        alone, again = (trial.sums(_rows(batch, [real])).named() for _ in range(2))
-        if alone != again:
+        real, padded = _with_padding(input, step, is_padding, trial.most_rows(input.batch(step)))
+        alone, again = (trial.sums(real).named() for _ in range(2))
+        if not np.array_equal([*alone.values()], [*again.values()], equal_nan=True):
             continue  # random numbers that no seed of the run decides: nothing can be compared
-        padded = trial.sums(_rows(batch, [real, copy])).named()
+        together = trial.sums(padded).named()
         for what, value in alone.items():
-            if np.isfinite(value) and not np.isclose(padded[what], value, _TOLERANCE, 1e-6):
-                how = f"of one real example it is {value:g}, with one of these {padded[what]:g}"
-                what = what.replace("{}", f"{type(trial.task).__name__}.loss")
+            if np.isfinite(value) and not np.isclose(together[what], value, _TOLERANCE, 1e-6):
+                how = f"without padding it is {value:g}, with it {together[what]:g}"
+                what = what.replace("{}", method_of(trial.task, "loss"))
                 raise InputError(counted(path, what, is_padding, how))
+
+
+def _with_padding(
+    input: Input, step: int, is_padding: np.ndarray, most: int
+) -> tuple[Batch, Batch]:
+    """Returns some real examples, and the same with padding as in a batch that has some.
+
+    One padding example may add 0 by chance, so there are as many as real ones, made of these: the
+    arrays that are 0 in padding alone are set to 0.
+    """
+    batch, first = input.batch(step), input.batch(0)
+    known = input.is_padding(0)
+    rows = np.arange(most) if known is None else np.flatnonzero(~known)[:most]
+    real, padding = {}, {}
+    for name, array in batch.items():
+        real[name] = first[name][rows]
+        marks = not array[is_padding].any() and array[~is_padding].any()
+        padding[name] = np.zeros_like(real[name]) if marks else real[name]
+    return real, {name: np.concatenate([real[name], padding[name]]) for name in batch}
 
 
 def _differ(one: float, other: float, *, scale: float) -> bool:
@@ -206,7 +226,8 @@ class _Trial:
         mode: Mode,
         kind: type[StepContext] = StepContext,
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, dict[str, tuple[tf.Tensor, tf.Tensor]]]:
-        ctx = kind(mode=mode, num_examples=2, example_offset=offset)
+        size = next(iter(batch.values())).shape[0]
+        ctx = kind(mode=mode, num_examples=size, example_offset=offset)
         sums = loss_sums(self.task, self.task.theta(weights), batch, ctx)
         loss = sums.loss_sum
         total = loss + tf.cast(ctx.collected.total("loss"), loss.dtype)
@@ -231,6 +252,12 @@ class _Trial:
         loss, weight, _, metrics = self._sums(batch, "eval", offset)
         pairs = {name: (float(one), float(other)) for name, (one, other) in metrics.items()}
         return _Sums(float(loss), float(weight), pairs)
+
+    def most_rows(self, batch: Batch) -> int:
+        """Returns how many examples are cheap to compute, from 1 to 32."""
+        elements = max(array[0].size for array in batch.values())
+        weights = sum(int(tf.size(weight)) for weight in self._weights.values())
+        return int(np.clip(_MOST_WORK // max(1, elements * weights), 1, 32))
 
     def unused(self, batch: Batch, learned: Iterable[str]) -> list[str]:
         """Returns the paths of learned weights that no gradient reaches."""

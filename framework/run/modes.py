@@ -49,6 +49,7 @@ def _train(job: Job, peers: Peers) -> int:
         report = Report(job.logdir, job.console, title=job.model, steps=run.steps)
     try:
         with peers.explaining():
+            input_checks.check_lasts(parts.input, run.steps)
             loop = _loop(job, parts, checkpoints, report, peers)
             step = loop.restore(checkpoint)
             _try_task(job, parts, is_new=checkpoint is None)
@@ -72,7 +73,12 @@ def _train(job: Job, peers: Peers) -> int:
         job.console.close()
         _show(job, decoded)
         seconds = time.perf_counter() - begin
-        _conclude(job, parts, outcome, references, checkpoints.best_step(), seconds)
+        decodes = type(parts.task).decode is not Task.decode
+        if run.decode_at_end:
+            decodes = (
+                decoded is not None or parts.task.setting_to_try(parts.eval_inputs) is not None
+            )
+        _conclude(job, parts, outcome, references, checkpoints.best_step(), seconds, decodes)
     finally:
         report.close()
         checkpoints.close()
@@ -340,6 +346,7 @@ def _conclude(
     references: Mapping[str, Mapping[str, float]],
     best_step: int | None,
     seconds: float,
+    decodes: bool,
 ) -> None:
     lines = summary.finished(
         steps=outcome.step,
@@ -354,7 +361,7 @@ def _conclude(
         outcome.step,
         imports=job.imports,
         evaluates=bool(parts.eval_inputs),
-        decodes=type(parts.task).decode is not Task.decode,
+        decodes=decodes,
         decoding=parts.task.setting_to_try(parts.eval_inputs),
     )
     for line in lines:

@@ -22,7 +22,7 @@ from tekso.framework.run.pace import Pace
 from tekso.framework.run.peers import Peers
 from tekso.framework.run.report.report import Report
 from tekso.framework.run.stop_signals import AgreedStop, StopSignals
-from tekso.framework.task import Scored
+from tekso.framework.task import Scored, figures_of
 
 _WARM_UP_STEPS = 5  # of a process: the first are traced and compiled
 
@@ -225,7 +225,7 @@ class TrainingLoop:
                 self._pace.restart()  # the first step of a process is traced and compiled
             return
         means = {name: (float(value), 1.0) for name, value in metrics.items()}  # waits for them
-        values = self._task.summarize(means)
+        values = figures_of(self._task, means)
         reading = self._pace.read() if not is_first else None
         with self._pace.paused():
             self._report.train(step, values, reading, unit=self._task.count(batch)[1])

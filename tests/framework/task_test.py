@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tekso.framework.task import LossSums, Task, TaskError, loss_sums, weight_of
+from tekso.framework.task import LossSums, Task, TaskError, figures_of, loss_sums, weight_of
 
 ONE = tf.constant(1.0)
 TWO = tf.constant([1.0, 2.0])
@@ -93,3 +93,30 @@ def test_a_loss_that_is_no_loss_sums_is_refused_with_its_line(given: Any) -> Non
     assert "has to return LossSums(loss_sum, metrics)" in message
     sums = LossSums(ONE)
     assert loss_sums(task(sums), None, {}, None) is sums  # type: ignore[arg-type]
+
+
+class Figures(Task):
+    """Reports what the test says."""
+
+    given: Any = None
+
+    def summarize(self, sums: Any) -> Any:
+        return self.given
+
+
+@pytest.mark.parametrize("value", [0.5, np.float32(0.5), tf.constant(0.5), np.array(0.5)])
+def test_figures_of_any_kind_of_number_become_floats(value: Any) -> None:
+    made: Figures = Figures.Params().instantiate()
+    made.given = {"a": value}
+    figures = figures_of(made, {})
+    assert figures == {"a": 0.5} and type(figures["a"]) is float
+
+
+@pytest.mark.parametrize("given", [None, 0.5, [("a", 1.0)], {"a": "high"}, {"a": (1.0, 2.0)}])
+def test_figures_that_are_no_numbers_are_refused_with_the_line(given: Any) -> None:
+    made: Figures = Figures.Params().instantiate()
+    made.given = given
+    line = inspect.getsourcelines(Figures.summarize)[1]
+    with pytest.raises(TaskError, match=r"and has to return \{name: number\}") as error:
+        figures_of(made, {})
+    assert str(error.value).startswith(f"Figures.summarize ({__file__}:{line}) returns ")

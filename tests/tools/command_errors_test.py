@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tensorflow as tf
 
 from tekso.framework.context import StepContext
 from tekso.framework.layer import Layer
@@ -18,7 +19,7 @@ def written(folder: Path, module: str, source: str) -> dict[str, Any]:
     """Returns the globals of a module of that name, whose file is there."""
     file = folder / "code.py"
     file.write_text(source)
-    names: dict[str, Any] = {"__name__": module, "Layer": Layer, "Linear": Linear}
+    names: dict[str, Any] = {"__name__": module, "Layer": Layer, "Linear": Linear, "tf": tf}
     exec(compile(source, str(file), "exec"), names)
     return names
 
@@ -75,10 +76,32 @@ class Own(Layer):
 def test_a_shape_that_does_not_fit_is_shown_with_the_layer(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import tensorflow as tf
-
     layer: Any = written(tmp_path, "mine.layers", OWN)["Own"].Params().instantiate()
     lines = shown(lambda: layer.fprop(layer.init(), tf.ones([2, 3]), StepContext()), capsys)
     assert lines[0].startswith("tekso-some: project: the last 1 dims of x (2, 4) are not the first")
     assert f"  (at {tmp_path}/code.py:10, in fprop)" in lines
     assert "  (in the layer second (Linear))" in lines
+
+
+LOOKUP = """
+def lookup(table, ids):
+    return tf.gather(table, ids)
+"""
+
+
+def test_an_op_that_fails_when_it_runs_is_shown_with_the_line_that_made_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lookup = written(tmp_path, "mine.layers", LOOKUP)["lookup"]
+
+    @tf.function(autograph=False)
+    def step(ids: tf.Tensor) -> tf.Tensor:
+        return tf.reduce_sum(lookup(tf.ones([8, 2]), ids))
+
+    lines = shown(lambda: step(tf.constant([100])), capsys)
+    assert lines == [
+        "tekso-some: InvalidArgumentError: indices[0] = 100 is not in [0, 8)",
+        f"  (at {tmp_path}/code.py:3, in lookup)",
+        "    return tf.gather(table, ids)",
+        "  --traceback prints the whole traceback",
+    ]

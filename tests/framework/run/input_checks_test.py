@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -128,6 +129,49 @@ def test_evaluation_input_without_an_end_is_refused(order: str) -> None:
     assert "set eval_inputs.dev.order='once'" in message
     with pytest.raises(InputError, match=r"eval_inputs.dev \(Endless\) has no end.*num_batches"):
         input_checks.check_ends({"dev": Endless.Params().instantiate()})
+
+
+def test_training_input_that_ends_before_the_run_is_refused() -> None:
+    input_checks.check_lasts(numbers(4, "shuffled"), 10**9)
+    input_checks.check_lasts(numbers(4), 3)
+    message = "has 3 batches, and run.steps is 4: set input.order='shuffled'"
+    with pytest.raises(InputError, match=message):
+        input_checks.check_lasts(numbers(4), 4)
+    short: Any = PaddedFirst.Params(batch_size=4).instantiate()
+    with pytest.raises(InputError, match=r"has 2 batches, and run.steps is 3: "):
+        input_checks.check_lasts(short, 3)
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        (None, "eval_inputs.dev: Numbers.examples() returns a NoneType, and has to return {name:"),
+        ([np.ones(4)], "eval_inputs.dev: Numbers.examples() returns a list, and has to return"),
+        ({}, "returns a dict, and has to return"),
+        ({"x": [1.0, 2.0]}, "'x' of Numbers.examples(): it is a list; np.asarray() makes an array"),
+        ({"x": tf.ones(3)}, "it is a EagerTensor; np.asarray()"),
+        ({1: np.ones(3)}, "1 of Numbers.examples(): a name has to be a str"),
+        ({"x": np.float32(3)}, "it is a float32; np.asarray()"),
+        ({"x": np.array(3.0)}, "it has no dim of examples"),
+        ({"x": np.array([[1], [1, 2]], object)}, "it holds Python objects"),
+        ({"x": np.ones(3), "y": np.ones(4)}, "has arrays of {'x': 3, 'y': 4} examples"),
+        ({"x": np.ones((0, 2))}, "has arrays of {'x': 0} examples"),
+    ],
+)
+def test_batch_that_is_no_arrays_is_refused_with_the_method(batch: Any, message: str) -> None:
+    with pytest.raises(InputError, match=re.escape(message)):
+        input_checks.check_batch("eval_inputs.dev", numbers(4), batch)
+
+
+def test_batches_of_arrays_pass_and_padding_is_marked_in_a_copy() -> None:
+    class Shared(Numbers):
+        def examples(self, index: Any, epoch: Any) -> Any:
+            weights = np.broadcast_to(np.float32(1), (len(index),))
+            return {"x": index.astype(np.float32), "weights": weights}
+
+    input: Any = Shared.Params(batch_size=4, order="once").instantiate()
+    input_checks.check_batch("input", input, input.batch(2))
+    np.testing.assert_array_equal(input.batch(2)["weights"], [1, 1, 1, 0])
 
 
 def test_held_out_data_without_an_end_is_refused() -> None:

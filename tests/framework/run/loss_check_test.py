@@ -45,7 +45,7 @@ class Squares(Task):
         super().__init__(params)
         self.weight("w", [3], dims=("embed",), init=Normal.Params(stddev=1.0))
         self.weight("unused", [2], dims=("embed",), init=Normal.Params())
-        self.mixes_examples = self.params.way == "coupled"
+        self.mixes_examples = self.params.way.startswith("coupled")
 
     def loss_weight(self, batch: Any) -> tf.Tensor:
         if self.params.way == "mean weight":
@@ -65,8 +65,13 @@ class Squares(Task):
             squares += ctx.uniform(self, [x.shape[0]])
         if way == "noise without a seed":
             squares += tf.random.uniform([x.shape[0]])
-        if way in ("mean", "coupled"):
+        if way == "mean":
             return LossSums(tf.reduce_mean(batch["weights"] * squares))
+        if way.startswith("coupled"):
+            counted = (
+                tf.ones_like(squares) if way == "coupled, padding counts" else batch["weights"]
+            )
+            return LossSums(tf.square(tf.reduce_sum(counted * squares)))
         if way == "copies count":
             return LossSums(tf.reduce_sum(squares))
         if way.startswith("metric"):
@@ -76,6 +81,8 @@ class Squares(Task):
                 pair = (tf.reduce_sum(squares), weight)
             elif way == "metric counts in its weight":
                 pair = (total, tf.reduce_sum(tf.ones_like(weights)))
+            elif way == "metric counts if right":
+                pair = (tf.reduce_sum(tf.cast(batch["x"][:, 0] > 1, tf.float32)), weight)
             elif way == "metric is no number on padding":
                 pair = (tf.reduce_sum(squares * weights / weights), weight)
             elif way == "metric of the weights":
@@ -118,7 +125,8 @@ def test_means_are_refused_with_the_figures_that_show_it(way: str, what: str) ->
     with pytest.raises(LossError) as error:
         check(way)
     message = str(error.value)
-    assert message.startswith(f"Squares.{what} is no sum over the examples of a batch: of two")
+    assert message.startswith(f"Squares.{what} ({__file__}:")
+    assert "is no sum over the examples of a batch: of two examples together it is" in message
     assert "tf.reduce_sum, not tf.reduce_mean" in message
 
 
@@ -127,15 +135,19 @@ def test_a_sum_over_examples_with_random_numbers_is_no_mean(way: str) -> None:
     assert len(check(way)) == 1  # the weight that is not used
 
 
-def test_a_loss_that_couples_examples_and_says_so_is_not_tried() -> None:
+def test_a_loss_that_couples_examples_and_says_so_need_be_no_sum() -> None:
     assert len(check("coupled")) == 1  # the weight that is not used
+    with pytest.raises(InputError, match=r"the loss sum of Squares.loss .* counts them"):
+        check("coupled, padding counts")
 
 
 def test_a_loss_that_counts_what_fills_a_batch_up_is_refused() -> None:
-    what = r"^eval_inputs.dev: 1 of the 4 .* the loss sum of Squares.loss counts them: of one real"
+    what = (
+        r"^eval_inputs.dev: 1 of the 4 .* the loss sum of Squares.loss \(.*\) counts them: without"
+    )
     with pytest.raises(InputError, match=what):
         check("copies count")
-    with pytest.raises(InputError, match=r"the loss sum of Squares.loss counts .* with one .* nan"):
+    with pytest.raises(InputError, match=r"the loss sum of Squares.loss .* counts .* with it nan"):
         check("no number on padding")
 
 
@@ -144,11 +156,12 @@ def test_a_loss_that_counts_what_fills_a_batch_up_is_refused() -> None:
     [
         ("metric counts in its sum", "sum"),
         ("metric counts in its weight", "weight"),
+        ("metric counts if right", "sum"),
         ("metric is no number on padding", "sum"),
     ],
 )
 def test_a_metric_that_counts_padding_is_refused(way: str, part: str) -> None:
-    what = f"the {part} of the metric 'size' of Squares.loss counts them"
+    what = rf"the {part} of the metric 'size' of Squares.loss \(.*\) counts them"
     with pytest.raises(InputError, match=f"^eval_inputs.dev: .* {what}"):
         check(way)
 
@@ -167,7 +180,7 @@ def test_evaluations_check_padding_and_nothing_else() -> None:
 
     assert check_padding("nothing") == []
     assert check_padding("mean weight") == []
-    with pytest.raises(InputError, match=r"the loss sum of Squares.loss counts them"):
+    with pytest.raises(InputError, match=r"the loss sum of Squares.loss .* counts them"):
         check_padding("copies count")
 
 
