@@ -43,7 +43,8 @@ def check(root: Layer) -> None:
         for name, value in vars(layer).items():
             if name in ("params", "_parent", "_children", "_weights"):
                 continue
-            undeclared = [one for one in _layers_of(value, _DEPTH) if id(one) not in layers]
+            leaves = _leaves(value, _DEPTH)
+            undeclared = [x for x in leaves if isinstance(x, Layer) and id(x) not in layers]
             if undeclared:
                 kind, call = type(undeclared[0]).__name__, "child"
                 if not isinstance(value, Layer):
@@ -55,7 +56,7 @@ def check(root: Layer) -> None:
                     f"__init__ by self.{call}({name!r}, …), with Params, and call it in fprop as "
                     f"self.{name}{'' if call == 'child' else '[i]'}.fprop(theta.{name}…, x, ctx)"
                 )
-            found = _variables_of(value, _DEPTH)
+            found = [v for x in leaves if not isinstance(x, Layer) for v in _variables_of(x)]
             if found:
                 what = type(value).__name__
                 if not isinstance(value, tf.Variable):
@@ -124,27 +125,18 @@ def _read(graph: Any) -> Iterator[Any]:
         del graph.watch_variable
 
 
-def _layers_of(value: Any, depth: int) -> list[Layer]:
-    if isinstance(value, Layer):
-        return [value]
-    if depth == 0:
-        return []
-    if isinstance(value, Mapping):
-        return _layers_of(list(value.values()), depth)
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [layer for one in value for layer in _layers_of(one, depth - 1)]
-    return []
+def _leaves(value: Any, depth: int) -> list[Any]:
+    """What nests of lists and dicts hold, down to a depth."""
+    nest = list(value.values()) if isinstance(value, Mapping) else value
+    if depth and isinstance(nest, (list, tuple, set, frozenset)):
+        return [leaf for one in nest for leaf in _leaves(one, depth - 1)]
+    return [value]
 
 
-def _variables_of(value: Any, depth: int) -> list[Any]:
+def _variables_of(value: Any) -> list[Any]:
+    """The variables of an attribute that is no nest, and no layer."""
     if isinstance(value, tf.Variable):
         return [value]
-    if isinstance(value, Layer) or depth == 0:
-        return []
-    if isinstance(value, Mapping):
-        return _variables_of(list(value.values()), depth)
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [v for one in value for v in _variables_of(one, depth - 1)]
     if isinstance(value, tf.Module) or hasattr(type(value), "trainable_variables"):
         found: Iterable[Any] = value.variables
         return list(found)
