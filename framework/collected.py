@@ -33,9 +33,19 @@ class Collected:
         self.sums: dict[Kind, dict[str, tuple[tf.Tensor, tf.Tensor]]] = {k: {} for k in KINDS}
 
     def add(self, kind: Kind, name: str, value: Any, weight: Any) -> None:
-        """Adds a sum and its weight."""
+        """Adds a sum and its weight.
+
+        Raises:
+          ValueError: one of a loss or a metric is not a scalar.
+        """
         value = tf.cast(value, tf.float32)
         weight = tf.cast(weight, tf.float32)
+        for what, given in (("value", value), ("weight", weight)):
+            if kind != "statistic" and given.shape.rank not in (0, None):
+                raise ValueError(
+                    f"collect_{kind}({name!r}): the {what} has the shape {list(given.shape)}, and "
+                    "has to be a scalar: sum over the examples with tf.reduce_sum"
+                )
         before = self.sums[kind].get(name)
         if before is not None:
             value, weight = before[0] + value, before[1] + weight

@@ -68,10 +68,33 @@ class Experiment:
         """
         tree = Tree.Params()
         for name in tree.fields():
-            method = getattr(self, name)
+            method = self._method(name)
             value = self._eval_inputs() if name == "eval_inputs" else self._part(name, method())
             tree._assign(name, value, origin=_defined_at(method))
         return tree
+
+    def _method(self, name: str) -> Any:
+        """A method of the class that can be called without arguments.
+
+        Raises:
+          TypeError: it is something else.
+        """
+        method = getattr(self, name)
+        if not callable(method) or isinstance(method, (type, Params)):
+            raise TypeError(
+                f"{type_name(type(self))}.{name} is {describe(method)}, and has to be a method: "
+                f"def {name}(self): return ..."
+            )
+        try:
+            inspect.signature(method).bind()
+        except (TypeError, ValueError):
+            code = inspect.unwrap(method).__code__
+            given = ", ".join(code.co_varnames[: code.co_argcount])
+            raise TypeError(
+                f"{type_name(type(self))}.{name}({given}) ({code.co_filename}:"
+                f"{code.co_firstlineno}) has to have one parameter: def {name}(self): return ..."
+            ) from None
+        return method
 
     def _eval_inputs(self) -> dict[str, Params]:
         title, returned = type_name(type(self)), self.eval_inputs()

@@ -21,6 +21,7 @@ from tekso.framework.theta import Theta
 
 Batch = Mapping[str, tf.Tensor]
 TaskParams = TypeVar("TaskParams", bound="Task.Params")
+_Result = TypeVar("_Result")
 
 LOSS = "loss"
 """Name under which an execution adds (loss_sum, loss_weight) to the sums of a task's metrics."""
@@ -150,6 +151,91 @@ def figures_of(task: Task, sums: Mapping[str, tuple[float, float]]) -> dict[str,
         ) from None
 
 
+def amount_of(task: Task, batch: Mapping[str, np.ndarray]) -> tuple[int, str]:
+    """Returns `task.count(batch)`.
+
+    Raises:
+      TaskError: it is no pair of a number and a unit.
+    """
+    found = task.count(batch)
+    is_pair = isinstance(found, tuple) and len(found) == 2
+    if is_pair and isinstance(found[0], (int, np.integer)) and isinstance(found[1], str):
+        return int(found[0]), found[1]
+    raise TaskError(
+        f"{method_of(task, 'count')} returns {_shown(found)}, and has to return a pair of a whole "
+        'number and its unit: (1200, "tokens")'
+    )
+
+
+def result_of(task: Task, name: str, found: Any, kind: type[_Result]) -> _Result | None:
+    """Returns what a method of a task returned, which may be None.
+
+    Raises:
+      TaskError: it is not of this kind.
+    """
+    if found is None or isinstance(found, kind):
+        return found
+    raise TaskError(
+        f"{method_of(task, name)} returns {_shown(found)}, and has to return {kind.__name__}(...) "
+        "or None"
+    )
+
+
+def decoded_by(task: Task, program: Program, input: Any) -> Decoded | None:
+    """Returns `task.decode(program, input)`.
+
+    Raises:
+      TaskError: it is something else than `Decoded` and None.
+    """
+    return result_of(task, "decode", task.decode(program, input), Decoded)
+
+
+def exports_of(task: Task, input: Any) -> dict[str, ExportedFunction]:
+    """Returns `task.exports(input)`.
+
+    Raises:
+      TaskError: it is no dict of exported functions.
+    """
+    found = task.exports(input)
+    if isinstance(found, dict) and all(isinstance(f, ExportedFunction) for f in found.values()):
+        return found
+    raise TaskError(
+        f"{method_of(task, 'exports')} returns {_shown(found)}, and has to return "
+        "{name: ExportedFunction(...)}"
+    )
+
+
+def pieces_of(task: Task) -> list[Piece]:
+    """Returns `task.pieces()`.
+
+    Raises:
+      TaskError: it is no list of pieces.
+    """
+    pieces = task.pieces()
+    if isinstance(pieces, (list, tuple)) and pieces and all(isinstance(p, Piece) for p in pieces):
+        return list(pieces)
+    raise TaskError(
+        f"{method_of(task, 'pieces')} returns {_shown(pieces)}, and has to return a list of at "
+        "least one Piece(name, layers, run)"
+    )
+
+
+def sums_of_flow(task: Task, flow: Flow) -> LossSums:
+    """Returns the sums that the last piece of a task leaves in the flow.
+
+    Raises:
+      TaskError: they are not there.
+    """
+    if not isinstance(flow, dict) or LOSS_SUM not in flow or METRICS not in flow:
+        given = sorted(flow) if isinstance(flow, dict) else _shown(flow)
+        raise TaskError(
+            f"the last piece of {method_of(task, 'pieces')} returns {given}, and has to add "
+            f"{LOSS_SUM!r} and {METRICS!r} to what it is given: {{**flow, {LOSS_SUM!r}: "
+            f"tf.reduce_sum(...), {METRICS!r}: {{}}}}"
+        )
+    return LossSums(flow[LOSS_SUM], flow[METRICS])
+
+
 def method_of(task: Task, name: str) -> str:
     """Returns a method with its file and line, for messages: what it returns is wrong."""
     code = getattr(getattr(task, name), "__code__", None)
@@ -265,10 +351,10 @@ class Task(Layer):
         if type(self).pieces is Task.pieces:
             raise NotImplementedError(f"{type(self).__name__} has neither loss() nor pieces()")
         flow: Flow = dict(batch)
-        for piece in joined(self.pieces()):
+        for piece in joined(pieces_of(self)):
             self._check_whole(piece)
             flow = piece.run(theta, flow, ctx)
-        return LossSums(flow[LOSS_SUM], flow[METRICS])
+        return sums_of_flow(self, flow)
 
     def _check_whole(self, piece: Piece) -> None:
         """Of a repeated stack theta has all rows, so a piece that wants some would run too many."""

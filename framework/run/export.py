@@ -13,7 +13,7 @@ from tekso.framework.exports import ExportedFunction, ExportedTexts
 from tekso.framework.run import litert, saved_model
 from tekso.framework.run.checkpoint_files import Checkpoint
 from tekso.framework.run.inspection import known_input
-from tekso.framework.task import Task
+from tekso.framework.task import Task, exports_of
 
 _ABOUT = ".json"  # beside what a run learned from its data
 _TOKENIZERS = ("source_tokenizer", "target_tokenizer", "tokenizer")  # of inputs
@@ -86,7 +86,7 @@ def export(
     """
     input = known_input(tree, assets_dir)
     task = tree.task.owner.complete(tree.task, input).instantiate()
-    functions = task.exports(input)
+    functions = exports_of(task, input)
     if not functions:
         name = type(task).__name__
         why = f"{name}.exports() returned nothing"

@@ -25,7 +25,7 @@ from tekso.framework.run.report.lines import eval_line, size, wrapped
 from tekso.framework.run.report.report import Report
 from tekso.framework.run.stop_signals import exit_code
 from tekso.framework.run.training_loop import Outcome, Timetable, TrainingLoop, restore
-from tekso.framework.task import Scored, Task
+from tekso.framework.task import Scored, Task, decoded_by, result_of
 
 BEST = "best"
 """Names the checkpoint with the best evaluation."""
@@ -65,7 +65,9 @@ def _train(job: Job, peers: Peers) -> int:
                     job.console.line(line)
                 return exit_code(outcome.stopped_by)
             report.progress(outcome.step, "decoding")
-            decoded = parts.task.decode(parts.program, parts.input) if run.decode_at_end else None
+            decoded = (
+                decoded_by(parts.task, parts.program, parts.input) if run.decode_at_end else None
+            )
         if not peers.is_first:
             return 0
         references = _references(parts)
@@ -161,7 +163,7 @@ def decode(job: Job, checkpoint: Checkpoint) -> Any:
     with job.meet(checkpoint=checkpoint.path) as peers:
         reads_data = job.tree.task.owner.decodes_data(job.tree.task)
         parts = _restored(job, checkpoint, peers, reads_data=reads_data)
-        decoded = parts.task.decode(parts.program, parts.input)
+        decoded = decoded_by(parts.task, parts.program, parts.input)
     if decoded is None:
         name = type(parts.task).__name__
         why = f"{name}.decode() returned None"
@@ -208,7 +210,8 @@ def _eval_batches(parts: Assembly) -> dict[str, Any]:
 
 def _score(parts: Assembly, name: str, is_last: bool, stopped: Callable[[], bool]) -> Scored | None:
     input = parts.eval_inputs[name]
-    return parts.task.score(parts.program, input, is_last=is_last, stopped=stopped)
+    found = parts.task.score(parts.program, input, is_last=is_last, stopped=stopped)
+    return result_of(parts.task, "score", found, Scored)
 
 
 def _batches(input: Any, start: int, *, stop: int | None) -> Iterator[Mapping[str, Any]]:

@@ -22,7 +22,7 @@ from tekso.framework.run.pace import Pace
 from tekso.framework.run.peers import Peers
 from tekso.framework.run.report.report import Report
 from tekso.framework.run.stop_signals import AgreedStop, StopSignals
-from tekso.framework.task import Scored, figures_of
+from tekso.framework.task import Scored, amount_of, figures_of
 
 _WARM_UP_STEPS = 5  # of a process: the first are traced and compiled
 
@@ -202,7 +202,7 @@ class TrainingLoop:
         shapes = frozenset((name, array.shape) for name, array in batch.items())
         if shapes in self._shapes:
             metrics = self._program.train_step(batch, step)
-            self._pace.step(self._task.count(batch)[0])
+            self._pace.step(amount_of(self._task, batch)[0])
             return metrics
         is_later = bool(self._shapes)
         self._shapes.add(shapes)
@@ -228,7 +228,7 @@ class TrainingLoop:
         values = figures_of(self._task, means)
         reading = self._pace.read() if not is_first else None
         with self._pace.paused():
-            self._report.train(step, values, reading, unit=self._task.count(batch)[1])
+            self._report.train(step, values, reading, unit=amount_of(self._task, batch)[1])
         if is_first:
             self._pace.restart()
 

@@ -152,6 +152,32 @@ def test_other_values_than_params_name_the_method() -> None:
         BadName().tree()
 
 
+def test_a_part_that_is_no_method_of_the_experiment_is_named() -> None:
+    class Attribute(Small):
+        task = Task.Params()  # type: ignore[assignment]
+
+    class NoSelf(Small):
+        def task() -> Params:  # type: ignore[misc]
+            return Task.Params()
+
+    class TooMany(Small):
+        def run(self, steps: int) -> Params:  # type: ignore[override]
+            return Run.Params(steps=steps)
+
+    class Nested(Small):
+        class input(Small):  # noqa: N801
+            pass
+
+    with pytest.raises(TypeError, match=r"Attribute\.task is .*, and has to be a method: def task"):
+        Attribute().tree()
+    with pytest.raises(TypeError, match=r"NoSelf\.task\(\) \(.*:\d+\) has to .*: def task\(self\)"):
+        NoSelf().tree()
+    with pytest.raises(TypeError, match=r"TooMany\.run\(self, steps\) \(.*:\d+\) has to"):
+        TooMany().tree()
+    with pytest.raises(TypeError, match=r"Nested\.input is .*, and has to be a method: def input"):
+        Nested().tree()
+
+
 def test_a_run_checks_its_numbers() -> None:
     assert Run.Params(steps=0).instantiate().params.steps == 0
     for name in ("steps", "eval_every_steps", "keep_best.count"):

@@ -9,7 +9,23 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tekso.framework.task import LossSums, Task, TaskError, figures_of, loss_sums, weight_of
+from tekso.framework.context import StepContext
+from tekso.framework.exports import ExportedFunction
+from tekso.framework.pieces import Piece
+from tekso.framework.task import (
+    Decoded,
+    LossSums,
+    Task,
+    TaskError,
+    amount_of,
+    decoded_by,
+    exports_of,
+    figures_of,
+    loss_sums,
+    pieces_of,
+    weight_of,
+)
+from tekso.framework.theta import Theta
 
 ONE = tf.constant(1.0)
 TWO = tf.constant([1.0, 2.0])
@@ -120,3 +136,93 @@ def test_figures_that_are_no_numbers_are_refused_with_the_line(given: Any) -> No
     with pytest.raises(TaskError, match=r"and has to return \{name: number\}") as error:
         figures_of(made, {})
     assert str(error.value).startswith(f"Figures.summarize ({__file__}:{line}) returns ")
+
+
+class Results(Task):
+    """Every method returns what the test says."""
+
+    given: Any = None
+
+    def count(self, batch: Any) -> Any:
+        return self.given
+
+    def decode(self, program: Any, input: Any) -> Any:
+        return self.given
+
+    def exports(self, input: Any) -> Any:
+        return self.given
+
+    def pieces(self) -> Any:
+        return self.given
+
+
+def results(given: Any) -> Any:
+    made: Any = Results.Params().instantiate()
+    made.given = given
+    return made
+
+
+@pytest.mark.parametrize(
+    "given", [3, ("3", "tokens"), (3, 4), (3.5, "tokens"), None, [3, "tokens"]]
+)
+def test_a_count_that_is_no_number_with_a_unit_is_refused(given: Any) -> None:
+    with pytest.raises(TaskError, match=r"^Results.count \(.*_test.py:\d+\) returns .*pair"):
+        amount_of(results(given), {})
+
+
+def test_a_count_may_be_of_numpy() -> None:
+    assert amount_of(results((np.int64(7), "tokens")), {}) == (7, "tokens")
+
+
+@pytest.mark.parametrize("given", ["text", ("text", []), {"text": "a"}])
+def test_decoding_to_something_else_is_refused(given: Any) -> None:
+    with pytest.raises(TaskError, match=r"^Results.decode \(.* return Decoded\(...\) or None"):
+        decoded_by(results(given), None, None)  # type: ignore[arg-type]
+
+
+def test_decoding_may_give_nothing() -> None:
+    decoded = Decoded("a", [])
+    assert decoded_by(results(decoded), None, None) is decoded  # type: ignore[arg-type]
+    assert decoded_by(results(None), None, None) is None  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("given", [None, [], {"f": len}, len])
+def test_exports_that_are_no_dict_of_functions_are_refused(given: Any) -> None:
+    with pytest.raises(TaskError, match=r"^Results.exports \(.*\{name: ExportedFunction"):
+        exports_of(results(given), None)
+
+
+def test_exports_may_be_none_or_some() -> None:
+    function = ExportedFunction("Nothing.", lambda theta, ctx: {}, {}, {}, [8])
+    assert exports_of(results({"f": function}), None) == {"f": function}
+    assert exports_of(results({}), None) == {}
+
+
+@pytest.mark.parametrize("given", [None, [], [len], len, "ab"])
+def test_pieces_that_are_no_list_of_pieces_are_refused(given: Any) -> None:
+    made = results(given)
+    for call in (lambda: pieces_of(made), lambda: made.loss(Theta(), {}, StepContext(mode="eval"))):
+        with pytest.raises(TaskError, match=r"^Results.pieces \(.* a list of at least one Piece"):
+            call()
+
+
+@pytest.mark.parametrize("flow", [None, {"loss_sum": ONE}, {"x": ONE}, ONE])
+def test_a_last_piece_without_sums_is_refused(flow: Any) -> None:
+    made = results([Piece("all", {}, lambda theta, flow_before, ctx: flow)])
+    with pytest.raises(
+        TaskError, match=r"last piece of Results.pieces .* 'loss_sum' and 'metrics'"
+    ):
+        made.loss(Theta(), {}, StepContext(mode="eval"))
+
+
+@pytest.mark.parametrize(("value", "weight", "what"), [(TWO, ONE, "value"), (ONE, TWO, "weight")])
+def test_a_metric_that_is_collected_has_to_be_scalars(value: Any, weight: Any, what: str) -> None:
+    message = rf"collect_metric\('size'\): the {what} has the shape \[2\], .* a scalar"
+    with pytest.raises(ValueError, match=message):
+        StepContext(mode="eval").collect_metric("size", value, weight)
+
+
+def test_a_loss_that_is_collected_has_to_be_a_scalar() -> None:
+    ctx = StepContext(mode="train", num_examples=4)
+    with pytest.raises(ValueError, match=r"collect_loss\('size'\): the value has the shape \[2\]"):
+        ctx.collect_loss("size", TWO)
