@@ -25,7 +25,10 @@ LEGS: list[dict[str, Any]] = [
         "execution": "mesh_sharded",
         "params": {"mesh": "data:2;model:2", "rules": "batch:data;mlp:model;vocab:model"},
     },
-    ALONE,
+    {
+        "execution": "mesh_sharded",
+        "params": {"mesh": "data:2;model:2", "rules": "2d", "slots_axis": "data"},
+    },
     {
         "execution": "pipelined",
         "params": {"num_stages": 2, "num_micro_batches": 2, "num_replicas": 2,

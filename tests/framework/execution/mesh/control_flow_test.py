@@ -37,7 +37,7 @@ def check(report: dict[str, dict[str, Any]]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["lstm", "gru", "repeated_recurrent"])
+@pytest.mark.parametrize("model", ["lstm", "repeated_recurrent"])
 def test_loop_over_time_on_a_mesh_equals_the_plain_one(model: str) -> None:
     check(differences(model, *RECURRENT))
 

@@ -71,7 +71,7 @@ def test_float64_equals_one_device_and_schedules_give_the_same_bits() -> None:
 def test_float64_with_values_that_jump_stages_and_a_shared_table() -> None:
     schedules = ["gpipe", "1f1b", "zero_bubble_h1"]
     remats = ["none", "all", "except_last"]
-    sizes = [(1, 5), (2, 1), (2, 8), (3, 5), (4, 8), (8, 2)]
+    sizes = [(1, 5), (2, 8), (4, 8), (8, 2)]
     pipelines = [
         pipeline(k, m, schedules[i % 3], remats[(i + i // 3) % 3]) for i, (k, m) in enumerate(sizes)
     ]
@@ -94,12 +94,12 @@ def test_float64_with_values_that_jump_stages_and_a_shared_table() -> None:
             ],
         ),
         ("repeated", [pipeline(3, 4, "zero_bubble_h1", "all")]),
-        ("moe", [pipeline(2, 4, "interleaved_1f1b", "all"), pipeline(3, 2, "gpipe", "none")]),
+        ("moe", [pipeline(2, 4, "interleaved_1f1b", "all")]),
         ("untied", [pipeline(2, 4, "zero_bubble_h1", "except_last")]),
         ("sampled", [pipeline(2, 4, "1f1b", "none")]),
         ("remat", [pipeline(2, 2, "1f1b", "none", xla="stretches")]),
         ("lstm", [pipeline(4, 8, "zero_bubble_h1", "none")]),
-        ("translation", [pipeline(4, 4, "1f1b", "none"), pipeline(2, 2, "gpipe", "all")]),
+        ("translation", [pipeline(4, 4, "1f1b", "none")]),
         ("repeated_translation", [pipeline(3, 2, "zero_bubble_h1", "none")]),
         ("prefix", [pipeline(3, 4, "1f1b", "except_last")]),
         ("pairs", [pipeline(7, 2, "1f1b", "none")]),
