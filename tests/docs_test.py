@@ -122,6 +122,21 @@ HOW: list[tuple[str, Run | TestedBy]] = [
             "tests/tools/decode_test.py::test_every_line_has_its_translation_and_empty_lines_stay"
         ),
     ),
+    (  # the largest models, whose figures take half a minute each
+        r"tekso-trainer --mode=inspect_sharding --model=lm\.one_billion_words\.MeshDff262144",
+        TestedBy(
+            "tests/tools/trainer_test.py"
+            "::test_inspect_sharding_of_4_9_billion_weights_on_512_devices"
+        ),
+    ),
+    (
+        r"tekso-trainer --mode=inspect_pipeline --model=lm\.gpipe\.Layers1663",
+        TestedBy(
+            "tests/framework/run/pipeline_plan_test.py"
+            "::test_deepest_model_on_128_devices_is_traced_piece_by_piece_of_a_kind_and_needs_no_"
+            "devices"
+        ),
+    ),
     (r"tekso-ckpt list .*", Run(prints=rf"(?m)^step_0+{STEPS} ")),
     (r"tekso-ckpt inspect .*", Run(prints=r"weights/model/")),
     (r"tekso-new-task my_task", Run(leaves="my_task/experiments.py", prints=r"wrote .*my_task")),
