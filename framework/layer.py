@@ -188,6 +188,11 @@ class Layer(Configurable):
         """Path of this layer from the root: "decoder/layers/ffn"; "" for the root."""
         return self._join(self._name, lambda parent: parent.path)
 
+    def stack_sizes(self) -> tuple[int, ...]:
+        """Returns the sizes of the repeated stacks that this layer is in, the outermost first."""
+        above = self._parent.stack_sizes() if self._parent is not None else ()
+        return above if self._stack_size is None else (*above, self._stack_size)
+
     @property
     def pattern(self) -> str:
         """The path with "*" for every index of a stack or list: names its random streams."""

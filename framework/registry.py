@@ -53,6 +53,9 @@ _NO_EXPERIMENTS = re.compile(r"__main__|conftest|tests|test_.*|.*_test")
 def register(cls: type[T]) -> type[T]:
     """Registers an experiment class under the key that its module and name give.
 
+    In a notebook or an interactive Python, a class takes the place of an earlier one of its key, so
+    that a cell can be changed and run again.
+
     Raises:
       DuplicateExperimentError: another class has the key; both source lines are named.
       TypeError: it is no Experiment.
@@ -63,13 +66,19 @@ def register(cls: type[T]) -> type[T]:
     key = key_of(cls)
     entry = Entry(key, cls, _summary(cls), frame.f_code.co_filename, frame.f_lineno)
     known = _ENTRIES.get(key)
-    if known is not None and (known.file, known.line) != (entry.file, entry.line):
+    same_lines = known is not None and (known.file, known.line) == (entry.file, entry.line)
+    if known is not None and not same_lines and not _is_interactive(cls.__module__):
         raise DuplicateExperimentError(
             f"two experiments have the key {key}: {known.file}:{known.line} and "
             f"{entry.file}:{entry.line}"
         )
     _ENTRIES[key] = entry  # the same lines again: the module is being reloaded
     return cls
+
+
+def _is_interactive(module: str) -> bool:
+    """Whether a module is the `__main__` of a notebook or interactive Python: it has no file."""
+    return module == "__main__" and not hasattr(sys.modules.get(module), "__file__")
 
 
 def key_of(cls: type[Experiment]) -> str:

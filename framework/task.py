@@ -106,13 +106,21 @@ def _shown(value: Any) -> str:
     return f"a {type(value).__name__}{size}"
 
 
+def as_tensors(batch: Mapping[str, Any]) -> dict[str, tf.Tensor]:
+    """Returns a batch whose NumPy arrays became tensors; tensors stay as they are."""
+    return {
+        name: tf.convert_to_tensor(array) if isinstance(array, np.ndarray) else array
+        for name, array in batch.items()
+    }
+
+
 def loss_sums(task: Task, theta: Theta, batch: Batch, ctx: Any) -> LossSums:
-    """Returns `task.loss(theta, batch, ctx)`.
+    """Returns `task.loss(theta, batch, ctx)`; the batch may have NumPy arrays.
 
     Raises:
       TaskError: it is no `LossSums`.
     """
-    sums = task.loss(theta, batch, ctx)
+    sums = task.loss(theta, as_tensors(batch), ctx)
     if not isinstance(sums, LossSums):
         raise TaskError(
             f"{method_of(task, 'loss')} returns {_shown(sums)}, and has to return "
@@ -122,7 +130,7 @@ def loss_sums(task: Task, theta: Theta, batch: Batch, ctx: Any) -> LossSums:
 
 
 def weight_of(task: Task, batch: Batch) -> tf.Tensor:
-    """Returns `task.loss_weight(batch)` in float32.
+    """Returns `task.loss_weight(batch)` in float32; the batch may have NumPy arrays.
 
     Shapes:
       returns: []
@@ -131,7 +139,7 @@ def weight_of(task: Task, batch: Batch) -> tf.Tensor:
       TaskError: it is no scalar, or no number.
     """
     what = f"what {method_of(task, 'loss_weight')} returns"
-    weight = _scalar(task.loss_weight(batch), what, "sum the weights of the examples")
+    weight = _scalar(task.loss_weight(as_tensors(batch)), what, "sum the weights of the examples")
     return tf.cast(weight, tf.float32)
 
 
@@ -350,7 +358,7 @@ class Task(Layer):
         """
         if type(self).pieces is Task.pieces:
             raise NotImplementedError(f"{type(self).__name__} has neither loss() nor pieces()")
-        flow: Flow = dict(batch)
+        flow: Flow = as_tensors(batch)
         for piece in joined(pieces_of(self)):
             self._check_whole(piece)
             flow = piece.run(theta, flow, ctx)

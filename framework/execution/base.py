@@ -28,7 +28,7 @@ class ExecutionError(ValueError):
 
 
 class Execution(Configurable, abc.ABC):
-    """Base of the executions. A process uses one."""
+    """Base of the executions."""
 
     class Params(Configurable.Params):
         """Params of an execution."""
@@ -47,11 +47,16 @@ class Execution(Configurable, abc.ABC):
 
     @abc.abstractmethod
     def setup_devices(self, *, tpu: str | None = None, cpu_devices: int | None = None) -> None:
-        """Sets threads and devices up; call it before anything else touches TensorFlow.
+        """Sets threads and devices up, best before anything else touches TensorFlow.
+
+        If TensorFlow has already run in this process, its threads stay as they are.
 
         Args:
           tpu: name or address of a TPU; None: local GPUs, or else the CPU.
           cpu_devices: number of logical CPU devices to make of this machine.
+
+        Raises:
+          ExecutionError: TensorFlow has already run in this process, with too few logical devices.
         """
 
     @abc.abstractmethod

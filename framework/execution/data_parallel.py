@@ -141,5 +141,6 @@ def _make_strategy(tpu: str | None, cpu_devices: int | None) -> tf.distribute.St
             raise ExecutionError(f"there is no TPU {tpu!r} to connect to: {reason}") from error
         return tf.distribute.TPUStrategy(resolver)
     local = [] if cpu_devices else [d.name for d in tf.config.list_logical_devices("GPU")]
-    local = local or [d.name for d in tf.config.list_logical_devices("CPU")]
+    # An earlier experiment in this process may have made more logical devices than this one uses.
+    local = local or [d.name for d in tf.config.list_logical_devices("CPU")][: cpu_devices or 1]
     return tf.distribute.MirroredStrategy(local) if len(local) > 1 else tf.distribute.get_strategy()

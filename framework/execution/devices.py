@@ -3,30 +3,62 @@
 from __future__ import annotations
 
 import tensorflow as tf
+from absl import logging
 
 from tekso.framework.cores import num_cores
 from tekso.framework.execution.base import ExecutionError
 
 
-def setup_cpu(*, logical_devices: int | None, threads_per_op: int) -> None:
+def setup_cpu(*, logical_devices: int | None, threads_per_op: int = 1) -> None:
     """Sets the process-wide threads and the logical devices of the CPU.
 
+    TensorFlow fixes both when it runs its first operation. After that, threads stay as they are,
+    which a warning reports, and logical devices can be used only if enough of them exist.
+
+    Args:
+      logical_devices: number of devices to make of the CPU; None: as TensorFlow decides.
+      threads_per_op: number of threads that one operation may use.
+
     Raises:
-      ExecutionError: TensorFlow has run already, with other settings.
+      ExecutionError: TensorFlow has already run in this process, with fewer logical devices.
     """
     if logical_devices is not None and logical_devices < 1:
         raise ExecutionError(f"cpu_devices is {logical_devices}, want at least 1")
-    parallel_ops = max(num_cores(), logical_devices or 1)
+    if logical_devices is not None:
+        _make_logical_devices(logical_devices)
+    _set_threads(per_op=threads_per_op, parallel_ops=max(num_cores(), logical_devices or 1))
+
+
+def _make_logical_devices(wanted: int) -> None:
     try:
-        tf.config.threading.set_intra_op_parallelism_threads(threads_per_op)
+        tf.config.set_logical_device_configuration(
+            tf.config.list_physical_devices("CPU")[0],
+            [tf.config.LogicalDeviceConfiguration()] * wanted,
+        )
+    except RuntimeError:  # TensorFlow has started
+        there = [device.name for device in tf.config.list_logical_devices("CPU")]
+        if len(there) < wanted:
+            raise ExecutionError(
+                f"this execution needs {wanted} logical CPU devices, and TensorFlow, which has "
+                f"already run in this process, started with {len(there)} ({', '.join(there)}). "
+                "Restart the kernel or program, and before any other TensorFlow operation build "
+                "the experiment or call tekso.framework.execution.devices.setup_cpu("
+                f"logical_devices={wanted}); or choose an execution that needs fewer devices"
+            ) from None
+
+
+def _set_threads(*, per_op: int, parallel_ops: int) -> None:
+    try:
+        tf.config.threading.set_intra_op_parallelism_threads(per_op)
         tf.config.threading.set_inter_op_parallelism_threads(parallel_ops)
-        if logical_devices is not None:
-            tf.config.set_logical_device_configuration(
-                tf.config.list_physical_devices("CPU")[0],
-                [tf.config.LogicalDeviceConfiguration()] * logical_devices,
-            )
-    except RuntimeError as error:
-        raise ExecutionError(
-            "threads and logical devices must be set before TensorFlow runs anything in this "
-            f"process ({error})"
-        ) from error
+    except RuntimeError:  # TensorFlow has started
+        threads = tf.config.threading
+        logging.warning(
+            "TensorFlow has already run in this process, so its threads stay as they are: %s per "
+            "operation and %s for parallel operations, where this execution would set %d and %d. "
+            "Steps may be slower; to avoid it, build the experiment first",
+            threads.get_intra_op_parallelism_threads() or "TensorFlow's default",
+            threads.get_inter_op_parallelism_threads() or "TensorFlow's default",
+            per_op,
+            parallel_ops,
+        )

@@ -2,7 +2,8 @@
 
     devices ─► inputs ─► task (completed from the input) ─► learner ─► program
 
-A process assembles one experiment.
+A command assembles one experiment in its process; a notebook may assemble several, one after the
+other. TensorFlow's threads and logical devices are those of the first (`execution/devices.py`).
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def assemble(
     peers: Peers | None = None,
     reads_data: bool = True,
 ) -> Assembly:
-    """Builds the parts of an experiment. Nothing may have run TensorFlow in this process before.
+    """Builds the parts of an experiment, best before anything else runs TensorFlow in this process.
 
     Args:
       tree: the Params.
@@ -134,6 +135,7 @@ def _check_eval_batches(eval_inputs: Mapping[str, Input], num_devices: int) -> N
 
 def _num_devices(*, tpu: str | None, cpu_devices: int | None) -> int:
     """Returns the number of devices over which `DataParallel` lays a step."""
-    kinds = ("TPU",) if tpu else ("CPU",) if cpu_devices else ("GPU", "CPU")
-    found = (len(tf.config.list_logical_devices(kind)) for kind in kinds)
-    return next((count for count in found if count), 1)
+    if not tpu and cpu_devices:
+        return cpu_devices
+    found = len(tf.config.list_logical_devices("TPU" if tpu else "GPU"))
+    return found or 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import types
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -216,3 +217,22 @@ def test_a_broken_or_missing_users_package_surfaces_as_itself(folder: Path) -> N
 def test_only_experiments_are_registered() -> None:
     with pytest.raises(TypeError, match="derives from Experiment"):
         registry.register(int)  # type: ignore[type-var]
+
+
+@pytest.mark.parametrize("has_file", [False, True])
+def test_a_changed_cell_of_a_notebook_replaces_its_experiment(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, has_file: bool
+) -> None:
+    main = types.ModuleType("__main__")
+    if has_file:  # a script
+        main.__file__ = "script.py"
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    cells = [compile(EXPERIMENT.format(name="Mine"), f"<cell {i}>", "exec") for i in (1, 2)]
+    exec(cells[0], main.__dict__)
+    first = main.__dict__["Mine"]
+    if has_file:
+        with pytest.raises(registry.DuplicateExperimentError, match="<cell 1>"):
+            exec(cells[1], main.__dict__)
+        return
+    exec(cells[1], main.__dict__)
+    assert registry.get("__main__.Mine") is main.__dict__["Mine"] is not first

@@ -1,0 +1,205 @@
+"""Weights of a run, for its task or for any layer: what a notebook loads.
+
+    task = load_task("runs/ende")
+    theta = load_weights(task, "runs/ende")
+    theta = load_weights(task.model.encoder, "runs/ende/checkpoints/step_00002000")
+
+The layer takes them as `layer.fprop(theta, x, ctx)`. Every execution writes the same checkpoints.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence, Set
+from typing import Any, Literal
+
+import numpy as np
+import tensorflow as tf
+
+from tekso.framework import files
+from tekso.framework.execution.base import LEARNER, WEIGHTS
+from tekso.framework.layer import Layer
+from tekso.framework.learning_step import APPLIED, EMA, is_first_update
+from tekso.framework.params import Params
+from tekso.framework.run import checkpoint_files, inspection
+from tekso.framework.run.checkpoints import Checkpoint, CheckpointError, Checkpoints
+from tekso.framework.theta import SEPARATOR, Theta
+
+Use = Literal["evaluation", "training"]
+"""Which weights: those that evaluation and decoding use, which are the moving averages where the
+learner keeps them, or those that training continues from."""
+
+_MOST_PROBLEMS = 8  # in a message
+_CHECKPOINTS = "checkpoints"  # folder of a run
+
+
+def load_task(run: str) -> Any:
+    """Returns the task of a run, built from the Params in its newest checkpoint, without its data.
+
+    Args:
+      run: the run's folder, or one of its checkpoints.
+
+    Raises:
+      CheckpointError: there is no good checkpoint, or its Params cannot be read.
+      ValueError: the task needs something that only the data can tell.
+    """
+    checkpoint = _open(run)
+    try:
+        tree: Any = Params.from_text(checkpoint.description.params)
+    except (ValueError, ImportError) as error:
+        raise CheckpointError(
+            f"the Params of {checkpoint.path} cannot be read: {error}. Import the package, or run "
+            "the notebook cell, that defines these classes first"
+        ) from error
+    folder = os.path.dirname(os.path.dirname(checkpoint.path))
+    return inspection.task_of(tree, assets_dir=files.join(folder, "assets"))
+
+
+def load_weights(
+    layer: Layer,
+    run: str,
+    *,
+    use: Use = "evaluation",
+    prefix: str | None = None,
+    index: int | Sequence[int] | None = None,
+) -> Theta:
+    """Returns the weights of a layer from a checkpoint.
+
+    Args:
+      layer: a task, or any layer of it, or a layer of its own.
+      run: a run's folder, of which the newest good checkpoint is read, or the folder of a
+        checkpoint.
+      use: "evaluation": moving averages where the run keeps them; "training": the weights.
+      prefix: path of the layer in the checkpoint, "model/encoder"; None: `layer.path`.
+      index: of a layer in a repeated stack, which of its repetitions; one number for every stack
+        that the layer is in.
+
+    Shapes:
+      returns: those of `layer.specs()`, in their dtypes
+
+    Raises:
+      CheckpointError: there is no good checkpoint; or weights are missing, are unknown to the
+        layer, or have other shapes. Names their paths.
+      ValueError: `use` or `index` is wrong.
+    """
+    check_use(use)
+    checkpoint = _open(run)
+    prefix = layer.path if prefix is None else prefix.strip(SEPARATOR)
+    rows = _rows(layer, index)
+    specs = layer.specs()
+    _check(checkpoint, layer, prefix, len(rows))
+    flat = {}
+    for path, spec in specs.items():
+        value = read_weight(_join(prefix, path), checkpoint.read, checkpoint.keys, use)
+        if any(not -size <= row < size for row, size in zip(rows, value.shape, strict=False)):
+            raise ValueError(
+                f"index is {index}, and {_join(prefix, path)} is repeated "
+                f"{' x '.join(map(str, value.shape[: len(rows)]))} times: count from 0"
+            )
+        flat[path] = tf.cast(tf.constant(value[rows]), spec.dtype)
+    return layer.theta(flat)
+
+
+def check_use(use: str) -> None:
+    """Raises a ValueError if `use` is no `Use`."""
+    if use not in ("evaluation", "training"):
+        raise ValueError(f"use is {use!r}, and has to be 'evaluation' or 'training'")
+
+
+def read_weight(
+    path: str, read: Callable[[str], np.ndarray], keys: Set[str], use: Use
+) -> np.ndarray:
+    """Returns a weight of a state, or its moving average.
+
+    Args:
+      path: of the weight.
+      read: returns the whole array of a key.
+      keys: of the state.
+      use: which of the two.
+    """
+    average = f"{LEARNER}{path}{SEPARATOR}{EMA}"
+    if use == "evaluation" and average in keys:
+        applied = LEARNER + APPLIED
+        if applied not in keys or not bool(is_first_update(read(applied))):
+            return read(average)
+    return read(WEIGHTS + path)
+
+
+def _open(run: str) -> Checkpoint:
+    path = os.path.expanduser(os.fspath(run)).rstrip("/") or "/"
+    if files.exists(files.join(path, checkpoint_files.DESCRIPTION)):
+        return Checkpoints(os.path.dirname(path)).open(path)
+    if not files.exists(path):
+        raise CheckpointError(
+            f"there is no folder {path}: give the folder of a run, or of a checkpoint"
+        )
+    newest = Checkpoints(files.join(path, _CHECKPOINTS)).newest_good()
+    if newest is None:
+        raise CheckpointError(
+            f"{path} has no checkpoints: give the folder of a run that has saved one "
+            f"({path}/{_CHECKPOINTS}/step_…), or of a checkpoint"
+        )
+    return newest
+
+
+def _rows(layer: Layer, index: int | Sequence[int] | None) -> tuple[int, ...]:
+    """Returns which repetition of every stack that a layer is in, the outermost first."""
+    sizes = layer.stack_sizes()
+    if index is None:
+        if sizes:
+            raise ValueError(
+                f"{layer.path} is a repeated layer, of which one is loaded at a time: index says "
+                f"which, {' and '.join(f'from 0 to {size - 1}' for size in sizes)}. To load all, "
+                "load the layer that has the stack"
+            )
+        return ()
+    rows = (index,) if isinstance(index, int) else tuple(index)
+    if sizes and len(rows) != len(sizes):
+        raise ValueError(f"index is {index}, and {layer.path} is in {len(sizes)} repeated stacks")
+    return rows
+
+
+def _check(checkpoint: Checkpoint, layer: Layer, prefix: str, num_rows: int) -> None:
+    """Checks that a checkpoint has the weights of a layer, and no others below its path.
+
+    Raises:
+      CheckpointError: it does not; names the paths.
+    """
+    specs, problems = layer.specs(), []
+    for path, spec in specs.items():
+        key = WEIGHTS + _join(prefix, path)
+        if key not in checkpoint.keys:
+            problems.append(f"missing {_join(prefix, path)}")
+        elif checkpoint.shape(key)[num_rows:] != spec.shape:
+            problems.append(
+                f"{_join(prefix, path)} is {list(checkpoint.shape(key))}, and the layer's is "
+                f"{['…'] * num_rows + list(spec.shape)}".replace("'…'", "…")
+            )
+    below = WEIGHTS + (prefix + SEPARATOR if prefix else "")
+    known = {WEIGHTS + _join(prefix, path) for path in specs}
+    unknown = sorted(key for key in checkpoint.keys if key.startswith(below))
+    problems += [f"unknown {key[len(WEIGHTS) :]}" for key in unknown if key not in known]
+    if problems:
+        more = len(problems) - _MOST_PROBLEMS
+        listed = "; ".join(problems[:_MOST_PROBLEMS]) + (f"; and {more} more" if more > 0 else "")
+        raise CheckpointError(
+            f"{checkpoint.path} does not fit {type(layer).__name__} at {prefix or 'the root'!r}: "
+            f"{listed}{_hint(checkpoint, specs)}"
+        )
+
+
+def _hint(checkpoint: Checkpoint, paths: Any) -> str:
+    """Returns where the checkpoint has weights of these paths, to be given as prefix."""
+    first = next(iter(paths), None)
+    if first is None:
+        return ""
+    names = {key[len(WEIGHTS) :] for key in checkpoint.keys if key.startswith(WEIGHTS)}
+    above = [n.removesuffix(first).rstrip(SEPARATOR) for n in names if n.endswith(f"/{first}")]
+    fitting = sorted(p for p in above if all(_join(p, path) in names for path in paths))
+    return f". Weights of these names are at prefix={' or '.join(map(repr, fitting[:3]))}" * bool(
+        fitting
+    )
+
+
+def _join(prefix: str, path: str) -> str:
+    return f"{prefix}{SEPARATOR}{path}" if prefix else path
