@@ -88,4 +88,6 @@ def test_wrong_batches_and_too_many_steps_are_sentences(found: Any) -> None:
 
 
 def test_a_loss_that_is_a_mean_is_refused_before_the_first_step(found: Any) -> None:
-    assert found["mean"].startswith("LossError: ") and "is no sum over the examples" in found["mean"]
+    assert (
+        found["mean"].startswith("LossError: ") and "is no sum over the examples" in found["mean"]
+    )

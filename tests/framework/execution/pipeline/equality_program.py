@@ -87,6 +87,8 @@ class Skipping(Task):
         ctx = ctx.fold(index)
         if index >= 4:  # as in a U-net: each reads what another one left
             x = x + flow[f"skip{6 - index}"]
+        if index in (3, 6):  # and one value is read by several stages, whose gradients add up
+            x = x + 0.5 * flow["jump"]
         y = self.blocks[index].fprop(theta.blocks[str(index)], x, ctx)
         if flow["mask"] is not None or (not ctx.is_training and flow["only_evaluated"] is None):
             raise ValueError("the values of other pieces got lost")
