@@ -89,6 +89,7 @@ if __name__ == "__main__":
                 "pytest-timeout",
                 "pytest-xdist",
                 "ruff~=0.17.5",
+                "scikit-learn",  # the data of docs/first_task.md
                 "setuptools>=64",  # the wheel is built in a test, without a network
                 "wheel",
             ],

@@ -336,6 +336,17 @@ class Task(Layer):
         """
         return params
 
+    def check_inputs(self, inputs: Mapping[str, Any]) -> None:
+        """Checks that the inputs fit the task, before the first step and before an evaluation.
+
+        Args:
+          inputs: {path in the tree: Input}, the training input ("input") and those of evaluations.
+
+        Raises:
+          ValueError: one does not fit; the message names its path, what is wrong and what is
+            allowed.
+        """
+
     def loss_weight(self, batch: Batch) -> tf.Tensor:
         """Returns the weight of a batch: what the sum of losses is divided by.
 

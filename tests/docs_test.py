@@ -81,6 +81,10 @@ HOW: list[tuple[str, Run | TestedBy]] = [
         TestedBy("tests/packaging_test.py::test_editable_installation_imports_the_source"),
     ),
     (
+        r"pip install scikit-learn",
+        TestedBy("tests/first_task_test.py::test_scikit_learn_is_needed_by_the_page_alone"),
+    ),
+    (
         r"tekso-trainer .*--process=.*",
         TestedBy(
             "tests/framework/execution/mesh/processes_test.py"

@@ -100,6 +100,7 @@ def assemble(
         for path, one in with_paths(input, eval_inputs).items():
             if one.num_batches != 0:
                 input_checks.check_batch(path, one, batch if one is input else one.batch(0))
+        input_checks.check_alike(with_paths(input, eval_inputs))
         check_data(peers, batch)
         signature = signature_of(batch)
     else:
@@ -108,6 +109,8 @@ def assemble(
             signature = inspection.batch_of(tree, assets_dir=assets_dir)
     task = tree.task.owner.complete(tree.task, input).instantiate()
     foreign_variables.check(task)
+    if reads_data:
+        task.check_inputs(with_paths(input, eval_inputs))
     learner = schedules.end_with_run(tree.learner, run.params.steps).instantiate()
     program = execution.build(task, learner, seed=seed, batch=signature)
     if isinstance(execution, DataParallel):

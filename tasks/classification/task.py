@@ -1,0 +1,200 @@
+"""The classification task: predict one of several classes for each example."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tekso.framework.input.skips import InputError
+from tekso.framework.layer import Layer
+from tekso.framework.params import REQUIRED, param
+from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
+from tekso.framework.primitives.precision import widen
+from tekso.framework.task import Batch, Task
+from tekso.framework.theta import Theta
+from tekso.models.layers.stack import StackBase, pieces_of_stack
+from tekso.models.mlp import Mlp
+
+ACCURACY = "accuracy"
+X, LABELS, WEIGHTS = "x", "labels", "weights"
+
+
+class Classification(Task):
+    """Minimises the softmax cross-entropy between labels and the scores of a model.
+
+    Batches, as the input `Arrays` makes them: "x" [batch, ...], what the model takes; "labels"
+    [batch], integers from 0 to num_classes - 1; "weights" [batch] float32, 0 for padding.
+
+    The model is any layer whose `fprop(theta, x, ctx)` returns scores (logits) [batch,
+    num_classes]. Its sizes `input_dim` and `output_dim`, where it has such Params and they are
+    open, are taken from the data. A pipeline can cut between the layers of an `Mlp`, of a `Stack`,
+    and between the pieces of a model that has a method `pieces()`, whose last piece leaves the
+    scores as "x"; any other model is one piece.
+
+    Reports "accuracy", the weighted share of examples whose largest score is that of the label.
+    """
+
+    class Params(Task.Params):
+        """Params of Classification."""
+
+        model: Layer.Params = param("From features to scores.", default=Mlp.Params())
+        num_classes: int = param(
+            "Number of classes; left open, the largest label of the training data + 1.",
+            default=REQUIRED,
+        )
+
+    model: Any
+
+    def __init__(self, params: Any) -> None:
+        """Builds the model.
+
+        Raises:
+          ValueError: there are fewer than 2 classes.
+        """
+        super().__init__(params)
+        if self.params.num_classes < 2:
+            raise ValueError(
+                f"task.num_classes is {self.params.num_classes}: classification needs at least 2 "
+                "classes, labels 0 and 1"
+            )
+        self.child("model", self.params.model)
+
+    @classmethod
+    def complete(cls, params: Any, input: Any) -> Any:
+        """Fills in what is open of num_classes, and of the model's input_dim and output_dim.
+
+        Raises:
+          InputError: the data does not fit the task.
+          ValueError: the number of classes is open, and the input does not know all its labels.
+        """
+        params = params.copy()
+        model = params.model
+        takes_input_dim = "input_dim" in model and model.input_dim is REQUIRED
+        if params.num_classes is REQUIRED or takes_input_dim:
+            if not hasattr(input, "batch"):  # nothing is read yet, and the sizes are in the data
+                input = input.params.instantiate()
+            _check_arrays("input", input)
+            if params.num_classes is REQUIRED:
+                params.num_classes = int(_labels(input).max()) + 1
+            if takes_input_dim:
+                model.input_dim = int(np.prod(input.batch(0)[X].shape[1:]))
+        if "output_dim" in model and model.output_dim is REQUIRED:
+            model.output_dim = params.num_classes
+        return params
+
+    def check_inputs(self, inputs: Mapping[str, Any]) -> None:
+        """Checks names, shapes and types of the arrays, and the range of the labels.
+
+        All labels are checked of inputs that have `arrays`; of others, those of a batch.
+
+        Raises:
+          InputError: they do not fit.
+        """
+        num_classes = self.params.num_classes
+        for path, input in inputs.items():
+            _check_arrays(path, input)
+            labels = _all_arrays(input)[LABELS]
+            wrong = np.flatnonzero((labels < 0) | (labels >= num_classes))
+            if len(wrong):
+                raise InputError(
+                    f"{path}: {len(wrong):,} labels are not in 0 to {num_classes - 1}: "
+                    f"example {wrong[0]} has {labels[wrong[0]]}. Number the classes from 0; if "
+                    "classes are missing in the training data, set task.num_classes"
+                )
+
+    def loss_weight(self, batch: Batch) -> tf.Tensor:
+        """Returns the sum of the weights of the examples."""
+        return tf.reduce_sum(batch[WEIGHTS])
+
+    def pieces(self) -> list[Piece]:
+        """See `Task`: the pieces of the model, and the sums over its scores."""
+        return [*self._model_pieces(), Piece("loss", {}, self._run_sums)]
+
+    def _model_pieces(self) -> list[Piece]:
+        if hasattr(self.model, "pieces"):
+            return [piece.below("model") for piece in self.model.pieces()]
+
+        def run(compute: Any, theta: Theta, flow: Flow, ctx: Any) -> Flow:
+            return {**flow, X: compute(theta.model, flow[X], ctx)}
+
+        if isinstance(self.model, StackBase):
+            return pieces_of_stack("model", self.model, run)
+
+        def run_model(theta: Theta, flow: Flow, ctx: Any) -> Flow:
+            return run(self.model.fprop, theta, flow, ctx)
+
+        return [Piece("model", {"model": self.model}, run_model)]
+
+    def _run_sums(self, theta: Theta, flow: Flow, ctx: Any) -> Flow:
+        del theta
+        logits, num_classes = flow[X], self.params.num_classes
+        if logits.shape.rank != 2 or logits.shape[1] != num_classes:
+            raise ValueError(
+                f"{type(self.model).__name__} returns scores of shape {list(logits.shape)}, and "
+                f"has to return [batch, {num_classes}]: task.num_classes is {num_classes}"
+            )
+        logits = ctx.constrain(widen(logits), ("batch", None))
+        labels, weights = tf.cast(flow[LABELS], tf.int32), tf.cast(flow[WEIGHTS], logits.dtype)
+        nats = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
+        hits = tf.cast(tf.equal(tf.argmax(logits, 1, output_type=tf.int32), labels), logits.dtype)
+        accuracy = tf.reduce_sum(weights * hits), tf.reduce_sum(weights)
+        return {
+            **flow,
+            LOSS_SUM: tf.reduce_sum(weights * nats),
+            METRICS: {ACCURACY: accuracy},
+        }
+
+
+def _all_arrays(input: Any) -> Mapping[str, np.ndarray]:
+    """Returns all examples of an input that has `arrays`, of another one a batch."""
+    inner = getattr(input, "inner", input)  # of HeldOut
+    return getattr(inner, "arrays", None) or input.batch(0)
+
+
+def _labels(input: Any) -> np.ndarray:
+    """Returns all labels of an input.
+
+    Raises:
+      ValueError: it does not know them.
+    """
+    if not hasattr(getattr(input, "inner", input), "arrays"):
+        raise ValueError(
+            f"task.num_classes is open, and {type(input).__name__} does not have all labels at "
+            "once, as Arrays does: set it"
+        )
+    return _all_arrays(input)[LABELS]
+
+
+def _check_arrays(path: str, input: Any) -> None:
+    """Checks that an input has the arrays of the task, in its shapes and types.
+
+    Raises:
+      InputError: it has not.
+    """
+    arrays = {**input.batch(0), **_all_arrays(input)} if input.num_batches != 0 else {}
+    missing = [name for name in (X, LABELS, WEIGHTS) if name not in arrays]
+    if missing:
+        raise InputError(
+            f"{path} has no array {missing[0]!r}: Classification takes {X!r} (features), "
+            f"{LABELS!r} and {WEIGHTS!r}; given are {', '.join(map(repr, arrays)) or 'none'}"
+        )
+    for name in (LABELS, WEIGHTS):
+        if arrays[name].ndim != 1:
+            shape = ["examples", *arrays[name].shape[1:]]
+            raise InputError(
+                f"{path}: {name!r} is {_dims(shape)}, and has to be [examples], one number per "
+                "example. For one-hot labels take labels.argmax(1), for a column labels[:, 0]; a "
+                "tf.data.Dataset has to be unbatched"
+            )
+    if arrays[LABELS].dtype.kind not in "bui":
+        raise InputError(
+            f"{path}: {LABELS!r} is of type {arrays[LABELS].dtype}, and has to be of integers, the "
+            "numbers of the classes from 0: labels.astype('int32')"
+        )
+
+
+def _dims(names: list[Any]) -> str:
+    return f"[{', '.join(map(str, names))}]"

@@ -1,0 +1,189 @@
+"""Arrays: batches of what `load` returns, padding, and a message for everything that is wrong."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tekso.framework.input.arrays import Arrays
+from tekso.framework.input.held_out import HeldOut
+from tekso.framework.input.skips import InputError
+from tekso.framework.params import Params, param
+
+
+class Given(Arrays):
+    """Returns what the test says."""
+
+    class Params(Arrays.Params):
+        """Params of Given."""
+
+        size: int = param("A setting of its own.", default=3)
+
+    made: Callable[[str], Any]
+
+    def load(self, split: str) -> Any:
+        """Returns it."""
+        return type(self).made(split)
+
+
+def given(value: Any, **kwargs: Any) -> Any:
+    """An input whose `load` returns a value, or what a function makes of the split."""
+    Given.made = staticmethod(value if callable(value) else lambda split: value)  # type: ignore
+    assets_dir = kwargs.pop("assets_dir", None)
+    params = Given.Params(**{"batch_size": 2, "order": "sequential", **kwargs})
+    return params.instantiate(seed=3, assets_dir=assets_dir)
+
+
+def x_of(count: int) -> np.ndarray:
+    return np.arange(count * 2, dtype=np.float32).reshape(count, 2)
+
+
+def test_a_pass_has_every_example_once_and_the_padding_has_weight_0() -> None:
+    one = given({"x": x_of(300), "labels": np.arange(300)}, batch_size=32, order="once")
+    batches = [one.batch(step) for step in range(one.num_batches)]
+    assert len(batches) == 10
+    assert {name: (a.shape, a.dtype) for name, a in batches[-1].items()} == {
+        "x": ((32, 2), np.float32),
+        "labels": ((32,), np.int64),
+        "weights": ((32,), np.float32),
+    }
+    weights = np.concatenate([batch["weights"] for batch in batches])
+    np.testing.assert_array_equal(weights, np.arange(320) < 300)
+    labels = np.concatenate([batch["labels"] for batch in batches])
+    np.testing.assert_array_equal(labels[weights > 0], np.arange(300))
+    assert one.is_padding(9).sum() == 20
+
+
+def test_weights_of_the_data_are_kept_and_cleared_in_padding_alone() -> None:
+    weights = np.array([1, 2, 3])
+    one = given({"x": x_of(3), "weights": weights}, order="once")
+    assert one.batch(1)["weights"].tolist() == [3.0, 0.0]
+    assert one.batch(1)["weights"].dtype == np.float32
+    assert one.arrays["weights"].tolist() == weights.tolist() == [1, 2, 3]
+
+
+def generator(split: str) -> Iterator[dict[str, Any]]:
+    return ({"x": row, "labels": i} for i, row in enumerate(x_of(5)))
+
+
+def dataset(split: str) -> tf.data.Dataset:
+    return tf.data.Dataset.from_tensor_slices({"x": x_of(5), "labels": np.arange(5)})
+
+
+def listed(split: str) -> list[dict[str, Any]]:
+    return list(generator(split))
+
+
+@pytest.mark.parametrize("form", [generator, dataset, listed])
+def test_examples_one_by_one_are_the_same_as_arrays(form: Any) -> None:
+    arrays = given({"x": x_of(5), "labels": np.arange(5)})
+    one = given(form)
+    assert one.fingerprint() == arrays.fingerprint()
+    for step in (0, 4, 2, 0):
+        found, expected = one.batch(step), arrays.batch(step)
+        assert found.keys() == expected.keys()
+        for name in found:
+            np.testing.assert_array_equal(found[name], expected[name])
+
+
+def test_types_that_stay_and_float64() -> None:
+    kinds = (np.bool_, np.uint8, np.int64, np.float16, np.float32, np.float64)
+    one = given({kind.__name__: np.ones(2, kind) for kind in kinds})
+    found = [str(array.dtype) for array in one.arrays.values()]
+    assert found == ["bool", "uint8", "int64", "float16", "float32", "float32"]
+    assert given({"x": [[1, 2], [3, 4]], "y": tf.ones([2])}).num_examples == 2
+
+
+def test_held_out_asks_for_the_other_split_and_its_batch_may_be_larger_than_the_data() -> None:
+    asked = []
+
+    def load(split: str) -> Any:
+        asked.append(split)
+        return {"x": x_of(3 if split == "dev" else 7)}
+
+    train = given(load)
+    dev = HeldOut.Params(batch_size=8).instantiate(train=train.params)
+    assert asked == ["train", "dev"]
+    assert dev.num_batches == 1
+    assert dev.batch(0)["weights"].tolist() == [1, 1, 1, 0, 0, 0, 0, 0]
+
+
+def test_params_are_text_and_say_nothing_of_the_arrays() -> None:
+    text = given({"x": x_of(3)}).params.to_text()
+    assert len(text) < 1000
+    assert Params.from_text(text).owner is Given
+
+
+RAGGED = [[1.0], [1.0, 2.0]]
+NAN = np.array([[0.0, 1.0], [np.nan, 0.0], [np.inf, 0.0]])
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ({"x": x_of(3), "labels": np.arange(4)}, "numbers of examples: 'x' 3, 'labels' 4"),
+        ({}, "has no examples"),
+        ({"x": x_of(0)}, "has no examples"),
+        (lambda split: iter([]), "An iterator can be read once"),
+        ({"x": np.array([1, None, 2])}, "'x' holds Python objects"),
+        ({"x": RAGGED}, "rows of different lengths"),
+        ({"x": np.array(["a", "b"])}, "'x' holds texts"),
+        ({"x": np.array([1 + 2j])}, "is of type complex64|is of type complex128"),
+        ({"x": NAN}, r"'x' has NaN or infinite values in 2 examples \(1, 2\)"),
+        ({"labels": np.array([0.0, np.nan])}, r"'labels' has NaN .* in 1 examples \(1\)"),
+        ({"x": np.float32(3)}, "'x' has no dim of examples"),
+        ({3: x_of(2)}, "the name 3 is no str"),
+        ({"x": x_of(2), "weights": np.array([1, -1])}, "'weights' has values below 0"),
+        (None, "returns None; return a dict of arrays"),
+        (3, "returns a int; return a dict"),
+        (x_of(3), "gives a ndarray as example 0; return a dict"),
+        ((x_of(3), np.arange(3)), "gives a ndarray as example 0; return a dict"),
+        ([{"x": RAGGED[0]}, {"x": RAGGED[1]}], r"'x' of example 1 is \[2\] float32, and of the"),
+        ([{"x": 1.0}, {"x": 1.0, "y": 2}], "example 1 has 'x', 'y', and the first example has 'x'"),
+        (lambda split: dataset(split).repeat(), "a dataset without an end: leave out repeat"),
+        (lambda split: dataset(split).batch(2), "leave a tf.data.Dataset unbatched"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_by_name(value: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message) as error:
+        given(value)
+    assert "Given.load('train')" in str(error.value) and "arrays_test.py" in str(error.value)
+
+
+def test_an_endless_iterator_ends_in_an_error() -> None:
+    endless = ({"x": 1.0} for _ in itertools.count())
+    with pytest.raises(InputError, match=r"max_gigabytes=1e-05 GB: an iterator has to end"):
+        given(endless, max_gigabytes=1e-5)
+
+
+def test_an_iterator_that_is_made_once_is_empty_at_its_second_reading() -> None:
+    once = generator("train")
+    train = given(lambda split: once)
+    with pytest.raises(InputError, match="made outside of load"):
+        HeldOut.Params().instantiate(train=train.params)
+
+
+def test_load_has_to_be_there() -> None:
+    with pytest.raises(NotImplementedError, match=r"Arrays has no load\(split\)"):
+        Arrays.Params(batch_size=2).instantiate()
+
+
+def test_a_resumed_run_refuses_other_examples(tmp_path: Path) -> None:
+    folder = str(tmp_path)
+    given({"x": x_of(3)}, assets_dir=folder)
+    given({"x": x_of(3)}, assets_dir=folder, batch_size=3, order="once")
+    given({"x": x_of(4)}, assets_dir=folder, split="dev")
+    given({"x": x_of(4)}, assets_dir=folder, size=4)  # other Params, other data
+    assert len(list(tmp_path.iterdir())) == 3
+    with pytest.raises(InputError, match="returns other examples than before in this logdir"):
+        given({"x": x_of(3)[::-1]}, assets_dir=folder)
+    for path in tmp_path.iterdir():
+        path.write_text("{")
+    with pytest.raises(InputError, match=r"arrays_train_.*json is damaged .* remove it"):
+        given({"x": x_of(3)}, assets_dir=folder)

@@ -1,0 +1,199 @@
+"""Classification: loss and accuracy in NumPy's numbers, sizes from the data, checks of the data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tekso.framework.context import StepContext
+from tekso.framework.input.arrays import Arrays
+from tekso.framework.input.held_out import HeldOut
+from tekso.framework.input.input import ExampleInput
+from tekso.framework.run import input_checks
+from tekso.models.layers.feed_forward import FeedForward
+from tekso.models.layers.linear import Linear
+from tekso.models.layers.stack import RepeatedStack, Stack
+from tekso.models.mlp import Mlp
+from tekso.tasks.classification.task import Classification
+
+RNG = np.random.default_rng(0)
+TRAIN = {"x": RNG.normal(size=(7, 2, 3)), "labels": np.array([0, 1, 2, 3, 0, 1, 2])}
+DEV = {"x": RNG.normal(size=(5, 2, 3)), "labels": np.array([3, 2, 1, 0, 3])}
+
+
+class Given(Arrays):
+    """Returns what the test says."""
+
+    made: dict[str, Any]
+
+    def load(self, split: str) -> Any:
+        """Returns it."""
+        return type(self).made[split]
+
+
+def inputs(train: Any = TRAIN, dev: Any = DEV) -> dict[str, Any]:
+    Given.made = {"train": train, "dev": dev}
+    input = Given.Params(batch_size=4, order="sequential").instantiate()
+    dev = HeldOut.Params(batch_size=4).instantiate(train=input.params)
+    return {"input": input, "eval_inputs.dev": dev}
+
+
+def checked(params: Any = None, **given: Any) -> Any:
+    """The task of some data, as a run makes and checks it."""
+    found = inputs(**given)
+    input_checks.check_alike(found)
+    params = params or Classification.Params()
+    task = params.owner.complete(params, found["input"]).instantiate()
+    task.check_inputs(found)
+    return task
+
+
+def tensors(batch: Any) -> dict[str, tf.Tensor]:
+    return {name: tf.constant(array) for name, array in batch.items()}
+
+
+def test_loss_and_accuracy_are_weighted_sums() -> None:
+    task = checked(Classification.Params(model=Mlp.Params(hidden_dims=[])))
+    theta = task.init(1)
+    batch = inputs()["eval_inputs.dev"].batch(1)
+    batch["labels"][1:] = [0, 1, 2]
+    batch["weights"] = np.array([1.0, 0.5, 0.0, 2.0], np.float32)
+    sums = task.loss(theta, tensors(batch), StepContext(mode="eval"))
+
+    w, b = (np.asarray(theta.model.layers["0"][name], np.float64) for name in "wb")
+    logits = batch["x"].reshape(4, 6) @ w + b
+    probs = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    nats = -np.log(probs[np.arange(4), batch["labels"]])
+    hits = logits.argmax(1) == batch["labels"]
+    np.testing.assert_allclose(sums.loss_sum, batch["weights"] @ nats, rtol=1e-5)
+    np.testing.assert_allclose(sums.metrics["accuracy"], [batch["weights"] @ hits, 3.5], rtol=1e-6)
+    assert float(task.loss_weight(tensors(batch))) == 3.5
+
+
+def test_sizes_come_from_the_data_unless_they_are_given() -> None:
+    task = checked()
+    assert {path: spec.shape for path, spec in task.specs().items()} == {
+        "model/layers/0/w": (6, 128),
+        "model/layers/0/b": (128,),
+        "model/layers/1/w": (128, 4),
+        "model/layers/1/b": (4,),
+    }
+    given = Classification.Params(num_classes=9)
+    assert checked(given).specs()["model/layers/1/b"].shape == (9,)
+    # Without data in memory, as for the table of weights: it is read.
+    inputs()
+    unread = type("Unread", (), {"params": Given.Params(batch_size=4)})()
+    assert Classification.complete(Classification.Params(), unread).num_classes == 4
+
+
+def test_a_model_of_equal_scores_hits_one_class_alone() -> None:
+    task = checked()
+    theta = tf.nest.map_structure(tf.zeros_like, task.init(1))
+    sums = task.loss(theta, tensors(inputs()["input"].batch(0)), StepContext())
+    assert float(sums.metrics["accuracy"][0]) == 1.0
+    np.testing.assert_allclose(sums.loss_sum, 4 * np.log(4), rtol=1e-6)
+
+
+BLOCK = FeedForward.Params(input_dim=6, hidden_dim=2)
+
+
+def linear(size: int, to: int) -> Any:
+    return Linear.Params(input_dim=size, output_dim=to)
+
+
+@pytest.mark.parametrize(
+    ("model", "pieces"),
+    [
+        (Mlp.Params(hidden_dims=[5, 7], dropout_rate=0.5), 4),
+        (Stack.Params(num_layers=2, layers=[linear(6, 5), linear(5, 4)]), 3),
+        (RepeatedStack.Params(num_layers=3, layer=BLOCK), 4),
+        (linear(6, 4), 2),
+    ],
+)  # fmt: skip
+def test_pieces_of_any_model_are_its_fprop(model: Any, pieces: int) -> None:
+    flat = {name: {**one, "x": one["x"].reshape(-1, 6)} for name, one in
+            {"train": TRAIN, "dev": DEV}.items()}  # fmt: skip
+    classes = 6 if isinstance(model, RepeatedStack.Params) else 4
+    task = checked(Classification.Params(model=model, num_classes=classes), **flat)
+    assert len(task.pieces()) == pieces
+    theta, batch = task.init(1), tensors(inputs(**flat)["input"].batch(0))
+    ctx = StepContext(mode="train", seed=2, step=3)
+    logits = task.model.fprop(theta.model, batch["x"], ctx)
+    nats = tf.nn.sparse_softmax_cross_entropy_with_logits(batch["labels"], logits)
+    np.testing.assert_allclose(
+        task.loss(theta, batch, ctx).loss_sum, tf.reduce_sum(nats), rtol=1e-6
+    )
+
+
+def test_scores_of_another_shape_are_refused() -> None:
+    task = checked(Classification.Params(model=Linear.Params(input_dim=3, output_dim=4)))
+    with pytest.raises(ValueError, match=r"Linear returns scores of shape \[4, 2, 4\], and has to"):
+        task.loss(task.init(1), tensors(inputs()["input"].batch(0)), StepContext())
+
+
+def test_mlp_refuses_other_features_and_sizes() -> None:
+    layer = Mlp.Params(input_dim=6, output_dim=2).instantiate()
+    with pytest.raises(ValueError, match=r"x is \[4, 5\], of 5 features .* input_dim is 6"):
+        layer.fprop(layer.init(1), tf.ones([4, 5]), StepContext())
+    with pytest.raises(ValueError, match=r"sizes \[6, 0, 2\]"):
+        Mlp.Params(input_dim=6, output_dim=2, hidden_dims=[0]).instantiate()
+    pixels = tf.constant([[[0, 255, 3], [1, 2, 3]]], tf.uint8)
+    assert layer.fprop(layer.init(1), pixels, StepContext()).dtype == tf.float32
+
+
+def changed(data: Any, **arrays: Any) -> Any:
+    return {name: a for name, a in {**data, **arrays}.items() if a is not None}
+
+
+X5, FIVE = DEV["x"], np.array([0, 1, 2, 3, 1])
+
+
+@pytest.mark.parametrize(
+    ("train", "dev", "message"),
+    [
+        (changed(TRAIN, labels=None, y=TRAIN["labels"]), DEV, "input has other|other arrays than"),
+        (changed(TRAIN, labels=None), changed(DEV, labels=None), "input has no array 'labels'"),
+        (TRAIN, changed(DEV, x=X5[:, :1]), r"eval_inputs.dev has other arrays .*'x' \[1, 3\] flo"),
+        (TRAIN, changed(DEV, labels=FIVE + 1), r"dev: 1 labels are not in 0 to 3: example 3 has 4"),
+        (TRAIN, changed(DEV, labels=FIVE - 1), "dev: 1 labels are not in 0 to 3: example 0 has -1"),
+        (changed(TRAIN, labels=TRAIN["labels"] - 1), DEV, "^input: 2 labels are not in 0 to 2"),
+        (changed(TRAIN, labels=np.eye(7)), changed(DEV, labels=np.eye(5, 7)), "argmax"),
+        (
+            changed(TRAIN, labels=TRAIN["labels"] * 1.0),
+            changed(DEV, labels=DEV["labels"] * 1.0),
+            "'labels' is of type float32, and has to be of integers",
+        ),
+        (
+            changed(TRAIN, weights=np.ones([7, 2])),
+            changed(DEV, weights=np.ones([5, 2])),
+            r"'weights' is \[examples, 2\]",
+        ),
+        (changed(TRAIN, labels=np.zeros(7, int)), DEV, "task.num_classes is 1"),
+    ],
+)
+def test_data_that_does_not_fit_is_refused(train: Any, dev: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        checked(train=train, dev=dev)
+
+
+class Made(ExampleInput):
+    """An input that makes its examples."""
+
+    num_examples = 6
+
+    def examples(self, index: Any, epoch: Any) -> Any:
+        ones = np.ones(len(index), np.float32)
+        return {"x": np.stack([ones] * 2, 1), "labels": index % 3, "weights": ones}
+
+
+def test_an_input_without_all_labels_at_once_needs_the_number_of_classes() -> None:
+    input = Made.Params(batch_size=4).instantiate()
+    with pytest.raises(ValueError, match=r"num_classes is open, and Made does not .* set it"):
+        Classification.complete(Classification.Params(), input)
+    params = Classification.complete(Classification.Params(num_classes=3), input)
+    task: Any = params.instantiate()
+    task.check_inputs({"input": input})
+    assert (params.model.input_dim, params.model.output_dim) == (2, 3)
