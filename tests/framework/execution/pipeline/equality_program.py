@@ -223,6 +223,8 @@ def run(execution: Any, job: dict[str, Any]) -> dict[str, Any]:
     """Trains under one execution; returns what came out."""
     model, size = job["model"], job.get("size", 8)
     batches = [batch_of(model, i, size) for i in range(job.get("steps", 2))]
+    for i in job.get("poisoned", []):
+        batches[i] = {name: np.full_like(array, np.nan) for name, array in batches[i].items()}
     program = execution.build(
         task_of(model), learner(job.get("accumulation", 1)), seed=7, batch=signature_of(batches[0])
     )
