@@ -64,7 +64,7 @@ if __name__ == "__main__":
         python_requires=">=3.11",
         packages=list(folders),
         package_dir=folders,
-        package_data={"": ["py.typed"], "tekso.tools": ["new_task_template/*"]},
+        package_data={"": ["py.typed"], "tekso.tools": ["new_task_template/*/*"]},
         install_requires=[
             tensorflow_requirement(installed_distributions()),
             "absl-py",

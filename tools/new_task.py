@@ -22,14 +22,29 @@ from tekso.tools.command_errors import UsageError
 
 PROGRAM = "tekso-new-task"
 USAGE = "my_task"
+DEFAULT_KIND = "classification"
+_KINDS = {
+    "classification": ("shared", "classification"),
+    "text": ("shared", "layer", "text"),
+    "translation": ("shared", "layer", "translation"),
+}
+"""Folders of the template whose files make up a package, by what it learns."""
+_SHORT = {"text": ', "--set=task.decode=None"', "translation": ', "--set=task.scoring=None"'}
+"""Further arguments of a test that trains a few steps: it shows nothing at the end."""
 _TEMPLATE = "new_task_template"
 _SUFFIX = ".txt"  # so that nothing takes a file of the template for a module
-_PLACEHOLDER = "@PACKAGE@"
 
 # Of our own, so that --help shows these alone.
 FLAGS: Any = flags.FlagValues()  # type: ignore[no-untyped-call]
 
-
+flags.DEFINE_enum(
+    "kind",
+    DEFAULT_KIND,
+    list(_KINDS),
+    "What the package learns: labels of examples that are arrays, the next byte of text, or "
+    "translations of short texts.",
+    flag_values=FLAGS,
+)
 command_flags.define_common(FLAGS)
 
 
@@ -47,7 +62,7 @@ def _run(words: list[str]) -> None:
     folder = os.path.abspath(os.path.expanduser(words[0]))
     above, name = os.path.split(folder)
     _check(name, folder, given=words[0])
-    _write(folder, name)
+    _write(folder, name, kind=FLAGS.kind)
     _report(above, name)
 
 
@@ -102,15 +117,18 @@ def _owner(name: str, above: str) -> str:
     return f"installed already ({origin or 'a package'})"
 
 
-def _write(folder: str, name: str) -> None:
-    """Writes the files of the template, with the package's name in them; all or none."""
+def _write(folder: str, name: str, *, kind: str) -> None:
+    """Writes the files of a kind, with the package's name in them; all or none."""
     template = resources.files("tekso.tools").joinpath(_TEMPLATE)
+    values = {"@PACKAGE@": name, "@SHORT@": _SHORT.get(kind, "")}
     unfinished = f"{folder}.unfinished.{os.getpid()}"
     try:
         os.makedirs(unfinished)
-        for file in template.iterdir():
+        for file in (file for part in _KINDS[kind] for file in template.joinpath(part).iterdir()):
             if file.name.endswith(_SUFFIX):
-                text = file.read_text(encoding="utf-8").replace(_PLACEHOLDER, name)
+                text = file.read_text(encoding="utf-8")
+                for placeholder, value in values.items():
+                    text = text.replace(placeholder, value)
                 path = os.path.join(unfinished, file.name.removesuffix(_SUFFIX))
                 with open(path, "w", encoding="utf-8") as out:
                     out.write(text)
