@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
 import importlib.abc, os, signal, sys
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored if pytest is in the background
 module = sys.argv.pop(1)
 
 class Interrupting(importlib.abc.MetaPathFinder):
@@ -54,6 +55,7 @@ def test_an_interrupt_after_the_imports_can_be_cleaned_up_after() -> None:
     code = """
 import os, signal, sys, types
 from tekso.tools import entry
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 def main():
     try:
