@@ -1,9 +1,11 @@
 """An experiment in a Python process or notebook: its parts, training steps, losses and weights.
 
-session = Session("lm.python_source.Tiny", {"input.batch_size": 4})
-figures = session.train(20)
-loss = session.loss(session.theta(), session.input.batch(0))
-dev = session.evaluate("dev")
+    session = Session("lm.python_source.Tiny", {"input.batch_size": 4})
+    figures = session.train(20)
+    loss = session.loss(session.theta(), session.input.batch(0))
+    dev = session.evaluate("dev")
+
+Pass a key of the registry, or a class that need not be registered.
 """
 
 from __future__ import annotations
