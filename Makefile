@@ -9,6 +9,7 @@
 #   make test  PROCESSES=4                           tests side by side; each needs up to 4 GB
 #   make lint                                        style, format, types, direction of imports
 #   make test-all                                    test, lint, and the slow tests: what CI runs
+#   make catalogue                                   writes docs/catalogue.md
 #   make clean                                       removes .venv; then also:
 #   make test PYTHON=/opt/python3.11/bin/python3.11  another interpreter
 #   make test TENSORFLOW=tensorflow==2.21.0          another distribution of TensorFlow
@@ -31,7 +32,7 @@ TENSORFLOW =
 # Python and pytest keep what they compile: every process of the tests would compile it again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help train test lint test-slow test-all install clean
+.PHONY: help train test lint test-slow test-all install catalogue clean
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -67,6 +68,9 @@ install: $(VENV)/.installed
 $(VENV)/.installed: setup.py pyproject.toml
 	@.ci/install "$(VENV)" "$(PYTHON)" "$(TENSORFLOW)"
 	@touch $@
+
+catalogue: $(VENV)/.installed
+	@$(VENV)/bin/python -m tekso.tools.catalogue > docs/catalogue.md
 
 clean:
 	rm -rf $(VENV)

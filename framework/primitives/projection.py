@@ -26,6 +26,7 @@ def project(
     Raises:
       ValueError: the inner dims of x and w differ.
     """
+    x, w = tf.convert_to_tensor(x), tf.convert_to_tensor(w)  # a notebook may pass NumPy arrays
     inner, outer = w.shape[:num_contracted], w.shape[num_contracted:]
     if x.shape[x.shape.rank - num_contracted :] != inner:
         raise ValueError(
