@@ -52,8 +52,13 @@ MODULES = (
 
 
 def forks_cpu_s() -> float:
-    """Returns the CPU time of all programs of `start` that ended."""
-    return 0.0 if _Server._instance is None else _Server._instance.forks_cpu_s
+    """Returns the CPU time of all programs of `start` and of `forwarding` that ended."""
+    server = _Server._instance
+    if server is None:
+        return 0.0
+    while server.receive(timeout_s=0) is not None:
+        pass
+    return server.forks_cpu_s
 
 
 def stop() -> None:
@@ -242,9 +247,10 @@ class _Server:
         if not packet:
             raise RuntimeError(f"the server of processes ended with {self._process.wait()}")
         message: dict[str, Any] = json.loads(packet)
-        if "ended" in message and (process := self.running.pop(message["ended"], None)):
+        if "ended" in message:
             self.forks_cpu_s += message["cpu_s"]
-            process.returncode = message["code"]
+            if process := self.running.pop(message["ended"], None):  # or it was forwarded
+                process.returncode = message["code"]
         return message
 
     def stop(self) -> None:
@@ -281,7 +287,7 @@ def _serve(parent: socket.socket, listener: socket.socket) -> dict[str, Any]:
                 selector.register(listener.accept()[0], selectors.EVENT_READ)
             elif key.fd == wake:
                 os.read(wake, 4096)
-                _tell_ended(running)
+                _tell_ended(running, parent)
             else:
                 connection = cast(socket.socket, key.fileobj)
                 packet, files, _, _ = socket.recv_fds(connection, 16, 4)
@@ -312,15 +318,20 @@ def _serve(parent: socket.socket, listener: socket.socket) -> dict[str, Any]:
                     return _received(files)
 
 
-def _tell_ended(running: dict[int, socket.socket]) -> None:
+def _tell_ended(running: dict[int, socket.socket], parent: socket.socket) -> None:
+    """Tells whoever asked for a program that it ended, and the parent, which counts CPU time."""
     while running:
         pid, status, usage = os.wait4(-1, os.WNOHANG)
         if not pid:
             return
         code, cpu_s = os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime
-        message = {"ended": pid, "code": code, "cpu_s": cpu_s}
+        message = json.dumps({"ended": pid, "code": code, "cpu_s": cpu_s}).encode()
+        asked = running.pop(pid)
         with contextlib.suppress(OSError):  # whoever asked for it may be gone
-            running.pop(pid).send(json.dumps(message).encode())
+            asked.send(message)
+        if asked is not parent:
+            with contextlib.suppress(OSError):
+                parent.send(message, socket.MSG_DONTWAIT)
 
 
 def _received(files: list[int]) -> dict[str, Any]:

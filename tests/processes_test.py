@@ -62,6 +62,15 @@ def test_a_forwarded_program_ends_with_the_command_that_asked_for_it() -> None:
     assert ends(pid)
 
 
+def test_the_cpu_time_of_forwarded_programs_is_counted() -> None:
+    before = processes.forks_cpu_s()
+    code = "import time\nwhile time.process_time() < 0.3: pass"
+    command = ["/bin/sh", "-c", f"exec {processes.forwarding('-c', code)}"]
+    subprocess.run(command, check=True, timeout=60)
+    processes.run(["-c", code])  # ends after it: what the server says comes in order
+    assert processes.forks_cpu_s() - before >= 0.6
+
+
 def test_programs_and_their_server_end_with_the_process_that_started_them() -> None:
     code = (
         "import sys; sys.path.insert(0, sys.argv[1]); import os, processes;"
