@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tekso.tools import command_errors, experiment_flags, trainer_flags
+from tekso.tools import command_errors, experiment_flags, flag_modes, trainer_flags
 from tekso.tools.command_errors import OK, UsageError
 from tekso.tools.trainer_flags import EXAMPLE, FLAGS, PROGRAM
 
@@ -117,9 +117,15 @@ def _cluster() -> Cluster | None:
     from tekso.framework.execution.mesh import cluster
 
     try:
-        return cluster.find(FLAGS.cluster, FLAGS.process, os.environ)
+        found = cluster.find(FLAGS.cluster, FLAGS.process, os.environ)
     except cluster.ClusterError as error:
         raise UsageError(str(error)) from None
+    if found is None and FLAGS.cluster is None and flag_modes.is_given(FLAGS["cluster_timeout_s"]):
+        raise UsageError(
+            "--cluster_timeout_s goes with several processes, and this is one: "
+            "--cluster=host:port,host:port says which there are"
+        )
+    return found
 
 
 # --- modes ---

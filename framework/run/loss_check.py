@@ -7,20 +7,24 @@
 It is computed on the host with the weights that the run begins with, op by op (or traced, if there
 are loops). So it knows no execution, and costs little beside the first step.
 
+What layers give to `ctx.collect_metric` is a warning where it counts padding: a layer may not know
+which examples are padding.
+
 Not checked: models of more than `MOST_BYTES`, executions whose calls come one at a time (meshes
-over several processes), what layers give to `ctx.collect_metric`, and padding of inputs without an
-end; of tasks that couple examples, whether their loss is a sum.
+over several processes), and padding of inputs without an end; of tasks that couple examples,
+whether their loss is a sum.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from tekso.framework.collected import Pairs
 from tekso.framework.context import Mode, StepContext
 from tekso.framework.input.input import Input
 from tekso.framework.input.skips import InputError
@@ -49,14 +53,23 @@ class _Sums:
     loss: float
     weight: float
     metrics: dict[str, tuple[float, float]]
+    of_layers: dict[str, tuple[float, float]]
 
     def named(self) -> dict[str, float]:
         """The loss and the parts of the metrics by what they are of "{}"."""
-        parts = {"the loss sum of {}": self.loss}
-        for name, (one, weight) in self.metrics.items():
-            parts[f"the sum of the metric {name!r} of {{}}"] = one
-            parts[f"the weight of the metric {name!r} of {{}}"] = weight
-        return parts
+        return {"the loss sum of {}": self.loss, **_named(self.metrics)}
+
+    def named_of_layers(self) -> dict[str, float]:
+        """The parts of the metrics that layers collect."""
+        return _named(self.of_layers)
+
+
+def _named(metrics: Mapping[str, tuple[float, float]]) -> dict[str, float]:
+    parts = {}
+    for name, (one, weight) in metrics.items():
+        parts[f"the sum of the metric {name!r} of {{}}"] = one
+        parts[f"the weight of the metric {name!r} of {{}}"] = weight
+    return parts
 
 
 def check(
@@ -82,13 +95,14 @@ def check(
         batch = inputs["input"].batch(0)
         if len(next(iter(batch.values()))) > 1 and not _couples_examples(task):
             _check_is_sum(trial, batch)
-        _check_padding(trial, inputs)
+        warnings = _check_padding(trial, inputs)
         unused = trial.unused(_rows(batch, [0, -1]), learner.trainable(task.specs()))
         if not unused:
-            return []
+            return warnings
         return [
+            *warnings,
             f"the loss does not depend on {listed(unused)}: no gradient reaches what is learned "
-            "there. Use it in fprop, or name it in learner.frozen"
+            "there. Use it in fprop, or name it in learner.frozen",
         ]
 
     return _try(task, program, tried)
@@ -96,12 +110,7 @@ def check(
 
 def check_padding(task: Task, program: Program, inputs: Mapping[str, Input]) -> list[str]:
     """Checks that a task counts no padding examples; as `check`, without the rest."""
-
-    def tried(trial: _Trial) -> list[str]:
-        _check_padding(trial, inputs)
-        return []
-
-    return _try(task, program, tried)
+    return _try(task, program, lambda trial: _check_padding(trial, inputs))
 
 
 def _try(task: Task, program: Program, function: Callable[[_Trial], list[str]]) -> list[str]:
@@ -156,22 +165,38 @@ def _check_is_sum(trial: _Trial, batch: Batch) -> None:
             )
 
 
-def _check_padding(trial: _Trial, inputs: Mapping[str, Input]) -> None:
+def _check_padding(trial: _Trial, inputs: Mapping[str, Input]) -> list[str]:
+    """Refuses a task that counts padding; returns warnings about layers that do."""
+    warnings = []
     for path, input in inputs.items():
         found = padding(input)
         if found is None:
             continue
         step, is_padding = found
         real, padded = _with_padding(trial, input, step, is_padding)
-        alone, together = trial.sums(real).named(), trial.sums(padded).named()
-        for what, value in alone.items():
-            if not np.isfinite(value) or np.isclose(together[what], value, _TOLERANCE, 1e-6):
-                continue
-            if trial.sums(real).named()[what] != value:
-                continue  # random numbers that no seed of the run decides: nothing can be compared
-            how = f"without padding it is {value:g}, with it {together[what]:g}"
+        trials = [trial.sums(rows) for rows in (real, real, padded)]
+        for what, how in _counted(*(sums.named() for sums in trials)):
             what = what.replace("{}", method_of(trial.task, "loss"))
             raise InputError(counted(path, what, is_padding, how))
+        for what, how in _counted(*(sums.named_of_layers() for sums in trials)):
+            what = what.replace("{}", "ctx.collect_metric")
+            warnings.append(
+                f"{path}: {what} counts examples that only fill a batch up: {how}. Leave them out "
+                f"in the layer, or set {path}.batch_size to a divisor of the number of examples"
+            )
+            break
+    return warnings
+
+
+def _counted(
+    alone: dict[str, float], again: dict[str, float], together: dict[str, float]
+) -> Iterator[tuple[str, str]]:
+    """Yields which sums differ with padding, and how; `again` is computed as `alone` was."""
+    for what, value in alone.items():
+        if not np.isfinite(value) or np.isclose(together[what], value, _TOLERANCE, 1e-6):
+            continue
+        if again[what] == value:  # or it depends on random numbers that no seed of the run decides
+            yield what, f"without padding it is {value:g}, with it {together[what]:g}"
 
 
 def _with_padding(
@@ -226,13 +251,14 @@ class _Trial:
         *,
         mode: Mode,
         kind: type[StepContext] = StepContext,
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, dict[str, tuple[tf.Tensor, tf.Tensor]]]:
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, Pairs, Pairs]:
         size = next(iter(batch.values())).shape[0]
         ctx = kind(mode=mode, num_examples=size, example_offset=offset)
         sums = loss_sums(self.task, self.task.theta(weights), batch, ctx)
         loss = sums.loss_sum
         total = loss + tf.cast(ctx.collected.total("loss"), loss.dtype)
-        return loss, weight_of(self.task, batch), total, sums.metrics
+        of_layers = ctx.collected.sums["metric"]
+        return loss, weight_of(self.task, batch), total, sums.metrics, of_layers
 
     def _sums(self, batch: Batch, mode: Mode, offset: int = 0) -> Any:
         arguments = (self._weights, _tensors(batch), tf.constant(offset, tf.int64))
@@ -250,9 +276,12 @@ class _Trial:
           batch: the examples.
           offset: position of the first one in the global batch, on which random numbers depend.
         """
-        loss, weight, _, metrics = self._sums(batch, "eval", offset)
-        pairs = {name: (float(one), float(other)) for name, (one, other) in metrics.items()}
-        return _Sums(float(loss), float(weight), pairs)
+        loss, weight, _, *metrics = self._sums(batch, "eval", offset)
+        pairs = [
+            {name: (float(one), float(other)) for name, (one, other) in found.items()}
+            for found in metrics
+        ]
+        return _Sums(float(loss), float(weight), *pairs)
 
     def most_rows(self, batch: Batch) -> int:
         """Returns how many examples are cheap to compute, from 1 to 32."""

@@ -11,7 +11,7 @@ from tekso.framework.input import shuffle
 from tekso.framework.input.bucketing import Buckets, Chosen
 from tekso.framework.input.input import Batch, check_step, clear
 from tekso.framework.input.packing import cut
-from tekso.framework.params import param
+from tekso.framework.params import REQUIRED, param
 from tekso.tasks.lm.input import Indices, TextInput
 
 
@@ -24,6 +24,11 @@ class BucketedText(TextInput):
     class Params(TextInput.Params):
         """Params of BucketedText."""
 
+        batch_size: int = param(
+            "Rows in a batch of the longest bucket, and of every bucket with fill='examples'. "
+            "fill='tokens': a batch of shorter rows has more, about as many tokens as the longest.",
+            default=REQUIRED,
+        )
         bounds: list[int] = param(
             "Longest length of each bucket, ascending, below `length`, which is the last. Empty: a "
             "quarter and a half of it.",

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from tekso.framework.input import shuffle
 from tekso.framework.input.bucketing import Buckets, Chosen
 from tekso.framework.input.input import Batch, check_step, clear
-from tekso.framework.params import param
+from tekso.framework.params import REQUIRED, param
 from tekso.tasks.mt.input import Indices, TranslationInput
 
 
@@ -24,6 +24,11 @@ class BucketedPairs(TranslationInput):
     class Params(TranslationInput.Params):
         """Params of BucketedPairs."""
 
+        batch_size: int = param(
+            "Rows in a batch of the longest bucket, and of every bucket with fill='examples'. "
+            "fill='tokens': a batch of shorter rows has more, about as many tokens as the longest.",
+            default=REQUIRED,
+        )
         bounds: list[int] = param(
             "Most tokens of either side in each bucket, ascending; the last bucket is for the "
             "larger one of source_length and target_length. Empty: a quarter and half of it.",

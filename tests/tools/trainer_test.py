@@ -420,6 +420,13 @@ def test_an_execution_for_one_process_is_refused_before_others_are_waited_for(
     assert "--execution=mesh_sharded" in told and "--cluster=none" in told
 
 
+def test_a_timeout_of_a_cluster_without_one_is_a_wrong_command_line(
+    here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(LINE, "--cluster_timeout_s=5", f"--logdir={tmp_path}") == 2
+    assert "--cluster_timeout_s goes with several processes" in capsys.readouterr().err
+
+
 def test_a_cluster_that_makes_no_sense_is_a_wrong_command_line(
     here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -83,14 +83,12 @@ def eval_line(
     width: int = WIDTH,
 ) -> str:
     """Returns the line of an evaluation."""
-    shown = ("loss", "bits_per_byte", "perplexity", *_SCORES)
-    others = [f"{key} {number(value)}" for key, value in values.items() if key not in shown]
     parts = [
         _part(9, f"{name} at step {step}"),
         _part(9, f"loss {number(values['loss'])}" if "loss" in values else ""),
         _part(8, quality_of(values)),
         *(_part(8, text) for text in scores_of(values)),
-        *(_part(3 - 0.01 * i, text) for i, text in enumerate(others)),
+        *(_part(3 - 0.01 * i, text) for i, text in enumerate(others_of(values))),
         _part(2, f"in {duration(seconds)}"),
         _part(7, "best so far" if is_best else ""),
     ]
@@ -109,6 +107,12 @@ def quality_of(values: Mapping[str, float]) -> str:
 def scores_of(values: Mapping[str, float]) -> list[str]:
     """Returns what is said of decoded text: BLEU and chrF, out of 100."""
     return [f"{name} {values[key]:.2f}" for key, name in _SCORES.items() if key in values]
+
+
+def others_of(values: Mapping[str, float]) -> list[str]:
+    """Returns the figures that are neither the loss, nor quality, nor scores: "accuracy 0.92"."""
+    shown = ("loss", "bits_per_byte", "perplexity", *_SCORES)
+    return [f"{key} {number(value)}" for key, value in values.items() if key not in shown]
 
 
 Part = tuple[float, str, str]

@@ -8,7 +8,14 @@ from collections.abc import Mapping, Sequence
 from tekso.framework import files
 from tekso.framework.commands import typed
 from tekso.framework.run.logdir import Logdir
-from tekso.framework.run.report.lines import WIDTH, duration, number, quality_of, scores_of
+from tekso.framework.run.report.lines import (
+    WIDTH,
+    duration,
+    number,
+    others_of,
+    quality_of,
+    scores_of,
+)
 
 _TRAINER = "tekso-trainer"
 
@@ -33,7 +40,7 @@ def finished(
     for name, values in evaluations.items():
         quality = quality_of(values)
         loss = f"loss {number(values['loss'])}"
-        parts = [f"  {name:<{width}}", loss, quality, *scores_of(values)]
+        parts = [f"  {name:<{width}}", loss, quality, *scores_of(values), *others_of(values)[:4]]
         lines.append("  ".join(part for part in parts if part))
         others = references.get(name, {})
         if others and "bits_per_byte" in values:

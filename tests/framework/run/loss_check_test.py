@@ -90,6 +90,10 @@ class Squares(Task):
             else:
                 pair = (total, tf.maximum(weight, 1.0))
             return LossSums(tf.reduce_sum(weights * squares), {"size": pair})
+        if way == "layer metric counts":
+            ctx.collect_metric("mean square", tf.reduce_sum(squares), tf.size(squares))
+        if way == "layer metric of the weights":
+            ctx.collect_metric("norm", tf.norm(theta.w), 1.0)
         if way == "no number on padding":
             return LossSums(tf.reduce_sum(squares * batch["weights"] / batch["weights"]))
         return LossSums(tf.reduce_sum(batch["weights"] * squares))
@@ -169,6 +173,13 @@ def test_a_metric_that_counts_padding_is_refused(way: str, part: str) -> None:
 @pytest.mark.parametrize("way", ["metric of the weights", "metric with a weight of 1 or more"])
 def test_a_metric_that_does_not_count_padding_passes_though_it_is_not_0(way: str) -> None:
     assert len(check(way)) == 1  # the weight that is not used
+
+
+def test_a_metric_of_a_layer_that_counts_padding_is_a_warning() -> None:
+    told, _ = check("layer metric counts")
+    assert told.startswith("eval_inputs.dev: the sum of the metric 'mean square' of ctx.collect_m")
+    assert "counts examples that only fill a batch up: without padding it is" in told
+    assert len(check("layer metric of the weights")) == 1  # the weight that is not used
 
 
 def test_evaluations_check_padding_and_nothing_else() -> None:
