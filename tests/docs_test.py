@@ -58,10 +58,12 @@ class TestedBy:
 
 STEPS = 2
 """Steps that each command trains."""
-SHORT = "--steps={steps} --set run.decode_at_end=false"
-SHORT_WITH_EVALUATION = f"{SHORT} --set eval_inputs.dev.max_batches=2"
 # What is documented are commands, not sizes: a layer is traced in a fraction of the time of four.
-SMALL = f"{SHORT_WITH_EVALUATION} --set *.num_layers=1 --set execution.xla=none"
+SHORT = (
+    "--steps={steps} --set run.decode_at_end=false --set eval_inputs.dev.max_batches=2 "
+    "--set execution.xla=none"
+)
+SMALL = f"{SHORT} --set *.num_layers=1"
 TESTS = "tests/packaging_test.py"
 """What the tests are when they are collected; all of them would take long."""
 
@@ -146,7 +148,7 @@ HOW: list[tuple[str, Run | TestedBy]] = [
     (r"tekso-new-task my_task", Run(leaves="my_task/experiments.py", prints=r"wrote .*my_task")),
     (
         r"tekso-trainer .*--model=mt\.cldr\.\w+ --logdir=.*",
-        Run(f"{SMALL} --set input.corpus.num_pairs=2000"),
+        Run(f"{SMALL} --set input.corpus.num_pairs=2000 --set task.scoring.pairs=4"),
     ),
     (r"tekso-trainer --list=.*", Run(prints=r"(?m)^lm\.python_source\.Tiny\b")),
     (
@@ -165,12 +167,16 @@ HOW: list[tuple[str, Run | TestedBy]] = [
     (r"tekso-trainer .*--output=schedule\.png", Run(leaves="schedule.png")),
     (r"tekso-trainer .*--mode=inspect_.* --format=json", Run(prints=r"(?s)^\{\n.*\n\}$")),
     (r"tekso-trainer .*--mode=inspect_.*", Run(prints=r"(\n.*){5}")),
+    (  # an experiment of the page's own, without an evaluation
+        r"tekso-trainer .*--model=my_pipeline\..* --trace_pipeline",
+        Run("--steps={steps}", leaves="runs/*/pipeline.png"),
+    ),
     (r"tekso-trainer .*--trace_pipeline", Run(SHORT, leaves="runs/*/pipeline.png")),
     (
         r"tekso-trainer .*(Pipeline --logdir|runs/three).*",  # stages need their layers
-        Run(f"{SHORT_WITH_EVALUATION} --set execution.xla=none"),
+        Run(SHORT),
     ),
-    (r"tekso-trainer .*--model=(lm|mt)\..* --logdir=.*", Run(SMALL)),
+    (r"tekso-trainer .*--model=(lm|mt|my_lab)\..* --logdir=.*", Run(SMALL)),
     (r"tekso-trainer .*--logdir=.*", Run(SHORT)),
     (r"tekso-vocab .*--input=.*", Run(leaves="my_pieces.model")),
     (
@@ -251,6 +257,7 @@ def folder(tmp_path: Path) -> Path:
         module = name.replace("-", "_")
         text = f'exec {processes.forwarding("-m", f"tekso.tools.{module}")} "$@"\n'
         executable(programs / f"tekso-{name}", text)
+    executable(programs / "python", f'exec {processes.forwarding()} "$@"\n')
     # The tests are collected, with the arguments that are given, and not run again.
     collect = "-m pytest --collect-only -q -p no:cacheprovider"
     start = f'cd "{ROOT}" && exec "{sys.executable}" {collect} {TESTS}'
