@@ -1,8 +1,9 @@
-"""Refuses variables and layers that no layer declared: their weights are in no checkpoint or table.
+"""Refuses what would have other values in every process: undeclared variables, random numbers.
 
-Layers hold no variables: an execution makes them from the weight specs. A `tf.Variable` or a Keras
-layer that a layer brings along has other values in every process. It is found in two ways, in
-every execution:
+Layers hold no variables: an execution makes them from the weight specs. The weights of a
+`tf.Variable` or a Keras layer that a layer brings along are in no checkpoint and no table. Random
+numbers come from the step's context, so that every execution draws the same. Both are found in two
+ways, in every execution:
 
     check(task)             when an experiment is built: attributes of layers
     with refused(task): …   when a step is traced: what is made or read inside (globals, closures,
@@ -12,10 +13,12 @@ every execution:
 from __future__ import annotations
 
 import contextlib
+import itertools
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tekso.framework.layer import Layer
@@ -28,8 +31,24 @@ _CURE = (
 )
 
 
+_RANDOM_OPS = frozenset(
+    {
+        "Multinomial",
+        "ParameterizedTruncatedNormal",
+        "RandomGamma",
+        "RandomPoissonV2",
+        "RandomShuffle",
+        "RandomStandardNormal",
+        "RandomUniform",
+        "RandomUniformInt",
+        "TruncatedNormal",
+    }
+)
+"""Ops of tf.random whose numbers no seed of a run decides."""
+
+
 class ForeignVariableError(ValueError):
-    """A layer has or reads a variable that it has not declared as a weight."""
+    """A layer has or reads a variable that it has not declared as a weight, or random numbers."""
 
 
 def check(root: Layer) -> None:
@@ -67,6 +86,57 @@ def check(root: Layer) -> None:
                 )
 
 
+def check_constants(root: Layer, again: Layer) -> None:
+    """Checks that constants in attributes of layers are the same whenever a model is built.
+
+    Args:
+      root: the layer, such as a task.
+      again: the same, built a second time from the same Params.
+
+    Raises:
+      ForeignVariableError: one differs; names the layer and the attribute.
+    """
+    for layer, other in zip(root.walk(), again.walk(), strict=True):
+        for name, value in vars(layer).items():
+            pairs = zip(
+                _leaves(value, _DEPTH), _leaves(vars(other).get(name), _DEPTH), strict=False
+            )
+            if any(_differ(one, another) for one, another in pairs):
+                raise ForeignVariableError(
+                    f"{_called(layer)} has an attribute {name!r} with other numbers each time the "
+                    "layer is built, so a checkpoint would not give the same outputs again. Draw "
+                    "them with a fixed seed, np.random.default_rng(0); or declare a weight: "
+                    f"self.weight({name!r}, shape, dims=…, init=…, trainable=False)"
+                )
+
+
+def _differ(one: Any, another: Any) -> bool:
+    if tf.is_tensor(one) and tf.is_tensor(another) and hasattr(one, "numpy"):
+        one, another = one.numpy(), another.numpy()
+    if isinstance(one, (np.ndarray, np.generic, float)):
+        return not np.array_equal(one, another, equal_nan=np.asarray(one).dtype.kind in "fc")
+    return False
+
+
+def check_function(root: Layer | None, function: Callable[[], Any]) -> None:
+    """Traces a function, without running it, and refuses variables and random numbers in it.
+
+    Args:
+      root: the layer whose methods it may call, such as a task; None: there is none.
+      function: takes no arguments.
+
+    Raises:
+      ForeignVariableError: it makes or reads a variable, or draws random numbers.
+    """
+
+    @tf.function(autograph=False)
+    def traced() -> None:
+        with refused(root):
+            function()
+
+    traced.get_concrete_function()
+
+
 @contextlib.contextmanager
 def refused(root: Layer | None, *, own: Iterable[Any] = ()) -> Iterator[None]:
     """Refuses variables that are made or read in the block, which traces a pure function.
@@ -94,6 +164,7 @@ def refused(root: Layer | None, *, own: Iterable[Any] = ()) -> Iterator[None]:
     graph: Any = tf.compat.v1.get_default_graph()
     with _read(graph) as read, tf.variable_creator_scope(refuse):
         before = {id(variable) for variable in (*read(), *own)}
+        num_ops = len(graph.get_operations())
         try:
             yield
         except ForeignVariableError:
@@ -109,6 +180,29 @@ def refused(root: Layer | None, *, own: Iterable[Any] = ()) -> Iterator[None]:
     if found:
         place = _place_of_read(graph, found[0])
         raise ForeignVariableError(_message(root, place, "reads", _shown(found)))
+    for op in itertools.islice(graph.get_operations(), num_ops, None):
+        if random := _random_op(graph, op):
+            layer, where = _layer_at(root, random.traceback)
+            raise ForeignVariableError(
+                f"{layer} draws random numbers{where} that no seed of the run decides, so every "
+                "process and every execution would draw others. Take them from the context: "
+                "ctx.uniform(self, shape), tf.math.ndtri(ctx.uniform(self, shape)) for normal "
+                "ones, or ctx.dropout(x, rate, self)"
+            )
+
+
+def _random_op(graph: Any, op: Any) -> Any:
+    """Returns the op, or one in the functions that it calls, that draws random numbers; or None."""
+    if op.type in _RANDOM_OPS:
+        return op
+    for name in ("f", "body", "cond", "then_branch", "else_branch"):
+        with contextlib.suppress(ValueError):
+            function = graph._get_function(op.get_attr(name).name)
+            inner = getattr(function, "graph", None)
+            for one in inner.get_operations() if inner is not None else ():
+                if found := _random_op(inner, one):
+                    return found
+    return None
 
 
 @contextlib.contextmanager
@@ -170,15 +264,19 @@ def _captures(graph: Any, outer: list[Any]) -> Iterator[tuple[Any, list[Any]]]:
 
 
 def _message(root: Layer | None, frames: Iterable[Any], does: str, shown: str) -> str:
+    name, where = _layer_at(root, frames)
+    return f"{name} {does} {shown}{where}, which is none of its weights; {_WHY}: {_CURE}"
+
+
+def _layer_at(root: Layer | None, frames: Iterable[Any]) -> tuple[str, str]:
+    """Returns what the layer is called whose code the innermost frame runs, and " (file:line)"."""
     frames = [frame for frame in frames if "/tensorflow/" not in frame.filename]
-    name, where = _called(root) if root else "the loss", ""
     layers = list(root.walk()) if root else []
     for frame in reversed(frames):
         layer = next((one for one in layers if _has_code(one, frame)), None)
         if layer is not None:
-            name, where = _called(layer), f" ({frame.filename}:{frame.lineno})"
-            break
-    return f"{name} {does} {shown}{where}, which is none of its weights; {_WHY}: {_CURE}"
+            return _called(layer), f" ({frame.filename}:{frame.lineno})"
+    return _called(root) if root else "the loss", ""
 
 
 def _has_code(layer: Layer, frame: Any) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -56,6 +56,15 @@ class Layer(Configurable):
         self._name = ""
         self._indexed = False  # a layer of a list of children
         self._stack_size: int | None = None  # a layer whose weights are stacked
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Explains what is missing where a subclass does not call `Layer.__init__`."""
+            if name in ("params", "_weights", "_children", "_parent"):
+                kind = type(self).__name__
+                raise AttributeError(f"{kind}.__init__ has to begin with super().__init__(params)")
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     # --- declaring ---
 
@@ -157,6 +166,11 @@ class Layer(Configurable):
         return layers
 
     def _check_name(self, name: str, where: str) -> None:
+        if self._parent is not None:
+            raise ValueError(
+                f"{where}: {self.path} is built, and its weights are allocated: declare weights "
+                "and children in __init__"
+            )
         if name in self._weights or name in self._children:
             raise ValueError(f"{where}: the name is taken")
         if not name.isidentifier() or name.startswith("__") or hasattr(Theta, name):

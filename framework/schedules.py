@@ -89,6 +89,28 @@ class Schedule(Configurable):
         raise ValueError(f"{type(self).__name__}: {name} is {given!r}, it must be {allowed}")
 
 
+def check_values(schedule: Schedule, steps: int) -> None:
+    """Checks the values of a schedule at some steps of a run.
+
+    Args:
+      schedule: the schedule.
+      steps: of the run.
+
+    Raises:
+      ValueError: one is negative, infinite or no number; names the schedule and the step.
+    """
+    warmup = schedule.params.warmup_steps
+    some = {0, 1, warmup - 1, warmup, *(steps * i // 8 for i in range(8)), steps - 1}
+    for step in sorted(step for step in some if 0 <= step < max(steps, 1)):
+        value = float(schedule(step))
+        if not 0.0 <= value < math.inf:
+            path = schedule.params.path_of("").rstrip(".")
+            raise ValueError(
+                f"{path} ({type(schedule).__name__}) gives the learning rate {value:g} at step "
+                f"{step}; it has to be finite, and 0 or more"
+            )
+
+
 class Constant(Schedule):
     """The same value at every step."""
 

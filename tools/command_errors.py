@@ -2,8 +2,8 @@
 
 An error that Tekso raised on purpose, or that the operating system raised about a file, is one
 sentence. An error in the user's own code, or of wrong values that it gives to a layer or to
-TensorFlow, is its message with the line of code and the layer. Anything else is a bug and keeps its
-traceback.
+TensorFlow, is its message with the line of code and the layer. Anything else may be a bug: its
+message and place are printed, and the whole traceback is in a file.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import os
 import re
 import sys
 import sysconfig
+import tempfile
 import traceback
 from collections.abc import Callable
 from types import FrameType
@@ -63,12 +64,12 @@ def run(program: str, action: Callable[[], int], *, show_traceback: bool = False
             traceback.print_exc()
         elif of_graph:
             _report(program, f"{type(error).__name__}: {of_graph}{place}\n{_MORE}")
-        elif not (is_meant(error) or _is_of_wrong_use(error)):
-            traceback.print_exc()
         elif is_meant(error):
             _report(program, f"{_text(error)}{_places(error)}")
-        else:
+        elif _is_of_wrong_use(error):
             _report(program, f"{type(error).__name__}: {error}{_places(error)}\n{_MORE}")
+        else:
+            _report(program, f"{type(error).__name__}: {error}{_unexpected(error)}")
         return FAILED
 
 
@@ -138,6 +139,25 @@ def _places(error: BaseException) -> str:
         if path:
             layer = f"\n  (in the layer {path})"
     return users + layer
+
+
+def _unexpected(error: BaseException) -> str:
+    """Where an error came about that nobody meant, and the file that has its whole traceback."""
+    with tempfile.NamedTemporaryFile(
+        "w", prefix="tekso-traceback-", suffix=".txt", delete=False, encoding="utf-8"
+    ) as file:
+        file.writelines(traceback.format_exception(error))
+    frames = [
+        (frame.f_code, line)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if not _is_library(frame)
+    ]
+    places = _places(error)
+    if not places and frames:
+        code, line = frames[-1]
+        places = f"\n  (at {code.co_filename}:{line}, in {code.co_name})"
+        places += _code(code.co_filename, line)
+    return f"{places}\n  the whole traceback is in {file.name}"
 
 
 def _layer_path(frame: FrameType) -> str:

@@ -9,13 +9,14 @@ other. TensorFlow's threads and logical devices are those of the first (`executi
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 
 import tensorflow as tf
 
 from tekso.framework import foreign_variables, schedules
 from tekso.framework.execution import Program
-from tekso.framework.execution.base import ExecutionError, num_examples, signature_of
+from tekso.framework.execution.base import ExecutionError, Signature, num_examples, signature_of
 from tekso.framework.execution.data_parallel import DataParallel
 from tekso.framework.experiment import Run, Tree
 from tekso.framework.input.input import Input
@@ -25,7 +26,7 @@ from tekso.framework.run.agreement import check_data
 from tekso.framework.run.checkpoints import Description
 from tekso.framework.run.peers import Peers
 from tekso.framework.run.tpu_connection import connecting
-from tekso.framework.task import Task
+from tekso.framework.task import Task, weight_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,6 +113,8 @@ def assemble(
     if reads_data:
         task.check_inputs(with_paths(input, eval_inputs))
     learner = schedules.end_with_run(tree.learner, run.params.steps).instantiate()
+    if reads_data:
+        _check_functions(task, learner, signature, run.params.steps)
     program = execution.build(task, learner, seed=seed, batch=signature)
     if isinstance(execution, DataParallel):
         _check_eval_batches(eval_inputs, _num_devices(tpu=tpu, cpu_devices=cpu_devices))
@@ -123,6 +126,19 @@ def assemble(
 def with_paths(input: Input, eval_inputs: Mapping[str, Input]) -> dict[str, Input]:
     """Returns all inputs of an experiment by their paths in its tree."""
     return {"input": input, **{f"eval_inputs.{name}": one for name, one in eval_inputs.items()}}
+
+
+def _check_functions(task: Task, learner: LearnerBase, batch: Signature, steps: int) -> None:
+    """Checks what is a function of Params and batch alone: constants, loss_weight, schedules."""
+    foreign_variables.check_constants(task, task.params.instantiate())
+    foreign_variables.check_function(task, lambda: weight_of(task, _zeros(batch)))
+    for one, _ in learner.groups(task.specs()).values():
+        foreign_variables.check_function(None, functools.partial(one.schedule, 0))
+        schedules.check_values(one.schedule, steps)
+
+
+def _zeros(batch: Signature) -> dict[str, tf.Tensor]:
+    return {name: tf.zeros(shape, dtype) for name, (shape, dtype) in batch.items()}
 
 
 def _check_eval_batches(eval_inputs: Mapping[str, Input], num_devices: int) -> None:

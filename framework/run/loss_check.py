@@ -1,6 +1,7 @@
-"""Tries a task on two examples before the first step: is its loss a sum, and are all weights used?
+"""Tries a task on a few examples before the first step: is its loss a sum, is every weight used?
 
-    loss of {0, 1}  =  loss of {0} + loss of {1}       else it is a mean, or couples examples
+    loss of {0, 1, 2} = loss of {0} + loss of {1, 2}   else it is a mean, or couples examples
+    metrics of {0, 1, 2} = sums / sums of weights      else they depend on how a batch is divided
     sums of {0, padding} = sums of {0}                 else they count what only pads a batch
     a gradient of every learned weight                 else the loss does not depend on it
 
@@ -39,7 +40,7 @@ MOST_BYTES = 512 * 1024**2
 """Weights of larger models are not copied to the host for it."""
 
 _MOST_WORK = 10**9  # weights times elements of the examples that are tried
-_TOLERANCE = 0.02  # of bfloat16; a mean of two examples is half of their sum
+_TOLERANCE, _TOLERANCE_OF_16_BITS = 1e-3, 0.02  # relative; a mean of two is half of their sum
 
 Batch = Mapping[str, np.ndarray]
 
@@ -145,24 +146,42 @@ def _couples_examples(task: Task) -> bool:
 
 
 def _check_is_sum(trial: _Trial, batch: Batch) -> None:
-    both, again = (trial.sums(_rows(batch, [0, -1])) for _ in range(2))
+    rows = [0, 1, -1] if len(next(iter(batch.values()))) > 2 else [0, -1]
+    both, again = (trial.sums(_rows(batch, rows)) for _ in range(2))
     if both != again:
         return  # random numbers that no seed of the run decides: nothing can be compared
-    first, second = trial.sums(_rows(batch, [0])), trial.sums(_rows(batch, [-1]), offset=1)
+    parts = trial.sums(_rows(batch, rows[:1])), trial.sums(_rows(batch, rows[1:]), offset=1)
     name = type(trial.task).__name__
     for method, together, apart in (
-        ("loss", both.loss, (first.loss, second.loss)),
-        ("loss_weight", both.weight, (first.weight, second.weight)),
+        ("loss", both.loss, [part.loss for part in parts]),
+        ("loss_weight", both.weight, [part.weight for part in parts]),
     ):
-        if _differ(together, sum(apart), scale=sum(map(abs, apart))):
+        if trial.differ(together, sum(apart), scale=sum(map(abs, apart))):
             raise LossError(
-                f"{method_of(trial.task, method)} is no sum over the examples of a batch: of two "
-                f"examples together it is {together:g}, and of each alone {apart[0]:g} and "
-                f"{apart[1]:g}. Return sums (tf.reduce_sum, not tf.reduce_mean): the loss that is "
-                "reported is loss_sum / loss_weight, both over the global batch. If examples are "
-                f"coupled on purpose, set mixes_examples = True in {name}, or in the layer that "
-                "does so"
+                f"{method_of(trial.task, method)} is no sum over the examples of a batch: of "
+                f"{len(rows)} examples together it is {together:g}, and of a part and the rest "
+                f"{apart[0]:g} and {apart[1]:g}. Return sums (tf.reduce_sum, not tf.reduce_mean): "
+                "the loss that is reported is loss_sum / loss_weight, both over the global batch; "
+                "a penalty on weights goes to ctx.collect_loss. If examples are coupled on "
+                f"purpose, set mixes_examples = True in {name}, or in the layer that does so"
             )
+    for metric, pair in both.metrics.items():
+        pairs = [part.metrics.get(metric, (np.nan, np.nan)) for part in parts]
+        together, apart_ = (
+            _ratio(*pair),
+            _ratio(*(sum(column) for column in zip(*pairs, strict=True))),
+        )
+        if trial.differ(together, apart_, scale=abs(together)):
+            raise LossError(
+                f"the metric {metric!r} of {method_of(trial.task, 'loss')} depends on how a batch "
+                f"is divided: of {len(rows)} examples together it is {together:g}, and of a part "
+                f"and the rest, added up, {apart_:g}. Give it as (sum over the examples, sum of "
+                "their weights): the report divides them once, over the global batch"
+            )
+
+
+def _ratio(one: float, weight: float) -> float:
+    return one / weight if weight else np.nan
 
 
 def _check_padding(trial: _Trial, inputs: Mapping[str, Input]) -> list[str]:
@@ -175,10 +194,10 @@ def _check_padding(trial: _Trial, inputs: Mapping[str, Input]) -> list[str]:
         step, is_padding = found
         real, padded = _with_padding(trial, input, step, is_padding)
         trials = [trial.sums(rows) for rows in (real, real, padded)]
-        for what, how in _counted(*(sums.named() for sums in trials)):
+        for what, how in _counted(trial, *(sums.named() for sums in trials)):
             what = what.replace("{}", method_of(trial.task, "loss"))
             raise InputError(counted(path, what, is_padding, how))
-        for what, how in _counted(*(sums.named_of_layers() for sums in trials)):
+        for what, how in _counted(trial, *(sums.named_of_layers() for sums in trials)):
             what = what.replace("{}", "ctx.collect_metric")
             warnings.append(
                 f"{path}: {what} counts examples that only fill a batch up: {how}. Leave them out "
@@ -189,11 +208,11 @@ def _check_padding(trial: _Trial, inputs: Mapping[str, Input]) -> list[str]:
 
 
 def _counted(
-    alone: dict[str, float], again: dict[str, float], together: dict[str, float]
+    trial: _Trial, alone: dict[str, float], again: dict[str, float], together: dict[str, float]
 ) -> Iterator[tuple[str, str]]:
     """Yields which sums differ with padding, and how; `again` is computed as `alone` was."""
     for what, value in alone.items():
-        if not np.isfinite(value) or np.isclose(together[what], value, _TOLERANCE, 1e-6):
+        if not np.isfinite(value) or np.isclose(together[what], value, trial.tolerance, 1e-6):
             continue
         if again[what] == value:  # or it depends on random numbers that no seed of the run decides
             yield what, f"without padding it is {value:g}, with it {together[what]:g}"
@@ -204,8 +223,8 @@ def _with_padding(
 ) -> tuple[Batch, Batch]:
     """Returns some real examples, and the same with padding as the batch of a step has it.
 
-    One padding example may add 0 by chance, so there are as many as real ones, made of these: the
-    arrays that are 0 in padding alone are set to 0.
+    One padding example may add 0 by chance, so all real ones are repeated, and half of them once
+    more, which changes a mean: the arrays that are 0 in padding alone are set to 0.
     """
     batch, first = input.batch(step), input.batch(0)
     pads_first = input.is_padding(0)
@@ -215,12 +234,9 @@ def _with_padding(
     for name, array in batch.items():
         real[name] = first[name][rows]
         marks = not array[is_padding].any() and array[~is_padding].any()
-        padding[name] = np.zeros_like(real[name]) if marks else real[name]
+        repeated = np.concatenate([real[name], real[name][: (len(rows) + 1) // 2]])
+        padding[name] = np.zeros_like(repeated) if marks else repeated
     return real, {name: np.concatenate([real[name], padding[name]]) for name in batch}
-
-
-def _differ(one: float, other: float, *, scale: float) -> bool:
-    return bool(np.isfinite([one, other]).all()) and abs(one - other) > _TOLERANCE * scale + 1e-6
 
 
 class _LoopError(Exception):
@@ -268,6 +284,17 @@ class _Trial:
             except _LoopError:
                 self._has_loops = True
         return self._traced(*arguments, mode=mode)
+
+    @property
+    def tolerance(self) -> float:
+        """How much sums may differ by rounding, relative to their size."""
+        sizes = {weight.dtype.size for weight in self._weights.values()}
+        return _TOLERANCE_OF_16_BITS if sizes & {1, 2} else _TOLERANCE
+
+    def differ(self, one: float, other: float, *, scale: float) -> bool:
+        """Whether two sums differ by more than rounding; False where one is no number."""
+        finite = bool(np.isfinite([one, other]).all())
+        return finite and abs(one - other) > self.tolerance * scale + 1e-6
 
     def sums(self, batch: Batch, *, offset: int = 0) -> _Sums:
         """Returns the sums of an evaluation of these examples.

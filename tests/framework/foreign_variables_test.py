@@ -51,6 +51,12 @@ class Scaled(Layer):
         elif self.params.way == "module":
             self.extra = tf.Module()
             self.extra.inner = tf.Variable(2.0)
+        elif self.params.way == "random array":
+            self.extra = [np.random.rand(3)]
+        elif self.params.way == "random tensor":
+            self.extra = tf.random.normal([3])
+        elif self.params.way == "random with a seed":
+            self.extra = (np.random.default_rng(0).random(3), np.full(2, np.nan))
         elif self.params.way == "layer":
             self.extra = Scaled.Params().instantiate()
         elif self.params.way == "layers":
@@ -70,6 +76,12 @@ class Scaled(Layer):
             )[1]
         elif way == "in_a_function":
             x = GLOBAL["function"](x)
+        elif way == "random":
+            x = x + tf.random.normal([3])
+        elif way == "random in a loop":
+            x = tf.while_loop(
+                lambda i, y: i < 2, lambda i, y: (i + 1, y + tf.random.uniform([3])), (0, x)
+            )[1]
         return x * theta.scale
 
 
@@ -176,6 +188,36 @@ def test_variables_that_a_step_makes_or_reads_are_refused_naming_the_layer(
     message = str(error.value)
     assert "layers/1 (Scaled)" in message or "layers/0 (Scaled)" in message, message
     assert "foreign_variables_test.py:" in message and "self.weight" in message
+
+
+@pytest.mark.parametrize("execute", EXECUTIONS)
+@pytest.mark.parametrize("way", ["random", "random in a loop"])
+def test_random_numbers_that_are_not_of_the_context_are_refused(
+    execute: Callable[[Task], Any], way: str
+) -> None:
+    with pytest.raises(ForeignVariableError, match=r"\(Scaled\) draws random numbers \(") as error:
+        execute(task(way))
+    assert "foreign_variables_test.py:" in str(error.value)
+    assert "ctx.uniform(self, shape)" in str(error.value)
+
+
+@pytest.mark.parametrize("way", ["random array", "random tensor"])
+def test_constants_that_differ_whenever_a_model_is_built_are_refused(way: str) -> None:
+    what = r"^layers/1 \(Scaled\) has an attribute 'extra' with other numbers each time"
+    with pytest.raises(ForeignVariableError, match=what):
+        foreign_variables.check_constants(task(way), task(way))
+
+
+@pytest.mark.parametrize("way", ["none", "random with a seed"])
+def test_constants_that_are_the_same_pass(way: str) -> None:
+    foreign_variables.check_constants(task(way), task(way))
+
+
+def test_a_function_of_the_batch_may_read_no_variable() -> None:
+    made = task("none")
+    with pytest.raises(ForeignVariableError, match=r"Squares reads the variable 'outside:0'"):
+        foreign_variables.check_function(made, lambda: GLOBAL["variable"] * 2.0)
+    foreign_variables.check_function(made, lambda: made.loss_weight(BATCH))
 
 
 @pytest.mark.parametrize("execute", EXECUTIONS)

@@ -125,6 +125,30 @@ def test_an_init_that_does_not_call_that_of_its_base_is_named() -> None:
         Forgetful.Params().instantiate()
 
 
+def test_an_init_that_calls_its_base_too_late_is_named() -> None:
+    class Hasty(Layer):
+        def __init__(self, params: Any) -> None:
+            self.weight("w", [3], dims=("embed",), init=Zeros.Params())
+            super().__init__(params)
+
+    with pytest.raises(AttributeError, match=r"^Hasty.__init__ has to begin with super\(\)"):
+        Hasty.Params().instantiate()
+
+
+def test_weights_and_children_of_a_layer_that_is_built_are_refused() -> None:
+    class Late(Empty):
+        def fprop(self, theta: Any, x: Any, ctx: Any) -> Any:
+            if x == "child":
+                self.child("late", Empty.Params())
+            self.weight("late", [3], dims=("embed",), init=Zeros.Params())
+
+    outer = Empty.Params().instantiate()
+    layer = outer.child("inner", Late.Params())
+    for what in ("weight", "child"):
+        with pytest.raises(ValueError, match=r"inner is built.* declare .* in __init__"):
+            layer.fprop(None, what, None)
+
+
 def test_two_dims_may_both_have_no_name() -> None:
     layer = Empty.Params().instantiate()
     layer.weight("w", [2, 3], dims=(None, None), init=Zeros.Params())

@@ -1,4 +1,4 @@
-"""Errors at the command line: one message for the user's own mistakes, a traceback for bugs."""
+"""Errors at the command line: a message and a place; the traceback of a bug is in a file."""
 
 from __future__ import annotations
 
@@ -30,13 +30,27 @@ def shown(action: Callable[[], Any], capsys: pytest.CaptureFixture[str]) -> list
     return capsys.readouterr().err.splitlines()
 
 
-def test_a_bug_keeps_its_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def assert_unexpected(lines: list[str], code: Path) -> None:
+    assert lines[:3] == [
+        "tekso-some: KeyError: 'a'",
+        f"  (at {code}:2, in f)",
+        "    return {}['a']",
+    ]
+    assert len(lines) == 4
+    file = Path(lines[3].removeprefix("  the whole traceback is in "))
+    text = file.read_text().splitlines()
+    file.unlink()
+    assert text[0].startswith("Traceback") and text[-1] == "KeyError: 'a'"
+
+
+def test_the_traceback_of_a_bug_is_in_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     names = written(tmp_path, "tekso.framework.some", "def f():\n    return {}['a']\n")
-    lines = shown(names["f"], capsys)
-    assert lines[0].startswith("Traceback") and lines[-1] == "KeyError: 'a'"
+    assert_unexpected(shown(names["f"], capsys), tmp_path / "code.py")
 
 
-def test_a_bug_that_user_code_meets_keeps_its_traceback(
+def test_a_bug_that_user_code_meets_shows_the_line_of_the_user(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("ours", "theirs"):
@@ -45,7 +59,9 @@ def test_a_bug_that_user_code_meets_keeps_its_traceback(
     source = "def g(f):\n    return f()\n"
     theirs = written(tmp_path / "theirs", "mine.layers", source)
     lines = shown(lambda: theirs["g"](ours["f"]), capsys)
-    assert lines[0].startswith("Traceback") and lines[-1] == "KeyError: 'a'"
+    assert lines[1] == f"  (at {tmp_path}/theirs/code.py:2, in g)"
+    assert lines[-1].startswith("  the whole traceback is in ")
+    Path(lines[-1].rpartition(" ")[2]).unlink()
 
 
 def test_a_mistake_of_a_user_is_shown_with_its_line(

@@ -65,6 +65,8 @@ class Squares(Task):
             squares += ctx.uniform(self, [x.shape[0]])
         if way == "noise without a seed":
             squares += tf.random.uniform([x.shape[0]])
+        if way == "penalty":
+            return LossSums(tf.reduce_sum(batch["weights"] * squares) + 0.02 * tf.norm(theta.w))
         if way == "mean":
             return LossSums(tf.reduce_mean(batch["weights"] * squares))
         if way.startswith("coupled"):
@@ -85,6 +87,8 @@ class Squares(Task):
                 pair = (tf.reduce_sum(tf.cast(batch["x"][:, 0] > 1, tf.float32)), weight)
             elif way == "metric is no number on padding":
                 pair = (tf.reduce_sum(squares * weights / weights), weight)
+            elif way == "metric is a mean":
+                pair = (tf.reduce_mean(squares), tf.constant(1.0))
             elif way == "metric of the weights":
                 pair = (tf.norm(theta.w), tf.constant(1.0))
             else:
@@ -130,8 +134,19 @@ def test_means_are_refused_with_the_figures_that_show_it(way: str, what: str) ->
         check(way)
     message = str(error.value)
     assert message.startswith(f"Squares.{what} ({__file__}:")
-    assert "is no sum over the examples of a batch: of two examples together it is" in message
+    assert "is no sum over the examples of a batch: of 3 examples together it is" in message
     assert "tf.reduce_sum, not tf.reduce_mean" in message
+
+
+def test_a_penalty_in_the_sum_is_refused_though_it_is_small() -> None:
+    with pytest.raises(LossError, match=r"a penalty on weights goes to ctx.collect_loss"):
+        check("penalty")
+
+
+def test_a_metric_that_is_a_mean_is_refused() -> None:
+    what = r"^the metric 'size' of Squares.loss \(.*\) depends on how a batch is divided: of 3"
+    with pytest.raises(LossError, match=what):
+        check("metric is a mean")
 
 
 @pytest.mark.parametrize("way", ["noise", "noise without a seed"])
