@@ -249,7 +249,7 @@ def _place_of_read(graph: Any, variable: Any) -> Iterable[Any]:
     handle = variable.handle
     for inner, own in _captures(graph, [handle]):
         for op in inner.get_operations():
-            if any(x is y for x in op.inputs for y in own) and op.type == "ReadVariableOp":
+            if any(x is y for x in op.inputs for y in own):
                 return op.traceback
     return ()
 

@@ -269,8 +269,13 @@ def _assets_dir(model: str) -> str | None:
     """Where the run of --logdir keeps what it learned from its data; None without --logdir."""
     if not FLAGS.logdir:
         return None
-    _logdir().check_model(model)
-    return _logdir().assets
+    logdir = _logdir()
+    if logdir.model() is None:
+        raise UsageError(
+            f"--logdir={FLAGS.logdir}: there is no run; an experiment is shown by --model alone"
+        )
+    logdir.check_model(model)
+    return logdir.assets
 
 
 def _list(pattern: str) -> int:

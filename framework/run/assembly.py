@@ -133,7 +133,13 @@ def _check_functions(task: Task, learner: LearnerBase, batch: Signature, steps: 
     foreign_variables.check_constants(task, task.params.instantiate())
     foreign_variables.check_function(task, lambda: weight_of(task, _zeros(batch)))
     for one, _ in learner.groups(task.specs()).values():
-        foreign_variables.check_function(None, functools.partial(one.schedule, 0))
+        try:
+            foreign_variables.check_function(None, functools.partial(one.schedule, 0))
+        except foreign_variables.ForeignVariableError as error:
+            raise ValueError(
+                f"{type(one.schedule).__name__} makes or reads a variable or draws random numbers: "
+                "a schedule is a function of the step and of its Params alone"
+            ) from error
         schedules.check_values(one.schedule, steps)
 
 

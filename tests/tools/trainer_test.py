@@ -420,6 +420,14 @@ def test_an_execution_for_one_process_is_refused_before_others_are_waited_for(
     assert "--execution=mesh_sharded" in told and "--cluster=none" in told
 
 
+@pytest.mark.parametrize("mode", ["inspect_model", "inspect_sharding", "inspect_pipeline"])
+def test_a_logdir_without_a_run_shows_nothing(
+    here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], mode: str
+) -> None:
+    assert main(LINE, f"--mode={mode}", f"--logdir={tmp_path}/none") == 2
+    assert "/none: there is no run; an experiment is shown by --model" in capsys.readouterr().err
+
+
 def test_a_timeout_of_a_cluster_without_one_is_a_wrong_command_line(
     here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
