@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 import tensorflow as tf
 
+from tekso.framework import task_results
 from tekso.framework.execution import devices
 from tekso.framework.execution.base import (
     Execution,
@@ -44,7 +45,6 @@ from tekso.framework.execution.pipeline.stages_on_mesh import StagesOnMesh
 from tekso.framework.params import param
 from tekso.framework.pieces import Piece
 from tekso.framework.primitives.fusion import XlaFusion, no_fusion
-from tekso.framework.task import pieces_of
 from tekso.framework.weight_spec import WeightSpec
 
 
@@ -236,7 +236,7 @@ class Pipelined(Execution):
             )
         micro = self.micro_batch(batch, parts=parts)
         check_layers(task, form=p.form)
-        pieces, specs = pieces_of(task), task.specs()
+        pieces, specs = task_results.pieces(task), task.specs()
         traces = trace_all(pieces, specs, micro)
         device = None if devices is None or self._on_mesh is not None else devices[0]
         if devices is not None:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
-from tekso.framework import foreign_variables, schedules
+from tekso.framework import foreign_variables, schedules, task_results
 from tekso.framework.execution import Program
 from tekso.framework.execution.base import ExecutionError, num_examples, signature_of
 from tekso.framework.execution.data_parallel import DataParallel
@@ -107,7 +107,7 @@ def assemble(
         with peers.first_before_others():  # what is not known is read, and makes assets
             input = inspection.known_input(tree, assets_dir)
             signature = inspection.batch_of(tree, assets_dir=assets_dir)
-    task = tree.task.owner.complete(tree.task, input).instantiate()
+    task = task_results.complete(tree.task, input).instantiate()
     foreign_variables.check(task)
     if reads_data:
         task.check_inputs(with_paths(input, eval_inputs))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tekso.framework import task_results
 from tekso.framework.execution.base import ExecutionError, Signature
 from tekso.framework.execution.mesh import mesh_devices
 from tekso.framework.execution.mesh.cluster import Cluster
@@ -23,7 +24,6 @@ from tekso.framework.execution.pipeline.setting import rows_of_stages
 from tekso.framework.execution.pipeline.spmd_loop import STAGE, SpmdLoop
 from tekso.framework.execution.pipeline.spmd_program import DATA, SpmdProgram
 from tekso.framework.pieces import Piece
-from tekso.framework.task import pieces_of
 from tekso.framework.weight_spec import STACK_DIM, WeightSpec
 
 VOCAB = "vocab"
@@ -161,7 +161,7 @@ class SpmdForm:
         """
         p, device_type = self._params, self._on_mesh.device_type
         check_layers(task, form="spmd")
-        pieces, specs = pieces_of(task), task.specs()
+        pieces, specs = task_results.pieces(task), task.specs()
         traces = trace_all(pieces, specs, micro_batch)
         check_pieces(pieces, traces, specs, micro_batch)
         parts = spmd_pieces.find(pieces, traces, specs, p.num_stages)
