@@ -8,7 +8,7 @@ batch and adds up what the parts return. What its methods return is checked in t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -20,9 +20,10 @@ from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece, joined
 from tekso.framework.task_results import Decoded, LossSums, Scored, TaskError
 from tekso.framework.theta import Theta
 
-__all__ = ["LOSS", "Batch", "Decoded", "LossSums", "Program", "Scored", "Task", "TaskError"]
+__all__ = ["LOSS", "Batch", "Decoded", "Goal", "LossSums", "Program", "Scored", "Task", "TaskError"]
 
 Batch = Mapping[str, tf.Tensor]
+Goal = Literal["min", "max"]
 TaskParams = TypeVar("TaskParams", bound="Task.Params")
 
 LOSS = "loss"
@@ -66,7 +67,13 @@ class Task(Layer):
 
     The loss of a step is loss_sum / loss_weight, both summed over the global batch, plus what
     layers gave to `ctx.collect_loss`.
+
+    Attributes:
+      goals: {metric: "max" or "min", the end that is good}, for `run.keep_best`. Those of base
+        classes and of the loss ("min") need not be repeated.
     """
+
+    goals: ClassVar[Mapping[str, Goal]] = {}
 
     class Params(Layer.Params):
         """Params of a task."""

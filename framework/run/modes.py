@@ -12,10 +12,11 @@ from tekso.framework.input.prefetch import Prefetch
 from tekso.framework.params import Params
 from tekso.framework.run import input_checks, loss_check
 from tekso.framework.run.assembly import Assembly, with_paths
+from tekso.framework.run.best_checkpoint import goal_of_best, metric_of_best
 from tekso.framework.run.checkpoints import Checkpoint, CheckpointError, Checkpoints
 from tekso.framework.run.evaluation import evaluate
 from tekso.framework.run.following import FollowingCheckpoints, FollowingReport
-from tekso.framework.run.job import Job, metric_of_best
+from tekso.framework.run.job import Job
 from tekso.framework.run.logdir import Logdir
 from tekso.framework.run.metrics_log import SPLIT, STEP, MetricsLog
 from tekso.framework.run.peers import Peers
@@ -238,7 +239,7 @@ def open_checkpoint(logdir: Logdir, which: str | None, console: Console) -> Chec
         )
     if which == BEST:
         _, tree = tree_of(newest)
-        return checkpoints.best(metric_of_best(tree), tree.run.keep_best.goal)
+        return checkpoints.best(metric_of_best(tree), goal_of_best(tree))
     return newest
 
 
