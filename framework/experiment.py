@@ -144,7 +144,10 @@ class KeepBest(Configurable):
         eval_input: str | None = param(
             "Name of the evaluation input; None is the first one.", default=None
         )
-        goal: Literal["min", "max"] = param("Which end of the metric is good.", default="min")
+        goal: Literal["min", "max"] | None = param(
+            "Which end of the metric is good; None: the one that the task says (`goals`).",
+            default=None,
+        )
         count: int = param("How many are kept; 0 keeps none.", default=1)
 
 

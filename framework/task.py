@@ -2,283 +2,32 @@
 
 A task is a layer: its weights are those of the model below it, so specs, first values and weight
 paths come from the layer contract. It knows no device: an execution calls `loss` on a part of the
-batch and adds up what the parts return.
+batch and adds up what the parts return. What its methods return is checked in task_results.py.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 import numpy as np
 import tensorflow as tf
 
+from tekso.framework import task_results
 from tekso.framework.exports import ExportedFunction, ExportedTexts
 from tekso.framework.layer import Layer
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece, joined
+from tekso.framework.task_results import Decoded, LossSums, Scored, TaskError
 from tekso.framework.theta import Theta
 
+__all__ = ["LOSS", "Batch", "Decoded", "Goal", "LossSums", "Program", "Scored", "Task", "TaskError"]
+
 Batch = Mapping[str, tf.Tensor]
+Goal = Literal["min", "max"]
 TaskParams = TypeVar("TaskParams", bound="Task.Params")
-_Result = TypeVar("_Result")
 
 LOSS = "loss"
 """Name under which an execution adds (loss_sum, loss_weight) to the sums of a task's metrics."""
-
-
-class TaskError(TypeError):
-    """A task returns something else than its contract says."""
-
-
-@dataclasses.dataclass(frozen=True)
-class LossSums:
-    """What one part of a batch adds to a step, never a mean.
-
-    Attributes:
-      loss_sum: scalar; the sum over all parts divided by the global `loss_weight` is the loss.
-      metrics: {name: (sum, weight)}, scalars; sum / weight over all parts is the metric. Integers
-        become float32.
-
-    Raises:
-      TaskError: a value is no scalar or no number, or a metric no pair.
-    """
-
-    loss_sum: tf.Tensor
-    metrics: dict[str, tuple[tf.Tensor, tf.Tensor]] = dataclasses.field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        """Checks the values and makes them tensors."""
-        object.__setattr__(self, "loss_sum", _scalar(self.loss_sum, "the loss sum", _SUM_OF_LOSSES))
-        if not isinstance(self.metrics, Mapping):
-            raise TaskError(f"metrics of LossSums are {_shown(self.metrics)}, not a dict {_PAIRS}")
-        pairs = {}
-        for name, pair in self.metrics.items():
-            if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-                raise TaskError(f"the metric {name!r} is {_shown(pair)}, not a pair: {_PAIRS}")
-            one, weight = pair
-            pairs[name] = (
-                _scalar(one, f"the sum of the metric {name!r}", _PAIRS),
-                _scalar(weight, f"the weight of the metric {name!r}", _PAIRS),
-            )
-        object.__setattr__(self, "metrics", pairs)
-
-    def total(self, weight: tf.Tensor, auxiliary: tf.Tensor) -> tf.Tensor:
-        """Returns what this part adds to the total loss, in the type of `loss_sum`.
-
-        Args:
-          weight: of the global batch. If it is 0, the batch is padding: nothing is to be learned.
-          auxiliary: the part's auxiliary losses.
-        """
-        mean = tf.math.divide_no_nan(self.loss_sum, tf.cast(weight, self.loss_sum.dtype))
-        return mean + tf.cast(auxiliary, mean.dtype)
-
-
-_SUM_OF_LOSSES = "sum the losses of the examples with tf.reduce_sum"
-_PAIRS = "{name: (sum, weight)} of scalars, whose quotient is the metric"
-
-
-def _scalar(value: Any, what: str, want: str) -> tf.Tensor:
-    """Returns a value as a tensor of a floating type.
-
-    Raises:
-      TaskError: it is no scalar, or no number.
-    """
-    try:
-        tensor = tf.convert_to_tensor(value)
-    except (TypeError, ValueError, tf.errors.OpError):
-        raise TaskError(f"{what} is {_shown(value)}, and has to be a scalar: {want}") from None
-    if not tensor.dtype.is_floating:
-        if not (tensor.dtype.is_integer or tensor.dtype.is_bool):
-            raise TaskError(f"{what} is {_shown(tensor)}, and has to be a number: {want}")
-        tensor = tf.cast(tensor, tf.float32)
-    if tensor.shape.rank not in (0, None):
-        raise TaskError(f"{what} is {_shown(tensor)}, and has to be a scalar: {want}")
-    return tensor
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, tf.Tensor):
-        return f"a {value.dtype.name} tensor of shape {list(value.shape)}"
-    if value is None or isinstance(value, (bool, int, float)):
-        return repr(value)
-    size = f" of length {len(value)}" if hasattr(value, "__len__") else ""
-    return f"a {type(value).__name__}{size}"
-
-
-def as_tensors(batch: Mapping[str, Any]) -> dict[str, tf.Tensor]:
-    """Returns a batch whose NumPy arrays became tensors; tensors stay as they are."""
-    return {
-        name: tf.convert_to_tensor(array) if isinstance(array, np.ndarray) else array
-        for name, array in batch.items()
-    }
-
-
-def loss_sums(task: Task, theta: Theta, batch: Batch, ctx: Any) -> LossSums:
-    """Returns `task.loss(theta, batch, ctx)`; the batch may have NumPy arrays.
-
-    Raises:
-      TaskError: it is no `LossSums`.
-    """
-    sums = task.loss(theta, as_tensors(batch), ctx)
-    if not isinstance(sums, LossSums):
-        raise TaskError(
-            f"{method_of(task, 'loss')} returns {_shown(sums)}, and has to return "
-            f"LossSums(loss_sum, metrics): {_SUM_OF_LOSSES}; metrics are {_PAIRS}"
-        )
-    return sums
-
-
-def weight_of(task: Task, batch: Batch) -> tf.Tensor:
-    """Returns `task.loss_weight(batch)` in float32; the batch may have NumPy arrays.
-
-    Shapes:
-      returns: []
-
-    Raises:
-      TaskError: it is no scalar, or no number.
-    """
-    what = f"what {method_of(task, 'loss_weight')} returns"
-    weight = _scalar(task.loss_weight(as_tensors(batch)), what, "sum the weights of the examples")
-    return tf.cast(weight, tf.float32)
-
-
-def figures_of(task: Task, sums: Mapping[str, tuple[float, float]]) -> dict[str, float]:
-    """Returns `task.summarize(sums)`, every figure a float.
-
-    Raises:
-      TaskError: it is no dict of numbers.
-    """
-    figures = task.summarize(sums)
-    try:
-        return {str(name): float(value) for name, value in figures.items()}
-    except (AttributeError, TypeError, ValueError):
-        raise TaskError(
-            f"{method_of(task, 'summarize')} returns {_shown(figures)}, and has to return "
-            "{name: number}: super().summarize(sums), with what you change and add"
-        ) from None
-
-
-def amount_of(task: Task, batch: Mapping[str, np.ndarray]) -> tuple[int, str]:
-    """Returns `task.count(batch)`.
-
-    Raises:
-      TaskError: it is no pair of a number and a unit.
-    """
-    found = task.count(batch)
-    is_pair = isinstance(found, tuple) and len(found) == 2
-    if is_pair and isinstance(found[0], (int, np.integer)) and isinstance(found[1], str):
-        return int(found[0]), found[1]
-    raise TaskError(
-        f"{method_of(task, 'count')} returns {_shown(found)}, and has to return a pair of a whole "
-        'number and its unit: (1200, "tokens")'
-    )
-
-
-def result_of(task: Task, name: str, found: Any, kind: type[_Result]) -> _Result | None:
-    """Returns what a method of a task returned, which may be None.
-
-    Raises:
-      TaskError: it is not of this kind.
-    """
-    if found is None or isinstance(found, kind):
-        return found
-    raise TaskError(
-        f"{method_of(task, name)} returns {_shown(found)}, and has to return {kind.__name__}(...) "
-        "or None"
-    )
-
-
-def decoded_by(task: Task, program: Program, input: Any) -> Decoded | None:
-    """Returns `task.decode(program, input)`.
-
-    Raises:
-      TaskError: it is something else than `Decoded` and None.
-    """
-    return result_of(task, "decode", task.decode(program, input), Decoded)
-
-
-def exports_of(task: Task, input: Any) -> dict[str, ExportedFunction]:
-    """Returns `task.exports(input)`.
-
-    Raises:
-      TaskError: it is no dict of exported functions.
-    """
-    found = task.exports(input)
-    if isinstance(found, dict) and all(isinstance(f, ExportedFunction) for f in found.values()):
-        return found
-    raise TaskError(
-        f"{method_of(task, 'exports')} returns {_shown(found)}, and has to return "
-        "{name: ExportedFunction(...)}"
-    )
-
-
-def pieces_of(task: Task) -> list[Piece]:
-    """Returns `task.pieces()`.
-
-    Raises:
-      TaskError: it is no list of pieces.
-    """
-    pieces = task.pieces()
-    if isinstance(pieces, (list, tuple)) and pieces and all(isinstance(p, Piece) for p in pieces):
-        return list(pieces)
-    raise TaskError(
-        f"{method_of(task, 'pieces')} returns {_shown(pieces)}, and has to return a list of at "
-        "least one Piece(name, layers, run)"
-    )
-
-
-def sums_of_flow(task: Task, flow: Flow) -> LossSums:
-    """Returns the sums that the last piece of a task leaves in the flow.
-
-    Raises:
-      TaskError: they are not there.
-    """
-    if not isinstance(flow, dict) or LOSS_SUM not in flow or METRICS not in flow:
-        given = sorted(flow) if isinstance(flow, dict) else _shown(flow)
-        raise TaskError(
-            f"the last piece of {method_of(task, 'pieces')} returns {given}, and has to add "
-            f"{LOSS_SUM!r} and {METRICS!r} to what it is given: {{**flow, {LOSS_SUM!r}: "
-            f"tf.reduce_sum(...), {METRICS!r}: {{}}}}"
-        )
-    return LossSums(flow[LOSS_SUM], flow[METRICS])
-
-
-def method_of(task: Task, name: str) -> str:
-    """Returns a method with its file and line, for messages: what it returns is wrong."""
-    code = getattr(getattr(task, name), "__code__", None)
-    place = f" ({code.co_filename}:{code.co_firstlineno})" if code is not None else ""
-    return f"{type(task).__name__}.{name}{place}"
-
-
-@dataclasses.dataclass(frozen=True)
-class Decoded:
-    """What decoding shows to people and leaves to programs.
-
-    Attributes:
-      text: to print, several lines.
-      records: one JSON object a sample or scored text.
-    """
-
-    text: str
-    records: list[dict[str, Any]]
-
-
-@dataclasses.dataclass(frozen=True)
-class Scored:
-    """What decoding an evaluation input shows, besides the sums of its pass.
-
-    Attributes:
-      figures: {name: value}, reported with those of the pass.
-      text: for people, several lines; "" for nothing.
-      images: {name: PNG file}.
-      notes: lines that go with the figures wherever they are told.
-    """
-
-    figures: dict[str, float]
-    text: str = ""
-    images: dict[str, bytes] = dataclasses.field(default_factory=dict)
-    notes: tuple[str, ...] = ()
 
 
 class Program(Protocol):
@@ -318,7 +67,13 @@ class Task(Layer):
 
     The loss of a step is loss_sum / loss_weight, both summed over the global batch, plus what
     layers gave to `ctx.collect_loss`.
+
+    Attributes:
+      goals: {metric: "max" or "min", the end that is good}, for `run.keep_best`. Those of base
+        classes and of the loss ("min") need not be repeated.
     """
+
+    goals: ClassVar[Mapping[str, Goal]] = {}
 
     class Params(Layer.Params):
         """Params of a task."""
@@ -369,11 +124,11 @@ class Task(Layer):
         """
         if type(self).pieces is Task.pieces:
             raise NotImplementedError(f"{type(self).__name__} has neither loss() nor pieces()")
-        flow: Flow = as_tensors(batch)
-        for piece in joined(pieces_of(self)):
+        flow: Flow = task_results.as_tensors(batch)
+        for piece in joined(task_results.pieces(self)):
             self._check_whole(piece)
             flow = piece.run(theta, flow, ctx)
-        return sums_of_flow(self, flow)
+        return task_results.sums_of_flow(self, flow)
 
     def _check_whole(self, piece: Piece) -> None:
         """Of a repeated stack theta has all rows, so a piece that wants some would run too many."""
@@ -397,7 +152,7 @@ class Task(Layer):
         """
 
         def run(theta: Theta, flow: Flow, ctx: Any) -> Flow:
-            sums = loss_sums(self, theta, flow, ctx)
+            sums = task_results.loss(self, theta, flow, ctx)
             return {**flow, LOSS_SUM: sums.loss_sum, METRICS: sums.metrics}
 
         return [Piece("loss", {"": self}, run)]

@@ -127,6 +127,7 @@ def measure(
       tpu: name or address of a TPU.
       cpu_devices: number of logical CPU devices.
     """
+    from tekso.framework import task_results
     from tekso.framework.run.assembly import assemble
     from tekso.framework.run.checkpoint_files import versions
 
@@ -144,7 +145,7 @@ def measure(
     step_s = [one.step_s for one in timed]
     state = sum(spec.size_bytes for spec in parts.program.specs().values())
     peak = peak_memory_bytes()
-    units, unit = parts.task.count(parts.input.batch(warmup))
+    units, unit = task_results.count(parts.task, parts.input.batch(warmup))
     return {
         "model": model,
         f"{unit}_per_second": units / statistics.median(step_s),

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tekso.framework import task_results
 from tekso.framework.context import Mode, StepContext
 from tekso.framework.execution.base import (
     LEARNER,
@@ -22,7 +23,6 @@ from tekso.framework.execution.base import (
 from tekso.framework.foreign_variables import refused
 from tekso.framework.learning_step import select
 from tekso.framework.primitives.fusion import Fuse, XlaFusion, no_fusion
-from tekso.framework.task import loss_sums, weight_of
 from tekso.framework.weight_spec import WeightSpec
 
 Flat = dict[str, tf.Tensor]
@@ -133,7 +133,7 @@ class DataParallelProgram(Program):
         return self._strategy.experimental_distribute_values_from_function(local)
 
     def _train_graph(self, batch: Any, step: tf.Tensor) -> dict[str, tf.Tensor]:
-        weigh = functools.partial(weight_of, self._task)
+        weigh = functools.partial(task_results.loss_weight, self._task)
         total_weight = self._reduce(self._strategy.run(weigh, args=(batch,)))
         args = (batch, step, total_weight)
         gradients, sums = self._strategy.run(self._replica_gradients, args=args)
@@ -219,12 +219,12 @@ class DataParallelProgram(Program):
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch(trained)
                 with refused(self._task, own=self._own_variables()):
-                    output = loss_sums(self._task, self._task.theta(weights), batch, ctx)
+                    output = task_results.loss(self._task, self._task.theta(weights), batch, ctx)
                 total = output.total(total_weight, ctx.collected.total("loss"))
             gradients = tape.gradient(
                 total, trained, unconnected_gradients=tf.UnconnectedGradients.ZERO
             )
-            weight = weight_of(self._task, batch)
+            weight = task_results.loss_weight(self._task, batch)
             metrics = ctx.collected.reported(output.metrics)
             # Auxiliary losses are parts of a mean: their weights add up to 1 over the parts.
             share = tf.constant(next(iter(batch.values())).shape[0] / num_examples)
@@ -345,8 +345,8 @@ class DataParallelProgram(Program):
             key = ("eval", _replica_number(), tower)
             ctx = self._context("eval", key, 0, offset, whole)
             with refused(self._task, own=self._own_variables()):
-                output = loss_sums(self._task, theta, part, ctx)
-            weight = weight_of(self._task, part)
+                output = task_results.loss(self._task, theta, part, ctx)
+            weight = task_results.loss_weight(self._task, part)
             loss = (output.loss_sum, tf.cast(weight, output.loss_sum.dtype))
             parts.append({"loss": loss, **ctx.collected.reported(output.metrics)})
         return reduce_collected(parts)

@@ -31,6 +31,7 @@ from tekso.framework.execution.mesh.layouts import MeshLayout
 from tekso.framework.execution.mesh_sharded import MeshSharded
 from tekso.framework.execution.pipeline import partition, remote, stages
 from tekso.framework.execution.pipeline.actions import by_device
+from tekso.framework.execution.pipeline.loss_pieces import pieces_of_loss
 from tekso.framework.execution.pipeline.measured_costs import Timer, measured_costs
 from tekso.framework.execution.pipeline.piece_costs import cost_of
 from tekso.framework.execution.pipeline.piece_mixing import check_layers, check_pieces
@@ -44,7 +45,6 @@ from tekso.framework.execution.pipeline.stages_on_mesh import StagesOnMesh
 from tekso.framework.params import param
 from tekso.framework.pieces import Piece
 from tekso.framework.primitives.fusion import XlaFusion, no_fusion
-from tekso.framework.task import pieces_of
 from tekso.framework.weight_spec import WeightSpec
 
 
@@ -236,7 +236,7 @@ class Pipelined(Execution):
             )
         micro = self.micro_batch(batch, parts=parts)
         check_layers(task, form=p.form)
-        pieces, specs = pieces_of(task), task.specs()
+        pieces, specs = pieces_of_loss(task), task.specs()
         traces = trace_all(pieces, specs, micro)
         device = None if devices is None or self._on_mesh is not None else devices[0]
         if devices is not None:

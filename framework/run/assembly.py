@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
-from tekso.framework import foreign_variables, schedules
+from tekso.framework import foreign_variables, schedules, task_results
 from tekso.framework.execution import Program
 from tekso.framework.execution.base import ExecutionError, Signature, num_examples, signature_of
 from tekso.framework.execution.data_parallel import DataParallel
@@ -26,7 +26,7 @@ from tekso.framework.run.agreement import check_data
 from tekso.framework.run.checkpoints import Description
 from tekso.framework.run.peers import Peers
 from tekso.framework.run.tpu_connection import connecting
-from tekso.framework.task import Task, weight_of
+from tekso.framework.task import Task
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +108,7 @@ def assemble(
         with peers.first_before_others():  # what is not known is read, and makes assets
             input = inspection.known_input(tree, assets_dir)
             signature = inspection.batch_of(tree, assets_dir=assets_dir)
-    task = tree.task.owner.complete(tree.task, input).instantiate()
+    task = task_results.complete(tree.task, input).instantiate()
     foreign_variables.check(task)
     if reads_data:
         task.check_inputs(with_paths(input, eval_inputs))
@@ -131,7 +131,7 @@ def with_paths(input: Input, eval_inputs: Mapping[str, Input]) -> dict[str, Inpu
 def _check_functions(task: Task, learner: LearnerBase, batch: Signature, steps: int) -> None:
     """Checks what is a function of Params and batch alone: constants, loss_weight, schedules."""
     foreign_variables.check_constants(task, task.params.instantiate())
-    foreign_variables.check_function(task, lambda: weight_of(task, _zeros(batch)))
+    foreign_variables.check_function(task, lambda: task_results.loss_weight(task, _zeros(batch)))
     for one, _ in learner.groups(task.specs()).values():
         try:
             foreign_variables.check_function(None, functools.partial(one.schedule, 0))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from tekso.framework.task import LOSS, figures_of
+from tekso.framework import task_results
+from tekso.framework.task import LOSS
 
 
 class EvaluationError(ValueError):
@@ -46,4 +47,4 @@ def evaluate(
             raise StoppedError
     if not sums.get(LOSS, (0.0, 0.0))[1]:
         raise EvaluationError(f"eval_inputs.{name} has no example that counts: is its data empty?")
-    return figures_of(task, sums)
+    return task_results.summarize(task, sums)

@@ -8,12 +8,12 @@ import shutil
 from collections.abc import Mapping
 from typing import Any
 
-from tekso.framework import files, schedules
+from tekso.framework import files, schedules, task_results
 from tekso.framework.exports import ExportedFunction, ExportedTexts
 from tekso.framework.run import litert, saved_model
 from tekso.framework.run.checkpoint_files import Checkpoint
 from tekso.framework.run.inspection import known_input
-from tekso.framework.task import Task, exports_of
+from tekso.framework.task import Task
 
 _ABOUT = ".json"  # beside what a run learned from its data
 _TOKENIZERS = ("source_tokenizer", "target_tokenizer", "tokenizer")  # of inputs
@@ -85,8 +85,8 @@ def export(
       LiteRtError: a function cannot be converted.
     """
     input = known_input(tree, assets_dir)
-    task = tree.task.owner.complete(tree.task, input).instantiate()
-    functions = exports_of(task, input)
+    task = task_results.complete(tree.task, input).instantiate()
+    functions = task_results.exports(task, input)
     if not functions:
         name = type(task).__name__
         why = f"{name}.exports() returned nothing"
@@ -94,7 +94,7 @@ def export(
             why = f"{name} has no exports(): return {{name: ExportedFunction(…)}} from it"
         raise ExportError(f"{model} has nothing to export: {why}")
     functions = _with_lengths(functions, settings.lengths)
-    texts = task.text_exports(input)
+    texts = task_results.text_exports(task, input)
     learner = schedules.end_with_run(tree.learner, tree.run.steps).instantiate()
     weights = saved_model.evaluation_weights(task, learner, checkpoint)
     module = saved_model.ExportModule(task, weights, seed=tree.run.seed)

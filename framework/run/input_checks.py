@@ -13,11 +13,12 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from tekso.framework import task_results
 from tekso.framework.input.arrays import Arrays
 from tekso.framework.input.held_out import HeldOut
 from tekso.framework.input.input import ExampleInput, Input
 from tekso.framework.input.skips import InputError
-from tekso.framework.task import Task, weight_of
+from tekso.framework.task import Task
 
 MOST_BATCHES = 1000
 """How many batches at the end of a pass are searched for padding."""
@@ -192,4 +193,4 @@ def counted(path: str, what: str, is_padding: np.ndarray, how: str) -> str:
 
 def _weight(task: Task, batch: Mapping[str, Any]) -> float:
     tensors = {name: tf.convert_to_tensor(array) for name, array in batch.items()}
-    return float(weight_of(task, tensors))
+    return float(task_results.loss_weight(task, tensors))

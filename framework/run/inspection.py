@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tekso.framework import foreign_variables
+from tekso.framework import foreign_variables, task_results
 from tekso.framework.execution.base import Signature, signature_of
 from tekso.framework.experiment import Tree
 from tekso.framework.input.skips import InputError
@@ -83,7 +83,7 @@ def task_of(tree: Tree.Params, *, assets_dir: str | None = None) -> Any:
     input: Any = _Unread(tree.input)
     if assets_dir is not None:
         input = _known(tree, assets_dir) or input
-    task = tree.task.owner.complete(tree.task, input).instantiate()
+    task = task_results.complete(tree.task, input).instantiate()
     foreign_variables.check(task)
     return task
 

@@ -12,6 +12,7 @@ from tekso.framework.execution.mesh.cluster import Cluster
 from tekso.framework.experiment import Tree
 from tekso.framework.run.agreement import check_settings
 from tekso.framework.run.assembly import Assembly, assemble
+from tekso.framework.run.best_checkpoint import goal_of_best, metric_of_best
 from tekso.framework.run.checkpoints import Checkpoints
 from tekso.framework.run.logdir import Logdir
 from tekso.framework.run.peers import ConnectedPeers, LostProcessError, Peers
@@ -126,27 +127,12 @@ class Job:
     def checkpoints_as(self, kind: type[C]) -> C:
         """Returns the checkpoints of the run as the class `kind` handles them."""
         run, metric = self.tree.run, metric_of_best(self.tree)
+        keep_best = run.keep_best.count if metric else 0
         return kind(
             self.logdir.checkpoints,
             keep_last=run.keep_last_checkpoints,
-            keep_best=run.keep_best.count if metric else 0,
+            keep_best=keep_best,
             metric=metric,
-            goal=run.keep_best.goal,
+            goal=goal_of_best(self.tree) if keep_best else "min",
             warn=lambda text: self.console.line(text, "warning"),
         )
-
-
-def metric_of_best(tree: Any) -> str:
-    """Returns "evaluation/metric" that says which checkpoint of an experiment is best, or "".
-
-    Raises:
-      ValueError: the experiment has no such evaluation.
-    """
-    names, keep_best = list(tree.eval_inputs), tree.run.keep_best
-    eval_input = keep_best.eval_input or (names[0] if names else "")
-    if eval_input and eval_input not in names:
-        raise ValueError(
-            f"run.keep_best.eval_input is {eval_input!r}, but the evaluation inputs are: "
-            f"{', '.join(names) or 'none'}"
-        )
-    return f"{eval_input}/{keep_best.metric}" if eval_input else ""

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tekso.framework import task_results
 from tekso.framework.collected import Pairs
 from tekso.framework.context import Mode, StepContext
 from tekso.framework.input.input import Input
@@ -33,7 +34,7 @@ from tekso.framework.layer import Layer
 from tekso.framework.learning_step import LearnerBase
 from tekso.framework.path_patterns import listed
 from tekso.framework.run.input_checks import counted, padding
-from tekso.framework.task import Program, Task, TaskError, loss_sums, method_of, weight_of
+from tekso.framework.task import Program, Task, TaskError
 from tekso.framework.theta import flatten
 
 MOST_BYTES = 512 * 1024**2
@@ -158,7 +159,7 @@ def _check_is_sum(trial: _Trial, batch: Batch) -> None:
     ):
         if trial.differ(together, sum(apart), scale=sum(map(abs, apart))):
             raise LossError(
-                f"{method_of(trial.task, method)} is no sum over the examples of a batch: of "
+                f"{task_results.method_of(trial.task, method)} is no sum over the examples of a batch: of "
                 f"{len(rows)} examples together it is {together:g}, and of a part and the rest "
                 f"{apart[0]:g} and {apart[1]:g}. Return sums (tf.reduce_sum, not tf.reduce_mean): "
                 "the loss that is reported is loss_sum / loss_weight, both over the global batch; "
@@ -173,7 +174,7 @@ def _check_is_sum(trial: _Trial, batch: Batch) -> None:
         )
         if trial.differ(together, apart_, scale=abs(together)):
             raise LossError(
-                f"the metric {metric!r} of {method_of(trial.task, 'loss')} depends on how a batch "
+                f"the metric {metric!r} of {task_results.method_of(trial.task, 'loss')} depends on how a batch "
                 f"is divided: of {len(rows)} examples together it is {together:g}, and of a part "
                 f"and the rest, added up, {apart_:g}. Give it as (sum over the examples, sum of "
                 "their weights): the report divides them once, over the global batch"
@@ -195,7 +196,7 @@ def _check_padding(trial: _Trial, inputs: Mapping[str, Input]) -> list[str]:
         real, padded = _with_padding(trial, input, step, is_padding)
         trials = [trial.sums(rows) for rows in (real, real, padded)]
         for what, how in _counted(trial, *(sums.named() for sums in trials)):
-            what = what.replace("{}", method_of(trial.task, "loss"))
+            what = what.replace("{}", task_results.method_of(trial.task, "loss"))
             raise InputError(counted(path, what, is_padding, how))
         for what, how in _counted(trial, *(sums.named_of_layers() for sums in trials)):
             what = what.replace("{}", "ctx.collect_metric")
@@ -270,11 +271,11 @@ class _Trial:
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, Pairs, Pairs]:
         size = next(iter(batch.values())).shape[0]
         ctx = kind(mode=mode, num_examples=size, example_offset=offset)
-        sums = loss_sums(self.task, self.task.theta(weights), batch, ctx)
+        sums = task_results.loss(self.task, self.task.theta(weights), batch, ctx)
         loss = sums.loss_sum
         total = loss + tf.cast(ctx.collected.total("loss"), loss.dtype)
         of_layers = ctx.collected.sums["metric"]
-        return loss, weight_of(self.task, batch), total, sums.metrics, of_layers
+        return loss, task_results.loss_weight(self.task, batch), total, sums.metrics, of_layers
 
     def _sums(self, batch: Batch, mode: Mode, offset: int = 0) -> Any:
         arguments = (self._weights, _tensors(batch), tf.constant(offset, tf.int64))

@@ -7,15 +7,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from tekso.framework import files
+from tekso.framework import files, task_results
 from tekso.framework.input.prefetch import Prefetch
 from tekso.framework.params import Params
 from tekso.framework.run import input_checks, loss_check
 from tekso.framework.run.assembly import Assembly, with_paths
+from tekso.framework.run.best_checkpoint import goal_of_best, metric_of_best
 from tekso.framework.run.checkpoints import Checkpoint, CheckpointError, Checkpoints
 from tekso.framework.run.evaluation import evaluate
 from tekso.framework.run.following import FollowingCheckpoints, FollowingReport
-from tekso.framework.run.job import Job, metric_of_best
+from tekso.framework.run.job import Job
 from tekso.framework.run.logdir import Logdir
 from tekso.framework.run.metrics_log import SPLIT, STEP, MetricsLog
 from tekso.framework.run.peers import Peers
@@ -25,7 +26,7 @@ from tekso.framework.run.report.lines import eval_line, size, wrapped
 from tekso.framework.run.report.report import Report
 from tekso.framework.run.stop_signals import exit_code
 from tekso.framework.run.training_loop import Outcome, Timetable, TrainingLoop, restore
-from tekso.framework.task import Scored, Task, decoded_by, result_of
+from tekso.framework.task import Scored, Task
 
 BEST = "best"
 """Names the checkpoint with the best evaluation."""
@@ -66,7 +67,9 @@ def _train(job: Job, peers: Peers) -> int:
                 return exit_code(outcome.stopped_by)
             report.progress(outcome.step, "decoding")
             decoded = (
-                decoded_by(parts.task, parts.program, parts.input) if run.decode_at_end else None
+                task_results.decode(parts.task, parts.program, parts.input)
+                if run.decode_at_end
+                else None
             )
         if not peers.is_first:
             return 0
@@ -78,7 +81,8 @@ def _train(job: Job, peers: Peers) -> int:
         decodes = type(parts.task).decode is not Task.decode
         if run.decode_at_end:
             decodes = (
-                decoded is not None or parts.task.setting_to_try(parts.eval_inputs) is not None
+                decoded is not None
+                or task_results.setting_to_try(parts.task, parts.eval_inputs) is not None
             )
         _conclude(job, parts, outcome, references, checkpoints.best_step(), seconds, decodes)
     finally:
@@ -161,9 +165,9 @@ def decode(job: Job, checkpoint: Checkpoint) -> Any:
       ValueError: the task decodes nothing.
     """
     with job.meet(checkpoint=checkpoint.path) as peers:
-        reads_data = job.tree.task.owner.decodes_data(job.tree.task)
+        reads_data = task_results.decodes_data(job.tree.task)
         parts = _restored(job, checkpoint, peers, reads_data=reads_data)
-        decoded = decoded_by(parts.task, parts.program, parts.input)
+        decoded = task_results.decode(parts.task, parts.program, parts.input)
     if decoded is None:
         name = type(parts.task).__name__
         why = f"{name}.decode() returned None"
@@ -210,8 +214,7 @@ def _eval_batches(parts: Assembly) -> dict[str, Any]:
 
 def _score(parts: Assembly, name: str, is_last: bool, stopped: Callable[[], bool]) -> Scored | None:
     input = parts.eval_inputs[name]
-    found = parts.task.score(parts.program, input, is_last=is_last, stopped=stopped)
-    return result_of(parts.task, "score", found, Scored)
+    return task_results.score(parts.task, parts.program, input, is_last=is_last, stopped=stopped)
 
 
 def _batches(input: Any, start: int, *, stop: int | None) -> Iterator[Mapping[str, Any]]:
@@ -236,7 +239,7 @@ def open_checkpoint(logdir: Logdir, which: str | None, console: Console) -> Chec
         )
     if which == BEST:
         _, tree = tree_of(newest)
-        return checkpoints.best(metric_of_best(tree), tree.run.keep_best.goal)
+        return checkpoints.best(metric_of_best(tree), goal_of_best(tree))
     return newest
 
 
@@ -302,6 +305,7 @@ def changes(before: str, tree: Params) -> list[str]:
 
 def _try_task(job: Job, parts: Assembly, *, is_new: bool) -> None:
     """Tries the task on two examples, or on padding alone; reports what seems wrong."""
+    task_results.setting_to_try(parts.task, parts.eval_inputs)  # raises now, not after all steps
     inputs = with_paths(parts.input, parts.eval_inputs)
     if is_new:
         lines = loss_check.check(parts.task, parts.learner, parts.program, inputs)
@@ -365,7 +369,7 @@ def _conclude(
         imports=job.imports,
         evaluates=bool(parts.eval_inputs),
         decodes=decodes,
-        decoding=parts.task.setting_to_try(parts.eval_inputs),
+        decoding=task_results.setting_to_try(parts.task, parts.eval_inputs),
     )
     for line in lines:
         job.console.line(line)

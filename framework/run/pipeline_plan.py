@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from tekso.framework import schedules
+from tekso.framework import schedules, task_results
 from tekso.framework.execution.base import ExecutionError
 from tekso.framework.execution.pipeline.kept_bytes import kept_bytes
 from tekso.framework.execution.pipeline.mesh_figures import figures_of_program, figures_on_mesh
@@ -59,7 +59,9 @@ def figures(tree: Tree.Params, *, assets_dir: str | None = None) -> PipelineFigu
     setting = execution.setting(task, batch, parts=parts, devices=None)
     specs, micro = task.specs(), execution.micro_batch(batch, parts=parts)
     traces = [trace for stage in setting.plan.stages for trace in stage.traces]
-    kept = kept_bytes(task.pieces(), traces, specs, set(learner.trainable(specs)), micro)
+    kept = kept_bytes(
+        task_results.pieces(task), traces, specs, set(learner.trainable(specs)), micro
+    )
     found = figures_of(_schedule_name(execution), setting, learner, specs, kept)
     if execution.params.form == "spmd":
         layout = execution.stage_layout(task, batch, parts=parts, num_devices=None)

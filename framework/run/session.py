@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from tekso.framework import registry
+from tekso.framework import registry, task_results
 from tekso.framework.context import Mode, StepContext
 from tekso.framework.execution.base import LEARNER, WEIGHTS, Signature, signature_of
 from tekso.framework.experiment import Experiment
@@ -27,7 +27,6 @@ from tekso.framework.learning_step import EMA
 from tekso.framework.run import evaluation, loss_check
 from tekso.framework.run.assembly import assemble, with_paths
 from tekso.framework.run.weights import Use, check_use, read_weight
-from tekso.framework.task import figures_of, loss_sums, weight_of
 from tekso.framework.theta import SEPARATOR, Theta, flatten
 
 Batch = Mapping[str, Any]
@@ -103,7 +102,7 @@ class Session:
             self.step += 1
             self.learner.check(metrics)
             means = {name: (float(value), 1.0) for name, value in metrics.items()}
-            found.append(figures_of(self.task, means))
+            found.append(task_results.summarize(self.task, means))
         return found
 
     def _check_task(self) -> None:
@@ -142,8 +141,10 @@ class Session:
             num_examples=size,
         )
         try:
-            sums = loss_sums(self.task, theta, batch, ctx)
-            return sums.total(weight_of(self.task, batch), ctx.collected.total("loss"))
+            sums = task_results.loss(self.task, theta, batch, ctx)
+            return sums.total(
+                task_results.loss_weight(self.task, batch), ctx.collected.total("loss")
+            )
         except (ValueError, tf.errors.InvalidArgumentError) as error:
             shapes = {name: list(np.shape(value)) for name, value in batch.items()}
             wanted = {name: list(shape) for name, (shape, _) in self._signature.items()}

@@ -16,13 +16,14 @@ from typing import Any
 
 import numpy as np
 
+from tekso.framework import task_results
 from tekso.framework.run.checkpoints import Checkpoint, CheckpointError, Checkpoints, Description
 from tekso.framework.run.evaluation import StoppedError, evaluate
 from tekso.framework.run.pace import Pace
 from tekso.framework.run.peers import Peers
 from tekso.framework.run.report.report import Report
 from tekso.framework.run.stop_signals import AgreedStop, StopSignals
-from tekso.framework.task import Scored, amount_of, figures_of
+from tekso.framework.task import Scored
 
 _WARM_UP_STEPS = 5  # of a process: the first are traced and compiled
 
@@ -202,7 +203,7 @@ class TrainingLoop:
         shapes = frozenset((name, array.shape) for name, array in batch.items())
         if shapes in self._shapes:
             metrics = self._program.train_step(batch, step)
-            self._pace.step(amount_of(self._task, batch)[0])
+            self._pace.step(task_results.count(self._task, batch)[0])
             return metrics
         is_later = bool(self._shapes)
         self._shapes.add(shapes)
@@ -225,10 +226,10 @@ class TrainingLoop:
                 self._pace.restart()  # the first step of a process is traced and compiled
             return
         means = {name: (float(value), 1.0) for name, value in metrics.items()}  # waits for them
-        values = figures_of(self._task, means)
+        values = task_results.summarize(self._task, means)
         reading = self._pace.read() if not is_first else None
         with self._pace.paused():
-            self._report.train(step, values, reading, unit=amount_of(self._task, batch)[1])
+            self._report.train(step, values, reading, unit=task_results.count(self._task, batch)[1])
         if is_first:
             self._pace.restart()
 

@@ -65,7 +65,7 @@ class EnDe(Experiment):
             steps=2000,
             eval_every_steps=1000,
             checkpoint_every_steps=500,
-            keep_best=KeepBest.Params(metric="bleu", goal="max"),
+            keep_best=KeepBest.Params(metric="bleu"),
         )
 
 

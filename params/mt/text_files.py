@@ -101,7 +101,7 @@ class Base(Experiment):
             steps=12000,
             eval_every_steps=1000,
             checkpoint_every_steps=1000,
-            keep_best=KeepBest.Params(metric="bleu", goal="max"),
+            keep_best=KeepBest.Params(metric="bleu"),
         )
 
 

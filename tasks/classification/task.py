@@ -46,6 +46,7 @@ class Classification(Task):
             default=REQUIRED,
         )
 
+    goals = {ACCURACY: "max"}  # noqa: RUF012
     model: Any
 
     def __init__(self, params: Any) -> None:

@@ -41,6 +41,7 @@ class LanguageModel(Task):
             "What is sampled and scored at the end; None: nothing.", default=TextDecoder.Params()
         )
 
+    goals = {BITS_PER_BYTE: "min", "perplexity": "min"}  # noqa: RUF012
     model: Any
 
     def __init__(self, params: Any) -> None:

@@ -18,6 +18,7 @@ from tekso.framework.theta import Theta
 from tekso.models.decoding.beam_search import BeamSearch
 from tekso.models.decoding.decoder import SequenceToSequence
 from tekso.tasks.mt.exports import translation_exports
+from tekso.tasks.mt.scores import BLEU, CHRF
 from tekso.tasks.mt.scoring import Scoring
 from tekso.tasks.mt.text_exports import text_exports
 from tekso.tasks.mt.translator import Translator, one_line
@@ -61,6 +62,7 @@ class Translation(Task):
             "Language to translate them into, of a model of several; None: the first.", default=None
         )
 
+    goals = {BLEU: "max", CHRF: "max", "perplexity": "min"}  # noqa: RUF012
     model: SequenceToSequence
 
     def __init__(self, params: Any) -> None:

@@ -11,12 +11,12 @@ from typing import Any
 
 import tensorflow as tf
 
+from tekso.framework import task_results
 from tekso.framework.context import StepContext
 from tekso.framework.execution.base import Signature
 from tekso.framework.execution.mesh.layouts import Activations
 from tekso.framework.execution.mesh.traps import refuse_traps
 from tekso.framework.foreign_variables import refused
-from tekso.framework.task import loss_sums
 
 
 class _RecordingContext(StepContext):
@@ -77,7 +77,7 @@ def of_task(task: Any, batch: Signature) -> Activations:
     def step(weights: Any, batch: Any) -> tf.Tensor:
         ctx = _RecordingContext(found, mode="train", num_examples=examples)
         with refused(task):
-            return loss_sums(task, task.theta(weights), batch, ctx).loss_sum
+            return task_results.loss(task, task.theta(weights), batch, ctx).loss_sum
 
     traced = tf.function(step, autograph=False).get_concrete_function(weights, arrays)
     refuse_traps(traced.graph)

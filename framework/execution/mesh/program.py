@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.experimental import dtensor
 
+from tekso.framework import task_results
 from tekso.framework.context import Mode
 from tekso.framework.execution.base import (
     LEARNER,
@@ -36,7 +37,7 @@ from tekso.framework.execution.mesh.step_errors import compiled
 from tekso.framework.foreign_variables import refused
 from tekso.framework.learning_step import select
 from tekso.framework.primitives.fusion import Fuse, no_fusion
-from tekso.framework.task import LossSums, loss_sums, weight_of
+from tekso.framework.task import LossSums
 from tekso.framework.weight_spec import WeightSpec
 
 Flat = dict[str, tf.Tensor]
@@ -186,7 +187,7 @@ class MeshProgram(Program):
         step = step[0]
         weights = self._flat(WEIGHTS)
         size = next(iter(batch.values())).shape[0]
-        total_weight = weight_of(self._task, batch)
+        total_weight = task_results.loss_weight(self._task, batch)
         found = self._gradients(weights, batch, 0, step, total_weight, size)
         return self._update(weights, *found, step)
 
@@ -195,7 +196,7 @@ class MeshProgram(Program):
         step, part = step[0], part[0]
         whole = {name: tf.reshape(x, [-1, *x.shape[2:]]) for name, x in batch.items()}
         parts, size = next(iter(batch.values())).shape[:2]
-        total_weight = weight_of(self._task, whole)
+        total_weight = task_results.loss_weight(self._task, whole)
         axis = step_context.batch_axis(self._layout, size)
         chosen = {}
         for name, x in batch.items():
@@ -243,7 +244,7 @@ class MeshProgram(Program):
         self, weights: Flat, batch: Flat, ctx: MeshContext, *, step: Any, offset: Any
     ) -> LossSums:
         """The sums over a part of a batch; the context is that of this step and part."""
-        return loss_sums(self._task, self._theta(weights, ctx), batch, ctx)
+        return task_results.loss(self._task, self._theta(weights, ctx), batch, ctx)
 
     def _gradients(
         self, weights: Flat, batch: Flat, offset: Any, step: Any, total_weight: Any, whole: int
@@ -263,7 +264,7 @@ class MeshProgram(Program):
             path: self._placement.relayout(tf.convert_to_tensor(g), self._gradient_axes(path))
             for path, g in gradients.items()
         }
-        weight = weight_of(self._task, batch)
+        weight = task_results.loss_weight(self._task, batch)
         metrics = ctx.collected.reported(output.metrics)
         share = tf.constant(size / whole)
         metrics |= {f"aux/{n}": (v, share) for n, (v, _) in ctx.collected.sums["loss"].items()}
@@ -291,7 +292,7 @@ class MeshProgram(Program):
         weights = self._learner.evaluation_weights(self._flat(WEIGHTS), self._flat(LEARNER))
         with refused(self._task):
             output = self._loss(weights, batch, ctx, step=0, offset=0)
-        weight = weight_of(self._task, batch)
+        weight = task_results.loss_weight(self._task, batch)
         sums = {"loss": (output.loss_sum, weight), **ctx.collected.reported(output.metrics)}
         return {
             name: tuple(self._placement.relayout(tf.convert_to_tensor(v), ()) for v in pair)

@@ -16,6 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tekso.framework import task_results
 from tekso.framework.context import StepContext
 from tekso.framework.execution.base import Signature, num_examples
 from tekso.framework.execution.mesh.dim_names import sizes_of
@@ -32,7 +33,6 @@ from tekso.framework.execution.mesh.step_work import (
     Work,
 )
 from tekso.framework.execution.mesh.work_recorder import Recorder, Stretch
-from tekso.framework.task import loss_sums
 from tekso.framework.theta import Theta
 
 _POSITION_DIMS = ("batch", "length", None, None)
@@ -70,7 +70,7 @@ def trace(
             arrays[name] = tf.raw_ops.Placeholder(dtype=dtype, shape=shape)
             dims = ("batch",) + (None,) * (len(shape) - 1)
             recorder.names.know(arrays[name], dims[: len(shape)], learned=False)
-        loss_sums(task, task.theta(theta), arrays, ctx)
+        task_results.loss(task, task.theta(theta), arrays, ctx)
         recorder.read_graph()
     return StepWork(
         dict(recorder.counted()),

@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tekso.framework import task_results
 from tekso.framework.execution.mesh import step_context
 from tekso.framework.execution.pipeline.mesh_stage_functions import MeshStageFunctions
 from tekso.framework.execution.pipeline.mesh_stage_state import MeshStageState
@@ -17,7 +18,7 @@ from tekso.framework.execution.pipeline.stage_state import Flat
 from tekso.framework.execution.pipeline.stages import Stage
 from tekso.framework.learning_step import APPLIED
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, run_all
-from tekso.framework.task import LossSums, weight_of
+from tekso.framework.task import LossSums
 
 
 class MeshStageEvaluation(StageEvaluation):
@@ -94,7 +95,7 @@ class MeshStageEvaluation(StageEvaluation):
                 end = LossSums(flow[LOSS_SUM], flow[METRICS]) if stage.is_last else None
                 sums = ctx.collected.reported(end.metrics if end else {})
                 if end:
-                    weight = weight_of(self._task, batch)
+                    weight = task_results.loss_weight(self._task, batch)
                     sums["loss"] = (end.loss_sum, tf.cast(weight, end.loss_sum.dtype))
                 made = {name: flow[name] for name in stage.outputs}
                 return made, tf.nest.map_structure(own.replicated, sums)

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tekso.framework import task_results
 from tekso.framework.collected import added_pairs
 from tekso.framework.execution.base import Batch
 from tekso.framework.execution.mesh import step_context
@@ -34,7 +35,6 @@ from tekso.framework.execution.pipeline.setting import Setting
 from tekso.framework.execution.pipeline.stage_mesh import Parts, StageMesh, local, wait_for
 from tekso.framework.execution.pipeline.stage_state import Flat
 from tekso.framework.execution.pipeline.stages import BATCH, Stage, Value
-from tekso.framework.task import weight_of
 
 Sums = dict[tuple[int, int], Any]
 """Sums of a stage, by first example of the part and micro-batch."""
@@ -100,7 +100,7 @@ class MeshStageProgram(HostProgram):
         plan = self._setting.plan
         for functions in self._functions:
             functions.begin()
-        total_weight = weight_of(self._task, converted(batch))
+        total_weight = task_results.loss_weight(self._task, converted(batch))
         weights = with_copies(plan.stages, plan.owners, self._meshes, self._read, self._state)
         sums: dict[int, Sums] = collections.defaultdict(dict)
 

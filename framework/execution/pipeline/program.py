@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tekso.framework import task_results
 from tekso.framework.collected import added_pairs
 from tekso.framework.execution.base import LEARNER, WEIGHTS, Batch
 from tekso.framework.execution.pipeline.actions import BACKWARD, FORWARD, Action
@@ -35,7 +36,6 @@ from tekso.framework.execution.pipeline.stages import BATCH, Stage, Value
 from tekso.framework.execution.pipeline.workers import Worker
 from tekso.framework.learning_step import COUNTS, select
 from tekso.framework.primitives.fusion import XlaFusion, no_fusion
-from tekso.framework.task import weight_of
 from tekso.framework.weight_spec import WeightSpec
 
 Sums = dict[tuple[int, int, int], list[tf.Tensor]]
@@ -69,7 +69,7 @@ class PipelineProgram(HostProgram):
     def _train_step(self, batch: Batch, step: int) -> dict[str, Any]:
         self._prepare()
         self._workers.map(lambda functions: functions.begin(), list(self._functions.values()))
-        total_weight = weight_of(self._task, converted(batch))
+        total_weight = task_results.loss_weight(self._task, converted(batch))
         sums = self._summed(batch, step, total_weight)
         return self._update(sums, total_weight, step)
 

@@ -16,6 +16,7 @@ from tekso.framework.execution.mesh.layouts import MeshLayout
 from tekso.framework.execution.mesh.placement import Placement
 from tekso.framework.execution.mesh_sharded import MeshSharded
 from tekso.framework.execution.pipeline import spmd_pieces
+from tekso.framework.execution.pipeline.loss_pieces import pieces_of_loss
 from tekso.framework.execution.pipeline.piece_mixing import check_layers, check_pieces
 from tekso.framework.execution.pipeline.piece_traces import PieceTrace, trace_all
 from tekso.framework.execution.pipeline.schedule import Gpipe, Schedule
@@ -23,7 +24,6 @@ from tekso.framework.execution.pipeline.setting import rows_of_stages
 from tekso.framework.execution.pipeline.spmd_loop import STAGE, SpmdLoop
 from tekso.framework.execution.pipeline.spmd_program import DATA, SpmdProgram
 from tekso.framework.pieces import Piece
-from tekso.framework.task import pieces_of
 from tekso.framework.weight_spec import STACK_DIM, WeightSpec
 
 VOCAB = "vocab"
@@ -161,7 +161,7 @@ class SpmdForm:
         """
         p, device_type = self._params, self._on_mesh.device_type
         check_layers(task, form="spmd")
-        pieces, specs = pieces_of(task), task.specs()
+        pieces, specs = pieces_of_loss(task), task.specs()
         traces = trace_all(pieces, specs, micro_batch)
         check_pieces(pieces, traces, specs, micro_batch)
         parts = spmd_pieces.find(pieces, traces, specs, p.num_stages)

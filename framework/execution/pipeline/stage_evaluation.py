@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tekso.framework import task_results
 from tekso.framework.collected import Pairs, added_pairs
 from tekso.framework.context import StepContext
 from tekso.framework.execution.base import LEARNER, WEIGHTS, Batch
@@ -21,7 +22,7 @@ from tekso.framework.execution.pipeline.stages import BATCH, Stage
 from tekso.framework.execution.pipeline.workers import Workers
 from tekso.framework.learning_step import APPLIED
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, run_all
-from tekso.framework.task import LossSums, weight_of
+from tekso.framework.task import LossSums
 
 
 class StageEvaluation:
@@ -115,7 +116,7 @@ class StageEvaluation:
                 end = LossSums(flow[LOSS_SUM], flow[METRICS]) if stage.is_last else None
                 sums = ctx.collected.reported(end.metrics if end else {})
                 if end:
-                    weight = weight_of(self._task, batch)
+                    weight = task_results.loss_weight(self._task, batch)
                     sums["loss"] = (end.loss_sum, tf.cast(weight, end.loss_sum.dtype))
                 return {name: flow[name] for name in stage.outputs}, sums
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from typing import Any
 
@@ -9,23 +10,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tekso.framework import task_results
 from tekso.framework.context import StepContext
 from tekso.framework.exports import ExportedFunction
 from tekso.framework.pieces import Piece
-from tekso.framework.task import (
-    Decoded,
-    LossSums,
-    Task,
-    TaskError,
-    amount_of,
-    decoded_by,
-    exports_of,
-    figures_of,
-    loss_sums,
-    pieces_of,
-    weight_of,
-)
+from tekso.framework.task import Decoded, LossSums, Task, TaskError
 from tekso.framework.theta import Theta
+from tekso.models.mlp import Mlp
 
 ONE = tf.constant(1.0)
 TWO = tf.constant([1.0, 2.0])
@@ -71,7 +62,7 @@ def test_what_is_no_scalar_is_refused_as_a_loss_a_weight_and_in_a_metric(
     with pytest.raises(TaskError, match=f"^the weight of the metric 'm' is {shown}: "):
         LossSums(ONE, {"m": (ONE, value)})
     with pytest.raises(TaskError, match=rf"^what Given.loss_weight \(.*\) returns is {shown}: "):
-        weight_of(task(value), {})
+        task_results.loss_weight(task(value), {})
 
 
 @pytest.mark.parametrize("pair", [ONE, (ONE,), (ONE, ONE, ONE), 3.0, None])
@@ -96,19 +87,19 @@ def test_numbers_become_tensors_of_a_floating_type(value: Any) -> None:
         (sums.metrics["m"][1], 1),
     ):
         assert tensor.dtype.is_floating and float(tensor) == want
-    assert weight_of(task(value), {}).dtype == tf.float32
+    assert task_results.loss_weight(task(value), {}).dtype == tf.float32
 
 
 @pytest.mark.parametrize("given", [ONE, (ONE, {}), None, {"loss": ONE}])
 def test_a_loss_that_is_no_loss_sums_is_refused_with_its_line(given: Any) -> None:
     line = inspect.getsourcelines(Given.loss)[1]
     with pytest.raises(TaskError) as error:
-        loss_sums(task(given), None, {}, None)  # type: ignore[arg-type]
+        task_results.loss(task(given), None, {}, None)  # type: ignore[arg-type]
     message = str(error.value)
     assert message.startswith(f"Given.loss ({__file__}:{line}) returns ")
     assert "has to return LossSums(loss_sum, metrics)" in message
     sums = LossSums(ONE)
-    assert loss_sums(task(sums), None, {}, None) is sums  # type: ignore[arg-type]
+    assert task_results.loss(task(sums), None, {}, None) is sums  # type: ignore[arg-type]
 
 
 class Figures(Task):
@@ -124,7 +115,7 @@ class Figures(Task):
 def test_figures_of_any_kind_of_number_become_floats(value: Any) -> None:
     made: Figures = Figures.Params().instantiate()
     made.given = {"a": value}
-    figures = figures_of(made, {})
+    figures = task_results.summarize(made, {})
     assert figures == {"a": 0.5} and type(figures["a"]) is float
 
 
@@ -134,7 +125,7 @@ def test_figures_that_are_no_numbers_are_refused_with_the_line(given: Any) -> No
     made.given = given
     line = inspect.getsourcelines(Figures.summarize)[1]
     with pytest.raises(TaskError, match=r"and has to return \{name: number\}") as error:
-        figures_of(made, {})
+        task_results.summarize(made, {})
     assert str(error.value).startswith(f"Figures.summarize ({__file__}:{line}) returns ")
 
 
@@ -155,6 +146,15 @@ class Results(Task):
     def pieces(self) -> Any:
         return self.given
 
+    def score(self, program: Any, input: Any, **kwargs: Any) -> Any:
+        return self.given
+
+    def text_exports(self, input: Any) -> Any:
+        return self.given
+
+    def setting_to_try(self, eval_inputs: Any) -> Any:
+        return self.given
+
 
 def results(given: Any) -> Any:
     made: Any = Results.Params().instantiate()
@@ -167,41 +167,103 @@ def results(given: Any) -> Any:
 )
 def test_a_count_that_is_no_number_with_a_unit_is_refused(given: Any) -> None:
     with pytest.raises(TaskError, match=r"^Results.count \(.*_test.py:\d+\) returns .*pair"):
-        amount_of(results(given), {})
+        task_results.count(results(given), {})
 
 
 def test_a_count_may_be_of_numpy() -> None:
-    assert amount_of(results((np.int64(7), "tokens")), {}) == (7, "tokens")
+    assert task_results.count(results((np.int64(7), "tokens")), {}) == (7, "tokens")
 
 
 @pytest.mark.parametrize("given", ["text", ("text", []), {"text": "a"}])
 def test_decoding_to_something_else_is_refused(given: Any) -> None:
     with pytest.raises(TaskError, match=r"^Results.decode \(.* return Decoded\(...\) or None"):
-        decoded_by(results(given), None, None)  # type: ignore[arg-type]
+        task_results.decode(results(given), None, None)  # type: ignore[arg-type]
 
 
 def test_decoding_may_give_nothing() -> None:
     decoded = Decoded("a", [])
-    assert decoded_by(results(decoded), None, None) is decoded  # type: ignore[arg-type]
-    assert decoded_by(results(None), None, None) is None  # type: ignore[arg-type]
+    assert task_results.decode(results(decoded), None, None) is decoded  # type: ignore[arg-type]
+    assert task_results.decode(results(None), None, None) is None  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("given", [None, [], {"f": len}, len])
 def test_exports_that_are_no_dict_of_functions_are_refused(given: Any) -> None:
     with pytest.raises(TaskError, match=r"^Results.exports \(.*\{name: ExportedFunction"):
-        exports_of(results(given), None)
+        task_results.exports(results(given), None)
 
 
 def test_exports_may_be_none_or_some() -> None:
     function = ExportedFunction("Nothing.", lambda theta, ctx: {}, {}, {}, [8])
-    assert exports_of(results({"f": function}), None) == {"f": function}
-    assert exports_of(results({}), None) == {}
+    assert task_results.exports(results({"f": function}), None) == {"f": function}
+    assert task_results.exports(results({}), None) == {}
+
+
+@pytest.mark.parametrize("given", [None, [], {"f": len}, len])
+def test_text_exports_that_are_no_dict_of_texts_are_refused(given: Any) -> None:
+    with pytest.raises(TaskError, match=r"^Results.text_exports \(.*\{name: ExportedTexts\("):
+        task_results.text_exports(results(given), None)
+    assert task_results.text_exports(results({}), None) == {}
+
+
+@pytest.mark.parametrize("given", ["text", {"bleu": 3.0}, 3.0])
+def test_a_score_that_is_something_else_is_refused(given: Any) -> None:
+    call = functools.partial(task_results.score, is_last=True, stopped=lambda: False)
+    with pytest.raises(TaskError, match=r"^Results.score \(.* return Scored\(...\) or None"):
+        call(results(given), None, None)  # type: ignore[arg-type]
+    assert call(results(None), None, None) is None  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("given", [5, "task.prompt", b"a=b", ("a", "b")])
+def test_a_setting_to_try_that_is_no_setting_is_refused(given: Any) -> None:
+    with pytest.raises(TaskError, match=r'^Results.setting_to_try \(.* "path=value" or None'):
+        task_results.setting_to_try(results(given), {})
+    assert task_results.setting_to_try(results("a=b"), {}) == "a=b"
+    assert task_results.setting_to_try(results(None), {}) is None
+
+
+class Forgets(Task):
+    """Its methods have no `return`."""
+
+    @classmethod
+    def complete(cls, params: Any, input: Any) -> Any:
+        params.copy()
+
+    @classmethod
+    def decodes_data(cls, params: Any) -> Any:
+        del params
+
+
+def test_methods_of_the_class_without_a_return_are_refused_with_their_line() -> None:
+    line = inspect.getsourcelines(Forgets.complete)[1]
+    with pytest.raises(TaskError) as error:
+        task_results.complete(Forgets.Params(), None)
+    message = f"Forgets.complete ({__file__}:{line}) returns None, and has to return Forgets.Params"
+    assert str(error.value).startswith(message)
+    with pytest.raises(TaskError, match=r"^Forgets.decodes_data \(.* has to return True or False$"):
+        task_results.decodes_data(Forgets.Params())
+
+
+def test_complete_of_params_that_are_of_no_task_says_so() -> None:
+    with pytest.raises(TaskError, match=r"^task is Params of Mlp, and Mlp is no task: "):
+        task_results.complete(Mlp.Params(), None)
+
+
+def test_what_every_method_of_a_task_returns_is_checked() -> None:
+    functions = inspect.getmembers(task_results, inspect.isfunction)
+    checked = {name for name, one in functions if one.__module__ == task_results.__name__}
+    for name, method in vars(Task).items():
+        method = getattr(method, "__func__", method)
+        if inspect.isfunction(method) and not name.startswith("_"):
+            assert name in checked or inspect.signature(method).return_annotation == "None", name
 
 
 @pytest.mark.parametrize("given", [None, [], [len], len, "ab"])
 def test_pieces_that_are_no_list_of_pieces_are_refused(given: Any) -> None:
     made = results(given)
-    for call in (lambda: pieces_of(made), lambda: made.loss(Theta(), {}, StepContext(mode="eval"))):
+    for call in (
+        lambda: task_results.pieces(made),
+        lambda: made.loss(Theta(), {}, StepContext(mode="eval")),
+    ):
         with pytest.raises(TaskError, match=r"^Results.pieces \(.* a list of at least one Piece"):
             call()
 

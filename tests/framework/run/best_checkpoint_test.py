@@ -1,0 +1,57 @@
+"""Which end of a metric is good is what the task says, or else has to be set."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tekso.framework.experiment import KeepBest, Run, Tree
+from tekso.framework.run.best_checkpoint import goal_of_best
+from tekso.models.mlp import Mlp
+from tekso.models.transformer_lm import TransformerLm
+from tekso.tasks.classification.task import Classification
+from tekso.tasks.lm.task import LanguageModel
+
+
+class Mine(Classification):
+    """Says it of a metric more."""
+
+    goals = {"f1": "max", "error": "min"}  # noqa: RUF012
+
+
+def goal(task: Any, metric: str, **changes: Any) -> str:
+    run = Run.Params(keep_best=KeepBest.Params(metric=metric, **changes))
+    return goal_of_best(Tree.Params(task=task, run=run))
+
+
+@pytest.mark.parametrize(
+    ("metric", "want"),
+    [
+        ("loss", "min"),
+        ("accuracy", "max"),
+        ("f1", "max"),
+        ("f1/de", "max"),
+        ("error", "min"),
+    ],
+)
+def test_the_task_says_which_end_of_its_metrics_is_good(metric: str, want: str) -> None:
+    assert goal(Mine.Params(), metric) == want
+
+
+def test_bits_per_byte_are_good_when_small() -> None:
+    assert goal(LanguageModel.Params(model=TransformerLm.Params()), "bits_per_byte") == "min"
+
+
+def test_what_is_set_decides() -> None:
+    assert goal(Mine.Params(), "accuracy", goal="min") == "min"
+    assert goal(Mine.Params(), "unheard_of", goal="max") == "max"
+
+
+def test_a_metric_of_which_nothing_is_known_is_refused_with_the_setting() -> None:
+    known = r"set goals = \{'recall': 'max'\} in Mine; known are accuracy \(max\), error \(min\)"
+    with pytest.raises(ValueError, match=rf"^run.keep_best.metric is 'recall', .*{known}") as error:
+        goal(Mine.Params(), "recall")
+    assert "--set run.keep_best.goal=max or --set run.keep_best.goal=min" in str(error.value)
+    with pytest.raises(ValueError, match=r"known are loss \(min\)$"):
+        goal(Mlp.Params(), "recall")
