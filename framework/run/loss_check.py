@@ -159,24 +159,22 @@ def _check_is_sum(trial: _Trial, batch: Batch) -> None:
     ):
         if trial.differ(together, sum(apart), scale=sum(map(abs, apart))):
             raise LossError(
-                f"{task_results.method_of(trial.task, method)} is no sum over the examples of a batch: of "
-                f"{len(rows)} examples together it is {together:g}, and of a part and the rest "
-                f"{apart[0]:g} and {apart[1]:g}. Return sums (tf.reduce_sum, not tf.reduce_mean): "
+                f"{task_results.method_of(trial.task, method)} is no sum over the examples of a "
+                f"batch: of {len(rows)} examples together it is {together:g}, and of a part and "
+                f"the rest {apart[0]:g} and {apart[1]:g}. Return sums (tf.reduce_sum, not tf.reduce_mean): "
                 "the loss that is reported is loss_sum / loss_weight, both over the global batch; "
                 "a penalty on weights goes to ctx.collect_loss. If examples are coupled on "
                 f"purpose, set mixes_examples = True in {name}, or in the layer that does so"
             )
     for metric, pair in both.metrics.items():
         pairs = [part.metrics.get(metric, (np.nan, np.nan)) for part in parts]
-        together, apart_ = (
-            _ratio(*pair),
-            _ratio(*(sum(column) for column in zip(*pairs, strict=True))),
-        )
-        if trial.differ(together, apart_, scale=abs(together)):
+        together = _ratio(*pair)
+        added = _ratio(*(sum(column) for column in zip(*pairs, strict=True)))
+        if trial.differ(together, added, scale=abs(together)):
             raise LossError(
-                f"the metric {metric!r} of {task_results.method_of(trial.task, 'loss')} depends on how a batch "
-                f"is divided: of {len(rows)} examples together it is {together:g}, and of a part "
-                f"and the rest, added up, {apart_:g}. Give it as (sum over the examples, sum of "
+                f"the metric {metric!r} of {task_results.method_of(trial.task, 'loss')} depends on "
+                f"how a batch is divided: of {len(rows)} examples together it is {together:g}, and "
+                f"of a part and the rest, added up, {added:g}. Give it as (sum over the examples, sum of "
                 "their weights): the report divides them once, over the global batch"
             )
 
