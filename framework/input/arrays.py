@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tekso.framework import files
-from tekso.framework.input.input import Batch, ExampleInput, Signature
+from tekso.framework.input.input import Batch, ExampleInput, Signature, form_of
 from tekso.framework.input.skips import InputError
 from tekso.framework.input.sources import digest
 from tekso.framework.input.splits import Split
@@ -104,8 +104,9 @@ class Arrays(ExampleInput):
         return batch
 
     def form(self) -> Signature:
-        """Returns shape and type of every array of one example, by name."""
-        return {name: (array.shape[1:], array.dtype) for name, array in self.arrays.items()}
+        """Returns shape and dtype of every array that `examples` returns, of one example."""
+        first = np.zeros(1, np.int64)
+        return form_of(self.examples(first, first))
 
     def fingerprint(self) -> str:
         """Returns a digest of the examples: names, types, shapes and values."""
@@ -120,7 +121,7 @@ class Arrays(ExampleInput):
     def describe(self) -> str:
         """Returns the data in a line."""
         shapes = ", ".join(
-            f"{name} {list(shape)} {dtype}" for name, (shape, dtype) in self.form().items()
+            f"{name} {list(array.shape[1:])} {array.dtype}" for name, array in self.arrays.items()
         )
         name, count = type(self).__name__, f"{self.num_examples:,} examples"
         return f"{name}, {self.params.split}: {count} of {shapes}"

@@ -13,9 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from tekso.framework.input.arrays import Arrays
-from tekso.framework.input.held_out import HeldOut
-from tekso.framework.input.input import ExampleInput, Input
+from tekso.framework.input.input import ExampleInput, Input, form_text
 from tekso.framework.input.skips import InputError
 from tekso.framework.task import Task, weight_of
 
@@ -96,7 +94,7 @@ def check_batch(path: str, input: Input, batch: Any) -> None:
 
 
 def check_alike(inputs: Mapping[str, Input]) -> None:
-    """Checks that inputs of the kind `Arrays` have the same arrays, of one shape and type.
+    """Checks that inputs which say their form have the same arrays, of one shape and dtype.
 
     Args:
       inputs: {path in the tree: input}; the training input is "input".
@@ -104,23 +102,15 @@ def check_alike(inputs: Mapping[str, Input]) -> None:
     Raises:
       InputError: one differs from the training input.
     """
-    train = inputs["input"]
-    if not isinstance(train, Arrays):
-        return
+    wanted = inputs["input"].form()
     for path, input in inputs.items():
-        inner = input.inner if isinstance(input, HeldOut) else input
-        if not isinstance(inner, Arrays) or inner.form() == train.form():
+        form = input.form()
+        if wanted is None or form is None or form == wanted:
             continue
         raise InputError(
-            f"{path} has other arrays than the training input: {_form_text(inner)}; in training "
-            f"{_form_text(train)}. Names, shapes and types of an example have to be the same"
+            f"{path} has other arrays than the training input: {form_text(form)}; in training "
+            f"{form_text(wanted)}. Names, shapes and dtypes of an example have to be the same"
         )
-
-
-def _form_text(input: Arrays) -> str:
-    return ", ".join(
-        f"{name!r} {list(shape)} {dtype}" for name, (shape, dtype) in sorted(input.form().items())
-    )
 
 
 def repeats(input: Input) -> str | None:

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tekso.framework.context import StepContext
+from tekso.framework.input.input import form_of, form_text
 from tekso.framework.input.skips import InputError
 from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, param
@@ -96,7 +98,7 @@ class Classification(Task):
         num_classes = self.params.num_classes
         for path, input in inputs.items():
             _check_arrays(path, input)
-            labels = _all_arrays(input)[LABELS]
+            labels = _known_arrays(input)[LABELS]
             wrong = np.flatnonzero((labels < 0) | (labels >= num_classes))
             if len(wrong):
                 raise InputError(
@@ -104,6 +106,37 @@ class Classification(Task):
                     f"example {wrong[0]} has {labels[wrong[0]]}. Number the classes from 0; if "
                     "classes are missing in the training data, set task.num_classes"
                 )
+            if path != "input":
+                self._check_features(path, input, inputs["input"])
+
+    def _check_features(self, path: str, input: Any, train: Any) -> None:
+        """Checks that the model can compute held-out examples of another shape than in training.
+
+        It is traced on them, which computes nothing.
+
+        Raises:
+          InputError: it cannot.
+        """
+        batch, wanted = input.batch(0), form_of(train.batch(0))[X]
+        form = form_of(batch)[X]
+        if form == wanted:
+            return
+
+        def loss(weights: Any, batch: Any) -> Any:
+            ctx = StepContext(mode="eval", num_examples=len(labels))
+            return self.loss(self.theta(weights), batch, ctx).loss_sum
+
+        labels = batch[LABELS]
+        weights = {name: tf.TensorSpec(w.shape, w.dtype) for name, w in self.specs().items()}
+        arrays = {name: tf.TensorSpec(array.shape, array.dtype) for name, array in batch.items()}
+        try:
+            tf.function(loss, autograph=False).get_concrete_function(weights, arrays)
+        except (ValueError, TypeError, tf.errors.OpError) as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise InputError(
+                f"{path}: {form_text({X: form})} for an example; in training "
+                f"{form_text({X: wanted})}. The model cannot compute it: {reason}"
+            ) from error
 
     def loss_weight(self, batch: Batch) -> tf.Tensor:
         """Returns the sum of the weights of the examples."""
@@ -148,10 +181,9 @@ class Classification(Task):
         }
 
 
-def _all_arrays(input: Any) -> Mapping[str, np.ndarray]:
-    """Returns all examples of an input that has `arrays`, of another one a batch."""
-    inner = getattr(input, "inner", input)  # of HeldOut
-    return getattr(inner, "arrays", None) or input.batch(0)
+def _known_arrays(input: Any) -> dict[str, np.ndarray]:
+    """Returns the arrays of a batch, of an input in memory those of all examples."""
+    return {**input.batch(0), **(input.arrays or {})}
 
 
 def _labels(input: Any) -> np.ndarray:
@@ -160,12 +192,12 @@ def _labels(input: Any) -> np.ndarray:
     Raises:
       ValueError: it does not know them.
     """
-    if not hasattr(getattr(input, "inner", input), "arrays"):
+    if input.arrays is None:
         raise ValueError(
             f"task.num_classes is open, and {type(input).__name__} does not have all labels at "
             "once, as Arrays does: set it"
         )
-    return _all_arrays(input)[LABELS]
+    return _known_arrays(input)[LABELS]
 
 
 def _check_arrays(path: str, input: Any) -> None:
@@ -174,7 +206,7 @@ def _check_arrays(path: str, input: Any) -> None:
     Raises:
       InputError: it has not.
     """
-    arrays = {**input.batch(0), **_all_arrays(input)} if input.num_batches != 0 else {}
+    arrays = _known_arrays(input) if input.num_batches != 0 else {}
     missing = [name for name in (X, LABELS, WEIGHTS) if name not in arrays]
     if missing:
         raise InputError(

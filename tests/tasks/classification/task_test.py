@@ -12,6 +12,7 @@ from tekso.framework.context import StepContext
 from tekso.framework.input.arrays import Arrays
 from tekso.framework.input.held_out import HeldOut
 from tekso.framework.input.input import ExampleInput
+from tekso.framework.input.skips import InputError
 from tekso.framework.run import input_checks
 from tekso.models.layers.feed_forward import FeedForward
 from tekso.models.layers.linear import Linear
@@ -197,3 +198,33 @@ def test_an_input_without_all_labels_at_once_needs_the_number_of_classes() -> No
     task: Any = params.instantiate()
     task.check_inputs({"input": input})
     assert (params.model.input_dim, params.model.output_dim) == (2, 3)
+
+
+class Wide(Made):
+    """Its held-out examples have another number of features."""
+
+    def examples(self, index: Any, epoch: Any) -> Any:
+        width = 4 if self.params.split == "train" else 7
+        return {**super().examples(index, epoch), "x": np.ones((len(index), width), np.float32)}
+
+
+def test_held_out_features_that_the_model_cannot_compute_are_refused() -> None:
+    input = Wide.Params(batch_size=4).instantiate()
+    dev = HeldOut.Params(batch_size=3).instantiate(train=input.params)
+    assert input.form() is None and dev.form() is None and dev.arrays is None
+    params = Classification.complete(Classification.Params(num_classes=3), input)
+    message = r"eval_inputs.dev: 'x' \[7\] float32 .* in training 'x' \[4\] .* input_dim is 4"
+    with pytest.raises(InputError, match=message):
+        params.instantiate().check_inputs({"input": input, "eval_inputs.dev": dev})
+
+
+def test_held_out_features_of_another_shape_that_the_model_can_compute_pass() -> None:
+    flat = changed(DEV, x=X5.reshape(5, 6))
+    found = inputs(dev=flat)
+    task = Classification.complete(Classification.Params(), found["input"]).instantiate()
+    task.check_inputs(found)
+
+
+def test_weights_for_one_split_alone_are_enough() -> None:
+    checked(train=changed(TRAIN, weights=np.arange(7)))
+    checked(dev=changed(DEV, weights=np.arange(5)))
