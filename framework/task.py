@@ -336,11 +336,14 @@ class Task(Layer):
         """
         return params
 
-    def check_inputs(self, inputs: Mapping[str, Any]) -> None:
+    def check_inputs(self, inputs: Mapping[str, Any]) -> list[str] | None:
         """Checks that the inputs fit the task, before the first step and before an evaluation.
 
         Args:
           inputs: {path in the tree: Input}, the training input ("input") and those of evaluations.
+
+        Returns:
+          warnings, a line each, which a run shows before its first step; None for none.
 
         Raises:
           ValueError: one does not fit; the message names its path, what is wrong and what is

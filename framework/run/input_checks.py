@@ -113,6 +113,35 @@ def check_alike(inputs: Mapping[str, Input]) -> None:
         )
 
 
+def warnings(inputs: Mapping[str, Input]) -> list[str]:
+    """Returns what may be wrong with the inputs of a run, a line each.
+
+    Args:
+      inputs: {path in the tree: input}; the training input is "input".
+    """
+    train = inputs["input"]
+    repeated = repeats(train)
+    return [
+        *([repeated] if repeated is not None else []),
+        *(
+            f"{path} has the same examples as the training input, though its split is "
+            f"{input.params.split!r}: what it measures was trained on. load(split) has to return "
+            "other examples for each split"
+            for path, input in inputs.items()
+            if input is not train and _is_copy(input, train)
+        ),
+    ]
+
+
+def _is_copy(input: Input, train: Input) -> bool:
+    """Whether an input of another split has all examples of the training input, and no others."""
+    if input.arrays is None or train.arrays is None or input.arrays.keys() != train.arrays.keys():
+        return False
+    if "split" not in input.params or input.params.split == train.params.split:
+        return False  # it is meant
+    return all(np.array_equal(array, train.arrays[name]) for name, array in input.arrays.items())
+
+
 def repeats(input: Input) -> str | None:
     """Returns a warning if every batch of the training input has an example more than once."""
     params = input.params

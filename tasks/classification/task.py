@@ -22,6 +22,8 @@ from tekso.models.mlp import Mlp
 
 ACCURACY = "accuracy"
 X, LABELS, WEIGHTS = "x", "labels", "weights"
+MOST_CLASSES_PER_LABEL = 10
+"""Labels that leave more classes without an example are taken for IDs."""
 
 
 class Classification(Task):
@@ -44,7 +46,8 @@ class Classification(Task):
 
         model: Layer.Params = param("From features to scores.", default=Mlp.Params())
         num_classes: int = param(
-            "Number of classes; left open, the largest label of the training data + 1.",
+            "Number of classes; left open, the largest label of the training data + 1, if at least "
+            "a tenth of these have an example.",
             default=REQUIRED,
         )
 
@@ -80,17 +83,20 @@ class Classification(Task):
                 input = input.params.instantiate()
             _check_arrays("input", input)
             if params.num_classes is REQUIRED:
-                params.num_classes = int(_labels(input).max()) + 1
+                params.num_classes = _num_classes(_labels(input))
             if takes_input_dim:
                 model.input_dim = int(np.prod(input.batch(0)[X].shape[1:]))
         if "output_dim" in model and model.output_dim is REQUIRED:
             model.output_dim = params.num_classes
         return params
 
-    def check_inputs(self, inputs: Mapping[str, Any]) -> None:
+    def check_inputs(self, inputs: Mapping[str, Any]) -> list[str]:
         """Checks names, shapes and types of the arrays, and the range of the labels.
 
         All labels are checked of inputs that have `arrays`; of others, those of a batch.
+
+        Returns:
+          a warning if classes have no training example.
 
         Raises:
           InputError: they do not fit.
@@ -108,6 +114,7 @@ class Classification(Task):
                 )
             if path != "input":
                 self._check_features(path, input, inputs["input"])
+        return _absent_classes(inputs["input"])
 
     def _check_features(self, path: str, input: Any, train: Any) -> None:
         """Checks that the model can compute held-out examples of another shape than in training.
@@ -198,6 +205,39 @@ def _labels(input: Any) -> np.ndarray:
             "once, as Arrays does: set it"
         )
     return _known_arrays(input)[LABELS]
+
+
+def _num_classes(labels: np.ndarray) -> int:
+    """Returns the number of classes that labels stand for: the largest + 1.
+
+    Raises:
+      InputError: so few of them have an example that the labels must be something else.
+    """
+    num_distinct, num_classes = len(np.unique(labels)), int(labels.max()) + 1
+    if num_classes > MOST_CLASSES_PER_LABEL * num_distinct:
+        raise InputError(
+            f"input: the largest label is {num_classes - 1:,}, and there are {num_distinct:,} "
+            f"different ones: task.num_classes is open, and would be {num_classes:,}, almost all "
+            "without an example. If labels are IDs, number them before the data is split: labels "
+            "= np.unique(labels, return_inverse=True)[1]. If there are so many classes, set "
+            "task.num_classes"
+        )
+    return num_classes
+
+
+def _absent_classes(train: Any) -> list[str]:
+    """Returns a warning if classes up to the largest label have no training example."""
+    if train.arrays is None:
+        return []
+    present = np.unique(_labels(train).astype(np.int64))
+    absent = np.setdiff1d(np.arange(present[-1]), present, assume_unique=True)
+    if not len(absent):
+        return []
+    which = ", ".join(map(str, absent[:5])) + (", …" if len(absent) > 5 else "")
+    return [
+        f"input: {len(absent):,} of the classes 0 to {present[-1]:,} have no training example "
+        f"({which}). Classes are numbered from 0: if labels count from 1, subtract 1"
+    ]
 
 
 def _check_arrays(path: str, input: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -228,3 +229,35 @@ def test_held_out_features_of_another_shape_that_the_model_can_compute_pass() ->
 def test_weights_for_one_split_alone_are_enough() -> None:
     checked(train=changed(TRAIN, weights=np.arange(7)))
     checked(dev=changed(DEV, weights=np.arange(5)))
+
+
+def labelled(*labels: int) -> Any:
+    given = {"x": np.ones((len(labels), 2)), "labels": np.array(labels)}
+    return inputs(train=given, dev=given)
+
+
+@pytest.mark.parametrize("labels", [(0, 10**9, 2 * 10**9), (0, 20), (5, 1_000)])
+def test_labels_that_are_ids_are_refused_unless_the_number_of_classes_is_given(labels: Any) -> None:
+    train = labelled(*labels)["input"]
+    with pytest.raises(InputError, match=r"largest label .* np.unique\(labels, return_inverse=T"):
+        Classification.complete(Classification.Params(), train)
+    given = Classification.Params(num_classes=max(labels) + 1)
+    assert Classification.complete(given, train).num_classes == max(labels) + 1
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ((1, 2, 3), r"1 of the classes 0 to 3 have no .* \(0\).* count from 1, subtract 1"),
+        ((0, 1, 9), r"7 of the classes 0 to 9 have no training example \(2, 3, 4, 5, 6, …\)"),
+        ((0, 2, 1, 2), None),
+    ],
+)
+def test_classes_without_a_training_example_are_a_warning(labels: Any, message: str | None) -> None:
+    found = labelled(*labels)
+    task = Classification.complete(Classification.Params(), found["input"]).instantiate()
+    warnings = task.check_inputs(found)
+    if message is None:
+        assert warnings == []
+    else:
+        assert len(warnings) == 1 and re.search(message, warnings[0])
