@@ -350,6 +350,20 @@ class Task(Layer):
             allowed.
         """
 
+    def check_batch(self, what: str, batch: Mapping[str, np.ndarray]) -> None:
+        """Checks the values of a batch of training or evaluation, before a device gets it.
+
+        It is called on the host for every batch, so it should take microseconds. By default it
+        checks nothing.
+
+        Args:
+          what: the input and the number of the batch, for messages: "input.batch(3)".
+          batch: as the input made it.
+
+        Raises:
+          ValueError: a value is not allowed; the message begins with `what`.
+        """
+
     def loss_weight(self, batch: Batch) -> tf.Tensor:
         """Returns the weight of a batch: what the sum of losses is divided by.
 

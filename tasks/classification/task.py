@@ -101,20 +101,30 @@ class Classification(Task):
         Raises:
           InputError: they do not fit.
         """
-        num_classes = self.params.num_classes
         for path, input in inputs.items():
             _check_arrays(path, input)
-            labels = _known_arrays(input)[LABELS]
-            wrong = np.flatnonzero((labels < 0) | (labels >= num_classes))
-            if len(wrong):
-                raise InputError(
-                    f"{path}: {len(wrong):,} labels are not in 0 to {num_classes - 1}: "
-                    f"example {wrong[0]} has {labels[wrong[0]]}. Number the classes from 0; if "
-                    "classes are missing in the training data, set task.num_classes"
-                )
+            self._check_labels(path, _known_arrays(input)[LABELS])
             if path != "input":
                 self._check_features(path, input, inputs["input"])
         return _absent_classes(inputs["input"])
+
+    def check_batch(self, what: str, batch: Mapping[str, np.ndarray]) -> None:
+        """Checks the range of the labels.
+
+        Raises:
+          InputError: one is no class.
+        """
+        self._check_labels(what, batch[LABELS])
+
+    def _check_labels(self, what: str, labels: np.ndarray) -> None:
+        num_classes = self.params.num_classes
+        wrong = np.flatnonzero((labels < 0) | (labels >= num_classes))
+        if len(wrong):
+            raise InputError(
+                f"{what}: {len(wrong):,} labels are not in 0 to {num_classes - 1}: example "
+                f"{wrong[0]} has {labels[wrong[0]]}. Number the classes from 0; if classes are "
+                "missing in the training data, set task.num_classes"
+            )
 
     def _check_features(self, path: str, input: Any, train: Any) -> None:
         """Checks that the model can compute held-out examples of another shape than in training.
@@ -177,9 +187,9 @@ class Classification(Task):
                 f"has to return [batch, {num_classes}]: task.num_classes is {num_classes}"
             )
         logits = ctx.constrain(widen(logits), ("batch", None))
-        labels, weights = tf.cast(flow[LABELS], tf.int32), tf.cast(flow[WEIGHTS], logits.dtype)
+        labels, weights = tf.cast(flow[LABELS], tf.int64), tf.cast(flow[WEIGHTS], logits.dtype)
         nats = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
-        hits = tf.cast(tf.equal(tf.argmax(logits, 1, output_type=tf.int32), labels), logits.dtype)
+        hits = tf.cast(tf.equal(tf.argmax(logits, 1), labels), logits.dtype)
         accuracy = tf.reduce_sum(weights * hits), tf.reduce_sum(weights)
         return {
             **flow,

@@ -261,3 +261,19 @@ def test_classes_without_a_training_example_are_a_warning(labels: Any, message: 
         assert warnings == []
     else:
         assert len(warnings) == 1 and re.search(message, warnings[0])
+
+
+def test_labels_of_every_batch_are_checked_before_a_device_gets_it() -> None:
+    task = checked()
+    task.check_batch("input.batch(7)", {"labels": np.array([0, 3])})
+    message = r"^input.batch\(7\): 2 labels are not in 0 to 3: example 1 has 4294967297. Number"
+    with pytest.raises(InputError, match=message):
+        task.check_batch("input.batch(7)", {"labels": np.array([0, 2**32 + 1, -1])})
+
+
+def test_a_label_beyond_32_bits_is_no_other_class() -> None:
+    task = checked()
+    batch = inputs()["input"].batch(0)
+    batch["labels"] = batch["labels"] + 2**32
+    with pytest.raises(tf.errors.InvalidArgumentError, match="outside the valid range"):
+        task.loss(task.init(1), tensors(batch), StepContext())
