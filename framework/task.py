@@ -91,15 +91,32 @@ class Task(Layer):
         """
         return params
 
-    def check_inputs(self, inputs: Mapping[str, Any]) -> None:
+    def check_inputs(self, inputs: Mapping[str, Any]) -> list[str] | None:
         """Checks that the inputs fit the task, before the first step and before an evaluation.
 
         Args:
           inputs: {path in the tree: Input}, the training input ("input") and those of evaluations.
 
+        Returns:
+          warnings, a line each, which a run shows before its first step; None for none.
+
         Raises:
           ValueError: one does not fit; the message names its path, what is wrong and what is
             allowed.
+        """
+
+    def check_batch(self, what: str, batch: Mapping[str, np.ndarray]) -> None:
+        """Checks the values of a batch of training or evaluation, before a device gets it.
+
+        It is called on the host for every batch, so it should take microseconds. By default it
+        checks nothing.
+
+        Args:
+          what: the input and the number of the batch, for messages: "input.batch(3)".
+          batch: as the input made it.
+
+        Raises:
+          ValueError: a value is not allowed; the message begins with `what`.
         """
 
     def loss_weight(self, batch: Batch) -> tf.Tensor:

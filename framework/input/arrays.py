@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tekso.framework import files
-from tekso.framework.input.input import Batch, ExampleInput, Signature
+from tekso.framework.input.input import Batch, ExampleInput, Signature, form_of
+from tekso.framework.input.loaded import WANT, as_numbers, check_examples
 from tekso.framework.input.skips import InputError
 from tekso.framework.input.sources import digest
 from tekso.framework.input.splits import Split
@@ -20,10 +21,6 @@ from tekso.framework.params import param
 
 WEIGHTS = "weights"
 _OVERHEAD_BYTES = 250  # of a value that is an object of its own, besides its numbers
-_WANT = (
-    'return a dict of arrays with one row per example, as {"x": x, "labels": labels}, or an '
-    "iterator (tf.data.Dataset, generator, list) of examples that are such dicts without that dim"
-)
 
 
 class Arrays(ExampleInput):
@@ -37,9 +34,9 @@ class Arrays(ExampleInput):
 
         DigitPictures.Params(batch_size=64)
 
-    `load(split)` is called once for each split that is used ("train", "dev", "test"). It returns
-    either {name: array [examples, ...]}, or an iterable of examples {name: value}, such as a
-    `tf.data.Dataset` or a generator. An iterable is read once, to its end, and stacked.
+    `load(split)` is called at least once for each split that is used ("train", "dev", "test"). It
+    returns either {name: array [examples, ...]}, or an iterable of examples {name: value}, such as
+    a `tf.data.Dataset` or a generator. An iterable is read once, to its end, and stacked.
 
     `load` must return the same examples in every call: a batch is a function of the examples, the
     seed and the step, so that a run can be resumed. The run keeps a digest of the examples in its
@@ -52,9 +49,10 @@ class Arrays(ExampleInput):
     Attributes:
       arrays: the examples of the split, {name: array [examples, ...]}, without added weights.
     Raises:
-      InputError: there are no examples; arrays of different lengths; values that are no numbers or
-        not finite; examples of different shapes; an iterator of more than `max_gigabytes`; other
-        examples than when the run began.
+      InputError: there are no examples, or all have the weight 0; arrays of different lengths;
+        values that are no numbers, masked, not finite or too large for float32; examples of
+        different shapes; an iterator of more than `max_gigabytes`; other examples than when the run
+        began.
     """
 
     class Params(ExampleInput.Params):
@@ -76,7 +74,9 @@ class Arrays(ExampleInput):
         self._what = f"{type(self).__name__}.load({split!r}){place}"
         found = self.load(split)
         if isinstance(found, Mapping):
-            self.arrays = {name: self._array(name, value) for name, value in found.items()}
+            self.arrays = {
+                name: as_numbers(self._what, name, value) for name, value in found.items()
+            }
         else:
             self.arrays = self._read(found)
         self._check()
@@ -104,8 +104,9 @@ class Arrays(ExampleInput):
         return batch
 
     def form(self) -> Signature:
-        """Returns shape and type of every array of one example, by name."""
-        return {name: (array.shape[1:], array.dtype) for name, array in self.arrays.items()}
+        """Returns shape and dtype of every array that `examples` returns, of one example."""
+        first = np.zeros(1, np.int64)
+        return form_of(self.examples(first, first))
 
     def fingerprint(self) -> str:
         """Returns a digest of the examples: names, types, shapes and values."""
@@ -120,40 +121,10 @@ class Arrays(ExampleInput):
     def describe(self) -> str:
         """Returns the data in a line."""
         shapes = ", ".join(
-            f"{name} {list(shape)} {dtype}" for name, (shape, dtype) in self.form().items()
+            f"{name} {list(array.shape[1:])} {array.dtype}" for name, array in self.arrays.items()
         )
         name, count = type(self).__name__, f"{self.num_examples:,} examples"
         return f"{name}, {self.params.split}: {count} of {shapes}"
-
-    def _array(self, name: Any, value: Any) -> np.ndarray:
-        """Returns the values of a name as an array of numbers, at most float32.
-
-        Raises:
-          InputError: they are none.
-        """
-        if not isinstance(name, str):
-            raise InputError(f"{self._what}: the name {name!r} is no str; {_WANT}")
-        try:
-            array = np.asarray(value)
-        except ValueError:
-            array = np.empty(0, object)  # rows of different lengths
-        if array.dtype == object:
-            raise InputError(
-                f"{self._what}: {name!r} holds Python objects, as rows of different lengths or "
-                "missing values do: pad the rows to one length, and fill in what is missing"
-            )
-        if array.dtype.kind in "SU":
-            raise InputError(
-                f"{self._what}: {name!r} holds texts: number them, for instance by "
-                "np.unique(…, return_inverse=True)"
-            )
-        if array.dtype in (np.float64, np.longdouble):
-            array = array.astype(np.float32)
-        if array.dtype.kind not in "buif" and array.dtype.name != "bfloat16":
-            raise InputError(
-                f"{self._what}: {name!r} is of type {array.dtype}, and has to be bool, int or float"
-            )
-        return array
 
     def _read(self, found: Any) -> dict[str, np.ndarray]:
         """Returns the examples of an iterable, stacked.
@@ -161,15 +132,19 @@ class Arrays(ExampleInput):
         Raises:
           InputError: it is none, does not end, or its examples are not alike.
         """
-        self._check_ends(found)
+        check_examples(self._what, found)
         rows: dict[str, list[np.ndarray]] = {}
         size_bytes, most_bytes = 0, self.params.max_gigabytes * 1e9
         for number, example in enumerate(found):
             if not isinstance(example, Mapping):
+                cure = ""
+                if isinstance(example, tuple):
+                    cure = 'dataset.map(lambda x, y: {"x": x, "labels": y}) names its parts; '
                 raise InputError(
-                    f"{self._what} gives a {type(example).__name__} as example {number}; {_WANT}"
+                    f"{self._what} gives a {type(example).__name__} as example {number}; "
+                    f"{cure}{WANT}"
                 )
-            one = {name: self._array(name, value) for name, value in example.items()}
+            one = {name: as_numbers(self._what, name, value) for name, value in example.items()}
             if not number:
                 rows = {name: [] for name in one}
             self._check_alike(number, one, rows)
@@ -184,17 +159,6 @@ class Arrays(ExampleInput):
                     "have to fit in memory; if they do, set a higher limit"
                 )
         return {name: np.stack(arrays) for name, arrays in rows.items()}
-
-    def _check_ends(self, found: Any) -> None:
-        """Raises an InputError for what is no iterable, or a dataset known to have no end."""
-        if not isinstance(found, Iterable) or isinstance(found, (str, bytes)):
-            raise InputError(f"{self._what} returns {_shown(found)}; {_WANT}")
-        cardinality = getattr(found, "cardinality", None)
-        if callable(cardinality) and int(cardinality()) == -1:  # tf.data.INFINITE_CARDINALITY
-            raise InputError(
-                f"{self._what} returns a dataset without an end: leave out repeat(). Training goes "
-                "over the examples again and again by itself"
-            )
 
     def _check_alike(
         self, number: int, one: Mapping[str, np.ndarray], rows: Mapping[str, list[np.ndarray]]
@@ -222,7 +186,7 @@ class Arrays(ExampleInput):
         """
         scalars = [name for name, array in self.arrays.items() if not array.ndim]
         if scalars:
-            raise InputError(f"{self._what}: {_listed(scalars)} has no dim of examples; {_WANT}")
+            raise InputError(f"{self._what}: {_listed(scalars)} has no dim of examples; {WANT}")
         sizes = {name: len(array) for name, array in self.arrays.items()}
         if len(set(sizes.values())) > 1:
             raise InputError(
@@ -232,7 +196,7 @@ class Arrays(ExampleInput):
         if not sizes or not any(sizes.values()):
             raise InputError(
                 f"{self._what} has no examples. An iterator can be read once: if it is made "
-                f"outside of load(), make it inside; otherwise {_WANT}"
+                f"outside of load(), make it inside; otherwise {WANT}"
             )
         for name, array in self.arrays.items():
             self._check_finite(name, array)
@@ -240,6 +204,11 @@ class Arrays(ExampleInput):
             weights = self.arrays[WEIGHTS].astype(np.float32)
             if (weights < 0).any():
                 raise InputError(f"{self._what}: {WEIGHTS!r} has values below 0")
+            if not weights.any():
+                raise InputError(
+                    f"{self._what}: {WEIGHTS!r} is 0 for every example, so none would count. Give "
+                    "the examples that count a weight above 0"
+                )
             self.arrays[WEIGHTS] = weights
 
     def _check_finite(self, name: str, array: np.ndarray) -> None:
@@ -276,7 +245,7 @@ class Arrays(ExampleInput):
             raise InputError(
                 f"{self._what} returns other examples than before in this logdir ({data_then}; now "
                 f"{about['data']}). It has to return the same ones in every call: give a split or "
-                "order that is drawn a fixed seed. If the data has changed, use a new logdir"
+                "order that is drawn with a fixed seed. If the data has changed, use a new logdir"
             )
 
 
@@ -287,7 +256,3 @@ def _listed(names: Iterable[str]) -> str:
 
 def _form(array: np.ndarray) -> str:
     return f"{list(array.shape)} {array.dtype}"
-
-
-def _shown(value: Any) -> str:
-    return "None" if value is None else f"a {type(value).__name__}"

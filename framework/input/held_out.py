@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tekso.framework.input.input import Batch, Input, check_step
+from tekso.framework.input.input import Batch, Input, Signature, check_step
 from tekso.framework.input.skips import SkipReport
 from tekso.framework.input.splits import Split
 from tekso.framework.params import param
@@ -87,6 +87,7 @@ class HeldOut(Input):
         taken = min(count, p.max_batches or count)
         self._steps = np.arange(taken) * count // max(taken, 1)
         self.tokenizer = self._inner.tokenizer
+        self.arrays = self._inner.arrays
 
     def batch(self, step: int) -> Batch:
         """The batch of a step of the pass.
@@ -96,6 +97,10 @@ class HeldOut(Input):
         """
         check_step(step, self.num_batches)
         return self._inner.batch(int(self._steps[step]))
+
+    def form(self) -> Signature | None:
+        """See `Input`."""
+        return self._inner.form()
 
     def is_padding(self, step: int) -> npt.NDArray[np.bool_] | None:
         """See `Input`."""

@@ -41,9 +41,15 @@ class Input(Configurable):
 
     `batch(step)` is a pure function of the data, the seed and the step: the same in every process,
     on any number of devices, after every restart, in any order of calls. There is nothing to save.
+
+    Attributes:
+      tokenizer: of the texts; None where there are none.
+      arrays: all examples, {name: array [examples, ...]}, of an input that has them in memory; None
+        of others.
     """
 
     tokenizer: Any = None  # of text inputs
+    arrays: Batch | None = None
 
     def __init__(
         self,
@@ -74,6 +80,14 @@ class Input(Configurable):
         (`--mode=inspect_sharding`) where the data is not.
         """
         del params
+        return None
+
+    def form(self) -> Signature | None:
+        """Returns shape and dtype of every array of one example, by name.
+
+        A run refuses inputs of different forms. None: batches of one experiment may have different
+        shapes, as those of texts.
+        """
         return None
 
     @classmethod
@@ -248,6 +262,18 @@ class ExampleInput(Input):
         if self.params.order == "shuffled":
             index = shuffle.permute(index, self.num_examples, shuffle.fold(self._key, epoch))
         return self.examples(index, epoch)
+
+
+def form_of(batch: Batch) -> Signature:
+    """Returns shape and dtype of every array of one example of a batch, by name."""
+    return {name: (array.shape[1:], array.dtype) for name, array in batch.items()}
+
+
+def form_text(form: Signature) -> str:
+    """Returns a form as text, sorted by name."""
+    return ", ".join(
+        f"{name!r} {list(shape)} {dtype}" for name, (shape, dtype) in sorted(form.items())
+    )
 
 
 def check_step(step: int, num_batches: int | None) -> None:

@@ -16,7 +16,16 @@ import numpy as np
 import numpy.typing as npt
 
 from tekso.framework.input import shuffle
-from tekso.framework.input.input import Batch, ExampleInput, Input, KnownText, Signature, check_step
+from tekso.framework.input.input import (
+    Batch,
+    ExampleInput,
+    Input,
+    KnownText,
+    Signature,
+    check_step,
+    form_of,
+    form_text,
+)
 from tekso.framework.input.skips import InputError, SkipReport
 from tekso.framework.params import REQUIRED, param
 
@@ -75,6 +84,7 @@ class Mixture(Input):
                     f"{p.path_of('inputs')}.{number}: a part of a mixture must be endless, not once"
                 )
             self._inputs.append(one)
+        self._check_forms()
         sizes = {one.vocab_size for one in self._inputs}
         if len(sizes) > 1:
             raise InputError(
@@ -103,6 +113,27 @@ class Mixture(Input):
         """Number of token ids; None where there are no tokens."""
         return self._inputs[0].vocab_size
 
+    def form(self) -> Signature | None:
+        """See `Input`: that of every part."""
+        return self._inputs[0].form()
+
+    def _check_forms(self) -> None:
+        """Checks that examples of all parts have the same arrays.
+
+        Raises:
+          InputError: they have other names, shapes or dtypes.
+        """
+        path, begin = self.params.path_of("inputs"), np.zeros(1, np.int64)
+        first, *others = (form_of(one.at(begin)) for one in self._inputs)
+        for number, form in enumerate(others, start=1):
+            if form != first:
+                raise InputError(
+                    f"{path}.{number} ({type(self._inputs[number]).__name__}) has other arrays "
+                    f"than {path}.0 ({type(self._inputs[0]).__name__}): {form_text(form)}; "
+                    f"{path}.0 has {form_text(first)}. Names, shapes and dtypes of an example have "
+                    "to be the same in all parts of a mixture"
+                )
+
     def batch(self, step: int) -> Batch:
         """The global batch of a step.
 
@@ -118,11 +149,6 @@ class Mixture(Input):
             for key, values in self._inputs[number].at(position[rows]).items():
                 if key not in batch:
                     batch[key] = np.zeros((size, *values.shape[1:]), values.dtype)
-                if batch[key].shape[1:] != values.shape[1:]:
-                    raise InputError(
-                        f"the parts of the mixture have {key!r} of shapes {batch[key].shape[1:]} "
-                        f"and {values.shape[1:]}: they must be equal"
-                    )
                 batch[key][rows] = values
         return batch
 

@@ -40,6 +40,8 @@ class Assembly:
     task: Task
     learner: LearnerBase
     program: Program
+    warnings: tuple[str, ...] = ()
+    """What may be wrong with the inputs, to be shown before the first step."""
 
     def description(self, model: str) -> Description:
         """Returns what every checkpoint of this experiment says of itself."""
@@ -110,8 +112,10 @@ def assemble(
             signature = inspection.batch_of(tree, assets_dir=assets_dir)
     task = task_results.complete(tree.task, input).instantiate()
     foreign_variables.check(task)
+    warnings: list[str] = []
     if reads_data:
-        task.check_inputs(with_paths(input, eval_inputs))
+        inputs = with_paths(input, eval_inputs)
+        warnings = [*input_checks.warnings(inputs), *(task.check_inputs(inputs) or [])]
     learner = schedules.end_with_run(tree.learner, run.params.steps).instantiate()
     if reads_data:
         _check_functions(task, learner, signature, run.params.steps)
@@ -120,7 +124,7 @@ def assemble(
         _check_eval_batches(eval_inputs, _num_devices(tpu=tpu, cpu_devices=cpu_devices))
     if reads_data:
         input_checks.check_weights(with_paths(input, eval_inputs), task)
-    return Assembly(tree, run, input, eval_inputs, task, learner, program)
+    return Assembly(tree, run, input, eval_inputs, task, learner, program, tuple(warnings))
 
 
 def with_paths(input: Input, eval_inputs: Mapping[str, Input]) -> dict[str, Input]:

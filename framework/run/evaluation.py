@@ -29,17 +29,19 @@ def evaluate(
 
     Args:
       program: runs `eval_step`.
-      task: summarises.
+      task: checks the batches, and summarises.
       batches: of one pass.
       name: of the evaluation, for errors.
       stopped: asked after every batch whether to go on.
 
     Raises:
       EvaluationError: the pass has no example that counts.
+      ValueError: the task refuses a batch.
       StoppedError: `stopped` said so.
     """
     sums: dict[str, tuple[float, float]] = {}
-    for batch in batches:
+    for number, batch in enumerate(batches):
+        task.check_batch(f"eval_inputs.{name}.batch({number})", batch)
         for key, (value, weight) in program.eval_step(batch).items():
             before = sums.get(key, (0.0, 0.0))
             sums[key] = (before[0] + float(value), before[1] + float(weight))

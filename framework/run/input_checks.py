@@ -14,9 +14,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from tekso.framework import task_results
-from tekso.framework.input.arrays import Arrays
-from tekso.framework.input.held_out import HeldOut
-from tekso.framework.input.input import ExampleInput, Input
+from tekso.framework.input.input import ExampleInput, Input, form_text
 from tekso.framework.input.skips import InputError
 from tekso.framework.task import Task
 
@@ -97,7 +95,7 @@ def check_batch(path: str, input: Input, batch: Any) -> None:
 
 
 def check_alike(inputs: Mapping[str, Input]) -> None:
-    """Checks that inputs of the kind `Arrays` have the same arrays, of one shape and type.
+    """Checks that inputs which say their form have the same arrays, of one shape and dtype.
 
     Args:
       inputs: {path in the tree: input}; the training input is "input".
@@ -105,23 +103,44 @@ def check_alike(inputs: Mapping[str, Input]) -> None:
     Raises:
       InputError: one differs from the training input.
     """
-    train = inputs["input"]
-    if not isinstance(train, Arrays):
-        return
+    wanted = inputs["input"].form()
     for path, input in inputs.items():
-        inner = input.inner if isinstance(input, HeldOut) else input
-        if not isinstance(inner, Arrays) or inner.form() == train.form():
+        form = input.form()
+        if wanted is None or form is None or form == wanted:
             continue
         raise InputError(
-            f"{path} has other arrays than the training input: {_form_text(inner)}; in training "
-            f"{_form_text(train)}. Names, shapes and types of an example have to be the same"
+            f"{path} has other arrays than the training input: {form_text(form)}; in training "
+            f"{form_text(wanted)}. Names, shapes and dtypes of an example have to be the same"
         )
 
 
-def _form_text(input: Arrays) -> str:
-    return ", ".join(
-        f"{name!r} {list(shape)} {dtype}" for name, (shape, dtype) in sorted(input.form().items())
-    )
+def warnings(inputs: Mapping[str, Input]) -> list[str]:
+    """Returns what may be wrong with the inputs of a run, a line each.
+
+    Args:
+      inputs: {path in the tree: input}; the training input is "input".
+    """
+    train = inputs["input"]
+    repeated = repeats(train)
+    return [
+        *([repeated] if repeated is not None else []),
+        *(
+            f"{path} has the same examples as the training input, though its split is "
+            f"{input.params.split!r}: what it measures was trained on. load(split) has to return "
+            "other examples for each split"
+            for path, input in inputs.items()
+            if input is not train and _is_copy(input, train)
+        ),
+    ]
+
+
+def _is_copy(input: Input, train: Input) -> bool:
+    """Whether an input of another split has all examples of the training input, and no others."""
+    if input.arrays is None or train.arrays is None or input.arrays.keys() != train.arrays.keys():
+        return False
+    if "split" not in input.params or input.params.split == train.params.split:
+        return False  # it is meant
+    return all(np.array_equal(array, train.arrays[name]) for name, array in input.arrays.items())
 
 
 def repeats(input: Input) -> str | None:

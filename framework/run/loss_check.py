@@ -161,8 +161,9 @@ def _check_is_sum(trial: _Trial, batch: Batch) -> None:
             raise LossError(
                 f"{task_results.method_of(trial.task, method)} is no sum over the examples of a "
                 f"batch: of {len(rows)} examples together it is {together:g}, and of a part and "
-                f"the rest {apart[0]:g} and {apart[1]:g}. Return sums (tf.reduce_sum, not tf.reduce_mean): "
-                "the loss that is reported is loss_sum / loss_weight, both over the global batch; "
+                f"the rest {apart[0]:g} and {apart[1]:g}. Return sums (tf.reduce_sum, not "
+                "tf.reduce_mean): the loss that is reported is loss_sum / loss_weight, both over "
+                "the global batch; "
                 "a penalty on weights goes to ctx.collect_loss. If examples are coupled on "
                 f"purpose, set mixes_examples = True in {name}, or in the layer that does so"
             )
@@ -174,8 +175,8 @@ def _check_is_sum(trial: _Trial, batch: Batch) -> None:
             raise LossError(
                 f"the metric {metric!r} of {task_results.method_of(trial.task, 'loss')} depends on "
                 f"how a batch is divided: of {len(rows)} examples together it is {together:g}, and "
-                f"of a part and the rest, added up, {added:g}. Give it as (sum over the examples, sum of "
-                "their weights): the report divides them once, over the global batch"
+                f"of a part and the rest, added up, {added:g}. Give it as (sum over the examples, "
+                "sum of their weights): the report divides them once, over the global batch"
             )
 
 

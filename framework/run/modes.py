@@ -290,9 +290,8 @@ def _introduce_parts(job: Job, parts: Assembly) -> None:
         skipped = input.skipped()
         if skipped.count:
             job.console.line(f"{name}: {skipped}", "warning")
-    repeated = input_checks.repeats(parts.input)
-    if repeated is not None:
-        job.console.line(repeated, "warning")
+    for line in parts.warnings:
+        job.console.line(line, "warning")
 
 
 def changes(before: str, tree: Params) -> list[str]:

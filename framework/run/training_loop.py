@@ -91,7 +91,7 @@ class TrainingLoop:
 
     Args:
       program: of the execution, neither initialised nor restored.
-      task: summarises figures and counts what a batch holds.
+      task: checks batches, counts what they hold and summarises figures.
       learner: checks the figures of a step for trouble.
       batches: of the training input.
       eval_batches: {evaluation: batches of one pass}.
@@ -150,6 +150,7 @@ class TrainingLoop:
 
         Raises:
           CheckpointError: a checkpoint cannot be written.
+          ValueError: the task refuses a batch, or the training input ends.
           NonFiniteStepsError: too many steps in a row were not finite.
         """
         step = first_step
@@ -165,6 +166,7 @@ class TrainingLoop:
                     batch = next(batches, None)
                 if batch is None:
                     raise ValueError(f"the training input ends before step {step}")
+                self._task.check_batch(f"input.batch({step})", batch)
                 before, metrics = metrics, self._train_step(batch, step)
                 step += 1
                 self._check(before)

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tekso.framework.context import StepContext
+from tekso.framework.input.input import form_of, form_text
 from tekso.framework.input.skips import InputError
 from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, param
@@ -20,6 +22,8 @@ from tekso.models.mlp import Mlp
 
 ACCURACY = "accuracy"
 X, LABELS, WEIGHTS = "x", "labels", "weights"
+MOST_CLASSES_PER_LABEL = 10
+"""Labels that leave more classes without an example are taken for IDs."""
 
 
 class Classification(Task):
@@ -42,7 +46,8 @@ class Classification(Task):
 
         model: Layer.Params = param("From features to scores.", default=Mlp.Params())
         num_classes: int = param(
-            "Number of classes; left open, the largest label of the training data + 1.",
+            "Number of classes; left open, the largest label of the training data + 1, if at least "
+            "a tenth of these have an example.",
             default=REQUIRED,
         )
 
@@ -79,32 +84,77 @@ class Classification(Task):
                 input = input.params.instantiate()
             _check_arrays("input", input)
             if params.num_classes is REQUIRED:
-                params.num_classes = int(_labels(input).max()) + 1
+                params.num_classes = _num_classes(_labels(input))
             if takes_input_dim:
                 model.input_dim = int(np.prod(input.batch(0)[X].shape[1:]))
         if "output_dim" in model and model.output_dim is REQUIRED:
             model.output_dim = params.num_classes
         return params
 
-    def check_inputs(self, inputs: Mapping[str, Any]) -> None:
+    def check_inputs(self, inputs: Mapping[str, Any]) -> list[str]:
         """Checks names, shapes and types of the arrays, and the range of the labels.
 
         All labels are checked of inputs that have `arrays`; of others, those of a batch.
 
+        Returns:
+          a warning if classes have no training example.
+
         Raises:
           InputError: they do not fit.
         """
-        num_classes = self.params.num_classes
         for path, input in inputs.items():
             _check_arrays(path, input)
-            labels = _all_arrays(input)[LABELS]
-            wrong = np.flatnonzero((labels < 0) | (labels >= num_classes))
-            if len(wrong):
-                raise InputError(
-                    f"{path}: {len(wrong):,} labels are not in 0 to {num_classes - 1}: "
-                    f"example {wrong[0]} has {labels[wrong[0]]}. Number the classes from 0; if "
-                    "classes are missing in the training data, set task.num_classes"
-                )
+            self._check_labels(path, _known_arrays(input)[LABELS])
+            if path != "input":
+                self._check_features(path, input, inputs["input"])
+        return _absent_classes(inputs["input"])
+
+    def check_batch(self, what: str, batch: Mapping[str, np.ndarray]) -> None:
+        """Checks the range of the labels.
+
+        Raises:
+          InputError: one is no class.
+        """
+        self._check_labels(what, batch[LABELS])
+
+    def _check_labels(self, what: str, labels: np.ndarray) -> None:
+        num_classes = self.params.num_classes
+        wrong = np.flatnonzero((labels < 0) | (labels >= num_classes))
+        if len(wrong):
+            raise InputError(
+                f"{what}: {len(wrong):,} labels are not in 0 to {num_classes - 1}: example "
+                f"{wrong[0]} has {labels[wrong[0]]}. Number the classes from 0; if classes are "
+                "missing in the training data, set task.num_classes"
+            )
+
+    def _check_features(self, path: str, input: Any, train: Any) -> None:
+        """Checks that the model can compute held-out examples of another shape than in training.
+
+        It is traced on them, which computes nothing.
+
+        Raises:
+          InputError: it cannot.
+        """
+        batch, wanted = input.batch(0), form_of(train.batch(0))[X]
+        form = form_of(batch)[X]
+        if form == wanted:
+            return
+
+        def loss(weights: Any, batch: Any) -> Any:
+            ctx = StepContext(mode="eval", num_examples=len(labels))
+            return self.loss(self.theta(weights), batch, ctx).loss_sum
+
+        labels = batch[LABELS]
+        weights = {name: tf.TensorSpec(w.shape, w.dtype) for name, w in self.specs().items()}
+        arrays = {name: tf.TensorSpec(array.shape, array.dtype) for name, array in batch.items()}
+        try:
+            tf.function(loss, autograph=False).get_concrete_function(weights, arrays)
+        except (ValueError, TypeError, tf.errors.OpError) as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise InputError(
+                f"{path}: {form_text({X: form})} for an example; in training "
+                f"{form_text({X: wanted})}. The model cannot compute it: {reason}"
+            ) from error
 
     def loss_weight(self, batch: Batch) -> tf.Tensor:
         """Returns the sum of the weights of the examples."""
@@ -138,9 +188,9 @@ class Classification(Task):
                 f"has to return [batch, {num_classes}]: task.num_classes is {num_classes}"
             )
         logits = ctx.constrain(widen(logits), ("batch", None))
-        labels, weights = tf.cast(flow[LABELS], tf.int32), tf.cast(flow[WEIGHTS], logits.dtype)
+        labels, weights = tf.cast(flow[LABELS], tf.int64), tf.cast(flow[WEIGHTS], logits.dtype)
         nats = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
-        hits = tf.cast(tf.equal(tf.argmax(logits, 1, output_type=tf.int32), labels), logits.dtype)
+        hits = tf.cast(tf.equal(tf.argmax(logits, 1), labels), logits.dtype)
         accuracy = tf.reduce_sum(weights * hits), tf.reduce_sum(weights)
         return {
             **flow,
@@ -149,10 +199,9 @@ class Classification(Task):
         }
 
 
-def _all_arrays(input: Any) -> Mapping[str, np.ndarray]:
-    """Returns all examples of an input that has `arrays`, of another one a batch."""
-    inner = getattr(input, "inner", input)  # of HeldOut
-    return getattr(inner, "arrays", None) or input.batch(0)
+def _known_arrays(input: Any) -> dict[str, np.ndarray]:
+    """Returns the arrays of a batch, of an input in memory those of all examples."""
+    return {**input.batch(0), **(input.arrays or {})}
 
 
 def _labels(input: Any) -> np.ndarray:
@@ -161,12 +210,45 @@ def _labels(input: Any) -> np.ndarray:
     Raises:
       ValueError: it does not know them.
     """
-    if not hasattr(getattr(input, "inner", input), "arrays"):
+    if input.arrays is None:
         raise ValueError(
             f"task.num_classes is open, and {type(input).__name__} does not have all labels at "
             "once, as Arrays does: set it"
         )
-    return _all_arrays(input)[LABELS]
+    return _known_arrays(input)[LABELS]
+
+
+def _num_classes(labels: np.ndarray) -> int:
+    """Returns the number of classes that labels stand for: the largest + 1.
+
+    Raises:
+      InputError: so few of them have an example that the labels must be something else.
+    """
+    num_distinct, num_classes = len(np.unique(labels)), int(labels.max()) + 1
+    if num_classes > MOST_CLASSES_PER_LABEL * num_distinct:
+        raise InputError(
+            f"input: the largest label is {num_classes - 1:,}, and there are {num_distinct:,} "
+            f"different ones: task.num_classes is open, and would be {num_classes:,}, almost all "
+            "without an example. If labels are IDs, number them before the data is split: labels "
+            "= np.unique(labels, return_inverse=True)[1]. If there are so many classes, set "
+            "task.num_classes"
+        )
+    return num_classes
+
+
+def _absent_classes(train: Any) -> list[str]:
+    """Returns a warning if classes up to the largest label have no training example."""
+    if train.arrays is None:
+        return []
+    present = np.unique(_labels(train).astype(np.int64))
+    absent = np.setdiff1d(np.arange(present[-1]), present, assume_unique=True)
+    if not len(absent):
+        return []
+    which = ", ".join(map(str, absent[:5])) + (", …" if len(absent) > 5 else "")
+    return [
+        f"input: {len(absent):,} of the classes 0 to {present[-1]:,} have no training example "
+        f"({which}). Classes are numbered from 0: if labels count from 1, subtract 1"
+    ]
 
 
 def _check_arrays(path: str, input: Any) -> None:
@@ -175,7 +257,7 @@ def _check_arrays(path: str, input: Any) -> None:
     Raises:
       InputError: it has not.
     """
-    arrays = {**input.batch(0), **_all_arrays(input)} if input.num_batches != 0 else {}
+    arrays = _known_arrays(input) if input.num_batches != 0 else {}
     missing = [name for name in (X, LABELS, WEIGHTS) if name not in arrays]
     if missing:
         raise InputError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,29 @@ def test_params_are_text_and_say_nothing_of_the_arrays() -> None:
     assert Params.from_text(text).owner is Given
 
 
+class Frame:
+    """What tells a DataFrame, which need not be installed: a column of numbers, one of texts."""
+
+    columns = ("a", "b")
+    dtypes = to_numpy = None
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return np.array([1.0, 2.0]) if name == "a" else np.array(["c", "d"], object)
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        return np.array([[1.0, "c"], [2.0, "d"]], object)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.columns)
+
+
+class Sparse:
+    """What tells a sparse matrix of SciPy."""
+
+    def toarray(self) -> np.ndarray:
+        return np.eye(2)
+
+
 RAGGED = [[1.0], [1.0, 2.0]]
 NAN = np.array([[0.0, 1.0], [np.nan, 0.0], [np.inf, 0.0]])
 
@@ -131,19 +155,38 @@ NAN = np.array([[0.0, 1.0], [np.nan, 0.0], [np.inf, 0.0]])
         ({}, "has no examples"),
         ({"x": x_of(0)}, "has no examples"),
         (lambda split: iter([]), "An iterator can be read once"),
-        ({"x": np.array([1, None, 2])}, "'x' holds Python objects"),
-        ({"x": RAGGED}, "rows of different lengths"),
-        ({"x": np.array(["a", "b"])}, "'x' holds texts"),
+        ({"x": np.array([1, None, 2])}, r"'x' has missing values \(NoneType\): fill them in"),
+        ({"x": np.array([Fraction(1), 2])}, r"'x' holds Python objects \(Fraction, int\): convert"),
+        ({"x": RAGGED}, "'x' has rows of different lengths: pad"),
+        ({"x": np.array([[1], [1, 2]], object)}, "'x' has rows of different lengths: pad"),
+        ({"x": np.array(["a", "b"])}, r"'x' holds texts: .* np.unique\(…, return_inverse=True\)"),
+        ({"x": np.array(["a", "b"], object)}, r"'x' holds texts: number them, .* np.unique"),
+        ({"x": np.array(["a", None])}, r"'x' holds texts and values that are none \(NoneType\)"),
+        ({"x": Frame()}, r"'x' is a Frame with columns that are no numbers \('b'\): number"),
+        ({"x": Sparse()}, r"'x' is a Sparse, which is no array: value.toarray\(\) makes one"),
+        ({"x": {"a": 1}}, "'x' is a dict, which is no array"),
+        (
+            {"x": np.ma.masked_equal([[1, 2], [3, 3]], 3)},
+            r"masked array, and 2 of .*\(np.ma.filled\)",
+        ),
+        ({"x": np.array([1, 1e300, -1e39])}, "'x' has 2 values too large for float32.* as 1e.300"),
         ({"x": np.array([1 + 2j])}, "is of type complex64|is of type complex128"),
         ({"x": NAN}, r"'x' has NaN or infinite values in 2 examples \(1, 2\)"),
         ({"labels": np.array([0.0, np.nan])}, r"'labels' has NaN .* in 1 examples \(1\)"),
         ({"x": np.float32(3)}, "'x' has no dim of examples"),
         ({3: x_of(2)}, "the name 3 is no str"),
         ({"x": x_of(2), "weights": np.array([1, -1])}, "'weights' has values below 0"),
+        ({"x": x_of(2), "weights": np.zeros(2)}, "'weights' is 0 for every example"),
         (None, "returns None; return a dict of arrays"),
         (3, "returns a int; return a dict"),
-        (x_of(3), "gives a ndarray as example 0; return a dict"),
-        ((x_of(3), np.arange(3)), "gives a ndarray as example 0; return a dict"),
+        (x_of(3), "returns a ndarray; return a dict"),
+        (Sparse(), "returns a Sparse; return a dict"),
+        (Frame(), r"returns a Frame: return its columns as arrays, as \{\"x\": frame"),
+        (
+            (x_of(3), [1, 2, 3]),
+            r"returns a tuple \(ndarray, list\): name the arrays; return a dict",
+        ),
+        ([(1.0, 2)], "gives a tuple as example 0; dataset.map.* names its parts; return a dict"),
         ([{"x": RAGGED[0]}, {"x": RAGGED[1]}], r"'x' of example 1 is \[2\] float32, and of the"),
         ([{"x": 1.0}, {"x": 1.0, "y": 2}], "example 1 has 'x', 'y', and the first example has 'x'"),
         (lambda split: dataset(split).repeat(), "a dataset without an end: leave out repeat"),
@@ -187,3 +230,20 @@ def test_a_resumed_run_refuses_other_examples(tmp_path: Path) -> None:
         path.write_text("{")
     with pytest.raises(InputError, match=r"arrays_train_.*json is damaged .* remove it"):
         given({"x": x_of(3)}, assets_dir=folder)
+
+
+def test_masked_arrays_that_hide_nothing_are_data() -> None:
+    assert given({"x": np.ma.masked_equal([1, 2], 3)}).arrays["x"].tolist() == [1, 2]
+
+
+@pytest.mark.filterwarnings("error")
+def test_float64_beyond_float32_is_refused_without_a_warning_of_numpy() -> None:
+    with pytest.raises(InputError, match="too large for float32, whose largest"):
+        given({"x": np.array([1e39, np.nan])})
+    with pytest.raises(InputError, match="'x' has NaN or infinite values"):
+        given({"x": np.array([np.inf, 1.0])})
+
+
+def test_weights_are_0_in_some_batches_but_not_in_all() -> None:
+    one = given({"x": x_of(4), "weights": np.array([0, 0, 0, 1])})
+    assert one.batch(0)["weights"].tolist() == [0, 0]

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tekso.framework.input.arrays import Arrays
 from tekso.framework.input.input import Batch, ExampleInput
 from tekso.framework.input.mixtures import Choice, Mixture, floor_sum
 from tekso.framework.input.skips import InputError
@@ -116,7 +117,37 @@ def test_a_finite_part_is_refused() -> None:
         Mixture.Params(batch_size=4, inputs=parts).instantiate()
 
 
-def test_parts_of_unequal_shape_are_refused() -> None:
-    parts = [Numbers.Params(batch_size=4, width=2), Numbers.Params(batch_size=4, width=3)]
-    with pytest.raises(InputError, match="must be equal"):
-        Mixture.Params(batch_size=4, inputs=parts).instantiate().batch(0)
+class Given(Arrays):
+    """Two examples of an array."""
+
+    class Params(Arrays.Params):
+        """Params of Given."""
+
+        name: str = param("Name of the array.", default="x")
+        dtype: str = param("Of its values.", default="float32")
+
+    def load(self, split: str) -> dict[str, np.ndarray]:
+        """Returns it."""
+        return {self.params.name: np.array([[0.1], [0.2]], self.params.dtype)}
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (Numbers.Params(batch_size=4, width=3), r"'x' \[3\] int64; inputs.0 has 'x' \[2\] int64"),
+        (Given.Params(batch_size=4), r"inputs.1 \(Given\) has other arrays than inputs.0 \(Numb"),
+    ],
+)
+def test_parts_of_unequal_examples_are_refused(other: Any, message: str) -> None:
+    parts = [Numbers.Params(batch_size=4, width=2), other]
+    with pytest.raises(InputError, match=message):
+        Mixture.Params(batch_size=4, inputs=parts).instantiate()
+
+
+@pytest.mark.parametrize("change", [{"name": "y"}, {"dtype": "uint8"}])
+def test_arrays_of_other_names_or_dtypes_are_refused_rather_than_cast(change: Any) -> None:
+    parts = [Given.Params(batch_size=4, **change), Given.Params(batch_size=4)]
+    with pytest.raises(InputError, match=r"have to be the same in all parts of a mixture"):
+        Mixture.Params(batch_size=4, inputs=parts).instantiate()
+    one = Mixture.Params(batch_size=4, inputs=parts[1:]).instantiate()
+    assert one.form() == {"x": ((1,), np.float32), "weights": ((), np.float32)}

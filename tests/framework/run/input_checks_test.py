@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tekso.framework.input.arrays import Arrays
 from tekso.framework.input.held_out import HeldOut
 from tekso.framework.input.input import ExampleInput, Input
 from tekso.framework.input.skips import InputError
@@ -186,3 +187,22 @@ def test_batch_larger_than_the_data_is_told_by_its_path() -> None:
     told = input_checks.repeats(numbers(12, "shuffled"))
     assert told is not None
     assert "batch_size is 12, and there are 11 examples: every batch has some" in told
+
+
+class InMemory(Arrays):
+    """Three numbers, whatever the split, unless it is "test"."""
+
+    def load(self, split: str) -> Any:
+        return {"x": np.arange(3.0) + (split == "test")}
+
+
+def test_a_split_of_the_same_examples_as_training_is_a_warning() -> None:
+    train = InMemory.Params(batch_size=2).instantiate()
+    splits: Any = ("dev", "test", "train")
+    inputs = {
+        f"eval_inputs.{split}": HeldOut.Params(split=split).instantiate(train=train.params)
+        for split in splits
+    }
+    (line,) = input_checks.warnings({"input": train, **inputs})
+    assert line.startswith("eval_inputs.dev has the same examples as the training input, though")
+    assert input_checks.warnings({"input": numbers(12, "shuffled"), "eval_inputs.dev": numbers(4)})

@@ -75,6 +75,10 @@ PICTURE = b"\x89PNG\r\n\x1a\n" + struct.pack(">I4sII", 13, b"IHDR", 5, 3)
 
 
 class FakeTask:
+    def check_batch(self, what: str, batch: Any) -> None:
+        if np.isneginf(batch["x"]).any():
+            raise ValueError(f"{what}: x is too large")
+
     def count(self, batch: Any) -> tuple[int, str]:
         return len(batch["x"]), "examples"
 
@@ -468,6 +472,22 @@ def test_an_input_that_ends_early_is_named_by_its_step(tmp_path: Path) -> None:
 def next_batches(count: int) -> Iterator[Any]:
     for _, batch in zip(range(count), train_batches(0), strict=False):
         yield batch
+
+
+def test_a_batch_that_the_task_refuses_reaches_no_device(tmp_path: Path) -> None:
+    def batches(start: int, bad: int, size: int = 1) -> Iterator[dict[str, np.ndarray]]:
+        for step in range(start, 5):
+            x = np.full((size, 3), -np.inf if step == bad else 1.0)
+            yield {"x": x, "weights": np.ones(size)}
+
+    seen: list[int] = []
+    run = Run(tmp_path / "train")
+    with pytest.raises(ValueError, match=r"^input\.batch\(3\): x is too large"):
+        run.train(batches=functools.partial(batches, bad=3), program=FakeProgram(3, seen.append))
+    assert seen == [0, 1, 2]
+    run = Run(tmp_path / "eval")
+    with pytest.raises(ValueError, match=r"^eval_inputs\.dev\.batch\(1\): x is too large"):
+        run.train(evaluations={"dev": functools.partial(batches, bad=1)})
 
 
 def test_an_empty_evaluation_is_an_error(tmp_path: Path) -> None:

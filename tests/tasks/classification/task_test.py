@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from tekso.framework.context import StepContext
 from tekso.framework.input.arrays import Arrays
 from tekso.framework.input.held_out import HeldOut
 from tekso.framework.input.input import ExampleInput
+from tekso.framework.input.skips import InputError
 from tekso.framework.run import input_checks
 from tekso.models.layers.feed_forward import FeedForward
 from tekso.models.layers.linear import Linear
@@ -197,3 +199,81 @@ def test_an_input_without_all_labels_at_once_needs_the_number_of_classes() -> No
     task: Any = params.instantiate()
     task.check_inputs({"input": input})
     assert (params.model.input_dim, params.model.output_dim) == (2, 3)
+
+
+class Wide(Made):
+    """Its held-out examples have another number of features."""
+
+    def examples(self, index: Any, epoch: Any) -> Any:
+        width = 4 if self.params.split == "train" else 7
+        return {**super().examples(index, epoch), "x": np.ones((len(index), width), np.float32)}
+
+
+def test_held_out_features_that_the_model_cannot_compute_are_refused() -> None:
+    input = Wide.Params(batch_size=4).instantiate()
+    dev = HeldOut.Params(batch_size=3).instantiate(train=input.params)
+    assert input.form() is None and dev.form() is None and dev.arrays is None
+    params = Classification.complete(Classification.Params(num_classes=3), input)
+    message = r"eval_inputs.dev: 'x' \[7\] float32 .* in training 'x' \[4\] .* input_dim is 4"
+    with pytest.raises(InputError, match=message):
+        params.instantiate().check_inputs({"input": input, "eval_inputs.dev": dev})
+
+
+def test_held_out_features_of_another_shape_that_the_model_can_compute_pass() -> None:
+    flat = changed(DEV, x=X5.reshape(5, 6))
+    found = inputs(dev=flat)
+    task = Classification.complete(Classification.Params(), found["input"]).instantiate()
+    task.check_inputs(found)
+
+
+def test_weights_for_one_split_alone_are_enough() -> None:
+    checked(train=changed(TRAIN, weights=np.arange(7)))
+    checked(dev=changed(DEV, weights=np.arange(5)))
+
+
+def labelled(*labels: int) -> Any:
+    given = {"x": np.ones((len(labels), 2)), "labels": np.array(labels)}
+    return inputs(train=given, dev=given)
+
+
+@pytest.mark.parametrize("labels", [(0, 10**9, 2 * 10**9), (0, 20), (5, 1_000)])
+def test_labels_that_are_ids_are_refused_unless_the_number_of_classes_is_given(labels: Any) -> None:
+    train = labelled(*labels)["input"]
+    with pytest.raises(InputError, match=r"largest label .* np.unique\(labels, return_inverse=T"):
+        Classification.complete(Classification.Params(), train)
+    given = Classification.Params(num_classes=max(labels) + 1)
+    assert Classification.complete(given, train).num_classes == max(labels) + 1
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ((1, 2, 3), r"1 of the classes 0 to 3 have no .* \(0\).* count from 1, subtract 1"),
+        ((0, 1, 9), r"7 of the classes 0 to 9 have no training example \(2, 3, 4, 5, 6, …\)"),
+        ((0, 2, 1, 2), None),
+    ],
+)
+def test_classes_without_a_training_example_are_a_warning(labels: Any, message: str | None) -> None:
+    found = labelled(*labels)
+    task = Classification.complete(Classification.Params(), found["input"]).instantiate()
+    warnings = task.check_inputs(found)
+    if message is None:
+        assert warnings == []
+    else:
+        assert len(warnings) == 1 and re.search(message, warnings[0])
+
+
+def test_labels_of_every_batch_are_checked_before_a_device_gets_it() -> None:
+    task = checked()
+    task.check_batch("input.batch(7)", {"labels": np.array([0, 3])})
+    message = r"^input.batch\(7\): 2 labels are not in 0 to 3: example 1 has 4294967297. Number"
+    with pytest.raises(InputError, match=message):
+        task.check_batch("input.batch(7)", {"labels": np.array([0, 2**32 + 1, -1])})
+
+
+def test_a_label_beyond_32_bits_is_no_other_class() -> None:
+    task = checked()
+    batch = inputs()["input"].batch(0)
+    batch["labels"] = batch["labels"] + 2**32
+    with pytest.raises(tf.errors.InvalidArgumentError, match="outside the valid range"):
+        task.loss(task.init(1), tensors(batch), StepContext())
