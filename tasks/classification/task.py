@@ -15,7 +15,7 @@ from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, param
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
 from tekso.framework.primitives.precision import widen
-from tekso.framework.task import Batch, Task
+from tekso.framework.task import Batch, LossSums, Task
 from tekso.framework.theta import Theta
 from tekso.models.layers.stack import StackBase, pieces_of_stack
 from tekso.models.mlp import Mlp
@@ -37,6 +37,8 @@ class Classification(Task):
     open, are taken from the data. A pipeline can cut between the layers of an `Mlp`, of a `Stack`,
     and between the pieces of a model that has a method `pieces()`, whose last piece leaves the
     scores as "x"; any other model is one piece.
+
+    A subclass that overrides `sums` has another loss or more metrics.
 
     Reports "accuracy", the weighted share of examples whose largest score is that of the label.
     """
@@ -182,21 +184,31 @@ class Classification(Task):
     def _run_sums(self, theta: Theta, flow: Flow, ctx: Any) -> Flow:
         del theta
         logits, num_classes = flow[X], self.params.num_classes
-        if logits.shape.rank != 2 or logits.shape[1] != num_classes:
+        shape = list(logits.shape) if tf.is_tensor(logits) else type(logits).__name__
+        if not isinstance(shape, list) or len(shape) != 2 or shape[1] != num_classes:
             raise ValueError(
-                f"{type(self.model).__name__} returns scores of shape {list(logits.shape)}, and "
-                f"has to return [batch, {num_classes}]: task.num_classes is {num_classes}"
+                f"{type(self.model).__name__}.fprop returns scores of shape {shape}, and has to "
+                f"return a tensor [batch, {num_classes}]: task.num_classes is {num_classes}"
             )
         logits = ctx.constrain(widen(logits), ("batch", None))
-        labels, weights = tf.cast(flow[LABELS], tf.int64), tf.cast(flow[WEIGHTS], logits.dtype)
+        sums = self.sums(logits, flow)
+        return {**flow, LOSS_SUM: sums.loss_sum, METRICS: sums.metrics}
+
+    def sums(self, logits: tf.Tensor, batch: Batch) -> LossSums:
+        """Returns the sums of the loss and the metrics, under every execution.
+
+        Override it for another loss, or for more metrics.
+
+        Shapes:
+          logits: [batch, num_classes], at least float32
+          batch: "labels" and "weights" [batch], and what else the input has, but "x"
+          returns: sums over the examples
+        """
+        labels, weights = tf.cast(batch[LABELS], tf.int64), tf.cast(batch[WEIGHTS], logits.dtype)
         nats = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
         hits = tf.cast(tf.equal(tf.argmax(logits, 1), labels), logits.dtype)
         accuracy = tf.reduce_sum(weights * hits), tf.reduce_sum(weights)
-        return {
-            **flow,
-            LOSS_SUM: tf.reduce_sum(weights * nats),
-            METRICS: {ACCURACY: accuracy},
-        }
+        return LossSums(tf.reduce_sum(weights * nats), {ACCURACY: accuracy})
 
 
 def _known_arrays(input: Any) -> dict[str, np.ndarray]:

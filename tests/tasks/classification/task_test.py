@@ -9,12 +9,16 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tekso.framework import task_results
 from tekso.framework.context import StepContext
+from tekso.framework.execution.pipeline import loss_pieces
 from tekso.framework.input.arrays import Arrays
 from tekso.framework.input.held_out import HeldOut
 from tekso.framework.input.input import ExampleInput
 from tekso.framework.input.skips import InputError
+from tekso.framework.pieces import Piece
 from tekso.framework.run import input_checks
+from tekso.framework.task import LossSums
 from tekso.models.layers.feed_forward import FeedForward
 from tekso.models.layers.linear import Linear
 from tekso.models.layers.stack import RepeatedStack, Stack
@@ -132,8 +136,56 @@ def test_pieces_of_any_model_are_its_fprop(model: Any, pieces: int) -> None:
 
 def test_scores_of_another_shape_are_refused() -> None:
     task = checked(Classification.Params(model=Linear.Params(input_dim=3, output_dim=4)))
-    with pytest.raises(ValueError, match=r"Linear returns scores of shape \[4, 2, 4\], and has to"):
-        task.loss(task.init(1), tensors(inputs()["input"].batch(0)), StepContext())
+    batch = tensors(inputs()["input"].batch(0))
+    with pytest.raises(ValueError, match=r"Linear.fprop returns scores of shape \[4, 2, 4\], and "):
+        task.loss(task.init(1), batch, StepContext())
+    for given, kind in ((None, "NoneType"), ((batch["x"], 1), "tuple")):
+        task = checked()
+        task.model.pieces = lambda given=given: [Piece("p", {}, lambda *_: {**batch, "x": given})]
+        with pytest.raises(ValueError, match=rf"returns scores of shape {kind}, and has to return"):
+            task.loss(task.init(1), batch, StepContext())
+
+
+class Doubled(Classification):
+    """Twice the loss, and a metric more."""
+
+    def sums(self, logits: tf.Tensor, batch: Any) -> LossSums:
+        """See the class."""
+        sums = super().sums(logits, batch)
+        largest = tf.reduce_sum(batch["weights"] * tf.reduce_max(logits, 1))
+        weight = tf.reduce_sum(batch["weights"])
+        return LossSums(2.0 * sums.loss_sum, {**sums.metrics, "largest": (largest, weight)})
+
+
+def test_another_loss_and_metric_are_those_of_all_executions() -> None:
+    task, base = checked(Doubled.Params()), checked()
+    batch, ctx = tensors(inputs()["input"].batch(0)), StepContext()
+    theta = task.init(1)
+    sums = task.loss(theta, batch, ctx)
+    np.testing.assert_allclose(sums.loss_sum, 2.0 * base.loss(theta, batch, ctx).loss_sum)
+    logits = task.model.fprop(theta.model, batch["x"], ctx)
+    np.testing.assert_allclose(sums.metrics["largest"][0], np.max(logits, 1).sum(), rtol=1e-6)
+    pieces = loss_pieces.pieces_of_loss(task)  # what a pipeline runs
+    flow: Any = batch
+    for piece in pieces:
+        flow = piece.run(theta, flow, ctx)
+    np.testing.assert_allclose(task_results.sums_of_flow(task, flow).loss_sum, sums.loss_sum)
+
+
+def test_mlp_is_its_formula_and_drops_hidden_units_in_training_alone() -> None:
+    x = RNG.normal(size=(4, 6)).astype(np.float32)
+    params = Mlp.Params(input_dim=6, hidden_dims=[50, 40], output_dim=3, activation="tanh")
+    layer = params.set(dropout_rate=0.5).instantiate()
+    theta = layer.init(1)
+    w, b = ([np.asarray(theta.layers[str(i)][name]) for i in range(3)] for name in ("w", "b"))
+    expected = np.tanh(np.tanh(x @ w[0] + b[0]) @ w[1] + b[1]) @ w[2] + b[2]
+    outputs = {mode: layer.fprop(theta, x, StepContext(mode=mode)) for mode in ("eval", "train")}
+    np.testing.assert_allclose(outputs["eval"], expected, rtol=2e-5, atol=2e-6)
+    assert np.abs(outputs["train"] - expected).min() > 1e-4
+    layer = params.set(dropout_rate=0.0).instantiate()
+    np.testing.assert_allclose(
+        layer.fprop(theta, x, StepContext(mode="train")), expected, rtol=2e-5, atol=2e-6
+    )
 
 
 def test_mlp_refuses_other_features_and_sizes() -> None:
