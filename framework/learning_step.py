@@ -92,7 +92,7 @@ class LearnerBase(Configurable):
             "Number of skipped steps in a row at which training stops with an error.", default=10
         )
         frozen: list[str] = param(
-            'Regular expressions of whole weight paths that are not learned: ["encoder/.*"].',
+            'Regular expressions of whole weight paths that keep their values: ["encoder/.*"].',
             default=[],
         )
 
@@ -307,6 +307,14 @@ class LearnerBase(Configurable):
             frozen = f"frozen={list(self._frozen.patterns)}, weights: {listed(list(specs))}"
             raise ValueError(f"{type(self).__name__}: nothing is left to learn; {frozen}")
         return left
+
+    def is_frozen(self, path: str) -> bool:
+        """Returns whether a pattern of `frozen` matches the path of a weight."""
+        return path in self._frozen
+
+    def without_frozen(self, values: Tensors) -> dict[str, tf.Tensor]:
+        """Returns new values by weight path, without those of frozen weights."""
+        return {path: value for path, value in values.items() if not self.is_frozen(path)}
 
     def _require(self, field: str, holds: bool, allowed: str) -> None:
         if not holds:
