@@ -269,7 +269,7 @@ class MeshProgram(Program):
         share = tf.constant(size / whole)
         metrics |= {f"aux/{n}": (v, share) for n, (v, _) in ctx.collected.sums["loss"].items()}
         return gradients, {
-            "loss": (output.loss_sum, weight),
+            "loss": (output.loss_sum, tf.cast(weight, output.loss_sum.dtype)),
             "total": total,
             "metric": metrics,
             "statistic": ctx.collected.sums["statistic"],

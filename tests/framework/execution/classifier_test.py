@@ -19,6 +19,22 @@ def run(*executions: str, **job: Any) -> list[dict[str, Any]]:
     return found
 
 
+def test_a_float64_model_runs_under_every_execution() -> None:
+    alone, *others = run("alone", "mesh", "stages", "stages on meshes", dtype="float64")
+    assert len(alone["changed"]) == 8
+    for one in others:
+        np.testing.assert_allclose(one["losses"], alone["losses"], rtol=1e-12)
+        for path, value in alone["weights"].items():
+            within = 1e-6 if "moving" in path else 1e-12  # statistics are summed in float32
+            np.testing.assert_allclose(one["weights"][path], value, within, err_msg=path)
+
+
+def test_a_perceptron_computes_in_the_type_of_activations_of_a_mesh() -> None:
+    mesh, half = run("mesh", "half")
+    assert half["losses"] != mesh["losses"]
+    np.testing.assert_allclose(half["losses"], mesh["losses"], rtol=0.03)
+
+
 def test_frozen_batch_statistics_stay_as_they_are_under_every_execution() -> None:
     names = ("alone", "mesh", "stages", "stages on meshes")
     found = run(*names, frozen=["model/norm/.*", "model/mlp/layers/1/b"])
