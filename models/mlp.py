@@ -93,13 +93,13 @@ class Mlp(Layer):
 
     def _fprop_layer(self, i: int, theta: Theta, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
         if i == 0:
-            x = tf.cast(self._flat(x), theta.layers["0"].w.dtype)
+            x = tf.cast(self._flat(x), theta.layers[0].w.dtype)
         layer = self.layers[i]
-        x = layer.fprop(theta.layers[str(i)], x, ctx)
+        x = layer.fprop(theta.layers[i], x, ctx)
         x = ctx.constrain(x, ("batch", layer.params.dims[1]))
         if i == len(self.dropouts):
             return x
-        return self.dropouts[i].fprop(theta.dropouts[str(i)], x, ctx)
+        return self.dropouts[i].fprop(theta.dropouts[i], x, ctx)
 
     def _flat(self, x: tf.Tensor) -> tf.Tensor:
         p = self.params
