@@ -297,8 +297,14 @@ class LearnerBase(Configurable):
         """Returns the trainable weights that no pattern of `frozen` matches.
 
         Raises:
-          ValueError: a pattern matches no weight, or nothing is left to learn.
+          ValueError: there are no weights, a pattern matches none, or nothing is left to learn.
         """
+        if not specs:
+            raise ValueError(
+                f"{type(self).__name__}: nothing is left to learn, since the model has no weights: "
+                "declare them in the __init__ of its layers, by self.weight(name, shape, …) or "
+                "self.child(name, Linear.Params(…)); a tf.Variable or a layer of Keras is no weight"
+            )
         missed = self._frozen.missed(specs)
         if missed:
             raise ValueError(self._frozen.explain_miss(missed, specs))

@@ -412,6 +412,11 @@ def test_frozen_weights_have_no_slots_and_need_no_gradient() -> None:
     )
 
 
+def test_a_model_without_weights_is_told_what_a_weight_is() -> None:
+    with pytest.raises(ValueError, match=r"the model has no weights: .* tf.Variable or a layer of"):
+        make_learner().slots({})
+
+
 def test_frozen_pattern_that_matches_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match=r"Learner.frozen: 'stack' matches no weight.*stack/w"):
         make_learner(frozen=["stack"]).slots(SPECS)
