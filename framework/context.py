@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar, get_args
 
 import tensorflow as tf
 
@@ -60,6 +60,9 @@ class StepContext:
       example_offset: position in the global batch of the first example that this context sees.
       num_examples: size of the global batch, needed by `collect_loss`.
       fuse: how elementwise stretches are compiled (see primitives/fusion.py).
+
+    Raises:
+      ValueError: the mode is another one.
     """
 
     def __init__(
@@ -72,6 +75,10 @@ class StepContext:
         num_examples: int | None = None,
         fuse: Fuse = no_fusion,
     ) -> None:
+        if mode not in get_args(Mode):
+            raise ValueError(
+                f"StepContext: mode is {mode!r}, and has to be 'train', 'eval' or 'decode'"
+            )
         self.mode = mode
         self.num_examples = num_examples
         self.fuse = fuse

@@ -22,6 +22,7 @@ from typing import Any, Literal
 from tekso.framework.params import REQUIRED, Configurable, Params, param
 from tekso.framework.params.origins import Origin, hide_from_origins
 from tekso.framework.params.types import describe, type_name
+from tekso.framework.source_lines import line_of, place_of
 
 hide_from_origins(__file__)
 
@@ -88,11 +89,11 @@ class Experiment:
         try:
             inspect.signature(method).bind()
         except (TypeError, ValueError):
-            code = inspect.unwrap(method).__code__
-            given = ", ".join(code.co_varnames[: code.co_argcount])
+            code = getattr(inspect.unwrap(method), "__code__", None)
+            given = ", ".join(code.co_varnames[: code.co_argcount]) if code is not None else "…"
             raise TypeError(
-                f"{type_name(type(self))}.{name}({given}) ({code.co_filename}:"
-                f"{code.co_firstlineno}) has to have one parameter: def {name}(self): return ..."
+                f"{type_name(type(self))}.{name}({given}){place_of(method)} has to have one "
+                f"parameter: def {name}(self): return ..."
             ) from None
         return method
 
@@ -125,8 +126,8 @@ class Experiment:
 
 def _defined_at(method: Any) -> Origin:
     """File and line of a method of an experiment; those of the base class are defaults."""
-    code = inspect.unwrap(method).__code__
-    return "default" if code.co_filename == __file__ else (code.co_filename, code.co_firstlineno)
+    line = line_of(method)
+    return "default" if line is None or line[0] == __file__ else line
 
 
 def _params_of(owner: Any) -> Params:
@@ -198,6 +199,8 @@ class Run(Configurable):
                 raise ValueError(
                     f"run.{name} is {self.params.get(name)}, but it has to be at least {minimum}"
                 )
+        if self.params.seed >= 2**64:
+            raise ValueError(f"run.seed is {self.params.seed}, but it has to be below 2**64")
 
 
 class Tree(Configurable):

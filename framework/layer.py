@@ -158,7 +158,13 @@ class Layer(Configurable):
         return layer
 
     def child_list(self, name: str, params: Sequence[Any]) -> list[Any]:
-        """Builds children `name/0`, `name/1`, …, kept as the list attribute `name`."""
+        """Builds children `name/0`, `name/1`, …, kept as the list attribute `name`.
+
+        Theta has them by number, in no order; use the number of a layer for both:
+
+            for i, block in enumerate(self.blocks):
+                x = block.fprop(theta.blocks[i], x, ctx)
+        """
         layers = [self._adopt(f"{name}{SEPARATOR}{i}", p) for i, p in enumerate(params)]
         for layer in layers:
             layer._indexed = True

@@ -232,6 +232,11 @@ class MultiLearner(LearnerBase):
             for name, learner in self.learners.items()
         }
 
+    def is_frozen(self, path: str) -> bool:
+        """Returns whether a pattern matches a path, of all learners together or of its own one."""
+        owners = [name for name, pattern in self._patterns.items() if path in pattern]
+        return super().is_frozen(path) or any(self.learners[n].is_frozen(path) for n in owners)
+
 
 def _dense(spec: WeightSpec, gradient: Any) -> tf.Tensor:
     """A gradient in the type of the learner's state; one that is sparse is made dense."""

@@ -92,7 +92,7 @@ class LearnerBase(Configurable):
             "Number of skipped steps in a row at which training stops with an error.", default=10
         )
         frozen: list[str] = param(
-            'Regular expressions of whole weight paths that are not learned: ["encoder/.*"].',
+            'Regular expressions of whole weight paths that keep their values: ["encoder/.*"].',
             default=[],
         )
 
@@ -297,8 +297,14 @@ class LearnerBase(Configurable):
         """Returns the trainable weights that no pattern of `frozen` matches.
 
         Raises:
-          ValueError: a pattern matches no weight, or nothing is left to learn.
+          ValueError: there are no weights, a pattern matches none, or nothing is left to learn.
         """
+        if not specs:
+            raise ValueError(
+                f"{type(self).__name__}: nothing is left to learn, since the model has no weights: "
+                "declare them in the __init__ of its layers, by self.weight(name, shape, …) or "
+                "self.child(name, Linear.Params(…)); a tf.Variable or a layer of Keras is no weight"
+            )
         missed = self._frozen.missed(specs)
         if missed:
             raise ValueError(self._frozen.explain_miss(missed, specs))
@@ -307,6 +313,14 @@ class LearnerBase(Configurable):
             frozen = f"frozen={list(self._frozen.patterns)}, weights: {listed(list(specs))}"
             raise ValueError(f"{type(self).__name__}: nothing is left to learn; {frozen}")
         return left
+
+    def is_frozen(self, path: str) -> bool:
+        """Returns whether a pattern of `frozen` matches the path of a weight."""
+        return path in self._frozen
+
+    def without_frozen(self, values: Tensors) -> dict[str, tf.Tensor]:
+        """Returns new values by weight path, without those of frozen weights."""
+        return {path: value for path, value in values.items() if not self.is_frozen(path)}
 
     def _require(self, field: str, holds: bool, allowed: str) -> None:
         if not holds:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 SEPARATOR = "/"
 
@@ -16,7 +16,20 @@ T = TypeVar("T")
 
 
 class Theta(dict[str, Any]):
-    """A dict with attribute access; `tf.nest` and `tf.function` treat it as a mapping."""
+    """A dict with attribute access; `tf.nest` and `tf.function` treat it as a mapping.
+
+    The keys of the layers of a `child_list` are numbers: `theta.blocks[0]` is `theta.blocks["0"]`.
+    """
+
+    if TYPE_CHECKING:
+
+        def __getitem__(self, name: str | int) -> Any: ...
+
+    def __missing__(self, name: Any) -> Any:
+        key = str(name) if isinstance(name, int) else name
+        if key not in self:
+            raise KeyError(name)
+        return self[key]
 
     def __getattr__(self, name: str) -> Any:
         try:

@@ -93,13 +93,13 @@ class Mlp(Layer):
 
     def _fprop_layer(self, i: int, theta: Theta, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
         if i == 0:
-            x = self._flat(x)
+            x = tf.cast(self._flat(x), theta.layers[0].w.dtype)
         layer = self.layers[i]
-        x = layer.fprop(theta.layers[str(i)], x, ctx)
+        x = layer.fprop(theta.layers[i], x, ctx)
         x = ctx.constrain(x, ("batch", layer.params.dims[1]))
         if i == len(self.dropouts):
             return x
-        return self.dropouts[i].fprop(theta.dropouts[str(i)], x, ctx)
+        return self.dropouts[i].fprop(theta.dropouts[i], x, ctx)
 
     def _flat(self, x: tf.Tensor) -> tf.Tensor:
         p = self.params
@@ -110,4 +110,4 @@ class Mlp(Layer):
             )
         if x.shape.rank != 2:
             x = tf.reshape(x, [-1, p.input_dim])
-        return tf.cast(x, p.dtype)
+        return x

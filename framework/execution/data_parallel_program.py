@@ -299,7 +299,7 @@ class DataParallelProgram(Program):
         new = {WEIGHTS + path: v for path, v in new_weights.items()}
         new |= {LEARNER + path: v for path, v in new_slots.items()}
         means = {n: tf.math.divide_no_nan(*pair) for n, pair in sums["statistic"].items()}
-        statistics = self._task.new_statistics(weights, means)
+        statistics = self._learner.without_frozen(self._task.new_statistics(weights, means))
         taken = tf.equal(metrics["nonfinite_consecutive"], 0)  # a skipped step leaves no trace
         new |= {WEIGHTS + p: select(taken, v, weights[p]) for p, v in statistics.items()}
         for key, value in new.items():

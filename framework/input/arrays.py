@@ -18,6 +18,7 @@ from tekso.framework.input.skips import InputError
 from tekso.framework.input.sources import digest
 from tekso.framework.input.splits import Split
 from tekso.framework.params import param
+from tekso.framework.source_lines import place_of
 
 WEIGHTS = "weights"
 _OVERHEAD_BYTES = 250  # of a value that is an object of its own, besides its numbers
@@ -69,9 +70,7 @@ class Arrays(ExampleInput):
     def __init__(self, params: Any, **kwargs: Any) -> None:
         super().__init__(params, **kwargs)
         split = self.params.split
-        code = getattr(type(self).load, "__code__", None)
-        place = f" ({code.co_filename}:{code.co_firstlineno})" if code is not None else ""
-        self._what = f"{type(self).__name__}.load({split!r}){place}"
+        self._what = f"{type(self).__name__}.load({split!r}){place_of(type(self).load)}"
         found = self.load(split)
         if isinstance(found, Mapping):
             self.arrays = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from tekso.framework.params.origins import hide_from_origins
 from tekso.framework.params.params import Params as PlainParams
@@ -18,6 +18,24 @@ class Configurable:
         """Params of a Configurable."""
 
     params: Any
+
+    if not TYPE_CHECKING:
+
+        def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+            """Refuses what belongs into Params: `Linear(input_dim=3)`.
+
+            Raises:
+              TypeError: the first argument is no Params.
+            """
+            params = args[0] if args else kwargs.get("params")
+            if (args or kwargs) and not isinstance(params, PlainParams):
+                given = [*map(_short, args), *(f"{k}={_short(v)}" for k, v in kwargs.items())]
+                name = cls.__name__
+                raise TypeError(
+                    f"{name} is built from its Params: write "
+                    f"{name}.Params({', '.join(given)}).instantiate()"
+                )
+            return super().__new__(cls)
 
     def __init__(self, params: Any) -> None:
         """Keeps the frozen Params as `self.params`."""
@@ -49,6 +67,11 @@ class Configurable:
 
 
 Configurable.Params.owner = Configurable
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 30 else "…"
 
 
 def _most_derived(classes: list[type[PlainParams]]) -> list[type[PlainParams]]:

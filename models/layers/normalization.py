@@ -87,7 +87,8 @@ class BatchNorm(Norm):
     In training mean and variance are those of all examples and positions that run at the same time
     (all replicas; one micro-batch of a pipeline). Otherwise they are the moving statistics, which
     every step moves once towards the mean and (biased) variance of the whole global batch:
-    moving = decay * moving + (1 - decay) * batch.
+    moving = decay * moving + (1 - decay) * batch. Moving statistics that `learner.frozen` matches
+    stay as they are; training still normalises by those of the batch.
 
     Shapes:
       x: [batch, ..., dim]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -45,6 +47,13 @@ def train(**kwargs: object) -> StepContext:
 def test_only_train_is_training() -> None:
     assert [StepContext(mode=m).is_training for m in ("train", "eval", "decode")] == [1, 0, 0]
     assert not StepContext().is_training
+
+
+@pytest.mark.parametrize("mode", ["training", "evaluate", "", None])
+def test_an_unknown_mode_is_refused(mode: Any) -> None:
+    message = f"^StepContext: mode is {mode!r}, and has to be 'train', 'eval' or 'decode'$"
+    with pytest.raises(ValueError, match=message):
+        StepContext(mode=mode)
 
 
 def test_constrain_is_the_identity() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 
 from tekso.framework.experiment import Experiment, KeepBest, Run, Tree
@@ -168,6 +170,15 @@ def test_a_part_that_is_no_method_of_the_experiment_is_named() -> None:
         class input(Small):  # noqa: N801
             pass
 
+    class Bound(Small):
+        task = staticmethod(functools.partial(Small().task))  # type: ignore[assignment]
+
+    class BoundTooFew(Small):
+        task = staticmethod(functools.partial(TooMany.run))  # type: ignore[assignment]
+
+    assert Bound().tree().task == Small().tree().task
+    with pytest.raises(TypeError, match=r"BoundTooFew\.task\(…\) \(.*:\d+\) has to have one"):
+        BoundTooFew().tree()
     with pytest.raises(TypeError, match=r"Attribute\.task is .*, and has to be a method: def task"):
         Attribute().tree()
     with pytest.raises(TypeError, match=r"NoSelf\.task\(\) \(.*:\d+\) has to .*: def task\(self\)"):
@@ -183,6 +194,9 @@ def test_a_run_checks_its_numbers() -> None:
     for name in ("steps", "eval_every_steps", "keep_best.count"):
         with pytest.raises(ValueError, match=rf"run\.{name} is -1"):
             Run.Params().set({name: -1}).instantiate()
+    assert Run.Params(seed=2**64 - 1).instantiate()
+    with pytest.raises(ValueError, match=r"^run.seed is 18446744073709551616, .* below 2\*\*64$"):
+        Run.Params(seed=2**64).instantiate()
     with pytest.raises(ValueError, match="log_every_steps is 0"):
         Run.Params(log_every_steps=0).instantiate()
     with pytest.raises(TypeError, match=r"goal: wanted Literal"):

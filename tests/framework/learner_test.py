@@ -412,6 +412,11 @@ def test_frozen_weights_have_no_slots_and_need_no_gradient() -> None:
     )
 
 
+def test_a_model_without_weights_is_told_what_a_weight_is() -> None:
+    with pytest.raises(ValueError, match=r"the model has no weights: .* tf.Variable or a layer of"):
+        make_learner().slots({})
+
+
 def test_frozen_pattern_that_matches_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match=r"Learner.frozen: 'stack' matches no weight.*stack/w"):
         make_learner(frozen=["stack"]).slots(SPECS)
@@ -480,7 +485,7 @@ def make_multi(**fields: Any) -> MultiLearner:
             ),
         },
     }
-    return MultiLearner.Params(**{**values, **fields}).instantiate()
+    return MultiLearner.Params(**values).set(fields).instantiate()
 
 
 def test_each_learner_updates_its_own_weights() -> None:
@@ -533,6 +538,17 @@ def test_bad_gradient_of_one_learner_stops_all() -> None:
     gradients = {**random_tensors(1), "scale": tf.constant(math.nan)}
     made = run(make_multi(), [gradients])[0]
     assert_equal(made.weights, random_tensors(0))
+
+
+def test_statistics_are_kept_by_the_patterns_of_all_and_of_the_learner_of_their_path() -> None:
+    multi = make_multi(
+        frozen=["a/.*"],
+        patterns={"embedding": "emb.*", "rest": "stack/.*|scale"},
+        **{"learners.rest.frozen": [".*/mean"]},
+    )
+    paths = ("a/mean", "embedding/mean", "stack/mean", "stack/variance")
+    values = dict.fromkeys(paths, tf.constant(1.0))
+    assert list(multi.without_frozen(values)) == ["embedding/mean", "stack/variance"]
 
 
 def test_weights_frozen_for_all_need_no_pattern() -> None:

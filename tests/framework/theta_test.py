@@ -31,6 +31,16 @@ def test_attribute_is_the_item() -> None:
     assert theta.b == 2
 
 
+def test_layers_of_a_list_are_found_by_number() -> None:
+    theta = as_theta({"blocks": {str(i): {"w": i} for i in range(11)}})
+    assert theta.blocks[10] is theta.blocks["10"]
+    with pytest.raises(KeyError, match=r"^11$"):
+        _ = theta.blocks[11]
+    for key in (-1, 0.0, None):
+        with pytest.raises(KeyError):
+            _ = theta.blocks[key]  # type: ignore[index]
+
+
 def test_missing_name_lists_the_names_and_the_close_one() -> None:
     theta = as_theta({"scale": 1, "bias": 2})
     with pytest.raises(AttributeError, match=r"no 'scael'.*\['bias', 'scale'\].*mean 'scale'"):

@@ -226,7 +226,7 @@ class MeshProgram(Program):
         new = {WEIGHTS + path: done.weights[path] for path in self._trained}
         new |= {LEARNER + path: value for path, value in done.slots.items()}
         means = {n: tf.math.divide_no_nan(*pair) for n, pair in sums["statistic"].items()}
-        statistics = self._task.new_statistics(weights, means)
+        statistics = self._learner.without_frozen(self._task.new_statistics(weights, means))
         taken = tf.equal(done.metrics["nonfinite_consecutive"], 0)
         new |= {WEIGHTS + p: select(taken, v, weights[p]) for p, v in statistics.items()}
         for key, value in new.items():
@@ -269,7 +269,7 @@ class MeshProgram(Program):
         share = tf.constant(size / whole)
         metrics |= {f"aux/{n}": (v, share) for n, (v, _) in ctx.collected.sums["loss"].items()}
         return gradients, {
-            "loss": (output.loss_sum, weight),
+            "loss": (output.loss_sum, tf.cast(weight, output.loss_sum.dtype)),
             "total": total,
             "metric": metrics,
             "statistic": ctx.collected.sums["statistic"],

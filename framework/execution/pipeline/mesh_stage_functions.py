@@ -248,7 +248,7 @@ class MeshStageFunctions:
         new = {WEIGHTS + path: value for path, value in new_weights.items()}
         new |= {LEARNER + path: value for path, value in new_slots.items()}
         means = {name: tf.math.divide_no_nan(*pair) for name, pair in statistics.items()}
-        changed = self._task.new_statistics(weights, means)
+        changed = self._learner.without_frozen(self._task.new_statistics(weights, means))
         new |= {WEIGHTS + p: select(decision.finite, v, weights[p]) for p, v in changed.items()}
         self._state.store(index, new)
         return self.replicated(tf.identity(taken["finite"]))

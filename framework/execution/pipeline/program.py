@@ -209,7 +209,7 @@ class PipelineProgram(HostProgram):
         owned = self._setting.plan.owned(stage.index)
         weights = {path: variables[WEIGHTS + path].read_value() for path in owned}
         means = {name: tf.math.divide_no_nan(*pair) for name, pair in statistics.items()}
-        changed = self._task.new_statistics(weights, means)
+        changed = self._learner.without_frozen(self._task.new_statistics(weights, means))
         new = {WEIGHTS + p: select(decision.finite, v, weights[p]) for p, v in changed.items()}
         if stage.index == 0:
             new |= {LEARNER + path: value for path, value in decision.counts.items()}

@@ -781,3 +781,18 @@ def test_a_file_below_the_working_directory_is_named_relative_to_it(
 
 def test_repr_shows_what_is_not_default() -> None:
     assert repr(Linear.Params(input_dim=3)) == "Linear.Params(input_dim=3, init=Uniform.Params())"
+
+
+def test_a_class_that_is_called_without_params_says_how_it_is_built() -> None:
+    class Block(Configurable):
+        class Params(Configurable.Params):
+            dims: list[int] = param("Sizes.", default=[])
+            name: str = param("Name.", default="")
+
+    message = r"^Block is built from its Params: write Block.Params\(dims=\[3\]\).instantiate\(\)$"
+    with pytest.raises(TypeError, match=message):
+        Block(dims=[3])  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"write Block.Params\(3, name=…\).instantiate\(\)"):
+        Block(3, name="a" * 40)  # type: ignore[call-arg]
+    made = Block(Block.Params(dims=[2]))
+    assert copy.copy(made).params.dims == Block(params=made.params).params.dims == [2]
