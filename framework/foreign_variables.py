@@ -13,6 +13,7 @@ ways, in every execution:
 from __future__ import annotations
 
 import contextlib
+import inspect
 import itertools
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -285,7 +286,7 @@ def _has_code(layer: Layer, frame: Any) -> bool:
         if kind is Layer:
             return False
         for method in vars(kind).values():
-            code = getattr(method, "__code__", None)
+            code = getattr(inspect.unwrap(method) if callable(method) else None, "__code__", None)
             if code is None or code.co_filename != frame.filename:
                 continue
             lines = [line for _, _, line in code.co_lines() if line is not None]

@@ -7,6 +7,8 @@ batch and adds up what the parts return. What its methods return is checked in t
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
@@ -50,6 +52,21 @@ class Program(Protocol):
         ...
 
 
+def _on_tensors(method: Callable[..., Any], position: int) -> Callable[..., Any]:
+    """Returns a method whose argument at a position, or of the name "batch", became tensors."""
+
+    @functools.wraps(method)
+    def run(self: Task, *args: Any, **kwargs: Any) -> Any:
+        arguments = list(args)
+        if position < len(arguments):
+            arguments[position] = task_results.as_tensors(arguments[position])
+        elif "batch" in kwargs:
+            kwargs["batch"] = task_results.as_tensors(kwargs["batch"])
+        return method(self, *arguments, **kwargs)
+
+    return run
+
+
 class Task(Layer):
     """Base of all tasks: a model, its loss over a batch, its metrics and its decoding.
 
@@ -77,6 +94,13 @@ class Task(Layer):
 
     class Params(Layer.Params):
         """Params of a task."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Lets `loss` and `loss_weight` of the class take batches of NumPy arrays."""
+        super().__init_subclass__(**kwargs)
+        for name, position in (("loss", 1), ("loss_weight", 0)):
+            if inspect.isfunction(method := vars(cls).get(name)):
+                setattr(cls, name, _on_tensors(method, position))
 
     @classmethod
     def complete(cls, params: TaskParams, input: Any) -> TaskParams:

@@ -102,7 +102,7 @@ class Mlp(Layer):
         return self.dropouts[i].fprop(theta.dropouts[i], x, ctx)
 
     def _flat(self, x: tf.Tensor) -> tf.Tensor:
-        p = self.params
+        x, p = tf.convert_to_tensor(x), self.params
         if math.prod(x.shape[1:]) != p.input_dim:
             raise ValueError(
                 f"Mlp: x is {list(x.shape)}, of {math.prod(x.shape[1:])} features an example, and "

@@ -288,3 +288,36 @@ def test_a_loss_that_is_collected_has_to_be_a_scalar() -> None:
     ctx = StepContext(mode="train", num_examples=4)
     with pytest.raises(ValueError, match=r"collect_loss\('size'\): the value has the shape \[2\]"):
         ctx.collect_loss("size", TWO)
+
+
+class OfOnesOwn(Task):
+    """A task whose `loss` and `loss_weight` need tensors."""
+
+    def loss_weight(self, batch: Any) -> tf.Tensor:
+        """Sums the weights; `rank` is an attribute of tensors alone."""
+        assert batch["x"].shape.rank == 1
+        return tf.reduce_sum(batch["weights"])
+
+    def loss(self, theta: Any, batch: Any, ctx: Any) -> LossSums:
+        """Sums the squares."""
+        assert batch["x"].shape.rank == 1
+        return LossSums(tf.reduce_sum(batch["weights"] * batch["x"] ** 2))
+
+
+class Derived(OfOnesOwn):
+    """A subclass that calls its base."""
+
+    def loss(self, theta: Any, batch: Any, ctx: Any) -> LossSums:
+        """Doubles the loss of the base."""
+        return LossSums(2.0 * super().loss(theta, batch=batch, ctx=ctx).loss_sum)
+
+
+def test_a_task_of_ones_own_takes_batches_of_numpy() -> None:
+    batch = {"x": np.array([1.0, 2.0]), "weights": np.array([1.0, 0.5])}
+    for kind, factor in ((OfOnesOwn, 1.0), (Derived, 2.0)):
+        task = kind.Params().instantiate()
+        assert float(task.loss_weight(batch)) == 1.5
+        assert float(task.loss(None, batch, StepContext()).loss_sum) == 3.0 * factor
+        assert task_results.method_of(task, "loss").endswith(
+            f"({__file__}:{inspect.getsourcelines(vars(kind)['loss'])[1]})"
+        )

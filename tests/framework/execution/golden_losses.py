@@ -141,7 +141,7 @@ def results(only: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
             case = waiting.pop(0)
             running.append((case, processes.start([HERE, "run", *case.split("/")])))
         case, process = running.pop(0)
-        output, errors = process.communicate()
+        output, errors = process.communicate(timeout=300)
         if process.returncode:
             raise SystemExit(f"{case} ended with {process.returncode}:\n{errors[-3000:]}")
         yield case, json.loads(output.splitlines()[-1])
