@@ -199,10 +199,12 @@ def _explain(key: str, modules: list[str]) -> str:
         return f"{module} has no experiment {name!r}{hint}; it has: {_listed(module)}"
     everything = sorted({*modules, *registered})
     close = difflib.get_close_matches(module or key, everything, n=3)
-    if close:
-        hint = _did_you_mean(f"{match}.{_class_in(match, name)}" for match in close)
-    else:
-        hint = _did_you_mean(_with_class(name, everything)[:3])
+    keys = [f"{match}.{found}" for match in close for found in _close_classes(match, name)]
+    hint = _did_you_mean((keys or _with_class(name, everything))[:3])
+    package = module.partition(".")[0]
+    packages = {known.partition(".")[0] for known in everything}
+    if package and package not in packages and package not in sys.modules:
+        hint += f"; if {package} is a package of yours, import it first (--import={package})"
     shown = ", ".join(everything) or "none"
     return f"there is no experiment {key!r}{hint}; modules with experiments: {shown}"
 
@@ -234,9 +236,8 @@ def _classes_in(module: str) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _class_in(module: str, name: str) -> str:
-    close = difflib.get_close_matches(name, _classes_in(module), n=1, cutoff=0.5)
-    return close[0] if close else name
+def _close_classes(module: str, name: str) -> list[str]:
+    return difflib.get_close_matches(name, _classes_in(module), n=1, cutoff=0.5)
 
 
 def _with_class(name: str, modules: Iterable[str]) -> list[str]:

@@ -269,7 +269,12 @@ def _check_arrays(path: str, input: Any) -> None:
     Raises:
       InputError: it has not.
     """
-    arrays = _known_arrays(input) if input.num_batches != 0 else {}
+    if input.num_batches == 0:
+        raise InputError(
+            f"{path} ({input.describe()}) has no examples. Give it some, or leave it out of "
+            "eval_inputs"
+        )
+    arrays = _known_arrays(input)
     missing = [name for name in (X, LABELS, WEIGHTS) if name not in arrays]
     if missing:
         raise InputError(

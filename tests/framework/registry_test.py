@@ -106,6 +106,19 @@ def test_a_miss_imports_nothing_and_suggests_from_the_level_of_the_typo(rooms: P
     assert loaded() == []
 
 
+def test_only_experiments_that_exist_are_suggested(rooms: Path) -> None:
+    write(rooms, "nrx.py", EXPERIMENT.format(name="Mine"))
+    registry.import_package("nrx")
+    text = miss("nry.Rep")
+    assert "did you mean" not in text and "nrx.Rep" not in text
+    assert (
+        "no experiment 'nry.Rep'; if nry is a package of yours, import it first (--import=nry)"
+        in (text)
+    )
+    assert "did you mean nrx.Mine?" in miss("nry.Mime")
+    assert "--import" not in miss("lm.python_sorce.Zebra") + miss("zzz")
+
+
 def test_a_class_that_is_not_registered_is_found(rooms: Path) -> None:
     plain = EXPERIMENT.format(name="Forgotten").replace("@register\n", "")
     write(rooms, "rooms/params/lm/mine.py", EXPERIMENT.format(name="Tiny") + plain)

@@ -329,3 +329,19 @@ def test_a_label_beyond_32_bits_is_no_other_class() -> None:
     batch["labels"] = batch["labels"] + 2**32
     with pytest.raises(tf.errors.InvalidArgumentError, match="outside the valid range"):
         task.loss(task.init(1), tensors(batch), StepContext())
+
+
+class Empty(Made):
+    """Has no held-out examples."""
+
+    @property
+    def num_examples(self) -> int:  # type: ignore[override]
+        return 6 if self.params.split == "train" else 0
+
+
+def test_an_evaluation_input_without_examples_is_said_to_have_none() -> None:
+    input = Empty.Params(batch_size=4).instantiate()
+    dev = HeldOut.Params().instantiate(train=input.params)
+    params = Classification.complete(Classification.Params(num_classes=3), input)
+    with pytest.raises(InputError, match=r"^eval_inputs.dev \(Empty\) has no examples"):
+        params.instantiate().check_inputs({"input": input, "eval_inputs.dev": dev})
