@@ -79,8 +79,6 @@ class Arrays(ExampleInput):
         else:
             self.arrays = self._read(found)
         self._check()
-        if self.assets_dir is not None:
-            self._check_unchanged(self.assets_dir)
 
     def load(self, split: Split) -> Any:
         """Returns the examples of a split; see the class.
@@ -116,6 +114,38 @@ class Arrays(ExampleInput):
                 yield np.ascontiguousarray(array).tobytes()
 
         return digest(parts())
+
+    def check_unchanged(self) -> None:
+        """See `Input`: compares a digest of the examples with the one in `assets_dir`.
+
+        Raises:
+          InputError: there is another one.
+        """
+        if self.assets_dir is None:
+            return
+        of_data = self.params.copy().set(batch_size=1, order="once", max_gigabytes=1.0)
+        crc = zlib.crc32(of_data.to_text().encode())  # of the class, the split and its own Params
+        path = files.join(self.assets_dir, f"arrays_{self.params.split}_{crc:08x}.json")
+        about = {"data": self.describe(), "digest": self.fingerprint()}
+        if not files.exists(path):
+            files.write_atomically(path, json.dumps(about, indent=1, ensure_ascii=False) + "\n")
+            return
+        try:
+            kept = json.loads(files.read(path))
+            digest_then, data_then = kept["digest"], kept["data"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(f"{path} is damaged ({error}): remove it") from error
+        if digest_then == about["digest"]:
+            return
+        difference = f"then {data_then}; now {about['data']}"
+        if data_then == about["data"]:
+            difference = f"{data_then}, with other values or in another order"
+        raise InputError(
+            f"{self._what} returns other examples than before in this logdir: {difference}. It has "
+            "to return the same ones in every call: give a split or order that is drawn with a "
+            "fixed seed. If the data has changed, use a new --logdir; there, --checkpoint=PATH "
+            "evaluates checkpoints of this one"
+        )
 
     def describe(self) -> str:
         """Returns the data in a line."""
@@ -220,31 +250,6 @@ class Arrays(ExampleInput):
             raise InputError(
                 f"{self._what}: {name!r} has NaN or infinite values in {len(wrong):,} examples "
                 f"({which}): leave these out, or replace them (np.nan_to_num)"
-            )
-
-    def _check_unchanged(self, assets_dir: str) -> None:
-        """Keeps a digest of the examples, or compares them with the one that is kept.
-
-        Raises:
-          InputError: there is another one.
-        """
-        of_data = self.params.copy().set(batch_size=1, order="once", max_gigabytes=1.0)
-        crc = zlib.crc32(of_data.to_text().encode())  # of the class, the split and its own Params
-        path = files.join(assets_dir, f"arrays_{self.params.split}_{crc:08x}.json")
-        about = {"data": self.describe(), "digest": self.fingerprint()}
-        if not files.exists(path):
-            files.write_atomically(path, json.dumps(about, indent=1, ensure_ascii=False) + "\n")
-            return
-        try:
-            kept = json.loads(files.read(path))
-            digest_then, data_then = kept["digest"], kept["data"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise InputError(f"{path} is damaged ({error}): remove it") from error
-        if digest_then != about["digest"]:
-            raise InputError(
-                f"{self._what} returns other examples than before in this logdir ({data_then}; now "
-                f"{about['data']}). It has to return the same ones in every call: give a split or "
-                "order that is drawn with a fixed seed. If the data has changed, use a new logdir"
             )
 
 

@@ -102,6 +102,10 @@ class HeldOut(Input):
         """See `Input`."""
         return self._inner.form()
 
+    def check_unchanged(self) -> None:
+        """See `Input`."""
+        self._inner.check_unchanged()
+
     def is_padding(self, step: int) -> npt.NDArray[np.bool_] | None:
         """See `Input`."""
         return self._inner.is_padding(int(self._steps[step]))

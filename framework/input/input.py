@@ -134,6 +134,15 @@ class Input(Configurable):
         del step
         return None
 
+    def check_unchanged(self) -> None:
+        """Checks that the data is that with which the run began, as far as `assets_dir` tells.
+
+        The first call of a run keeps in `assets_dir` what later ones compare.
+
+        Raises:
+          InputError: the data has changed.
+        """
+
     @property
     def vocab_size(self) -> int | None:
         """Number of token ids; None where there are no tokens."""

@@ -152,6 +152,11 @@ class Mixture(Input):
                 batch[key][rows] = values
         return batch
 
+    def check_unchanged(self) -> None:
+        """See `Input`: every part is checked."""
+        for one in self._inputs:
+            one.check_unchanged()
+
     def skipped(self) -> SkipReport:
         """What of the data was malformed and left out."""
         return sum((one.skipped() for one in self._inputs), SkipReport())

@@ -65,6 +65,7 @@ def assemble(
     cpu_devices: int | None = None,
     peers: Peers | None = None,
     reads_data: bool = True,
+    trains: bool = True,
 ) -> Assembly:
     """Builds the parts of an experiment, best before anything else runs TensorFlow in this process.
 
@@ -76,6 +77,7 @@ def assemble(
       peers: the processes over which the program is laid; all assemble it at the same time.
       reads_data: False: texts are given, so the input is what is known without its data, where
         that says enough, and nothing is evaluated.
+      trains: False: the training data may have changed since the run began.
 
     Raises:
       ValueError: a part says that its Params make no sense, or do not fit those of another.
@@ -98,6 +100,8 @@ def assemble(
                 name: params.instantiate(seed=seed, assets_dir=assets_dir, train=tree.input)
                 for name, params in tree.eval_inputs.items()
             }
+            for one in [*([input] if trains else []), *eval_inputs.values()]:
+                one.check_unchanged()
         input_checks.check_ends(eval_inputs)
         batch = input.batch(0)
         for path, one in with_paths(input, eval_inputs).items():

@@ -109,7 +109,7 @@ class Job:
         where = f"step {steps[-1]}" if steps else "the beginning, since nothing was saved yet"
         return f", which goes on from {where}"
 
-    def assemble(self, peers: Peers, *, reads_data: bool = True) -> Assembly:
+    def assemble(self, peers: Peers, *, reads_data: bool = True, trains: bool = True) -> Assembly:
         """Builds the parts of the experiment; see `assemble`."""
         return assemble(
             self.tree,
@@ -118,6 +118,7 @@ class Job:
             cpu_devices=self.cpu_devices,
             peers=peers,
             reads_data=reads_data,
+            trains=trains,
         )
 
     def checkpoints(self) -> Checkpoints:

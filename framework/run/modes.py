@@ -120,7 +120,7 @@ def evaluate_checkpoint(job: Job, checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _evaluate(job: Job, checkpoint: Checkpoint, peers: Peers) -> dict[str, Any]:
-    parts = _restored(job, checkpoint, peers)
+    parts = _restored(job, checkpoint, peers, trains=False)
     _try_task(job, parts, is_new=False)
     log = MetricsLog(job.logdir.file("evaluations.jsonl"))
     found = {}
@@ -259,9 +259,14 @@ def tree_of(checkpoint: Checkpoint) -> tuple[str, Any]:
 
 
 def _restored(
-    job: Job, checkpoint: Checkpoint, peers: Peers, *, reads_data: bool = True
+    job: Job,
+    checkpoint: Checkpoint,
+    peers: Peers,
+    *,
+    reads_data: bool = True,
+    trains: bool = True,
 ) -> Assembly:
-    parts = job.assemble(peers, reads_data=reads_data)
+    parts = job.assemble(peers, reads_data=reads_data, trains=trains)
     restore(parts.program, checkpoint)
     return parts
 

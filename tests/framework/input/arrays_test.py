@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tekso.framework.input.arrays import Arrays
 from tekso.framework.input.held_out import HeldOut
+from tekso.framework.input.mixtures import Mixture
 from tekso.framework.input.skips import InputError
 from tekso.framework.params import Params, param
 
@@ -217,19 +218,37 @@ def test_load_has_to_be_there() -> None:
         Arrays.Params(batch_size=2).instantiate()
 
 
+def unchanged(value: Any, folder: Path, **kwargs: Any) -> None:
+    given(value, assets_dir=str(folder), **kwargs).check_unchanged()
+
+
 def test_a_resumed_run_refuses_other_examples(tmp_path: Path) -> None:
-    folder = str(tmp_path)
-    given({"x": x_of(3)}, assets_dir=folder)
-    given({"x": x_of(3)}, assets_dir=folder, batch_size=3, order="once")
-    given({"x": x_of(4)}, assets_dir=folder, split="dev")
-    given({"x": x_of(4)}, assets_dir=folder, size=4)  # other Params, other data
+    unchanged({"x": x_of(3)}, tmp_path)
+    unchanged({"x": x_of(3)}, tmp_path, batch_size=3, order="once")
+    unchanged({"x": x_of(4)}, tmp_path, split="dev")
+    unchanged({"x": x_of(4)}, tmp_path, size=4)  # other Params, other data
     assert len(list(tmp_path.iterdir())) == 3
-    with pytest.raises(InputError, match="returns other examples than before in this logdir"):
-        given({"x": x_of(3)[::-1]}, assets_dir=folder)
+    message = r"other examples than before in this logdir: Given, train: 3 .*, with other values"
+    with pytest.raises(InputError, match=message):
+        unchanged({"x": x_of(3)[::-1]}, tmp_path)
+    with pytest.raises(InputError, match=r"logdir: then Given, train: 3 .*; now Given, train: 4"):
+        unchanged({"x": x_of(4)}, tmp_path)
     for path in tmp_path.iterdir():
         path.write_text("{")
     with pytest.raises(InputError, match=r"arrays_train_.*json is damaged .* remove it"):
-        given({"x": x_of(3)}, assets_dir=folder)
+        unchanged({"x": x_of(3)}, tmp_path)
+
+
+def test_held_out_data_and_parts_of_mixtures_are_checked_too(tmp_path: Path) -> None:
+    train = given({"x": x_of(3)}, assets_dir=str(tmp_path))
+    opened = {"train": train.params, "assets_dir": str(tmp_path)}
+    HeldOut.Params().instantiate(**opened).check_unchanged()
+    parts = Mixture.Params(batch_size=2, inputs=[train.params])
+    parts.instantiate(assets_dir=str(tmp_path)).check_unchanged()
+    Given.made = staticmethod(lambda split: {"x": x_of(4)})  # type: ignore[assignment]
+    for params in (HeldOut.Params(), parts):
+        with pytest.raises(InputError, match="other examples than before"):
+            params.instantiate(**opened).check_unchanged()
 
 
 def test_masked_arrays_that_hide_nothing_are_data() -> None:

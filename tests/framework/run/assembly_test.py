@@ -1,0 +1,84 @@
+"""What a run does with its inputs before the first step: warnings, and data that has changed."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import processes
+import pytest
+
+CODE = '''"""Points of two classes, moved by what a file says of each split."""
+
+import json
+
+import numpy as np
+
+from tekso.framework.experiment import Experiment, Run
+from tekso.framework.input.arrays import Arrays
+from tekso.framework.input.held_out import HeldOut
+from tekso.framework.learner import Learner
+from tekso.framework.optimizers.adam import AdamW
+from tekso.framework.registry import register
+from tekso.framework.schedules import Constant
+from tekso.models.layers.linear import Linear
+from tekso.tasks.classification.task import Classification
+
+
+class Points(Arrays):
+    def load(self, split):
+        with open("moved.json") as file:
+            moved = json.load(file)[split]
+        return {"x": np.arange(6.0).reshape(3, 2) + moved, "labels": np.array([1, 2, 1])}
+
+
+@register
+class Tiny(Experiment):
+    """Two points a batch."""
+
+    def task(self):
+        return Classification.Params(model=Linear.Params(input_dim=2))
+
+    def input(self):
+        return Points.Params(batch_size=2)
+
+    def eval_inputs(self):
+        return {"dev": HeldOut.Params()}
+
+    def learner(self):
+        return Learner.Params(optimizer=AdamW.Params(), schedule=Constant.Params(value=0.01))
+
+    def run(self):
+        return Run.Params(steps=1)
+'''
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "points.py").write_text(CODE)
+    return tmp_path
+
+
+def trainer(folder: Path, *flags: str, train: int, dev: int) -> subprocess.CompletedProcess[str]:
+    (folder / "moved.json").write_text(f'{{"train": {train}, "dev": {dev}}}')
+    command = ["-m", "tekso.tools.trainer", "--import=points", "--logdir=run", *flags]
+    return processes.run(command, cwd=folder)
+
+
+def test_what_is_doubtful_is_shown_and_only_data_that_is_used_must_be_unchanged(
+    folder: Path,
+) -> None:
+    begin = ["--model=points.Tiny", "--set=execution.xla=none"]
+    done = trainer(folder, *begin, train=0, dev=0)
+    assert done.returncode == 0, done.stderr
+    told = done.stdout + done.stderr
+    assert "warning: eval_inputs.dev has the same examples as the training input" in told
+    assert "warning: input: 1 of the classes 0 to 2 have no training example (0)" in told
+
+    done = trainer(folder, "--mode=eval", train=5, dev=0)
+    assert done.returncode == 0, done.stderr
+    done = trainer(folder, *begin, "--steps=2", train=5, dev=0)
+    assert done.returncode and "Points.load('train')" in done.stderr
+    done = trainer(folder, "--mode=eval", train=0, dev=5)
+    assert done.returncode and "Points.load('dev')" in done.stderr
+    assert "returns other examples than before in this logdir" in done.stderr
