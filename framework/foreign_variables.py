@@ -58,7 +58,7 @@ def check(root: Layer) -> None:
     Raises:
       ForeignVariableError: one has; names the layer and the attribute.
     """
-    layers = {id(layer) for layer in root.walk()}
+    layers, has_weights = {id(layer) for layer in root.walk()}, bool(root.specs())
     for layer in root.walk():
         for name, value in vars(layer).items():
             if name in ("params", "_parent", "_children", "_weights"):
@@ -76,10 +76,12 @@ def check(root: Layer) -> None:
                     f"__init__ by self.{call}({name!r}, …), with Params, and call it in fprop as "
                     f"self.{name}{'' if call == 'child' else '[i]'}.fprop(theta.{name}…, x, ctx)"
                 )
-            found = [v for x in leaves if not isinstance(x, Layer) for v in _variables_of(x)]
-            if found:
+            others = [x for x in leaves if not isinstance(x, Layer)]
+            found = [v for x in others for v in _variables_of(x)]
+            # A layer of Keras may make its variables when it is called.
+            if found or (not has_weights and any(map(_is_of_keras, others))):
                 what = type(value).__name__
-                if not isinstance(value, tf.Variable):
+                if found and not isinstance(value, tf.Variable):
                     what += f" with {_shown(found)}"
                 raise ForeignVariableError(
                     f"{_called(layer)} has an attribute {name!r} of type {what}: a layer holds no "
@@ -232,10 +234,14 @@ def _variables_of(value: Any) -> list[Any]:
     """The variables of an attribute that is no nest, and no layer."""
     if isinstance(value, tf.Variable):
         return [value]
-    if isinstance(value, tf.Module) or hasattr(type(value), "trainable_variables"):
+    if isinstance(value, tf.Module) or _is_of_keras(value):
         found: Iterable[Any] = value.variables
         return list(found)
     return []
+
+
+def _is_of_keras(value: Any) -> bool:
+    return hasattr(type(value), "trainable_variables")
 
 
 def _is_capture_of_variable(error: BaseException) -> bool:

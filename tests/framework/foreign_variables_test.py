@@ -223,3 +223,16 @@ def test_a_function_of_the_batch_may_read_no_variable() -> None:
 @pytest.mark.parametrize("execute", EXECUTIONS)
 def test_steps_without_such_variables_run(execute: Callable[[Task], Any]) -> None:
     execute(task("none"))
+
+
+class OfKeras(Layer):
+    """Has a layer of Keras that was not called yet, and no weights."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self.dense = tf.keras.layers.Dense(3)
+
+
+def test_a_layer_of_keras_in_a_model_without_weights_is_refused_before_it_is_called() -> None:
+    with pytest.raises(ForeignVariableError, match=r"^OfKeras has an attribute 'dense' of type D"):
+        foreign_variables.check(OfKeras.Params().instantiate())
