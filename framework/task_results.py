@@ -127,6 +127,20 @@ def complete(params: Params, input: Any) -> Params:
     )
 
 
+def check_inputs(task: Task, inputs: Mapping[str, Any]) -> list[str]:
+    """Returns the warnings of `task.check_inputs(inputs)`.
+
+    Raises:
+      TaskError: it is neither None nor a list of texts.
+    """
+    found = task.check_inputs(inputs)
+    if found is None:
+        return []
+    if not isinstance(found, list) or not all(isinstance(line, str) for line in found):
+        raise _error(task, "check_inputs", found, "warnings, a list of str, or None")
+    return found
+
+
 def loss_weight(task: Task, batch: Batch) -> tf.Tensor:
     """Returns `task.loss_weight(batch)` in float32; the batch may have NumPy arrays.
 

@@ -248,6 +248,27 @@ def test_complete_of_params_that_are_of_no_task_says_so() -> None:
         task_results.complete(Mlp.Params(), None)
 
 
+class Warns(Task):
+    """Returns what the test says of its inputs."""
+
+    given: Any = None
+
+    def check_inputs(self, inputs: Any) -> Any:
+        """Returns it."""
+        return self.given
+
+
+def test_warnings_are_a_list_of_texts() -> None:
+    warns = Warns.Params().instantiate()
+    for given, found in ((None, []), ([], []), (["a"], ["a"])):
+        warns.given = given
+        assert task_results.check_inputs(warns, {}) == found
+    for given in ("a", [1], True):
+        warns.given = given
+        with pytest.raises(TaskError, match=r"^Warns.check_inputs \(.*\) returns .* list of str"):
+            task_results.check_inputs(warns, {})
+
+
 def test_what_every_method_of_a_task_returns_is_checked() -> None:
     functions = inspect.getmembers(task_results, inspect.isfunction)
     checked = {name for name, one in functions if one.__module__ == task_results.__name__}
