@@ -121,7 +121,31 @@ class Experiment:
             raise TypeError(
                 f"{type_name(type(self))}: {name} has to be Params, given {describe(value)}{hint}"
             )
+        base = _BASES.get(name.partition(".")[0], "")
+        kinds = {f"{kind.__module__}.{kind.__qualname__}" for kind in value.owner.__mro__}
+        if base and base not in kinds and kinds & {*_BASES.values(), *_PARTS_OF_PARTS}:
+            raise TypeError(
+                f"{type_name(type(self))}.{name}{place_of(getattr(self, name, None))} returns "
+                f"{type_name(type(value))}, and has to return Params of a subclass of {base}"
+            )
         return value.copy()
+
+
+_BASES = {
+    "task": "tekso.framework.task.Task",
+    "input": "tekso.framework.input.input.Input",
+    "eval_inputs": "tekso.framework.input.input.Input",
+    "learner": "tekso.framework.learning_step.LearnerBase",
+    "execution": "tekso.framework.execution.base.Execution",
+    "run": f"{__name__}.Run",
+}
+"""What the parts of an experiment derive from; not imported here, since TensorFlow is slow to."""
+
+_PARTS_OF_PARTS = (
+    "tekso.framework.layer.Layer",
+    "tekso.framework.optimizers.optimizer.Optimizer",
+    "tekso.framework.schedules.Schedule",
+)
 
 
 def _defined_at(method: Any) -> Origin:

@@ -257,7 +257,7 @@ class ExampleInput(Input):
             f"{size} up with copies ({-count % size}), and no array marks them, so they would "
             f"count. Add {next(iter(self.padding_keys), 'weights')!r} to the arrays of examples(), "
             "as np.ones(len(index), np.float32), and multiply by it in loss_weight and loss of the "
-            f"task; or set {self.params.path_of('batch_size')} to a divisor of {count}, as {even}"
+            f"task; or set the batch_size of this input to a divisor of {count}, as {even}"
         )
 
     def at(self, position: npt.NDArray[np.int64]) -> Batch:

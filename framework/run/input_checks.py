@@ -175,7 +175,8 @@ def check_weights(inputs: Mapping[str, Input], task: Task) -> None:
         weight = _weight(task, copies)
         if weight:
             how = f"of these alone it is {weight:g} instead of 0"
-            raise InputError(counted(path, f"{type(task).__name__}.loss_weight", is_padding, how))
+            what = task_results.method_of(task, "loss_weight")
+            raise InputError(counted(path, what, is_padding, how))
 
 
 def padding(input: Input) -> tuple[int, npt.NDArray[np.bool_]] | None:

@@ -7,7 +7,9 @@ import functools
 import pytest
 
 from tekso.framework.experiment import Experiment, KeepBest, Run, Tree
+from tekso.framework.optimizers.sgd import SGD
 from tekso.framework.params import REQUIRED, Configurable, Params, param
+from tekso.models.layers.linear import Linear
 
 
 class Model(Configurable):
@@ -201,3 +203,20 @@ def test_a_run_checks_its_numbers() -> None:
         Run.Params(log_every_steps=0).instantiate()
     with pytest.raises(TypeError, match=r"goal: wanted Literal"):
         Run.Params(keep_best=KeepBest.Params(goal="minimum"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("part", "params", "base"),
+    [
+        ("learner", SGD.Params(), "learning_step.LearnerBase"),
+        ("task", Linear.Params(), "task.Task"),
+    ],
+)
+def test_a_part_of_another_kind_is_refused(part: str, params: Params, base: str) -> None:
+    class Wrong(Small):
+        """Returns a part of the wrong kind."""
+
+    setattr(Wrong, part, lambda self: params)
+    what = rf"Wrong.{part} \(.*experiment_test.py:\d+\) returns .* subclass of .*{base}$"
+    with pytest.raises(TypeError, match=what):
+        Wrong().tree()
