@@ -2,6 +2,7 @@
 
     loss of {0, 1, 2} = loss of {0} + loss of {1, 2}   else it is a mean, or couples examples
     metrics of {0, 1, 2} = sums / sums of weights      else they depend on how a batch is divided
+    loss of {0, 1}  =  loss of {0, 1} by pieces()      else a pipeline trains another loss
     sums of {0, padding} = sums of {0}                 else they count what only pads a batch
     a gradient of every learned weight                 else the loss does not depend on it
 
@@ -34,7 +35,7 @@ from tekso.framework.layer import Layer
 from tekso.framework.learning_step import LearnerBase
 from tekso.framework.path_patterns import listed
 from tekso.framework.run.input_checks import counted, padding
-from tekso.framework.task import Program, Task, TaskError
+from tekso.framework.task import LossSums, Program, Task, TaskError
 from tekso.framework.theta import flatten
 
 MOST_BYTES = 512 * 1024**2
@@ -44,6 +45,7 @@ _MOST_WORK = 10**9  # weights times elements of the examples that are tried
 _TOLERANCE, _TOLERANCE_OF_16_BITS = 1e-3, 0.02  # relative; a mean of two is half of their sum
 
 Batch = Mapping[str, np.ndarray]
+_Loss = Callable[..., LossSums]
 
 
 class LossError(ValueError):
@@ -88,7 +90,7 @@ def check(
       inputs: {path in the tree: input}; the training input is "input".
 
     Raises:
-      LossError: the loss, or its weight, is no sum over examples.
+      LossError: the loss, or its weight, is no sum over examples; or pieces() gives another loss.
       InputError: the loss or a metric counts padding examples.
       TaskError: the task returns no sums.
     """
@@ -97,6 +99,7 @@ def check(
         batch = inputs["input"].batch(0)
         if len(next(iter(batch.values()))) > 1 and not _couples_examples(task):
             _check_is_sum(trial, batch)
+        _check_pieces(trial, _rows(batch, [0, -1]))
         warnings = _check_padding(trial, inputs)
         unused = trial.unused(_rows(batch, [0, -1]), learner.trainable(task.specs()))
         if not unused:
@@ -184,6 +187,26 @@ def _ratio(one: float, weight: float) -> float:
     return one / weight if weight else np.nan
 
 
+def _check_pieces(trial: _Trial, batch: Batch) -> None:
+    """Refuses a task with a loss() and pieces() of its own that differ."""
+    loss, pieces = type(trial.task).loss, type(trial.task).pieces
+    is_default = loss is Task.loss or pieces is Task.pieces
+    if is_default or all(one.__module__.startswith("tekso.") for one in (loss, pieces)):
+        return
+    whole, again = (trial.sums(batch).loss for _ in range(2))
+    try:
+        by_pieces = trial.sums(batch, by=Task.loss).loss
+    except ValueError:  # a piece that reads some rows of a stack runs in a pipeline only
+        return
+    if whole == again and trial.differ(whole, by_pieces, scale=abs(whole)):
+        raise LossError(
+            f"{task_results.method_of(trial.task, 'loss')} and "
+            f"{task_results.method_of(trial.task, 'pieces')} differ: of two examples the sum is "
+            f"{whole:g} by loss(), and {by_pieces:g} by pieces(), which a pipeline runs. Let both "
+            "compute the same, or leave one of them out"
+        )
+
+
 def _check_padding(trial: _Trial, inputs: Mapping[str, Input]) -> list[str]:
     """Refuses a task that counts padding; returns warnings about layers that do."""
     warnings = []
@@ -266,24 +289,27 @@ class _Trial:
         offset: Any,
         *,
         mode: Mode,
+        by: _Loss = task_results.loss,
         kind: type[StepContext] = StepContext,
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, Pairs, Pairs]:
         size = next(iter(batch.values())).shape[0]
         ctx = kind(mode=mode, num_examples=size, example_offset=offset)
-        sums = task_results.loss(self.task, self.task.theta(weights), batch, ctx)
+        sums = by(self.task, self.task.theta(weights), batch, ctx)
         loss = sums.loss_sum
         total = loss + tf.cast(ctx.collected.total("loss"), loss.dtype)
         of_layers = ctx.collected.sums["metric"]
         return loss, task_results.loss_weight(self.task, batch), total, sums.metrics, of_layers
 
-    def _sums(self, batch: Batch, mode: Mode, offset: int = 0) -> Any:
+    def _sums(
+        self, batch: Batch, mode: Mode, offset: int = 0, by: _Loss = task_results.loss
+    ) -> Any:
         arguments = (self._weights, _tensors(batch), tf.constant(offset, tf.int64))
         if not self._has_loops:
             try:
-                return self._run(*arguments, mode=mode, kind=_NoLoops)
+                return self._run(*arguments, mode=mode, by=by, kind=_NoLoops)
             except _LoopError:
                 self._has_loops = True
-        return self._traced(*arguments, mode=mode)
+        return self._traced(*arguments, mode=mode, by=by)
 
     @property
     def tolerance(self) -> float:
@@ -296,14 +322,15 @@ class _Trial:
         finite = bool(np.isfinite([one, other]).all())
         return finite and abs(one - other) > self.tolerance * scale + 1e-6
 
-    def sums(self, batch: Batch, *, offset: int = 0) -> _Sums:
+    def sums(self, batch: Batch, *, offset: int = 0, by: _Loss = task_results.loss) -> _Sums:
         """Returns the sums of an evaluation of these examples.
 
         Args:
           batch: the examples.
           offset: position of the first one in the global batch, on which random numbers depend.
+          by: what computes the loss, (task, theta, batch, ctx) -> sums.
         """
-        loss, weight, _, *metrics = self._sums(batch, "eval", offset)
+        loss, weight, _, *metrics = self._sums(batch, "eval", offset, by)
         pairs = [
             {name: (float(one), float(other)) for name, (one, other) in found.items()}
             for found in metrics

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from tekso.framework.input.skips import InputError
 from tekso.framework.learner import Learner
 from tekso.framework.optimizers.sgd import Momentum
 from tekso.framework.params import param
+from tekso.framework.pieces import LOSS_SUM, METRICS, Piece
 from tekso.framework.run import loss_check
 from tekso.framework.run.loss_check import LossError
 from tekso.framework.schedules import Constant
@@ -115,8 +117,8 @@ class OnHost:
         return function(self._theta, *inputs, StepContext(mode="decode"))
 
 
-def check(way: str, **learner: Any) -> list[str]:
-    task = Squares.Params(way=way).instantiate()
+def check(way: str, kind: type[Squares] = Squares, **learner: Any) -> list[str]:
+    task = kind.Params(way=way).instantiate()
     params = Learner.Params(optimizer=Momentum.Params(), schedule=Constant.Params(value=0.1))
     inputs = {
         "input": Points.Params(batch_size=4).instantiate(),
@@ -126,6 +128,40 @@ def check(way: str, **learner: Any) -> list[str]:
         task, params.set(learner).instantiate(), OnHost(task), inputs
     )
     return found
+
+
+class InPieces(Squares):
+    """Has pieces, too."""
+
+    factor = 1.0
+
+    def pieces(self) -> list[Piece]:
+        def run(theta: Any, flow: Any, ctx: Any) -> Any:
+            loss_sum = self.factor * self.loss(theta, flow, ctx).loss_sum
+            return {**flow, LOSS_SUM: loss_sum, METRICS: {}}
+
+        return [Piece("all", {"": self}, run)]
+
+
+class OtherInPieces(InPieces):
+    """Has another loss in pieces."""
+
+    factor = 3.0
+
+
+def test_pieces_that_give_another_loss_are_refused_with_both_figures() -> None:
+    with pytest.raises(LossError) as error:
+        check("nothing", kind=OtherInPieces)
+    assert re.fullmatch(
+        r"OtherInPieces.loss \(.*:\d+\) and OtherInPieces.pieces \(.*:\d+\) differ: of two "
+        r"examples the sum is \S+ by loss\(\), and \S+ by pieces\(\), which a pipeline runs. .*",
+        str(error.value),
+    )
+
+
+@pytest.mark.parametrize("way", ["nothing", "loop", "noise without a seed"])
+def test_pieces_that_give_the_same_loss_pass(way: str) -> None:
+    assert not any("pieces" in line for line in check(way, kind=InPieces))
 
 
 @pytest.mark.parametrize(("way", "what"), [("mean", "loss"), ("mean weight", "loss_weight")])
