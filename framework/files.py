@@ -162,6 +162,20 @@ def make_folder(path: str) -> None:
                 _gfile().makedirs(path)
 
 
+def copy_folder(folder: str, new_folder: str) -> None:
+    """Copies all that is in a folder, with the folders in it; files of the same names are replaced.
+
+    Each file is complete at its new place, or not there.
+    """
+    make_folder(new_folder)
+    for name in names(folder):
+        source, target = join(folder, name), join(new_folder, name)
+        if is_folder(source):
+            copy_folder(source, target)
+        else:
+            write_atomically(target, read(source))
+
+
 def remove(path: str) -> None:
     """Removes a file."""
     with _named(path):

@@ -198,6 +198,21 @@ class Task(Layer):
 
         return [Piece("loss", {"": self}, run)]
 
+    def predict(self, theta: Theta, batch: Batch, ctx: Any) -> dict[str, tf.Tensor]:
+        """Returns what the model predicts for examples: what `Session.predict` returns.
+
+        A pure function. `batch` may lack what only the loss reads.
+
+        Raises:
+          NotImplementedError: the task defines no predictions.
+        """
+        name = type(self).__name__
+        raise NotImplementedError(
+            f"{name} has no predict(): define {name}.predict(self, theta, batch, ctx), which "
+            "returns {name: tensor}; or call any function of the weights by "
+            "session.program.call(function, *inputs)"
+        )
+
     def count(self, batch: Mapping[str, np.ndarray]) -> tuple[int, str]:
         """Returns how much a batch of arrays holds, and in what unit: the speed in reports."""
         return len(next(iter(batch.values()))), "examples"

@@ -198,6 +198,15 @@ def sums_of_flow(task: Task, flow: Flow) -> LossSums:
     return LossSums(flow[LOSS_SUM], flow[METRICS])
 
 
+def predict(task: Task, theta: Theta, batch: Batch, ctx: Any) -> dict[str, tf.Tensor]:
+    """Returns `task.predict(theta, batch, ctx)`; the batch may have NumPy arrays.
+
+    Raises:
+      TaskError: it is no dict of tensors.
+    """
+    return _by_name(task, "predict", task.predict(theta, as_tensors(batch), ctx), tf.Tensor)
+
+
 def count(task: Task, batch: Mapping[str, np.ndarray]) -> tuple[int, str]:
     """Returns `task.count(batch)`.
 

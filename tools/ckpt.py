@@ -21,6 +21,7 @@ from tekso.tools.command_errors import UsageError
 if TYPE_CHECKING:  # slow to import: the functions below import what they need when they run
     from tekso.framework.run.checkpoints import Checkpoint, Checkpoints
     from tekso.framework.run.logdir import Logdir
+    from tekso.framework.run.opened import OpenedRun
 
 PROGRAM = "tekso-ckpt"
 USAGE = "average --logdir=runs/tiny --last=5 --output=runs/tiny/averaged"
@@ -135,7 +136,7 @@ def _check(command: str, *paths: str) -> None:
 def _average(paths: list[str]) -> None:
     from tekso.framework.run import averaging
 
-    chosen = [_open(path) for path in paths] if paths else _chosen()
+    chosen = [_open(path).checkpoint for path in paths] if paths else _chosen()
     seen = [os.path.abspath(one.path) for one in chosen]
     if twice := sorted({path for path in seen if seen.count(path) > 1}):
         raise UsageError(f"{twice[0]} is given twice")
@@ -172,8 +173,10 @@ def _chosen() -> list[Checkpoint]:
     )
 
 
-def _open(path: str) -> Checkpoint:
-    return _checkpoints(above=os.path.dirname(path.rstrip("/"))).open(os.path.expanduser(path))
+def _open(path: str, which: str | None = None) -> OpenedRun:
+    from tekso.framework.run.opened import open_run
+
+    return open_run(path, which, warn=_warn)
 
 
 def _output(step: int) -> str:
@@ -201,7 +204,7 @@ def _report(output: str, chosen: Sequence[Checkpoint]) -> None:
 
     steps = ", ".join(str(one.step) for one in chosen)
     written = sum(files.size_bytes(files.join(output, name)) for name in files.names(output))
-    logdir = FLAGS.logdir or os.path.dirname(os.path.dirname(chosen[-1].path.rstrip("/")))
+    logdir = FLAGS.logdir or _open(chosen[-1].path).logdir.path
     if FLAGS.format == "json":
         used = [one.path for one in chosen]
         _print_json({"output": output, "step": chosen[-1].step, "averaged": used})
@@ -228,7 +231,8 @@ def _list(paths: list[str]) -> None:
 def _inspect(paths: list[str]) -> None:
     from tekso.framework.run import checkpoint_tables
 
-    checkpoint = _inspected()
+    run = _open(FLAGS.logdir, FLAGS.checkpoint) if FLAGS.logdir else _open(FLAGS.checkpoint)
+    checkpoint = run.checkpoint
     keys = sorted(fnmatch.filter(checkpoint.keys, FLAGS.match))
     if not keys:
         first = ", ".join(sorted(checkpoint.keys)[:3])
@@ -240,25 +244,16 @@ def _inspect(paths: list[str]) -> None:
         print(checkpoint_tables.tensors_text(checkpoint, rows))
 
 
-def _inspected() -> Checkpoint:
-    from tekso.framework.run import modes
-    from tekso.framework.run.report.console import console_for
-
-    if not FLAGS.logdir:
-        return _open(FLAGS.checkpoint)
-    return modes.open_checkpoint(_logdir(), FLAGS.checkpoint, console_for(sys.stderr))
-
-
 def _logdir() -> Logdir:
     from tekso.framework.run.logdir import Logdir
 
     return Logdir(os.path.expanduser(FLAGS.logdir))
 
 
-def _checkpoints(above: str | None = None) -> Checkpoints:
+def _checkpoints() -> Checkpoints:
     from tekso.framework.run.checkpoints import Checkpoints
 
-    return Checkpoints(_logdir().checkpoints if above is None else above, warn=_warn)
+    return Checkpoints(_logdir().checkpoints, warn=_warn)
 
 
 def _warn(text: str) -> None:

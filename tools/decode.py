@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import shlex
@@ -135,17 +136,18 @@ def _parts() -> Assembly:
       UsageError: it translates nothing, or not into the language.
     """
     experiment_flags.load(None, FLAGS["import"].value or [])
-    from tekso.framework.run import modes
     from tekso.framework.run.job import Job
     from tekso.framework.run.logdir import Logdir
+    from tekso.framework.run.opened import open_run
     from tekso.framework.run.peers import Peers
     from tekso.framework.run.report.console import console_for
     from tekso.framework.run.training_loop import restore
 
     console = console_for(sys.stderr)
     logdir = Logdir(os.path.expanduser(FLAGS.logdir))
-    checkpoint = modes.open_checkpoint(logdir, FLAGS.checkpoint, console)
-    model, tree = modes.tree_of(checkpoint)
+    warn = functools.partial(console.line, style="warning")
+    run = open_run(logdir.path, FLAGS.checkpoint, warn=warn)
+    model, tree = run.model, run.completed_tree()
     if _SEARCH not in tree:
         imports = [f"--import={name}" for name in FLAGS["import"].value or []]
         given = f"--logdir={FLAGS.logdir}"
@@ -171,9 +173,9 @@ def _parts() -> Assembly:
     )
     parts = job.assemble(Peers(), reads_data=False)
     _check_language(parts.input)
-    restore(parts.program, checkpoint)
+    restore(parts.program, run.checkpoint)
     how = f"beam {search.beam_size}" if "beam_size" in search else type(search).owner.__name__
-    console.line(f"{model} at step {checkpoint.step}, {how}")
+    console.line(f"{model} at step {run.checkpoint.step}, {how}")
     return parts
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
@@ -147,25 +148,29 @@ def _train(argv: list[str]) -> int:
     return modes.train(_job(model, tree, registered, argv))
 
 
-def _job_of_checkpoint(argv: list[str]) -> tuple[Job, Checkpoint]:
-    """Returns the job and the checkpoint: its tree is that of the checkpoint, then the flags."""
+def _job_of_checkpoint(argv: list[str], *, reads_data: bool) -> tuple[Job, Checkpoint]:
+    """Returns the job and the checkpoint: its tree is that of the checkpoint, then the flags.
+
+    Where the data may not be read, sizes that it told the training are filled in.
+    """
     from tekso.framework import registry
-    from tekso.framework.run import modes
+    from tekso.framework.run.opened import open_run
     from tekso.framework.run.report.console import console_for
 
-    logdir = _logdir()
+    logdir, console = _logdir(), console_for(sys.stderr)
     if FLAGS.model and FLAGS.checkpoint is None:
         logdir.check_model(registry.key_of(experiment_flags.experiment(FLAGS.model)))
-    checkpoint = modes.open_checkpoint(logdir, FLAGS.checkpoint, console_for(sys.stderr))
-    model, tree = modes.tree_of(checkpoint)
+    warn = functools.partial(console.line, style="warning")
+    run = open_run(logdir.path, FLAGS.checkpoint, warn=warn)
+    tree = run.tree() if reads_data else run.completed_tree()
     _change(tree)
-    return _job(model, tree, tree, argv), checkpoint
+    return _job(run.model, tree, tree, argv), run.checkpoint
 
 
 def _eval(argv: list[str]) -> int:
     from tekso.framework.run import modes
 
-    job, checkpoint = _job_of_checkpoint(argv)
+    job, checkpoint = _job_of_checkpoint(argv, reads_data=True)
     figures = modes.evaluate_checkpoint(job, checkpoint)
     if FLAGS.format == "json" and job.is_first:
         _print_json(figures)
@@ -175,7 +180,7 @@ def _eval(argv: list[str]) -> int:
 def _decode(argv: list[str]) -> int:
     from tekso.framework.run import modes
 
-    job, checkpoint = _job_of_checkpoint(argv)
+    job, checkpoint = _job_of_checkpoint(argv, reads_data=False)
     decoded = modes.decode(job, checkpoint)
     if not job.is_first:
         return OK
@@ -196,7 +201,7 @@ def _decode(argv: list[str]) -> int:
 def _export(argv: list[str]) -> int:
     from tekso.tools import export_mode
 
-    job, checkpoint = _job_of_checkpoint(argv)
+    job, checkpoint = _job_of_checkpoint(argv, reads_data=False)
     return export_mode.run(
         job.model,
         job.tree,

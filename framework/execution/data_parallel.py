@@ -11,6 +11,7 @@ device it is TensorFlow's default strategy, which does nothing.
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, Literal
 
 import tensorflow as tf
@@ -143,4 +144,21 @@ def _make_strategy(tpu: str | None, cpu_devices: int | None) -> tf.distribute.St
     local = [] if cpu_devices else [d.name for d in tf.config.list_logical_devices("GPU")]
     # An earlier experiment in this process may have made more logical devices than this one uses.
     local = local or [d.name for d in tf.config.list_logical_devices("CPU")][: cpu_devices or 1]
-    return tf.distribute.MirroredStrategy(local) if len(local) > 1 else tf.distribute.get_strategy()
+    return _mirrored(local) if len(local) > 1 else tf.distribute.get_strategy()
+
+
+def _mirrored(devices: list[str]) -> tf.distribute.Strategy:
+    """Returns a strategy whose collectives no other strategy or mesh of this process takes part in.
+
+    TensorFlow knows a group of devices by a number. Each strategy counts from the same one, as a
+    mesh does, and a group of other devices under a number that is taken is an error.
+    """
+
+    class Mirrored(tf.distribute.MirroredStrategy):
+        _collective_key_base = next(_GROUPS)
+
+    return Mirrored(devices)
+
+
+_GROUPS = itertools.count(1 << 20, 1 << 10)
+"""First number of the groups of each strategy; a mesh counts from 1."""

@@ -82,7 +82,7 @@ class MeshSharded(Execution):
         self, *, tpu: str | None = None, cpu_devices: int | None = None, num_meshes: int = 1
     ) -> None:
         """See `Execution`; with devices for so many meshes."""
-        size = self.size_asked_for()
+        size, self._cpu_devices = self.size_asked_for(), cpu_devices
         self._device_type = mesh_devices.setup(
             None if size is None else size * num_meshes, tpu, cpu_devices, self._cluster
         )
@@ -92,6 +92,10 @@ class MeshSharded(Execution):
         """What the devices are; known after `setup_devices`."""
         return self._device_type
 
+    def num_devices(self) -> int:
+        """Returns how many devices there are; known after `setup_devices`."""
+        return mesh_devices.count(self._device_type, cpu_devices=self._cpu_devices)
+
     def size_asked_for(self) -> int | None:
         """Returns the number of devices of the mesh, as far as it is written out."""
         return None if self.params.mesh is None else MeshShape.parse(self.params.mesh).size
@@ -99,9 +103,8 @@ class MeshSharded(Execution):
     def build(self, task: Any, learner: Any, *, seed: int, batch: Signature) -> Program:
         """See `Execution`."""
         accumulation = learner.params.accumulation_steps
-        layout = self.layout(
-            task, part_of(batch, accumulation), num_devices=mesh_devices.count(self._device_type)
-        )
+        part = part_of(batch, accumulation)
+        layout = self.layout(task, part, num_devices=self.num_devices())
         warn_of_idle_axes(layout, "execution")
         mesh = mesh_devices.make_mesh(layout.mesh, self._device_type)
         return MeshProgram(

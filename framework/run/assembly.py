@@ -15,13 +15,13 @@ from collections.abc import Mapping
 import tensorflow as tf
 
 from tekso.framework import foreign_variables, schedules, task_results
-from tekso.framework.execution import Program
+from tekso.framework.execution import Program, devices
 from tekso.framework.execution.base import ExecutionError, Signature, num_examples, signature_of
 from tekso.framework.execution.data_parallel import DataParallel
 from tekso.framework.experiment import Run, Tree
 from tekso.framework.input.input import Input
 from tekso.framework.learning_step import LearnerBase
-from tekso.framework.run import input_checks, inspection
+from tekso.framework.run import input_checks, inspection, loss_check
 from tekso.framework.run.agreement import check_data
 from tekso.framework.run.checkpoints import Description
 from tekso.framework.run.peers import Peers
@@ -43,12 +43,29 @@ class Assembly:
     warnings: tuple[str, ...] = ()
     """What may be wrong with the inputs, to be shown before the first step."""
 
+    def try_task(self, *, is_new: bool) -> list[str]:
+        """Tries the task on a few examples, or on padding alone; returns what seems wrong.
+
+        Args:
+          is_new: whether the program has its first weights, and trains from them.
+
+        Raises:
+          LossError: the loss of the task is not a sum over examples.
+          InputError: the loss or a metric counts padding.
+        """
+        task_results.setting_to_try(self.task, self.eval_inputs)  # raises now, not after all steps
+        inputs = with_paths(self.input, self.eval_inputs)
+        if is_new:
+            return list(loss_check.check(self.task, self.learner, self.program, inputs))
+        return list(loss_check.check_padding(self.task, self.program, inputs))
+
     def description(self, model: str) -> Description:
         """Returns what every checkpoint of this experiment says of itself."""
         return Description(
             step=0,
             model=model,
             params=self.tree.to_text(),
+            task=self.task.params.to_text(),
             input={"seed": self.run.params.seed},
             tensors={
                 key: {"shape": list(spec.shape), "dims": list(spec.dims), "dtype": spec.dtype}
@@ -83,8 +100,8 @@ def assemble(
       ValueError: a part says that its Params make no sense, or do not fit those of another.
     """
     run = tree.run.instantiate()
-    if run.params.deterministic:
-        tf.config.experimental.enable_op_determinism()
+    devices.set_determinism(run.params.deterministic)
+    devices.set_graph_optimizer(True)
     peers = peers or Peers()
     execution = tree.execution.instantiate()
     if peers.cluster is not None:

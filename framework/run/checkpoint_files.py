@@ -57,6 +57,8 @@ class Description:
       step: training steps done.
       model: key of the experiment.
       params: text of the whole Params tree.
+      task: text of the Params of the task, with what was left open filled in from the data; "" if
+        an earlier version wrote the checkpoint.
       metrics: {"evaluation/metric": value} of the evaluations at this very step.
       input: where the training input stands.
       tensors: {key: {"shape", "dims", "dtype"}} of every tensor in the file.
@@ -69,6 +71,7 @@ class Description:
     step: int
     model: str
     params: str
+    task: str = ""
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
     input: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     tensors: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
@@ -76,6 +79,16 @@ class Description:
     created: str = ""
     files: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
     averaged: Sequence[str] = ()
+
+    def at(self, step: int, metrics: Mapping[str, float]) -> Description:
+        """Returns the description of a checkpoint of the same run at a step.
+
+        Args:
+          step: training steps done.
+          metrics: {"evaluation/metric": value} of the evaluations at this step.
+        """
+        position = {**self.input, "position": step}
+        return dataclasses.replace(self, step=step, metrics=metrics, input=position)
 
     def to_json(self) -> str:
         """Returns the text of the JSON file."""

@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from tekso.framework import task_results
-from tekso.framework.task import LOSS
+from tekso.framework.task import LOSS, Scored
+
+Stopped = Callable[[], bool]
+"""Asked now and then whether to leave off."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """What an evaluation found.
+
+    Attributes:
+      figures: those of the pass, and those of decoding.
+      scored: what decoding shows besides; None if the task decodes nothing.
+    """
+
+    figures: dict[str, float]
+    scored: Scored | None
 
 
 class EvaluationError(ValueError):
@@ -17,13 +34,53 @@ class StoppedError(Exception):
     """The evaluation was asked to stop in the middle."""
 
 
+def evaluate_and_score(
+    program: Any,
+    task: Any,
+    batches: Iterator[Mapping[str, Any]],
+    score: Callable[[Stopped], Scored | None],
+    *,
+    name: str,
+    stopped: Stopped = lambda: False,
+    before_score: Callable[[], None] = lambda: None,
+) -> Evaluation:
+    """Returns the figures of a pass and of `Task.score`.
+
+    Args:
+      program: runs `eval_step`.
+      task: summarises.
+      batches: of one pass.
+      score: decodes the evaluation input, as `task_results.score` does; takes `stopped`.
+      name: of the evaluation, for errors.
+      stopped: asked after every batch, while decoding and at the end.
+      before_score: called between the pass and decoding.
+
+    Raises:
+      EvaluationError: the pass has no example that counts.
+      StoppedError: `stopped` said so.
+    """
+    figures = evaluate(program, task, batches, name=name, stopped=stopped)
+    before_score()
+    scored = score(stopped)
+    if stopped():
+        raise StoppedError
+    return Evaluation(figures | (scored.figures if scored is not None else {}), scored)
+
+
+def step_figures(task: Any, metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Returns the figures of a training step, as they are reported; waits for them."""
+    return task_results.summarize(
+        task, {name: (float(value), 1.0) for name, value in metrics.items()}
+    )
+
+
 def evaluate(
     program: Any,
     task: Any,
     batches: Iterator[Mapping[str, Any]],
     *,
     name: str,
-    stopped: Callable[[], bool] = lambda: False,
+    stopped: Stopped = lambda: False,
 ) -> dict[str, float]:
     """Returns the figures of a pass: the task's summary of the sums over all batches.
 

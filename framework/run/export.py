@@ -8,11 +8,11 @@ import shutil
 from collections.abc import Mapping
 from typing import Any
 
-from tekso.framework import files, schedules, task_results
+from tekso.framework import files, task_results
 from tekso.framework.exports import ExportedFunction, ExportedTexts
-from tekso.framework.run import litert, saved_model
+from tekso.framework.run import inspection, litert, saved_model
 from tekso.framework.run.checkpoint_files import Checkpoint
-from tekso.framework.run.inspection import known_input
+from tekso.framework.run.weights import weights_of
 from tekso.framework.task import Task
 
 _ABOUT = ".json"  # beside what a run learned from its data
@@ -84,7 +84,7 @@ def export(
       CheckpointError: the checkpoint does not fit the task.
       LiteRtError: a function cannot be converted.
     """
-    input = known_input(tree, assets_dir)
+    input = inspection.input_if_readable(tree, assets_dir)
     task = task_results.complete(tree.task, input).instantiate()
     functions = task_results.exports(task, input)
     if not functions:
@@ -95,8 +95,7 @@ def export(
         raise ExportError(f"{model} has nothing to export: {why}")
     functions = _with_lengths(functions, settings.lengths)
     texts = task_results.text_exports(task, input)
-    learner = schedules.end_with_run(tree.learner, tree.run.steps).instantiate()
-    weights = saved_model.evaluation_weights(task, learner, checkpoint)
+    weights = weights_of(task, checkpoint)
     module = saved_model.ExportModule(task, weights, seed=tree.run.seed)
     place = f"{path}.unfinished.{os.getpid()}" if files.is_local(path) else path
     try:

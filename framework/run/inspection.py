@@ -105,6 +105,19 @@ def known_input(tree: Tree.Params, assets_dir: str) -> Any:
     return tree.input.instantiate(seed=tree.run.seed, assets_dir=assets_dir)
 
 
+def input_if_readable(tree: Tree.Params, assets_dir: str) -> Any:
+    """Returns `known_input`, or, where its data cannot be read, what the Params alone tell of it.
+
+    A task whose sizes are all known needs no more.
+    """
+    try:
+        return known_input(tree, assets_dir)
+    except (InputError, OSError):
+        if any(value is REQUIRED for _, value, _ in params_tree.walk(tree.task)):
+            raise
+        return _Unread(tree.input)
+
+
 def _known(tree: Tree.Params, assets_dir: str) -> Any:
     with contextlib.suppress(InputError, OSError):  # the run did not come so far
         return tree.input.owner.known(tree.input, assets_dir=assets_dir)

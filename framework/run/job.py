@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -127,13 +128,26 @@ class Job:
 
     def checkpoints_as(self, kind: type[C]) -> C:
         """Returns the checkpoints of the run as the class `kind` handles them."""
-        run, metric = self.tree.run, metric_of_best(self.tree)
-        keep_best = run.keep_best.count if metric else 0
-        return kind(
-            self.logdir.checkpoints,
-            keep_last=run.keep_last_checkpoints,
-            keep_best=keep_best,
-            metric=metric,
-            goal=goal_of_best(self.tree) if keep_best else "min",
-            warn=lambda text: self.console.line(text, "warning"),
-        )
+        warn = functools.partial(self.console.line, style="warning")
+        return checkpoints_of(kind, self.tree, self.logdir, warn=warn)
+
+
+def checkpoints_of(kind: type[C], tree: Any, logdir: Logdir, *, warn: Callable[[str], None]) -> C:
+    """Returns the checkpoints of a run, of which as many are kept as its Params say.
+
+    Args:
+      kind: the class that handles them.
+      tree: the Params of the experiment.
+      logdir: of the run.
+      warn: takes the text of a warning.
+    """
+    run, metric = tree.run, metric_of_best(tree)
+    keep_best = run.keep_best.count if metric else 0
+    return kind(
+        logdir.checkpoints,
+        keep_last=run.keep_last_checkpoints,
+        keep_best=keep_best,
+        metric=metric,
+        goal=goal_of_best(tree) if keep_best else "min",
+        warn=warn,
+    )

@@ -22,6 +22,7 @@ from typing import Any
 from tekso.framework import files
 from tekso.framework.params import Params
 
+PARAMS = "params.txt"
 _MODEL = "# model: "
 
 
@@ -91,7 +92,7 @@ class Logdir:
     def model(self) -> str | None:
         """Returns the key of the experiment whose logdir this is; None if it is nobody's."""
         try:
-            text = files.read(self.file("params.txt")).decode("utf-8", "replace")
+            text = files.read(self.file(PARAMS)).decode("utf-8", "replace")
         except (FileNotFoundError, NotADirectoryError):
             return None
         line = text.partition("\n")[0]
@@ -103,12 +104,12 @@ class Logdir:
         Raises:
           LogdirError: it is nobody's, or params.txt cannot be read.
         """
-        path, model = self.file("params.txt"), self.model()
+        path, model = self.file(PARAMS), self.model()
         if model is None:
             raise LogdirError(f"{path} is not there: give the experiment by --model")
         try:
             text = files.read(path).decode("utf-8")
-            return model, Params.from_text(text, origin="params.txt")
+            return model, Params.from_text(text, origin=PARAMS)
         except (ValueError, ImportError) as error:
             raise LogdirError(
                 f"{path} cannot be read: {error}. If it needs a package of yours, name it: "
@@ -169,7 +170,7 @@ class Logdir:
 
     def write_params(self, model: str, tree: Params, defaults: Params) -> None:
         """Writes params.txt, and how it differs from the experiment as registered."""
-        self.write("params.txt", f"{_MODEL}{model}\n{tree.to_text(origins=True)}")
+        self.write(PARAMS, f"{_MODEL}{model}\n{tree.to_text(origins=True)}")
         self.write("params.diff.txt", defaults.diff(tree) or "as registered\n")
 
     def add_command(self, command: Sequence[str]) -> None:

@@ -4,32 +4,26 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tekso.framework import files, task_results
 from tekso.framework.input.prefetch import Prefetch
 from tekso.framework.params import Params
-from tekso.framework.run import input_checks, loss_check
-from tekso.framework.run.assembly import Assembly, with_paths
-from tekso.framework.run.best_checkpoint import goal_of_best, metric_of_best
-from tekso.framework.run.checkpoints import Checkpoint, CheckpointError, Checkpoints
-from tekso.framework.run.evaluation import evaluate
+from tekso.framework.run import input_checks
+from tekso.framework.run.assembly import Assembly
+from tekso.framework.run.checkpoints import Checkpoint, Checkpoints
+from tekso.framework.run.evaluation import Stopped, evaluate_and_score
 from tekso.framework.run.following import FollowingCheckpoints, FollowingReport
 from tekso.framework.run.job import Job
-from tekso.framework.run.logdir import Logdir
 from tekso.framework.run.metrics_log import SPLIT, STEP, MetricsLog
 from tekso.framework.run.peers import Peers
 from tekso.framework.run.report import summary
-from tekso.framework.run.report.console import Console
 from tekso.framework.run.report.lines import eval_line, size, wrapped
 from tekso.framework.run.report.report import Report
 from tekso.framework.run.stop_signals import exit_code
 from tekso.framework.run.training_loop import Outcome, Timetable, TrainingLoop, restore
 from tekso.framework.task import Scored, Task
-
-BEST = "best"
-"""Names the checkpoint with the best evaluation."""
 
 
 def train(job: Job) -> int:
@@ -127,11 +121,15 @@ def _evaluate(job: Job, checkpoint: Checkpoint, peers: Peers) -> dict[str, Any]:
     for name, batches in _eval_batches(parts).items():
         begin = time.perf_counter()
         job.console.progress(0, 1, f"evaluating {name}")
-        values = evaluate(parts.program, parts.task, batches(0), name=name)
-        job.console.progress(0, 1, f"decoding {name}")
-        scored = _score(parts, name, True, lambda: False)
-        if scored is not None:
-            values.update(scored.figures)
+        evaluation = evaluate_and_score(
+            parts.program,
+            parts.task,
+            batches(0),
+            functools.partial(_score, parts, name, True),
+            name=name,
+            before_score=functools.partial(job.console.progress, 0, 1, f"decoding {name}"),
+        )
+        values, scored = evaluation.figures, evaluation.scored
         seconds = time.perf_counter() - begin
         line = eval_line(name, checkpoint.step, values, seconds=seconds, width=job.console.width)
         job.console.line(line, "evaluation")
@@ -212,7 +210,7 @@ def _eval_batches(parts: Assembly) -> dict[str, Any]:
     }
 
 
-def _score(parts: Assembly, name: str, is_last: bool, stopped: Callable[[], bool]) -> Scored | None:
+def _score(parts: Assembly, name: str, is_last: bool, stopped: Stopped) -> Scored | None:
     input = parts.eval_inputs[name]
     return task_results.score(parts.task, parts.program, input, is_last=is_last, stopped=stopped)
 
@@ -220,42 +218,6 @@ def _score(parts: Assembly, name: str, is_last: bool, stopped: Callable[[], bool
 def _batches(input: Any, start: int, *, stop: int | None) -> Iterator[Mapping[str, Any]]:
     with Prefetch(input.batch, start=start, stop=stop) as batches:
         yield from batches
-
-
-def open_checkpoint(logdir: Logdir, which: str | None, console: Console) -> Checkpoint:
-    """Opens the checkpoint of a path or a step, the best or the newest good one of a run.
-
-    Raises:
-      CheckpointError: there is none, or it is damaged.
-    """
-    checkpoints = Checkpoints(logdir.checkpoints, warn=lambda text: console.line(text, "warning"))
-    if which is not None and which != BEST:
-        return checkpoints.open(which)
-    newest = checkpoints.newest_good()
-    if newest is None:
-        raise CheckpointError(
-            f"there is no checkpoint in {logdir.checkpoints}: train first, or give another "
-            "--logdir or a --checkpoint"
-        )
-    if which == BEST:
-        _, tree = tree_of(newest)
-        return checkpoints.best(metric_of_best(tree), goal_of_best(tree))
-    return newest
-
-
-def tree_of(checkpoint: Checkpoint) -> tuple[str, Any]:
-    """Returns the key of the experiment that wrote a checkpoint, and its tree.
-
-    Raises:
-      CheckpointError: its Params cannot be read any more.
-    """
-    try:
-        return checkpoint.description.model, Params.from_text(checkpoint.description.params)
-    except (ValueError, ImportError) as error:
-        raise CheckpointError(
-            f"the Params of {checkpoint.path} cannot be read: {error}. If they belong to a package "
-            "of yours, name it: --import=your.package"
-        ) from error
 
 
 def _restored(
@@ -309,13 +271,7 @@ def changes(before: str, tree: Params) -> list[str]:
 
 def _try_task(job: Job, parts: Assembly, *, is_new: bool) -> None:
     """Tries the task on two examples, or on padding alone; reports what seems wrong."""
-    task_results.setting_to_try(parts.task, parts.eval_inputs)  # raises now, not after all steps
-    inputs = with_paths(parts.input, parts.eval_inputs)
-    if is_new:
-        lines = loss_check.check(parts.task, parts.learner, parts.program, inputs)
-    else:
-        lines = loss_check.check_padding(parts.task, parts.program, inputs)
-    for line in lines:
+    for line in parts.try_task(is_new=is_new):
         job.console.line(line, "warning")
 
 

@@ -29,38 +29,12 @@ from tensorflow.core.protobuf import saved_model_pb2
 
 from tekso.framework import files
 from tekso.framework.context import StepContext
-from tekso.framework.execution.base import LEARNER, WEIGHTS
 from tekso.framework.exports import ExportedFunction, ExportedTexts
-from tekso.framework.learning_step import APPLIED, EMA
-from tekso.framework.run.checkpoint_files import Checkpoint, CheckpointError
 
 SEED = "seed"
 DESCRIPTION = "export.json"
 TEXTS = "texts"
 _GRADIENT = "_gradient_op_type"  # of a node: name of its custom gradient
-
-
-def evaluation_weights(task: Any, learner: Any, checkpoint: Checkpoint) -> dict[str, np.ndarray]:
-    """Returns the weights of a checkpoint that evaluation uses, by path: averages where kept.
-
-    Raises:
-      CheckpointError: it does not hold the weights of the task.
-    """
-    weights, slots = {}, {}
-    for path, spec in task.specs().items():
-        key = WEIGHTS + path
-        if key not in checkpoint.keys or checkpoint.shape(key) != spec.shape:
-            found = list(checkpoint.shape(key)) if key in checkpoint.keys else "missing"
-            raise CheckpointError(
-                f"{checkpoint.path} does not fit the model: {key} is {found}, want "
-                f"{list(spec.shape)}"
-            )
-        weights[path] = tf.constant(checkpoint.read(key))
-        if (average := f"{LEARNER}{path}/{EMA}") in checkpoint.keys:
-            slots[f"{path}/{EMA}"] = tf.constant(checkpoint.read(average))
-    slots[APPLIED] = tf.constant(checkpoint.read(LEARNER + APPLIED), tf.int64)
-    evaluated = learner.evaluation_weights(weights, slots)
-    return {path: value.numpy() for path, value in evaluated.items()}
 
 
 class ExportModule(tf.Module):

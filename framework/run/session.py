@@ -10,26 +10,39 @@ Pass a key of the registry, or a class that need not be registered.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import itertools
+import os
+import re
+import signal
 import tempfile
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from tekso.framework import registry, task_results
+from tekso.framework import files, registry, task_results
 from tekso.framework.context import Mode, StepContext
 from tekso.framework.execution.base import LEARNER, WEIGHTS, Signature, signature_of
 from tekso.framework.experiment import Experiment
 from tekso.framework.learning_step import EMA
-from tekso.framework.run import evaluation, loss_check
-from tekso.framework.run.assembly import assemble, with_paths
+from tekso.framework.params.types import type_name
+from tekso.framework.run import evaluation
+from tekso.framework.run.assembly import assemble
+from tekso.framework.run.checkpoints import Checkpoints
+from tekso.framework.run.job import checkpoints_of
+from tekso.framework.run.logdir import Logdir
 from tekso.framework.run.weights import Use, check_use, read_weight
+from tekso.framework.task import Scored, Task
 from tekso.framework.theta import SEPARATOR, Theta, flatten
 
 Batch = Mapping[str, Any]
+
+_UNREADABLE = re.compile(r"__main__:[\w.]+|[\w.]+:[\w.]*<locals>[\w.]*")  # in the text of Params
 
 
 class SessionError(ValueError):
@@ -40,7 +53,7 @@ class Session:
     """An experiment, built and initialized, with the program that the trainer runs.
 
     The first weights are drawn from `run.seed`, and step s trains on `input.batch(s)`, as in
-    `tekso-trainer`. A session writes no logdir.
+    `tekso-trainer`. Only `save` writes files.
 
     Args:
       experiment: key of a registered experiment, or the class of one.
@@ -51,8 +64,10 @@ class Session:
       tree: the Params.
       task, input, eval_inputs, learner, program: what is built from them.
       step: training steps done.
+      history: the figures of all steps, the first one first.
 
     Raises:
+      SessionError: the experiment is neither a key nor a class.
       UnknownExperimentError: no experiment has the key.
       ExecutionError: the execution needs more logical devices than there are.
       ValueError: Params make no sense, or do not fit each other.
@@ -66,50 +81,70 @@ class Session:
         cpu_devices: int | None = None,
     ) -> None:
         kind = registry.get(experiment) if isinstance(experiment, str) else experiment
+        if not (isinstance(kind, type) and issubclass(kind, Experiment)):
+            given = f"an instance of {type_name(type(kind))}"
+            if isinstance(kind, type):
+                given = f"the class {type_name(kind)}"
+            raise SessionError(
+                f"Session takes the key or the class of an Experiment, given {given}: "
+                'Session("lm.text_files.Bytes") or Session(Mine)'
+            )
         self.tree = kind().tree().set(settings)
         self._assets = tempfile.TemporaryDirectory(prefix="tekso-")
         parts = assemble(self.tree, assets_dir=self._assets.name, cpu_devices=cpu_devices)
+        self._kind, self._parts = kind, parts
+        self._saved: dict[str, set[int]] = {}  # steps by logdir
         self.task, self.learner, self.program = parts.task, parts.learner, parts.program
         self.input, self.eval_inputs = parts.input, parts.eval_inputs
         self.step = 0
+        self.history: list[dict[str, float]] = []
         self._is_checked = False
+        # One object, so that its trace is kept.
+        self._predict = functools.partial(task_results.predict, self.task)
         self._signature: Signature = signature_of(self.input.batch(0))
         self.program.initialize()
 
     def train(self, steps: int) -> list[dict[str, float]]:
         """Trains some steps; returns the figures of each, as the trainer writes them.
 
+        An interruption (Ctrl-C, "interrupt kernel") waits for the end of a step, and a second one
+        does not. What was done is in `history`; call `train` again to continue.
+
         Before the first step it checks the task on a few examples, as the trainer does, and logs
         what may be wrong.
 
         Raises:
-          SessionError: the run or its input has fewer steps left.
+          SessionError: the run or its input has fewer steps left, or `steps` is negative.
           LossError: the loss of the task is not a sum over examples.
           InputError: the loss or a metric counts padding.
+          ValueError: the task refuses a batch.
           NonFiniteStepsError: too many steps in a row were not finite.
         """
         ends = [n for n in (self.tree.run.steps, self.input.num_batches) if n is not None]
-        if steps < 0 or self.step + steps > min(ends):
+        if steps < 0:
+            raise SessionError(f"steps is {steps}, and has to be at least 0")
+        if self.step + steps > min(ends):
             raise SessionError(
                 f"cannot train {steps} steps: {self.step} are done, run.steps is "
                 f"{self.tree.run.steps} and the input has {self.input.num_batches or 'endless'} "
                 "batches. Build the session with a larger run.steps in its settings"
             )
         self._check_task()
-        found = []
+        first = len(self.history)
         for _ in range(steps):
-            metrics = self.program.train_step(self.input.batch(self.step), self.step)
-            self.step += 1
+            batch = self.input.batch(self.step)
+            self.task.check_batch(f"input.batch({self.step})", batch)
+            with _uninterrupted():
+                metrics = self.program.train_step(batch, self.step)
+                self.history.append(evaluation.step_figures(self.task, metrics))
+                self.step += 1
             self.learner.check(metrics)
-            means = {name: (float(value), 1.0) for name, value in metrics.items()}
-            found.append(task_results.summarize(self.task, means))
-        return found
+        return self.history[first:]
 
     def _check_task(self) -> None:
         if self._is_checked:
             return
-        inputs = with_paths(self.input, self.eval_inputs)
-        for line in loss_check.check(self.task, self.learner, self.program, inputs):
+        for line in (*self._parts.warnings, *self._parts.try_task(is_new=True)):
             logging.warning("%s", line)
         self._is_checked = True
 
@@ -132,7 +167,7 @@ class Session:
             shapes do not fit the task.
         """
         self._check_batch(batch)
-        size = len(next(iter(batch.values())))
+        size = next(iter(batch.values())).shape[0]
         ctx = StepContext(
             mode=mode,
             seed=self.tree.run.seed,
@@ -140,21 +175,10 @@ class Session:
             example_offset=0,
             num_examples=size,
         )
-        try:
+        with self._explaining(batch):
             sums = task_results.loss(self.task, theta, batch, ctx)
-            return sums.total(
-                task_results.loss_weight(self.task, batch), ctx.collected.total("loss")
-            )
-        except (ValueError, tf.errors.InvalidArgumentError) as error:
-            shapes = {name: list(np.shape(value)) for name, value in batch.items()}
-            wanted = {name: list(shape) for name, (shape, _) in self._signature.items()}
-            if all(shapes[name][1:] == wanted[name][1:] for name in wanted):
-                raise
-            reason = str(error).partition("\n")[0]
-            raise SessionError(
-                f"the task cannot compute a batch of shapes {shapes}; those of the input have "
-                f"{wanted}: {reason}"
-            ) from error
+            weight = task_results.loss_weight(self.task, batch)
+            return sums.total(weight, ctx.collected.total("loss"))
 
     def gradients(self, theta: Theta, batch: Batch) -> Theta:
         """Returns the gradients of `loss(theta, batch)` by weight: dense, 0 where it needs none.
@@ -172,23 +196,55 @@ class Session:
         gradients = tape.gradient(loss, theta, unconnected_gradients=zero)
         return self.task.theta({p: tf.convert_to_tensor(g) for p, g in flatten(gradients).items()})
 
+    def predict(self, batch: Batch) -> dict[str, np.ndarray]:
+        """Returns what `Task.predict` returns for examples, as NumPy arrays.
+
+        The weights are those of evaluation, and all examples are computed at once.
+
+        Args:
+          batch: NumPy arrays or tensors of any number of examples; what only the loss reads may be
+            left out. float64 becomes float32.
+
+        Raises:
+          SessionError: the arrays have other ranks than those of the input, or their shapes do not
+            fit the task.
+          NotImplementedError: the task has no `predict`.
+          ValueError: the task needs an array that is not given.
+        """
+        given = {name: _narrowed(value) for name, value in batch.items()}
+        _refuse(self._problems_of_shapes(given))
+        if type(self.task).predict is Task.predict:
+            self.task.predict(self.theta(), given, None)  # raises what is to be done
+        with self._explaining(given):
+            found = self.program.call(self._predict, given)
+        return {name: np.asarray(value) for name, value in found.items()}
+
     def evaluate(self, name: str, *, max_batches: int | None = None) -> dict[str, float]:
         """Returns the figures of an evaluation input, as the trainer computes them.
 
         Args:
           name: of the evaluation input.
-          max_batches: of the pass; None: all.
+          max_batches: of the pass; None: all, and what `Task.score` adds to a whole pass.
 
         Raises:
-          SessionError: there is no such evaluation input.
+          SessionError: there is no such evaluation input, or `max_batches` is less than 1.
         """
+        if max_batches is not None and max_batches < 1:
+            raise SessionError(f"max_batches is {max_batches}, and has to be at least 1 or None")
         if name not in self.eval_inputs:
             there = ", ".join(self.eval_inputs) or "none"
             raise SessionError(f"there is no evaluation input {name!r}; there are: {there}")
         input = self.eval_inputs[name]
         batches = map(input.batch, range(input.num_batches or 0))
         kept = itertools.islice(batches, max_batches)
-        return evaluation.evaluate(self.program, self.task, kept, name=name)
+        if max_batches is not None:
+            return evaluation.evaluate(self.program, self.task, kept, name=name)
+
+        def score(stopped: evaluation.Stopped) -> Scored | None:
+            return task_results.score(self.task, self.program, input, is_last=True, stopped=stopped)
+
+        found = evaluation.evaluate_and_score(self.program, self.task, kept, score, name=name)
+        return found.figures
 
     def theta(self, *, use: Use = "training") -> Theta:
         """Returns a copy of the weights as they are now.
@@ -212,17 +268,22 @@ class Session:
           path: of the layer: `session.task.model.stack.path`; "" for the task.
 
         Raises:
-          SessionError: a weight is unknown or has another shape. Nothing is changed.
+          SessionError: a weight is unknown, has another shape, or is complex or not finite. Nothing
+            is changed.
         """
         state, problems = self.program.state(), []
         for name, value in flatten(theta, path).items():
             array, key = np.asarray(value), WEIGHTS + name
             if key not in state:
                 problems.append(f"unknown {name}")
+            elif not (tf.as_dtype(array.dtype).is_floating or array.dtype.kind in "biu"):
+                problems.append(f"{name} has the dtype {array.dtype}, want {state[key].dtype}")
             elif array.shape != state[key].shape:
                 problems.append(f"{name} is {list(array.shape)}, want {list(state[key].shape)}")
             else:
                 state[key] = array.astype(state[key].dtype)
+                if not np.isfinite(state[key].astype(np.float64)).all():
+                    problems.append(f"{name} has values that are not finite")
                 average = f"{LEARNER}{name}{SEPARATOR}{EMA}"
                 if average in state:
                     state[average] = array.astype(state[average].dtype)
@@ -230,18 +291,131 @@ class Session:
             raise SessionError(f"the weights do not fit the task: {'; '.join(problems[:8])}")
         self.program.restore(state.__getitem__, state.keys())
 
+    def save(self, logdir: str) -> str:
+        """Writes the folder of a run with a checkpoint of this step; returns the checkpoint's path.
+
+        It has the Params, the checkpoint with the state of the optimizer, and the tokenizers that
+        were learned, so every command, `load_task` and `load_weights` read it like a run of
+        `tekso-trainer`, in any process that can import the classes of the Params. To resume the
+        training, the experiment has to be registered.
+
+        Args:
+          logdir: a new folder, or one that this session has saved to.
+
+        Raises:
+          SessionError: the folder holds another run.
+          LogdirError: a process trains in the folder, or it cannot be made.
+          CheckpointError: the checkpoint cannot be written.
+        """
+        place = Logdir(os.path.expanduser(os.fspath(logdir)))
+        key = os.path.abspath(place.path) if files.is_local(place.path) else place.path
+        checkpoints = checkpoints_of(Checkpoints, self.tree, place, warn=logging.warning)
+        saved = self._saved.get(key, set())
+        holds_run = place.model() is not None and key not in self._saved
+        if holds_run or not saved.issuperset(checkpoints.steps()):
+            raise SessionError(
+                f"{place.path} holds a run that this session did not save: give a new folder"
+            )
+        model = registry.key_of(self._kind)
+        place.claim(model)
+        try:
+            self._saved[key] = saved | {self.step}  # what fails below can be tried again
+            files.copy_folder(self._assets.name, place.assets)
+            place.write_params(model, self.tree, self._kind().tree())
+            checkpoints.prepare()
+            description = self._parts.description(model).at(self.step, {})
+            checkpoints.save(self.program.state, description)
+            checkpoints.wait()
+        finally:
+            checkpoints.close()
+            place.release()
+        if unreadable := _UNREADABLE.findall(description.params):
+            logging.warning(
+                "%s names classes that other programs cannot import: %s. load_task works where "
+                "they are defined; for commands, define them in a module",
+                place.path,
+                ", ".join(sorted(set(unreadable))),
+            )
+        return checkpoints.path(self.step)
+
     def _check_batch(self, batch: Batch) -> None:
+        """Raises a SessionError if a batch is not like those of the input."""
         wanted = self._signature
         problems = [f"{name!r} is missing" for name in wanted if name not in batch]
         problems += [f"{name!r} is unknown" for name in batch if name not in wanted]
-        for name in (name for name in wanted if name in batch):
-            (shape, dtype), given = wanted[name], np.asarray(batch[name])
-            if given.dtype != dtype:
-                problems.append(f"{name!r} is {given.dtype}, want {np.dtype(dtype)}")
-            if given.ndim != len(shape):
-                problems.append(f"{name!r} has shape {list(given.shape)}, want {len(shape)} dims")
-        sizes = {name: len(batch[name]) for name in batch if np.ndim(batch[name])}
+        for name in wanted.keys() & batch.keys():
+            dtype = np.dtype(wanted[name][1])
+            if (found := _dtype(batch[name])) != dtype:
+                problems.append(f"{name!r} is {found}, want {dtype}")
+        _refuse([*problems, *self._problems_of_shapes(batch)])
+
+    def _problems_of_shapes(self, batch: Batch) -> list[str]:
+        problems, sizes = [], {}
+        for name, value in batch.items():
+            shape = list(value.shape)
+            if name in self._signature and len(shape) != len(self._signature[name][0]):
+                rank = len(self._signature[name][0])
+                problems.append(f"{name!r} has shape {shape}, want {rank} dims")
+            if shape:
+                sizes[name] = shape[0]
         if len(set(sizes.values())) > 1:
             problems.append(f"the arrays have different numbers of examples: {sizes}")
-        if problems:
-            raise SessionError(f"wrong batch: {'; '.join(problems)}")
+        return problems
+
+    @contextlib.contextmanager
+    def _explaining(self, batch: Batch) -> Iterator[None]:
+        """Makes an error of a block a SessionError, if shapes differ from those of the input."""
+        try:
+            yield
+        except (ValueError, tf.errors.InvalidArgumentError) as error:
+            shapes = {name: list(value.shape) for name, value in batch.items()}
+            wanted = {n: list(shape) for n, (shape, _) in self._signature.items() if n in shapes}
+            if all(shapes[name][1:] == wanted[name][1:] for name in wanted):
+                raise
+            reason = str(error).partition("\n")[0]
+            raise SessionError(
+                f"the task cannot compute a batch of shapes {shapes}; those of the input have "
+                f"{wanted}: {reason}"
+            ) from error
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Delays the first SIGINT until the block ends; the second one interrupts the block."""
+    if threading.current_thread() is not threading.main_thread():  # Python handles no signals here
+        yield
+        return
+    before = signal.getsignal(signal.SIGINT)
+    received: list[int] = []
+
+    def handle(number: int, frame: Any) -> None:
+        if received:
+            raise KeyboardInterrupt
+        received.append(number)
+
+    signal.signal(signal.SIGINT, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if received:
+        signal.raise_signal(signal.SIGINT)
+
+
+def _dtype(value: Any) -> np.dtype[Any]:
+    """Returns the dtype of an array or a tensor, as NumPy's."""
+    found: np.dtype[Any] = tf.as_dtype(value.dtype).as_numpy_dtype
+    return np.dtype(found)
+
+
+def _narrowed(value: Any) -> Any:
+    """Returns an array or a tensor of examples; float64 becomes float32."""
+    array = value if isinstance(value, tf.Tensor) else np.asarray(value)
+    if array.dtype != np.float64:
+        return array
+    return tf.cast(array, tf.float32) if isinstance(array, tf.Tensor) else array.astype(np.float32)
+
+
+def _refuse(problems: Sequence[str]) -> None:
+    if problems:
+        raise SessionError(f"wrong batch: {'; '.join(problems)}")

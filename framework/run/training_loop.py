@@ -10,6 +10,7 @@ covers is in the log; what goes beyond it is taken back when a run goes on from 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -18,7 +19,12 @@ import numpy as np
 
 from tekso.framework import task_results
 from tekso.framework.run.checkpoints import Checkpoint, CheckpointError, Checkpoints, Description
-from tekso.framework.run.evaluation import StoppedError, evaluate
+from tekso.framework.run.evaluation import (
+    Stopped,
+    StoppedError,
+    evaluate_and_score,
+    step_figures,
+)
 from tekso.framework.run.pace import Pace
 from tekso.framework.run.peers import Peers
 from tekso.framework.run.report.report import Report
@@ -30,7 +36,7 @@ _WARM_UP_STEPS = 5  # of a process: the first are traced and compiled
 Batch = Mapping[str, np.ndarray]
 Batches = Callable[[int], Iterator[Batch]]
 """Returns the batches from a step on."""
-Score = Callable[[str, bool, Callable[[], bool]], Scored | None]
+Score = Callable[[str, bool, Stopped], Scored | None]
 """Decodes an evaluation input: `score(name, is_last, stopped)`; see `Task.score`."""
 Evaluations = dict[str, dict[str, float]]
 """{evaluation: {metric: value}}."""
@@ -227,8 +233,7 @@ class TrainingLoop:
             if is_first:
                 self._pace.restart()  # the first step of a process is traced and compiled
             return
-        means = {name: (float(value), 1.0) for name, value in metrics.items()}  # waits for them
-        values = task_results.summarize(self._task, means)
+        values = step_figures(self._task, metrics)
         reading = self._pace.read() if not is_first else None
         with self._pace.paused():
             self._report.train(step, values, reading, unit=task_results.count(self._task, batch)[1])
@@ -255,21 +260,20 @@ class TrainingLoop:
                 self._report.progress(step, f"evaluating {name}")
                 begin = time.perf_counter()
                 try:
-                    values = evaluate(
+                    found = evaluate_and_score(
                         self._program,
                         self._task,
                         batches(0),
+                        functools.partial(self._score, name, step == self._timetable.steps),
                         name=name,
                         stopped=stop.poll,
+                        before_score=functools.partial(
+                            self._report.progress, step, f"decoding {name}"
+                        ),
                     )
                 except StoppedError:
                     return {}
-                self._report.progress(step, f"decoding {name}")
-                scored = self._score(name, step == self._timetable.steps, stop.poll)
-                if stop.poll():
-                    return {}
-                if scored is not None:
-                    values.update(scored.figures)
+                values, scored = found.figures, found.scored
                 done[name] = values
                 is_best = self._checkpoints.would_be_best(_flat({name: values}))
                 seconds = time.perf_counter() - begin
@@ -288,12 +292,7 @@ class TrainingLoop:
     def _save(self, step: int, evaluations: Evaluations) -> None:
         with self._pace.paused():
             self._report.sync()
-            description = dataclasses.replace(
-                self._description,
-                step=step,
-                metrics=_flat(evaluations),
-                input={**self._description.input, "position": step},
-            )
+            description = self._description.at(step, _flat(evaluations))
             self._checkpoints.save(self._program.state, description)
 
 

@@ -9,20 +9,17 @@ The layer takes them as `layer.fprop(theta, x, ctx)`. Every execution writes the
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence, Set
 from typing import Any, Literal
 
 import numpy as np
 import tensorflow as tf
 
-from tekso.framework import files
 from tekso.framework.execution.base import LEARNER, WEIGHTS
 from tekso.framework.layer import Layer
 from tekso.framework.learning_step import APPLIED, EMA, is_first_update
-from tekso.framework.params import Params
-from tekso.framework.run import checkpoint_files, inspection
-from tekso.framework.run.checkpoints import Checkpoint, CheckpointError, Checkpoints
+from tekso.framework.run.checkpoints import Checkpoint, CheckpointError
+from tekso.framework.run.opened import open_run
 from tekso.framework.theta import SEPARATOR, Theta
 
 Use = Literal["evaluation", "training"]
@@ -30,7 +27,6 @@ Use = Literal["evaluation", "training"]
 learner keeps them, or those that training continues from."""
 
 _MOST_PROBLEMS = 8  # in a message
-_CHECKPOINTS = "checkpoints"  # folder of a run
 
 
 def load_task(run: str) -> Any:
@@ -41,18 +37,10 @@ def load_task(run: str) -> Any:
 
     Raises:
       CheckpointError: there is no good checkpoint, or its Params cannot be read.
-      ValueError: the task needs something that only the data can tell.
+      ValueError: an earlier version wrote the checkpoint, and the task needs something that only
+        the data can tell.
     """
-    checkpoint = _open(run)
-    try:
-        tree: Any = Params.from_text(checkpoint.description.params)
-    except (ValueError, ImportError) as error:
-        raise CheckpointError(
-            f"the Params of {checkpoint.path} cannot be read: {error}. Import the package, or run "
-            "the notebook cell, that defines these classes first"
-        ) from error
-    folder = os.path.dirname(os.path.dirname(checkpoint.path))
-    return inspection.task_of(tree, assets_dir=files.join(folder, "assets"))
+    return open_run(run).task()
 
 
 def load_weights(
@@ -82,14 +70,25 @@ def load_weights(
         layer, or have other shapes. Names their paths.
       ValueError: `use` or `index` is wrong.
     """
+    flat = weights_of(layer, open_run(run).checkpoint, use=use, prefix=prefix, index=index)
+    return layer.theta(flat)
+
+
+def weights_of(
+    layer: Layer,
+    checkpoint: Checkpoint,
+    *,
+    use: Use = "evaluation",
+    prefix: str | None = None,
+    index: int | Sequence[int] | None = None,
+) -> dict[str, tf.Tensor]:
+    """Returns the weights of a layer from a checkpoint, by path; see `load_weights`."""
     check_use(use)
-    checkpoint = _open(run)
     prefix = layer.path if prefix is None else prefix.strip(SEPARATOR)
     rows = _rows(layer, index)
-    specs = layer.specs()
     _check(checkpoint, layer, prefix, len(rows))
     flat = {}
-    for path, spec in specs.items():
+    for path, spec in layer.specs().items():
         value = read_weight(_join(prefix, path), checkpoint.read, checkpoint.keys, use)
         if any(not -size <= row < size for row, size in zip(rows, value.shape, strict=False)):
             raise ValueError(
@@ -97,7 +96,7 @@ def load_weights(
                 f"{' x '.join(map(str, value.shape[: len(rows)]))} times: count from 0"
             )
         flat[path] = tf.cast(tf.constant(value[rows]), spec.dtype)
-    return layer.theta(flat)
+    return flat
 
 
 def check_use(use: str) -> None:
@@ -125,23 +124,6 @@ def read_weight(
     return read(WEIGHTS + path)
 
 
-def _open(run: str) -> Checkpoint:
-    path = os.path.expanduser(os.fspath(run)).rstrip("/") or "/"
-    if files.exists(files.join(path, checkpoint_files.DESCRIPTION)):
-        return Checkpoints(os.path.dirname(path)).open(path)
-    if not files.exists(path):
-        raise CheckpointError(
-            f"there is no folder {path}: give the folder of a run, or of a checkpoint"
-        )
-    newest = Checkpoints(files.join(path, _CHECKPOINTS)).newest_good()
-    if newest is None:
-        raise CheckpointError(
-            f"{path} has no checkpoints: give the folder of a run that has saved one "
-            f"({path}/{_CHECKPOINTS}/step_…), or of a checkpoint"
-        )
-    return newest
-
-
 def _rows(layer: Layer, index: int | Sequence[int] | None) -> tuple[int, ...]:
     """Returns which repetition of every stack that a layer is in, the outermost first."""
     sizes = layer.stack_sizes()
@@ -153,7 +135,9 @@ def _rows(layer: Layer, index: int | Sequence[int] | None) -> tuple[int, ...]:
                 "load the layer that has the stack"
             )
         return ()
-    rows = (index,) if isinstance(index, int) else tuple(index)
+    rows = tuple(index) if isinstance(index, Sequence) else (index,)
+    if any(isinstance(row, bool) or not isinstance(row, int | np.integer) for row in rows):
+        raise ValueError(f"index is {index!r}, and has to be an integer, or one for each stack")
     if sizes and len(rows) != len(sizes):
         raise ValueError(f"index is {index}, and {layer.path} is in {len(sizes)} repeated stacks")
     return rows
@@ -183,19 +167,20 @@ def _check(checkpoint: Checkpoint, layer: Layer, prefix: str, num_rows: int) -> 
         more = len(problems) - _MOST_PROBLEMS
         listed = "; ".join(problems[:_MOST_PROBLEMS]) + (f"; and {more} more" if more > 0 else "")
         raise CheckpointError(
-            f"{checkpoint.path} does not fit {type(layer).__name__} at {prefix or 'the root'!r}: "
-            f"{listed}{_hint(checkpoint, specs)}"
+            f"{checkpoint.path} does not fit {type(layer).__name__} at "
+            f"{repr(prefix) if prefix else 'the root'}: {listed}{_hint(checkpoint, specs, prefix)}"
         )
 
 
-def _hint(checkpoint: Checkpoint, paths: Any) -> str:
+def _hint(checkpoint: Checkpoint, paths: Any, prefix: str) -> str:
     """Returns where the checkpoint has weights of these paths, to be given as prefix."""
     first = next(iter(paths), None)
     if first is None:
         return ""
     names = {key[len(WEIGHTS) :] for key in checkpoint.keys if key.startswith(WEIGHTS)}
     above = [n.removesuffix(first).rstrip(SEPARATOR) for n in names if n.endswith(f"/{first}")]
-    fitting = sorted(p for p in above if all(_join(p, path) in names for path in paths))
+    fits = (p for p in above if p != prefix and all(_join(p, path) in names for path in paths))
+    fitting = sorted(fits)
     return f". Weights of these names are at prefix={' or '.join(map(repr, fitting[:3]))}" * bool(
         fitting
     )

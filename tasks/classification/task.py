@@ -162,6 +162,22 @@ class Classification(Task):
         """Returns the sum of the weights of the examples."""
         return tf.reduce_sum(batch[WEIGHTS])
 
+    def predict(self, theta: Theta, batch: Batch, ctx: Any) -> dict[str, tf.Tensor]:
+        """Returns the scores of examples, and the classes with the largest scores.
+
+        Shapes:
+          batch: "x" [batch, ...]; other arrays are not read
+          returns: "logits" [batch, num_classes], float32 or wider; "labels" [batch], int32
+
+        Raises:
+          ValueError: there is no "x".
+        """
+        if X not in batch:
+            given = ", ".join(map(repr, batch)) or "none"
+            raise ValueError(f"the batch has no array {X!r} (features); given are {given}")
+        logits = self._scores(self.model.fprop(theta.model, batch[X], ctx))
+        return {"logits": logits, LABELS: tf.argmax(logits, 1, output_type=tf.int32)}
+
     def pieces(self) -> list[Piece]:
         """See `Task`: the pieces of the model, and the sums over its scores."""
         return [*self._model_pieces(), Piece("loss", {}, self._run_sums)]
@@ -183,14 +199,7 @@ class Classification(Task):
 
     def _run_sums(self, theta: Theta, flow: Flow, ctx: Any) -> Flow:
         del theta
-        logits, num_classes = flow[X], self.params.num_classes
-        shape = list(logits.shape) if tf.is_tensor(logits) else type(logits).__name__
-        if not isinstance(shape, list) or len(shape) != 2 or shape[1] != num_classes:
-            raise ValueError(
-                f"{type(self.model).__name__}.fprop returns scores of shape {shape}, and has to "
-                f"return a tensor [batch, {num_classes}]: task.num_classes is {num_classes}"
-            )
-        logits = ctx.constrain(widen(logits), ("batch", None))
+        logits = ctx.constrain(self._scores(flow[X]), ("batch", None))
         sums = self.sums(logits, flow)
         return {**flow, LOSS_SUM: sums.loss_sum, METRICS: sums.metrics}
 
@@ -209,6 +218,21 @@ class Classification(Task):
         hits = tf.cast(tf.equal(tf.argmax(logits, 1), labels), logits.dtype)
         accuracy = tf.reduce_sum(weights * hits), tf.reduce_sum(weights)
         return LossSums(tf.reduce_sum(weights * nats), {ACCURACY: accuracy})
+
+    def _scores(self, logits: tf.Tensor) -> tf.Tensor:
+        """Returns what the model returned, in float32 or wider.
+
+        Raises:
+          ValueError: its shape is not [batch, num_classes].
+        """
+        num_classes = self.params.num_classes
+        shape = list(logits.shape) if tf.is_tensor(logits) else type(logits).__name__
+        if not isinstance(shape, list) or len(shape) != 2 or shape[1] != num_classes:
+            raise ValueError(
+                f"{type(self.model).__name__}.fprop returns scores of shape {shape}, and has to "
+                f"return a tensor [batch, {num_classes}]: task.num_classes is {num_classes}"
+            )
+        return widen(logits)
 
 
 def _known_arrays(input: Any) -> dict[str, np.ndarray]:

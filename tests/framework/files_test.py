@@ -111,3 +111,12 @@ def test_two_stars_reach_all_folders_below(tmp_path: Path) -> None:
 def test_a_name_with_signs_of_a_pattern_is_a_name_if_there_is_such_a_file(tmp_path: Path) -> None:
     (tmp_path / "a[1].txt").write_text("x")
     assert files.glob(str(tmp_path / "a[1].txt")) == [str(tmp_path / "a[1].txt")]
+
+
+def test_a_folder_is_copied_with_the_folders_in_it(tmp_path: Path) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "b" / "x").write_bytes(b"new")
+    (tmp_path / "c" / "b").mkdir(parents=True)
+    (tmp_path / "c" / "b" / "x").write_bytes(b"old")
+    files.copy_folder(str(tmp_path / "a"), str(tmp_path / "c"))
+    assert (tmp_path / "c" / "b" / "x").read_bytes() == b"new"

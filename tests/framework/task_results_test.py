@@ -134,6 +134,9 @@ class Results(Task):
 
     given: Any = None
 
+    def predict(self, theta: Any, batch: Any, ctx: Any) -> Any:
+        return self.given
+
     def count(self, batch: Any) -> Any:
         return self.given
 
@@ -203,6 +206,13 @@ def test_text_exports_that_are_no_dict_of_texts_are_refused(given: Any) -> None:
     with pytest.raises(TaskError, match=r"^Results.text_exports \(.*\{name: ExportedTexts\("):
         task_results.text_exports(results(given), None)
     assert task_results.text_exports(results({}), None) == {}
+
+
+@pytest.mark.parametrize("given", [None, [], {"labels": 3}, 3.0])
+def test_predictions_that_are_no_dict_of_tensors_are_refused(given: Any) -> None:
+    theta: Any = None
+    with pytest.raises(TaskError, match=r"^Results.predict \(.*\{name: Tensor\("):
+        task_results.predict(results(given), theta, {}, None)
 
 
 @pytest.mark.parametrize("given", ["text", {"bleu": 3.0}, 3.0])

@@ -124,7 +124,7 @@ def test_inspect_counts_what_is_not_finite(
         (["average", "--logdir=run", "--steps=10,25", "--output=x"], 1, "there is no checkpoint"),
         (["average", "--logdir=run", "--steps=ten", "--output=x"], 2, "'ten' is no step"),
         (["average", "--logdir=run", "--steps=10,10", "--output=x"], 2, "is given twice"),
-        (["average", "nowhere/at/all", "--output=x"], 1, "there is no checkpoint nowhere/at/all"),
+        (["average", "nowhere/at/all", "--output=x"], 1, "there is no checkpoint in nowhere/"),
         (["average", "--logdir=run", "--last=2", "--output=x/step_00000020"], 2, "is of step 30"),
         (["average", "run/checkpoints/step_00000010", "o/step_00000005", "--output=x"], 1,
          "only checkpoints of one experiment are averaged"),

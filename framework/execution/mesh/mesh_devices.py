@@ -68,7 +68,7 @@ def setup(
             # Devices that share cores try a layout out: starting soon is worth more than the few
             # percent by which TensorFlow's optimizer speeds a step up. It costs 8 devices and 12
             # layers most of a minute, since its time grows with devices and faster than with ops.
-            tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+            devices.set_graph_optimizer(False)
     if cluster is not None:
         _connect(device_type, cluster)
     return device_type
@@ -120,8 +120,16 @@ def _connect(device_type: str, cluster: Cluster) -> None:
         ) from error
 
 
-def count(device_type: str) -> int:
-    """Returns how many devices of a type there are, in all processes."""
+def count(device_type: str, *, cpu_devices: int | None = None) -> int:
+    """Returns how many devices of a type a mesh can have, in all processes.
+
+    Args:
+      device_type: the type.
+      cpu_devices: how many of each process were asked for; an earlier experiment in this process
+        may have made more.
+    """
+    if device_type == "CPU" and cpu_devices is not None:
+        return int(cpu_devices * dtensor.num_clients())
     return dtensor.num_global_devices(device_type)
 
 

@@ -166,6 +166,6 @@ class SpmdForm:
         check_pieces(pieces, traces, specs, micro_batch)
         parts = spmd_pieces.find(pieces, traces, specs, p.num_stages)
         loop = SpmdLoop(parts, p.num_stages, p.num_micro_batches, p.rematerialize == "all")
-        layout = self.layout(task, micro_batch, num_devices=mesh_devices.count(device_type))
+        layout = self.layout(task, micro_batch, num_devices=self._on_mesh.num_devices())
         placement = Placement(mesh_devices.make_mesh(layout.mesh, device_type))
         return SpmdProgram(task, learner, placement, layout, loop, seed=seed)

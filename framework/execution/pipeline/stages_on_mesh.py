@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from tekso.framework.execution.base import ExecutionError, Signature
-from tekso.framework.execution.mesh import mesh_devices
 from tekso.framework.execution.mesh.layouts import LayoutError, MeshLayout
 from tekso.framework.execution.mesh_sharded import MeshSharded, warn_of_idle_axes
 from tekso.framework.execution.pipeline.mesh_stage_program import MeshStageProgram
@@ -112,7 +111,7 @@ class StagesOnMesh:
 
     def num_devices(self) -> int:
         """Returns how many devices there are."""
-        return mesh_devices.count(self._execution.device_type)
+        return self._execution.num_devices()
 
     def build(
         self, task: Any, learner: Any, setting: Setting, layout: MeshLayout, *, seed: int

@@ -49,6 +49,7 @@ def main(folder: str) -> None:
     wrong = {**batch, "ids": batch["ids"].astype(np.float64)}
     del wrong["weights"]
     found["batch"] = error(session.loss, theta, wrong)
+    found["predict"] = error(session.predict, batch)
     found["figures"] = session.train(2)
     found["end"] = error(session.train, 1)
     for use in ("training", "evaluation"):
@@ -65,14 +66,19 @@ def main(folder: str) -> None:
     found["assigned"] = all(
         np.array_equal(value, loaded[path]) for path, value in flatten(second.theta()).items()
     )
+    third = Session("lm.text_files.Bytes", {**files(folder), **SETTINGS})
+    third.train(1)
+    found["saved"] = third.save(f"{folder}/saved")
+    found["saved again"] = third.save(f"{folder}/saved/")
+    found["taken"] = error(third.save, f"{folder}/run")
     layer = task.model.stack
     x = tf.ones([2, 3, 128])
     ctx = StepContext(mode="eval", seed=0, step=0)
     child = load_weights(layer, f"{folder}/run")
     found["child"] = list(layer.fprop(child, x, ctx).shape) if child else []
     found["missing"] = error(load_weights, layer, f"{folder}/run", prefix="model/no")
-    third = Session("lm.text_files.Bytes", {**files(folder), **SETTINGS})
     third.task.loss_weight = lambda batch: tf.reduce_mean(batch["weights"])
+    third._is_checked = False
     found["mean"] = error(third.train, 1)
     print(json.dumps(found))
 

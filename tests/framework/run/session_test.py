@@ -16,6 +16,10 @@ SETTINGS = ("input.batch_size=4", "*.num_layers=2", "learner.ema_decay=0.5", "ex
 PROGRAM = Path(__file__).with_name("session_program.py")
 
 
+def trainer(*flags: str) -> Any:
+    return processes.run(["-m", "tekso.tools.trainer", *flags])
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("session")
@@ -23,12 +27,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "text" / "a.txt").write_text("".join(f"line {i} of a text\n" for i in range(900)))
     changes = [f"input.files={folder}/text/*.txt", *SETTINGS]
     changes += ["run.decode_at_end=false", "eval_inputs.dev.max_batches=1"]
-    done = processes.run(
-        [
-            *("-m", "tekso.tools.trainer", "--model=lm.text_files.Bytes"),
-            *(f"--logdir={folder}/run", "--steps=2", "--log_every=1"),
-            *(f"--set={change}" for change in changes),
-        ]
+    done = trainer(
+        *("--model=lm.text_files.Bytes", f"--logdir={folder}/run", "--steps=2", "--log_every=1"),
+        *(f"--set={change}" for change in changes),
     )
     assert done.returncode == 0, done.stderr
     return folder
@@ -77,12 +78,15 @@ def test_executions_that_need_more_devices_say_what_to_do(found: Any) -> None:
 
 def test_threads_that_stay_are_reported_in_one_line(found: Any) -> None:
     lines = [line for line in found["stderr"].splitlines() if "its threads stay" in line]
-    assert len(lines) == 3, found["stderr"]  # a line a session that was built
+    assert len(lines) == 1, found["stderr"]  # of several sessions
 
 
 def test_wrong_batches_and_too_many_steps_are_sentences(found: Any) -> None:
     assert found["batch"] == (
         "SessionError: wrong batch: 'weights' is missing; 'ids' is float64, want int32"
+    )
+    assert found["predict"].startswith(
+        "NotImplementedError: LanguageModel has no predict(): define LanguageModel.predict("
     )
     assert found["end"].startswith("SessionError: cannot train 1 steps: 2 are done, run.steps is 2")
 
@@ -91,3 +95,20 @@ def test_a_loss_that_is_a_mean_is_refused_before_the_first_step(found: Any) -> N
     assert (
         found["mean"].startswith("LossError: ") and "is no sum over the examples" in found["mean"]
     )
+
+
+def test_a_saved_session_is_a_run_that_is_evaluated_and_resumed(
+    found: Any, folder: Path, trained: list[dict[str, float]]
+) -> None:
+    saved = folder / "saved"
+    assert found["saved"] == found["saved again"] == str(saved / "checkpoints" / "step_00000001")
+    assert found["taken"].startswith("SessionError: ") and "did not save" in found["taken"]
+    done = trainer("--mode=eval", f"--logdir={saved}", "--set=eval_inputs.dev.max_batches=1")
+    assert done.returncode == 0, done.stderr
+    assert json.loads((saved / "evaluations.jsonl").read_text())["step"] == 1
+    done = trainer(f"--logdir={saved}", "--log_every=1", "--set=run.decode_at_end=false")
+    assert done.returncode == 0, done.stderr
+    records = map(json.loads, (saved / "metrics.jsonl").read_text().splitlines())
+    (second,) = [record for record in records if record["split"] == "train"]
+    assert (second["step"], second["loss"]) == (2, trained[1]["loss"])
+    assert "num_layers" in (saved / "params.diff.txt").read_text()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from tekso.framework.initializers import Normal
 from tekso.framework.layer import Layer
 from tekso.framework.run import checkpoint_files
 from tekso.framework.run.checkpoints import CheckpointError, Description
+from tekso.framework.run.opened import open_run
 from tekso.framework.run.weights import load_weights
 
 
@@ -50,6 +52,22 @@ def test_a_stack_is_loaded_whole_and_a_repeated_layer_by_its_index(tmp_path: Pat
         load_weights(root.layer, run)
     with pytest.raises(ValueError, match="layer/w is repeated 5 times"):
         load_weights(root.layer, run, index=5)
+    index: Any = np.int64(3)
+    np.testing.assert_array_equal(load_weights(root.layer, run, index=index).w, W[3])
+    with pytest.raises(ValueError, match="index is True, and has to be an integer"):
+        load_weights(root.layer, run, index=True)
+
+
+def test_a_checkpoint_is_found_by_a_relative_path_and_an_average_below_its_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = saved(tmp_path)
+    (tmp_path / "params.txt").write_text("# model: a.B\n")
+    shutil.copytree(tmp_path / "checkpoints" / "step_00000001", tmp_path / "averaged")
+    monkeypatch.chdir(tmp_path / "checkpoints")
+    assert open_run("step_00000001").logdir.path == run
+    assert open_run("../averaged/").logdir.path == run
+    assert open_run("..").checkpoint.step == open_run("..", "1").checkpoint.step == 1
 
 
 def test_averages_count_from_the_first_update(tmp_path: Path) -> None:
@@ -70,7 +88,9 @@ def test_what_does_not_fit_is_named_by_its_path(tmp_path: Path) -> None:
         load_weights(Leaf.Params().instantiate(), run, prefix="layer")
     with pytest.raises(CheckpointError, match=r"missing w; .*at prefix='layer'"):
         load_weights(Leaf.Params().instantiate(), run)
-    with pytest.raises(CheckpointError, match="there is no folder"):
+    with pytest.raises(CheckpointError, match=r"Root at the root: unknown layer/b$"):
+        load_weights(Root.Params().instantiate(), run)
+    with pytest.raises(CheckpointError, match=r"there is no checkpoint in .*/no/checkpoints"):
         load_weights(Leaf.Params().instantiate(), f"{run}/no")
     with pytest.raises(ValueError, match="use is 'mean'"):
         load_weights(Leaf.Params().instantiate(), run, use="mean")  # type: ignore[arg-type]

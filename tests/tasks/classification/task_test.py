@@ -79,6 +79,19 @@ def test_loss_and_accuracy_are_weighted_sums() -> None:
     assert float(task.loss_weight(tensors(batch))) == 3.5
 
 
+def test_predictions_are_scores_and_the_class_of_the_largest() -> None:
+    task = checked(Classification.Params(model=Mlp.Params(hidden_dims=[])))
+    theta = task.init(1)
+    x = tensors(inputs()["input"].batch(0))["x"][:3]
+    found = task.predict(theta, {"x": x}, StepContext(mode="decode"))
+    w, b = (np.asarray(theta.model.layers["0"][name]) for name in "wb")
+    logits = np.asarray(x).reshape(3, 6) @ w + b
+    np.testing.assert_allclose(found["logits"], logits, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(found["labels"], logits.argmax(1))
+    with pytest.raises(ValueError, match=r"has no array 'x' .*given are 'labels'"):
+        task.predict(theta, {"labels": x}, StepContext(mode="decode"))
+
+
 def test_sizes_come_from_the_data_unless_they_are_given() -> None:
     task = checked()
     assert {path: spec.shape for path, spec in task.specs().items()} == {

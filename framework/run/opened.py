@@ -1,0 +1,140 @@
+"""A run on disk, opened: one of its checkpoints, the folder it belongs to, its Params and task.
+
+run = open_run("runs/ende")                               # the newest good checkpoint
+run = open_run("runs/ende", "best")                       # or the best, or one by step or path
+run = open_run("runs/ende/checkpoints/step_00002000")     # or an average, wherever it is
+run.checkpoint, run.logdir, run.tree(), run.task()
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable
+from typing import Any
+
+from absl import logging
+
+from tekso.framework import files, foreign_variables
+from tekso.framework.params import REQUIRED, Params
+from tekso.framework.params import tree as params_tree
+from tekso.framework.run import checkpoint_files, inspection
+from tekso.framework.run.best_checkpoint import goal_of_best, metric_of_best
+from tekso.framework.run.checkpoints import Checkpoint, CheckpointError, Checkpoints
+from tekso.framework.run.logdir import PARAMS, Logdir
+
+BEST = "best"
+"""Names the checkpoint with the best evaluation."""
+
+
+@dataclasses.dataclass(frozen=True)
+class OpenedRun:
+    """A checkpoint and the run it belongs to.
+
+    Attributes:
+      checkpoint: the weights, and what the checkpoint says of itself.
+      logdir: the folder of the run, with what it learned from its data.
+    """
+
+    checkpoint: Checkpoint
+    logdir: Logdir
+
+    @property
+    def model(self) -> str:
+        """Key of the experiment that wrote the checkpoint."""
+        return self.checkpoint.description.model
+
+    def tree(self) -> Any:
+        """Returns the Params of the experiment that wrote the checkpoint.
+
+        Raises:
+          CheckpointError: they cannot be read any more.
+        """
+        return self._params(self.checkpoint.description.params)
+
+    def completed_tree(self) -> Any:
+        """Returns `tree()`, in which sizes of the task that were left open are filled in.
+
+        A checkpoint that does not know them, since an earlier version wrote it, leaves them open.
+
+        Raises:
+          CheckpointError: as in `tree`.
+        """
+        tree = self.tree()
+        if self.checkpoint.description.task:
+            known = self._params(self.checkpoint.description.task)
+            left = [path for path, value, _ in params_tree.walk(tree.task) if value is REQUIRED]
+            values = {path: known.get(path) for path in left}
+            tree.task.set({path: value for path, value in values.items() if value is not REQUIRED})
+        return tree
+
+    def task(self) -> Any:
+        """Returns the task, built without the data of the run.
+
+        Raises:
+          CheckpointError: as in `tree`.
+          ValueError: an earlier version wrote the checkpoint, and the task needs something that
+            only the data can tell.
+        """
+        if not self.checkpoint.description.task:
+            return inspection.task_of(self.tree(), assets_dir=self.logdir.assets)
+        task = self._params(self.checkpoint.description.task).instantiate()
+        foreign_variables.check(task)
+        return task
+
+    def _params(self, text: str) -> Any:
+        try:
+            return Params.from_text(text)
+        except (ValueError, ImportError) as error:
+            raise CheckpointError(
+                f"the Params of {self.checkpoint.path} cannot be read: {error}. If a package of "
+                "yours or a notebook cell defines these classes, import or run it first; commands "
+                "take --import=your.package"
+            ) from error
+
+
+def open_run(
+    path: str, which: str | None = None, *, warn: Callable[[str], None] = logging.warning
+) -> OpenedRun:
+    """Opens a checkpoint, by the folder of its run or by its own.
+
+    Args:
+      path: of a run, or of a checkpoint, whose run is then the nearest folder above with a
+        `params.txt`.
+      which: of the checkpoints of a run: a step, a path, or "best"; None: the newest good one.
+      warn: takes the text of a warning.
+
+    Raises:
+      CheckpointError: there is none, or it is damaged.
+    """
+    path = os.path.expanduser(os.fspath(path)).rstrip("/") or "/"
+    if which is None and files.exists(files.join(path, checkpoint_files.DESCRIPTION)):
+        return OpenedRun(Checkpoints(os.path.dirname(path), warn=warn).open(path), _logdir_of(path))
+    logdir = Logdir(path)
+    checkpoints = Checkpoints(logdir.checkpoints, warn=warn)
+    if which is not None and which != BEST:
+        return OpenedRun(checkpoints.open(os.path.expanduser(which)), logdir)
+    newest = checkpoints.newest_good()
+    if newest is None:
+        raise CheckpointError(
+            f"there is no checkpoint in {logdir.checkpoints}: give the folder of a run that has "
+            "saved one, or the folder of a checkpoint"
+        )
+    run = OpenedRun(newest, logdir)
+    if which != BEST:
+        return run
+    tree = run.tree()
+    best = checkpoints.best(metric_of_best(tree), goal_of_best(tree))
+    return OpenedRun(best, logdir)
+
+
+def _logdir_of(checkpoint: str) -> Logdir:
+    """Returns the nearest folder above a checkpoint that a run wrote its Params to."""
+    folder = os.path.abspath(checkpoint) if files.is_local(checkpoint) else checkpoint
+    found = os.path.dirname(os.path.dirname(folder))
+    while (above := os.path.dirname(folder)) not in ("", folder):
+        if files.exists(files.join(above, PARAMS)):
+            found = above
+            break
+        folder = above
+    return Logdir(inspection.relative(found) if files.is_local(found) else found)
