@@ -174,12 +174,34 @@ def pieces(task: Task) -> list[Piece]:
     """Returns `task.pieces()`.
 
     Raises:
-      TaskError: it is no list of pieces.
+      TaskError: it is no list of pieces; or a layer overrides fprop() and not pieces(), of which
+        the loss is made.
     """
+    for layer in task.walk():
+        if layer is task or not hasattr(layer, "pieces"):
+            continue
+        if (overriding := overrides(layer, "fprop")) is not None:
+            name = type(layer).__name__
+            raise TaskError(
+                f"{method_of(overriding[0], 'fprop')} overrides what "
+                f"{method_of(overriding[1], 'pieces')} computes, and the loss of "
+                f"{type(task).__name__} is made of pieces(), so fprop() would not be used: "
+                f"override pieces() in {name} as well, so that both compute the same"
+            )
     found = task.pieces()
     if isinstance(found, (list, tuple)) and found and all(isinstance(p, Piece) for p in found):
         return list(found)
     raise _error(task, "pieces", found, "a list of at least one Piece(name, layers, run)")
+
+
+def overrides(layer: Any, method: str) -> tuple[type, type] | None:
+    """Returns the class that overrides a method, and that of `pieces` above it; None: neither.
+
+    What a subclass of both computes is then not what `pieces` computes.
+    """
+    order = type(layer).__mro__
+    one, pieces = (next(c for c in order if name in vars(c)) for name in (method, "pieces"))
+    return (one, pieces) if order.index(one) < order.index(pieces) else None
 
 
 def sums_of_flow(task: Task, flow: Flow) -> LossSums:

@@ -12,7 +12,7 @@ from tekso.framework.execution import ExecutionError, MeshSharded, Pipelined
 from tekso.framework.execution.base import signature_of
 from tekso.framework.execution.pipeline.loss_pieces import pieces_of_loss
 from tekso.framework.pieces import LOSS_SUM, Piece
-from tekso.framework.task import LossSums, Task
+from tekso.framework.task import LossSums, Task, TaskError
 from tekso.models.mlp import Mlp
 from tekso.tasks.classification.task import Classification
 
@@ -76,8 +76,12 @@ def test_a_loss_that_the_pieces_do_not_compute_is_refused(form: dict[str, Any]) 
 
 
 def test_a_model_whose_fprop_the_pieces_do_not_compute_is_refused() -> None:
-    with pytest.raises(ExecutionError, match=r"^Shifted.fprop \(.* overrides what Mlp.pieces"):
-        pieces_of_loss(task_of(Classification, model=Shifted))
+    task = task_of(Classification, model=Shifted)
+    with pytest.raises(TaskError, match=r"^Shifted.fprop \(.* overrides what Mlp.pieces") as error:
+        pieces_of_loss(task)
+    assert "override pieces() in Shifted as well" in str(error.value)
+    with pytest.raises(TaskError, match=r"^Shifted.fprop"):  # on one device, too
+        task.loss(task.init(seed=0), {"x": np.zeros([4, 3], np.float32)}, None)
 
 
 def test_who_overrides_the_pieces_as_well_is_believed() -> None:
