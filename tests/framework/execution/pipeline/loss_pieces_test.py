@@ -48,6 +48,7 @@ def task_of(kind: Any, model: Any = Mlp) -> Any:
 
 
 def line(method: Any) -> str:
+    method = inspect.unwrap(method)
     return f"{inspect.getsourcefile(method)}:{inspect.getsourcelines(method)[1]}"
 
 
