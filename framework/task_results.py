@@ -127,6 +127,20 @@ def complete(params: Params, input: Any) -> Params:
     )
 
 
+def check_inputs(task: Task, inputs: Mapping[str, Any]) -> list[str]:
+    """Returns the warnings of `task.check_inputs(inputs)`.
+
+    Raises:
+      TaskError: it is no list of texts, and not None.
+    """
+    found = task.check_inputs(inputs)
+    if found is None:
+        return []
+    if isinstance(found, list) and all(isinstance(line, str) for line in found):
+        return found
+    raise _error(task, "check_inputs", found, "a list of warnings, each a str, or None")
+
+
 def loss_weight(task: Task, batch: Batch) -> tf.Tensor:
     """Returns `task.loss_weight(batch)` in float32; the batch may have NumPy arrays.
 

@@ -119,7 +119,7 @@ def assemble(
     warnings: list[str] = []
     if reads_data:
         inputs = with_paths(input, eval_inputs)
-        warnings = [*input_checks.warnings(inputs), *(task.check_inputs(inputs) or [])]
+        warnings = [*input_checks.warnings(inputs), *task_results.check_inputs(task, inputs)]
     learner = schedules.end_with_run(tree.learner, run.params.steps).instantiate()
     if reads_data:
         _check_functions(task, learner, signature, run.params.steps)
