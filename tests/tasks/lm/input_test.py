@@ -247,9 +247,8 @@ class TestBucketedText:
         part = BucketedText.Params(
             corpus=InMemory.Params(train=["abc"]), length=4, batch_size=2, bounds=[2]
         )
-        one = Mixture.Params(batch_size=2, inputs=[part]).instantiate()
         with pytest.raises(TypeError, match="cannot be part of a mixture"):
-            one.batch(0)
+            Mixture.Params(batch_size=2, inputs=[part]).instantiate()
 
 
 class TestSources:
