@@ -137,9 +137,6 @@ class Results(Task):
     def predict(self, theta: Any, batch: Any, ctx: Any) -> Any:
         return self.given
 
-    def check_inputs(self, inputs: Any) -> Any:
-        return self.given
-
     def count(self, batch: Any) -> Any:
         return self.given
 
@@ -178,14 +175,6 @@ def test_a_count_that_is_no_number_with_a_unit_is_refused(given: Any) -> None:
 
 def test_a_count_may_be_of_numpy() -> None:
     assert task_results.count(results((np.int64(7), "tokens")), {}) == (7, "tokens")
-
-
-@pytest.mark.parametrize("given", ["text", [3], {"a": "b"}, True])
-def test_warnings_that_are_no_list_of_texts_are_refused(given: Any) -> None:
-    with pytest.raises(TaskError, match=r"^Results.check_inputs \(.* return a list of warnings"):
-        task_results.check_inputs(results(given), {})
-    assert task_results.check_inputs(results(["text"]), {}) == ["text"]
-    assert task_results.check_inputs(results(None), {}) == []
 
 
 @pytest.mark.parametrize("given", ["text", ("text", []), {"text": "a"}])
