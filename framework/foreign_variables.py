@@ -32,22 +32,6 @@ _CURE = (
 )
 
 
-_RANDOM_OPS = frozenset(
-    {
-        "Multinomial",
-        "ParameterizedTruncatedNormal",
-        "RandomGamma",
-        "RandomPoissonV2",
-        "RandomShuffle",
-        "RandomStandardNormal",
-        "RandomUniform",
-        "RandomUniformInt",
-        "TruncatedNormal",
-    }
-)
-"""Ops of tf.random whose numbers no seed of a run decides."""
-
-
 class ForeignVariableError(ValueError):
     """A layer has or reads a variable that it has not declared as a weight, or random numbers."""
 
@@ -194,9 +178,18 @@ def refused(root: Layer | None, *, own: Iterable[Any] = ()) -> Iterator[None]:
             )
 
 
+def _is_random(node: Any) -> bool:
+    """Whether a node draws other numbers each time, whatever the seed of the run."""
+    if node.op.startswith("Stateful"):
+        return bool(node.op != "StatefulPartitionedCall")
+    return ("seed2" in node.attr and not node.op.startswith("Stateless")) or node.op.startswith(
+        "Rng"
+    )
+
+
 def _random_op(graph: Any, op: Any) -> Any:
     """Returns the op, or one in the functions that it calls, that draws random numbers; or None."""
-    if op.type in _RANDOM_OPS:
+    if _is_random(op.node_def):
         return op
     for name in ("f", "body", "cond", "then_branch", "else_branch"):
         with contextlib.suppress(ValueError):

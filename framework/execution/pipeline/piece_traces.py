@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tekso.framework.context import Mode, StepContext
 from tekso.framework.execution.base import ExecutionError, Signature, num_examples
-from tekso.framework.execution.pipeline import graph_effects, graph_work
+from tekso.framework.execution.pipeline import graph_work
 from tekso.framework.foreign_variables import refused
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
 from tekso.framework.weight_spec import WeightSpec
@@ -155,13 +155,6 @@ def _trace(piece: Piece, own: Mapping[str, WeightSpec], flow: Flow, size: int) -
             if name not in (LOSS_SUM, METRICS):
                 _check_examples(piece, name, value, size)
         work = graph_work.count(graph)
-        drawn = graph_effects.random_ops(graph)
-        if drawn:
-            raise ExecutionError(
-                f"{piece.name} draws random numbers by {', '.join(drawn)}, other ones each time: "
-                "the backward pass would see others than the forward pass did. Use ctx.uniform or "
-                "ctx.dropout, which give the same for an example of a step, however it is computed"
-            )
     with tf.Graph().as_default() as graph:  # evaluation may read other values
         reads |= _run(graph, piece, own, flow, size, "eval")[0]
     weight_bytes = sum(spec.size_bytes for spec in own.values())
