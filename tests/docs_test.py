@@ -8,6 +8,7 @@ of command how it is run or which test runs it. A command that no line of `HOW` 
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import os
 import re
@@ -18,13 +19,22 @@ import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import processes
 import pytest
+import tensorflow as tf
+
+from tekso.framework.context import StepContext
+from tekso.framework.input.arrays import Arrays
+from tekso.models.mlp import Mlp
+from tekso.tasks.classification.task import Classification
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 TIMEOUT_S = 300
+FILE = re.compile(r"# ([\w./-]+\.py)")  # the first line of a block that is a file
 
 
 @dataclass(frozen=True)
@@ -305,6 +315,70 @@ def test_files_that_a_document_names_exist(document: Path) -> None:
         assert (ROOT / name).exists(), f"{document}: there is no {name}"
 
 
+def fragments(document: Path) -> Iterator[str]:
+    """Yields the Python of a document that is no file: a line or a method of one."""
+    for _, lines in blocks(document, "python"):
+        if lines and not FILE.fullmatch(lines[0]):
+            yield "\n".join(lines) + "\n"
+
+
+def run_execution(code: str, folder: Path) -> None:
+    names = vars(importlib.import_module("tekso.framework.execution")).copy()
+    exec(code, names)
+    assert names["execution"](None).instantiate() is not None
+
+
+def run_load(code: str, folder: Path) -> None:
+    pairs = {"train": [[1.0, 2.0], [3.0, 4.0]], "dev": [[5.0, 6.0]]}
+    for split, x in pairs.items():
+        data = tf.data.Dataset.from_tensor_slices((x, list(range(len(x)))))
+        data.save(str(folder / "pictures" / split))
+    names: dict[str, Any] = {"tf": tf}
+    exec(code.replace("pictures/", f"{folder}/pictures/"), names)
+    kind = type("Pictures", (Arrays,), {"load": names["load"], "__module__": __name__})
+    batch = kind.Params(batch_size=2, order="sequential").instantiate().batch(0)
+    assert batch["x"].tolist() == pairs["train"] and batch["labels"].tolist() == [0, 1]
+
+
+def run_devices(code: str, folder: Path) -> None:
+    shown = "import tensorflow as tf; print(len(tf.config.list_logical_devices('CPU')))"
+    done = processes.run(["-c", code + shown], cwd=folder)
+    assert (done.returncode, done.stdout) == (0, "4\n"), done.stderr
+
+
+def run_model(code: str, folder: Path) -> None:
+    params = Classification.Params(num_classes=3, model=Mlp.Params(input_dim=4, output_dim=3))
+    task = params.instantiate()
+    names: dict[str, Any] = {"StepContext": StepContext, "task": task, "theta": task.init(seed=0)}
+    exec(code, {**names, "x": np.ones([5, 4], np.float32)}, names)
+    assert names["logits"].shape == (5, 3)
+
+
+FRAGMENTS = {
+    "def execution(self):": run_execution,
+    "def load(self, split):": run_load,
+    "from tekso.framework.execution import devices": run_devices,
+    "logits = task.model.fprop(theta.model, x": run_model,
+    # Appended to the file before it, which is run.
+    "model = session.task.model": None,
+    # Run by text_exports_test.py, in a process without Tekso.
+    "import tensorflow_text": None,
+}
+"""{a line that a fragment has: what runs it}."""
+
+
+@pytest.mark.parametrize(
+    ("document", "code"),
+    [(document, code) for document in DOCUMENTS for code in fragments(document)],
+    ids=lambda value: value.name if isinstance(value, Path) else "",
+)
+def test_python_that_is_no_file_works(document: Path, code: str, tmp_path: Path) -> None:
+    found = [run for line, run in FRAGMENTS.items() if line in code]
+    assert len(found) == 1, f"{document}: no line of FRAGMENTS says what runs\n{code}"
+    if found[0] is not None:
+        found[0](code, tmp_path)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)  # a document has up to 20 commands
 @pytest.mark.parametrize(
@@ -314,10 +388,12 @@ def test_files_that_a_document_names_exist(document: Path) -> None:
 )
 def test_commands_of_a_document_work(document: Path, folder: Path) -> None:
     for _, lines in blocks(document, "python"):
-        if lines and (name := re.fullmatch(r"# ([\w./-]+\.py)", lines[0])):
+        if lines and (name := FILE.fullmatch(lines[0])):
             file = folder / name[1]
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text("\n".join(lines) + "\n")
+        elif lines[0] == "model = session.task.model":
+            file.write_text(file.read_text() + "\n".join(lines) + "\n")
 
     # Without what an outer `make` hands down; `tekso-trainer` and `pytest` are those of .venv.
     environment = {name: value for name, value in os.environ.items() if "MAKE" not in name}
