@@ -34,6 +34,7 @@ class MeshSharded(Execution):
     """One program over a mesh of devices, by layout rules."""
 
     _device_type = "CPU"
+    _cpu_devices: int | None = None  # all that there are
     _cluster: Cluster | None = None
 
     class Params(Execution.Params):
