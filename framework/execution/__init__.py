@@ -1,7 +1,8 @@
 """Executions: how steps are laid over devices. All that knows of devices lives here."""
 
-from tekso.framework.execution.base import Execution, ExecutionError, Program
+from tekso.framework.execution.base import Execution, Program
 from tekso.framework.execution.data_parallel import DataParallel
+from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.mesh_sharded import MeshSharded
 from tekso.framework.execution.pipelined import Pipelined
 

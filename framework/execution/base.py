@@ -7,24 +7,17 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import tensorflow as tf
 
+from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.params import Configurable
 from tekso.framework.weight_spec import WeightSpec
 
 if TYPE_CHECKING:
     from tekso.framework.execution.mesh.cluster import Cluster
 
-WEIGHTS = "weights/"
-LEARNER = "learner/"
-
 Batch = Mapping[str, np.ndarray]
 Signature = Mapping[str, tuple[Sequence[int], Any]]
 """Shape and dtype of every array of a batch, by name."""
-
-
-class ExecutionError(ValueError):
-    """What was asked cannot be laid over these devices."""
 
 
 class Execution(Configurable, abc.ABC):
@@ -174,30 +167,3 @@ def part_of(batch: Signature, parts: int) -> Signature:
             "(learner.accumulation_steps)"
         )
     return {name: ((size // parts, *shape[1:]), dtype) for name, (shape, dtype) in batch.items()}
-
-
-def checked_state(
-    specs: Mapping[str, WeightSpec], read: Callable[[str], np.ndarray], keys: Set[str]
-) -> dict[str, np.ndarray]:
-    """Returns the whole state of a checkpoint; the arguments are those of `Program.restore`.
-
-    Raises:
-      ExecutionError: names what is missing, unknown or of another shape.
-    """
-    problems = [f"missing {key}" for key in sorted(set(specs) - keys)]
-    problems += [f"unknown {key}" for key in sorted(keys - set(specs))]
-    state = {key: read(key) for key in specs if key in keys}
-    for key in sorted(state):
-        if state[key].shape != specs[key].shape:
-            problems.append(f"{key} is {list(state[key].shape)}, want {list(specs[key].shape)}")
-    if problems:
-        more = f"; and {len(problems) - 8} more" if len(problems) > 8 else ""
-        raise ExecutionError(
-            f"the checkpoint does not fit the model and learner: {'; '.join(problems[:8])}{more}"
-        )
-    return state
-
-
-def reduce_collected(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """Adds up the sums of several parts of a batch."""
-    return tf.nest.map_structure(lambda *x: tf.add_n(x) if len(x) > 1 else x[0], *parts)

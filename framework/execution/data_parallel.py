@@ -18,14 +18,10 @@ import tensorflow as tf
 
 from tekso.framework.cores import num_cores
 from tekso.framework.execution import devices
-from tekso.framework.execution.base import (
-    Execution,
-    ExecutionError,
-    Program,
-    Signature,
-    num_examples,
-)
+from tekso.framework.execution.base import Execution, Program, Signature, num_examples
 from tekso.framework.execution.data_parallel_program import DataParallelProgram
+from tekso.framework.execution.errors import ExecutionError
+from tekso.framework.execution.step import Step
 from tekso.framework.params import param
 
 
@@ -80,7 +76,8 @@ class DataParallel(Execution):
         xla = self._xla(strategy)
         if mixing and replicas > 1:
             _check_outside_of_loops(mixing, task, parts=parts, xla=xla)
-        return DataParallelProgram(task, learner, strategy, towers=towers, xla=xla, seed=seed)
+        step = Step(task, learner, seed=seed)
+        return DataParallelProgram(step, strategy, towers=towers, xla=xla)
 
     def _num_towers(
         self, mixing: list[str], strategy: tf.distribute.Strategy, examples: int

@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tekso.framework import task_results
 from tekso.framework.context import Mode, StepContext
-from tekso.framework.execution.base import (
-    LEARNER,
-    WEIGHTS,
-    Batch,
-    ExecutionError,
-    Program,
-    checked_state,
-    reduce_collected,
-)
-from tekso.framework.foreign_variables import refused
-from tekso.framework.learning_step import select
-from tekso.framework.primitives.fusion import Fuse, XlaFusion, no_fusion
+from tekso.framework.execution.base import Batch, Program
+from tekso.framework.execution.errors import ExecutionError
+from tekso.framework.execution.state import State, checked_state, read_values
+from tekso.framework.execution.step import Flat, Step, Sums, added, part_sums, with_gradients
+from tekso.framework.primitives.fusion import XlaFusion, no_fusion
 from tekso.framework.weight_spec import WeightSpec
 
-Flat = dict[str, tf.Tensor]
+Gradients = list[Flat]
+"""Of several parts of a batch, not added up yet."""
+
+Compute = Callable[[Mapping[str, tf.Tensor], Any, int], tuple[Gradients, Sums]]
+"""`compute(part, first example, number of the part)`."""
 
 
 class ReplicaContext(StepContext):
@@ -40,40 +36,28 @@ class DataParallelProgram(Program):
     """See `Program`; the state is a variable a key, mirrored over the devices."""
 
     def __init__(
-        self,
-        task: Any,
-        learner: Any,
-        strategy: tf.distribute.Strategy,
-        *,
-        towers: int,
-        xla: str,
-        seed: int,
+        self, step: Step, strategy: tf.distribute.Strategy, *, towers: int, xla: str
     ) -> None:
-        self._task, self._learner, self._strategy = task, learner, strategy
-        self._towers, self._xla, self._seed = towers, xla, seed
-        self._weight_specs = task.specs()
-        self._trained = learner.trainable(self._weight_specs)
-        self._slot_specs = learner.slots(self._weight_specs)
-        self._variables: dict[str, tf.Variable] = {}
-        self._fusions: dict[Any, Any] = {}
-        self._update_fusions: dict[str, XlaFusion] = {}
+        self._step, self._strategy, self._towers, self._xla = step, strategy, towers, xla
+        self._accumulation = step.learner.params.accumulation_steps
+        self._variables: State[tf.Variable] = State({}, {})
+        self._fusions: dict[Any, XlaFusion] = {}
         self._compiled_towers: dict[Any, Callable[..., Any]] = {}
         self._calls: dict[Any, Callable[..., Any]] = {}
         self._train = tf.function(self._train_graph, autograph=False)
         self._eval = tf.function(self._eval_graph, autograph=False)
-        self._compiled_update = tf.function(self._new_values, jit_compile=True, autograph=False)
+        self._compiled_update = tf.function(self._new_state, jit_compile=True, autograph=False)
 
     # --- state ---
 
     def specs(self) -> dict[str, WeightSpec]:
         """See `Program`."""
-        weights = {WEIGHTS + path: spec for path, spec in self._weight_specs.items()}
-        return weights | {LEARNER + path: spec for path, spec in self._slot_specs.items()}
+        return self._step.specs.keyed()
 
     def initialize(self) -> None:
         """See `Program`."""
         specs = self.specs()
-        self._assign(lambda key: specs[key].initial_value(self._seed))
+        self._assign(lambda key: specs[key].initial_value(self._step.seed))
 
     def restore(self, read: Callable[[str], np.ndarray], keys: Set[str]) -> None:
         """See `Program`."""
@@ -81,29 +65,25 @@ class DataParallelProgram(Program):
         self._assign(lambda key: values.pop(key))
 
     def _assign(self, value: Callable[[str], np.ndarray]) -> None:
+        variables = self._variables.keyed()
         with self._strategy.scope():
             for key, spec in self.specs().items():
-                if key in self._variables:
-                    self._variables[key].assign(value(key))
+                if key in variables:
+                    variables[key].assign(value(key))
                 else:
-                    self._variables[key] = tf.Variable(
+                    variables[key] = tf.Variable(
                         value(key), dtype=spec.dtype, trainable=False, name=key.replace("/", ".")
                     )
+        self._variables = State.of_keys(variables)
 
     def state(self) -> dict[str, np.ndarray]:
         """See `Program`."""
-        return {key: variable.numpy() for key, variable in self._variables.items()}
-
-    def _flat(self, prefix: str, variables: Mapping[str, Any]) -> Flat:
-        return {
-            key[len(prefix) :]: tf.convert_to_tensor(v)
-            for key, v in variables.items()
-            if key.startswith(prefix)
-        }
+        return self._variables.map(lambda variable: variable.numpy()).keyed()
 
     def _own_variables(self) -> list[Any]:
-        """Those of every replica."""
-        return [own for v in self._variables.values() for own in getattr(v, "values", (v,))]
+        """The variables of every replica."""
+        variables = self._variables.keyed().values()
+        return [own for v in variables for own in getattr(v, "values", (v,))]
 
     # --- training ---
 
@@ -132,109 +112,59 @@ class DataParallelProgram(Program):
 
         return self._strategy.experimental_distribute_values_from_function(local)
 
-    def _train_graph(self, batch: Any, step: tf.Tensor) -> dict[str, tf.Tensor]:
-        weigh = functools.partial(task_results.loss_weight, self._task)
-        total_weight = self._reduce(self._strategy.run(weigh, args=(batch,)))
-        args = (batch, step, total_weight)
-        gradients, sums = self._strategy.run(self._replica_gradients, args=args)
+    def _train_graph(self, batch: Any, step: tf.Tensor) -> Flat:
+        weight = self._reduce(self._strategy.run(self._step.loss_weight, args=(batch,)))
+        gradients, sums = self._strategy.run(self._replica_gradients, args=(batch, step, weight))
         # Any variable gives `update` its devices; the others come along as arguments.
-        anchor = next(iter(self._variables.values()))
-        learned = self._strategy.extended.update(
+        anchor = next(iter(self._variables.weights.values()))
+        metrics = self._strategy.extended.update(
             anchor, self._replica_update, args=(self._variables, gradients, sums, step), group=False
         )
         # Ungrouped, each value is a tuple with one element a device.
-        learned = {name: values[0] for name, values in self._first(learned).items()}
-        sums = self._first(sums)
-        means = {name: tf.math.divide_no_nan(*pair) for name, pair in sums["metric"].items()}
-        return {
-            "loss": tf.math.divide_no_nan(*sums["loss"]),
-            "total_loss": sums["total"],
-            **means,
-            **learned,
-        }
+        metrics = {name: values[0] for name, values in self._first(metrics).items()}
+        return self._step.report(self._first(sums), weight, metrics)
 
-    def _replica_gradients(self, batch: Any, step: tf.Tensor, total_weight: tf.Tensor) -> Any:
-        weights = self._flat(WEIGHTS, self._variables)
-        parts = self._learner.params.accumulation_steps
-        size = next(iter(batch.values())).shape[0]
+    def _replica_gradients(
+        self, batch: Any, step: tf.Tensor, total_weight: tf.Tensor
+    ) -> tuple[Gradients, Sums]:
+        """The gradients and sums of the global batch; computes the part of this replica."""
+        weights = read_values(self._variables).weights
+        size = _size(batch)
+        replicas = self._strategy.num_replicas_in_sync
+        num_examples = size * replicas
+
+        def tower(part: Any, start: Any, number: int) -> tuple[Gradients, Sums]:
+            offset = tf.convert_to_tensor(start, tf.int32)
+            compute = self._tower((_replica_number(), number), num_examples)
+            gradients, sums = compute(weights, part, offset, step, total_weight)
+            return [gradients], sums
+
+        def towers(part: Any, start: Any, _: int) -> tuple[Gradients, Sums]:
+            return _side_by_side(part, start, self._towers, tower)
+
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-        start = replica * size
+        found = _one_after_the_other(batch, replica * size, self._accumulation, towers)
+        if replicas == 1:
+            return found
+        gradients, sums = found
+        everything = (added(gradients), sums)
+        replica_context = tf.distribute.get_replica_context()
+        gradients, sums = replica_context.all_reduce(tf.distribute.ReduceOp.SUM, everything)
+        return [gradients], sums
 
-        def micro_batch(index: Any) -> Any:
-            count = size // parts
-            part = {
-                name: x
-                if parts == 1
-                else tf.slice(x, [index * count] + [0] * (x.shape.rank - 1), [count, *x.shape[1:]])
-                for name, x in batch.items()
-            }
-            return self._tower_gradients(weights, part, start + index * count, step, total_weight)
-
-        gradients, sums = micro_batch(0)
-        if parts > 1:
-            first = (reduce_collected(gradients), sums)
-            gradients, sums = tf.while_loop(
-                lambda i, *_: i < parts,
-                lambda i, total: (i + 1, _add_parts(total, micro_batch(i))),
-                (tf.constant(1), first),
-                maximum_iterations=parts,
-            )[1]
-            gradients = [gradients]
-        if self._strategy.num_replicas_in_sync > 1:
-            replica_context = tf.distribute.get_replica_context()
-            everything = (reduce_collected(gradients), sums)
-            gradients, sums = replica_context.all_reduce(tf.distribute.ReduceOp.SUM, everything)
-            gradients = [gradients]
-        return gradients, sums
-
-    def _tower_gradients(
-        self, weights: Flat, batch: Any, start: Any, step: tf.Tensor, total_weight: tf.Tensor
-    ) -> tuple[list[Flat], dict[str, Any]]:
-        """Returns the gradients of every tower, and the sums over all of them."""
-        gradients, sums = [], []
-        size = next(iter(batch.values())).shape[0]
-        count = size // self._towers
-        for tower in range(self._towers):
-            part = {name: x[tower * count : (tower + 1) * count] for name, x in batch.items()}
-            offset = tf.convert_to_tensor(start + tower * count, tf.int32)
-            compute = self._tower(tower, size * self._num_parts)
-            one_gradients, one_sums = compute(weights, part, offset, step, total_weight)
-            gradients.append(one_gradients)
-            sums.append(one_sums)
-        return gradients, reduce_collected(sums)
-
-    @property
-    def _num_parts(self) -> int:
-        """Parts of the global batch that are computed after each other or on other devices."""
-        return self._learner.params.accumulation_steps * self._strategy.num_replicas_in_sync
-
-    def _tower(self, tower: int, num_examples: int) -> Callable[..., Any]:
-        key = (_replica_number(), tower)
-
+    def _tower(self, key: tuple[int, int], num_examples: int) -> Callable[..., Any]:
         def compute(
-            weights: Flat, batch: Any, offset: tf.Tensor, step: tf.Tensor, total_weight: tf.Tensor
-        ) -> tuple[Flat, dict[str, Any]]:
+            weights: Flat, part: Flat, offset: tf.Tensor, step: tf.Tensor, total_weight: tf.Tensor
+        ) -> tuple[Flat, Sums]:
             ctx = self._context("train", key, step, offset, num_examples)
-            trained = {path: weights[path] for path in self._trained}
-            with tf.GradientTape(watch_accessed_variables=False) as tape:
-                tape.watch(trained)
-                with refused(self._task, own=self._own_variables()):
-                    output = task_results.loss(self._task, self._task.theta(weights), batch, ctx)
-                total = output.total(total_weight, ctx.collected.total("loss"))
-            gradients = tape.gradient(
-                total, trained, unconnected_gradients=tf.UnconnectedGradients.ZERO
-            )
-            weight = task_results.loss_weight(self._task, batch)
-            metrics = ctx.collected.reported(output.metrics)
-            # Auxiliary losses are parts of a mean: their weights add up to 1 over the parts.
-            share = tf.constant(next(iter(batch.values())).shape[0] / num_examples)
-            metrics |= {f"aux/{n}": (v, share) for n, (v, _) in ctx.collected.sums["loss"].items()}
-            return tf.nest.map_structure(tf.convert_to_tensor, gradients), {
-                "loss": (output.loss_sum, tf.cast(weight, output.loss_sum.dtype)),
-                "total": total,
-                "metric": metrics,
-                "statistic": ctx.collected.sums["statistic"],
-            }
+
+            def forward() -> tuple[Sequence[tf.Tensor], Sums]:
+                end = self._step.loss(weights, part, ctx, own=self._own_variables())
+                return [], part_sums(end, ctx, total_weight)
+
+            trained = {path: weights[path] for path in self._step.trained}
+            _, sums, gradients = with_gradients(forward, trained)
+            return gradients, sums
 
         if self._xla != "step":
             return compute
@@ -243,67 +173,49 @@ class DataParallelProgram(Program):
             self._compiled_towers[whole] = tf.function(compute, jit_compile=True, autograph=False)
         return self._compiled_towers[whole]
 
+    def _fusion(self, key: Any) -> Any:
+        """What compiles the elementwise clusters of a tower or of an update."""
+        is_used = self._xla == "stretches"
+        return self._fusions.setdefault(key, XlaFusion()) if is_used else no_fusion
+
     def _context(
         self, mode: Mode, key: Any, step: Any, offset: Any, num_examples: int | None
     ) -> StepContext:
-        fuse: Any = no_fusion
-        if self._xla == "stretches":
-            fuse = self._fusions.setdefault(key, XlaFusion())
         kind = ReplicaContext if self._strategy.num_replicas_in_sync > 1 else StepContext
         return kind(
             mode=mode,
-            seed=self._seed,
+            seed=self._step.seed,
             step=step,
             example_offset=offset,
             num_examples=num_examples,
-            fuse=fuse,
+            fuse=self._fusion(key),
         )
 
-    def _new_values(
+    def _new_state(
         self,
-        weights: Flat,
-        gradients: list[Flat],
-        slots: Flat,
+        state: State[Any],
+        gradients: Gradients,
+        sums: Sums,
         step: tf.Tensor,
-        loss: tf.Tensor,
-        fuse: Fuse = no_fusion,
+        fuse: Any = no_fusion,
     ) -> Any:
-        """The learner's update: new weights and slots, and metrics."""
-        done = self._learner.update(
-            self._weight_specs,
-            weights,
-            reduce_collected(gradients),
-            slots,
-            step,
-            loss=loss,
-            fuse=fuse,
-        )
-        return {path: done.weights[path] for path in self._trained}, done.slots, done.metrics
+        return self._step.update(state, added(gradients), sums, step, fuse=fuse)
 
     def _update(self, device: str) -> Callable[..., Any]:
         """The update on a device, compiled once for batches of all shapes."""
         if self._xla == "step":
             return self._compiled_update
-        if self._xla == "none":
-            return self._new_values
-        fuse = self._update_fusions.setdefault(device, XlaFusion())
-        return functools.partial(self._new_values, fuse=fuse)
+        return functools.partial(self._new_state, fuse=self._fusion(("update", device)))
 
     def _replica_update(
-        self, anchor: Any, variables: dict[str, Any], gradients: Any, sums: Any, step: tf.Tensor
-    ) -> dict[str, tf.Tensor]:
-        weights = self._flat(WEIGHTS, variables)
-        new_weights, new_slots, metrics = self._update(anchor.device)(
-            weights, gradients, self._flat(LEARNER, variables), step, sums["total"]
-        )
-        new = {WEIGHTS + path: v for path, v in new_weights.items()}
-        new |= {LEARNER + path: v for path, v in new_slots.items()}
-        means = {n: tf.math.divide_no_nan(*pair) for n, pair in sums["statistic"].items()}
-        statistics = self._learner.without_frozen(self._task.new_statistics(weights, means))
-        taken = tf.equal(metrics["nonfinite_consecutive"], 0)  # a skipped step leaves no trace
-        new |= {WEIGHTS + p: select(taken, v, weights[p]) for p, v in statistics.items()}
-        for key, value in new.items():
-            variables[key].assign(value)
+        self, anchor: Any, variables: State[Any], gradients: Gradients, sums: Sums, step: tf.Tensor
+    ) -> Flat:
+        """Assigns what the step changes on a device; returns the learner's metrics."""
+        update = self._update(anchor.device)
+        new, metrics = update(read_values(variables), gradients, sums, step)
+        for mapping, values in zip(variables, new, strict=True):
+            for path, value in values.items():
+                mapping[path].assign(value)
         return metrics
 
     def _first(self, per_replica: Any) -> Any:
@@ -316,10 +228,8 @@ class DataParallelProgram(Program):
 
     # --- evaluation ---
 
-    def _evaluation_theta(self) -> Any:
-        weights = self._flat(WEIGHTS, self._variables)
-        slots = self._flat(LEARNER, self._variables)
-        return self._task.theta(self._learner.evaluation_weights(weights, slots))
+    def _evaluation_weights(self) -> Flat:
+        return self._step.evaluation_weights(read_values(self._variables))
 
     def eval_step(self, batch: Batch) -> dict[str, tuple[Any, Any]]:
         """See `Program`."""
@@ -332,35 +242,72 @@ class DataParallelProgram(Program):
         return tf.nest.map_structure(self._reduce, sums)
 
     def _replica_eval(self, batch: Any, whole: int) -> dict[str, Any]:
-        theta = self._evaluation_theta()
-        size = next(iter(batch.values())).shape[0]
+        weights, size = self._evaluation_weights(), _size(batch)
+
+        def tower(part: Any, start: Any, number: int) -> tuple[Gradients, Any]:
+            ctx = self._context("eval", ("eval", _replica_number(), number), 0, start, whole)
+            end = self._step.loss(weights, part, ctx, own=self._own_variables())
+            return [], self._step.evaluation_sums(end, part, ctx)
+
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         start = _part_start(whole, self._strategy.num_replicas_in_sync, replica)
         towers = self._towers if size % self._towers == 0 else 1
-        count = size // towers
-        parts = []
-        for tower in range(towers):
-            part = {name: x[tower * count : (tower + 1) * count] for name, x in batch.items()}
-            offset = start + tower * count
-            key = ("eval", _replica_number(), tower)
-            ctx = self._context("eval", key, 0, offset, whole)
-            with refused(self._task, own=self._own_variables()):
-                output = task_results.loss(self._task, theta, part, ctx)
-            weight = task_results.loss_weight(self._task, part)
-            loss = (output.loss_sum, tf.cast(weight, output.loss_sum.dtype))
-            parts.append({"loss": loss, **ctx.collected.reported(output.metrics)})
-        return reduce_collected(parts)
+        return _side_by_side(batch, start, towers, tower)[1]
 
     def call(self, function: Callable[..., Any], *inputs: Any) -> Any:
         """See `Program`."""
         if function not in self._calls:
 
             def run(*inputs: Any) -> Any:
-                ctx = StepContext(mode="decode", seed=self._seed)
-                return function(self._evaluation_theta(), *inputs, ctx)
+                ctx = StepContext(mode="decode", seed=self._step.seed)
+                return function(self._step.task.theta(self._evaluation_weights()), *inputs, ctx)
 
             self._calls[function] = tf.function(run, autograph=False)
         return self._calls[function](*inputs)
+
+
+def _size(batch: Mapping[str, tf.Tensor]) -> int:
+    """The number of examples."""
+    return next(iter(batch.values())).shape[0]
+
+
+def _side_by_side(
+    batch: Mapping[str, tf.Tensor], start: Any, count: int, compute: Any
+) -> tuple[Gradients, Any]:
+    """Computes equal parts of a batch at the same time: gradients of each, sums of all."""
+    gradients, sums = [], []
+    size = _size(batch) // count
+    for number in range(count):
+        part = {name: x[number * size : (number + 1) * size] for name, x in batch.items()}
+        own_gradients, own_sums = compute(part, start + number * size, number)
+        gradients += own_gradients
+        sums.append(own_sums)
+    return gradients, added(sums)
+
+
+def _one_after_the_other(
+    batch: Mapping[str, tf.Tensor], start: Any, count: int, compute: Compute
+) -> tuple[Gradients, Sums]:
+    """Computes equal parts of a batch in a loop that adds up their gradients and sums."""
+    if count == 1:
+        return compute(batch, start, 0)
+    size = _size(batch) // count
+
+    def part(index: Any) -> tuple[Flat, Sums]:
+        examples = {
+            name: tf.slice(x, [index * size] + [0] * (x.shape.rank - 1), [size, *x.shape[1:]])
+            for name, x in batch.items()
+        }
+        gradients, sums = compute(examples, start + index * size, 0)
+        return added(gradients), sums
+
+    gradients, sums = tf.while_loop(
+        lambda i, *_: i < count,
+        lambda i, total: (i + 1, tf.nest.map_structure(tf.add, total, part(i))),
+        (tf.constant(1), part(0)),
+        maximum_iterations=count,
+    )[1]
+    return [gradients], sums
 
 
 def _replica_number() -> int:
@@ -375,7 +322,3 @@ def _part_start(size: int, parts: int, part: Any) -> Any:
     if isinstance(part, int):
         return part * shorter + min(part, rest)
     return part * shorter + tf.minimum(part, rest)
-
-
-def _add_parts(total: Any, part: tuple[list[Flat], Any]) -> Any:
-    return tf.nest.map_structure(tf.add, total, (reduce_collected(part[0]), part[1]))

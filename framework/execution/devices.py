@@ -12,7 +12,7 @@ from absl import logging
 from tensorflow.python.framework import config as tf_config
 
 from tekso.framework.cores import num_cores
-from tekso.framework.execution.base import ExecutionError
+from tekso.framework.execution.errors import ExecutionError
 
 
 @dataclasses.dataclass

@@ -26,6 +26,7 @@ from tekso.framework.execution.mesh.cluster import Cluster
 from tekso.framework.execution.mesh.layouts import MeshLayout, MeshShape
 from tekso.framework.execution.mesh.placement import Placement
 from tekso.framework.execution.mesh.program import MeshProgram
+from tekso.framework.execution.step import Step
 from tekso.framework.params import param
 from tekso.framework.primitives.fusion import Fuse, MarkedFusion, no_fusion
 
@@ -108,15 +109,9 @@ class MeshSharded(Execution):
         layout = self.layout(task, part, num_devices=self.num_devices())
         warn_of_idle_axes(layout, "execution")
         mesh = mesh_devices.make_mesh(layout.mesh, self._device_type)
+        step = Step(task, learner, seed=seed, dtype=self.params.activation_dtype)
         return MeshProgram(
-            task,
-            learner,
-            Placement(mesh),
-            layout,
-            activation_dtype=self.params.activation_dtype,
-            seed=seed,
-            decode_on=self.params.decode_on,
-            fuse=self._fuse(),
+            step, Placement(mesh), layout, decode_on=self.params.decode_on, fuse=self._fuse()
         )
 
     def _fuse(self) -> Fuse:

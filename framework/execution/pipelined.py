@@ -19,13 +19,8 @@ from typing import Any, Literal
 import tensorflow as tf
 
 from tekso.framework.execution import devices
-from tekso.framework.execution.base import (
-    Execution,
-    ExecutionError,
-    Program,
-    Signature,
-    num_examples,
-)
+from tekso.framework.execution.base import Execution, Program, Signature, num_examples
+from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.mesh.cluster import Cluster
 from tekso.framework.execution.mesh.layouts import MeshLayout
 from tekso.framework.execution.mesh_sharded import MeshSharded
@@ -36,12 +31,14 @@ from tekso.framework.execution.pipeline.measured_costs import Timer, measured_co
 from tekso.framework.execution.pipeline.piece_costs import cost_of
 from tekso.framework.execution.pipeline.piece_mixing import check_layers, check_pieces
 from tekso.framework.execution.pipeline.piece_traces import PieceTrace, trace_all
+from tekso.framework.execution.pipeline.places import DevicePlace, Place
 from tekso.framework.execution.pipeline.program import PipelineProgram
 from tekso.framework.execution.pipeline.schedule import Schedule, num_stages_of, schedule_of
 from tekso.framework.execution.pipeline.schedule_check import checked_actions
 from tekso.framework.execution.pipeline.setting import Setting, rows_of_stages
 from tekso.framework.execution.pipeline.spmd_form import SpmdForm
 from tekso.framework.execution.pipeline.stages_on_mesh import StagesOnMesh
+from tekso.framework.execution.step import Step, used_specs
 from tekso.framework.params import param
 from tekso.framework.pieces import Piece
 from tekso.framework.primitives.fusion import XlaFusion, no_fusion
@@ -157,10 +154,11 @@ class Pipelined(Execution):
         if on_mesh is not None:
             layout = self.stage_layout(task, batch, parts=parts, num_devices=on_mesh.num_devices())
             setting = self.setting(task, batch, parts=parts, devices=on_mesh.names(layout))
-            return on_mesh.build(task, learner, setting, layout, seed=seed)
+            step = Step(task, learner, seed=seed, dtype=on_mesh.activation_dtype)
+            return PipelineProgram(step, setting, on_mesh.places(setting, layout))
         names = self._devices or _local_devices()
         setting = self.setting(task, batch, parts=parts, devices=names)
-        return PipelineProgram(task, learner, setting, seed=seed)
+        return PipelineProgram(Step(task, learner, seed=seed), setting, device_places(setting))
 
     def micro_batch(self, batch: Signature, *, parts: int) -> Signature:
         """Returns the signature of what a device computes at a time.
@@ -238,9 +236,12 @@ class Pipelined(Execution):
         check_layers(task, form=p.form)
         pieces, specs = pieces_of_loss(task), task.specs()
         traces = trace_all(pieces, specs, micro)
-        device = None if devices is None or self._on_mesh is not None else devices[0]
         if devices is not None:
             check_pieces(pieces, traces, specs, micro)
+        if self._on_mesh is not None and self._on_mesh.activation_dtype != "float32":
+            specs = used_specs(specs, self._on_mesh.activation_dtype)
+            traces = trace_all(pieces, specs, micro)
+        device = None if devices is None or self._on_mesh is not None else devices[0]
         costs = self._costs(pieces, traces, specs, micro, device)
         spmd = self._spmd
         sizes = self.sizes(pieces, costs) if spmd is None else spmd.sizes(pieces, traces, specs)
@@ -260,8 +261,6 @@ class Pipelined(Execution):
             costs=p.costs,
             piece_costs=costs,
         )
-        if self._on_mesh is not None:
-            self._on_mesh.check_schedule(setting)
         return setting
 
     def _costs(
@@ -293,6 +292,15 @@ class Pipelined(Execution):
             num_devices=num_devices,
             most_devices=next(enough, 0),
         )
+
+
+def device_places(setting: Setting) -> list[list[Place]]:
+    """Returns the places of stages that are each on one device, [replica][stage]."""
+    compiles = setting.xla == "stretches"
+    return [
+        [DevicePlace(setting.device_of(r, s.index), compiles=compiles) for s in setting.plan.stages]
+        for r in range(setting.num_replicas)
+    ]
 
 
 def _local_devices() -> list[str]:

@@ -16,8 +16,9 @@ import tensorflow as tf
 
 from tekso.framework import foreign_variables, schedules, task_results
 from tekso.framework.execution import Program, devices
-from tekso.framework.execution.base import ExecutionError, Signature, num_examples, signature_of
+from tekso.framework.execution.base import Signature, num_examples, signature_of
 from tekso.framework.execution.data_parallel import DataParallel
+from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.experiment import Run, Tree
 from tekso.framework.input.input import Input
 from tekso.framework.learning_step import LearnerBase

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import tensorflow as tf
 
-from tekso.framework.execution.base import LEARNER, WEIGHTS
+from tekso.framework.execution.state import LEARNER, WEIGHTS
 from tekso.framework.learning_step import EMA
 from tekso.framework.run import checkpoint_files
 from tekso.framework.run.checkpoint_files import Checkpoint, CheckpointError, Description

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from tekso.framework import schedules
-from tekso.framework.execution.base import ExecutionError, Signature, part_of
+from tekso.framework.execution.base import Signature, part_of
+from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.mesh import collectives, sharding
 from tekso.framework.execution.mesh.layouts import MeshLayout
 from tekso.framework.execution.mesh_sharded import MeshSharded

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from tekso.framework import schedules, task_results
-from tekso.framework.execution.base import ExecutionError
+from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.pipeline.kept_bytes import kept_bytes
 from tekso.framework.execution.pipeline.mesh_figures import figures_of_program, figures_on_mesh
 from tekso.framework.execution.pipeline.schedule import SCHEDULES

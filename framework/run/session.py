@@ -27,7 +27,8 @@ from absl import logging
 
 from tekso.framework import files, registry, task_results
 from tekso.framework.context import Mode, StepContext
-from tekso.framework.execution.base import LEARNER, WEIGHTS, Signature, signature_of
+from tekso.framework.execution.base import Signature, signature_of
+from tekso.framework.execution.state import LEARNER, WEIGHTS
 from tekso.framework.experiment import Experiment
 from tekso.framework.learning_step import EMA
 from tekso.framework.params.types import type_name

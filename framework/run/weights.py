@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import tensorflow as tf
 
-from tekso.framework.execution.base import LEARNER, WEIGHTS
+from tekso.framework.execution.state import LEARNER, WEIGHTS
 from tekso.framework.layer import Layer
 from tekso.framework.learning_step import APPLIED, EMA, is_first_update
 from tekso.framework.run.checkpoints import Checkpoint, CheckpointError

@@ -26,6 +26,7 @@ from tekso.framework.execution.mesh.layouts import Layout, MeshLayout, MeshShape
 from tekso.framework.execution.mesh.placement import Placement
 from tekso.framework.execution.mesh.program import MeshProgram
 from tekso.framework.execution.mesh.spmd_program import Exchange, SpmdProgram
+from tekso.framework.execution.step import Step
 
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "permute", "broadcast")
 
@@ -86,9 +87,8 @@ def of_step(
     """
     mesh_devices.choose_passes()  # as a run does
     mesh = _mesh_elsewhere(layout.mesh)
-    program = MeshProgram(
-        task, learner, _Nowhere(mesh), layout, activation_dtype=activation_dtype, seed=0
-    )
+    step = Step(task, learner, seed=0, dtype=activation_dtype)
+    program = MeshProgram(step, _Nowhere(mesh), layout)
     arrays = {
         name: np.broadcast_to(np.zeros((), tf.as_dtype(dtype).as_numpy_dtype), tuple(shape))
         for name, (shape, dtype) in batch.items()

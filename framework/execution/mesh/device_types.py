@@ -26,7 +26,7 @@ import dataclasses
 import difflib
 from collections.abc import Mapping
 
-from tekso.framework.execution.base import ExecutionError
+from tekso.framework.execution.errors import ExecutionError
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,7 @@ from tensorflow.experimental import dtensor
 
 from tekso.framework.cores import num_cores
 from tekso.framework.execution import devices
-from tekso.framework.execution.base import ExecutionError
+from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.mesh import runtime
 from tekso.framework.execution.mesh.cluster import Cluster
 from tekso.framework.execution.mesh.layouts import MeshShape

@@ -11,36 +11,27 @@ are sums over the global batch, and nothing is reduced by hand.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, Literal
 
 import numpy as np
 import tensorflow as tf
 from tensorflow.experimental import dtensor
 
-from tekso.framework import task_results
 from tekso.framework.context import Mode
-from tekso.framework.execution.base import (
-    LEARNER,
-    WEIGHTS,
-    Batch,
-    ExecutionError,
-    Program,
-    checked_state,
-)
+from tekso.framework.execution.base import Batch, Program
+from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.mesh import step_context
 from tekso.framework.execution.mesh.calls import Calls, MeshCalls, OneDeviceCalls
 from tekso.framework.execution.mesh.context import MeshContext
 from tekso.framework.execution.mesh.layouts import Layout, MeshLayout
 from tekso.framework.execution.mesh.placement import Placement
 from tekso.framework.execution.mesh.step_errors import compiled
-from tekso.framework.foreign_variables import refused
-from tekso.framework.learning_step import select
+from tekso.framework.execution.state import State, checked_state
+from tekso.framework.execution.step import Flat, Step, Sums, part_sums, with_gradients
 from tekso.framework.primitives.fusion import Fuse, no_fusion
 from tekso.framework.task import LossSums
 from tekso.framework.weight_spec import WeightSpec
-
-Flat = dict[str, tf.Tensor]
 
 
 class MeshProgram(Program):
@@ -48,27 +39,20 @@ class MeshProgram(Program):
 
     def __init__(
         self,
-        task: Any,
-        learner: Any,
+        step: Step,
         placement: Placement,
         layout: MeshLayout,
         *,
-        activation_dtype: str,
-        seed: int,
         decode_on: Literal["one_device", "mesh"] = "one_device",
         fuse: Fuse = no_fusion,
     ) -> None:
-        self._task, self._learner, self._placement, self._layout = task, learner, placement, layout
-        self._activation_dtype, self._seed = tf.as_dtype(activation_dtype), seed
-        self._fuse = fuse
-        self._weight_specs = task.specs()
-        self._trained = learner.trainable(self._weight_specs)
-        self._slot_specs = learner.slots(self._weight_specs)
-        self._stored = {
-            **{WEIGHTS + p: layout.of_stored_weight(s) for p, s in self._weight_specs.items()},
-            **{LEARNER + p: layout.of_slot(s) for p, s in self._slot_specs.items()},
-        }
-        self._variables: dict[str, Any] = {}
+        self._step, self._placement, self._layout, self._fuse = step, placement, layout, fuse
+        weights, slots = step.specs
+        self._stored: State[Layout] = State(
+            {path: layout.of_stored_weight(spec) for path, spec in weights.items()},
+            {path: layout.of_slot(spec) for path, spec in slots.items()},
+        )
+        self._variables: State[Any] = State({}, {})
         self._train = self._compiled(self._train_graph)
         self._part = self._compiled(self._part_graph)
         self._add = self._compiled(lambda a, b: tf.nest.map_structure(tf.add, a, b))
@@ -81,8 +65,8 @@ class MeshProgram(Program):
             # compile the loops of one function for several shapes.
             self.calls_alike = True
         else:
-            weights = self._compiled(self._evaluation_weights_graph)
-            self._calls = OneDeviceCalls(placement, weights, task.theta, seed=seed)
+            stored = self._compiled(self._evaluation_weights_graph)
+            self._calls = OneDeviceCalls(placement, stored, step.task.theta, seed=step.seed)
 
     def _compiled(self, step: Callable[..., Any]) -> Callable[..., Any]:
         return compiled(step, f"execution.{self._layout}")
@@ -91,65 +75,62 @@ class MeshProgram(Program):
 
     def specs(self) -> dict[str, WeightSpec]:
         """See `Program`."""
-        weights = {WEIGHTS + path: spec for path, spec in self._weight_specs.items()}
-        return weights | {LEARNER + path: spec for path, spec in self._slot_specs.items()}
+        return self._step.specs.keyed()
 
     def initialize(self) -> None:
         """See `Program`; every device draws what it holds."""
-        for key, spec in self.specs().items():
-            self._assign(key, functools.partial(spec.initial_value, self._seed))
+        specs = self.specs()
+        self._assign(lambda key: functools.partial(specs[key].initial_value, self._step.seed))
 
     def restore(self, read: Callable[[str], np.ndarray], keys: Set[str]) -> None:
         """See `Program`."""
         values = checked_state(self.specs(), read, keys)
-        for key in self.specs():
-            self._assign(key, values.pop(key).__getitem__)
+        self._assign(lambda key: values.pop(key).__getitem__)
 
-    def _assign(self, key: str, part: Callable[[tuple[slice, ...]], np.ndarray]) -> None:
+    def _assign(self, part_of: Callable[[str], Callable[[tuple[slice, ...]], np.ndarray]]) -> None:
+        """Sets the state: `part_of(key)(slices)` is a part of the value of a key."""
         self._calls.forget()
-        spec = self.specs()[key]
-        placed = self._placement.place(part, spec.shape, self._stored[key], spec.dtype)
-        if key in self._variables:
-            self._variables[key].assign(placed)
-        else:
-            # All have one name: DTensor compiles the op that makes a variable once for each name.
-            self._variables[key] = dtensor.DVariable(placed, trainable=False, name="state")
+        variables, stored = self._variables.keyed(), self._stored.keyed()
+        for key, spec in self.specs().items():
+            placed = self._placement.place(part_of(key), spec.shape, stored[key], spec.dtype)
+            if key in variables:
+                variables[key].assign(placed)
+            else:
+                # All have one name: DTensor compiles the op that makes a variable once for each.
+                variables[key] = dtensor.DVariable(placed, trainable=False, name="state")
+        self._variables = State.of_keys(variables)
 
     def state(self) -> dict[str, np.ndarray]:
         """See `Program`."""
         whole = self._placement.whole
-        return {key: whole(variable.read_value()) for key, variable in self._variables.items()}
+        return self._variables.map(lambda variable: whole(variable.read_value())).keyed()
 
-    def _flat(self, prefix: str) -> Flat:
-        return {
-            key[len(prefix) :]: variable.read_value()
-            for key, variable in self._variables.items()
-            if key.startswith(prefix)
-        }
+    def _read(self) -> State[tf.Tensor]:
+        return self._variables.map(lambda variable: variable.read_value())
 
     # --- training ---
 
     def train_step(self, batch: Batch, step: int) -> dict[str, Any]:
         """See `Program`; parts of a batch are computed by one program, called for each."""
         self._calls.forget()
-        parts = self._learner.params.accumulation_steps
+        parts = self._step.learner.params.accumulation_steps
         placed, placed_step = self._place(batch, parts), self._placement.put_number(step, np.int64)
         if parts == 1:
             outputs = self._train(placed, placed_step)
         else:
             # No loop in the graph: the layers may have loops, and DTensor does not always manage
             # to compile a second graph (of other shapes) after one with loops in loops.
-            total = self._part(placed, placed_step, self._placement.put_number(0, np.int32))
-            for i in range(1, parts):
-                more = self._part(placed, placed_step, self._placement.put_number(i, np.int32))
-                total = self._add(total, more)
-            outputs = self._update_all(*total, placed_step)
+            numbers = [self._placement.put_number(i, np.int32) for i in range(parts)]
+            total, weight = self._part(placed, placed_step, numbers[0])
+            for number in numbers[1:]:
+                total = self._add(total, self._part(placed, placed_step, number)[0])
+            outputs = self._update_all(*total, weight, placed_step)
         return {name: self._placement.local(value) for name, value in outputs.items()}
 
     def times_run(self, function: str) -> int:
         """Returns how often a training step runs one of its functions, by the compiled name."""
         is_part = self._part_graph.__name__ in function
-        return self._learner.params.accumulation_steps if is_part else 1
+        return self._step.learner.params.accumulation_steps if is_part else 1
 
     def _place(self, batch: Batch, parts: int = 1) -> Flat:
         """Places a batch, its examples split over their axis if that divides them."""
@@ -165,119 +146,87 @@ class MeshProgram(Program):
             placed[name] = self._placement.put(array, lead + (None,) * (array.ndim - len(lead)))
         return placed
 
-    def _context(self, mode: Mode, step: Any, offset: Any, examples: int) -> MeshContext:
+    def _context(
+        self, mode: Mode, step: Any, offset: Any, examples: int, num_examples: int | None = None
+    ) -> MeshContext:
         return step_context.context(
             self._placement,
             self._layout,
             mode=mode,
-            seed=self._seed,
+            seed=self._step.seed,
             step=step,
             offset=offset,
             examples=examples,
+            num_examples=num_examples,
             fuse=self._fuse,
         )
 
-    def _theta(self, weights: Flat, ctx: MeshContext) -> Any:
-        """Weights as they are used: laid out by the rules alone, in the type of activations."""
-        dtype = self._activation_dtype
-        used = step_context.used(self._layout, self._weight_specs, weights, ctx, dtype)
-        return self._task.theta(used)
+    def _used(self, weights: Mapping[str, tf.Tensor], ctx: MeshContext) -> Flat:
+        """Returns weights as the model uses them: sharded by the rules alone, cast."""
+        specs = self._step.specs.weights
+        return step_context.used(self._layout, specs, self._step.cast(weights), ctx)
 
-    def _train_graph(self, batch: Any, step: tf.Tensor) -> dict[str, tf.Tensor]:
-        step = step[0]
-        weights = self._flat(WEIGHTS)
-        size = next(iter(batch.values())).shape[0]
-        total_weight = task_results.loss_weight(self._task, batch)
-        found = self._gradients(weights, batch, 0, step, total_weight, size)
-        return self._update(weights, *found, step)
+    def _train_graph(self, batch: Flat, step: tf.Tensor) -> Flat:
+        total_weight = self._step.loss_weight(batch)
+        found = self._gradients(batch, 0, step[0], total_weight, _size(batch))
+        return self._update(*found, total_weight, step[0])
 
-    def _part_graph(self, batch: Any, step: tf.Tensor, part: tf.Tensor) -> Any:
-        """What one part of a batch [parts, examples, ...] adds to gradients and sums."""
-        step, part = step[0], part[0]
+    def _part_graph(self, batch: Flat, step: tf.Tensor, number: tf.Tensor) -> Any:
+        """Gradients and sums of one part of a batch [parts, examples, ...]; weight of the whole."""
         whole = {name: tf.reshape(x, [-1, *x.shape[2:]]) for name, x in batch.items()}
-        parts, size = next(iter(batch.values())).shape[:2]
-        total_weight = task_results.loss_weight(self._task, whole)
+        total_weight = self._step.loss_weight(whole)
+        size = next(iter(batch.values())).shape[1]
         axis = step_context.batch_axis(self._layout, size)
-        chosen = {}
-        for name, x in batch.items():
-            axes = (axis, *[None] * (x.shape.rank - 2))
-            chosen[name] = self._placement.taken(x, part, axes)
-        offset = part * size
-        return self._gradients(
-            self._flat(WEIGHTS), chosen, offset, step, total_weight, parts * size
-        )
+        part = {
+            name: self._placement.taken(x, number[0], (axis, *[None] * (x.shape.rank - 2)))
+            for name, x in batch.items()
+        }
+        found = self._gradients(part, number[0] * size, step[0], total_weight, _size(whole))
+        return found, total_weight
 
-    def _update_graph(self, gradients: Flat, sums: Any, step: tf.Tensor) -> dict[str, tf.Tensor]:
-        return self._update(self._flat(WEIGHTS), gradients, sums, step[0])
+    def _update_graph(
+        self, gradients: Flat, sums: Sums, total_weight: tf.Tensor, step: tf.Tensor
+    ) -> Flat:
+        return self._update(gradients, sums, total_weight, step[0])
 
     def _update(
-        self, weights: Flat, gradients: Flat, sums: Any, step: tf.Tensor
-    ) -> dict[str, tf.Tensor]:
-        slots = self._flat(LEARNER)
-        done = self._learner.update(
-            self._weight_specs,
-            weights,
-            gradients,
-            slots,
-            step,
-            loss=sums["total"],
-            fuse=self._fuse,
-        )
-        new = {WEIGHTS + path: done.weights[path] for path in self._trained}
-        new |= {LEARNER + path: value for path, value in done.slots.items()}
-        means = {n: tf.math.divide_no_nan(*pair) for n, pair in sums["statistic"].items()}
-        statistics = self._learner.without_frozen(self._task.new_statistics(weights, means))
-        taken = tf.equal(done.metrics["nonfinite_consecutive"], 0)
-        new |= {WEIGHTS + p: select(taken, v, weights[p]) for p, v in statistics.items()}
-        for key, value in new.items():
-            self._variables[key].assign(self._placement.relayout(value, self._stored[key]))
-        metrics = {name: tf.math.divide_no_nan(*pair) for name, pair in sums["metric"].items()}
-        outputs = {
-            "loss": tf.math.divide_no_nan(*sums["loss"]),
-            "total_loss": sums["total"],
-            **metrics,
-            **done.metrics,
-        }
-        return {name: self._placement.relayout(v, ()) for name, v in outputs.items()}
+        self, gradients: Flat, sums: Sums, total_weight: tf.Tensor, step: tf.Tensor
+    ) -> Flat:
+        new, metrics = self._step.update(self._read(), gradients, sums, step, fuse=self._fuse)
+        for variables, stored, values in zip(self._variables, self._stored, new, strict=True):
+            for path, value in values.items():
+                variables[path].assign(self._placement.relayout(value, stored[path]))
+        report = self._step.report(sums, total_weight, metrics)
+        return {name: self._placement.relayout(v, ()) for name, v in report.items()}
 
     def _loss(
-        self, weights: Flat, batch: Flat, ctx: MeshContext, *, step: Any, offset: Any
+        self,
+        weights: Mapping[str, tf.Tensor],
+        batch: Flat,
+        ctx: MeshContext,
+        *,
+        step: Any,
+        offset: Any,
     ) -> LossSums:
         """The sums over a part of a batch; the context is that of this step and part."""
-        return task_results.loss(self._task, self._theta(weights, ctx), batch, ctx)
+        return self._step.loss(self._used(weights, ctx), batch, ctx)
 
     def _gradients(
-        self, weights: Flat, batch: Flat, offset: Any, step: Any, total_weight: Any, whole: int
-    ) -> tuple[Flat, dict[str, Any]]:
-        size = next(iter(batch.values())).shape[0]
-        ctx = self._context("train", step, offset, size)
-        ctx.num_examples = whole
-        trained = {path: weights[path] for path in self._trained}
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch(trained)
-            output = self._loss(weights, batch, ctx, step=step, offset=offset)
-            total = output.total(total_weight, ctx.collected.total("loss"))
-        gradients = tape.gradient(
-            total, trained, unconnected_gradients=tf.UnconnectedGradients.ZERO
-        )
-        gradients = {
-            path: self._placement.relayout(tf.convert_to_tensor(g), self._gradient_axes(path))
-            for path, g in gradients.items()
-        }
-        weight = task_results.loss_weight(self._task, batch)
-        metrics = ctx.collected.reported(output.metrics)
-        share = tf.constant(size / whole)
-        metrics |= {f"aux/{n}": (v, share) for n, (v, _) in ctx.collected.sums["loss"].items()}
-        return gradients, {
-            "loss": (output.loss_sum, tf.cast(weight, output.loss_sum.dtype)),
-            "total": total,
-            "metric": metrics,
-            "statistic": ctx.collected.sums["statistic"],
-        }
+        self, batch: Flat, offset: Any, step: Any, total_weight: tf.Tensor, num_examples: int
+    ) -> tuple[Flat, Sums]:
+        """The gradients and sums of a part of a batch of `num_examples`."""
+        weights = self._read().weights
+        ctx = self._context("train", step, offset, _size(batch), num_examples)
 
-    def _gradient_axes(self, path: str) -> Layout:
-        """How a gradient lies when it is whole: as finely as what is updated by it."""
-        return self._layout.of_slot(self._weight_specs[path])
+        def forward() -> tuple[Sequence[tf.Tensor], Sums]:
+            end = self._loss(weights, batch, ctx, step=step, offset=offset)
+            return [], part_sums(end, ctx, total_weight)
+
+        trained = {path: weights[path] for path in self._step.trained}
+        _, sums, gradients = with_gradients(forward, trained)
+        relayout, specs = self._placement.relayout, self._step.specs.weights
+        # Sharded as finely as the slots: as the update needs them.
+        return {p: relayout(g, self._layout.of_slot(specs[p])) for p, g in gradients.items()}, sums
 
     # --- evaluation ---
 
@@ -286,14 +235,11 @@ class MeshProgram(Program):
         sums = self._eval(self._place(batch))
         return {name: tuple(map(self._placement.local, pair)) for name, pair in sums.items()}
 
-    def _eval_graph(self, batch: Any) -> dict[str, Any]:
-        size = next(iter(batch.values())).shape[0]
-        ctx = self._context("eval", 0, 0, size)
-        weights = self._learner.evaluation_weights(self._flat(WEIGHTS), self._flat(LEARNER))
-        with refused(self._task):
-            output = self._loss(weights, batch, ctx, step=0, offset=0)
-        weight = task_results.loss_weight(self._task, batch)
-        sums = {"loss": (output.loss_sum, weight), **ctx.collected.reported(output.metrics)}
+    def _eval_graph(self, batch: Flat) -> dict[str, Any]:
+        ctx = self._context("eval", 0, 0, _size(batch))
+        weights = self._step.evaluation_weights(self._read())
+        end = self._loss(weights, batch, ctx, step=0, offset=0)
+        sums = self._step.evaluation_sums(end, batch, ctx)
         return {
             name: tuple(self._placement.relayout(tf.convert_to_tensor(v), ()) for v in pair)
             for name, pair in sums.items()
@@ -305,14 +251,16 @@ class MeshProgram(Program):
 
     def _begin_call(self, examples: int) -> tuple[Any, MeshContext]:
         ctx = self._context("decode", 0, 0, examples)
-        weights = self._learner.evaluation_weights(self._flat(WEIGHTS), self._flat(LEARNER))
-        return self._theta(weights, ctx), ctx
+        weights = self._step.evaluation_weights(self._read())
+        return self._step.task.theta(self._used(weights, ctx)), ctx
 
     def _evaluation_weights_graph(self) -> Flat:
-        """The weights of evaluation, laid out as they are stored, in the type of activations."""
-        weights = self._learner.evaluation_weights(self._flat(WEIGHTS), self._flat(LEARNER))
-        return {path: self._evaluated(path, w) for path, w in weights.items()}
+        """The weights that are evaluated, cast for use, sharded as they are stored."""
+        weights = self._step.cast(self._step.evaluation_weights(self._read()))
+        stored = self._stored.weights
+        return {path: self._placement.relayout(w, stored[path]) for path, w in weights.items()}
 
-    def _evaluated(self, path: str, weight: tf.Tensor) -> tf.Tensor:
-        weight = step_context.cast(self._weight_specs[path], weight, self._activation_dtype)
-        return self._placement.relayout(weight, self._stored[WEIGHTS + path])
+
+def _size(batch: Mapping[str, tf.Tensor]) -> int:
+    """The number of examples."""
+    return next(iter(batch.values())).shape[0]

@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Sequence
 
-from tekso.framework.execution.base import ExecutionError
+from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.mesh import legality
 
 MAX_PROBLEMS = 8  # so many are named in one error

@@ -21,7 +21,8 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from tekso.framework.execution.base import ExecutionError, Signature, part_of
+from tekso.framework.execution.base import Signature, part_of
+from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.mesh import activations, device_types, tracing
 from tekso.framework.execution.mesh.costs import Cost, CostModel
 from tekso.framework.execution.mesh.device_types import DeviceType

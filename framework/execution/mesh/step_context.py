@@ -60,29 +60,22 @@ def context(
     )
 
 
-def cast(spec: WeightSpec, weight: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """Returns a learned weight in the type of activations."""
-    changes = spec.trainable and weight.dtype == tf.float32
-    return tf.cast(weight, dtype) if changes else weight
-
-
 def used(
     layout: MeshLayout,
     specs: Mapping[str, WeightSpec],
     weights: Mapping[str, tf.Tensor],
     ctx: MeshContext,
-    dtype: tf.DType,
 ) -> dict[str, tf.Tensor]:
-    """Returns weights as a step uses them: by the rules alone, in the type of activations.
+    """Returns weights as a step uses them: sharded by the rules alone.
 
-    The context knows them from here on.
+    The context knows their layouts from then on.
     """
     made, axes = {}, []
     for path, weight in weights.items():
         spec = specs[path]
         own = layout.of_weight(spec)
-        weight = cast(spec, weight, dtype)
-        # Where only the slots lie otherwise nothing is gathered, but the gradient needs a layout.
+        # Where only the slots are sharded otherwise nothing is gathered, but the gradient needs a
+        # layout.
         if not own == layout.of_stored_weight(spec) == layout.of_slot(spec):
             weight = ctx.gathered(weight, own)
         made[path] = weight

@@ -15,7 +15,7 @@ import tensorflow as tf
 from tensorflow.experimental import dtensor
 from tensorflow.python.framework import error_interpolation
 
-from tekso.framework.execution.base import ExecutionError
+from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.mesh.traps import refuse_traps
 
 _LONGEST = 20_000  # characters of a message that are kept

@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tekso.framework.execution.base import ExecutionError
+from tekso.framework.execution.errors import ExecutionError
 
 _DRAWS = ("Random", "TruncatedNormal", "Multinomial")  # in the types of ops
 

@@ -23,7 +23,7 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
-from tekso.framework.execution.base import ExecutionError
+from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.mesh.halos import Cut, Parts, Relayout, cut
 from tekso.framework.execution.mesh.layouts import Layout, MeshLayout
 from tekso.framework.primitives import window_slices, windows

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Final, Literal, NamedTuple
 
-from tekso.framework.execution.base import ExecutionError
+from tekso.framework.execution.errors import ExecutionError
 
 Kind = Literal["forward", "backward", "weight_gradient"]
 FORWARD: Final = "forward"

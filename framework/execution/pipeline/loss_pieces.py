@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tekso.framework import task_results
-from tekso.framework.execution.base import ExecutionError
+from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.pieces import Piece
 from tekso.framework.task import Task
 

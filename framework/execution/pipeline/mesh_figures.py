@@ -9,11 +9,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from tekso.framework.execution.base import LEARNER, WEIGHTS
 from tekso.framework.execution.mesh.layouts import Layout, MeshLayout
 from tekso.framework.execution.pipeline.piece_traces import rows_of
 from tekso.framework.execution.pipeline.setting import Setting
-from tekso.framework.execution.pipeline.stage_state import StageState
+from tekso.framework.execution.pipeline.stage_specs import StageSpecs
+from tekso.framework.execution.state import State
 from tekso.framework.optimizers.optimizer import state_dtype
 from tekso.framework.weight_spec import WeightSpec
 
@@ -61,13 +61,13 @@ def figures_on_mesh(
       specs: of all weights of the task.
       layout: mesh and rules of a stage.
     """
-    state = StageState(setting.plan, learner, specs, [])
+    kept = StageSpecs(setting.plan, learner, State(specs, learner.slots(specs)))
     trained = set(learner.trainable(specs))
     return MeshFigures(
         layout,
         tuple(
             _shards(
-                state.owned_specs(stage.index),
+                kept.specs[stage.index],
                 {path: rows_of(specs[path], rows) for path, rows in stage.weights.items()},
                 trained,
                 layout,
@@ -81,14 +81,13 @@ def figures_of_program(
     learner: Any, specs: Mapping[str, WeightSpec], layout: MeshLayout
 ) -> MeshFigures:
     """Returns what the devices of one program for all stages hold; arguments as above."""
-    owned = {WEIGHTS + path: spec for path, spec in specs.items()}
-    owned |= {LEARNER + path: spec for path, spec in learner.slots(specs).items()}
+    owned = State(specs, learner.slots(specs))
     shards = _shards(owned, specs, set(learner.trainable(specs)), layout)
     return MeshFigures(layout, (shards,), is_program=True)
 
 
 def _shards(
-    owned: Mapping[str, WeightSpec],
+    owned: State[WeightSpec],
     read: Mapping[str, WeightSpec],
     trained: Set[str],
     layout: MeshLayout,
@@ -97,17 +96,13 @@ def _shards(
         size: int = tf.as_dtype(dtype).size
         return math.prod(layout.shard_shape(spec.shape, axes)) * size
 
-    weights = {key: spec for key, spec in owned.items() if key.startswith(WEIGHTS)}
+    weights, slots = owned
     return Shards(
         weights=sum(held(s, layout.of_stored_weight(s), s.dtype) for s in weights.values()),
         copies=sum(
-            held(s, layout.of_weight(s), s.dtype)
-            for path, s in read.items()
-            if WEIGHTS + path not in weights
+            held(s, layout.of_weight(s), s.dtype) for path, s in read.items() if path not in weights
         ),
-        slots=sum(
-            held(s, layout.of_slot(s), s.dtype) for key, s in owned.items() if key not in weights
-        ),
+        slots=sum(held(s, layout.of_slot(s), s.dtype) for s in slots.values()),
         gradients=sum(
             held(s, layout.of_slot(s), state_dtype(s))
             for path, s in read.items()

@@ -12,7 +12,7 @@ import bisect
 import itertools
 from collections.abc import Sequence
 
-from tekso.framework.execution.base import ExecutionError
+from tekso.framework.execution.errors import ExecutionError
 
 
 def min_max(costs: Sequence[float], num_stages: int) -> list[int]:

@@ -12,7 +12,8 @@ from typing import Any, Literal
 import tensorflow as tf
 
 from tekso.framework.context import StepContext
-from tekso.framework.execution.base import ExecutionError, Signature, num_examples
+from tekso.framework.execution.base import Signature, num_examples
+from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.pipeline.piece_traces import PieceTrace, of_each, tensors
 from tekso.framework.layer import Layer
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece

@@ -1,12 +1,12 @@
 """The program of the pipelined execution, driven from the host.
 
     batch ─► micro-batches ─► the schedule: a thread for every device calls compiled functions
-    stage:   weights, what flows in ─► what flows out; backward: gradients in, gradients out
+    stage:   weights, inputs ─► outputs; backward: gradients of outputs ─► gradients of inputs
     then:    squared norms of all stages ─► one decision ─► every stage updates what it keeps
 
-A value goes straight from the stage that makes it to those that read it, past all others; so do
-gradients. A weight that several stages read is kept by the first of them: the others are given
-copies, and their gradients are added to its own.
+A stage runs at a place: on one device, or on a mesh of its own (see places.py). A weight that
+several stages read is kept by the first of them: the others get copies, and their gradients are
+added to those of the first.
 
 Source: Huang et al. 2018, "GPipe" (arXiv 1811.06965); `schedule.py` names those of the schedules.
 """
@@ -14,351 +14,277 @@ Source: Huang et al. 2018, "GPipe" (arXiv 1811.06965); `schedule.py` names those
 from __future__ import annotations
 
 import collections
-import functools
-import threading
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tekso.framework import task_results
 from tekso.framework.collected import added_pairs
-from tekso.framework.execution.base import LEARNER, WEIGHTS, Batch
-from tekso.framework.execution.pipeline.actions import BACKWARD, FORWARD, Action
-from tekso.framework.execution.pipeline.host_program import HostProgram, added, converted
-from tekso.framework.execution.pipeline.piece_traces import rows_of, tensors
+from tekso.framework.context import StepContext
+from tekso.framework.execution.base import Batch, Program
+from tekso.framework.execution.errors import ExecutionError
+from tekso.framework.execution.pipeline import remote
+from tekso.framework.execution.pipeline.actions import Action
+from tekso.framework.execution.pipeline.measured_step import MeasuredStep, measured_step
+from tekso.framework.execution.pipeline.piece_traces import rows_of
+from tekso.framework.execution.pipeline.places import Place
+from tekso.framework.execution.pipeline.schedule_run import ScheduleRun, Sums
 from tekso.framework.execution.pipeline.setting import Setting
+from tekso.framework.execution.pipeline.simulator import Event
 from tekso.framework.execution.pipeline.stage_evaluation import StageEvaluation
-from tekso.framework.execution.pipeline.stage_functions import StageFunctions, Tensors
-from tekso.framework.execution.pipeline.stage_state import Flat, StageState
-from tekso.framework.execution.pipeline.stages import BATCH, Stage, Value
-from tekso.framework.execution.pipeline.workers import Worker
-from tekso.framework.learning_step import COUNTS, select
-from tekso.framework.primitives.fusion import XlaFusion, no_fusion
+from tekso.framework.execution.pipeline.stage_functions import StageFunctions
+from tekso.framework.execution.pipeline.stage_state import StageState
+from tekso.framework.execution.pipeline.stage_update import StageUpdate
+from tekso.framework.execution.pipeline.workers import StageError, Worker, Workers, reason_of
+from tekso.framework.execution.state import checked_state
+from tekso.framework.execution.step import Flat, Step, added, joined_sums
+from tekso.framework.execution.step import Sums as StepSums
+from tekso.framework.theta import SEPARATOR
 from tekso.framework.weight_spec import WeightSpec
 
-Sums = dict[tuple[int, int, int], list[tf.Tensor]]
-"""Flat sums of a stage, by first example of the part, micro-batch and replica: in a fixed order."""
+Others = list[dict[str, list[tf.Tensor]]]
+"""For every stage, {path of a weight that it keeps: gradients of its copies}."""
 
 
-class PipelineProgram(HostProgram):
-    """See `Program`; `setting` has all that was decided before: stages, schedule, devices."""
+class PipelineProgram(Program):
+    """See `Program`.
 
-    def __init__(self, task: Any, learner: Any, setting: Setting, *, seed: int) -> None:
-        stages = setting.plan.stages
+    Args:
+      step: of the task and the learner.
+      setting: all that was decided before: stages, schedule, micro-batches.
+      places: of the stages of every replica, [replica][stage].
+    """
+
+    def __init__(self, step: Step, setting: Setting, places: Sequence[Sequence[Place]]) -> None:
+        self._step, self._setting, self._places = step, setting, places
+        stages, specs = setting.plan.stages, step.specs.weights
+        self._specs = [{p: rows_of(specs[p], r) for p, r in s.weights.items()} for s in stages]
+        self._groups = step.learner.groups(specs)
+        self._state = StageState(setting.plan, step, places)
+        self._evaluation = StageEvaluation(step, setting, self._state, self._specs, places[0])
         num_workers = max(setting.num_replicas * setting.num_devices, len(stages))
-        super().__init__(task, learner, setting, num_workers=num_workers, seed=seed)
-        self._weight_specs: dict[str, WeightSpec] = task.specs()
-        self._trained = learner.trainable(self._weight_specs)
-        homes = [setting.device_of(0, s.index) for s in stages]
-        self._state = StageState(setting.plan, learner, self._weight_specs, homes)
-        self._functions: dict[Worker, StageFunctions] = {}  # by replica and stage
-        self._updates = [
-            tf.function(functools.partial(self._update_graph, s), autograph=False) for s in stages
-        ]
-        self._norms = [
-            tf.function(functools.partial(self._norms_graph, s.index), autograph=False)
-            for s in stages
-        ]
-        self._evaluation = StageEvaluation(task, learner, setting, self._state, seed=seed)
+        self._workers = Workers(num_workers)
+        self._decide = tf.function(self._decide_graph, autograph=False)
+        self._functions: dict[tuple[int, int], StageFunctions] = {}  # by replica and stage
+        self._updates: list[StageUpdate] = []
         self._is_traced = False  # the updates
+        self._calls: dict[Any, Callable[..., Any]] = {}
+        self.events: dict[Worker, list[Event]] = {}
+        """What every worker did in the last step, and when."""
+
+    # --- state ---
+
+    def specs(self) -> dict[str, WeightSpec]:
+        """See `Program`."""
+        return self._step.specs.keyed()
+
+    def initialize(self) -> None:
+        """See `Program`; every device draws what it keeps."""
+        specs = self.specs()
+        self._state.assign(lambda key, where: specs[key].initial_value(self._step.seed, where))
+        self._evaluation.forget()
+
+    def restore(self, read: Callable[[str], np.ndarray], keys: Set[str]) -> None:
+        """See `Program`."""
+        values = checked_state(self.specs(), read, keys)
+        self._state.assign(lambda key, where: values[key][where])
+        self._evaluation.forget()
+
+    def state(self) -> dict[str, np.ndarray]:
+        """See `Program`."""
+        return self._state.whole().keyed()
 
     # --- training ---
 
-    def _train_step(self, batch: Batch, step: int) -> dict[str, Any]:
-        self._prepare()
-        self._workers.map(lambda functions: functions.begin(), list(self._functions.values()))
-        total_weight = task_results.loss_weight(self._task, converted(batch))
-        sums = self._summed(batch, step, total_weight)
-        return self._update(sums, total_weight, step)
-
-    def _summed(self, batch: Batch, step: int, total_weight: tf.Tensor) -> dict[int, Sums]:
-        """Goes through the schedule; what it holds, the weights as they were, is free after it."""
-        weights = self._read_weights()
-        sums: dict[int, Sums] = collections.defaultdict(dict)
-        self._run_parts(
-            batch, lambda part, start: _Run(self, weights, part, start, step, total_weight, sums)
-        )
-        return sums
+    def train_step(self, batch: Batch, step: int) -> dict[str, Any]:
+        """See `Program`."""
+        sizes = {name: len(array) for name, array in batch.items()}
+        if set(sizes.values()) != {self._setting.batch_size}:
+            raise ExecutionError(
+                f"a batch with leading dims {sizes}, where the pipeline was built for "
+                f"{self._setting.batch_size} examples"
+            )
+        self._evaluation.forget()
+        with self._lost_are_named():
+            self._prepare()
+            self._workers.map(lambda functions: functions.begin(), list(self._functions.values()))
+            tensors = {name: tf.convert_to_tensor(array) for name, array in batch.items()}
+            total_weight = self._step.loss_weight(tensors)
+            return self._update(self._summed(batch, step, total_weight), total_weight, step)
 
     def _prepare(self) -> None:
         """Traces and cuts the functions of all stages, before any thread calls them."""
+        if self._functions:
+            return
         setting = self._setting
-        for stage in setting.plan.stages:
-            specs = {p: rows_of(self._weight_specs[p], r) for p, r in stage.weights.items()}
-            for replica in range(setting.num_replicas):
-                if (replica, stage.index) in self._functions:
-                    continue
+        for replica, places in enumerate(self._places):
+            for stage, place in zip(setting.plan.stages, places, strict=True):
                 functions = StageFunctions(
                     stage,
-                    specs,
-                    [path for path in specs if path in self._trained],
+                    self._specs[stage.index],
                     setting.plan,
-                    seed=self._seed,
+                    self._step,
                     num_examples=setting.batch_size,
-                    device=setting.device_of(replica, stage.index),
-                    fuse=XlaFusion() if setting.xla == "stretches" else no_fusion,
+                    micro_batch_size=setting.micro_batch_size,
+                    place=place,
                 )
                 functions.prepare(
                     keep=setting.keeps_some, again=setting.recomputes_some, apart=setting.is_apart
                 )
                 self._functions[replica, stage.index] = functions
+        for stage, place in zip(setting.plan.stages, self._places[0], strict=True):
+            owned, specs = setting.plan.owned(stage.index), self._specs[stage.index]
+            update = StageUpdate(
+                stage.index,
+                {path: specs[path] for path in owned},
+                self._step,
+                self._state,
+                self._functions[0, stage.index].totals,
+                place,
+            )
+            self._updates.append(update)
 
-    def _read_weights(self) -> dict[tuple[int, int], Tensors]:
-        """The weights that every stage reads, by replica, on its device, by their names there."""
+    def _summed(self, batch: Batch, step: int, total_weight: tf.Tensor) -> Sums:
+        """Goes through the schedule with every part of a batch.
+
+        The weights as they were before the step are freed at its end.
+        """
         setting = self._setting
-        own = [self._state.read(stage.index, WEIGHTS) for stage in setting.plan.stages]
-        found = {}
-        for stage in setting.plan.stages:
-            for replica in range(setting.num_replicas):
-                flat = {}
-                with tf.device(setting.device_of(replica, stage.index)):
-                    for path in stage.weights:
-                        is_own = path in own[stage.index]
-                        value = own[stage.index if is_own else setting.plan.owners[path][0]][path]
-                        flat[path] = value if is_own and not replica else tf.identity(value)
-                    functions = self._functions[replica, stage.index]
-                    found[replica, stage.index] = functions.weights(flat)
-        return found
+        replicas = setting.num_replicas
+        weights = self._state.with_copies(self._state.used(), replicas=replicas)
+        sums: Sums = collections.defaultdict(dict)
+        self.events = collections.defaultdict(list)
+        size = setting.batch_size // setting.num_parts
+        for start in range(0, setting.batch_size, size):
+            run = ScheduleRun(
+                setting,
+                self._functions,
+                self._places,
+                weights,
+                {name: array[start : start + size] for name, array in batch.items()},
+                start,
+                step=step,
+                total_weight=total_weight,
+                sums=sums,
+            )
+            found = self._workers.run(
+                setting.orders,
+                run.perform,
+                num_stages=len(setting.plan.stages),
+                name_of=self._name_of,
+            )
+            for worker, events in found.items():
+                self.events[worker] += events
+        return sums
+
+    @contextlib.contextmanager
+    def _lost_are_named(self) -> Iterator[None]:
+        """Says of every error in a step which devices do not answer any more.
+
+        The first to notice that a process is lost may be a stage of another one, and TensorFlow may
+        call it Unavailable, Internal or Cancelled: only asking the devices tells.
+
+        Raises:
+          StageError: for errors of TensorFlow's too, which are those outside of the schedule.
+        """
+        try:
+            yield
+        except (tf.errors.OpError, StageError) as error:
+            said = str(error) if isinstance(error, StageError) else _reason(error)
+            lost = remote.lost([name for row in self._setting.devices for name in row])
+            if lost:
+                said += f"; lost: {', '.join(lost)}"
+            raise StageError(said) from (error.__cause__ or error)
+
+    def _name_of(self, worker: Worker, action: Action) -> str:
+        names = self._setting.plan.stages[action.stage].piece_names
+        held = names[0] if len(names) == 1 else f"{names[0]} … {names[-1]}"
+        return f"{action.work} ({held}) on {self._setting.device_of(worker[0], action.stage)}"
 
     # --- the update ---
 
-    def _update(
-        self,
-        sums: dict[int, Sums],
-        total_weight: tf.Tensor,
-        step: int,
-    ) -> dict[str, Any]:
-        stages = self._setting.plan.stages
+    def _update(self, sums: Sums, total_weight: tf.Tensor, step: int) -> dict[str, Any]:
         by_stage = []
-        for stage in stages:
+        for stage in self._setting.plan.stages:
             rows = sums[stage.index]
-            flat = [added(column) for column in zip(*(rows[k] for k in sorted(rows)), strict=True)]
+            flat = added([rows[key] for key in sorted(rows)])
             by_stage.append(self._functions[0, stage.index].sums(flat))
-        gradients = self._gradients()
-        norms = self._workers.map(
-            lambda s: self._on(s, self._norms[s], gradients[s]), range(len(stages))
-        )
+        others = self._gradients_of_copies()
+        pairs = list(zip(self._updates, others, strict=True))
+        norms = self._workers.map(lambda pair: pair[0].squared_norms(pair[1]), pairs)
         statistics = self._statistics(by_stage)
         squares = added_pairs(norms)  # of stacked weights, every stage has those of its rows
-        total = self._total(by_stage)
-        kept = self._state.variables(0)
-        counts = {name: kept[LEARNER + name].read_value() for name in COUNTS}
+        whole = joined_sums(by_stage)
         at = tf.constant(step, tf.int64)
-        with self._state.on(0):
-            decision = self._decide(squares, counts, at, total)
+        decision = self._decide(squares, self._state.counts(), at, whole.total)
 
-        given = self._workers.map(
-            lambda s: (gradients[s.index], *self._taken(s, decision, statistics)), stages
-        )
-        if not self._is_traced:  # a mistake in an optimizer is found before anything is changed
-            for s, update in enumerate(self._updates):
-                self._on(s, update.get_concrete_function, *given[s])
+        def placed(stage: int) -> tuple[Any, ...]:
+            return others[stage], *self._updates[stage].placed(decision, statistics[stage])
+
+        given = self._workers.map(placed, range(len(self._updates)))
+        if not self._is_traced:
+            for update, args in zip(self._updates, given, strict=True):
+                update.trace(*args)
             self._is_traced = True
-        self._workers.map(lambda s: self._on(s, self._updates[s], *given[s]), range(len(stages)))
-        return self._reported(by_stage, total, total_weight, decision)
+        both = list(zip(self._updates, given, strict=True))
+        self._workers.map(lambda each: each[0].update(*each[1]), both)
+        self._state.set_counts(decision.counts)
+        return self._step.report(whole, total_weight, decision.metrics)
 
-    def _taken(self, stage: Stage, decision: Any, statistics: Sequence[Any]) -> Any:
-        """What an update reads besides gradients, on the device of the stage.
-
-        An update has no outputs: it counts as done, and what it was given is freed, before it has
-        read what lies elsewhere.
-        """
-        counts = decision.counts if stage.index == 0 else {}
-        read = decision._replace(counts=counts, metrics={})
-        with self._state.on(stage.index):
-            return tf.nest.map_structure(_here_if_any, (read, statistics[stage.index]))
-
-    def _on(self, stage: int, function: Callable[..., Any], *args: Any) -> Any:
-        with self._state.on(stage):
-            return function(*args)
-
-    def _gradients(self) -> list[Flat]:
-        """The gradients of what every stage keeps: of all replicas, and of those with copies."""
+    def _gradients_of_copies(self) -> Others:
+        """The gradients of other replicas, and of stages that have copies, where they are kept."""
         plan = self._setting.plan
-        gradients: list[dict[str, list[tf.Tensor]]] = [
-            collections.defaultdict(list) for _ in plan.stages
-        ]
-        for (_, index), functions in sorted(self._functions.items()):
-            for path, value in functions.gradients().items():
+        found: Others = [collections.defaultdict(list) for _ in plan.stages]
+        for (replica, index), functions in sorted(self._functions.items()):
+            place = self._places[replica][index]
+            for path, total in functions.totals.items():
                 owner = plan.owners[path][0] if plan.is_shared(path) else index
-                gradients[owner][path].append(value)
-        found = []
-        for stage, by_path in enumerate(gradients):
-            with self._state.on(stage):
-                found.append({path: added(values) for path, values in by_path.items()})
+                if (replica, index) != (0, owner):
+                    sent = place.send(place.read(total))
+                    found[owner][path].append(self._places[0][owner].take(sent))
+        return [dict(each) for each in found]
+
+    def _statistics(self, by_stage: Sequence[StepSums]) -> list[dict[str, Any]]:
+        """The sums for the moving statistics of what every stage keeps; of copies, theirs too."""
+        found: list[dict[str, Any]] = [{} for _ in by_stage]
+        for index, sums in enumerate(by_stage):
+            for name, pair in sums.statistics.items():
+                keeper = self._setting.plan.keeper(name.rpartition(SEPARATOR)[0], index)
+                found[keeper] = added_pairs([found[keeper], {name: pair}])
         return found
 
-    def _norms_graph(self, stage: int, gradients: Flat) -> Any:
-        """One weight after the other: all their squares at once take as much as the gradients."""
-        found: dict[str, Any] = {}
-        for name, (learner, own) in self._state.groups[stage].items():
-            for path, spec in own.items():
-                with tf.control_dependencies([t for pair in found.values() for t in pair][-2:]):
-                    group = {name: (learner, {path: spec})}
-                    found |= self._learner.squared_norms(group, {path: gradients[path]})
-        return found
+    def _decide_graph(
+        self, squares: Any, counts: Mapping[str, tf.Tensor], step: tf.Tensor, loss: tf.Tensor
+    ) -> Any:
+        return self._step.learner.decide(self._groups, squares, counts, step, loss=loss)
 
-    def _update_graph(self, stage: Stage, gradients: Flat, decision: Any, statistics: Any) -> None:
-        """Updates what a stage keeps in its place, one weight after the other.
+    def trace(self) -> MeasuredStep | None:
+        """See `Program`."""
+        return measured_step(self.events, self._setting)
 
-        So the old and the new value are there of one weight at a time, and not of all.
-        """
-        variables = self._state.variables(stage.index)
-        owned = self._setting.plan.owned(stage.index)
-        weights = {path: variables[WEIGHTS + path].read_value() for path in owned}
-        means = {name: tf.math.divide_no_nan(*pair) for name, pair in statistics.items()}
-        changed = self._learner.without_frozen(self._task.new_statistics(weights, means))
-        new = {WEIGHTS + p: select(decision.finite, v, weights[p]) for p, v in changed.items()}
-        if stage.index == 0:
-            new |= {LEARNER + path: value for path, value in decision.counts.items()}
-        done = [variables[key].assign(value, read_value=False) for key, value in new.items()]
-        for name, (learner, own) in self._state.groups[stage.index].items():
-            for path, spec in own.items():
-                slots = [made.path for made in learner.slots_of(spec).values()]
-                with tf.control_dependencies(done):
-                    new_weights, new_slots = self._learner.apply(
-                        {name: (learner, {path: spec})},
-                        {path: variables[WEIGHTS + path].read_value()},
-                        {path: gradients[path]},
-                        {slot: variables[LEARNER + slot].read_value() for slot in slots},
-                        decision,
-                    )
-                    new = {WEIGHTS + p: value for p, value in new_weights.items()}
-                    new |= {LEARNER + p: value for p, value in new_slots.items()}
-                    done = [variables[k].assign(v, read_value=False) for k, v in new.items()]
+    # --- evaluation ---
+
+    def eval_step(self, batch: Batch) -> dict[str, tuple[Any, Any]]:
+        """See `Program`."""
+        with self._lost_are_named():
+            return self._evaluation.step(batch, self._workers, self._name_of)
+
+    def call(self, function: Callable[..., Any], *inputs: Any) -> Any:
+        """See `Program`; on one device, with the weights of all stages."""
+        if function not in self._calls:
+
+            def run(weights: Flat, *inputs: Any) -> Any:
+                ctx = StepContext(mode="decode", seed=self._step.seed)
+                return function(self._step.task.theta(weights), *inputs, ctx)
+
+            self._calls[function] = tf.function(run, autograph=False)
+        device = self._places[0][0].device
+        with tf.device(device):
+            return self._calls[function](self._evaluation.gathered(device), *inputs)
 
 
-class _Run:
-    """One pass of the schedule: what is alive between the actions."""
-
-    def __init__(
-        self,
-        program: PipelineProgram,
-        weights: dict[tuple[int, int], Tensors],
-        batch: Mapping[str, np.ndarray],
-        start: int,
-        step: int,
-        total_weight: tf.Tensor,
-        sums: dict[int, Sums],
-    ) -> None:
-        setting = program._setting
-        self._setting, self._functions = setting, program._functions
-        self._weights, self._start, self._sums = weights, start, sums
-        self._step, self._total_weight = tf.constant(step, tf.int64), total_weight
-        self._one = tf.constant(1.0)
-        self._lock = threading.Lock()
-        size = setting.micro_batch_size
-        per_micro = size * setting.num_replicas
-        self._batch = {
-            (replica, m): {
-                name: array[m * per_micro + replica * size :][:size]
-                for name, array in batch.items()
-            }
-            for m in range(setting.num_micro_batches)
-            for replica in range(setting.num_replicas)
-        }
-        self._per_micro, self._size = per_micro, size
-        self._values: dict[Any, list[tf.Tensor]] = {}
-        self._readers = collections.Counter(
-            value for stage in setting.plan.stages for value in stage.inputs
-        )
-        self._left: dict[Any, int] = {}
-        self._gradients: dict[Any, list[tf.Tensor]] = {}
-        self._held: dict[Any, Tensors] = {}
-
-    def perform(self, worker: Worker, action: Action) -> None:
-        """Does one action of a worker."""
-        replica, stage = worker[0], self._setting.plan.stages[action.stage]
-        with tf.device(self._setting.device_of(replica, stage.index)):
-            if action.kind == FORWARD:
-                self._forward(replica, stage, action.micro_batch)
-            elif action.kind == BACKWARD:
-                self._backward(replica, stage, action.micro_batch)
-            else:
-                self._weight_gradient(replica, stage, action.micro_batch)
-
-    def _common(self, replica: int, stage: Stage, m: int) -> Tensors:
-        offset = self._start + m * self._per_micro + replica * self._size
-        functions = self._functions[replica, stage.index]
-        scalars = functions.scalars(
-            *_here([tf.constant(offset, tf.int32), self._step, self._total_weight])
-        )
-        return {**self._weights[replica, stage.index], **scalars}
-
-    def _forward(self, replica: int, stage: Stage, m: int) -> None:
-        functions = self._functions[replica, stage.index]
-        given = [t for value in stage.inputs for t in self._take(value, replica, m)]
-        inputs = functions.inputs(_here(given))
-        keep = self._setting.keeps(m)
-        known = {**self._common(replica, stage, m), **inputs}
-        outputs, sums, kept = functions.forward(known, keep=keep)
-        self._held[replica, stage.index, m] = kept if keep else inputs
-        made = iter(outputs)
-        for name in stage.outputs:
-            value = Value(name, stage.index)
-            count = len(tensors(self._setting.plan.values[value]))
-            self._values[value, replica, m] = [next(made) for _ in range(count)]
-            self._left[value, replica, m] = self._readers[value]
-        with self._lock:
-            self._sums[stage.index][self._start, m, replica] = sums
-
-    def _take(self, value: Value, replica: int, m: int) -> list[tf.Tensor]:
-        """The flat tensors of a value; the last reader takes it away."""
-        if value.producer == BATCH:
-            return [tf.convert_to_tensor(self._batch[replica, m][value.name])]
-        key = value, replica, m
-        with self._lock:
-            self._left[key] -= 1
-            return self._values[key] if self._left[key] else self._values.pop(key)
-
-    def _late(self, replica: int, stage: Stage, m: int) -> Tensors:
-        """The gradients of what a stage made."""
-        flat = [
-            t
-            for name in stage.outputs
-            for t in self._gradients.pop((Value(name, stage.index), replica, m), [])
-        ]
-        *flat, one = _here([*flat, self._one])
-        return self._functions[replica, stage.index].seeds(flat, one)
-
-    def _backward(self, replica: int, stage: Stage, m: int) -> None:
-        functions, setting = self._functions[replica, stage.index], self._setting
-        key, again = (replica, stage.index, m), not setting.keeps(m)
-        held, late = self._held.pop(key), self._late(replica, stage, m)
-        known = {**self._common(replica, stage, m), **held, **late}
-        if setting.is_apart:
-            gradients, self._held[key] = functions.input_gradient(known, again=again)
-        else:
-            gradients = functions.backward(known, again=again)
-        self._hand_back(replica, stage, m, gradients)
-
-    def _hand_back(
-        self, replica: int, stage: Stage, m: int, gradients: Sequence[tf.Tensor]
-    ) -> None:
-        """Gives gradients of inputs to the stages that made them."""
-        given = iter(gradients)
-        for value in stage.inputs:
-            if value.producer == BATCH:
-                continue
-            own = [next(given) for is_learned in self._setting.plan.learned(value) if is_learned]
-            key = value, replica, m
-            before = self._gradients.get(key)
-            self._gradients[key] = (
-                own if before is None else [a + b for a, b in zip(before, own, strict=True)]
-            )
-
-    def _weight_gradient(self, replica: int, stage: Stage, m: int) -> None:
-        functions = self._functions[replica, stage.index]
-        held = self._held.pop((replica, stage.index, m))
-        functions.weight_gradient({**self._common(replica, stage, m), **held})
-
-
-def _here_if_any(value: tf.Tensor | None) -> tf.Tensor | None:
-    return None if value is None else tf.identity(value)
-
-
-def _here(values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Brings values to the device of the caller: functions that get others are cut in two."""
-    return [tf.identity(value) for value in values]
+def _reason(error: tf.errors.OpError) -> str:
+    """What failed between the actions of the schedule."""
+    return f"a step of the pipeline failed: {type(error).__name__}: {reason_of(error)}"

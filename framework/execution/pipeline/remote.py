@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tekso.framework.commands import typed
-from tekso.framework.execution.base import ExecutionError
+from tekso.framework.execution.errors import ExecutionError
 
 JOB = "worker"
 # What both sides of a connection begin with, RFC 9113, section 3.4: a frame of settings has type 4.

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tekso.framework.execution.base import ExecutionError, Signature
+from tekso.framework.execution.base import Signature
+from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.mesh import mesh_devices
 from tekso.framework.execution.mesh.cluster import Cluster
 from tekso.framework.execution.mesh.layouts import MeshLayout
@@ -23,6 +24,7 @@ from tekso.framework.execution.pipeline.schedule import Gpipe, Schedule
 from tekso.framework.execution.pipeline.setting import rows_of_stages
 from tekso.framework.execution.pipeline.spmd_loop import STAGE, SpmdLoop
 from tekso.framework.execution.pipeline.spmd_program import DATA, SpmdProgram
+from tekso.framework.execution.step import Step
 from tekso.framework.pieces import Piece
 from tekso.framework.weight_spec import STACK_DIM, WeightSpec
 
@@ -168,4 +170,4 @@ class SpmdForm:
         loop = SpmdLoop(parts, p.num_stages, p.num_micro_batches, p.rematerialize == "all")
         layout = self.layout(task, micro_batch, num_devices=self._on_mesh.num_devices())
         placement = Placement(mesh_devices.make_mesh(layout.mesh, device_type))
-        return SpmdProgram(task, learner, placement, layout, loop, seed=seed)
+        return SpmdProgram(Step(task, learner, seed=seed), placement, layout, loop)

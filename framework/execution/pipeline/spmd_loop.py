@@ -23,7 +23,7 @@ import tensorflow as tf
 
 from tekso.framework import loops
 from tekso.framework.context import StepContext
-from tekso.framework.execution.base import ExecutionError
+from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.mesh.context import MeshContext
 from tekso.framework.execution.pipeline.piece_traces import tensors
 from tekso.framework.execution.pipeline.spmd_pieces import StackPieces

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
 from tekso.framework.context import StepContext
-from tekso.framework.execution.base import ExecutionError
+from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.pipeline.piece_traces import PieceTrace, tensors
 from tekso.framework.pieces import Flow, Piece, joined
 from tekso.framework.theta import Theta

@@ -6,7 +6,7 @@ checkpoints and decoding are those of `MeshProgram`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -17,9 +17,10 @@ from tekso.framework.execution.mesh import step_context, unrolled
 from tekso.framework.execution.mesh.context import MeshContext
 from tekso.framework.execution.mesh.layouts import MeshLayout
 from tekso.framework.execution.mesh.placement import Placement
-from tekso.framework.execution.mesh.program import Flat, MeshProgram
+from tekso.framework.execution.mesh.program import MeshProgram
 from tekso.framework.execution.mesh.step_errors import compiled
 from tekso.framework.execution.pipeline.spmd_loop import SpmdLoop
+from tekso.framework.execution.step import Flat, Step
 from tekso.framework.task import LossSums
 from tekso.framework.theta import Theta
 
@@ -30,25 +31,20 @@ class SpmdProgram(MeshProgram):
     """See the module.
 
     Args:
-      task: the task.
-      learner: the learner.
+      step: the steps of a task and a learner.
       placement: the devices.
       layout: a mesh with an axis of stages, and maybe one of examples.
       loop: how a batch goes through the stages.
-      seed: of weights and of all randomness in the steps.
     """
 
     def __init__(
         self,
-        task: Any,
-        learner: Any,
+        step: Step,
         placement: Placement,
         layout: MeshLayout,
         loop: SpmdLoop,
-        *,
-        seed: int,
     ) -> None:
-        super().__init__(task, learner, placement, layout, activation_dtype="float32", seed=seed)
+        super().__init__(step, placement, layout)
         self._loop = loop
         self._num_replicas = dict(layout.mesh.axes).get(DATA, 1)
 
@@ -66,16 +62,20 @@ class SpmdProgram(MeshProgram):
         return placed
 
     def _loss(
-        self, weights: Flat, batch: Flat, ctx: MeshContext, *, step: Any, offset: Any
+        self,
+        weights: Mapping[str, tf.Tensor],
+        batch: Flat,
+        ctx: MeshContext,
+        *,
+        step: Any,
+        offset: Any,
     ) -> LossSums:
         size = next(iter(batch.values())).shape[0]
         count = self._loop.num_micro_batches
         if size % (count * self._num_replicas):
             return super()._loss(weights, batch, ctx, step=step, offset=offset)
-        used = step_context.used(
-            self._layout, self._weight_specs, weights, ctx, self._activation_dtype
-        )
-        axes = [self._layout.of_weight(self._weight_specs[path]) for path in used]
+        used = self._used(weights, ctx)
+        axes = [self._layout.of_weight(self._step.specs.weights[path]) for path in used]
         per_micro = size // count
 
         def context_of(m: int) -> MeshContext:
@@ -83,7 +83,7 @@ class SpmdProgram(MeshProgram):
                 self._placement,
                 self._layout,
                 mode=ctx.mode,
-                seed=self._seed,
+                seed=self._step.seed,
                 step=step,
                 offset=offset + m * per_micro,
                 examples=per_micro,
@@ -95,7 +95,7 @@ class SpmdProgram(MeshProgram):
         def plain(first: Any) -> StepContext:
             return _StageContext(
                 mode=ctx.mode,
-                seed=self._seed,
+                seed=self._step.seed,
                 step=step,
                 example_offset=offset + first,
                 num_examples=ctx.num_examples,

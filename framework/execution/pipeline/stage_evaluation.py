@@ -1,86 +1,82 @@
-"""Evaluation over the stages of a pipeline: forward passes alone.
+"""Evaluation over the stages of a pipeline: forward passes only.
 
-Micro-batches follow each other; those that are on their way at once are as many as there are
-stages, and one more, however large the batch is.
+Micro-batches follow each other. As many are in flight as there are stages, and one more, however
+large the batch is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from tekso.framework import task_results
 from tekso.framework.collected import Pairs, added_pairs
-from tekso.framework.context import StepContext
-from tekso.framework.execution.base import LEARNER, WEIGHTS, Batch
+from tekso.framework.execution.base import Batch
 from tekso.framework.execution.pipeline.actions import FORWARD, Action, WorkKey, device_of
+from tekso.framework.execution.pipeline.places import Place, Specs
 from tekso.framework.execution.pipeline.setting import Setting
-from tekso.framework.execution.pipeline.stage_state import Flat, StageState
+from tekso.framework.execution.pipeline.stage_state import StageState
 from tekso.framework.execution.pipeline.stages import BATCH, Stage
 from tekso.framework.execution.pipeline.workers import Workers
-from tekso.framework.learning_step import APPLIED
+from tekso.framework.execution.step import Flat, Step
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, run_all
 from tekso.framework.task import LossSums
 
 
 class StageEvaluation:
-    """The forward passes of evaluation, and the weights that they use."""
+    """The forward passes of evaluation, and the weights that they use.
+
+    Args:
+      step: of the task and the learner.
+      setting: stages and micro-batches.
+      state: the variables.
+      specs: of the weights that every stage reads, with its rows of stacked ones.
+      places: of the stages of the first replica, which evaluates.
+    """
 
     def __init__(
-        self, task: Any, learner: Any, setting: Setting, state: StageState, *, seed: int
+        self,
+        step: Step,
+        setting: Setting,
+        state: StageState,
+        specs: Sequence[Specs],
+        places: Sequence[Place],
     ) -> None:
-        self._task, self._learner, self._setting, self._state = task, learner, setting, state
-        self._seed = seed
+        self._step, self._setting, self._state = step, setting, state
+        self._specs, self.places = specs, places
         self._weights: list[Flat] | None = None
         self._gathered: Flat | None = None
         self._functions: dict[tuple[int, int, int], Callable[..., Any]] = {}
 
     def forget(self) -> None:
-        """The state was changed."""
+        """To be called when the state has changed."""
         self._weights = self._gathered = None
 
     def _stage_weights(self) -> list[Flat]:
-        """The weights that every stage reads, as they are evaluated, on its device."""
+        """The weights that every stage reads, as they are evaluated, at its place."""
         if self._weights is None:
-            plan, state = self._setting.plan, self._state
-            applied = state.read(0, LEARNER)[APPLIED]
-            own = []
-            for stage in plan.stages:
-                with state.on(stage.index):
-                    weights = state.read(stage.index, WEIGHTS)
-                    slots = {**state.read(stage.index, LEARNER), APPLIED: applied}
-                    own.append(self._learner.evaluation_weights(weights, slots))
-            self._weights = []
-            for stage in plan.stages:
-                with state.on(stage.index):
-                    flat = {
-                        path: own[stage.index][path]
-                        if path in own[stage.index]
-                        else tf.identity(own[plan.owners[path][0]][path])
-                        for path in stage.weights
-                    }
-                self._weights.append(flat)
+            found = self._state.with_copies(self._state.evaluated(), replicas=1)
+            self._weights = [found[0, stage.index] for stage in self._setting.plan.stages]
         return self._weights
 
-    def gathered(self) -> Flat:
-        """Returns all weights as they are evaluated, on the device of the first stage."""
+    def gathered(self, device: str) -> Flat:
+        """Returns all weights as they are evaluated, whole, on one device."""
         if self._gathered is None:
             plan, found = self._setting.plan, self._stage_weights()
-            with self._state.on(0):
-                self._gathered = {
-                    path: tf.concat([found[i][path] for i in holders], 0)
-                    if len(holders) > 1 and not plan.is_shared(path)
-                    else tf.identity(found[holders[0]][path])
-                    for path, holders in plan.owners.items()
-                }
+            self._gathered = {}
+            for path, holders in plan.owners.items():
+                read = holders[:1] if plan.is_shared(path) else holders
+                parts = [self.places[i].gather(found[i][path]) for i in read]
+                with tf.device(device):
+                    whole = tf.concat(parts, 0) if len(parts) > 1 else tf.identity(parts[0])
+                    self._gathered[path] = whole
         return self._gathered
 
     def step(self, batch: Batch, workers: Workers, name_of: Callable[[Any, Action], str]) -> Pairs:
         """Returns (sum, weight) of the loss and of every metric over a batch of any size."""
         setting, stages = self._setting, self._setting.plan.stages
-        run = _Pass(self, self._stage_weights(), batch)
+        run = _Pass(self, self._stage_weights(), batch, setting)
         order = [[] for _ in range(setting.num_devices)]  # type: list[list[Action]]
         for m, _ in enumerate(run.spans):
             for stage in stages:
@@ -104,32 +100,39 @@ class StageEvaluation:
         return added_pairs(run.sums[key] for key in sorted(run.sums))
 
     def function(self, stage: Stage, size: int, examples: int) -> Callable[..., Any]:
-        """The forward pass of a stage over some examples of a batch of `size`."""
+        """Returns the forward pass of a stage over some examples of a batch of `size`."""
         key = stage.index, size, examples
         if key not in self._functions:
+            place, specs = self.places[stage.index], self._specs[stage.index]
 
             def forward(weights: Flat, inputs: Flow, batch: Flow, offset: tf.Tensor) -> Any:
-                ctx = StepContext(
-                    mode="eval", seed=self._seed, step=0, example_offset=offset, num_examples=size
+                ctx = place.context(
+                    weights,
+                    specs,
+                    mode="eval",
+                    seed=self._step.seed,
+                    step=0,
+                    offset=place.scalar_value(offset),
+                    examples=examples,
+                    num_examples=size,
                 )
                 flow = run_all(stage.pieces, weights, inputs, ctx)
                 end = LossSums(flow[LOSS_SUM], flow[METRICS]) if stage.is_last else None
-                sums = ctx.collected.reported(end.metrics if end else {})
-                if end:
-                    weight = task_results.loss_weight(self._task, batch)
-                    sums["loss"] = (end.loss_sum, tf.cast(weight, end.loss_sum.dtype))
-                return {name: flow[name] for name in stage.outputs}, sums
+                sums = self._step.evaluation_sums(end, batch, ctx)
+                made = {name: flow[name] for name in stage.outputs}
+                return made, tf.nest.map_structure(place.replicated, sums)
 
-            self._functions[key] = tf.function(forward, autograph=False)
+            self._functions[key] = place.compiled(forward)
         return self._functions[key]
 
 
 class _Pass:
     """One pass over a batch: what is alive between the stages, of each micro-batch."""
 
-    def __init__(self, evaluation: StageEvaluation, weights: list[Flat], batch: Batch) -> None:
+    def __init__(
+        self, evaluation: StageEvaluation, weights: list[Flat], batch: Batch, setting: Setting
+    ) -> None:
         self._evaluation, self._weights, self._batch = evaluation, weights, batch
-        setting = evaluation._setting
         self._stages = setting.plan.stages
         self._size = len(next(iter(batch.values())))
         count = setting.micro_batch_size
@@ -143,23 +146,29 @@ class _Pass:
                 self._last_read[index].append(value.name)
 
     def perform(self, worker: Any, action: Action) -> None:
-        """Runs a stage on a micro-batch; what no other stage reads is given up."""
+        """Runs a stage on a micro-batch; frees what no later stage reads."""
         stage, m = self._stages[action.stage], action.micro_batch
+        place = self._evaluation.places[stage.index]
         start, end = self.spans[m]
         part = {name: array[start:end] for name, array in self._batch.items()}
         flow = self.flows.setdefault(m, {})
-        with self._evaluation._state.on(stage.index):
-            function = self._evaluation.function(stage, self._size, end - start)
-            inputs = {
-                v.name: tf.convert_to_tensor(part[v.name]) if v.producer == BATCH else flow[v.name]
-                for v in stage.inputs
-            }
-            given = {n: tf.convert_to_tensor(a) for n, a in part.items()} if stage.is_last else {}
-            offset = tf.constant(start, tf.int32)
-            made, sums = function(self._weights[stage.index], inputs, given, offset)
+        inputs = {
+            v.name: place.put(part[v.name])
+            if v.producer == BATCH
+            else _mapped(place.take, flow[v.name])
+            for v in stage.inputs
+        }
+        given = {name: place.put(array) for name, array in part.items()} if stage.is_last else {}
+        offset = place.scalar(start, tf.int32)
+        function = self._evaluation.function(stage, self._size, end - start)
+        made, sums = place.call(function, self._weights[stage.index], inputs, given, offset)
         for name in self._last_read[stage.index]:
             del flow[name]
-        flow.update(made)
-        self.sums[m, stage.index] = sums
+        flow.update(_mapped(place.send, made))
+        self.sums[m, stage.index] = tf.nest.map_structure(place.local, sums)
         if stage.is_last:
             del self.flows[m]
+
+
+def _mapped(function: Callable[[Any], Any], nest: Any) -> Any:
+    return tf.nest.map_structure(lambda x: None if x is None else function(x), nest)

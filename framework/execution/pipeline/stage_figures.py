@@ -20,7 +20,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from tekso.framework.execution.base import LEARNER, WEIGHTS
 from tekso.framework.execution.pipeline.actions import (
     BACKWARD,
     FORWARD,
@@ -34,8 +33,9 @@ from tekso.framework.execution.pipeline.piece_costs import BACKWARD as BACKWARD_
 from tekso.framework.execution.pipeline.piece_traces import rows_of, tensors
 from tekso.framework.execution.pipeline.setting import Setting
 from tekso.framework.execution.pipeline.simulator import Timeline, simulate
-from tekso.framework.execution.pipeline.stage_state import StageState
+from tekso.framework.execution.pipeline.stage_specs import StageSpecs
 from tekso.framework.execution.pipeline.stages import Stage, Value
+from tekso.framework.execution.state import State
 from tekso.framework.optimizers.optimizer import state_dtype
 from tekso.framework.weight_spec import WeightSpec
 
@@ -134,15 +134,14 @@ def figures_of(
       specs: of all weights of the task.
       kept: what every piece keeps of a micro-batch.
     """
-    homes = [setting.device_of(0, stage.index) for stage in setting.plan.stages]
-    state = StageState(setting.plan, learner, specs, homes)
+    owned = StageSpecs(setting.plan, learner, State(specs, learner.slots(specs)))
     trained = learner.trainable(specs)
     of_pieces, costs = iter(kept), iter(setting.piece_costs)
     stages = tuple(
         _figures(
             setting,
             stage,
-            state.owned_specs(stage.index),
+            owned.specs[stage.index],
             specs,
             trained,
             [next(of_pieces) for _ in stage.piece_names],
@@ -162,18 +161,23 @@ def figures_of(
 def durations(setting: Setting, costs: Sequence[float]) -> dict[tuple[int, Kind], float]:
     """Returns how long the work of every (stage, kind) takes; the slowest stage takes 1 for all.
 
+    A stage without outputs (the last) does not compute in its forward pass what its backward pass
+    computes again.
+
     Args:
-      setting: says whether gradients are apart, and what is computed again: of some micro-batches
-        and not of others, all take the mean.
+      setting: says whether gradients are apart, and which micro-batches are computed again: all
+        take the mean.
       costs: of the forward pass of every stage, in any unit.
     """
     count = setting.num_micro_batches
     again = sum(not setting.keeps(m) for m in range(count)) / count
-    unit = (1.0 + BACKWARD_COST + again) * (max(costs) or 1.0)
+    repeated = [again if stage.outputs else 0.0 for stage in setting.plan.stages]
+    whole = [(1.0 + BACKWARD_COST + r) * c for r, c in zip(repeated, costs, strict=True)]
+    unit = max(whole) or 1.0
     of_inputs = BACKWARD_COST / 2 if setting.is_apart else BACKWARD_COST
     found: dict[tuple[int, Kind], float] = {}
     for stage, cost in enumerate(costs):
-        found[stage, FORWARD] = cost / unit
+        found[stage, FORWARD] = (1.0 + repeated[stage] - again) * cost / unit
         found[stage, BACKWARD] = (of_inputs + again) * cost / unit
         if of_inputs < BACKWARD_COST:
             found[stage, WEIGHT_GRADIENT] = (BACKWARD_COST - of_inputs) * cost / unit
@@ -183,14 +187,14 @@ def durations(setting: Setting, costs: Sequence[float]) -> dict[tuple[int, Kind]
 def _figures(
     setting: Setting,
     stage: Stage,
-    owned: dict[str, WeightSpec],
+    owned: State[WeightSpec],
     specs: dict[str, WeightSpec],
     trained: Any,
     kept: Sequence[KeptBytes],
     costs: Sequence[float],
 ) -> StageFigures:
     plan = setting.plan
-    own = {key[len(WEIGHTS) :]: spec for key, spec in owned.items() if key.startswith(WEIGHTS)}
+    own = owned.weights
     read = {path: rows_of(specs[path], rows) for path, rows in stage.weights.items()}
     copies = {path: spec for path, spec in read.items() if path not in own}
     made = [Value(name, stage.index) for name in stage.outputs]
@@ -205,7 +209,7 @@ def _figures(
         weight_bytes=sum(spec.size_bytes for spec in own.values()),
         copies=tuple(copies),
         copy_bytes=sum(spec.size_bytes for spec in copies.values()),
-        slot_bytes=sum(spec.size_bytes for key, spec in owned.items() if key.startswith(LEARNER)),
+        slot_bytes=sum(spec.size_bytes for spec in owned.slots.values()),
         gradient_bytes=sum(
             spec.size * tf.as_dtype(state_dtype(spec)).size
             for path, spec in read.items()

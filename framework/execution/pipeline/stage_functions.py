@@ -1,31 +1,33 @@
 """The compiled functions of a stage, all parts of one traced graph.
 
-    forward          weights, inputs ─► outputs, sums; kept: what backward needs
-    backward         what was kept, gradients of outputs ─► gradients of inputs; totals
-    input_gradient   the same ─► gradients of inputs; kept: what the next one needs, no more
-    weight_gradient  what that kept ─► totals
+    forward          weights, inputs ─► outputs, sums; saved: what backward needs
+    backward         what was saved, gradients of outputs ─► gradients of inputs; totals
+    input_gradient   the same ─► gradients of inputs; saved: what the next one needs, no more
+    weight_gradient  what that saved ─► totals
 
 The gradients of weights are added to `totals` in place.
 
-With rematerialisation a forward keeps its inputs alone, and backward computes the rest again.
+With rematerialisation a forward saves its inputs only, and backward computes the rest again. A
+stage without outputs (the last) then computes everything in its backward pass, the sums included.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
-from tekso.framework.context import StepContext
 from tekso.framework.execution.pipeline.graph_cut import Cut, GraphCut
 from tekso.framework.execution.pipeline.graph_effects import effects
 from tekso.framework.execution.pipeline.piece_traces import tensors
-from tekso.framework.execution.pipeline.stage_run import StageRun, run_stage
-from tekso.framework.execution.pipeline.stage_state import all_read
+from tekso.framework.execution.pipeline.places import Place
+from tekso.framework.execution.pipeline.stage_run import run_stage
 from tekso.framework.execution.pipeline.stages import Stage, StagePlan, Value
+from tekso.framework.execution.step import Flat, Step, Sums, with_gradients
 from tekso.framework.optimizers.optimizer import state_dtype
-from tekso.framework.primitives.fusion import Fuse
 from tekso.framework.weight_spec import WeightSpec
 
 Tensors = dict[str, tf.Tensor]
@@ -36,68 +38,70 @@ class Scalars:
     """What every function is given besides weights and inputs."""
 
     OFFSET, STEP, TOTAL_WEIGHT = range(3)
-    SPECS = (
-        tf.TensorSpec((), tf.int32),
-        tf.TensorSpec((), tf.int64),
-        tf.TensorSpec((), tf.float32),
-    )
+    DTYPES = (tf.int32, tf.int64, tf.float32)
 
 
 class StageFunctions:
-    """See the module; for micro-batches of one size, on one device.
+    """See the module; for micro-batches of one size, at one place.
 
     Args:
       stage: the stage.
       specs: of the weights that it reads, with its rows of stacked ones.
-      trained: paths of those that are learned.
       plan: of all stages.
-      seed: of all randomness in the steps.
+      step: of the task and the learner.
       num_examples: of the global batch.
-      device: where it is.
-      fuse: compiles stretches of elementwise work.
+      micro_batch_size: examples that are computed together.
+      place: where it runs.
+
+    Attributes:
+      totals: {path: variable}: the sums of the gradients of the trained weights.
     """
 
     def __init__(
         self,
         stage: Stage,
         specs: Mapping[str, WeightSpec],
-        trained: Sequence[str],
         plan: StagePlan,
+        step: Step,
         *,
-        seed: int,
         num_examples: int,
-        device: str,
-        fuse: Fuse,
+        micro_batch_size: int,
+        place: Place,
     ) -> None:
-        self._stage, self._specs, self._trained = stage, specs, list(trained)
-        self._values, self._seed, self._fuse = plan.values, seed, fuse
+        self._stage, self._specs, self._step, self._place = stage, specs, step, place
+        self._trained = [path for path in specs if path in step.trained]
+        self._values = plan.values
         self._learned = plan.learned_inputs(stage)
-        self._num_examples, self._device = num_examples, device
+        self._num_examples, self._size = num_examples, micro_batch_size
         self._structure: Any = None  # of the sums
         self._effects: list[tf.Operation] = []  # of the forward pass
         outputs = [plan.values[Value(name, stage.index)] for name in stage.outputs]
         self._seeds = [leaf for leaf in tensors(outputs) if leaf.dtype.is_floating]
-        with tf.device(device):
-            self._totals = {
-                path: tf.Variable(
-                    tf.zeros(specs[path].shape, state_dtype(specs[path])),
-                    trainable=False,
-                    name="total",
-                )
-                for path in trained
-            }
-        self._begin = tf.function(self._begin_graph, autograph=False)
-        self._gradients = all_read(self._totals)
+        self.totals = {path: self._total(specs[path]) for path in self._trained}
+        self._begin = place.compiled(self._begin_graph)
         self._cut = self._trace()
         self._functions: dict[str, Cut] = {}
+
+    def _total(self, spec: WeightSpec) -> Any:
+        dtype = state_dtype(spec)
+        zeros = np.zeros((), tf.as_dtype(dtype).as_numpy_dtype)
+        own = dataclasses.replace(spec, dtype=dtype)
+
+        def part(where: tuple[slice, ...]) -> np.ndarray:
+            return np.broadcast_to(zeros, [s.stop - s.start for s in where])
+
+        return self._place.variable(part, own, "slot")
 
     # --- the graph ---
 
     def _trace(self) -> GraphCut:
-        weights = [tf.TensorSpec(s.shape, s.dtype) for s in self._specs.values()]
+        place = self._place
+        used = self._step.used_specs
+        weights = [tf.TensorSpec(s.shape, used[p].dtype) for p, s in self._specs.items()]
         inputs = [leaf for value in self._stage.inputs for leaf in tensors(self._values[value])]
-        seeds = [*self._seeds, tf.TensorSpec((), tf.float32)]
-        early = [*weights, *inputs, *Scalars.SPECS]
+        scalars = [place.scalar_spec(dtype) for dtype in Scalars.DTYPES]
+        seeds = [*self._seeds, place.scalar_spec(tf.float32)]
+        early = [*weights, *inputs, *scalars]
         counts: dict[str, int] = {}
         made: list[tf.Tensor] = []
 
@@ -108,35 +112,38 @@ class StageFunctions:
                 return [next(given) for _ in range(count)]
 
             own = dict(zip(self._specs, take(len(weights)), strict=True))
-            values, scalars = take(len(inputs)), take(len(Scalars.SPECS))
+            values = take(len(inputs))
+            numbers = [place.scalar_value(x) for x in take(len(scalars))]
             seeds_ = take(len(seeds))
             sources = [own[path] for path in self._trained]
             learned = [values[i] for i in self._learned]
-            with tf.GradientTape(watch_accessed_variables=False) as tape:
-                tape.watch([*sources, *learned])
-                outputs, total, sums = self._compute(own, values, scalars)
+
+            def forward() -> tuple[list[tf.Tensor], Sums]:
+                found = self._compute(own, values, numbers)
                 self._effects = effects(tf.compat.v1.get_default_graph())
-            targets = [leaf for leaf in outputs if leaf.dtype.is_floating]
-            gradients = tape.gradient(
-                [*targets, total],
+                return found
+
+            outputs, sums, gradients = with_gradients(
+                forward,
                 [*sources, *learned],
-                output_gradients=[*seeds_[:-1], tf.cast(seeds_[-1], total.dtype)],
-                unconnected_gradients=tf.UnconnectedGradients.ZERO,
+                seeds_[:-1],
+                seed_of_total=place.scalar_value(seeds_[-1]),
             )
-            gradients = [tf.convert_to_tensor(g) for g in gradients]
             of_weights, of_inputs = gradients[: len(sources)], gradients[len(sources) :]
-            added = [
-                total.assign_add(tf.cast(gradient, total.dtype), read_value=False)
-                for total, gradient in zip(self._totals.values(), of_weights, strict=True)
-            ]
+            added = []
+            for path, gradient in zip(self._trained, of_weights, strict=True):
+                total = self.totals[path]
+                gradient = place.stored(tf.cast(gradient, total.dtype), self._specs[path], "slot")
+                added.append(total.assign_add(gradient, read_value=False))
             with tf.control_dependencies(added):
                 done = tf.identity(seeds_[-1])
             self._structure = sums
-            flat_sums = tf.nest.flatten(sums)
+            flat_sums = [place.replicated(x) for x in tf.nest.flatten(sums)]
             counts.update(outputs=len(outputs), sums=len(flat_sums), inputs=len(of_inputs))
             # Each output has a tensor of its own, even if two are the same. What TensorFlow makes
             # of what is returned waits for all that is written, so these are not returned.
             made.extend(tf.identity(t) for t in (*outputs, *flat_sums, *of_inputs, done))
+            place.check(tf.compat.v1.get_default_graph())
             return []
 
         concrete = tf.function(whole, autograph=False).get_concrete_function(*early, *seeds)
@@ -144,7 +151,7 @@ class StageFunctions:
         given = iter(cut.early)
         self._weight_names = [next(given).name for _ in weights]
         self._input_names = [next(given).name for _ in inputs]
-        self._scalar_names = [next(given).name for _ in Scalars.SPECS]
+        self._scalar_names = [next(given).name for _ in scalars]
         self._seed_names = [t.name for t in cut.late]
         parts = iter(made)
         self._outputs = [next(parts) for _ in range(counts["outputs"])]
@@ -153,23 +160,21 @@ class StageFunctions:
         self._done = [next(parts)]
         return cut
 
-    def _compute(self, weights: Tensors, inputs: Sequence[tf.Tensor], scalars: Any) -> StageRun:
-        ctx = StepContext(
-            mode="train",
-            seed=self._seed,
-            step=scalars[Scalars.STEP],
-            example_offset=scalars[Scalars.OFFSET],
-            num_examples=self._num_examples,
-            fuse=self._fuse,
-        )
-        return run_stage(
-            self._stage,
-            self._values,
+    def _compute(
+        self, weights: Flat, inputs: Sequence[tf.Tensor], scalars: Sequence[tf.Tensor]
+    ) -> tuple[list[tf.Tensor], Sums]:
+        ctx = self._place.context(
             weights,
-            inputs,
-            ctx,
-            total_weight=scalars[Scalars.TOTAL_WEIGHT],
+            self._specs,
+            mode="train",
+            seed=self._step.seed,
+            step=scalars[Scalars.STEP],
+            offset=scalars[Scalars.OFFSET],
+            examples=self._size,
+            num_examples=self._num_examples,
         )
+        weight = scalars[Scalars.TOTAL_WEIGHT]
+        return run_stage(self._stage, self._values, weights, inputs, ctx, total_weight=weight)
 
     # --- what is given by name ---
 
@@ -182,30 +187,26 @@ class StageFunctions:
         """Returns the values of the flat inputs."""
         return dict(zip(self._input_names, flat, strict=True))
 
-    def scalars(self, *values: tf.Tensor) -> Tensors:
-        """Returns the values of `Scalars`."""
-        return dict(zip(self._scalar_names, values, strict=True))
+    def scalars(self, *values: Any) -> Tensors:
+        """Returns the values of `Scalars`: placed here, of numbers or ordinary tensors."""
+        placed = map(self._place.scalar, values, Scalars.DTYPES)
+        return dict(zip(self._scalar_names, placed, strict=True))
 
-    def seeds(self, flat: Sequence[tf.Tensor], one: tf.Tensor) -> Tensors:
-        """Returns the gradients of the float outputs, and that of the loss, which is 1."""
+    def seeds(self, flat: Sequence[tf.Tensor]) -> Tensors:
+        """Returns the gradients of the float outputs, and of the total loss, which is 1."""
+        one = self._place.scalar(1.0, tf.float32)
         return dict(zip(self._seed_names, [*flat, one], strict=True))
 
     # --- the totals ---
 
     def begin(self) -> None:
-        """Begins new totals."""
-        with tf.device(self._device):  # nothing is sent to another process and back
-            self._begin()
-
-    def gradients(self) -> Tensors:
-        """Returns the totals by path."""
-        with tf.device(self._device):
-            return self._gradients()
+        """Sets the totals to 0."""
+        if self.totals:
+            self._place.call(self._begin)
 
     def _begin_graph(self) -> None:
-        for total in self._totals.values():
-            with tf.device(total.device):
-                total.assign(tf.zeros(total.shape, total.dtype), read_value=False)
+        for total in self.totals.values():
+            total.assign(tf.zeros_like(total), read_value=False)
 
     # --- the functions ---
 
@@ -213,7 +214,7 @@ class StageFunctions:
         """Makes the functions that a schedule needs, so that no thread has to.
 
         Args:
-          keep: a forward keeps what the backward pass needs.
+          keep: a forward saves what the backward pass needs.
           again: a backward pass computes the forward pass again.
           apart: the gradients of inputs and of weights are computed apart.
         """
@@ -221,7 +222,7 @@ class StageFunctions:
         between: list[tf.Tensor] = []
         late, weights = self._cut.late, self._cut.lasting
         made = [*self._outputs, *self._sums]
-        if again:
+        if again and self._outputs:
             self._make("forward", self._cut.early, made, [], self._effects)
         if apart:
             between = self._cut.kept_between(self._of_inputs, self._done)
@@ -230,14 +231,17 @@ class StageFunctions:
         if keep:
             self._make("forward_keep", self._cut.early, made, kept, self._effects)
         for way, known in ways:
+            # A stage without outputs computes nothing before its backward pass computes it again.
+            sums, does = (self._sums, self._effects) if way and not self._outputs else ([], None)
+            feeds = [*weights, *known, *late]
             if not apart:
-                both = [*self._of_inputs, *self._done]
-                self._make(f"backward{way}", [*weights, *known, *late], both, [])
+                both = [*self._of_inputs, *sums, *self._done]
+                self._make(f"backward{way}", feeds, both, [], does)
                 continue
             # What the second half needs of the forward pass has to be there by then.
             rest = self._cut.kept_for(self._done) if way else []
-            feeds = [*weights, *known, *late]
-            self._make(f"input{way}", feeds, self._of_inputs, [*rest, *between])
+            made_first = [*self._of_inputs, *sums]
+            self._make(f"input{way}", feeds, made_first, [*rest, *between], does)
         if apart:
             known = [*weights, *self._cut.kept_for(self._done), *between, *late]
             self._make("weight", known, self._done, [])
@@ -245,34 +249,48 @@ class StageFunctions:
     def _make(self, name: str, feeds: Any, fetches: Any, kept: Any, effects: Any = None) -> None:
         self._functions[name] = self._cut.function(feeds, fetches, kept, effects)
 
+    def _run(self, name: str, known: Tensors) -> tuple[list[tf.Tensor], Tensors]:
+        found: tuple[list[tf.Tensor], Tensors] = self._place.call(self._functions[name], known)
+        return found
+
+    def is_deferred(self, *, keep: bool) -> bool:
+        """Whether a forward pass has nothing to do, because the backward pass does all of it."""
+        return not keep and not self._outputs
+
     def forward(
         self, known: Tensors, *, keep: bool
     ) -> tuple[list[tf.Tensor], list[tf.Tensor], Tensors]:
-        """Returns flat outputs, flat sums, and what is kept by name."""
-        found, kept = self._functions["forward_keep" if keep else "forward"](known)
+        """Returns flat outputs, flat sums, and what is saved by name."""
+        found, kept = self._run("forward_keep" if keep else "forward", known)
         count = len(self._outputs)
         return found[:count], found[count:], kept
 
-    def backward(self, known: Tensors, *, again: bool) -> list[tf.Tensor]:
-        """Returns gradients of the inputs, and adds those of the weights to the totals."""
-        found, _ = self._functions["backward_again" if again else "backward"](known)
-        return found[: len(self._of_inputs)]
+    def backward(self, known: Tensors, *, again: bool) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        """Returns gradients of the inputs, and sums if they were deferred; adds to the totals."""
+        found, _ = self._run("backward_again" if again else "backward", known)
+        return self._split(found[:-1])
 
-    def input_gradient(self, known: Tensors, *, again: bool) -> tuple[list[tf.Tensor], Tensors]:
-        """Returns gradients of the inputs, and what `weight_gradient` is to be given.
+    def input_gradient(
+        self, known: Tensors, *, again: bool
+    ) -> tuple[list[tf.Tensor], list[tf.Tensor], Tensors]:
+        """Returns what `backward` does, and what `weight_gradient` is to be given.
 
         Weights and scalars are not among it: they are there for all micro-batches.
         """
-        gradients, kept = self._functions["input_again" if again else "input"](known)
+        found, kept = self._run("input_again" if again else "input", known)
         there, given = {*self._weight_names, *self._scalar_names}, {**known, **kept}
         needed = [name for name in self._functions["weight"].feeds if name not in there]
-        return gradients, {name: given[name] for name in needed}
+        return *self._split(found), {name: given[name] for name in needed}
+
+    def _split(self, found: list[tf.Tensor]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        count = len(self._of_inputs)
+        return found[:count], found[count:]
 
     def weight_gradient(self, known: Tensors) -> None:
         """Adds the gradients of the weights to the totals."""
-        self._functions["weight"](known)
+        self._run("weight", known)
 
-    def sums(self, flat: Sequence[tf.Tensor]) -> dict[str, Any]:
+    def sums(self, flat: Sequence[tf.Tensor]) -> Sums:
         """Returns the nest of flat sums."""
-        nest: dict[str, Any] = tf.nest.pack_sequence_as(self._structure, list(flat))
+        nest: Sums = tf.nest.pack_sequence_as(self._structure, list(flat))
         return nest

@@ -3,28 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 
 from tekso.framework.execution.pipeline.piece_traces import tensors
 from tekso.framework.execution.pipeline.stages import Stage, Value
+from tekso.framework.execution.step import Sums, part_sums
 from tekso.framework.pieces import LOSS_SUM, METRICS, run_all
 from tekso.framework.task import LossSums
-
-
-class StageRun(NamedTuple):
-    """What a stage makes of a micro-batch.
-
-    Attributes:
-      outputs: the flat tensors that later stages read.
-      total: its share of the total loss.
-      sums: of losses, metrics and statistics, by kind.
-    """
-
-    outputs: list[tf.Tensor]
-    total: tf.Tensor
-    sums: dict[str, Any]
 
 
 def run_stage(
@@ -35,8 +22,8 @@ def run_stage(
     ctx: Any,
     *,
     total_weight: tf.Tensor,
-) -> StageRun:
-    """Runs the pieces of a stage.
+) -> tuple[list[tf.Tensor], Sums]:
+    """Runs the pieces of a stage; returns the flat tensors that later stages read, and the sums.
 
     Args:
       stage: the stage.
@@ -55,16 +42,5 @@ def run_stage(
     }
     flow = run_all(stage.pieces, weights, flow, ctx)
     outputs = tensors([flow[name] for name in stage.outputs])
-    end = LossSums(flow[LOSS_SUM], flow[METRICS]) if stage.is_last else LossSums(tf.constant(0.0))
-    metrics = ctx.collected.reported(end.metrics)
-    total = ctx.collected.total("loss")
-    if stage.is_last:
-        total = end.total(total_weight, total)
-    sums = {
-        "loss": end.loss_sum,
-        "total": total,
-        "metric": tf.nest.map_structure(tf.convert_to_tensor, metrics),
-        "aux": {f"aux/{n}": v for n, (v, _) in ctx.collected.sums["loss"].items()},
-        "statistic": ctx.collected.sums["statistic"],
-    }
-    return StageRun(outputs, total, sums)
+    end = LossSums(flow[LOSS_SUM], flow[METRICS]) if stage.is_last else None
+    return outputs, part_sums(end, ctx, total_weight)

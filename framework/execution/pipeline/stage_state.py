@@ -1,130 +1,162 @@
-"""The weights and slots of the stages: variables on the device of the stage that keeps them."""
+"""The state of a pipeline: variables of the weights and slots of every stage, at its place."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tekso.framework.execution.base import LEARNER, WEIGHTS
-from tekso.framework.execution.pipeline.piece_traces import rows_of
+from tekso.framework.execution.pipeline.places import Kind, Part, Place
+from tekso.framework.execution.pipeline.stage_specs import StageSpecs
 from tekso.framework.execution.pipeline.stages import Rows, StagePlan
-from tekso.framework.learning_step import COUNTS
-from tekso.framework.weight_spec import WeightSpec
+from tekso.framework.execution.state import LEARNER, WEIGHTS, State
+from tekso.framework.execution.step import Flat, Step
+from tekso.framework.learning_step import APPLIED, COUNTS
 
-Flat = dict[str, tf.Tensor]
+_KINDS: tuple[tuple[Kind, str], ...] = (("weight", WEIGHTS), ("slot", LEARNER))
+
+Value = Callable[[str, tuple[slice, ...]], np.ndarray]
+"""`value(checkpoint key, slices)` returns a part of the array of a key."""
 
 
 class StageState:
-    """Variables by stage and state key.
+    """Variables by stage; the counts of the learner are variables of the host.
 
     Args:
       plan: the stages.
-      learner: its slots lie beside their weights; its counts are with the first stage.
-      weight_specs: of all weights.
-      devices: the device of every stage.
+      step: of the task and the learner.
+      places: of the stages of every replica, [replica][stage]. The first replica keeps the state.
+
+    Attributes:
+      stages: the variables of every stage.
     """
 
-    def __init__(
-        self,
-        plan: StagePlan,
-        learner: Any,
-        weight_specs: Mapping[str, WeightSpec],
-        devices: Sequence[str],
-    ) -> None:
-        self._devices = devices
-        slots = learner.slots(weight_specs)
-        self.specs = {WEIGHTS + path: spec for path, spec in weight_specs.items()}
-        self.specs |= {LEARNER + path: spec for path, spec in slots.items()}
-        groups = learner.groups(weight_specs)
-        self.groups: list[dict[str, Any]] = []
-        self._rows: list[dict[str, Rows]] = []
-        for stage in plan.stages:
-            owned = plan.owned(stage.index)
-            rows = {WEIGHTS + path: r for path, r in owned.items()}
-            of_stage = {}
-            for name, (own_learner, specs) in groups.items():
-                own = {p: rows_of(spec, owned[p]) for p, spec in specs.items() if p in owned}
-                if own:
-                    of_stage[name] = (own_learner, own)
-                for path, spec in own.items():
-                    for made in own_learner.slots_of(spec).values():
-                        is_cut = made.shape != slots[made.path].shape
-                        rows[LEARNER + made.path] = owned[path] if is_cut else None
-            if stage.index == 0:
-                rows |= dict.fromkeys((LEARNER + path for path in COUNTS), None)
-            self.groups.append(of_stage)
-            self._rows.append(rows)
-        self._variables: list[dict[str, tf.Variable]] = [{} for _ in plan.stages]
-        self._reads: dict[tuple[int, str], Callable[[], Flat]] = {}
+    def __init__(self, plan: StagePlan, step: Step, places: Sequence[Sequence[Place]]) -> None:
+        self._plan, self._step, self._places = plan, step, places
+        self._kept = StageSpecs(plan, step.learner, step.specs)
+        self.groups = self._kept.groups
+        self.stages: list[State[Any]] = [State({}, {}) for _ in plan.stages]
+        self._counts: dict[str, tf.Variable] = {}
+        homes = list(enumerate(places[0]))
+        self._read_used = [home.compiled(self._used_graph(s)) for s, home in homes]
+        self._read_evaluated = [home.compiled(self._evaluated_graph(s)) for s, home in homes]
 
-    @contextlib.contextmanager
-    def on(self, stage: int) -> Iterator[None]:
-        """Computes on the device of a stage."""
-        with tf.device(self._devices[stage]):
-            yield
+    # --- values ---
 
-    def owned_specs(self, stage: int) -> dict[str, WeightSpec]:
-        """Returns {state key: spec, with the rows that the stage has} of what it keeps."""
-        return {key: rows_of(self.specs[key], r) for key, r in self._rows[stage].items()}
+    def assign(self, value: Value) -> None:
+        """Sets everything."""
+        for stage, (specs, rows) in enumerate(zip(self._kept.specs, self._kept.rows, strict=True)):
+            home, found = self._places[0][stage], []
+            for i, (kind, prefix) in enumerate(_KINDS):
+                variables = dict(self.stages[stage][i])
+                for path, spec in specs[i].items():
+                    part = _shifted(value, prefix + path, rows[i][path])
+                    if path in variables:
+                        home.assign(variables[path], part, spec, kind)
+                    else:
+                        variables[path] = home.variable(part, spec, kind)
+                found.append(variables)
+            self.stages[stage] = State(*found)
+        for path in COUNTS:
+            number = tf.constant(value(LEARNER + path, ()), self._step.specs.slots[path].dtype)
+            if path in self._counts:
+                self._counts[path].assign(number)
+            else:
+                self._counts[path] = tf.Variable(number, trainable=False)
 
-    def assign(self, value: Callable[[str, tuple[slice, ...]], np.ndarray]) -> None:
-        """Sets everything: `value(key, slices)` is asked once for every part."""
-        for stage, rows in enumerate(self._rows):
-            for key, own in rows.items():
-                spec = self.specs[key]
-                slices = [slice(0, n) for n in spec.shape]
-                if own is not None:
-                    slices[0] = slice(*own)
-                part = value(key, tuple(slices))
-                if key in self._variables[stage]:
-                    self._variables[stage][key].assign(part)
-                else:
-                    with self.on(stage):
-                        self._variables[stage][key] = tf.Variable(
-                            part, dtype=spec.dtype, trainable=False, name=key.replace("/", ".")
-                        )
+    def whole(self) -> State[np.ndarray]:
+        """Returns everything on the host, the rows of all stages put together."""
+        found: list[dict[str, np.ndarray]] = []
+        for kind in range(2):
+            parts: dict[str, list[np.ndarray]] = {}
+            for stage, variables in enumerate(self.stages):
+                for path, variable in variables[kind].items():
+                    if path not in parts or self._kept.rows[stage][kind][path] is not None:
+                        array = self._places[0][stage].whole(variable)
+                        parts.setdefault(path, []).append(array)
+            found.append({p: a[0] if len(a) == 1 else np.concatenate(a) for p, a in parts.items()})
+        counts = {path: np.asarray(v.numpy()) for path, v in self._counts.items()}
+        return State(found[0], found[1] | counts)
 
-    def variables(self, stage: int) -> Mapping[str, tf.Variable]:
-        """Returns the variables of what a stage keeps, by state key."""
-        return self._variables[stage]
+    def counts(self) -> Flat:
+        """Returns the counts of the learner."""
+        return {path: variable.read_value() for path, variable in self._counts.items()}
 
-    def read(self, stage: int, prefix: str) -> Flat:
-        """Returns what a stage keeps under a prefix, without the prefix: by one call."""
-        if (stage, prefix) not in self._reads:
-            self._reads[stage, prefix] = all_read(
-                {
-                    key[len(prefix) :]: variable
-                    for key, variable in self._variables[stage].items()
-                    if key.startswith(prefix)
-                }
+    def set_counts(self, counts: Mapping[str, tf.Tensor]) -> None:
+        """Sets the counts of the learner."""
+        for path, value in counts.items():
+            self._counts[path].assign(value)
+
+    # --- weights for a step ---
+
+    def read(self, stage: int) -> State[tf.Tensor]:
+        """Returns the values that a stage keeps, for use in one of its functions."""
+        return self.stages[stage].map(lambda variable: variable.read_value())
+
+    def _used_graph(self, stage: int) -> Callable[[], Flat]:
+        return lambda: self._used(stage, self.read(stage).weights)
+
+    def _evaluated_graph(self, stage: int) -> Callable[[tf.Tensor], Flat]:
+        def evaluated(applied: tf.Tensor) -> Flat:
+            weights, slots = self.read(stage)
+            counts = {APPLIED: self._places[0][stage].scalar_value(applied)}
+            return self._used(
+                stage, self._step.evaluation_weights(State(weights, {**slots, **counts}))
             )
-        with self.on(stage):
-            return self._reads[stage, prefix]()
 
-    def whole(self) -> dict[str, np.ndarray]:
-        """Returns everything on the host, rows put together."""
-        return {key: self._whole(key) for key in self.specs}
+        return evaluated
 
-    def _whole(self, key: str) -> np.ndarray:
-        holders = [stage for stage, rows in enumerate(self._rows) if key in rows]
-        parts = [self._variables[stage][key].numpy() for stage in holders]
-        if self._rows[holders[0]][key] is None:
-            return np.asarray(parts[0])
-        return np.concatenate(parts)
+    def _used(self, stage: int, weights: Mapping[str, tf.Tensor]) -> Flat:
+        own = self._kept.specs[stage].weights
+        return self._places[0][stage].used(self._step.cast(weights), own)
 
+    def used(self) -> list[Flat]:
+        """Returns the weights that every stage keeps, as its layers use them, at its place."""
+        return [
+            self._places[0][s].call(self._read_used[s]) if variables.weights else {}
+            for s, variables in enumerate(self.stages)
+        ]
 
-def all_read(variables: Mapping[str, tf.Variable]) -> Callable[[], Flat]:
-    """Returns a compiled function that reads all of these."""
-
-    def read() -> Flat:
-        found = {}
-        for path, variable in variables.items():
-            with tf.device(variable.device):  # and not where the caller happens to be
-                found[path] = variable.read_value()
+    def evaluated(self) -> list[Flat]:
+        """Returns what `used` returns, of the weights that are evaluated."""
+        applied, found = self.counts()[APPLIED], []
+        for s, variables in enumerate(self.stages):
+            home = self._places[0][s]
+            given = home.scalar(applied, tf.int64)
+            found.append(home.call(self._read_evaluated[s], given) if variables.weights else {})
         return found
 
-    return tf.function(read, autograph=False)
+    def with_copies(self, kept: Sequence[Flat], *, replicas: int) -> dict[tuple[int, int], Flat]:
+        """Returns {(replica, stage): the weights that it reads}, with copies of others' weights.
+
+        Args:
+          kept: what every stage of the first replica keeps.
+          replicas: how many are asked for.
+        """
+        found = {}
+        for replica in range(replicas):
+            for stage in self._plan.stages:
+                place, flat = self._places[replica][stage.index], {}
+                for path in stage.weights:
+                    is_own = path in kept[stage.index]
+                    owner = stage.index if is_own else self._plan.owners[path][0]
+                    value = kept[owner][path]
+                    if not is_own or replica:
+                        value = place.take(self._places[0][owner].send(value))
+                    flat[path] = value
+                found[replica, stage.index] = flat
+        return found
+
+
+def _shifted(value: Value, key: str, rows: Rows) -> Part:
+    """Parts of the array of a key, or of some rows of it."""
+    first = 0 if rows is None else rows[0]
+
+    def part(where: tuple[slice, ...]) -> np.ndarray:
+        if first:
+            where = (slice(where[0].start + first, where[0].stop + first), *where[1:])
+        return value(key, where)
+
+    return part

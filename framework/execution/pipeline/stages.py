@@ -7,7 +7,8 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tekso.framework.execution.base import ExecutionError, Signature
+from tekso.framework.execution.base import Signature
+from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.pipeline.piece_traces import PieceTrace, flow_of, tensors
 from tekso.framework.pieces import LOSS_SUM, METRICS, Piece, joined
 from tekso.framework.theta import SEPARATOR

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from tekso.framework.execution.base import ExecutionError, Signature
+from tekso.framework.execution.base import Signature
+from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.mesh.layouts import LayoutError, MeshLayout
 from tekso.framework.execution.mesh_sharded import MeshSharded, warn_of_idle_axes
-from tekso.framework.execution.pipeline.mesh_stage_program import MeshStageProgram
-from tekso.framework.execution.pipeline.setting import Setting
-from tekso.framework.execution.pipeline.stage_mesh import StageMesh
+from tekso.framework.execution.pipeline.actions import device_of
+from tekso.framework.execution.pipeline.mesh_place import MeshPlace
+from tekso.framework.execution.pipeline.places import Place
+from tekso.framework.execution.pipeline.setting import Setting, rows_of_stages
 
 
 class StagesOnMesh:
@@ -24,28 +26,13 @@ class StagesOnMesh:
     """
 
     def __init__(self, execution: MeshSharded, pipeline: Any) -> None:
-        self._execution, self._num_meshes = execution, pipeline.num_stages
+        self._execution, self._params = execution, pipeline
+        self._num_meshes = pipeline.num_stages * pipeline.num_replicas
         refused = []
-        if pipeline.rematerialize != "all":
-            refused.append(
-                f"execution.rematerialize is {pipeline.rematerialize!r}: set 'all', since a stage "
-                "on a mesh computes its forward pass again in the backward pass"
-            )
-        if pipeline.num_replicas != 1:
-            refused.append(
-                f"execution.num_replicas is {pipeline.num_replicas}: leave it at 1, and give the "
-                "mesh of a stage an axis for examples instead (mesh 'data:2;model:2', rules "
-                "'batch:data;…')"
-            )
         if pipeline.workers:
             refused.append(
                 "execution.workers are set: TensorFlow's DTensor cannot use devices that are lent; "
                 "leave them out, or leave execution.stages_on out"
-            )
-        if pipeline.xla != "none":
-            refused.append(
-                f"execution.xla is {pipeline.xla!r}: set 'none', since nothing is compiled "
-                "by XLA in stages on meshes"
             )
         if execution.params.decode_on != "one_device":
             refused.append(
@@ -54,8 +41,8 @@ class StagesOnMesh:
             )
         if execution.params.xla == "stretches":
             refused.append(
-                "execution.stages_on.xla is 'stretches': leave it out, since nothing is compiled "
-                "by XLA in stages on meshes"
+                "execution.stages_on.xla is 'stretches': set execution.xla, which compiles the "
+                "stages, instead"
             )
         if refused:
             raise ExecutionError(f"execution.stages_on is set, and {'; and '.join(refused)}")
@@ -63,15 +50,6 @@ class StagesOnMesh:
     def setup_devices(self, *, cpu_devices: int | None) -> None:
         """Sets threads and devices up: those of all meshes."""
         self._execution.setup_devices(cpu_devices=cpu_devices, num_meshes=self._num_meshes)
-
-    def check_schedule(self, setting: Setting) -> None:
-        """Raises an ExecutionError for a schedule that a stage on a mesh cannot follow."""
-        if setting.is_apart:
-            raise ExecutionError(
-                "execution.schedule computes the gradients of inputs and of weights apart, which "
-                "stages on meshes (execution.stages_on) do not: take 1f1b, gpipe or "
-                "interleaved_1f1b"
-            )
 
     def layout(self, task: Any, batch: Signature, *, num_devices: int | None) -> MeshLayout:
         """Returns how the tensors of a stage lie on its mesh.
@@ -90,7 +68,8 @@ class StagesOnMesh:
             if of_stage < (asked or 1):
                 needed = self._num_meshes * (asked or 1)
                 raise ExecutionError(
-                    f"{self._num_meshes} stages on meshes of {asked or 1} need {needed} devices, "
+                    f"{rows_of_stages(self._params.num_stages, self._params.num_replicas)} on "
+                    f"meshes of {asked or 1} need {needed} devices, "
                     f"and there are {num_devices}: set a smaller execution.num_stages or "
                     f"execution.stages_on.mesh, or give --cpu_devices={needed}"
                 )
@@ -113,17 +92,20 @@ class StagesOnMesh:
         """Returns how many devices there are."""
         return self._execution.num_devices()
 
-    def build(
-        self, task: Any, learner: Any, setting: Setting, layout: MeshLayout, *, seed: int
-    ) -> MeshStageProgram:
-        """Returns the program."""
-        device_type = self._execution.device_type
+    def places(self, setting: Setting, layout: MeshLayout) -> list[list[Place]]:
+        """Returns the places of the stages of every replica, [replica][stage]."""
         warn_of_idle_axes(layout, "execution.stages_on")
-        return MeshStageProgram(
-            task,
-            learner,
-            setting,
-            [StageMesh(layout, device_type, i) for i in range(self._num_meshes)],
-            activation_dtype=self._execution.params.activation_dtype,
-            seed=seed,
-        )
+        device_type, compiles = self._execution.device_type, setting.xla == "stretches"
+        meshes = [
+            MeshPlace(layout, device_type, i, compiles=compiles) for i in range(self._num_meshes)
+        ]
+        first = range(0, self._num_meshes, setting.num_devices)
+        return [
+            [meshes[f + device_of(s.index, setting.num_devices)] for s in setting.plan.stages]
+            for f in first
+        ]
+
+    @property
+    def activation_dtype(self) -> str:
+        """Type in which a step computes."""
+        return self._execution.params.activation_dtype

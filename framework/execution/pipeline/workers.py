@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tekso.framework.execution.base import ExecutionError
+from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.pipeline.actions import Action, WorkKey, needs
 from tekso.framework.execution.pipeline.simulator import Event
 

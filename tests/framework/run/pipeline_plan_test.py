@@ -10,7 +10,7 @@ import tensorflow as tf
 from sampling import sample
 
 from tekso.framework import registry
-from tekso.framework.execution.base import ExecutionError
+from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.pipeline import piece_traces
 from tekso.framework.execution.pipeline.actions import BACKWARD, FORWARD, WEIGHT_GRADIENT
 from tekso.framework.execution.pipeline.kept_bytes import kept_bytes, together

@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 
 from tekso.framework import files
-from tekso.framework.execution.base import checked_state
+from tekso.framework.execution.state import checked_state
 from tekso.framework.learner import NonFiniteStepsError
 from tekso.framework.run import checkpoint_files
 from tekso.framework.run.checkpoints import CheckpointError, Checkpoints, Description

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from tekso.framework import schedules
-from tekso.framework.execution.base import ExecutionError
+from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.mesh import device_types, tracing
 from tekso.framework.execution.mesh.costs import Cost, CostModel
 from tekso.framework.execution.mesh.layouts import MeshLayout, MeshShape, Rules

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tekso.framework import initializers
-from tekso.framework.execution.base import ExecutionError
+from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.mesh import legality
 from tekso.framework.execution.mesh.layouts import LayoutError, MeshLayout, MeshShape, Rules
 from tekso.framework.optimizers.adafactor import Adafactor

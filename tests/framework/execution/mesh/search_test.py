@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tekso.framework import registry, schedules
-from tekso.framework.execution.base import ExecutionError
+from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.mesh import activations, device_types, ranking, search
 from tekso.framework.execution.mesh.costs import CostModel
 from tekso.framework.execution.mesh.layouts import LayoutError, MeshLayout, MeshShape, Rules

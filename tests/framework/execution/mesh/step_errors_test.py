@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.experimental import dtensor
 
-from tekso.framework.execution.base import ExecutionError
+from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.mesh.layouts import MeshLayout, MeshShape, Rules
 from tekso.framework.execution.mesh.step_errors import compiled, explained
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import processes
@@ -119,7 +120,6 @@ def build(**changes: Any) -> None:
     params = Pipelined.Params(
         num_stages=2,
         num_micro_batches=2,
-        rematerialize="all",
         stages_on=MeshSharded.Params(mesh="model:2", rules=TENSOR),
     )
     execution = params.set(changes).instantiate()
@@ -132,16 +132,13 @@ def build(**changes: Any) -> None:
 def test_what_goes_together_is_accepted() -> None:
     build()
     build(**{"stages_on.rules": "tensor"})
+    build(rematerialize="except_last", xla="stretches", schedule="zero_bubble_h1", num_replicas=2)
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"rematerialize": "none"}, r"execution.rematerialize is 'none': set 'all'"),
-        ({"num_replicas": 2}, r"execution.num_replicas is 2: leave it at 1.*data:2;model:2"),
         ({"workers": ["localhost:7001"]}, r"execution.workers are set"),
-        ({"xla": "stretches"}, r"execution.xla is 'stretches': set 'none'"),
-        ({"schedule": "zero_bubble_h1"}, r"take 1f1b, gpipe or interleaved_1f1b"),
         (
             {"stages_on.mesh": "model:3"},
             r"execution.stages_on.mesh 'model:3'.*heads of 4 does not divide over the 3 devices",
@@ -152,7 +149,10 @@ def test_what_goes_together_is_accepted() -> None:
             r"batch of 4 does not divide over the 8 devices of axis data",
         ),
         ({"stages_on.decode_on": "mesh"}, r"execution.stages_on.decode_on is 'mesh': leave it out"),
-        ({"stages_on.xla": "stretches"}, r"execution.stages_on.xla is 'stretches': leave it out"),
+        (
+            {"stages_on.xla": "stretches"},
+            r"execution.stages_on.xla is 'stretches': set execution.xla",
+        ),
         ({"stages_on.mesh": None}, r"execution.stages_on.mesh is not set"),
     ],
     ids=lambda v: next(iter(v)) if isinstance(v, dict) else "",
@@ -167,17 +167,17 @@ def test_an_axis_over_which_nothing_of_a_stage_is_split_is_warned_of(
 ) -> None:
     said: list[str] = []
     monkeypatch.setattr(logging, "warning", lambda text, *values: said.append(text % values))
-    for name in ("MeshStageProgram", "StageMesh"):  # no device is used
-        monkeypatch.setattr(stages_on_mesh, name, lambda *args, **rest: None)
+    monkeypatch.setattr(stages_on_mesh, "MeshPlace", lambda *args, **rest: None)  # no device
     task = small_models.MODELS["dense"]().instantiate()
     batch = signature_of(small_models.batch("dense", 0))
 
     def warned(rules: str) -> list[str]:
         said.clear()
         execution = MeshSharded.Params(mesh="data:2;model:2", rules=rules).instantiate()
-        stages = StagesOnMesh(execution, Pipelined.Params(rematerialize="all"))
+        stages = StagesOnMesh(execution, Pipelined.Params())
         layout = stages.layout(task, batch, num_devices=None)
-        stages.build(task, None, None, layout, seed=0)  # type: ignore[arg-type]
+        plan = SimpleNamespace(xla="none", num_devices=2, plan=SimpleNamespace(stages=()))
+        stages.places(plan, layout)  # type: ignore[arg-type]
         return list(said)
 
     (one,) = warned("batch:data")
@@ -189,7 +189,6 @@ def test_an_axis_over_which_nothing_of_a_stage_is_split_is_warned_of(
 def test_too_few_devices_are_counted_over_all_stages() -> None:
     execution = Pipelined.Params(
         num_stages=4,
-        rematerialize="all",
         stages_on=MeshSharded.Params(mesh="model:2", rules=TENSOR),
     ).instantiate()
     task = small_models.MODELS["dense"]().instantiate()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tekso.framework.execution.base import ExecutionError
+from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.pipeline.partition import balance, largest, min_max
 
 COSTS = st.lists(st.one_of(st.integers(0, 20), st.floats(0, 1e6)), min_size=1, max_size=9)

@@ -26,6 +26,8 @@ from tekso.framework.execution.pipeline.program import PipelineProgram
 from tekso.framework.execution.pipeline.simulator import simulate
 from tekso.framework.execution.pipeline.stage_figures import figures_of
 from tekso.framework.execution.pipeline.workers import StageError
+from tekso.framework.execution.pipelined import device_places
+from tekso.framework.execution.step import Step
 from tekso.framework.foreign_variables import ForeignVariableError
 from tekso.framework.initializers import Normal
 from tekso.framework.layer import Layer
@@ -120,7 +122,7 @@ def build(
     setting = execution.instantiate().setting(
         task, signature_of(of or batch()), parts=by.params.accumulation_steps, devices=devices
     )
-    program = PipelineProgram(task, by, setting, seed=3)
+    program = PipelineProgram(Step(task, by, seed=3), setting, device_places(setting))
     program.initialize()
     return program
 
@@ -355,7 +357,7 @@ def test_random_numbers_of_a_seed_are_no_reason_to_refuse() -> None:
 # --- what is held ---
 
 
-class Watched(program_module._Run):
+class Watched(program_module.ScheduleRun):
     """Notes after every action what its stage holds: {(stage, micro-batch): its tensors}."""
 
     notes: ClassVar[list[tuple[Any, dict[tuple[int, int], list[Any]]]]] = []
@@ -375,7 +377,7 @@ class Watched(program_module._Run):
 
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> type[Watched]:
-    monkeypatch.setattr(program_module, "_Run", Watched)
+    monkeypatch.setattr(program_module, "ScheduleRun", Watched)
     Watched.notes, Watched.runs = [], []
     return Watched
 
@@ -493,7 +495,7 @@ def test_a_lost_device_is_named_whatever_stage_fails_and_however(
     def perform(*_: Any) -> None:
         raise kind(None, None, "remote data poisoned")
 
-    monkeypatch.setattr(program_module._Run, "perform", perform)
+    monkeypatch.setattr(program_module.ScheduleRun, "perform", perform)
     monkeypatch.setattr(stage_evaluation._Pass, "perform", perform)
     monkeypatch.setattr(remote, "lost", lambda devices: lost)
     with pytest.raises(StageError, match=r"at stage 0 .* failed: .*data poisoned") as found:
@@ -510,7 +512,7 @@ def test_a_lost_device_is_named_between_the_actions_of_the_schedule(
     def updates(*_: Any) -> None:
         raise tf.errors.InternalError(None, None, "remote data poisoned")
 
-    monkeypatch.setattr(program, "_on", updates)
+    monkeypatch.setattr(program_module.StageUpdate, "squared_norms", updates)
     monkeypatch.setattr(remote, "lost", lambda devices: [devices[-1]])
     with pytest.raises(StageError, match=r"step of the pipeline failed: .*poisoned; lost: .*CPU"):
         program.train_step(batch(), 0)
@@ -588,11 +590,11 @@ def test_replicas_compute_with_the_same_bits() -> None:
     for step in range(2):
         program.train_step(of, step)
         for stage in range(2):
-            first, second = (program._functions[replica, stage].gradients() for replica in range(2))
+            first, second = (program._functions[replica, stage].totals for replica in range(2))
             assert set(first) == set(second) and len(first) > 0
             for path, total in first.items():
                 assert np.array_equal(total.numpy(), second[path].numpy()), path
-        weights = program._read_weights()
+        weights = program._state.with_copies(program._state.used(), replicas=2)
         for stage in range(2):
             pairs = zip(weights[0, stage].values(), weights[1, stage].values(), strict=True)
             assert all(np.array_equal(a, b) for a, b in pairs)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tekso.framework.execution.base import ExecutionError
+from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.pipeline.actions import (
     BACKWARD,
     FORWARD,

@@ -1,0 +1,234 @@
+"""The place of a stage that is itself sharded over a mesh, and what moves from mesh to mesh.
+
+    stage 0   CPU:0 CPU:1   model:2           a value moves as its shards, device to device,
+    stage 1   CPU:2 CPU:3   model:2           and keeps its layout
+
+TensorFlow 2.21 runs no program over devices of several meshes, so a tensor leaves one mesh as its
+shards and enters another as such.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.experimental import dtensor
+
+from tekso.framework.context import Mode
+from tekso.framework.execution.mesh import mesh_devices, step_context
+from tekso.framework.execution.mesh.context import MeshContext
+from tekso.framework.execution.mesh.layouts import Layout, MeshLayout
+from tekso.framework.execution.mesh.placement import TOO_MANY_TO_FOLD, Placement
+from tekso.framework.execution.mesh.step_errors import compiled, explained
+from tekso.framework.execution.mesh.traps import refuse_traps
+from tekso.framework.execution.pipeline.places import Kind, Part, Place, Specs
+from tekso.framework.execution.step import Flat
+from tekso.framework.primitives.fusion import Fuse, MarkedFusion, no_fusion
+from tekso.framework.weight_spec import WeightSpec
+
+# DTensor's device has tables without a lock. It runs functions in threads of its own, so one thread
+# at a time calls it, and each waits for the result without holding the lock.
+_DTENSOR = threading.Lock()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Shards:
+    """A tensor outside of its mesh.
+
+    Attributes:
+      parts: the shard of every device, in the order of the mesh.
+      axes: its layout.
+    """
+
+    parts: tuple[tf.Tensor, ...]
+    axes: Layout
+
+
+class MeshPlace(Place):
+    """A mesh of devices.
+
+    Args:
+      layout: mesh and rules.
+      device_type: of the devices.
+      number: 0 for the first devices of the type, 1 for the next, and so on.
+      compiles: whether XLA compiles elementwise clusters.
+    """
+
+    device = "/device:CPU:0"
+
+    def __init__(
+        self, layout: MeshLayout, device_type: str, number: int, *, compiles: bool
+    ) -> None:
+        self.layout = layout
+        first = number * layout.mesh.size
+        mesh = mesh_devices.make_mesh(layout.mesh, device_type, first=first)
+        self.name = f"devices {first} to {first + layout.mesh.size - 1} (mesh {layout.mesh})"
+        self._placement = Placement(mesh)
+        self._devices: list[str] = list(mesh.local_devices())
+        self._where = f"a stage on a {layout}"
+        self._fuse: Fuse = MarkedFusion() if compiles else no_fusion
+
+    # --- tensors, from the host ---
+
+    def put(self, array: Any) -> tf.Tensor:
+        """See `Place`."""
+        array = np.asarray(array)
+        axis = step_context.batch_axis(self.layout, len(array))
+        with _DTENSOR:
+            return self._placement.put(array, (axis,) + (None,) * (array.ndim - 1))
+
+    def scalar(self, value: Any, dtype: Any) -> tf.Tensor:
+        """See `Place`; a vector, see `Placement.put_changing`."""
+        if tf.is_tensor(value):
+            return self.spread(tf.fill([TOO_MANY_TO_FOLD], tf.cast(value, dtype)))
+        with _DTENSOR:
+            return self._placement.put_number(value, tf.as_dtype(dtype).as_numpy_dtype)
+
+    def spread(self, x: tf.Tensor) -> tf.Tensor:
+        """See `Place`."""
+        return self._pack([x] * len(self._devices), (None,) * x.shape.rank)
+
+    def send(self, x: tf.Tensor) -> Shards:
+        """See `Place`."""
+        with _DTENSOR:
+            specs = dtensor.fetch_layout(x).sharding_specs
+            axes = tuple(None if spec == dtensor.UNSHARDED else spec for spec in specs)
+            return Shards(tuple(dtensor.unpack(x)), axes)
+
+    def take(self, sent: Shards) -> tf.Tensor:
+        """See `Place`."""
+        return self._pack(sent.parts, sent.axes)
+
+    def _pack(self, parts: Sequence[tf.Tensor], axes: Layout) -> tf.Tensor:
+        own = []
+        for part, device in zip(parts, self._devices, strict=True):
+            with tf.device(device):
+                own.append(tf.identity(part))
+        with _DTENSOR:
+            return dtensor.pack(own, self._placement.layout(axes))
+
+    def local(self, x: tf.Tensor) -> tf.Tensor:
+        """See `Place`."""
+        with _DTENSOR:
+            return self._placement.local(x)
+
+    def gather(self, x: tf.Tensor) -> tf.Tensor:
+        """See `Place`."""
+        with _DTENSOR:
+            return tf.constant(self._placement.whole(x))
+
+    # --- variables ---
+
+    def _axes(self, spec: WeightSpec, kind: Kind) -> Layout:
+        """How a variable is sharded."""
+        is_weight = kind == "weight"
+        return self.layout.of_stored_weight(spec) if is_weight else self.layout.of_slot(spec)
+
+    def _placed(self, part: Part, spec: WeightSpec, kind: Kind) -> tf.Tensor:
+        return self._placement.place(part, spec.shape, self._axes(spec, kind), spec.dtype)
+
+    def variable(self, part: Part, spec: WeightSpec, kind: Kind) -> Any:
+        """See `Place`."""
+        with _DTENSOR:
+            value = self._placed(part, spec, kind)
+            # All have one name: DTensor compiles the op that makes a variable once for each name.
+            return dtensor.DVariable(value, trainable=False, name="state")
+
+    def assign(self, variable: Any, part: Part, spec: WeightSpec, kind: Kind) -> None:
+        """See `Place`."""
+        with _DTENSOR:
+            variable.assign(self._placed(part, spec, kind))
+
+    def read(self, variable: Any) -> tf.Tensor:
+        """See `Place`."""
+        with _DTENSOR:
+            return variable.read_value()
+
+    def whole(self, variable: Any) -> np.ndarray:
+        """See `Place`."""
+        with _DTENSOR:
+            return self._placement.whole(variable.read_value())
+
+    # --- functions ---
+
+    def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """See `Place`."""
+        return compiled(function, self._where)
+
+    def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        """See `Place`.
+
+        Raises:
+          ExecutionError: DTensor cannot compile the function.
+        """
+        with _DTENSOR:
+            made = explained(function, self._where)(*args)
+            first = next((x for x in tf.nest.flatten(made) if tf.is_tensor(x)), None)
+            parts = [] if first is None else dtensor.unpack(first)
+        # Waits by an op, which lets other threads go on: reading the value of a tensor that is not
+        # computed yet holds Python's lock.
+        for part in parts:
+            tf.identity(part)
+        return made
+
+    def check(self, graph: tf.Graph) -> None:
+        """See `Place`."""
+        refuse_traps(graph)
+
+    def trace(self, function: Callable[..., Any], *args: Any) -> None:
+        """See `Place`; DTensor traces when it runs."""
+
+    # --- in the graph of a function ---
+
+    def scalar_spec(self, dtype: tf.DType) -> tf.TensorSpec:
+        """See `Place`."""
+        return tf.TensorSpec((TOO_MANY_TO_FOLD,), dtype)
+
+    def scalar_value(self, x: tf.Tensor) -> tf.Tensor:
+        """See `Place`."""
+        return x[0]
+
+    def context(
+        self,
+        weights: Flat,
+        specs: Specs,
+        *,
+        mode: Mode,
+        seed: int,
+        step: Any,
+        offset: Any,
+        examples: int,
+        num_examples: int,
+    ) -> MeshContext:
+        """See `Place`; it knows how the weights are sharded."""
+        ctx = step_context.context(
+            self._placement,
+            self.layout,
+            mode=mode,
+            seed=seed,
+            step=step,
+            offset=offset,
+            examples=examples,
+            num_examples=num_examples,
+            fuse=self._fuse,
+        )
+        ctx.know(list(weights.values()), [self.layout.of_weight(specs[path]) for path in weights])
+        return ctx
+
+    def used(self, weights: Flat, specs: Specs) -> Flat:
+        """See `Place`; weights that only the storage shards further are all-gathered."""
+        ctx = MeshContext(self._placement, self.layout)
+        return step_context.used(self.layout, specs, weights, ctx)
+
+    def stored(self, x: tf.Tensor, spec: WeightSpec, kind: Kind) -> tf.Tensor:
+        """See `Place`."""
+        return self._placement.relayout(x, self._axes(spec, kind))
+
+    def replicated(self, x: Any) -> tf.Tensor:
+        """See `Place`."""
+        x = tf.convert_to_tensor(x)
+        return self._placement.relayout(x, (None,) * x.shape.rank)

@@ -1,0 +1,284 @@
+"""Places: where the stages of a pipeline run.
+
+A stage runs on one device (`DevicePlace`) or on a mesh of devices (`MeshPlace`, in mesh_place.py).
+Its functions take and return tensors of its place; `send` and `take` move a tensor to another one.
+Everything else about a pipeline is the same for both.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import numpy as np
+import tensorflow as tf
+
+from tekso.framework.context import Mode, StepContext
+from tekso.framework.execution.step import Flat
+from tekso.framework.primitives.fusion import Fuse, XlaFusion, no_fusion
+from tekso.framework.weight_spec import WeightSpec
+
+Kind = Literal["weight", "slot"]
+"""What a variable holds; a mesh may shard slots more finely than weights."""
+
+Part = Callable[[tuple[slice, ...]], np.ndarray]
+"""Returns a slice of an array."""
+
+Specs = Mapping[str, WeightSpec]
+
+
+class Place(abc.ABC):
+    """Where one stage of one replica runs.
+
+    Attributes:
+      name: for messages.
+      device: where what `gather` returns is used.
+    """
+
+    name: str
+    device: str
+
+    # --- tensors, from the host ---
+
+    @abc.abstractmethod
+    def put(self, array: Any) -> tf.Tensor:
+        """Places an array of a batch, whose dim 0 counts examples."""
+
+    @abc.abstractmethod
+    def scalar(self, value: Any, dtype: Any) -> tf.Tensor:
+        """Places a number or an ordinary scalar tensor in the form of `scalar_spec`."""
+
+    @abc.abstractmethod
+    def spread(self, x: tf.Tensor) -> tf.Tensor:
+        """Places an ordinary tensor; every device gets all of it."""
+
+    @abc.abstractmethod
+    def send(self, x: tf.Tensor) -> Any:
+        """Returns a tensor of this place in the form that `take` of another place accepts."""
+
+    @abc.abstractmethod
+    def take(self, sent: Any) -> tf.Tensor:
+        """Places a tensor that another place of this kind sent; it keeps its layout."""
+
+    @abc.abstractmethod
+    def local(self, x: tf.Tensor) -> tf.Tensor:
+        """Returns a replicated tensor of this place as an ordinary one."""
+
+    @abc.abstractmethod
+    def gather(self, x: tf.Tensor) -> tf.Tensor:
+        """Returns any tensor of this place whole, as an ordinary one."""
+
+    # --- variables ---
+
+    @abc.abstractmethod
+    def variable(self, part: Part, spec: WeightSpec, kind: Kind) -> Any:
+        """Returns a new variable with a value of which every device gets its part."""
+
+    @abc.abstractmethod
+    def assign(self, variable: Any, part: Part, spec: WeightSpec, kind: Kind) -> None:
+        """Gives a variable of `variable` another value."""
+
+    @abc.abstractmethod
+    def read(self, variable: Any) -> tf.Tensor:
+        """Returns the value of a variable; not for use in a function."""
+
+    @abc.abstractmethod
+    def whole(self, variable: Any) -> np.ndarray:
+        """Returns all of the value of a variable."""
+
+    # --- functions ---
+
+    @abc.abstractmethod
+    def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns a function of tensors of this place, traced once for inputs of one shape."""
+
+    @abc.abstractmethod
+    def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Returns what a compiled function returns, when it is computed."""
+
+    @abc.abstractmethod
+    def trace(self, function: Callable[..., Any], *args: Any) -> None:
+        """Traces a compiled function without running it, where that is possible."""
+
+    @abc.abstractmethod
+    def check(self, graph: tf.Graph) -> None:
+        """Refuses a traced graph with ops that this place does not support.
+
+        Raises:
+          ExecutionError: names the line of such an op.
+        """
+
+    # --- in the graph of a function ---
+
+    @abc.abstractmethod
+    def scalar_spec(self, dtype: tf.DType) -> tf.TensorSpec:
+        """Returns the spec of a scalar that a function is given."""
+
+    @abc.abstractmethod
+    def scalar_value(self, x: tf.Tensor) -> tf.Tensor:
+        """Returns a scalar that a function is given, with the shape []."""
+
+    @abc.abstractmethod
+    def context(
+        self,
+        weights: Flat,
+        specs: Specs,
+        *,
+        mode: Mode,
+        seed: int,
+        step: Any,
+        offset: Any,
+        examples: int,
+        num_examples: int,
+    ) -> StepContext:
+        """Returns the context of some examples of a batch.
+
+        Args:
+          weights: that the stage reads, {path: tensor}.
+          specs: of these weights, with the rows that the stage has.
+          mode: as of StepContext.
+          seed: as of StepContext.
+          step: number of the step.
+          offset: position of the first example in the batch.
+          examples: how many are computed together.
+          num_examples: of the batch.
+        """
+
+    @abc.abstractmethod
+    def used(self, weights: Flat, specs: Specs) -> Flat:
+        """Returns stored weights as the layers use them."""
+
+    @abc.abstractmethod
+    def stored(self, x: tf.Tensor, spec: WeightSpec, kind: Kind) -> tf.Tensor:
+        """Returns a value as a variable of its kind stores it."""
+
+    @abc.abstractmethod
+    def replicated(self, x: Any) -> tf.Tensor:
+        """Returns a tensor of which every device has all."""
+
+
+class DevicePlace(Place):
+    """One device, of this process or of another.
+
+    Args:
+      device: its name.
+      compiles: whether XLA compiles elementwise clusters.
+    """
+
+    def __init__(self, device: str, *, compiles: bool) -> None:
+        self.name = self.device = device
+        self._fuse: Fuse = XlaFusion() if compiles else no_fusion
+
+    def put(self, array: Any) -> tf.Tensor:
+        """See `Place`."""
+        with tf.device(self.name):
+            return tf.identity(tf.convert_to_tensor(array))
+
+    def scalar(self, value: Any, dtype: Any) -> tf.Tensor:
+        """See `Place`."""
+        with tf.device(self.name):
+            return tf.identity(tf.convert_to_tensor(value, dtype))
+
+    def spread(self, x: tf.Tensor) -> tf.Tensor:
+        """See `Place`."""
+        return self.take(x)
+
+    def send(self, x: tf.Tensor) -> tf.Tensor:
+        """See `Place`."""
+        return x
+
+    def take(self, sent: tf.Tensor) -> tf.Tensor:
+        """See `Place`."""
+        with tf.device(self.name):  # a function that gets a tensor of another device is cut in two
+            return tf.identity(sent)
+
+    def local(self, x: tf.Tensor) -> tf.Tensor:
+        """See `Place`."""
+        return x
+
+    def gather(self, x: tf.Tensor) -> tf.Tensor:
+        """See `Place`."""
+        return x
+
+    def variable(self, part: Part, spec: WeightSpec, kind: Kind) -> tf.Variable:
+        """See `Place`."""
+        name = spec.path.replace("/", ".")
+        with tf.device(self.name):
+            return tf.Variable(_all(part, spec), dtype=spec.dtype, trainable=False, name=name)
+
+    def assign(self, variable: tf.Variable, part: Part, spec: WeightSpec, kind: Kind) -> None:
+        """See `Place`."""
+        variable.assign(_all(part, spec))
+
+    def read(self, variable: tf.Variable) -> tf.Tensor:
+        """See `Place`."""
+        with tf.device(self.name):
+            return variable.read_value()
+
+    def whole(self, variable: tf.Variable) -> np.ndarray:
+        """See `Place`."""
+        return np.asarray(variable.numpy())
+
+    def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """See `Place`."""
+        return tf.function(function, autograph=False)
+
+    def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        """See `Place`."""
+        with tf.device(self.name):
+            return function(*args)
+
+    def trace(self, function: Callable[..., Any], *args: Any) -> None:
+        """See `Place`."""
+        with tf.device(self.name):
+            function.get_concrete_function(*args)  # type: ignore[attr-defined]
+
+    def check(self, graph: tf.Graph) -> None:
+        """See `Place`; a device supports all ops."""
+
+    def scalar_spec(self, dtype: tf.DType) -> tf.TensorSpec:
+        """See `Place`."""
+        return tf.TensorSpec((), dtype)
+
+    def scalar_value(self, x: tf.Tensor) -> tf.Tensor:
+        """See `Place`."""
+        return x
+
+    def context(
+        self,
+        weights: Flat,
+        specs: Specs,
+        *,
+        mode: Mode,
+        seed: int,
+        step: Any,
+        offset: Any,
+        examples: int,
+        num_examples: int,
+    ) -> StepContext:
+        """See `Place`."""
+        return StepContext(
+            mode=mode,
+            seed=seed,
+            step=step,
+            example_offset=offset,
+            num_examples=num_examples,
+            fuse=self._fuse if mode == "train" else no_fusion,
+        )
+
+    def used(self, weights: Flat, specs: Specs) -> Flat:
+        """See `Place`."""
+        return weights
+
+    def stored(self, x: tf.Tensor, spec: WeightSpec, kind: Kind) -> tf.Tensor:
+        """See `Place`."""
+        return x
+
+    def replicated(self, x: Any) -> tf.Tensor:
+        """See `Place`."""
+        return tf.convert_to_tensor(x)
+
+
+def _all(part: Part, spec: WeightSpec) -> np.ndarray:
+    return part(tuple(slice(0, size) for size in spec.shape))

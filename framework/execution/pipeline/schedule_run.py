@@ -1,0 +1,163 @@
+"""One pass of a schedule over a part of a batch: what is alive between the actions.
+
+A value goes directly from the stage that makes it to those that read it; so do gradients, the other
+way. The last reader of a value frees it.
+"""
+
+from __future__ import annotations
+
+import collections
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tekso.framework.execution.pipeline.actions import BACKWARD, FORWARD, Action
+from tekso.framework.execution.pipeline.piece_traces import tensors
+from tekso.framework.execution.pipeline.places import Place
+from tekso.framework.execution.pipeline.setting import Setting
+from tekso.framework.execution.pipeline.stage_functions import StageFunctions, Tensors
+from tekso.framework.execution.pipeline.stages import BATCH, Stage, Value
+from tekso.framework.execution.step import Flat
+
+Key = tuple[int, int]
+"""Replica and stage."""
+
+Sums = dict[int, dict[tuple[int, int, int], list[tf.Tensor]]]
+"""Flat sums by stage, then by first example of the part, micro-batch and replica: a fixed order."""
+
+
+class ScheduleRun:
+    """See the module.
+
+    Args:
+      setting: stages, schedule, micro-batches.
+      functions: of every stage of every replica.
+      places: of the same.
+      weights: that each of them reads.
+      batch: the part of the global batch.
+      start: its first example.
+      step: number of the training step.
+      total_weight: of the global batch.
+      sums: gets the sums of every micro-batch.
+    """
+
+    def __init__(
+        self,
+        setting: Setting,
+        functions: Mapping[Key, StageFunctions],
+        places: Sequence[Sequence[Place]],
+        weights: Mapping[Key, Flat],
+        batch: Mapping[str, np.ndarray],
+        start: int,
+        *,
+        step: int,
+        total_weight: tf.Tensor,
+        sums: Sums,
+    ) -> None:
+        self._setting, self._functions, self._places = setting, functions, places
+        self._weights = {key: functions[key].weights(flat) for key, flat in weights.items()}
+        self._batch, self._start, self._sums = batch, start, sums
+        self._step, self._total_weight = step, total_weight
+        self._lock = threading.Lock()
+        self._readers = collections.Counter(
+            value for stage in setting.plan.stages for value in stage.inputs
+        )
+        self._values: dict[Any, list[Any]] = {}
+        self._left: dict[Any, int] = {}
+        self._gradients: dict[Any, list[list[Any]]] = collections.defaultdict(list)
+        self._held: dict[Any, Tensors] = {}
+
+    def perform(self, worker: tuple[int, int], action: Action) -> None:
+        """Does one action of a worker."""
+        replica, stage = worker[0], self._setting.plan.stages[action.stage]
+        if action.kind == FORWARD:
+            self._forward(replica, stage, action.micro_batch)
+        elif action.kind == BACKWARD:
+            self._backward(replica, stage, action.micro_batch)
+        else:
+            self._weight_gradient(replica, stage, action.micro_batch)
+
+    def _first(self, replica: int, m: int) -> int:
+        """The first example of a micro-batch of a replica, in the part."""
+        size = self._setting.micro_batch_size
+        return (m * self._setting.num_replicas + replica) * size
+
+    def _known(self, replica: int, stage: Stage, m: int) -> Tensors:
+        """Weights and scalars."""
+        key = replica, stage.index
+        offset = self._start + self._first(replica, m)
+        scalars = self._functions[key].scalars(offset, self._step, self._total_weight)
+        return {**self._weights[key], **scalars}
+
+    def _forward(self, replica: int, stage: Stage, m: int) -> None:
+        functions, place = self._functions[replica, stage.index], self._places[replica][stage.index]
+        given = [t for value in stage.inputs for t in self._take(place, value, replica, m)]
+        inputs = functions.inputs(given)
+        keep = self._setting.keeps(m)
+        self._held[replica, stage.index, m] = inputs
+        if functions.is_deferred(keep=keep):
+            return
+        known = {**self._known(replica, stage, m), **inputs}
+        outputs, sums, kept = functions.forward(known, keep=keep)
+        if keep:
+            self._held[replica, stage.index, m] = kept
+        made = iter(outputs)
+        for name in stage.outputs:
+            value = Value(name, stage.index)
+            count = len(tensors(self._setting.plan.values[value]))
+            self._values[value, replica, m] = [place.send(next(made)) for _ in range(count)]
+            self._left[value, replica, m] = self._readers[value]
+        self._add_sums(replica, stage, m, sums)
+
+    def _add_sums(self, replica: int, stage: Stage, m: int, sums: Sequence[tf.Tensor]) -> None:
+        own = [self._places[replica][stage.index].local(x) for x in sums]
+        with self._lock:
+            self._sums[stage.index][self._start, m, replica] = own
+
+    def _take(self, place: Place, value: Value, replica: int, m: int) -> list[tf.Tensor]:
+        """The flat tensors of a value at the place of a reader; the last one frees them."""
+        if value.producer == BATCH:
+            first = self._first(replica, m)
+            array = self._batch[value.name][first : first + self._setting.micro_batch_size]
+            return [place.put(array)]
+        key = value, replica, m
+        with self._lock:
+            self._left[key] -= 1
+            given = self._values[key] if self._left[key] else self._values.pop(key)
+        return [place.take(sent) for sent in given]
+
+    def _backward(self, replica: int, stage: Stage, m: int) -> None:
+        functions, place = self._functions[replica, stage.index], self._places[replica][stage.index]
+        key, keep = (replica, stage.index, m), self._setting.keeps(m)
+        held, seeds = self._held.pop(key), self._seeds(place, replica, stage, m)
+        known = {**self._known(replica, stage, m), **held, **functions.seeds(seeds)}
+        if self._setting.is_apart:
+            gradients, sums, self._held[key] = functions.input_gradient(known, again=not keep)
+        else:
+            gradients, sums = functions.backward(known, again=not keep)
+        if functions.is_deferred(keep=keep):
+            self._add_sums(replica, stage, m, sums)
+        given = iter(gradients)
+        for value in stage.inputs:  # to the stages that made them
+            learned = self._setting.plan.learned(value)
+            if any(learned):
+                own = [place.send(next(given)) for is_learned in learned if is_learned]
+                self._gradients[value, replica, m].append(own)
+
+    def _seeds(self, place: Place, replica: int, stage: Stage, m: int) -> list[tf.Tensor]:
+        """The gradients of what a stage made, added up over all readers."""
+        found = []
+        for name in stage.outputs:
+            of_readers = self._gradients.pop((Value(name, stage.index), replica, m), [])
+            for column in zip(*of_readers, strict=True):
+                placed = [place.take(sent) for sent in column]
+                found.append(placed[0] if len(placed) == 1 else place.call(tf.add_n, placed))
+        return found
+
+    def _weight_gradient(self, replica: int, stage: Stage, m: int) -> None:
+        functions = self._functions[replica, stage.index]
+        held = self._held.pop((replica, stage.index, m))
+        functions.weight_gradient({**self._known(replica, stage, m), **held})

@@ -1,0 +1,53 @@
+"""What each stage of a pipeline keeps: its weights, their slots, and its rows of stacked ones."""
+
+from __future__ import annotations
+
+from tekso.framework.execution.pipeline.piece_traces import rows_of
+from tekso.framework.execution.pipeline.stages import Rows, StagePlan
+from tekso.framework.execution.state import State
+from tekso.framework.learner import Learner
+from tekso.framework.learning_step import LearnerBase
+from tekso.framework.weight_spec import WeightSpec
+
+Groups = dict[str, tuple[Learner, dict[str, WeightSpec]]]
+
+
+class StageSpecs:
+    """See the module; allocates nothing.
+
+    Args:
+      plan: the stages.
+      learner: the learner. Its counts belong to no stage: the host keeps them.
+      specs: of all weights and slots.
+
+    Attributes:
+      groups: of every stage, {group: (learner, specs of the weights that it updates)}.
+      rows: of every stage, its rows of what it keeps; None for all of it.
+      specs: of every stage, the specs of what it keeps, with its rows.
+    """
+
+    def __init__(self, plan: StagePlan, learner: LearnerBase, specs: State[WeightSpec]) -> None:
+        groups = learner.groups(specs.weights)
+        self.groups: list[Groups] = []
+        self.rows: list[State[Rows]] = []
+        self.specs: list[State[WeightSpec]] = []
+        for stage in plan.stages:
+            owned = plan.owned(stage.index)
+            of_stage: Groups = {}
+            of_slots: dict[str, Rows] = {}
+            for name, (own_learner, learned) in groups.items():
+                own = {p: rows_of(spec, owned[p]) for p, spec in learned.items() if p in owned}
+                if own:
+                    of_stage[name] = (own_learner, own)
+                for path, spec in own.items():
+                    for made in own_learner.slots_of(spec).values():
+                        is_cut = made.shape != specs.slots[made.path].shape
+                        of_slots[made.path] = owned[path] if is_cut else None
+            self.groups.append(of_stage)
+            self.rows.append(State(owned, of_slots))
+            self.specs.append(
+                State(
+                    {path: rows_of(specs.weights[path], r) for path, r in owned.items()},
+                    {path: rows_of(specs.slots[path], r) for path, r in of_slots.items()},
+                )
+            )

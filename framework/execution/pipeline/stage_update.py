@@ -1,0 +1,140 @@
+"""The update of a stage: norms of its gradients, and new values of what it keeps.
+
+    totals of the stage, and of its weights' copies elsewhere ─► squared norms ─► the host decides
+    the same, and the decision ─► weights, statistics and slots
+
+One weight after the other: so the old and the new value exist of one weight at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tekso.framework.collected import Pairs
+from tekso.framework.execution.pipeline.places import Place
+from tekso.framework.execution.pipeline.stage_state import StageState
+from tekso.framework.execution.step import Step
+from tekso.framework.learning_step import Decision
+from tekso.framework.weight_spec import WeightSpec
+
+Others = Mapping[str, Sequence[tf.Tensor]]
+"""{path: gradients of copies of a weight}, at the place of the stage."""
+
+
+class StageUpdate:
+    """See the module.
+
+    Args:
+      stage: its number.
+      specs: of the weights that it keeps, with its rows of stacked ones.
+      step: of the task and the learner.
+      state: of all stages.
+      totals: variables with the sums of its gradients, {path: variable}.
+      place: where the stage keeps its state.
+    """
+
+    def __init__(
+        self,
+        stage: int,
+        specs: Mapping[str, WeightSpec],
+        step: Step,
+        state: StageState,
+        totals: Mapping[str, Any],
+        place: Place,
+    ) -> None:
+        self._stage, self._specs, self._step, self._state = stage, specs, step, state
+        self._totals, self._place = totals, place
+        self._groups = state.groups[stage]
+        self._norms = place.compiled(self._norms_graph)
+        self._update = place.compiled(self._update_graph)
+
+    def squared_norms(self, others: Others) -> Any:
+        """Returns {path: squared norms of the gradient, before and after its own clipping}."""
+        if not self._groups:
+            return {}
+        found = self._place.call(self._norms, others)
+        return tf.nest.map_structure(self._place.local, found)
+
+    def placed(self, decision: Decision, statistics: Pairs) -> tuple[dict[str, Any], Pairs]:
+        """Places what an update reads besides gradients.
+
+        Args:
+          decision: of the learner, on the host.
+          statistics: sums for the weights of the stage that follow statistics of the batch.
+        """
+        numbers = {
+            "finite": self._place.scalar(decision.finite, tf.bool),
+            "factors": {
+                name: None if factor is None else self._place.scalar(factor, factor.dtype)
+                for name, factor in decision.factors.items()
+            },
+            "rates": {
+                name: self._place.scalar(rate, rate.dtype) for name, rate in decision.rates.items()
+            },
+            "applied": self._place.scalar(decision.applied, tf.int64),
+        }
+        return numbers, tf.nest.map_structure(self._place.spread, statistics)
+
+    def trace(self, *given: Any) -> None:
+        """Traces the update, so that a mistake in an optimizer is found before any weight changes.
+
+        Args:
+          given: what `update` takes.
+        """
+        if self._specs:
+            self._place.trace(self._update, *given)
+
+    def update(self, others: Others, numbers: Mapping[str, Any], statistics: Pairs) -> None:
+        """Updates what the stage keeps; the arguments are what `placed` returns."""
+        if self._specs:
+            self._place.call(self._update, others, numbers, statistics)
+
+    def _gradient(self, path: str, others: Others) -> tf.Tensor:
+        return tf.add_n([self._totals[path].read_value(), *others.get(path, ())])
+
+    def _norms_graph(self, others: Others) -> Any:
+        found: dict[str, Any] = {}
+        for name, (learner, own) in self._groups.items():
+            for path, spec in own.items():
+                # All their squares at once would take as much memory as the gradients.
+                with tf.control_dependencies([t for pair in found.values() for t in pair][-2:]):
+                    group = {name: (learner, {path: spec})}
+                    gradients = {path: self._gradient(path, others)}
+                    squares = self._step.learner.squared_norms(group, gradients)
+                    found |= tf.nest.map_structure(self._place.replicated, squares)
+        return found
+
+    def _update_graph(
+        self, others: Others, numbers: Mapping[str, Any], statistics: Pairs
+    ) -> tf.Tensor:
+        """Assigns all new values; returns a number, to wait for."""
+        read = tf.nest.map_structure(
+            lambda x: None if x is None else self._place.scalar_value(x), dict(numbers)
+        )
+        decision = Decision(**read, counts={}, metrics={})
+        variables, slot_variables = self._state.stages[self._stage]
+        weights = {path: variables[path].read_value() for path in self._specs}
+        changed = self._step.new_statistics(weights, statistics, decision.finite)
+        done = [self._assigned(variables[p], v, self._specs[p]) for p, v in changed.items()]
+        for name, (learner, own) in self._groups.items():
+            for path, spec in own.items():
+                slots = {made.path: made for made in learner.slots_of(spec).values()}
+                with tf.control_dependencies(done):
+                    new_weights, new_slots = self._step.learner.apply(
+                        {name: (learner, {path: spec})},
+                        {path: variables[path].read_value()},
+                        {path: self._gradient(path, others)},
+                        {slot: slot_variables[slot].read_value() for slot in slots},
+                        decision,
+                    )
+                    done = [self._assigned(variables[path], new_weights[path], spec)]
+                    for slot, value in new_slots.items():
+                        stored = self._place.stored(value, slots[slot], "slot")
+                        done.append(slot_variables[slot].assign(stored, read_value=False))
+        return self._place.replicated(tf.identity(decision.finite))
+
+    def _assigned(self, variable: Any, value: tf.Tensor, spec: WeightSpec) -> Any:
+        return variable.assign(self._place.stored(value, spec, "weight"), read_value=False)

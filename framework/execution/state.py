@@ -1,0 +1,77 @@
+"""State: the weights of a model and the slots of its learner, and their keys in a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Set
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import numpy as np
+import tensorflow as tf
+
+from tekso.framework.execution.errors import ExecutionError
+from tekso.framework.weight_spec import WeightSpec
+
+WEIGHTS = "weights/"
+LEARNER = "learner/"
+
+T = TypeVar("T")
+
+
+class State(NamedTuple, Generic[T]):
+    """Something for every weight and every slot: specs, variables, tensors or arrays.
+
+    Attributes:
+      weights: {path of the weight: value}.
+      slots: {path of the slot: value}, "<weight path>/<slot name>" or a count of the learner.
+    """
+
+    weights: Mapping[str, T]
+    slots: Mapping[str, T]
+
+    def keyed(self) -> dict[str, T]:
+        """Returns {checkpoint key: value}: "weights/<path>" and "learner/<path>"."""
+        found = {WEIGHTS + path: value for path, value in self.weights.items()}
+        return found | {LEARNER + path: value for path, value in self.slots.items()}
+
+    @classmethod
+    def of_keys(cls, values: Mapping[str, T]) -> State[T]:
+        """Returns the state of {checkpoint key: value}."""
+        found: State[T] = cls(
+            *(
+                {key.removeprefix(prefix): v for key, v in values.items() if key.startswith(prefix)}
+                for prefix in (WEIGHTS, LEARNER)
+            )
+        )
+        return found
+
+    def map(self, function: Callable[[T], Any]) -> State[Any]:
+        """Returns the state with a function applied to every value."""
+        found: list[dict[str, Any]] = [{path: function(v) for path, v in m.items()} for m in self]
+        return State(*found)
+
+
+def read_values(variables: State[tf.Variable]) -> State[tf.Tensor]:
+    """Returns the values of variables, for use in a step."""
+    return variables.map(tf.convert_to_tensor)
+
+
+def checked_state(
+    specs: Mapping[str, WeightSpec], read: Callable[[str], np.ndarray], keys: Set[str]
+) -> dict[str, np.ndarray]:
+    """Returns the whole state of a checkpoint; the arguments are those of `Program.restore`.
+
+    Raises:
+      ExecutionError: names what is missing, unknown or of another shape.
+    """
+    problems = [f"missing {key}" for key in sorted(set(specs) - keys)]
+    problems += [f"unknown {key}" for key in sorted(keys - set(specs))]
+    state = {key: read(key) for key in specs if key in keys}
+    for key in sorted(state):
+        if state[key].shape != specs[key].shape:
+            problems.append(f"{key} is {list(state[key].shape)}, want {list(specs[key].shape)}")
+    if problems:
+        more = f"; and {len(problems) - 8} more" if len(problems) > 8 else ""
+        raise ExecutionError(
+            f"the checkpoint does not fit the model and learner: {'; '.join(problems[:8])}{more}"
+        )
+    return state

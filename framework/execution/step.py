@@ -1,0 +1,274 @@
+"""One training step and one evaluation step: pure functions, the same in every execution.
+
+    weights, a part of the batch ─► forward ─► Sums          a part: of a replica, a tower, a
+                                 ─► gradients                micro-batch, a stage of a pipeline
+    sums and gradients of all parts, added up
+        ─► decision of the learner (norms, finite?) ─► new weights, statistics and slots
+        ─► report: means over the global batch
+
+An execution splits the batch, places tensors, and calls these functions. Only sums leave a part, so
+how a batch is split changes no number but by rounding.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tekso.framework import task_results
+from tekso.framework.collected import Pairs, added_pairs
+from tekso.framework.context import StepContext
+from tekso.framework.execution.state import State
+from tekso.framework.foreign_variables import refused
+from tekso.framework.learning_step import LearnerBase, select
+from tekso.framework.primitives.fusion import Fuse, no_fusion
+from tekso.framework.task import Batch, LossSums, Task
+from tekso.framework.weight_spec import WeightSpec
+
+Flat = dict[str, tf.Tensor]
+
+
+class Sums(NamedTuple):
+    """What a part of a batch adds to a training step.
+
+    Attributes:
+      loss: scalar; the sum of the losses of its examples.
+      total: scalar; its share of the total loss, whose gradient is taken.
+      metrics: {name: (sum, weight)}, scalars.
+      auxiliary: {name: scalar}; its share of every auxiliary loss.
+      statistics: {path of a weight: (sum, weight)}, of the shape of the weight.
+    """
+
+    loss: tf.Tensor
+    total: tf.Tensor
+    metrics: Pairs
+    auxiliary: Flat
+    statistics: Pairs
+
+
+class Step:
+    """The steps of a task and a learner, as functions of tensors; knows no device.
+
+    Args:
+      task: the task.
+      learner: the learner.
+      seed: of first weights and of all randomness in the steps.
+      dtype: type in which the model computes. Learned float32 weights are cast to it for use; the
+        state keeps their type.
+
+    Attributes:
+      specs: of all weights and slots.
+      used_specs: of the weights, with the types in which the layers get them.
+      trained: paths of the weights that get a gradient.
+    """
+
+    def __init__(
+        self, task: Task, learner: LearnerBase, *, seed: int, dtype: str = "float32"
+    ) -> None:
+        self.task, self.learner, self.seed = task, learner, seed
+        weights = task.specs()
+        self.specs: State[WeightSpec] = State(weights, learner.slots(weights))
+        self.used_specs = used_specs(weights, dtype)
+        self.trained = tuple(learner.trainable(weights))
+
+    # --- a part of a batch ---
+
+    def loss_weight(self, batch: Batch) -> tf.Tensor:
+        """Returns the weight of a batch or of a part: a float32 scalar."""
+        return task_results.loss_weight(self.task, batch)
+
+    def cast(self, weights: Mapping[str, tf.Tensor]) -> Flat:
+        """Returns weights {path: tensor} in the types in which the layers get them."""
+        specs = self.used_specs
+        return {path: tf.cast(weight, specs[path].dtype) for path, weight in weights.items()}
+
+    def loss(
+        self, weights: Mapping[str, tf.Tensor], batch: Batch, ctx: StepContext, own: Any = ()
+    ) -> LossSums:
+        """Returns the sums of a part of a batch, computed by the whole model.
+
+        Args:
+          weights: {path: tensor} of all weights.
+          batch: the part.
+          ctx: gets what the layers collect.
+          own: variables that the execution itself reads meanwhile.
+
+        Raises:
+          ForeignVariableError: a layer reads a variable that it has not declared as a weight.
+        """
+        with refused(self.task, own=own):
+            return task_results.loss(self.task, self.task.theta(self.cast(weights)), batch, ctx)
+
+    def evaluation_weights(self, state: State[tf.Tensor]) -> Flat:
+        """Returns the weights that are evaluated: moving averages where the learner keeps them."""
+        return self.learner.evaluation_weights(state.weights, state.slots)
+
+    def evaluation_sums(self, end: LossSums | None, batch: Batch, ctx: StepContext) -> Pairs:
+        """Returns (sum, weight) of the loss and of every metric of a part of a batch.
+
+        Args:
+          end: of the part; None in a stage of a pipeline that is not the last.
+          batch: the part.
+          ctx: the context in which it was computed.
+        """
+        if end is None:
+            return ctx.collected.reported({})
+        weight = tf.cast(self.loss_weight(batch), end.loss_sum.dtype)
+        return {"loss": (end.loss_sum, weight), **ctx.collected.reported(end.metrics)}
+
+    # --- all parts ---
+
+    def update(
+        self,
+        state: State[tf.Tensor],
+        gradients: Mapping[str, tf.Tensor],
+        sums: Sums,
+        step: tf.Tensor,
+        *,
+        fuse: Fuse = no_fusion,
+    ) -> tuple[State[tf.Tensor], Flat]:
+        """Returns the new value of all that a step changes, and the learner's metrics.
+
+        If the loss or a gradient is not finite, only the counts of the learner change.
+
+        Args:
+          state: before the step.
+          gradients: of the trained weights, added up over all parts.
+          sums: added up over all parts.
+          step: int64 scalar.
+          fuse: compiles elementwise clusters.
+        """
+        done = self.learner.update(
+            self.specs.weights,
+            state.weights,
+            gradients,
+            state.slots,
+            step,
+            loss=sums.total,
+            fuse=fuse,
+        )
+        is_finite = tf.equal(done.metrics["nonfinite_consecutive"], 0)
+        new = {path: done.weights[path] for path in self.trained}
+        new |= self.new_statistics(state.weights, sums.statistics, is_finite)
+        return State(new, done.slots), done.metrics
+
+    def new_statistics(
+        self, weights: Mapping[str, tf.Tensor], statistics: Pairs, is_finite: tf.Tensor
+    ) -> Flat:
+        """Returns {path: new value} of the weights that follow statistics of the batch.
+
+        Args:
+          weights: before the step, at least those of the layers that have statistics.
+          statistics: {path: (sum, weight)}, added up over all parts.
+          is_finite: whether the step is applied; if not, they keep their values.
+        """
+        means = {name: tf.math.divide_no_nan(*pair) for name, pair in statistics.items()}
+        changed = self.learner.without_frozen(self.task.new_statistics(weights, means))
+        return {path: select(is_finite, value, weights[path]) for path, value in changed.items()}
+
+    def report(self, sums: Sums, total_weight: tf.Tensor, learner_metrics: Flat) -> Flat:
+        """Returns what `Program.train_step` returns: means over the global batch, by name.
+
+        Args:
+          sums: added up over all parts.
+          total_weight: of the global batch.
+          learner_metrics: of the update.
+        """
+        weight = tf.cast(total_weight, sums.loss.dtype)
+        return {
+            "loss": tf.math.divide_no_nan(sums.loss, weight),
+            "total_loss": sums.total,
+            **{name: tf.math.divide_no_nan(*pair) for name, pair in sums.metrics.items()},
+            **{f"aux/{name}": value for name, value in sums.auxiliary.items()},
+            **learner_metrics,
+        }
+
+
+def used_specs(specs: Mapping[str, WeightSpec], dtype: str) -> dict[str, WeightSpec]:
+    """Returns the specs of weights with the types in which the layers get them.
+
+    Args:
+      specs: as the state keeps them.
+      dtype: type in which the model computes; learned float32 weights are cast to it.
+    """
+    return {
+        path: dataclasses.replace(spec, dtype=dtype)
+        if spec.trainable and spec.dtype == "float32"
+        else spec
+        for path, spec in specs.items()
+    }
+
+
+def part_sums(end: LossSums | None, ctx: StepContext, total_weight: tf.Tensor) -> Sums:
+    """Returns what a part of a batch adds to a training step.
+
+    Args:
+      end: of the part; None in a stage of a pipeline that is not the last.
+      ctx: the context in which it was computed.
+      total_weight: of the global batch.
+    """
+    collected = ctx.collected
+    auxiliary = collected.total("loss")
+    return Sums(
+        tf.constant(0.0) if end is None else end.loss_sum,
+        auxiliary if end is None else end.total(total_weight, auxiliary),
+        collected.reported({} if end is None else end.metrics),
+        {name: value for name, (value, _) in collected.sums["loss"].items()},
+        collected.sums["statistic"],
+    )
+
+
+def with_gradients(
+    forward: Callable[[], tuple[Sequence[tf.Tensor], Sums]],
+    sources: Any,
+    seeds: Sequence[tf.Tensor] = (),
+    *,
+    seed_of_total: tf.Tensor | None = None,
+) -> tuple[Sequence[tf.Tensor], Sums, Any]:
+    """Returns what a part of a batch makes, and the gradients of its share of the total loss.
+
+    Args:
+      forward: returns the outputs that later stages read (none for a whole model) and the sums.
+      sources: nest of tensors, read by `forward`, whose gradients are taken.
+      seeds: gradients of the outputs that are floats, in their order.
+      seed_of_total: gradient of the total loss; None: 1.
+
+    Returns: outputs, sums, and a nest of gradients like `sources`.
+    """
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        tape.watch(sources)
+        outputs, sums = forward()
+    one = tf.ones_like(sums.total) if seed_of_total is None else seed_of_total
+    gradients = tape.gradient(
+        [*(x for x in outputs if x.dtype.is_floating), sums.total],
+        sources,
+        output_gradients=[*seeds, tf.cast(one, sums.total.dtype)],
+        unconnected_gradients=tf.UnconnectedGradients.ZERO,
+    )
+    return outputs, sums, tf.nest.map_structure(tf.convert_to_tensor, gradients)
+
+
+def joined_sums(stages: Sequence[Sums]) -> Sums:
+    """Returns the sums of a batch from those of the stages of a model; the last has the losses.
+
+    The statistics are left out: each stage updates its own weights by its own.
+    """
+    dtype = stages[-1].loss.dtype
+    auxiliary: Flat = {}  # shares of a mean, which add up over parts and stages
+    for name, value in (pair for sums in stages for pair in sums.auxiliary.items()):
+        auxiliary[name] = auxiliary[name] + value if name in auxiliary else value
+    return Sums(
+        stages[-1].loss,
+        added([tf.cast(sums.total, dtype) for sums in stages]),
+        added_pairs([sums.metrics for sums in stages]),
+        auxiliary,
+        {},
+    )
+
+
+def added(parts: Iterable[Any]) -> Any:
+    """Returns the sum of nests of one structure: gradients, or sums, of several parts."""
+    return tf.nest.map_structure(lambda *x: tf.add_n(x) if len(x) > 1 else x[0], *parts)
