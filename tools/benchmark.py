@@ -28,8 +28,8 @@ from tekso.tools import command_flags, experiment_flags
 from tekso.tools.command_errors import UsageError
 
 if TYPE_CHECKING:  # slow to import
-    from tekso.framework.execution.base import StepTrace
     from tekso.framework.experiment import Tree
+    from tekso.framework.planning.measured_step import MeasuredStep
     from tekso.framework.run.assembly import Assembly
 
 PROGRAM = "tekso-benchmark"
@@ -179,22 +179,24 @@ class _Step(NamedTuple):
     cpu_s: float
     input_s: float
     loss: float
-    trace: StepTrace | None
+    trace: MeasuredStep | None
 
 
 def _step(parts: Assembly, step: int) -> _Step:
     """Trains one step."""
+    from tekso.framework.planning.measured_step import measured_step_of
+
     begin = time.perf_counter()
     batch = parts.input.batch(step)
     ready, busy = time.perf_counter(), time.process_time()
     loss = float(parts.program.train_step(batch, step)["loss"])
     step_s, cpu_s = time.perf_counter() - ready, time.process_time() - busy
-    return _Step(step_s, cpu_s, ready - begin, loss, parts.program.trace())
+    return _Step(step_s, cpu_s, ready - begin, loss, measured_step_of(parts.program))
 
 
 def _pipeline_figures(traces: Sequence[Any]) -> dict[str, Any]:
     """Forwards and backwards of a pipeline: as measured, and simulated from their mean times."""
-    if not traces or traces[0].name != "pipeline":
+    if not traces:
         return {}
     measured = [max(one.makespan for one in trace.measured) for trace in traces]
     return {

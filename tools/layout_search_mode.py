@@ -38,8 +38,8 @@ def run(
       ExecutionError: there is no such type of devices, or the layout asked for is not legal.
     """
     from tekso.framework.execution import MeshSharded
-    from tekso.framework.execution.mesh import ranking, search
     from tekso.framework.execution.mesh.layouts import MeshShape
+    from tekso.framework.planning import layout_ranking, layout_search
     from tekso.framework.run import mesh_plan
     from tekso.framework.run.report.console import console_for
 
@@ -60,7 +60,7 @@ def run(
     compare = []
     if asks and (given is None or num_devices in (None, MeshShape.parse(given).size)):
         compare = [plan.layout(num_devices)]
-    found = search.rank(
+    found = layout_search.rank(
         plan.task,
         plan.learner,
         plan.batch,
@@ -71,7 +71,7 @@ def run(
         compare=compare,
     )
     if as_json:
-        print(json.dumps(ranking.record(model, found), indent=1))
+        print(json.dumps(layout_ranking.record(model, found), indent=1))
     else:
-        print(ranking.text(model, found, width=console_for(sys.stdout).width))
+        print(layout_ranking.text(model, found, width=console_for(sys.stdout).width))
     return OK

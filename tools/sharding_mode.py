@@ -34,7 +34,7 @@ def run(
       ExecutionError: the experiment has no mesh, or mesh and rules do not fit it.
     """
     from tekso.framework.execution import ExecutionError
-    from tekso.framework.execution.mesh import sharding
+    from tekso.framework.planning import sharding
     from tekso.framework.run import mesh_plan, sharding_text
     from tekso.framework.run.report.console import console_for
 

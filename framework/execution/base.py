@@ -109,10 +109,6 @@ class Program(abc.ABC):
           the task's metrics as means, and the learner's; scalar tensors, perhaps not computed yet.
         """
 
-    def trace(self) -> StepTrace | None:
-        """Returns when the devices did what in the last training step; None: it is not known."""
-        return None
-
     @abc.abstractmethod
     def eval_step(self, batch: Batch) -> dict[str, tuple[Any, Any]]:
         """Returns (sum, weight) of "loss" and of every metric over a global batch."""
@@ -125,23 +121,6 @@ class Program(abc.ABC):
         inputs are nests of arrays, tensors and None. After a first call, several threads may call
         at a time, unless `calls_alike`.
         """
-
-
-class StepTrace(abc.ABC):
-    """When the devices did what in a step, to look at."""
-
-    @property
-    @abc.abstractmethod
-    def name(self) -> str:
-        """What is shown, as a name for files."""
-
-    @abc.abstractmethod
-    def lines(self, width: int) -> list[str]:
-        """Returns it as lines of at most so many columns."""
-
-    @abc.abstractmethod
-    def png(self, title: str) -> bytes:
-        """Returns it as a picture."""
 
 
 def signature_of(batch: Batch) -> Signature:

@@ -7,11 +7,11 @@ import dataclasses
 from tekso.framework import schedules
 from tekso.framework.execution.base import Signature, part_of
 from tekso.framework.execution.errors import ExecutionError
-from tekso.framework.execution.mesh import collectives, sharding
 from tekso.framework.execution.mesh.layouts import MeshLayout
 from tekso.framework.execution.mesh_sharded import MeshSharded
 from tekso.framework.experiment import Tree
 from tekso.framework.learning_step import LearnerBase
+from tekso.framework.planning import collectives, sharding
 from tekso.framework.run import inspection
 from tekso.framework.task import Task
 

@@ -10,6 +10,7 @@ from typing import Any
 from tekso.framework import files, task_results
 from tekso.framework.input.prefetch import Prefetch
 from tekso.framework.params import Params
+from tekso.framework.planning.measured_step import measured_step_of
 from tekso.framework.run import input_checks
 from tekso.framework.run.assembly import Assembly
 from tekso.framework.run.checkpoints import Checkpoint, Checkpoints
@@ -293,12 +294,12 @@ def _show_text(job: Job, text: str) -> None:
 
 def _show_step(job: Job, parts: Assembly) -> None:
     """What the devices did in the last step: lines here, a picture in the logdir."""
-    trace = parts.program.trace()
+    trace = measured_step_of(parts.program)
     if trace is None or not job.is_first:
         return
     for line in trace.lines(job.console.width):
         job.console.line(line)
-    path = job.logdir.file(f"{trace.name}.png")
+    path = job.logdir.file("pipeline.png")
     try:
         files.write_atomically(path, trace.png(job.model))
         job.console.line(f"as a picture: {path}")

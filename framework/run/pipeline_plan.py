@@ -6,12 +6,12 @@ import dataclasses
 
 from tekso.framework import schedules, task_results
 from tekso.framework.execution.errors import ExecutionError
-from tekso.framework.execution.pipeline.kept_bytes import kept_bytes
-from tekso.framework.execution.pipeline.mesh_figures import figures_of_program, figures_on_mesh
 from tekso.framework.execution.pipeline.schedule import SCHEDULES
-from tekso.framework.execution.pipeline.stage_figures import PipelineFigures, figures_of
 from tekso.framework.execution.pipelined import Pipelined
 from tekso.framework.experiment import Tree
+from tekso.framework.planning.kept_bytes import kept_bytes
+from tekso.framework.planning.mesh_figures import figures_of_program, figures_on_mesh
+from tekso.framework.planning.stage_figures import PipelineFigures, figures_of
 from tekso.framework.run import inspection
 
 EXAMPLE = "--execution=pipelined --set execution.num_stages=4 --set execution.num_micro_batches=8"

@@ -6,9 +6,9 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from tekso.framework.execution.pipeline.mesh_figures import MeshFigures
-from tekso.framework.execution.pipeline.stage_figures import PipelineFigures, StageFigures
-from tekso.framework.execution.pipeline.timeline_drawing import draw_png, draw_text
+from tekso.framework.planning.mesh_figures import MeshFigures
+from tekso.framework.planning.stage_figures import PipelineFigures, StageFigures
+from tekso.framework.planning.timeline_drawing import draw_png, draw_text
 from tekso.framework.run.report.lines import WIDTH, magnitude, size
 
 UNIT = "the time that the slowest stage works on a micro-batch"

@@ -7,9 +7,9 @@ import re
 import textwrap
 from collections.abc import Sequence
 
-from tekso.framework.execution.mesh import drawing
-from tekso.framework.execution.mesh.collectives import StepCollectives
-from tekso.framework.execution.mesh.sharding import ShardedWeight, Sharding
+from tekso.framework.planning import layout_drawing
+from tekso.framework.planning.collectives import StepCollectives
+from tekso.framework.planning.sharding import ShardedWeight, Sharding
 from tekso.framework.run.report.lines import WIDTH, size
 
 HOW_COUNTED = "in the program that DTensor compiles for this mesh, which is not run"
@@ -23,7 +23,9 @@ def sharding_text(model: str, sharding: Sharding, *, width: int = WIDTH) -> str:
     """Returns all but the collectives."""
     layout = sharding.layout
     lines = [model, "", f"mesh {layout.mesh}: {_devices(layout.mesh.size)}, by number"]
-    lines += [_INDENT + line for line in drawing.draw(layout.mesh, width=width - len(_INDENT))]
+    lines += [
+        _INDENT + line for line in layout_drawing.draw(layout.mesh, width=width - len(_INDENT))
+    ]
     rules = _rules(sharding)
     lines += ["", "rules" if rules else "no rules: every device holds and computes everything"]
     lines += [_INDENT + line for line in rules]

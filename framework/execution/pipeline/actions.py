@@ -72,6 +72,14 @@ class Action(NamedTuple):
         return Work(*self[2:])
 
 
+class Event(NamedTuple):
+    """An action with its start and end, measured in seconds or simulated in any unit."""
+
+    action: Action
+    start: float
+    end: float
+
+
 def device_of(stage: int, num_devices: int) -> int:
     """Returns the device that holds a stage."""
     return stage % num_devices

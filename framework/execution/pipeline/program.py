@@ -26,13 +26,11 @@ from tekso.framework.context import StepContext
 from tekso.framework.execution.base import Batch, Program
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.pipeline import remote
-from tekso.framework.execution.pipeline.actions import Action
-from tekso.framework.execution.pipeline.measured_step import MeasuredStep, measured_step
+from tekso.framework.execution.pipeline.actions import Action, Event
 from tekso.framework.execution.pipeline.piece_traces import rows_of
 from tekso.framework.execution.pipeline.places import Place
 from tekso.framework.execution.pipeline.schedule_run import ScheduleRun, Sums
 from tekso.framework.execution.pipeline.setting import Setting
-from tekso.framework.execution.pipeline.simulator import Event
 from tekso.framework.execution.pipeline.stage_evaluation import StageEvaluation
 from tekso.framework.execution.pipeline.stage_functions import StageFunctions
 from tekso.framework.execution.pipeline.stage_state import StageState
@@ -55,10 +53,14 @@ class PipelineProgram(Program):
       step: of the task and the learner.
       setting: all that was decided before: stages, schedule, micro-batches.
       places: of the stages of every replica, [replica][stage].
+
+    Attributes:
+      setting: as given.
+      events: what every worker did in the last training step, and when.
     """
 
     def __init__(self, step: Step, setting: Setting, places: Sequence[Sequence[Place]]) -> None:
-        self._step, self._setting, self._places = step, setting, places
+        self._step, self.setting, self._places = step, setting, places
         stages, specs = setting.plan.stages, step.specs.weights
         self._specs = [{p: rows_of(specs[p], r) for p, r in s.weights.items()} for s in stages]
         self._groups = step.learner.groups(specs)
@@ -72,7 +74,6 @@ class PipelineProgram(Program):
         self._is_traced = False  # the updates
         self._calls: dict[Any, Callable[..., Any]] = {}
         self.events: dict[Worker, list[Event]] = {}
-        """What every worker did in the last step, and when."""
 
     # --- state ---
 
@@ -101,10 +102,10 @@ class PipelineProgram(Program):
     def train_step(self, batch: Batch, step: int) -> dict[str, Any]:
         """See `Program`."""
         sizes = {name: len(array) for name, array in batch.items()}
-        if set(sizes.values()) != {self._setting.batch_size}:
+        if set(sizes.values()) != {self.setting.batch_size}:
             raise ExecutionError(
                 f"a batch with leading dims {sizes}, where the pipeline was built for "
-                f"{self._setting.batch_size} examples"
+                f"{self.setting.batch_size} examples"
             )
         self._evaluation.forget()
         with self._lost_are_named():
@@ -118,7 +119,7 @@ class PipelineProgram(Program):
         """Traces and cuts the functions of all stages, before any thread calls them."""
         if self._functions:
             return
-        setting = self._setting
+        setting = self.setting
         for replica, places in enumerate(self._places):
             for stage, place in zip(setting.plan.stages, places, strict=True):
                 functions = StageFunctions(
@@ -151,7 +152,7 @@ class PipelineProgram(Program):
 
         The weights as they were before the step are freed at its end.
         """
-        setting = self._setting
+        setting = self.setting
         replicas = setting.num_replicas
         weights = self._state.with_copies(self._state.used(), replicas=replicas)
         sums: Sums = collections.defaultdict(dict)
@@ -193,21 +194,21 @@ class PipelineProgram(Program):
             yield
         except (tf.errors.OpError, StageError) as error:
             said = str(error) if isinstance(error, StageError) else _reason(error)
-            lost = remote.lost([name for row in self._setting.devices for name in row])
+            lost = remote.lost([name for row in self.setting.devices for name in row])
             if lost:
                 said += f"; lost: {', '.join(lost)}"
             raise StageError(said) from (error.__cause__ or error)
 
     def _name_of(self, worker: Worker, action: Action) -> str:
-        names = self._setting.plan.stages[action.stage].piece_names
+        names = self.setting.plan.stages[action.stage].piece_names
         held = names[0] if len(names) == 1 else f"{names[0]} … {names[-1]}"
-        return f"{action.work} ({held}) on {self._setting.device_of(worker[0], action.stage)}"
+        return f"{action.work} ({held}) on {self.setting.device_of(worker[0], action.stage)}"
 
     # --- the update ---
 
     def _update(self, sums: Sums, total_weight: tf.Tensor, step: int) -> dict[str, Any]:
         by_stage = []
-        for stage in self._setting.plan.stages:
+        for stage in self.setting.plan.stages:
             rows = sums[stage.index]
             flat = added([rows[key] for key in sorted(rows)])
             by_stage.append(self._functions[0, stage.index].sums(flat))
@@ -235,7 +236,7 @@ class PipelineProgram(Program):
 
     def _gradients_of_copies(self) -> Others:
         """The gradients of other replicas, and of stages that have copies, where they are kept."""
-        plan = self._setting.plan
+        plan = self.setting.plan
         found: Others = [collections.defaultdict(list) for _ in plan.stages]
         for (replica, index), functions in sorted(self._functions.items()):
             place = self._places[replica][index]
@@ -251,7 +252,7 @@ class PipelineProgram(Program):
         found: list[dict[str, Any]] = [{} for _ in by_stage]
         for index, sums in enumerate(by_stage):
             for name, pair in sums.statistics.items():
-                keeper = self._setting.plan.keeper(name.rpartition(SEPARATOR)[0], index)
+                keeper = self.setting.plan.keeper(name.rpartition(SEPARATOR)[0], index)
                 found[keeper] = added_pairs([found[keeper], {name: pair}])
         return found
 
@@ -259,10 +260,6 @@ class PipelineProgram(Program):
         self, squares: Any, counts: Mapping[str, tf.Tensor], step: tf.Tensor, loss: tf.Tensor
     ) -> Any:
         return self._step.learner.decide(self._groups, squares, counts, step, loss=loss)
-
-    def trace(self) -> MeasuredStep | None:
-        """See `Program`."""
-        return measured_step(self.events, self._setting)
 
     # --- evaluation ---
 

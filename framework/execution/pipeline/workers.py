@@ -11,8 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tekso.framework.execution.errors import ExecutionError
-from tekso.framework.execution.pipeline.actions import Action, WorkKey, needs
-from tekso.framework.execution.pipeline.simulator import Event
+from tekso.framework.execution.pipeline.actions import Action, Event, WorkKey, needs
 
 Worker = tuple[int, int]
 """Replica and device."""

@@ -20,11 +20,8 @@ from tekso.framework.execution import Pipelined
 from tekso.framework.execution.base import signature_of
 from tekso.framework.execution.pipeline import program as program_module
 from tekso.framework.execution.pipeline import remote, stage_evaluation
-from tekso.framework.execution.pipeline.kept_bytes import kept_bytes
 from tekso.framework.execution.pipeline.piece_traces import trace_all
 from tekso.framework.execution.pipeline.program import PipelineProgram
-from tekso.framework.execution.pipeline.simulator import simulate
-from tekso.framework.execution.pipeline.stage_figures import figures_of
 from tekso.framework.execution.pipeline.workers import StageError
 from tekso.framework.execution.pipelined import device_places
 from tekso.framework.execution.step import Step
@@ -35,6 +32,9 @@ from tekso.framework.learner import Learner
 from tekso.framework.optimizers.sgd import SGD
 from tekso.framework.params import param
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
+from tekso.framework.planning.kept_bytes import kept_bytes
+from tekso.framework.planning.simulator import simulate
+from tekso.framework.planning.stage_figures import figures_of
 from tekso.framework.schedules import Constant
 from tekso.framework.task import Task
 from tekso.framework.theta import Theta
@@ -408,7 +408,7 @@ def test_as_many_micro_batches_are_held_as_the_schedule_says(
         for device in range(stages)
     ]
     assert found == most
-    setting = program._setting
+    setting = program.setting
     timeline = simulate(
         (a for order in setting.by_device for a in order),
         num_devices=stages,
@@ -449,7 +449,7 @@ def test_what_pieces_of_a_stage_share_is_held_and_counted_once(
     micro = {"x": ((EXAMPLES // 4, DIM), "float64")}
     pieces, specs = task.pieces(), task.specs()
     kept = kept_bytes(pieces, trace_all(pieces, specs, micro), specs, set(specs), micro)
-    for own in figures_of(schedule, program._setting, learner(), specs, kept).stages:
+    for own in figures_of(schedule, program.setting, learner(), specs, kept).stages:
         stage, counted = own.stage.index, {"forward": own.kept_bytes, "backward": own.between_bytes}
         for action, held in watched.notes:
             if action.stage == stage and (stage, action.micro_batch) in held:

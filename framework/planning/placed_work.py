@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tekso.framework.execution.mesh.layouts import FOLLOWS, Layout, MeshLayout
-from tekso.framework.execution.mesh.step_work import Dims, Kept, Part, Product
+from tekso.framework.planning.step_work import Dims, Kept, Part, Product
 
 
 class Placed:

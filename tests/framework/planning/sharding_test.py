@@ -8,11 +8,11 @@ from collections.abc import Mapping
 import pytest
 
 from tekso.framework import initializers, schedules
-from tekso.framework.execution.mesh import drawing, sharding
 from tekso.framework.execution.mesh.layouts import MeshLayout, MeshShape, Rules
 from tekso.framework.learner import Learner
 from tekso.framework.optimizers.adafactor import Adafactor
 from tekso.framework.optimizers.adam import AdamW
+from tekso.framework.planning import layout_drawing, sharding
 from tekso.framework.weight_spec import WeightSpec
 
 
@@ -137,7 +137,7 @@ def numbers(lines: list[str]) -> list[int]:
 
 
 def test_drawing_of_two_axes_has_the_last_to_the_right() -> None:
-    assert drawing.draw(MeshShape.parse("data:2;model:3")) == [
+    assert layout_drawing.draw(MeshShape.parse("data:2;model:3")) == [
         "data ↓ │ model →  0  1  2",
         "     0 │          0  1  2",
         "     1 │          3  4  5",
@@ -145,11 +145,11 @@ def test_drawing_of_two_axes_has_the_last_to_the_right() -> None:
 
 
 def test_drawing_of_one_axis_is_a_line() -> None:
-    assert drawing.draw(MeshShape.parse("data:3")) == ["data →  0  1  2"]
+    assert layout_drawing.draw(MeshShape.parse("data:3")) == ["data →  0  1  2"]
 
 
 def test_drawing_of_three_axes_repeats_the_picture() -> None:
-    lines = drawing.draw(MeshShape.parse("pod:2;data:2;model:2"))
+    lines = layout_drawing.draw(MeshShape.parse("pod:2;data:2;model:2"))
     assert [line for line in lines if line.startswith("pod")] == ["pod 0", "pod 1"]
     assert numbers(lines) == [0, 1, 0, 1, 2, 3, 0, 1, 4, 5, 6, 7]
 
@@ -158,7 +158,7 @@ def test_drawing_of_three_axes_repeats_the_picture() -> None:
 @pytest.mark.parametrize("width", [60, 80, 100])
 def test_large_meshes_are_abbreviated_and_end_with_the_last_device(mesh: str, width: int) -> None:
     shape = MeshShape.parse(mesh)
-    lines = drawing.draw(shape, width=width)
+    lines = layout_drawing.draw(shape, width=width)
     assert len(lines) < 80
     assert max(map(len, lines)) <= width
     assert lines[-1].split()[-1] == str(shape.size - 1)

@@ -7,10 +7,10 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from tekso.framework.execution.mesh.costs import Cost
 from tekso.framework.execution.mesh.layouts import MeshLayout
-from tekso.framework.execution.mesh.rings import GRADIENTS, WEIGHTS, CollectiveCost
-from tekso.framework.execution.mesh.search import Ranked
+from tekso.framework.planning.costs import Cost
+from tekso.framework.planning.layout_search import Ranked
+from tekso.framework.planning.rings import GRADIENTS, WEIGHTS, CollectiveCost
 
 TOP = 8  # layouts that are shown
 _EXPLAINED = 3

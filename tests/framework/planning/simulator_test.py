@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tekso.framework.execution.pipeline.actions import Event
 from tekso.framework.execution.pipeline.schedule import (
     BACKWARD,
     FORWARD,
@@ -30,7 +31,7 @@ from tekso.framework.execution.pipeline.schedule import (
     ScheduleError,
     schedule_of,
 )
-from tekso.framework.execution.pipeline.simulator import Event, Timeline, simulate
+from tekso.framework.planning.simulator import Timeline, simulate
 
 K = st.integers(1, 8)
 M = st.integers(1, 16)

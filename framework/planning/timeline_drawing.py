@@ -23,9 +23,10 @@ from tekso.framework.execution.pipeline.actions import (
     KINDS,
     WEIGHT_GRADIENT,
     Action,
+    Event,
     Kind,
 )
-from tekso.framework.execution.pipeline.simulator import Event, Timeline
+from tekso.framework.planning.simulator import Timeline
 
 _MARKS: dict[Kind, str] = {
     FORWARD: "0123456789",

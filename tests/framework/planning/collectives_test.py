@@ -15,7 +15,7 @@ import processes
 import pytest
 import tensorflow as tf
 
-from tekso.framework.execution.mesh.loop_length import loop_length
+from tekso.framework.planning.loop_length import loop_length
 
 PROGRAM = Path(__file__).with_name("collectives_program.py")
 BATCH, LENGTH, EMBED, MLP = 64, 6, 96, 128  # as in the program

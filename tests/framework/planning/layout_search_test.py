@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 
 from tekso.framework import registry, schedules
+from tekso.framework.execution import device_types
 from tekso.framework.execution.errors import ExecutionError
-from tekso.framework.execution.mesh import activations, device_types, ranking, search
-from tekso.framework.execution.mesh.costs import CostModel
+from tekso.framework.execution.mesh import activations
 from tekso.framework.execution.mesh.layouts import LayoutError, MeshLayout, MeshShape, Rules
-from tekso.framework.execution.mesh.search import Ranked
+from tekso.framework.planning import layout_ranking, layout_search
+from tekso.framework.planning.costs import CostModel
+from tekso.framework.planning.layout_search import Ranked
 from tekso.framework.run import inspection
 
 PAPER = MeshLayout(
@@ -58,7 +60,7 @@ def paper() -> tuple[list[Ranked], int]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(CostModel, "cost", noted)
-        found = search.rank(*parts, num_devices=512, device="tpu_v2", compare=[PAPER])
+        found = layout_search.rank(*parts, num_devices=512, device="tpu_v2", compare=[PAPER])
     return found, len(tried)
 
 
@@ -78,7 +80,7 @@ def test_on_the_model_of_the_paper_its_layout_or_a_better_one_is_the_best(
         ("batch", "data"), ("vocab", "model"), ("heads", "model"), ("mlp", "model")
     }  # fmt: skip
     assert best.slots_axis == "data"
-    said = ranking.verdict(found)
+    said = layout_ranking.verdict(found)
     assert f"{best.mesh}  {best.rules}  slots_axis=data" in said
     assert f"The layout asked for, {PAPER.mesh}  {PAPER.rules}, takes 1.0" in said
 
@@ -116,13 +118,13 @@ def test_layouts_that_do_not_fit_come_last_with_the_reason(
     for ranked in found:
         assert ranked.fits == (ranked.cost.memory.total <= 8e9)
     last = found[-1]
-    needs = ranking.bytes_text(last.cost.memory.total)
-    assert f"does not fit: needs {needs} of 8 GB: " in ranking.reasons(last)[0]
+    needs = layout_ranking.bytes_text(last.cost.memory.total)
+    assert f"does not fit: needs {needs} of 8 GB: " in layout_ranking.reasons(last)[0]
 
 
 def test_all_that_is_found_is_legal_and_takes_all_devices() -> None:
     task, learner, batch = tiny()
-    found = search.rank(task, learner, batch, num_devices=8, device="cpu")
+    found = layout_search.rank(task, learner, batch, num_devices=8, device="cpu")
     pinned = activations.of_task(task, batch)
     for ranked in found:
         assert ranked.layout.problems(task.specs(), activations=pinned) == []
@@ -138,7 +140,7 @@ def test_all_that_is_found_is_legal_and_takes_all_devices() -> None:
 def test_search_finds_what_trying_everything_finds() -> None:
     task, learner, batch = tiny()
     mesh = MeshShape.parse("x:4;y:2")
-    found = search.rank(task, learner, batch, mesh=mesh, device="a100")
+    found = layout_search.rank(task, learner, batch, mesh=mesh, device="a100")
     pinned = activations.of_task(task, batch)
     dims = ["batch", "length", "embed", "vocab", "mlp", "heads", "head_dim"]
     legal = []
@@ -147,7 +149,7 @@ def test_search_finds_what_trying_everything_finds() -> None:
         layout = MeshLayout(mesh, Rules(pairs))
         if not layout.problems(task.specs(), activations=pinned):
             legal.append(layout)
-    tried = search.rank(task, learner, batch, mesh=mesh, device="a100", compare=legal)
+    tried = layout_search.rank(task, learner, batch, mesh=mesh, device="a100", compare=legal)
     plain = [r for r in tried if r.layout.weights_axis is None and r.layout.slots_axis is None]
     searched = [r for r in found if r.layout.weights_axis is None and r.layout.slots_axis is None]
     assert len(legal) > 100
@@ -158,9 +160,9 @@ def test_search_finds_what_trying_everything_finds() -> None:
 def test_many_axes_are_decided_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     task, learner, batch = tiny()
     mesh = MeshShape.parse("x:2;y:2;z:2")
-    whole = search.rank(task, learner, batch, mesh=mesh, device="a100")
-    monkeypatch.setattr(search, "MAX_TRIED", 100)
-    short = search.rank(task, learner, batch, mesh=mesh, device="a100")
+    whole = layout_search.rank(task, learner, batch, mesh=mesh, device="a100")
+    monkeypatch.setattr(layout_search, "MAX_TRIED", 100)
+    short = layout_search.rank(task, learner, batch, mesh=mesh, device="a100")
     assert len(short) <= len(whole)
     assert short[0].cost.seconds <= 1.1 * whole[0].cost.seconds
 
@@ -168,28 +170,28 @@ def test_many_axes_are_decided_one_after_the_other(monkeypatch: pytest.MonkeyPat
 def test_memory_decides_where_the_fastest_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     parts = tiny()
     mesh = MeshShape.parse("data:2")
-    roomy = search.rank(*parts, mesh=mesh, device="a100")
+    roomy = layout_search.rank(*parts, mesh=mesh, device="a100")
     limit = roomy[0].cost.memory.total - 1
     a100 = device_types.find("a100")
     small = dataclasses.replace(a100, name="small", memory_bytes=limit)
     monkeypatch.setitem(device_types.DEVICE_TYPES, "small", small)
-    tight = search.rank(*parts, mesh=mesh, device="small", compare=[roomy[0].layout])
+    tight = layout_search.rank(*parts, mesh=mesh, device="small", compare=[roomy[0].layout])
     assert tight[0].fits and tight[0].cost.seconds >= roomy[0].cost.seconds
     asked = next(ranked for ranked in tight if ranked.is_asked)
     assert not asked.fits
-    assert "which does not fit" in ranking.verdict(tight)
+    assert "which does not fit" in layout_ranking.verdict(tight)
 
     nothing = dataclasses.replace(small, name="nothing", memory_bytes=1e3)
     monkeypatch.setitem(device_types.DEVICE_TYPES, "nothing", nothing)
-    assert ranking.verdict(search.rank(*parts, mesh=mesh, device="nothing")).startswith(
-        "Nothing fits: the smallest layout needs "
-    )
+    assert layout_ranking.verdict(
+        layout_search.rank(*parts, mesh=mesh, device="nothing")
+    ).startswith("Nothing fits: the smallest layout needs ")
 
 
 def test_experts_and_recurrent_models_are_ranked() -> None:
     for key, dim in (("TinyMoe", "experts"), ("TinyLstm", "mlp")):
         parts = parts_of(f"lm.python_source.{key}")
-        found = search.rank(*parts, mesh=MeshShape.parse("data:2;model:2"), device="a100")
+        found = layout_search.rank(*parts, mesh=MeshShape.parse("data:2;model:2"), device="a100")
         assert any(dim in dict(ranked.layout.rules.pairs) for ranked in found)
         assert not {"token_experts", "expert_batch"} & {
             dim for ranked in found for dim, _ in ranked.layout.rules.pairs
@@ -199,27 +201,27 @@ def test_experts_and_recurrent_models_are_ranked() -> None:
 
 def test_accumulation_steps_make_batches_smaller() -> None:
     task, learner, batch = tiny(**{"learner.accumulation_steps": 4})
-    found = search.rank(task, learner, batch, mesh=MeshShape.parse("data:4"), device="cpu")
+    found = layout_search.rank(task, learner, batch, mesh=MeshShape.parse("data:4"), device="cpu")
     # Two examples at a time do not divide over four devices.
     assert all(ranked.layout.rules.axis_of("batch") is None for ranked in found)
     with pytest.raises(ExecutionError, match="batch_size 8 does not divide evenly over 3 accum"):
-        search.rank(*tiny(**{"learner.accumulation_steps": 3}), num_devices=2, device="cpu")
+        layout_search.rank(*tiny(**{"learner.accumulation_steps": 3}), num_devices=2, device="cpu")
 
 
 def test_what_cannot_be_searched_is_refused() -> None:
     parts = tiny()
     with pytest.raises(ExecutionError, match=r"needs a mesh .* or a number of devices"):
-        search.rank(*parts)
+        layout_search.rank(*parts)
     with pytest.raises(ExecutionError, match="no device type 'gpu'"):
-        search.rank(*parts, num_devices=2, device="gpu")
+        layout_search.rank(*parts, num_devices=2, device="gpu")
     wrong = MeshLayout(MeshShape.parse("data:2"), Rules.parse("d_ff:data"))
     with pytest.raises(LayoutError, match="no tensor of the model has a dim d_ff"):
-        search.rank(*parts, num_devices=2, compare=[wrong])
+        layout_search.rank(*parts, num_devices=2, compare=[wrong])
 
 
 @pytest.mark.parametrize("devices", [1, 2, 7, 8, 12, 36, 64])
 def test_factorisations_are_all_with_up_to_three_axes(devices: int) -> None:
-    found = [tuple(size for _, size in mesh.axes) for mesh in search.factorisations(devices)]
+    found = [tuple(size for _, size in mesh.axes) for mesh in layout_search.factorisations(devices)]
     sizes = range(1, devices + 1)
     products = {
         (data, max(rest), min(rest))
@@ -230,7 +232,7 @@ def test_factorisations_are_all_with_up_to_three_axes(devices: int) -> None:
     expected = {tuple(n for n in each if n > 1) or (1,) for each in products}
     assert len(found) == len(set(found))
     assert set(found) == expected
-    for mesh in search.factorisations(devices):
+    for mesh in layout_search.factorisations(devices):
         names = [name for name, _ in mesh.axes]
         assert names == ["data", "model", "model2"][: len(names)]
 
@@ -238,18 +240,18 @@ def test_factorisations_are_all_with_up_to_three_axes(devices: int) -> None:
 @pytest.mark.slow
 def test_a_third_axis_is_used_where_it_is_faster() -> None:
     parts = parts_of("lm.one_billion_words.Dff4096")
-    best = search.rank(*parts, num_devices=512, device="tpu_v2")[0]
+    best = layout_search.rank(*parts, num_devices=512, device="tpu_v2")[0]
     assert [size > 1 for _, size in best.layout.mesh.axes] == [True] * 3
-    of_two = [str(m) for m in search.factorisations(512) if len(m.axes) == 2]
+    of_two = [str(m) for m in layout_search.factorisations(512) if len(m.axes) == 2]
     for mesh in of_two:
-        found = search.rank(*parts, mesh=MeshShape.parse(mesh), device="tpu_v2")
+        found = layout_search.rank(*parts, mesh=MeshShape.parse(mesh), device="tpu_v2")
         assert best.cost.seconds < found[0].cost.seconds
 
 
 def test_single_device_has_one_layout() -> None:
-    (only,) = search.rank(*tiny(), num_devices=1, device="cpu")
+    (only,) = layout_search.rank(*tiny(), num_devices=1, device="cpu")
     assert (str(only.layout.rules), only.cost.collectives) == ("", ())
-    assert "exchanges next to nothing" in ranking.reasons(only)
+    assert "exchanges next to nothing" in layout_ranking.reasons(only)
 
 
 @pytest.mark.slow
@@ -257,17 +259,17 @@ def test_text_and_json_name_layouts_reasons_and_what_was_asked(
     paper: tuple[list[Ranked], int],
 ) -> None:
     found, _ = paper
-    text = ranking.text("a model", found, top=2, width=500)
+    text = layout_ranking.text("a model", found, top=2, width=500)
     assert "layouts over 512 × tpu_v2 were compared by a cost model" in text
     assert "data:16;model:32  batch:data" in text
     assert "× all-reduce over model of activations: 436 MB a device" in text
     assert f"{PAPER.rules}  (asked for)" in text
-    assert text.endswith(ranking.verdict(found))
-    narrow = ranking.text("a model", found, top=2, width=80)
+    assert text.endswith(layout_ranking.verdict(found))
+    narrow = layout_ranking.text("a model", found, top=2, width=80)
     assert all(len(line) <= 80 for line in narrow.splitlines())
     assert narrow.split() == text.split()
 
-    record = json.loads(json.dumps(ranking.record("a model", found, top=2)))
+    record = json.loads(json.dumps(layout_ranking.record("a model", found, top=2)))
     assert (record["model"], record["device"], record["num_devices"]) == ("a model", "tpu_v2", 512)
     assert record["layouts"][-1]["asked_for"]
     first = record["layouts"][0]

@@ -33,17 +33,17 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from tekso.framework.execution.mesh.device_types import DeviceType
+from tekso.framework.execution.device_types import DeviceType
 from tekso.framework.execution.mesh.layouts import Layout, MeshLayout, Rules
-from tekso.framework.execution.mesh.placed_work import Letters, Placed
-from tekso.framework.execution.mesh.rings import (
+from tekso.framework.planning.placed_work import Letters, Placed
+from tekso.framework.planning.rings import (
     ACTIVATIONS,
     GRADIENTS,
     WEIGHTS,
     Bill,
     CollectiveCost,
 )
-from tekso.framework.execution.mesh.step_work import (
+from tekso.framework.planning.step_work import (
     Alike,
     Halo,
     Part,

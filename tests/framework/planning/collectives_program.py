@@ -18,12 +18,12 @@ import tensorflow as tf
 from tekso.framework import schedules
 from tekso.framework.execution.base import part_of
 from tekso.framework.execution.errors import ExecutionError
-from tekso.framework.execution.mesh import collectives
 from tekso.framework.execution.mesh_sharded import MeshSharded
 from tekso.framework.initializers import Constant, Normal
 from tekso.framework.learner import Learner
 from tekso.framework.optimizers.sgd import SGD
 from tekso.framework.params import param
+from tekso.framework.planning import collectives
 from tekso.framework.task import LossSums, Task
 from tekso.framework.theta import Theta
 

@@ -11,15 +11,16 @@ import pytest
 import tensorflow as tf
 
 from tekso.framework import schedules
+from tekso.framework.execution import device_types
 from tekso.framework.execution.errors import ExecutionError
-from tekso.framework.execution.mesh import device_types, tracing
-from tekso.framework.execution.mesh.costs import Cost, CostModel
 from tekso.framework.execution.mesh.layouts import MeshLayout, MeshShape, Rules
-from tekso.framework.execution.mesh.rings import ring
-from tekso.framework.execution.mesh.step_work import alike
 from tekso.framework.learner import Learner
 from tekso.framework.optimizers.adam import Adam
 from tekso.framework.params import REQUIRED, param
+from tekso.framework.planning import tracing
+from tekso.framework.planning.costs import Cost, CostModel
+from tekso.framework.planning.rings import ring
+from tekso.framework.planning.step_work import alike
 from tekso.framework.task import LossSums, Task
 from tekso.models.layers.attention import MultiHeadAttention
 from tekso.models.layers.convolution import Conv2D

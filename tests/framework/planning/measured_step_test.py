@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from matplotlib.image import imread
 
-from tekso.framework.execution.pipeline.actions import FORWARD
-from tekso.framework.execution.pipeline.measured_step import MeasuredStep, measured_step
-from tekso.framework.execution.pipeline.simulator import Event, simulate
+from tekso.framework.execution.pipeline.actions import FORWARD, Event
 from tekso.framework.execution.pipelined import Pipelined
+from tekso.framework.planning.measured_step import MeasuredStep, measured_step
+from tekso.framework.planning.simulator import simulate
 from tekso.models.layers.attention import MultiHeadAttention
 from tekso.models.layers.feed_forward import FeedForward
 from tekso.models.layers.stack import Stack
@@ -94,7 +94,6 @@ def test_replicas_are_shown_one_below_the_other_and_the_slowest_counts() -> None
     assert headings[:3] == ["measured, replica 0", "measured, replica 1",
                             "simulated from its mean times"]  # fmt: skip
     assert imread(io.BytesIO(found.png("a title")), format="png").ndim == 3
-    assert found.name == "pipeline"
 
 
 def test_before_the_first_step_there_is_nothing() -> None:

@@ -14,10 +14,11 @@ import sys
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 from tekso.framework import registry, schedules
-from tekso.framework.execution.mesh import collectives, device_types, tracing
-from tekso.framework.execution.mesh.costs import CostModel
+from tekso.framework.execution import device_types
 from tekso.framework.execution.mesh.layouts import MeshLayout, MeshShape, Rules
-from tekso.framework.execution.mesh.step_work import alike
+from tekso.framework.planning import collectives, tracing
+from tekso.framework.planning.costs import CostModel
+from tekso.framework.planning.step_work import alike
 from tekso.framework.run import inspection
 
 

@@ -19,8 +19,8 @@ import tensorflow as tf
 from tekso.framework import task_results
 from tekso.framework.context import StepContext
 from tekso.framework.execution.base import Signature, num_examples
-from tekso.framework.execution.mesh.dim_names import sizes_of
-from tekso.framework.execution.mesh.step_work import (
+from tekso.framework.planning.dim_names import sizes_of
+from tekso.framework.planning.step_work import (
     Alike,
     Dims,
     Halo,
@@ -32,7 +32,7 @@ from tekso.framework.execution.mesh.step_work import (
     StepWork,
     Work,
 )
-from tekso.framework.execution.mesh.work_recorder import Recorder, Stretch
+from tekso.framework.planning.work_recorder import Recorder, Stretch
 from tekso.framework.theta import Theta
 
 _POSITION_DIMS = ("batch", "length", None, None)

@@ -21,11 +21,11 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from tekso.framework.execution import device_types
 from tekso.framework.execution.base import Signature, part_of
+from tekso.framework.execution.device_types import DeviceType
 from tekso.framework.execution.errors import ExecutionError
-from tekso.framework.execution.mesh import activations, device_types, tracing
-from tekso.framework.execution.mesh.costs import Cost, CostModel
-from tekso.framework.execution.mesh.device_types import DeviceType
+from tekso.framework.execution.mesh import activations
 from tekso.framework.execution.mesh.layouts import (
     FOLLOWS,
     Activations,
@@ -34,7 +34,9 @@ from tekso.framework.execution.mesh.layouts import (
     Rules,
 )
 from tekso.framework.execution.mesh.presets import DATA, MODEL
-from tekso.framework.execution.mesh.step_work import alike
+from tekso.framework.planning import tracing
+from tekso.framework.planning.costs import Cost, CostModel
+from tekso.framework.planning.step_work import alike
 from tekso.framework.weight_spec import WeightSpec
 
 MAX_TRIED = 4000  # rules that are all tried, of all meshes together

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from matplotlib.image import imread
 
 from tekso.framework.execution.pipeline.schedule import BACKWARD, FORWARD, SCHEDULES, schedule_of
-from tekso.framework.execution.pipeline.simulator import Timeline, simulate
-from tekso.framework.execution.pipeline.timeline_drawing import draw_png, draw_text
+from tekso.framework.planning.simulator import Timeline, simulate
+from tekso.framework.planning.timeline_drawing import draw_png, draw_text
 
 LIGHT, ORANGE = (166, 206, 227), (230, 134, 45)  # bars of forwards, of backwards
 

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tekso.framework.execution.mesh.loop_length import Scalars, loop_length
 from tekso.framework.execution.mesh.rules import MeshShape
+from tekso.framework.planning.loop_length import Scalars, loop_length
 
 _WHILE = ("While", "StatelessWhile")
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")

@@ -8,9 +8,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tekso.framework.execution.mesh import dim_names
-from tekso.framework.execution.mesh.dim_names import DimNames, sizes_of
-from tekso.framework.execution.mesh.step_work import (
+from tekso.framework.planning import dim_names
+from tekso.framework.planning.dim_names import DimNames, sizes_of
+from tekso.framework.planning.step_work import (
     Dims,
     Kept,
     Part,

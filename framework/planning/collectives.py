@@ -25,8 +25,8 @@ from tekso.framework.execution.mesh import mesh_devices
 from tekso.framework.execution.mesh.layouts import Layout, MeshLayout, MeshShape
 from tekso.framework.execution.mesh.placement import Placement
 from tekso.framework.execution.mesh.program import MeshProgram
-from tekso.framework.execution.mesh.spmd_program import Exchange, SpmdProgram
 from tekso.framework.execution.step import Step
+from tekso.framework.planning.partitioned_program import Exchange, SpmdProgram
 
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "permute", "broadcast")
 

@@ -27,16 +27,16 @@ from tekso.framework.execution.pipeline.actions import (
     Kind,
     device_of,
 )
-from tekso.framework.execution.pipeline.kept_bytes import KeptBytes, together
-from tekso.framework.execution.pipeline.mesh_figures import MeshFigures
 from tekso.framework.execution.pipeline.piece_costs import BACKWARD as BACKWARD_COST
 from tekso.framework.execution.pipeline.piece_traces import rows_of, tensors
 from tekso.framework.execution.pipeline.setting import Setting
-from tekso.framework.execution.pipeline.simulator import Timeline, simulate
 from tekso.framework.execution.pipeline.stage_specs import StageSpecs
 from tekso.framework.execution.pipeline.stages import Stage, Value
 from tekso.framework.execution.state import State
 from tekso.framework.optimizers.optimizer import state_dtype
+from tekso.framework.planning.kept_bytes import KeptBytes, together
+from tekso.framework.planning.mesh_figures import MeshFigures
+from tekso.framework.planning.simulator import Timeline, simulate
 from tekso.framework.weight_spec import WeightSpec
 
 

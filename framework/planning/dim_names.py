@@ -16,7 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tekso.framework.execution.mesh.step_work import Dims
+from tekso.framework.planning.step_work import Dims
 
 REDUCTIONS = frozenset({"Sum", "Mean", "Max", "Min", "Prod", "Any", "All"})
 

@@ -11,17 +11,18 @@ import dataclasses
 import statistics
 from collections.abc import Mapping, Sequence
 
-from tekso.framework.execution.base import StepTrace
-from tekso.framework.execution.pipeline.actions import Kind
+from tekso.framework.execution.base import Program
+from tekso.framework.execution.pipeline.actions import Event, Kind
+from tekso.framework.execution.pipeline.program import PipelineProgram
 from tekso.framework.execution.pipeline.setting import Setting
-from tekso.framework.execution.pipeline.simulator import Event, Timeline, simulate
-from tekso.framework.execution.pipeline.timeline_drawing import draw_png, draw_text
+from tekso.framework.planning.simulator import Timeline, simulate
+from tekso.framework.planning.timeline_drawing import draw_png, draw_text
 
 _UNIT = "ms"
 
 
 @dataclasses.dataclass(frozen=True)
-class MeasuredStep(StepTrace):
+class MeasuredStep:
     """See the module; times in milliseconds.
 
     Attributes:
@@ -33,18 +34,13 @@ class MeasuredStep(StepTrace):
     predicted: Timeline
 
     @property
-    def name(self) -> str:
-        """See `StepTrace`."""
-        return "pipeline"
-
-    @property
     def ratio(self) -> float:
         """How long the slowest replica took, by what was predicted."""
         longest = max(timeline.makespan for timeline in self.measured)
         return longest / self.predicted.makespan if self.predicted.makespan else 1.0
 
     def lines(self, width: int) -> list[str]:
-        """See `StepTrace`."""
+        """Returns it as lines of at most so many columns."""
         longest = max(timeline.makespan for timeline in self.measured)
         return [
             *draw_text(self._timelines(), width=width, unit=_UNIT),
@@ -53,7 +49,7 @@ class MeasuredStep(StepTrace):
         ]
 
     def png(self, title: str) -> bytes:
-        """See `StepTrace`."""
+        """Returns it as a picture."""
         return draw_png(self._timelines(), title=title, unit=_UNIT)
 
     def _timelines(self) -> dict[str, Timeline]:
@@ -63,6 +59,13 @@ class MeasuredStep(StepTrace):
             for r, timeline in enumerate(self.measured)
         }
         return {**named, "simulated from its mean times": self.predicted}
+
+
+def measured_step_of(program: Program) -> MeasuredStep | None:
+    """Returns what was measured of the last training step of a pipeline; None of other programs."""
+    if not isinstance(program, PipelineProgram):
+        return None
+    return measured_step(program.events, program.setting)
 
 
 def measured_step(

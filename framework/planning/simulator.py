@@ -11,13 +11,13 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
 
 from tekso.framework.execution.pipeline.actions import (
     BACKWARD,
     FORWARD,
     WEIGHT_GRADIENT,
     Action,
+    Event,
     Kind,
     ScheduleError,
     by_device,
@@ -26,14 +26,6 @@ from tekso.framework.execution.pipeline.timing import StuckError, timed
 
 Durations = Mapping[tuple[int, Kind], float] | Callable[[int, Kind], float]
 """How long the work of (stage, kind) takes, in any unit of time."""
-
-
-class Event(NamedTuple):
-    """An action with its start and end, in the unit of the durations."""
-
-    action: Action
-    start: float
-    end: float
 
 
 @dataclasses.dataclass(frozen=True)
