@@ -110,7 +110,6 @@ class TinyMeshPipeline(Tiny):
         return Pipelined.Params(
             num_stages=2,
             num_micro_batches=8,
-            rematerialize="all",
             stages_on=MeshSharded.Params(mesh="model:2", rules="tensor"),
         )
 

@@ -74,7 +74,7 @@ def params_of(pipeline: dict[str, Any]) -> Any:
     rest = dict(pipeline)
     of_mesh = ("mesh", "rules", "slots_axis", "weights_axis", "activation_dtype")
     on = {name: rest.pop(name) for name in of_mesh if name in rest}
-    params = Pipelined.Params(rematerialize="all", stages_on=MeshSharded.Params().set(on))
+    params = Pipelined.Params(stages_on=MeshSharded.Params().set(on))
     return params.set(rest)
 
 
@@ -98,7 +98,9 @@ def main() -> None:
     """Reads {"model", "pipelines": [Params of Pipelined], …}; the first result is one device's."""
     job = json.loads(sys.argv[1])
     pipelines = [params_of(p).instantiate() for p in job["pipelines"]]
-    pipelines[0].setup_devices()
+    pipelines[0].setup_devices(
+        cpu_devices=8 if any(p.get("num_replicas") for p in job["pipelines"]) else None
+    )
     if job["model"] == "checking":
         print(json.dumps([fail(p) for p in pipelines]), flush=True)
         return

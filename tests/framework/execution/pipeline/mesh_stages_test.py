@@ -50,17 +50,24 @@ def pipeline(mesh: str, rules: str, schedule: str, **more: Any) -> dict[str, Any
         (
             "dense",  # its table is tied: both stages read it
             [
-                pipeline("model:2", TENSOR, "1f1b"),
-                pipeline("data:2", "batch:data", "gpipe", slots_axis="data"),
+                pipeline("model:2", TENSOR, "1f1b", rematerialize="except_last"),
+                pipeline("data:2", "batch:data", "zero_bubble_h1", slots_axis="data"),
+                pipeline("model:2", TENSOR, "gpipe", num_replicas=2, num_micro_batches=2),
             ],
         ),
-        ("repeated", [pipeline("model:2", TENSOR, "gpipe", num_micro_batches=2)]),
+        (
+            "repeated",
+            [pipeline("model:2", TENSOR, "gpipe", num_micro_batches=2, rematerialize="all")],
+        ),
         (
             "untied",
             [pipeline("data:2;model:2", f"batch:data;{TENSOR}", "interleaved_1f1b")],
         ),
         ("moe", [pipeline("model:2", "experts:model;vocab:model", "1f1b", num_micro_batches=1)]),
-        ("lstm", [pipeline("model:2", "mlp:model;vocab:model", "1f1b")]),
+        (
+            "lstm",
+            [pipeline("model:2", "mlp:model;vocab:model", "zero_bubble_h1", rematerialize="all")],
+        ),
     ],
     ids=lambda v: v if isinstance(v, str) else "",
 )
@@ -71,7 +78,7 @@ def test_language_models(model: str, pipelines: list[Any]) -> None:
 
 
 FLOAT64 = [
-    pipeline("data:2", "batch:data", "1f1b", num_stages=3),
+    pipeline("data:2", "batch:data", "1f1b", num_stages=3, rematerialize="except_last"),
     pipeline("model:2", "embed:model", "gpipe", num_stages=3, num_micro_batches=2),
 ]
 
