@@ -12,7 +12,7 @@ import tensorflow as tf
 from tekso.framework.context import Mode, StepContext
 from tekso.framework.execution.base import Batch, Program
 from tekso.framework.execution.errors import ExecutionError
-from tekso.framework.execution.state import State, checked_state, read_values
+from tekso.framework.execution.state import State, checked_state
 from tekso.framework.execution.step import Flat, Step, Sums, added, part_sums, with_gradients
 from tekso.framework.primitives.fusion import XlaFusion, no_fusion
 from tekso.framework.weight_spec import WeightSpec
@@ -128,7 +128,7 @@ class DataParallelProgram(Program):
         self, batch: Any, step: tf.Tensor, total_weight: tf.Tensor
     ) -> tuple[Gradients, Sums]:
         """The gradients and sums of the global batch; computes the part of this replica."""
-        weights = read_values(self._variables).weights
+        weights = _values(self._variables.weights)
         size = _size(batch)
         replicas = self._strategy.num_replicas_in_sync
         num_examples = size * replicas
@@ -212,7 +212,7 @@ class DataParallelProgram(Program):
     ) -> Flat:
         """Assigns what the step changes on a device; returns the learner's metrics."""
         update = self._update(anchor.device)
-        new, metrics = update(read_values(variables), gradients, sums, step)
+        new, metrics = update(variables.map(tf.convert_to_tensor), gradients, sums, step)
         for mapping, values in zip(variables, new, strict=True):
             for path, value in values.items():
                 mapping[path].assign(value)
@@ -229,7 +229,7 @@ class DataParallelProgram(Program):
     # --- evaluation ---
 
     def _evaluation_weights(self) -> Flat:
-        return self._step.evaluation_weights(read_values(self._variables))
+        return self._step.evaluation_weights(self._variables.map(tf.convert_to_tensor))
 
     def eval_step(self, batch: Batch) -> dict[str, tuple[Any, Any]]:
         """See `Program`."""
@@ -264,6 +264,10 @@ class DataParallelProgram(Program):
 
             self._calls[function] = tf.function(run, autograph=False)
         return self._calls[function](*inputs)
+
+
+def _values(variables: Mapping[str, tf.Variable]) -> Flat:
+    return {path: tf.convert_to_tensor(variable) for path, variable in variables.items()}
 
 
 def _size(batch: Mapping[str, tf.Tensor]) -> int:

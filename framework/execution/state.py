@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Set
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
-import tensorflow as tf
 
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.weight_spec import WeightSpec
@@ -48,11 +47,6 @@ class State(NamedTuple, Generic[T]):
         """Returns the state with a function applied to every value."""
         found: list[dict[str, Any]] = [{path: function(v) for path, v in m.items()} for m in self]
         return State(*found)
-
-
-def read_values(variables: State[tf.Variable]) -> State[tf.Tensor]:
-    """Returns the values of variables, for use in a step."""
-    return variables.map(tf.convert_to_tensor)
 
 
 def checked_state(

@@ -215,7 +215,7 @@ class MeshProgram(Program):
         self, batch: Flat, offset: Any, step: Any, total_weight: tf.Tensor, num_examples: int
     ) -> tuple[Flat, Sums]:
         """The gradients and sums of a part of a batch of `num_examples`."""
-        weights = self._read().weights
+        weights = {path: v.read_value() for path, v in self._variables.weights.items()}
         ctx = self._context("train", step, offset, _size(batch), num_examples)
 
         def forward() -> tuple[Sequence[tf.Tensor], Sums]:

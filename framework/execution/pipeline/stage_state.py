@@ -91,16 +91,16 @@ class StageState:
 
     # --- weights for a step ---
 
-    def read(self, stage: int) -> State[tf.Tensor]:
-        """Returns the values that a stage keeps, for use in one of its functions."""
-        return self.stages[stage].map(lambda variable: variable.read_value())
-
     def _used_graph(self, stage: int) -> Callable[[], Flat]:
-        return lambda: self._used(stage, self.read(stage).weights)
+        def used() -> Flat:
+            variables = self.stages[stage].weights
+            return self._used(stage, {path: v.read_value() for path, v in variables.items()})
+
+        return used
 
     def _evaluated_graph(self, stage: int) -> Callable[[tf.Tensor], Flat]:
         def evaluated(applied: tf.Tensor) -> Flat:
-            weights, slots = self.read(stage)
+            weights, slots = self.stages[stage].map(lambda variable: variable.read_value())
             counts = {APPLIED: self._places[0][stage].scalar_value(applied)}
             return self._used(
                 stage, self._step.evaluation_weights(State(weights, {**slots, **counts}))
