@@ -71,7 +71,7 @@ def test_float64_equals_one_device_and_schedules_give_the_same_bits() -> None:
 def test_float64_with_values_that_jump_stages_and_a_shared_table() -> None:
     schedules = ["gpipe", "1f1b", "zero_bubble_h1"]
     remats = ["none", "all", "except_last"]
-    sizes = [(1, 5), (2, 8), (4, 8), (8, 2)]
+    sizes = [(1, 5), (4, 8), (8, 2)]
     pipelines = [
         pipeline(k, m, schedules[i % 3], remats[(i + i // 3) % 3]) for i, (k, m) in enumerate(sizes)
     ]
@@ -88,10 +88,7 @@ def test_float64_with_values_that_jump_stages_and_a_shared_table() -> None:
     [
         (
             "deep",
-            [
-                pipeline(2, 2, "interleaved_1f1b", "all"),
-                pipeline(4, 2, "zero_bubble_h1", "none", num_replicas=2),
-            ],
+            [pipeline(2, 2, "interleaved_1f1b", "all", num_replicas=2)],
         ),
         ("repeated", [pipeline(3, 4, "zero_bubble_h1", "all")]),
         ("moe", [pipeline(2, 4, "interleaved_1f1b", "all")]),

@@ -6,6 +6,7 @@ and prints how the next step ends.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -53,24 +54,23 @@ def main() -> None:
 
 
 def _inputs_elsewhere(program: Any) -> list[str]:
-    """Will hold the inputs of updates that are not on their device.
+    """Will hold the inputs of functions that are not on their device.
 
-    An update has no outputs: it counts as done, and its inputs are freed, before it has asked
-    another worker for them.
+    Before a function runs, TensorFlow would ask another worker for them, and may free them there.
     """
-    found, on, setting = [], program._on, program._setting
-
-    def watched(stage: int, function: Any, *args: Any) -> Any:
-        device = setting.device_of(0, stage)
-        found.extend(
-            f"{value.device} for {device}"
-            for value in tf.nest.flatten(args)
-            if value is not None and value.device != device
-        )
-        return on(stage, function, *args)
-
-    program._on = watched
+    found: list[str] = []
+    for place in program._places[0]:
+        place.call = functools.partial(_watched, found, place, place.call)
     return found
+
+
+def _watched(found: list[str], place: Any, call: Any, function: Any, *args: Any) -> Any:
+    found.extend(
+        f"{value.device} for {place.name}"
+        for value in tf.nest.flatten(args)
+        if value is not None and value.device != place.name
+    )
+    return call(function, *args)
 
 
 if __name__ == "__main__":
