@@ -1,39 +1,29 @@
-"""Step context: all that a layer may ask of the step it runs in. Here layers and executions meet.
+"""Step context: what a layer knows of the step that it runs in. Here layers and executions meet.
 
-`StepContext` is the plain form: one device, one whole batch. It runs eagerly in a notebook, and an
+`StepContext` is the plain form: one device, one whole batch. It works eagerly in a notebook. An
 execution derives from it, or passes other values, to run the same layers on a part of the batch or
-on a mesh. A layer never asks which.
+on a mesh. A layer never asks which. What layers compute with are the functions of ops.py, which
+take a context: it says in which form.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Literal, Protocol, TypeVar, get_args
 
 import tensorflow as tf
 
-from tekso.framework import counter_hash, loops
+from tekso.framework import counter_hash
 from tekso.framework.collected import Collected
-from tekso.framework.primitives import (
-    activations,
-    attention,
-    dropout,
-    lookup,
-    normalization,
-    projection,
-    rotation,
-    softmax_cross_entropy,
-    windows,
-)
 from tekso.framework.primitives.fusion import Fuse, no_fusion
-from tekso.framework.theta import SEPARATOR, Theta
+from tekso.framework.theta import SEPARATOR
 
 Mode = Literal["train", "eval", "decode"]
 Self = TypeVar("Self", bound="StepContext")
-
-IMAGE_DIMS = ("batch", "height", "width", "channels")
-"""Names of the dims of images, between any two layers."""
+Context = TypeVar("Context", bound="StepContext")
+Form = Callable[..., Any]
 
 
 class HasStream(Protocol):
@@ -59,11 +49,19 @@ class StepContext:
       step: of the run, an int or int64 scalar.
       example_offset: position in the global batch of the first example that this context sees.
       num_examples: size of the global batch, needed by `collect_loss`.
-      fuse: how elementwise stretches are compiled (see primitives/fusion.py).
+      fuse: how elementwise clusters are compiled (see primitives/fusion.py).
+
+    Attributes:
+      mode, num_examples, example_offset, fuse: as given.
+      forms: {name: form} of the primitives that this context computes in a form of its own; all
+        others are computed as in ops.py. A form is called as the primitive is, the context first.
+      collected: what layers have collected so far.
 
     Raises:
       ValueError: the mode is another one.
     """
+
+    forms: Mapping[str, Form] = MappingProxyType({})
 
     def __init__(
         self,
@@ -81,11 +79,23 @@ class StepContext:
             )
         self.mode = mode
         self.num_examples = num_examples
+        self.example_offset = example_offset
         self.fuse = fuse
         self.collected = Collected()
         self._key = counter_hash.root_key(seed, step)
-        self._example_offset = example_offset
-        self._fills_in_place = False
+
+    def __getattr__(self, name: str) -> Any:
+        """Says where a function is that layers compute with.
+
+        Raises:
+          AttributeError: there is no such attribute.
+        """
+        from tekso.framework import ops
+
+        message = f"a {type(self).__name__} has no attribute {name!r}"
+        if name in ops.PRIMITIVES:
+            message += f": write ops.{name}(ctx, …), with `from tekso.framework import ops`"
+        raise AttributeError(message)
 
     @property
     def is_training(self) -> bool:
@@ -95,7 +105,7 @@ class StepContext:
     # --- layout ---
 
     def constrain(self, x: tf.Tensor, dims: Sequence[str | None]) -> tf.Tensor:
-        """Pins the layout of x by the names of its dims; the identity where there is no mesh.
+        """Constrains the sharding of x by the names of its dims; the identity without a mesh.
 
         Shapes:
           x: any, with a name in `dims` for each dim; None leaves one free
@@ -103,19 +113,10 @@ class StepContext:
         """
         return x
 
-    def constrain_image(self, x: tf.Tensor) -> tf.Tensor:
-        """Pins images; a mesh splits height and width of those only that are large enough.
-
-        Shapes:
-          x: [batch, height, width, channels]
-          returns: x
-        """
-        return self.constrain(x, IMAGE_DIMS)
-
     # --- randomness ---
 
     def fold(self: Self, index: Any) -> Self:
-        """Returns the context of one turn of a loop: other random numbers, the same collection."""
+        """Returns the context of one iteration: other random numbers, the same collection."""
         other = copy.copy(self)
         other._key = counter_hash.fold(self._key, index)
         return other
@@ -126,21 +127,7 @@ class StepContext:
 
     def uniform(self, layer: HasStream, shape: Sequence[int], name: str = "") -> tf.Tensor:
         """Returns float32 numbers in [0, 1); dim 0 of `shape` counts the examples of the batch."""
-        return counter_hash.uniform(self.random_key(layer, name), shape, self._example_offset)
-
-    def dropout(self, x: tf.Tensor, rate: float, layer: HasStream, name: str = "") -> tf.Tensor:
-        """Sets elements to 0 with probability `rate` and scales the others by 1 / (1 - rate).
-
-        The identity outside training. The mask depends on the global position of each element.
-
-        Shapes:
-          x: [batch, ...]
-          returns: shape and dtype of x
-        """
-        if not self.is_training or rate == 0.0:
-            return x
-        key = self.random_key(layer, name)
-        return dropout.dropout(x, key, self._example_offset, rate=rate, fuse=self.fuse)
+        return counter_hash.uniform(self.random_key(layer, name), shape, self.example_offset)
 
     # --- what a step returns besides its output ---
 
@@ -176,267 +163,9 @@ class StepContext:
         path = f"{layer.path}{SEPARATOR}{name}" if layer.path else name
         self.collected.add("statistic", path, value, weight)
 
-    def sum_over_replicas(self, x: tf.Tensor) -> tf.Tensor:
-        """Returns the sum of x over the parts of the batch that run at the same time.
 
-        Shapes:
-          x: any
-          returns: shape and dtype of x
-        """
-        return x
-
-    def isolated(self: Self) -> Self:
-        """Returns a context that collects for itself, for a body that is traced on its own."""
-        other = copy.copy(self)
-        other.collected = Collected()
-        return other
-
-    # --- buffers of decoding ---
-
-    def filling_in_place(self: Self) -> Self:
-        """Returns a context whose `fill_rows` copies no buffer, for CPU and GPU without XLA.
-
-        XLA needs no such thing, and has no kernel for it; nor has LiteRT.
-        """
-        other = copy.copy(self)
-        other._fills_in_place = True
-        return other
-
-    def fill_rows(self, buffer: tf.Tensor, index: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
-        """Returns a buffer with some of its rows filled, which are 0 in the one that is given.
-
-        Shapes:
-          buffer: [rows of the buffer, ...], index: [rows, 1] int, each once; rows: [rows, ...]
-          returns: shape and dtype of the buffer
-        """
-        if self._fills_in_place:  # unlike TensorScatterUpdate, which always copies
-            return tf.raw_ops.ScatterNdNonAliasingAdd(input=buffer, indices=index, updates=rows)
-        return tf.tensor_scatter_nd_update(buffer, index, rows)
-
-    # --- control flow ---
-
-    def scan(
-        self,
-        body: Callable[[Theta, Any, Any, Any], tuple[Any, Any]],
-        theta: Theta,
-        state: Any,
-        xs: Any,
-        *,
-        first: int = 0,
-    ) -> tuple[Any, Any]:
-        """Runs `state, y = body(theta, state, x, ctx)` over the leading dim of xs.
-
-        The one loop over depth (xs: weights stacked over layers) or time (xs: inputs, time first).
-        `first` is the number of the first turn, where the others are run elsewhere.
-
-        Shapes:
-          state: nest of tensors, the same shapes after every turn
-          xs: nest of [turns, …]
-          returns: last state, nest of [turns, …] of the ys (None where body gives None)
-        """
-        return loops.scan(self, body, theta, state, xs, first=first)
-
-    def rematerialize(self, function: Callable[..., Any], theta: Theta, *inputs: Any) -> Any:
-        """Returns `function(theta, *inputs, ctx)`, computed again in the backward pass.
-
-        Only theta and the inputs are kept in between. Random numbers are the same both times.
-        Source: Chen et al. 2016, "Training deep nets with sublinear memory cost".
-        """
-        return loops.rematerialize(self, function, theta, *inputs)
-
-    def capture(self, nest: Any) -> Any:
-        """Returns a nest of tensors for use in the body of a loop, or a branch, that it is not of.
-
-        For control flow of one's own (`tf.while_loop`, `tf.cond`): weights and other tensors from
-        outside, and the state of a loop, go through it at the beginning of the body.
-        """
-        return nest
-
-    # --- primitives, with gradients of their own ---
-
-    def project(
-        self, x: tf.Tensor, w: tf.Tensor, b: tf.Tensor | None = None, *, num_contracted: int = 1
-    ) -> tf.Tensor:
-        """Contracts the last `num_contracted` dims of x with the first ones of w, and adds b.
-
-        Shapes:
-          x: [..., *inner], w: [*inner, *outer], b: [*outer]
-          returns: [..., *outer]
-        """
-        return projection.project(x, w, b, num_contracted=num_contracted, fuse=self.fuse)
-
-    def layer_norm(
-        self, x: tf.Tensor, scale: tf.Tensor, bias: tf.Tensor | None, *, epsilon: float
-    ) -> tf.Tensor:
-        """(x - mean) / sqrt(variance + epsilon) * scale + bias over the last dim.
-
-        Shapes:
-          x: [..., dim], scale, bias: [dim]
-          returns: shape and dtype of x
-        """
-        return normalization.layer_norm(x, scale, bias, epsilon=epsilon, fuse=self.fuse)
-
-    def rms_norm(self, x: tf.Tensor, scale: tf.Tensor, *, epsilon: float) -> tf.Tensor:
-        """X / sqrt(mean(x**2) + epsilon) * scale over the last dim.
-
-        Shapes:
-          x: [..., dim], scale: [dim]
-          returns: shape and dtype of x
-        """
-        return normalization.rms_norm(x, scale, epsilon=epsilon, fuse=self.fuse)
-
-    def activate(self, name: str, x: tf.Tensor) -> tf.Tensor:
-        """Applies an activation, by its name (see primitives/activations.py), to every element."""
-        return activations.activate(name, x, fuse=self.fuse)
-
-    def attend(
-        self,
-        q: tf.Tensor,
-        k: tf.Tensor,
-        v: tf.Tensor,
-        *,
-        scale: float,
-        mask: tf.Tensor | None = None,
-        bias: tf.Tensor | None = None,
-        dropout_rate: float = 0.0,
-        layer: HasStream | None = None,
-    ) -> tf.Tensor:
-        """softmax(scale * q k^T + bias, where mask) v, heads apart.
-
-        Shapes:
-          q: [batch, queries, heads, head_dim]
-          k, v: [batch, keys, kv_heads, head_dim]; kv_heads divides heads (grouped queries)
-          mask: bool, broadcastable to [batch, heads, queries, keys]; False is not attended to
-          bias: float, broadcastable to [batch, heads, queries, keys]; gets a gradient
-          returns: [batch, queries, heads, head_dim]
-        """
-        key = None
-        if self.is_training and dropout_rate:
-            if layer is None:
-                raise ValueError("attend: dropout needs the layer whose random stream it uses")
-            key = self.random_key(layer, "attention")
-        return attention.attend(
-            q,
-            k,
-            v,
-            scale=scale,
-            mask=mask,
-            bias=bias,
-            dropout=None if key is None else (key, self._example_offset, dropout_rate),
-            fuse=self.fuse,
-        )
-
-    def attend_known(
-        self,
-        q: tf.Tensor,
-        k: tf.Tensor,
-        v: tf.Tensor,
-        *,
-        scale: float,
-        mask: tf.Tensor | None = None,
-        bias: tf.Tensor | None = None,
-    ) -> tf.Tensor:
-        """`attend` over keys and values that are kept from step to step; without dropout.
-
-        Shapes:
-          q: [batch, queries, heads, head_dim]
-          k, v: [batch, kv_heads, keys, head_dim]; kv_heads divides heads (grouped queries)
-          mask, bias: as of `attend`
-          returns: [batch, queries, heads, head_dim]
-        """
-        return attention.attend_known(q, k, v, scale=scale, mask=mask, bias=bias)
-
-    def rotate(self, x: tf.Tensor, sine: Any, cosine: Any) -> tf.Tensor:
-        """Rotates each pair (x[i], x[i + head_dim/2]) by an angle of known sine and cosine.
-
-        Shapes:
-          x: [batch, length, heads, head_dim]
-          sine, cosine: broadcastable to [batch, length, heads, head_dim/2]
-          returns: shape and dtype of x
-        """
-        return rotation.rotate(x, sine, cosine, fuse=self.fuse)
-
-    def lookup(self, table: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
-        """Returns rows of a table: [vocab, embed], ids [...] -> [..., embed]."""
-        return tf.gather(table, ids)
-
-    def lookup_shared(self, table: tf.Tensor, ids: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns rows of a table, and the table for a later use of it (a tied softmax).
-
-        The same numbers as `lookup`; passing the returned table on makes the gradient cheaper.
-
-        Shapes:
-          table: [vocab, embed], ids: [...]
-          returns: [..., embed], [vocab, embed]
-        """
-        return lookup.lookup_shared(table, ids)
-
-    def logits(self, x: tf.Tensor, table: tf.Tensor) -> tf.Tensor:
-        """Returns x table^T: [..., embed] and [vocab, embed] -> [..., vocab]."""
-        lead = "abcdefgh"[: x.shape.rank - 1]
-        return tf.einsum(f"{lead}y,zy->{lead}z", x, table)
-
-    def cross_entropy(
-        self,
-        x: tf.Tensor,
-        table: tf.Tensor,
-        labels: tf.Tensor,
-        *,
-        bias: tf.Tensor | None = None,
-        label_smoothing: float = 0.0,
-    ) -> tf.Tensor:
-        """Returns -log softmax(x table^T + bias)[label] for every position, in nats.
-
-        With label smoothing e, the target is (1 - e) on the label plus e / vocab everywhere
-        (Szegedy et al. 2016, section 7).
-
-        Shapes:
-          x: [..., embed], table: [vocab, embed], labels: [...] int, bias: [vocab]
-          returns: [...] float32
-        """
-        return softmax_cross_entropy.cross_entropy(
-            x, table, labels, bias=bias, label_smoothing=label_smoothing, fuse=self.fuse
-        )
-
-    # --- windows over images ---
-
-    def convolution(
-        self,
-        x: tf.Tensor,
-        w: tf.Tensor,
-        b: tf.Tensor | None = None,
-        *,
-        window: windows.Window,
-    ) -> tf.Tensor:
-        """Convolves images, in groups of channels if w has fewer inputs than x has channels.
-
-        Shapes:
-          x: [batch, height, width, channels], w: [*window.shape, channels / groups, outputs]
-          b: [outputs]
-          returns: [batch, new height, new width, outputs]
-        """
-        return windows.convolution(x, w, b, window=window)
-
-    def depthwise_convolution(
-        self,
-        x: tf.Tensor,
-        w: tf.Tensor,
-        b: tf.Tensor | None = None,
-        *,
-        window: windows.Window,
-    ) -> tf.Tensor:
-        """Convolves every channel of [batch, height, width, channels] with its own kernels.
-
-        Shapes:
-          w: [*window.shape, channels, multiplier], b: [channels * multiplier]
-          returns: [batch, new height, new width, channels * multiplier]
-        """
-        return windows.depthwise_convolution(x, w, b, window=window)
-
-    def average_pool(self, x: tf.Tensor, window: windows.Window) -> tf.Tensor:
-        """Returns the mean of every window of [batch, height, width, channels]."""
-        return windows.average_pool(x, window)
-
-    def max_pool(self, x: tf.Tensor, window: windows.Window) -> tf.Tensor:
-        """Returns the largest element of every window of [batch, height, width, channels]."""
-        return windows.max_pool(x, window)
+def isolated(ctx: Context) -> Context:
+    """Returns a context that collects for itself, for a body that is traced on its own."""
+    other = copy.copy(ctx)
+    other.collected = Collected()
+    return other

@@ -174,7 +174,7 @@ def refused(root: Layer | None, *, own: Iterable[Any] = ()) -> Iterator[None]:
                 f"{layer} draws random numbers{where} that no seed of the run decides, so every "
                 "process and every execution would draw others. Take them from the context: "
                 "ctx.uniform(self, shape), tf.math.ndtri(ctx.uniform(self, shape)) for normal "
-                "ones, or ctx.dropout(x, rate, self)"
+                "ones, or ops.dropout(ctx, x, rate, self)"
             )
 
 

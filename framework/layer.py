@@ -148,7 +148,7 @@ class Layer(Configurable):
     def child_stack(self, name: str, params: Any, size: int) -> Any:
         """Builds one child for `size` layers, its weights stacked over a leading dim "layers".
 
-        Use it with `ctx.scan` over `theta[name]`; layer i starts as `child_list(name, …)[i]` would.
+        Use it with `ops.scan` over `theta[name]`; layer i starts as `child_list(name, …)[i]` would.
         """
         if size < 1:
             raise ValueError(f"{type(self).__name__}.{name}: {size} layers, want at least 1")

@@ -1,4 +1,4 @@
-"""The plain forms of `ctx.scan` and `ctx.rematerialize`: a while loop, and recomputation.
+"""The plain forms of `ops.scan` and `ops.rematerialize`: a while loop, and recomputation.
 
 Both trace a body that may collect (losses, metrics, statistics); what it collects leaves the body
 as ordinary outputs. Losses and metrics of all turns are added up, statistics are stacked by turn,
@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tekso.framework.context import isolated
 from tekso.framework.theta import Theta
 
 
@@ -24,11 +25,11 @@ def scan(
     *,
     first: int = 0,
 ) -> tuple[Any, Any]:
-    """See `StepContext.scan`."""
+    """See `ops.scan`."""
     turns = num_turns(xs)
 
     def turn(i: Any, state: Any, x: Any) -> tuple[Any, Any, Any]:
-        inner = ctx.isolated().fold(i + first)
+        inner = isolated(ctx).fold(i + first)
         after, y = body(theta, state, x, inner)
         tf.nest.map_structure(check_same, state, after)
         sums = inner.collected.sums
@@ -127,7 +128,7 @@ def check_same(before: Any, after: Any) -> None:
 
 
 def rematerialize(ctx: Any, function: Callable[..., Any], theta: Theta, *inputs: Any) -> Any:
-    """See `StepContext.rematerialize`."""
+    """See `ops.rematerialize`."""
     everything = (theta, inputs)
     leaves = tf.nest.flatten(everything)
     present = [x is not None for x in leaves]
@@ -138,7 +139,7 @@ def rematerialize(ctx: Any, function: Callable[..., Any], theta: Theta, *inputs:
         weights, unpacked = tf.nest.pack_sequence_as(
             everything, [next(given) if there else None for there in present]
         )
-        inner = ctx.isolated()
+        inner = isolated(ctx)
         output = function(weights, *unpacked, inner)
         structure["all"] = (output, inner.collected.sums)
         return [v for v in tf.nest.flatten(structure["all"]) if v is not None]

@@ -24,12 +24,17 @@ Compute = Callable[[Mapping[str, tf.Tensor], Any, int], tuple[Gradients, Sums]]
 """`compute(part, first example, number of the part)`."""
 
 
+def _sum_over_replicas(ctx: StepContext, x: tf.Tensor) -> tf.Tensor:
+    return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, x)
+
+
+_FORMS = {"sum_over_replicas": _sum_over_replicas}
+
+
 class ReplicaContext(StepContext):
     """The context of a part of the batch on one of several devices."""
 
-    def sum_over_replicas(self, x: tf.Tensor) -> tf.Tensor:
-        """See `StepContext`."""
-        return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, x)
+    forms = _FORMS
 
 
 class DataParallelProgram(Program):

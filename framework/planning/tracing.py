@@ -16,8 +16,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tekso.framework import task_results
-from tekso.framework.context import StepContext
+from tekso.framework import ops, task_results
+from tekso.framework.context import StepContext, isolated
 from tekso.framework.execution.base import Signature, num_examples
 from tekso.framework.planning.dim_names import sizes_of
 from tekso.framework.planning.step_work import (
@@ -128,7 +128,7 @@ class _TracingContext(StepContext):
     # --- control flow ---
 
     def _inside(self, *, turns: int) -> _TracingContext:
-        inner: _TracingContext = self.isolated()
+        inner: _TracingContext = isolated(self)
         outer = self._stretch
         inner._stretch = Stretch(
             outer.count * turns, turns, outer.recomputed + 1, first=self._recorder.num_ops
@@ -145,7 +145,7 @@ class _TracingContext(StepContext):
         *,
         first: int = 0,
     ) -> tuple[Any, Any]:
-        """See `StepContext`."""
+        """See `ops.scan`."""
         turns = tf.nest.flatten(xs)[0].shape[0]
         names = self._recorder.names
         inner = self._inside(turns=turns)
@@ -178,7 +178,7 @@ class _TracingContext(StepContext):
         return tf.nest.map_structure(self._like, after), tf.nest.map_structure(all_of, y)
 
     def rematerialize(self, function: Callable[..., Any], theta: Theta, *inputs: Any) -> Any:
-        """See `StepContext`."""
+        """See `ops.rematerialize`."""
         self._keep(*(x for x in tf.nest.flatten(inputs) if tf.is_tensor(x)))
         inner = self._inside(turns=1)
         output = function(theta, *inputs, inner)
@@ -191,7 +191,7 @@ class _TracingContext(StepContext):
     def project(
         self, x: tf.Tensor, w: tf.Tensor, b: tf.Tensor | None = None, *, num_contracted: int = 1
     ) -> tf.Tensor:
-        """See `StepContext`."""
+        """See `ops.project`."""
         num_lead, letters = x.shape.rank - num_contracted, string.ascii_lowercase
         lead, inner = letters[:num_lead], letters[num_lead : x.shape.rank]
         outer = letters[x.shape.rank : num_lead + w.shape.rank]
@@ -217,25 +217,25 @@ class _TracingContext(StepContext):
     def layer_norm(
         self, x: tf.Tensor, scale: tf.Tensor, bias: tf.Tensor | None, *, epsilon: float
     ) -> tf.Tensor:
-        """See `StepContext`."""
+        """See `ops.layer_norm`."""
         return self._normalise(x, sums=2)
 
     def rms_norm(self, x: tf.Tensor, scale: tf.Tensor, *, epsilon: float) -> tf.Tensor:
-        """See `StepContext`."""
+        """See `ops.rms_norm`."""
         return self._normalise(x, sums=1)
 
     def activate(self, name: str, x: tf.Tensor) -> tf.Tensor:
-        """See `StepContext`."""
+        """See `ops.activate`."""
         if name == "identity":
             return x
         return self._elementwise(x, forward=2, backward=3, keep=True)
 
     def dropout(self, x: tf.Tensor, rate: float, layer: Any, name: str = "") -> tf.Tensor:
-        """See `StepContext`."""
+        """See `ops.dropout`."""
         return self._elementwise(x, forward=2, backward=2, keep=False) if rate else x
 
     def rotate(self, x: tf.Tensor, sine: Any, cosine: Any) -> tf.Tensor:
-        """See `StepContext`; a head that is split is gathered to be turned, in both passes."""
+        """See `ops.rotate`; a head that is split is gathered to be turned, in both passes."""
         part = self._recorder.part(x)
         whole = dataclasses.replace(part, dims=(*part.dims[:-1], None))
         self._add(Repin(part.dims, whole))
@@ -254,7 +254,7 @@ class _TracingContext(StepContext):
         dropout_rate: float = 0.0,
         layer: Any = None,
     ) -> tf.Tensor:
-        """See `StepContext`; pinned as on a mesh, keys along a length of their own."""
+        """See `ops.attend`; pinned as on a mesh, keys along a length of their own."""
         q = self.constrain(q, ("batch", "length", "heads", "head_dim"))
         k, v = (self._of_every_head(x, q.shape[2]) for x in (k, v))
         sizes = (q.shape[0], q.shape[2], q.shape[1], k.shape[1])
@@ -275,7 +275,7 @@ class _TracingContext(StepContext):
         return self.constrain(x, ("batch", "memory_length", "heads", "head_dim"))
 
     def lookup(self, table: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
-        """See `StepContext`."""
+        """See `ops.lookup`."""
         rank = ids.shape.rank
         lead = string.ascii_lowercase[:rank]
         named = _POSITION_DIMS[:rank] if rank > 1 else (None,) * rank
@@ -289,11 +289,11 @@ class _TracingContext(StepContext):
         return y
 
     def lookup_shared(self, table: tf.Tensor, ids: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """See `StepContext`."""
+        """See `ops.lookup_shared`."""
         return self.lookup(table, ids), table
 
     def logits(self, x: tf.Tensor, table: tf.Tensor) -> tf.Tensor:
-        """See `StepContext`."""
+        """See `ops.logits`."""
         rank = x.shape.rank
         lead = string.ascii_lowercase[: rank - 1]
         dims = (*_POSITION_DIMS[: rank - 1], self._dims(table)[0])
@@ -310,7 +310,7 @@ class _TracingContext(StepContext):
         bias: tf.Tensor | None = None,
         label_smoothing: float = 0.0,
     ) -> tf.Tensor:
-        """See `StepContext`: maxima, sums, logits and biases of labels are added up."""
+        """See `ops.cross_entropy`: maxima, sums, logits and biases of labels are added up."""
         logits = self.logits(x, table)
         dims = self._dims(logits)
         y = self._new(labels.shape, dims[:-1], tf.float32, x, table)
@@ -350,13 +350,13 @@ class _TracingContext(StepContext):
     def convolution(
         self, x: tf.Tensor, w: tf.Tensor, b: tf.Tensor | None = None, *, window: Any
     ) -> tf.Tensor:
-        """See `StepContext`."""
+        """See `ops.convolution`."""
         return self._convolve(x, w, window, depthwise=False)
 
     def depthwise_convolution(
         self, x: tf.Tensor, w: tf.Tensor, b: tf.Tensor | None = None, *, window: Any
     ) -> tf.Tensor:
-        """See `StepContext`."""
+        """See `ops.depthwise_convolution`."""
         return self._convolve(x, w, window, depthwise=True)
 
     def _pool(self, x: tf.Tensor, window: Any) -> tf.Tensor:
@@ -367,9 +367,12 @@ class _TracingContext(StepContext):
         return y
 
     def average_pool(self, x: tf.Tensor, window: Any) -> tf.Tensor:
-        """See `StepContext`."""
+        """See `ops.average_pool`."""
         return self._pool(x, window)
 
     def max_pool(self, x: tf.Tensor, window: Any) -> tf.Tensor:
-        """See `StepContext`."""
+        """See `ops.max_pool`."""
         return self._pool(x, window)
+
+
+_TracingContext.forms = ops.methods_as_forms(_TracingContext)

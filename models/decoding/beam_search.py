@@ -22,6 +22,7 @@ from typing import Any, Literal, NamedTuple
 
 import tensorflow as tf
 
+from tekso.framework import ops
 from tekso.framework.params import param
 from tekso.framework.theta import Theta
 from tekso.models.decoding.decoder import Decoder
@@ -199,7 +200,7 @@ class _Run:
         given = _Given(theta, is_source_BS, self._limits.of_source, forced)
 
         def turn(*flat: Any) -> _State:
-            inside, state = self._ctx.capture((given, _State(*flat)))
+            inside, state = ops.capture(self._ctx, (given, _State(*flat)))
             return self._turn(inside, state)
 
         last = tf.while_loop(

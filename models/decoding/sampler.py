@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tekso.framework import ops
 from tekso.framework.params import param
 from tekso.framework.theta import Theta
 from tekso.models.decoding.sampling import check_sampling, sample
@@ -77,7 +78,7 @@ class Sampler(Search):
             )
 
         def turn(*flat: Any) -> tuple[Any, ...]:
-            (weights, limits_N, forced), inside = ctx.capture((outside, flat))
+            (weights, limits_N, forced), inside = ops.capture(ctx, (outside, flat))
             t, ids_N, state, ids_TN, log_probs_N, lengths_N, is_open_N = inside
             step = model.decode_step(weights, ids_N, state, t, ctx)
             logits_NV = ctx.constrain(tf.cast(step.logits, tf.float32), ("batch", None))

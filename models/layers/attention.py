@@ -5,11 +5,13 @@ Legend: B batch, T queries, S keys, D model dim, N heads, K kv heads, H head dim
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Literal
 
 import numpy as np
 import tensorflow as tf
 
+from tekso.framework import ops
 from tekso.framework.context import StepContext
 from tekso.framework.initializers import GlorotUniform, Initializer, Zeros
 from tekso.framework.layer import Layer
@@ -372,7 +374,7 @@ class MultiHeadAttention(Layer):
         asking = of_x if positions is None else cache_lib.positions_at(positions, of_x)
         positions = places if positions is None else positions
         q, k, v = (self._heads(theta, name, x, ctx, asking) for name in ("q", "k", "v"))
-        cache = cache_lib.write(cache, k, v, position, fill=ctx.fill_rows)
+        cache = cache_lib.write(cache, k, v, position, fill=functools.partial(ops.fill_rows, ctx))
         mask = masking.combine(self._visible(of_x, places, prefix), mask)
         mask = cache_lib.own_mask(cache, None if mask is None else masking.tensor(mask))
         bias = self._with_position_bias(theta, q, asking, positions, bias, ctx)
@@ -393,7 +395,7 @@ class MultiHeadAttention(Layer):
         """[B, T, D] -> [B, T, N or K, H], turned by the positions."""
         bias = theta[f"{name}_bias"] if self.params.use_bias else None
         dim_name = "heads" if name == "q" else self._kv_dim_name
-        heads = ctx.project(x, theta[name], bias)
+        heads = ops.project(ctx, x, theta[name], bias)
         heads = ctx.constrain(heads, ("batch", "length", dim_name, "head_dim"))
         if name == "v" or positions is None or self.params.positions is None:
             return heads
@@ -436,7 +438,8 @@ class MultiHeadAttention(Layer):
         ctx: StepContext,
     ) -> tf.Tensor:
         p = self.params
-        attended = ctx.attend(
+        attended = ops.attend(
+            ctx,
             q,
             k,
             v,
@@ -461,13 +464,13 @@ class MultiHeadAttention(Layer):
     ) -> tf.Tensor:
         """As `_attend`, with k and v [B, K, S, H]; returns the shape of x."""
         mask = None if mask is None else masking.tensor(mask)
-        attended = ctx.attend_known(q, k, v, scale=self._scale, mask=mask, bias=bias)
+        attended = ops.attend_known(ctx, q, k, v, scale=self._scale, mask=mask, bias=bias)
         return self._out(theta, tf.reshape(attended, [*shape[:2], *attended.shape[2:]]), ctx)
 
     def _out(self, theta: Theta, attended: tf.Tensor, ctx: StepContext) -> tf.Tensor:
         attended = ctx.constrain(attended, ("batch", "length", "heads", "head_dim"))
         out_bias = theta.out_bias if self.params.use_bias else None
-        return ctx.project(attended, theta.out, out_bias, num_contracted=2)
+        return ops.project(ctx, attended, theta.out, out_bias, num_contracted=2)
 
 
 def _heads_first(x: tf.Tensor) -> tf.Tensor:

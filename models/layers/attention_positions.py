@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tekso.framework import ops
 from tekso.framework.context import StepContext
 from tekso.framework.initializers import GlorotUniform, Initializer, Normal
 from tekso.framework.layer import Layer
@@ -91,7 +92,7 @@ class RotaryPositions(AttentionPositions):
         p = self.params
         rates = p.base ** (-2 / p.head_dim * np.arange(p.head_dim // 2))
         sine, cosine = (tf.expand_dims(s, -2) for s in sines(positions, rates))
-        return ctx.rotate(x, sine, cosine)
+        return ops.rotate(ctx, x, sine, cosine)
 
 
 class RelativeBias(AttentionPositions):

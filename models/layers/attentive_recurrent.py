@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 import tensorflow as tf
 
+from tekso.framework import ops
 from tekso.framework.context import StepContext
 from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, param
@@ -163,7 +164,7 @@ class AttentiveRecurrent(Layer):
         # As weights: what every turn reads, and gets a gradient from.
         shared = Theta(own=theta, memory=Theta(memory))
         state = self._pinned(self.zero_state(x.shape[0], x.dtype), ctx)
-        _, ys = ctx.scan(self._turn, shared, state, xs)
+        _, ys = ops.scan(ctx, self._turn, shared, state, xs)
         dims = {"output": "embed", "context": "embed", "probabilities": None}
         return Attended(
             **{
@@ -219,7 +220,7 @@ class AttentiveRecurrent(Layer):
         """
         fed = ctx.constrain(state["fed"], ("batch", "embed"))
         fed = self.dropout.fprop(Theta(), fed, ctx)
-        gates += ctx.project(fed, theta.w_feed)
+        gates += ops.project(ctx, fed, theta.w_feed)
         y, after = self.cells[0].step(theta.cells["0"], gates, state["cells"][0], ctx)
         cells = [after]
         for i, cell in enumerate(self.cells[1:], start=1):
@@ -231,7 +232,9 @@ class AttentiveRecurrent(Layer):
             y = with_residual(x, y, self.params.residual)
         context, probabilities = self._attend(theta, y, memory, mask, ctx)
         if self.params.feed == "attentional":
-            y = tf.tanh(ctx.project(y, theta.w_output) + ctx.project(context, theta.w_context))
+            y = tf.tanh(
+                ops.project(ctx, y, theta.w_output) + ops.project(ctx, context, theta.w_context)
+            )
             y = ctx.constrain(y, ("batch", "embed"))
             fed = y
         else:

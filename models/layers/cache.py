@@ -81,7 +81,7 @@ def write(
     """Returns the cache with a block of keys and values written from `position` on.
 
     There has to be room for them. `fill` writes rows of a buffer; that of a step context takes them
-    to be empty (`StepContext.fill_rows`).
+    to be empty (`ops.fill_rows`).
 
     Shapes:
       k, v: [B * M, T, K, H], position: [], or [B] if M is 1, int

@@ -17,6 +17,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tekso.framework import ops
 from tekso.framework.context import StepContext
 from tekso.framework.initializers import HeNormal, Initializer, Zeros
 from tekso.framework.layer import Layer
@@ -64,7 +65,7 @@ class Conv2DBase(Layer):
         return self.window.output_size(height, 0), self.window.output_size(width, 1)
 
     def _finish(self, y: tf.Tensor, ctx: StepContext) -> tf.Tensor:
-        return ctx.constrain_image(ctx.activate(self.params.activation, y))
+        return ops.constrain_image(ctx, ops.activate(ctx, self.params.activation, y))
 
 
 class Conv2D(Conv2DBase):
@@ -118,7 +119,7 @@ class Conv2D(Conv2DBase):
         self.output_size(x.shape[1], x.shape[2])
         b = theta.b if p.use_bias else None
         x = tf.cast(x, theta.w.dtype)
-        return self._finish(ctx.convolution(x, theta.w, b, window=self.window), ctx)
+        return self._finish(ops.convolution(ctx, x, theta.w, b, window=self.window), ctx)
 
 
 class DepthwiseConv2D(Conv2DBase):
@@ -166,4 +167,4 @@ class DepthwiseConv2D(Conv2DBase):
             )
         b = theta.b if p.use_bias else None
         x = tf.cast(x, theta.w.dtype)
-        return self._finish(ctx.depthwise_convolution(x, theta.w, b, window=self.window), ctx)
+        return self._finish(ops.depthwise_convolution(ctx, x, theta.w, b, window=self.window), ctx)

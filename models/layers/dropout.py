@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tekso.framework import ops
 from tekso.framework.context import StepContext
 from tekso.framework.layer import Layer
 from tekso.framework.params import param
@@ -36,4 +37,4 @@ class Dropout(Layer):
 
     def fprop(self, theta: Theta, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
         """See the class."""
-        return ctx.dropout(x, self.params.rate, self)
+        return ops.dropout(ctx, x, self.params.rate, self)

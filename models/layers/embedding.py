@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import tensorflow as tf
 
+from tekso.framework import ops
 from tekso.framework.context import StepContext
 from tekso.framework.initializers import Initializer, LecunNormal
 from tekso.framework.layer import Layer
@@ -57,7 +58,7 @@ class Embedding(Layer):
           ids: [...] int in [0, vocab_size)
           returns: [..., dim], dtype of the table
         """
-        return self._scaled(ctx.lookup(theta.table, ids))
+        return self._scaled(ops.lookup(ctx, theta.table, ids))
 
     def fprop_shared(
         self, theta: Theta, ids: tf.Tensor, ctx: StepContext
@@ -66,7 +67,7 @@ class Embedding(Layer):
 
         The same numbers as `fprop`; the gradient of the table is cheaper with the weights returned.
         """
-        x, table = ctx.lookup_shared(theta.table, ids)
+        x, table = ops.lookup_shared(ctx, theta.table, ids)
         return self._scaled(x), Theta(theta, table=table)
 
     def _scaled(self, x: tf.Tensor) -> tf.Tensor:
@@ -80,7 +81,7 @@ class Embedding(Layer):
           returns: [..., rows], dtype of x; -1e9 for those that pad the vocabulary
         """
         bias = vocabulary.padding_bias(self.params.vocab_size, self._rows)
-        y = ctx.logits(x, theta.table)
+        y = ops.logits(ctx, x, theta.table)
         return y if bias is None else y + tf.cast(bias, y.dtype)
 
     def cross_entropy(
@@ -101,4 +102,6 @@ class Embedding(Layer):
         bias = vocabulary.padding_bias(
             self.params.vocab_size, self._rows, label_smoothing=label_smoothing, name="Embedding"
         )
-        return ctx.cross_entropy(x, theta.table, labels, bias=bias, label_smoothing=label_smoothing)
+        return ops.cross_entropy(
+            ctx, x, theta.table, labels, bias=bias, label_smoothing=label_smoothing
+        )

@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 import tensorflow as tf
 
+from tekso.framework import ops
 from tekso.framework.context import StepContext
 from tekso.framework.initializers import GlorotUniform, Initializer
 from tekso.framework.layer import Layer
@@ -137,7 +138,7 @@ class Router(Layer):
     ) -> Routing:
         """See the class."""
         p = self.params
-        logits = ctx.project(self._jittered(widen(x), ctx), widen(theta.w))
+        logits = ops.project(ctx, self._jittered(widen(x), ctx), widen(theta.w))
         # Positions are counted along the length, so a device needs all of an example.
         logits = ctx.constrain(logits, ("batch", None, None))
         probs = tf.nn.softmax(logits)

@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tekso.framework import ops
 from tekso.framework.context import StepContext
 from tekso.framework.initializers import GlorotUniform, Initializer, Zeros
 from tekso.framework.layer import Layer
@@ -50,5 +51,5 @@ class Linear(Layer):
 
     def fprop(self, theta: Theta, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
         """See the class."""
-        y = ctx.project(x, theta.w, theta.b if self.params.use_bias else None)
-        return ctx.activate(self.params.activation, y)
+        y = ops.project(ctx, x, theta.w, theta.b if self.params.use_bias else None)
+        return ops.activate(ctx, self.params.activation, y)

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import tensorflow as tf
 
+from tekso.framework import ops
 from tekso.framework.context import StepContext
 from tekso.framework.initializers import GlorotUniform, Initializer, Zeros
 from tekso.framework.layer import Layer
@@ -196,4 +197,4 @@ class ExpertLinear(Layer):
         y = tf.einsum("ebci,eio->ebco", x, theta.w)
         if self.params.use_bias:
             y += tf.expand_dims(tf.expand_dims(theta.b, 1), 1)
-        return ctx.activate(self.params.activation, y)
+        return ops.activate(ctx, self.params.activation, y)

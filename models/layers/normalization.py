@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tekso.framework import ops
 from tekso.framework.context import StepContext
 from tekso.framework.initializers import Ones, Zeros
 from tekso.framework.layer import Layer
@@ -55,7 +56,7 @@ class LayerNorm(Norm):
     def fprop(self, theta: Theta, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
         """See the class."""
         bias = theta.bias if self.params.use_bias else None
-        return ctx.layer_norm(x, theta.scale, bias, epsilon=self.params.epsilon)
+        return ops.layer_norm(ctx, x, theta.scale, bias, epsilon=self.params.epsilon)
 
 
 class RMSNorm(Norm):
@@ -78,7 +79,7 @@ class RMSNorm(Norm):
 
     def fprop(self, theta: Theta, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
         """See the class."""
-        return ctx.rms_norm(x, theta.scale, epsilon=self.params.epsilon)
+        return ops.rms_norm(ctx, x, theta.scale, epsilon=self.params.epsilon)
 
 
 class BatchNorm(Norm):
@@ -142,10 +143,10 @@ class BatchNorm(Norm):
             counted = tf.cast(tf.expand_dims(mask, -1), x.dtype)
             counted = tf.broadcast_to(counted, [*x.shape[:-1], 1])
         count = tf.reduce_sum(counted)
-        total = tf.maximum(ctx.sum_over_replicas(count), 1.0)
-        mean = ctx.sum_over_replicas(tf.reduce_sum(x * counted, outer)) / total
+        total = tf.maximum(ops.sum_over_replicas(ctx, count), 1.0)
+        mean = ops.sum_over_replicas(ctx, tf.reduce_sum(x * counted, outer)) / total
         squares = tf.reduce_sum(tf.square(x - mean) * counted, outer)
-        variance = ctx.sum_over_replicas(squares) / total
+        variance = ops.sum_over_replicas(ctx, squares) / total
 
         # For the moving statistics: sums that add up over every part of the global batch. They are
         # taken around the moving mean, so that the variance does not cancel out.

@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tekso.framework import ops
 from tekso.framework.context import StepContext
 from tekso.framework.layer import Layer
 from tekso.framework.params import param
@@ -58,7 +59,7 @@ class MaxPool(Pool2D):
 
     def fprop(self, theta: Theta, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
         """See the class."""
-        return ctx.constrain_image(ctx.max_pool(x, self.window))
+        return ops.constrain_image(ctx, ops.max_pool(ctx, x, self.window))
 
 
 class AveragePool(Pool2D):
@@ -74,7 +75,7 @@ class AveragePool(Pool2D):
 
     def fprop(self, theta: Theta, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
         """See the class."""
-        return ctx.constrain_image(ctx.average_pool(x, self.window))
+        return ops.constrain_image(ctx, ops.average_pool(ctx, x, self.window))
 
 
 class GlobalAveragePool(Layer):

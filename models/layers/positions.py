@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tekso.framework import ops
 from tekso.framework.context import StepContext
 from tekso.framework.initializers import Initializer, Normal
 from tekso.framework.layer import Layer
@@ -80,7 +81,7 @@ class LearnedPositions(PositionsBase):
             last, vectors = x.shape[1] - 1, theta.w[: x.shape[1]]
         else:
             last = positions.max() if isinstance(positions, np.ndarray) else 0
-            vectors = ctx.lookup(theta.w, tf.convert_to_tensor(positions))
+            vectors = ops.lookup(ctx, theta.w, tf.convert_to_tensor(positions))
         self.check_length(last + 1)
         return x + tf.cast(vectors, x.dtype)
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import tensorflow as tf
 
+from tekso.framework import ops
 from tekso.framework.context import StepContext
 from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, param
@@ -86,7 +87,7 @@ class Recurrent(Layer):
         xs["gates"] = self.cell.project_inputs(theta.cell, tf.transpose(x, [1, 0, 2]), ctx)
         if self.params.direction == "backward":
             xs = {name: _reversed(value) for name, value in xs.items()}
-        state, y = ctx.scan(self._turn, theta.cell, state, xs)
+        state, y = ops.scan(ctx, self._turn, theta.cell, state, xs)
         y = tf.transpose(y, [1, 0, 2])
         if self.params.direction == "backward":
             y = _whole(_reversed(_whole(y, ctx), axis=1), ctx)

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import tensorflow as tf
 
+from tekso.framework import ops
 from tekso.framework.context import StepContext
 from tekso.framework.initializers import GlorotUniform, Initializer, Zeros
 from tekso.framework.layer import Layer
@@ -67,7 +68,7 @@ class RecurrentCell(Layer):
           x: [..., input_dim]
           returns: [..., G, hidden_dim]
         """
-        return ctx.project(x, theta.w_input, theta.b)
+        return ops.project(ctx, x, theta.w_input, theta.b)
 
     def step(
         self, theta: Theta, gates: tf.Tensor, state: State, ctx: StepContext
@@ -160,13 +161,13 @@ class LstmCell(RecurrentCell):
         self, theta: Theta, gates: tf.Tensor, state: State, ctx: StepContext
     ) -> tuple[tf.Tensor, State]:
         """See the class."""
-        gates += ctx.project(state["output"], theta.w_recurrent)
+        gates += ops.project(ctx, state["output"], theta.w_recurrent)
         i, f, g, o = self._unstacked(gates, ctx)
         kept = tf.sigmoid(f + self.params.forget_bias) * state["memory"]
         memory = kept + tf.sigmoid(i) * tf.tanh(g)
         output = tf.sigmoid(o) * tf.tanh(memory)
         if self.params.projection_dim is not None:
-            output = ctx.project(output, theta.w_projection)
+            output = ops.project(ctx, output, theta.w_projection)
         return output, {"memory": memory, "output": output}
 
 
@@ -215,11 +216,13 @@ class GruCell(RecurrentCell):
         """See the class."""
         before = state["output"]
         x_r, x_z, x_new = self._unstacked(gates, ctx)
-        r, z = self._unstacked(ctx.project(before, theta.w_recurrent), ctx)
+        r, z = self._unstacked(ops.project(ctx, before, theta.w_recurrent), ctx)
         r, z = tf.sigmoid(x_r + r), tf.sigmoid(x_z + z)
         if self.params.reset == "before":
-            new = tf.tanh(x_new + ctx.project(r * before, theta.w_candidate))
+            new = tf.tanh(x_new + ops.project(ctx, r * before, theta.w_candidate))
         else:
-            new = tf.tanh(x_new + r * ctx.project(before, theta.w_candidate, theta.b_candidate))
+            new = tf.tanh(
+                x_new + r * ops.project(ctx, before, theta.w_candidate, theta.b_candidate)
+            )
         output = z * before + (1 - z) * new
         return output, {"output": output}

@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tekso.framework import ops
 from tekso.framework.context import StepContext
 from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, param
@@ -49,7 +50,7 @@ class Rematerialize(Layer):
             y = self.layer.fprop(theta, self._pin(x, ctx), ctx, **tensors, **known)
             return self._pin(y, ctx)
 
-        return ctx.rematerialize(run, theta, x, tensors)
+        return ops.rematerialize(ctx, run, theta, x, tensors)
 
     def _pin(self, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
         return ctx.constrain(x, self.params.dims) if x.shape.rank == len(self.params.dims) else x

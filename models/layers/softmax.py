@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tekso.framework import counter_hash
+from tekso.framework import counter_hash, ops
 from tekso.framework.context import StepContext
 from tekso.framework.initializers import Initializer, LecunNormal, Zeros
 from tekso.framework.layer import Layer
@@ -58,7 +58,7 @@ class Softmax(Layer):
           x: [..., input_dim]
           returns: [..., rows], dtype of x; -1e9 for those that pad the vocabulary
         """
-        y = ctx.logits(x, theta.w)
+        y = ops.logits(ctx, x, theta.w)
         bias = self._bias(theta)
         return y if bias is None else y + tf.cast(bias, y.dtype)
 
@@ -90,7 +90,9 @@ class Softmax(Layer):
           returns: [...] float32
         """
         bias = self._bias(theta, label_smoothing)
-        return ctx.cross_entropy(x, theta.w, labels, bias=bias, label_smoothing=label_smoothing)
+        return ops.cross_entropy(
+            ctx, x, theta.w, labels, bias=bias, label_smoothing=label_smoothing
+        )
 
 
 class SampledSoftmax(Softmax):
@@ -147,8 +149,8 @@ class SampledSoftmax(Softmax):
             )
         p = self.params
         samples = self.sample(ctx)
-        sampled = ctx.project(x, tf.transpose(ctx.lookup(theta.w, samples)))
-        rows = ctx.lookup(theta.w, labels)
+        sampled = ops.project(ctx, x, tf.transpose(ops.lookup(ctx, theta.w, samples)))
+        rows = ops.lookup(ctx, theta.w, labels)
         true = tf.reduce_sum(widen(x) * widen(rows), -1)
         sampled = widen(sampled)
         if p.use_bias:

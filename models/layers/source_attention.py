@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import tensorflow as tf
 
+from tekso.framework import ops
 from tekso.framework.context import StepContext
 from tekso.framework.initializers import GlorotUniform, Initializer
 from tekso.framework.layer import Layer
@@ -123,12 +124,12 @@ class AdditiveAttention(SourceAttention):
         self.weight("w_score", [size], dims=(None,), init=p.init, fan_in=size, fan_out=1)
 
     def _keys(self, theta: Theta, encoded: tf.Tensor, ctx: StepContext) -> tf.Tensor:
-        return ctx.project(encoded, theta.w_key)
+        return ops.project(ctx, encoded, theta.w_key)
 
     def _scores(
         self, theta: Theta, queries: tf.Tensor, keys: tf.Tensor, ctx: StepContext
     ) -> tf.Tensor:
-        asked = tf.expand_dims(ctx.project(queries, theta.w_query), 2)
+        asked = tf.expand_dims(ops.project(ctx, queries, theta.w_query), 2)
         hidden = tf.tanh(asked + tf.expand_dims(keys, 1))
         return tf.einsum("bksa,a->bks", hidden, theta.w_score)
 
@@ -166,7 +167,7 @@ class DotAttention(SourceAttention):
             )
 
     def _keys(self, theta: Theta, encoded: tf.Tensor, ctx: StepContext) -> tf.Tensor:
-        keys = encoded if self.params.form == "dot" else ctx.project(encoded, theta.w_key)
+        keys = encoded if self.params.form == "dot" else ops.project(ctx, encoded, theta.w_key)
         return keys / math.sqrt(keys.shape[-1]) if self.params.scale == "rsqrt_dim" else keys
 
     def _scores(

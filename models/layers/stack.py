@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tekso.framework import ops
 from tekso.framework.context import StepContext
 from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, param
@@ -190,7 +191,7 @@ class RepeatedStack(StackBase):
         def body(shared: Theta, x: tf.Tensor, weights: Theta, ctx: StepContext) -> Any:
             return self.layers.fprop(weights, x, ctx, **shared, **known), None
 
-        return ctx.scan(body, shared, x, theta.layers, first=first)[0]
+        return ops.scan(ctx, body, shared, x, theta.layers, first=first)[0]
 
     def look(self, theta: Theta, x: tf.Tensor, ctx: StepContext, **side: Any) -> tf.Tensor:
         """See StackBase."""
@@ -200,7 +201,7 @@ class RepeatedStack(StackBase):
             x, _ = state
             return (self.layers.fprop(weights, x, ctx, **shared, **known), x), None
 
-        (_, given), _ = ctx.scan(body, shared, (x, x), theta.layers)
+        (_, given), _ = ops.scan(ctx, body, shared, (x, x), theta.layers)
         return self.layers.look(_last(theta.layers), given, self._in_last(ctx), **side)
 
     def init_cache(self, batch_size: int, max_length: int, dtype: str = "float32") -> Any:
@@ -218,7 +219,7 @@ class RepeatedStack(StackBase):
             return state, self.layers.cache_memory(weights, cache, memory["memory"], ctx)
 
         shared = Theta(memory=memory)
-        return ctx.scan(body, shared, tf.constant(0), (theta.layers, cache))[1]
+        return ops.scan(ctx, body, shared, tf.constant(0), (theta.layers, cache))[1]
 
     def move_rows(self, cache: Any, move: Callable[..., Any]) -> Any:
         """See StackBase."""
@@ -234,7 +235,7 @@ class RepeatedStack(StackBase):
             weights, cache = xs
             return self.layers.extend_step(weights, x, cache, ctx=ctx, **shared, **known)
 
-        return ctx.scan(body, shared, x, (theta.layers, cache))
+        return ops.scan(ctx, body, shared, x, (theta.layers, cache))
 
     def look_step(
         self, theta: Theta, x: tf.Tensor, cache: Any, position: Any, ctx: StepContext, **side: Any
@@ -247,7 +248,7 @@ class RepeatedStack(StackBase):
             y, cache = self.layers.extend_step(weights, x, cache, ctx=ctx, **shared, **known)
             return (y, x), cache
 
-        (x, given), caches = ctx.scan(body, shared, (x, x), (theta.layers, cache))
+        (x, given), caches = ops.scan(ctx, body, shared, (x, x), (theta.layers, cache))
         # Not by `_last`, which a mesh does not compile here; nothing contracts two dims of it.
         last = tf.nest.map_structure(lambda t: t[-1], cache)
         _, _, looks = self.layers.look_step(

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from tekso.framework import ops
 from tekso.framework.theta import Theta
 from tekso.models.decoding.sampling import sample
 from tekso.models.decoding.search import forbidding
@@ -140,7 +141,7 @@ class Generator:
             )
 
         def turn(*state: Any) -> tuple[Any, ...]:
-            weights, lengths, state = ctx.capture((theta, lengths_B, state))
+            weights, lengths, state = ops.capture(ctx, (theta, lengths_B, state))
             t, origin, ids_TB, logits_BV, cache, done_B, written_B = state
             is_prompt_B = t < lengths
             token_B = tf.where(done_B, 0, draw(logits_BV, t))
@@ -154,13 +155,15 @@ class Generator:
             place = t - origin
 
             def extend() -> Any:
-                own, token, old, at, first = ctx.capture((weights, token_B, cache, place, origin))
+                own, token, old, at, first = ops.capture(
+                    ctx, (weights, token_B, cache, place, origin)
+                )
                 token_B1 = tf.expand_dims(token, 1)
                 logits, extended = self.model.extend_step(own, token_B1, old, at, ctx)
                 return tf.squeeze(logits, 1), extended, first
 
             def slide() -> Any:
-                own, ids, now = ctx.capture((weights, ids_TB, t))
+                own, ids, now = ops.capture(ctx, (weights, ids_TB, t))
                 start = now + 1 - kept
                 return *read(own, ids, start, kept), start
 

@@ -19,6 +19,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from tekso.framework import ops
 from tekso.framework.commands import typed
 from tekso.framework.cores import num_cores
 from tekso.framework.params import Configurable, param
@@ -231,7 +232,7 @@ class Translator(Configurable):
                 if self.params.xla == "search":
                     run = tf.function(run, jit_compile=True, autograph=False)
                 elif not tf.config.list_logical_devices("TPU"):
-                    ctx = ctx.filling_in_place()
+                    ctx = ops.filling_in_place(ctx)
                 return run(theta.model, ids, segment_ids)
 
             self._functions[key] = search

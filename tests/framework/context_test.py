@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tekso.framework.context import StepContext
+from tekso.framework import ops
+from tekso.framework.context import StepContext, isolated
 from tekso.framework.layer import Layer
 
 
@@ -63,9 +64,9 @@ def test_constrain_is_the_identity() -> None:
 
 def test_dropout_acts_in_training_only(tree: Tree) -> None:
     x = tf.ones([40, 50])
-    assert StepContext(mode="eval").dropout(x, 0.5, tree.a) is x
-    assert train().dropout(x, 0.0, tree.a) is x
-    y = train().dropout(x, 0.25, tree.a).numpy()
+    assert ops.dropout(StepContext(mode="eval"), x, 0.5, tree.a) is x
+    assert ops.dropout(train(), x, 0.0, tree.a) is x
+    y = ops.dropout(train(), x, 0.25, tree.a).numpy()
     assert set(np.unique(y)) == {np.float32(0), np.float32(1 / 0.75)}
     assert abs((y == 0).mean() - 0.25) < 5 * np.sqrt(0.25 * 0.75 / 2000)
 
@@ -73,18 +74,18 @@ def test_dropout_acts_in_training_only(tree: Tree) -> None:
 def test_dropout_differs_by_seed_step_layer_and_name(tree: Tree) -> None:
     x = tf.ones([20, 30])
     masks = [
-        train(seed=1, step=1).dropout(x, 0.5, tree.a),
-        train(seed=2, step=1).dropout(x, 0.5, tree.a),
-        train(seed=1, step=2).dropout(x, 0.5, tree.a),
-        train(seed=1, step=1).dropout(x, 0.5, tree.b),
-        train(seed=1, step=1).dropout(x, 0.5, tree.a, "second"),
-        train(seed=1, step=1).fold(0).dropout(x, 0.5, tree.a),
-        train(seed=1, step=1).fold(1).dropout(x, 0.5, tree.a),
+        ops.dropout(train(seed=1, step=1), x, 0.5, tree.a),
+        ops.dropout(train(seed=2, step=1), x, 0.5, tree.a),
+        ops.dropout(train(seed=1, step=2), x, 0.5, tree.a),
+        ops.dropout(train(seed=1, step=1), x, 0.5, tree.b),
+        ops.dropout(train(seed=1, step=1), x, 0.5, tree.a, "second"),
+        ops.dropout(train(seed=1, step=1).fold(0), x, 0.5, tree.a),
+        ops.dropout(train(seed=1, step=1).fold(1), x, 0.5, tree.a),
     ]
     for i, a in enumerate(masks):
         for b in masks[:i]:
             assert 0.4 < float(tf.reduce_mean(tf.cast(a == b, tf.float32))) < 0.6
-    np.testing.assert_array_equal(masks[0], train(seed=1, step=1).dropout(x, 0.5, tree.a))
+    np.testing.assert_array_equal(masks[0], ops.dropout(train(seed=1, step=1), x, 0.5, tree.a))
 
 
 def test_layers_of_a_list_and_of_a_stack_draw_from_one_stream() -> None:
@@ -100,19 +101,19 @@ def test_a_part_of_the_batch_draws_by_its_global_position(tree: Tree, offset: ob
     np.testing.assert_array_equal(part.uniform(tree.a, [2, 4]), whole.uniform(tree.a, [5, 4])[3:])
     x = tf.reshape(tf.range(20.0), [5, 4])
     np.testing.assert_array_equal(
-        part.dropout(x[3:], 0.5, tree.a), whole.dropout(x, 0.5, tree.a)[3:]
+        ops.dropout(part, x[3:], 0.5, tree.a), ops.dropout(whole, x, 0.5, tree.a)[3:]
     )
     q = tf.random.stateless_normal([5, 3, 2, 4], [1, 2])
-    attended = whole.attend(q, q, q, scale=0.5, dropout_rate=0.5, layer=tree.a)
-    again = part.attend(q[3:], q[3:], q[3:], scale=0.5, dropout_rate=0.5, layer=tree.a)
+    attended = ops.attend(whole, q, q, q, scale=0.5, dropout_rate=0.5, layer=tree.a)
+    again = ops.attend(part, q[3:], q[3:], q[3:], scale=0.5, dropout_rate=0.5, layer=tree.a)
     np.testing.assert_allclose(again, attended[3:], rtol=1e-6)
 
 
 def test_attend_with_dropout_needs_the_layer() -> None:
     q = tf.ones([2, 3, 2, 4])
     with pytest.raises(ValueError, match="needs the layer"):
-        train().attend(q, q, q, scale=1.0, dropout_rate=0.5)
-    StepContext().attend(q, q, q, scale=1.0, dropout_rate=0.5)  # outside training it does not
+        ops.attend(train(), q, q, q, scale=1.0, dropout_rate=0.5)
+    ops.attend(StepContext(), q, q, q, scale=1.0, dropout_rate=0.5)  # outside training it does not
 
 
 def test_losses_are_means_over_the_global_batch() -> None:
@@ -165,7 +166,7 @@ def test_a_metric_named_as_a_loss_is_refused(name: str) -> None:
 
 def test_an_isolated_context_collects_for_itself(tree: Tree) -> None:
     ctx = train(seed=3, num_examples=2)
-    inner = ctx.isolated()
+    inner = isolated(ctx)
     inner.collect_loss("l", tf.constant(1.0))
     assert ctx.collected.sums["loss"] == {}
     assert int(inner.random_key(tree.a)) == int(ctx.random_key(tree.a))
@@ -176,7 +177,7 @@ def test_an_isolated_context_collects_for_itself(tree: Tree) -> None:
 
 def test_sum_over_replicas_is_the_identity_on_one_device() -> None:
     x = tf.ones([2])
-    assert StepContext().sum_over_replicas(x) is x
+    assert ops.sum_over_replicas(StepContext(), x) is x
 
 
 def test_primitives_compute_what_they_say() -> None:
@@ -185,17 +186,19 @@ def test_primitives_compute_what_they_say() -> None:
     table, scale = rng.normal(size=(7, 4)), rng.normal(size=4)
     labels = np.array([[1, 0, 6], [3, 3, 2]])
     ctx = StepContext()
-    np.testing.assert_allclose(ctx.project(*map(tf.constant, (x, w, b))), x @ w + b, rtol=1e-12)
-    np.testing.assert_allclose(ctx.activate("relu", tf.constant(x)), np.maximum(x, 0))
-    np.testing.assert_array_equal(ctx.lookup(table, labels), table[labels])
+    np.testing.assert_allclose(
+        ops.project(ctx, *map(tf.constant, (x, w, b))), x @ w + b, rtol=1e-12
+    )
+    np.testing.assert_allclose(ops.activate(ctx, "relu", tf.constant(x)), np.maximum(x, 0))
+    np.testing.assert_array_equal(ops.lookup(ctx, table, labels), table[labels])
     rms = x / np.sqrt((x**2).mean(-1, keepdims=True) + 0.1) * scale
     np.testing.assert_allclose(
-        ctx.rms_norm(tf.constant(x), tf.constant(scale), epsilon=0.1), rms, rtol=1e-12
+        ops.rms_norm(ctx, tf.constant(x), tf.constant(scale), epsilon=0.1), rms, rtol=1e-12
     )
     centred = x - x.mean(-1, keepdims=True)
     norm = centred / np.sqrt(x.var(-1, keepdims=True) + 0.1) * scale + w[:, 0]
     np.testing.assert_allclose(
-        ctx.layer_norm(tf.constant(x), tf.constant(scale), tf.constant(w[:, 0]), epsilon=0.1),
+        ops.layer_norm(ctx, tf.constant(x), tf.constant(scale), tf.constant(w[:, 0]), epsilon=0.1),
         norm,
         rtol=1e-12,
     )
@@ -203,5 +206,5 @@ def test_primitives_compute_what_they_say() -> None:
     log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     expected = -np.take_along_axis(log_p, labels[..., None], -1)[..., 0]
     np.testing.assert_allclose(
-        ctx.cross_entropy(tf.constant(x), tf.constant(table), labels), expected, rtol=1e-12
+        ops.cross_entropy(ctx, tf.constant(x), tf.constant(table), labels), expected, rtol=1e-12
     )

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tekso.framework import ops
 from tekso.framework.context import StepContext
 from tekso.framework.layer import Layer
 from tekso.framework.theta import Theta
@@ -40,7 +41,7 @@ def values() -> tuple[Theta, dict[str, tf.Tensor], dict[str, tf.Tensor]]:
 def body(theta: Theta, state: Any, x: Any, ctx: StepContext) -> tuple[Any, Any]:
     gain = tf.cast(tf.expand_dims(x["ids"], 1), tf.float64)
     h = tf.tanh(state["h"] @ theta.w + theta.b + x["x"] * gain)
-    h = ctx.dropout(h, 0.25, NOISE)
+    h = ops.dropout(ctx, h, 0.25, NOISE)
     h = tf.where(tf.expand_dims(x["keep"], 1), h, state["h"])
     ctx.collect_loss("norm", tf.reduce_sum(tf.square(h)))
     ctx.collect_metric("mean", tf.reduce_sum(h), BATCH * DIM)
@@ -81,7 +82,7 @@ def loss_and_all(run: Callable[..., Any], theta: Theta, state: Any, xs: Any) -> 
 
 
 def scan(ctx: StepContext, *args: Any) -> Any:
-    return ctx.scan(*args)
+    return ops.scan(ctx, *args)
 
 
 def in_graph(run: Callable[..., Any], **options: Any) -> Callable[..., dict[str, Any]]:
@@ -116,7 +117,7 @@ def test_scan_draws_other_numbers_every_turn_and_returns_none_for_none() -> None
         return state, {"u": ctx.uniform(NOISE, [4, 6]), "none": None}
 
     def run() -> Any:
-        return StepContext(seed=1).scan(noise, Theta(), tf.constant(0.0), tf.zeros([TURNS]))[1]
+        return ops.scan(StepContext(seed=1), noise, Theta(), tf.constant(0.0), tf.zeros([TURNS]))[1]
 
     eager, graph = run(), tf.function(run, autograph=False)()
     assert eager["none"] is None
@@ -134,11 +135,11 @@ def test_scan_within_scan_stacks_statistics_by_both_turns() -> None:
         return state + x, None
 
     def outer(theta: Theta, state: tf.Tensor, x: tf.Tensor, ctx: StepContext) -> Any:
-        return ctx.scan(inner, theta, state, x)[0], None
+        return ops.scan(ctx, inner, theta, state, x)[0], None
 
     def run() -> Any:
         ctx = StepContext(seed=3)
-        last, _ = ctx.scan(outer, Theta(), tf.constant(0.0), weights)
+        last, _ = ops.scan(ctx, outer, Theta(), tf.constant(0.0), weights)
         return last, ctx.collected.sums["statistic"]["x"], ctx.collected.sums["metric"]["u"]
 
     for last, (value, weight), (noise, count) in (run(), tf.function(run, autograph=False)()):
@@ -161,7 +162,7 @@ def test_scan_traces_its_body_a_fixed_number_of_times() -> None:
 
     @tf.function(autograph=False)
     def run(xs: tf.Tensor) -> tf.Tensor:
-        return StepContext().scan(count, Theta(), tf.constant(0.0), xs)[0]
+        return ops.scan(StepContext(), count, Theta(), tf.constant(0.0), xs)[0]
 
     assert float(run(tf.ones([100]))) == 100
     assert len(traces) == 2  # once to learn what it returns, once for the loop
@@ -178,15 +179,19 @@ def test_scan_traces_its_body_a_fixed_number_of_times() -> None:
 )
 def test_scan_refuses_inputs_whose_turns_it_cannot_count(xs: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        StepContext().scan(lambda *_: (1, 2), Theta(), tf.constant(0.0), xs)
+        ops.scan(StepContext(), lambda *_: (1, 2), Theta(), tf.constant(0.0), xs)
 
 
 @pytest.mark.parametrize("new", [tf.ones([2]), tf.constant(1, tf.int32)])
 @pytest.mark.parametrize("graph", [False, True])
 def test_scan_refuses_a_state_that_changes_its_type(new: tf.Tensor, graph: bool) -> None:
     def run() -> Any:
-        return StepContext().scan(
-            lambda theta, state, x, ctx: (new, None), Theta(), tf.constant(0.0), tf.ones([3])
+        return ops.scan(
+            StepContext(),
+            lambda theta, state, x, ctx: (new, None),
+            Theta(),
+            tf.constant(0.0),
+            tf.ones([3]),
         )
 
     with pytest.raises(ValueError, match="keeps its type and shape"):
@@ -198,7 +203,7 @@ def test_scan_refuses_a_state_that_changes_its_type(new: tf.Tensor, graph: bool)
 
 def block(theta: Theta, x: tf.Tensor, extra: Any, ctx: StepContext) -> Any:
     h = tf.tanh(x @ theta.w + theta.b)
-    h = ctx.dropout(h, 0.25, NOISE)
+    h = ops.dropout(ctx, h, 0.25, NOISE)
     if extra["mask"] is not None:
         h = tf.where(extra["mask"], h, 0)
     if extra["ids"] is not None:
@@ -221,7 +226,7 @@ def direct(ctx: StepContext, function: Any, *args: Any) -> Any:
 
 
 def again(ctx: StepContext, function: Any, *args: Any) -> Any:
-    return ctx.rematerialize(function, *args)
+    return ops.rematerialize(ctx, function, *args)
 
 
 def block_and_gradients(run: Callable[..., Any], extra: Any) -> dict[str, Any]:
@@ -262,7 +267,7 @@ def test_rematerialised_computes_twice_and_once_without_gradient() -> None:
     theta, x = Theta(w=tf.constant(3.0)), tf.constant(2.0)
     with tf.GradientTape() as tape:
         tape.watch(x)
-        y = StepContext().rematerialize(function, theta, x)
+        y = ops.rematerialize(StepContext(), function, theta, x)
     assert (float(y), len(calls)) == (6.0, 1)
     assert float(tape.gradient(y, x)) == 3.0
     assert len(calls) == 2
@@ -272,7 +277,7 @@ def test_rematerialised_gives_zero_for_a_weight_that_is_not_used() -> None:
     theta = Theta(w=tf.constant(3.0), unused=tf.ones([2]))
     with tf.GradientTape() as tape:
         tape.watch(theta)
-        y = StepContext().rematerialize(lambda t, x, ctx: t.w * x, theta, tf.constant(2.0))
+        y = ops.rematerialize(StepContext(), lambda t, x, ctx: t.w * x, theta, tf.constant(2.0))
     gradient = tape.gradient(y, theta)
     assert float(gradient.w) == 2.0
     np.testing.assert_array_equal(gradient.unused, [0.0, 0.0])
@@ -283,11 +288,16 @@ def test_rematerialised_gives_zero_for_a_weight_that_is_not_used() -> None:
 def test_rematerialisation_and_scan_nest(outer: str, graph: bool) -> None:
     def run(ctx: StepContext, body: Body, theta: Theta, state: Any, xs: Any) -> Any:
         if outer == "rematerialised scan":
-            return ctx.rematerialize(
-                lambda theta, state, xs, ctx: ctx.scan(body, theta, state, xs), theta, state, xs
+            return ops.rematerialize(
+                ctx,
+                lambda theta, state, xs, ctx: ops.scan(ctx, body, theta, state, xs),
+                theta,
+                state,
+                xs,
             )
-        return ctx.scan(
-            lambda theta, state, x, ctx: ctx.rematerialize(body, theta, state, x),
+        return ops.scan(
+            ctx,
+            lambda theta, state, x, ctx: ops.rematerialize(ctx, body, theta, state, x),
             theta,
             state,
             xs,

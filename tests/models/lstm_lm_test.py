@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tekso.framework import ops
 from tekso.framework import theta as theta_lib
 from tekso.framework.context import StepContext
 from tekso.models.layers.recurrent import RecurrentStack
@@ -117,9 +118,9 @@ def test_dropout_acts_after_the_embedding_between_layers_and_before_the_softmax(
     theta = model.init()
     ctx = StepContext(mode="train", seed=2)
     x = model.embedding.fprop(theta.embedding, tf.constant(IDS), ctx)
-    x = ctx.fold(0).dropout(x, 0.5, model.dropout)
+    x = ops.dropout(ctx.fold(0), x, 0.5, model.dropout)
     y = model.stack.fprop(theta.stack, x, ctx)
-    y = ctx.fold(1).dropout(y, 0.5, model.dropout)
+    y = ops.dropout(ctx.fold(1), y, 0.5, model.dropout)
     expected = model.softmax.logits(theta.softmax, y, ctx)
     np.testing.assert_allclose(model.logits(theta, tf.constant(IDS), ctx), expected, atol=1e-6)
 

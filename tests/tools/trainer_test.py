@@ -30,7 +30,7 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from tekso.framework import schedules
+from tekso.framework import ops, schedules
 from tekso.framework.experiment import Experiment, Run
 from tekso.framework.initializers import Normal
 from tekso.framework.input.input import ExampleInput
@@ -67,7 +67,7 @@ class Regression(Task):
         return tf.reduce_sum(batch["weights"])
 
     def loss(self, theta, batch, ctx):
-        x = ctx.dropout(batch["x"], self.params.dropout, self)
+        x = ops.dropout(ctx, batch["x"], self.params.dropout, self)
         error = tf.square(tf.linalg.matvec(x, theta.w) - batch["y"])
         return LossSums(tf.reduce_sum(batch["weights"] * error))
 

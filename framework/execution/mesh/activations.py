@@ -11,8 +11,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tekso.framework import task_results
-from tekso.framework.context import StepContext
+from tekso.framework import ops, task_results
+from tekso.framework.context import StepContext, isolated
 from tekso.framework.execution.base import Signature
 from tekso.framework.execution.mesh.layouts import Activations
 from tekso.framework.execution.mesh.traps import refuse_traps
@@ -33,33 +33,39 @@ class _RecordingContext(StepContext):
         self._found.setdefault(str((tuple(dims), shape)), (tuple(dims), shape))
         return x
 
-    def logits(self, x: tf.Tensor, table: tf.Tensor) -> tf.Tensor:
-        self._note_scores(x, table)
-        return super().logits(x, table)
-
-    def cross_entropy(
-        self, x: tf.Tensor, table: tf.Tensor, labels: tf.Tensor, **rest: Any
-    ) -> tf.Tensor:
-        self._note_scores(x, table)
-        return super().cross_entropy(x, table, labels, **rest)
-
-    def _note_scores(self, x: tf.Tensor, table: tf.Tensor) -> None:
-        """Scores are split by "vocab": a length on the same axis is gathered for them."""
+    def note_scores(self, x: tf.Tensor, table: tf.Tensor) -> None:
+        """Notes that scores are sharded by "vocab": a length on the same axis is gathered."""
         dims = ("batch", *[None] * (x.shape.rank - 2), "vocab")
         shape = (*x.shape.as_list()[:-1], table.shape[0])
         self._found.setdefault(str((dims, shape)), (dims, shape))
 
-    def scan(
-        self, body: Any, theta: Any, state: Any, xs: Any, *, first: int = 0
-    ) -> tuple[Any, Any]:
-        """One turn shows what all turns pin."""
-        turns = tf.nest.flatten(xs)[0].shape[0]
-        inner = self.isolated().fold(0)
-        one = tf.nest.map_structure(lambda x: x[0], xs)
-        after, y = body(theta, state, one, inner)
-        self.collected.merge(inner.collected.sums)
-        stacked = tf.nest.map_structure(lambda v: None if v is None else tf.stack([v] * turns), y)
-        return after, stacked
+
+def _logits(ctx: _RecordingContext, x: tf.Tensor, table: tf.Tensor) -> tf.Tensor:
+    ctx.note_scores(x, table)
+    return ops.logits.plain(ctx, x, table)
+
+
+def _cross_entropy(
+    ctx: _RecordingContext, x: tf.Tensor, table: tf.Tensor, labels: tf.Tensor, **rest: Any
+) -> tf.Tensor:
+    ctx.note_scores(x, table)
+    return ops.cross_entropy.plain(ctx, x, table, labels, **rest)
+
+
+def _scan(
+    ctx: _RecordingContext, body: Any, theta: Any, state: Any, xs: Any, *, first: int = 0
+) -> tuple[Any, Any]:
+    """One iteration shows what all of them constrain."""
+    turns = tf.nest.flatten(xs)[0].shape[0]
+    inner = isolated(ctx).fold(0)
+    one = tf.nest.map_structure(lambda x: x[0], xs)
+    after, y = body(theta, state, one, inner)
+    ctx.collected.merge(inner.collected.sums)
+    stacked = tf.nest.map_structure(lambda v: None if v is None else tf.stack([v] * turns), y)
+    return after, stacked
+
+
+_RecordingContext.forms = {"logits": _logits, "cross_entropy": _cross_entropy, "scan": _scan}
 
 
 def of_task(task: Any, batch: Signature) -> Activations:

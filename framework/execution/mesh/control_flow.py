@@ -26,7 +26,7 @@ _numbers = itertools.count()
 def scan(
     ctx: Any, body: Callable[..., tuple[Any, Any]], theta: Theta, state: Any, xs: Any, first: int
 ) -> tuple[Any, Any]:
-    """See `StepContext.scan`; xs has no weights (see `unrolled`)."""
+    """See `ops.scan`; xs has no weights (see `unrolled`)."""
     turns = loops.num_turns(xs)
     theta_axes = ctx.all_weight_axes(theta)
     structure: dict[str, Any] = {}
@@ -35,7 +35,7 @@ def scan(
         """One turn, on flat lists: state, what is stacked by turn, what is added up."""
         weights = tf.nest.pack_sequence_as(theta, own(theta_))
         x = tf.nest.pack_sequence_as(xs, x_)
-        inner = ctx.turn(index + first)
+        inner = ctx.iteration(index + first)
         inner.know(weights, theta_axes)
         before = tf.nest.pack_sequence_as(state, own(state_))
         after, y = body(weights, before, x, inner)

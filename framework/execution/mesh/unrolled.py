@@ -12,13 +12,14 @@ from typing import Any
 
 import tensorflow as tf
 
+from tekso.framework.context import isolated
 from tekso.framework.theta import Theta
 
 
 def scan(
     ctx: Any, body: Callable[..., tuple[Any, Any]], theta: Theta, state: Any, xs: Any, first: int
 ) -> tuple[Any, Any]:
-    """See `StepContext.scan`; xs has stacked weights."""
+    """See `ops.scan`; xs has stacked weights."""
     flat = tf.nest.flatten(xs)
     stacked_axes = ctx.all_weight_axes(xs)
     whole = [
@@ -30,7 +31,7 @@ def scan(
     ys, statistics = [], []
     for i in range(len(slices[0])):
         x = tf.nest.pack_sequence_as(xs, [parts[i] for parts in slices])
-        inner = ctx.isolated().fold(first + i)
+        inner = isolated(ctx).fold(first + i)
         inner.know(theta, theta_axes)
         inner.know(x, axes)
         state, y = body(theta, state, x, inner)

@@ -91,7 +91,7 @@ def cross_entropy(
     bias: tf.Tensor | None,
     label_smoothing: float,
 ) -> tf.Tensor:
-    """Returns the cross-entropy of every position, in nats; see `StepContext.cross_entropy`."""
+    """Returns the cross-entropy of every position, in nats; see `ops.cross_entropy`."""
     axes = ctx.weight_axes(table) or (None, None)
     rank = labels.shape.rank
     dims = ("batch", "length", None, None)[:rank]

@@ -86,7 +86,7 @@ class ImageMesh:
 def convolution(
     x: tf.Tensor, w: tf.Tensor, b: tf.Tensor | None = None, *, window: Window, mesh: ImageMesh
 ) -> tf.Tensor:
-    """As `StepContext.convolution`.
+    """As `ops.convolution`.
 
     Shapes:
       x: [batch, height, width, channels], w: [*window.shape, channels / groups, outputs]
@@ -116,7 +116,7 @@ def convolution(
 def depthwise_convolution(
     x: tf.Tensor, w: tf.Tensor, b: tf.Tensor | None = None, *, window: Window, mesh: ImageMesh
 ) -> tf.Tensor:
-    """As `StepContext.depthwise_convolution`.
+    """As `ops.depthwise_convolution`.
 
     Shapes:
       x: [batch, height, width, channels], w: [*window.shape, channels, multiplier]
@@ -138,7 +138,7 @@ def depthwise_convolution(
 
 
 def average_pool(x: tf.Tensor, *, window: Window, mesh: ImageMesh) -> tf.Tensor:
-    """As `StepContext.average_pool`."""
+    """As `ops.average_pool`."""
     axes = mesh.image_axes(_static(x))
     cuts = _cuts(x, window, axes, mesh)
     parts = _parts(x, cuts, axes[0], axes[3], mesh)
@@ -151,7 +151,7 @@ def average_pool(x: tf.Tensor, *, window: Window, mesh: ImageMesh) -> tf.Tensor:
 
 
 def max_pool(x: tf.Tensor, *, window: Window, mesh: ImageMesh) -> tf.Tensor:
-    """As `StepContext.max_pool`."""
+    """As `ops.max_pool`."""
     axes = mesh.image_axes(_static(x))
     cuts = _cuts(x, window, axes, mesh)
     if axes[3] is None and _is_whole(cuts):

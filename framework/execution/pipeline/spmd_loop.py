@@ -22,7 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 from tekso.framework import loops
-from tekso.framework.context import StepContext
+from tekso.framework.context import StepContext, isolated
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.mesh.context import MeshContext
 from tekso.framework.execution.pipeline.piece_traces import tensors
@@ -223,7 +223,7 @@ class _Ticks:
 
         args = Theta(self._weights), state, side
         if self._loop.rematerialize and self._ctx.is_training:
-            state, sums = loops.rematerialize(self._ctx.isolated(), run, *args)
+            state, sums = loops.rematerialize(isolated(self._ctx), run, *args)
         else:
             state, sums = run(*args, None)
         self._collect(sums, tf.constant(is_busy, tf.float32))

@@ -104,26 +104,31 @@ class SpmdProgram(MeshProgram):
         return self._loop.loss(used, dict(batch), ctx, context_of=context_of, plain=plain)
 
 
+def _scan(
+    ctx: _StageContext,
+    body: Callable[[Theta, Any, Any, Any], tuple[Any, Any]],
+    theta: Theta,
+    state: Any,
+    xs: Any,
+    *,
+    first: int = 0,
+) -> tuple[Any, Any]:
+    return unrolled.scan(ctx, body, theta, state, xs, first)
+
+
+_FORMS = {"scan": _scan}
+
+
 class _StageContext(StepContext):
     """The context of a stage: a plain one, but that loops over its layers are written out.
 
     A loop would have to be differentiated, which DTensor cannot; see `mesh.control_flow`.
     """
 
-    def scan(
-        self,
-        body: Callable[[Theta, Any, Any, Any], tuple[Any, Any]],
-        theta: Theta,
-        state: Any,
-        xs: Any,
-        *,
-        first: int = 0,
-    ) -> tuple[Any, Any]:
-        """See `StepContext`."""
-        return unrolled.scan(self, body, theta, state, xs, first)
+    forms = _FORMS
 
     def all_weight_axes(self, weights: Any) -> list[None]:
-        """Returns that nothing is known of how weights lie."""
+        """Returns that no layouts of weights are known."""
         return [None for _ in tf.nest.flatten(weights)]
 
     def know(self, weights: Any, axes: Any) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import recurrent_pairs
 import tensorflow as tf
 
+from tekso.framework import ops
 from tekso.framework.params import Params
 from tekso.framework.task import LossSums, Task
 from tekso.framework.theta import Theta
@@ -123,12 +124,12 @@ class ImageTask(Task):
         return tf.reduce_sum(batch["weights"])
 
     def loss(self, theta: Theta, batch: Any, ctx: Any) -> LossSums:
-        x = ctx.constrain_image(batch["images"])
+        x = ops.constrain_image(ctx, batch["images"])
         x = self.first.fprop(theta["first"], x, ctx)
-        x = ctx.activate("relu", self.norm.fprop(theta.norm, x, ctx))
-        x = ctx.dropout(self.maximum.fprop(Theta(), x, ctx), 0.2, self)
+        x = ops.activate(ctx, "relu", self.norm.fprop(theta.norm, x, ctx))
+        x = ops.dropout(ctx, self.maximum.fprop(Theta(), x, ctx), 0.2, self)
         x = self.depthwise.fprop(theta.depthwise, x, ctx)
-        x = ctx.activate("relu", self.second.fprop(theta.second, x, ctx))
+        x = ops.activate(ctx, "relu", self.second.fprop(theta.second, x, ctx))
         x = self.average.fprop(Theta(), x, ctx)
         x = self.all.fprop(Theta(), x, ctx)
         logits = self.classifier.fprop(theta.classifier, x, ctx)

@@ -11,6 +11,8 @@ import argparse
 import json
 import os
 
+from tekso.framework import ops
+
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np
@@ -57,10 +59,12 @@ class Block(Layer):
 
     def fprop(self, theta: Theta, x: tf.Tensor, ctx: object) -> tf.Tensor:
         h = self.norm.fprop(theta.norm, x, ctx)
-        q, k, v = (ctx.project(h, theta[name]) for name in ("q", "k", "v"))
+        q, k, v = (ops.project(ctx, h, theta[name]) for name in ("q", "k", "v"))
         mask = np.tril(np.ones([1, 1, LENGTH, LENGTH], bool))
-        a = ctx.attend(q, k, v, scale=0.5, mask=tf.constant(mask), dropout_rate=0.2, layer=self)
-        x += ctx.dropout(tf.reshape(a, x.shape), 0.3, self)
+        a = ops.attend(
+            ctx, q, k, v, scale=0.5, mask=tf.constant(mask), dropout_rate=0.2, layer=self
+        )
+        x += ops.dropout(ctx, tf.reshape(a, x.shape), 0.3, self)
         ctx.collect_loss("size", 1e-2 * tf.reduce_sum(tf.square(x)))
         return x + self.ffn.fprop(theta.ffn, x, ctx)
 
@@ -88,22 +92,22 @@ class ToyTask(Task):
         return tf.reduce_sum(batch["weights"])
 
     def loss(self, theta: Theta, batch: dict, ctx: object) -> LossSums:
-        x, table = ctx.lookup_shared(theta.table, batch["ids"])
+        x, table = ops.lookup_shared(ctx, theta.table, batch["ids"])
         if self.params.repeated:
 
             def body(_: Theta, x: tf.Tensor, block: Theta, ctx: object) -> tuple:
                 return self._block(self.blocks, block, x, ctx), None
 
-            x, _ = ctx.scan(body, Theta(), x, theta.blocks)
+            x, _ = ops.scan(ctx, body, Theta(), x, theta.blocks)
         else:
             for i, layer in enumerate(self.blocks):
                 x = self._block(layer, theta.blocks[str(i)], x, ctx.fold(i))
-        nats = ctx.cross_entropy(x, table, batch["labels"])
+        nats = ops.cross_entropy(ctx, x, table, batch["labels"])
         return LossSums(tf.reduce_sum(nats * batch["weights"]))
 
     def _block(self, layer: Block, theta: Theta, x: tf.Tensor, ctx: object) -> tf.Tensor:
         if self.params.rematerialize:
-            return ctx.rematerialize(layer.fprop, theta, x)
+            return ops.rematerialize(ctx, layer.fprop, theta, x)
         return layer.fprop(theta, x, ctx)
 
 

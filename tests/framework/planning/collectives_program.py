@@ -11,6 +11,8 @@ import os
 import sys
 from typing import Any
 
+from tekso.framework import ops
+
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import tensorflow as tf
@@ -57,15 +59,15 @@ class Dense(Task):
             def body(_: Any, x: Any, layer: Any, ctx: Any) -> Any:
                 return x + self._block(layer["w"], layer["v"], x, ctx), None
 
-            y, _ = ctx.scan(body, Theta({}), x, {"w": theta.w, "v": theta.v})
+            y, _ = ops.scan(ctx, body, Theta({}), x, {"w": theta.w, "v": theta.v})
         else:
             y = self._block(theta.w, theta.v, x, ctx)
         y = ctx.constrain(y, ("batch", "length", None))
         return LossSums(tf.reduce_sum(batch["weights"] * tf.reduce_sum(y * y, [1, 2])))
 
     def _block(self, w: Any, v: Any, x: Any, ctx: Any) -> Any:
-        hidden = tf.nn.relu(ctx.project(x, w))
-        return ctx.constrain(ctx.project(hidden, v), ("batch", "length", None))
+        hidden = tf.nn.relu(ops.project(ctx, x, w))
+        return ctx.constrain(ops.project(ctx, hidden, v), ("batch", "length", None))
 
 
 SIGNATURE = {

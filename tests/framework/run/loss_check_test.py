@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tekso.framework import ops
 from tekso.framework.context import StepContext
 from tekso.framework.initializers import Normal
 from tekso.framework.input.input import ExampleInput
@@ -57,7 +58,7 @@ class Squares(Task):
     def loss(self, theta: Any, batch: Any, ctx: StepContext) -> LossSums:
         way, x = self.params.way, batch["x"]
         if way == "loop":
-            x, _ = ctx.scan(lambda own, x, _, ctx: (x, None), theta, x, tf.zeros([2]))
+            x, _ = ops.scan(ctx, lambda own, x, _, ctx: (x, None), theta, x, tf.zeros([2]))
         squares = tf.square(tf.linalg.matvec(x, theta.w))
         if way in ("used in training", "loop") and ctx.is_training:
             squares += tf.reduce_sum(theta.unused)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tekso.framework import ops
 from tekso.framework.context import StepContext
 from tekso.framework.primitives.attention import attend, attend_known, mean_probabilities
 from tekso.models.layers import cache
@@ -56,8 +58,10 @@ def test_filling_in_place_writes_the_same_and_leaves_the_cache_that_is_read_agai
         new = cache.write(old, second, -second, position + 1, fill=fill)
         return old, new
 
-    want = write(StepContext().fill_rows, tf.constant(2))
-    got = write(StepContext().filling_in_place().fill_rows, tf.constant(2))
+    want = write(functools.partial(ops.fill_rows, StepContext()), tf.constant(2))
+    got = write(
+        functools.partial(ops.fill_rows, ops.filling_in_place(StepContext())), tf.constant(2)
+    )
     for one, other in zip(want, got, strict=True):
         for name in ("k", "v"):
             np.testing.assert_array_equal(one[name], other[name])
@@ -66,10 +70,13 @@ def test_filling_in_place_writes_the_same_and_leaves_the_cache_that_is_read_agai
 
 
 def test_filling_in_place_copies_no_buffer() -> None:
-    ctx = StepContext().filling_in_place()
+    ctx = ops.filling_in_place(StepContext())
     graph = tf.function(
         lambda: cache.write(
-            cache.empty(B, S, K, H, "float32"), *[tf.ones([B, 1, K, H])] * 2, 0, fill=ctx.fill_rows
+            cache.empty(B, S, K, H, "float32"),
+            *[tf.ones([B, 1, K, H])] * 2,
+            0,
+            fill=functools.partial(ops.fill_rows, ctx),
         ),
         autograph=False,
     )

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tekso.framework import ops
 from tekso.framework import theta as theta_lib
 from tekso.framework.context import StepContext
 from tekso.framework.layer import Layer
@@ -80,7 +81,7 @@ def test_dropout_acts_on_the_hidden_layer_in_training(kind: type[FeedForwardBase
     w = random_theta(layer)
     x = np.random.default_rng(1).normal(size=(2, 4, 3))
     ctx = StepContext(mode="train", seed=2)
-    mask = np.float64(ctx.dropout(tf.ones([2, 4, 5]), 0.5, layer.dropout))
+    mask = np.float64(ops.dropout(ctx, tf.ones([2, 4, 5]), 0.5, layer.dropout))
     assert 0 < (mask == 0).mean() < 1
     h = mask * (x @ w["hidden/w"])
     if kind is GatedFeedForward:

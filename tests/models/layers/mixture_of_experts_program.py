@@ -12,6 +12,8 @@ import os
 import sys
 from typing import Any
 
+from tekso.framework import ops
+
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ["DTENSOR_USE_ALL_TO_ALL_RELAYOUT"] = "0"  # its default gives wrong values on CPU
 
@@ -51,7 +53,7 @@ def loss_and_gradients(layer: Any, theta: Any, inputs: Any, ctx: StepContext) ->
             tape.watch(flat)
             x = ctx.constrain(inputs["x"], ("batch", "length", "embed"))
             mask = masking.segments(inputs["segment_ids"])
-            y = ctx.rematerialize(functools.partial(fprop, layer, mask), theta, x)
+            y = ops.rematerialize(ctx, functools.partial(fprop, layer, mask), theta, x)
             loss = tf.reduce_mean(tf.square(y)) + ctx.collected.total("loss")
         metrics = {k: v[0] for k, v in ctx.collected.sums["metric"].items()}
         return loss, tape.gradient(loss, flat), metrics
@@ -97,7 +99,10 @@ class MeshContext(StepContext):
     def attend(self, q: Any, k: Any, v: Any, **rest: Any) -> tf.Tensor:
         dims = ("batch", None, "heads", None)
         q, k, v = (self.constrain(t, dims) for t in (q, k, v))
-        return self.constrain(super().attend(q, k, v, **rest), dims)
+        return self.constrain(ops.attend.plain(self, q, k, v, **rest), dims)
+
+
+MeshContext.forms = ops.methods_as_forms(MeshContext)
 
 
 def differences(case: str, rules: list[dict[str, str]]) -> list[dict[str, float]]:

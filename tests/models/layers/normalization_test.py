@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tekso.framework import ops
 from tekso.framework import theta as theta_lib
 from tekso.framework.context import StepContext
 from tekso.framework.theta import Theta
@@ -27,6 +28,9 @@ class TwoReplicas(StepContext):
     def sum_over_replicas(self, x: tf.Tensor) -> tf.Tensor:
         self.told.append(x.numpy())
         return x + next(self.others)
+
+
+TwoReplicas.forms = ops.methods_as_forms(TwoReplicas)
 
 
 def random_theta(layer: Norm) -> Theta:
@@ -224,7 +228,7 @@ def test_batch_norm_stacked_over_layers_moves_every_layer() -> None:
         return layer.fprop(weights, state, ctx), None
 
     x = tf.constant(X, tf.float32)
-    ctx.scan(body, Theta(), x, theta)
+    ops.scan(ctx, body, Theta(), x, theta)
     sums = ctx.collected.sums["statistic"]
     means = {name: value / weight for name, (value, weight) in sums.items()}
     new = layer.updated_statistics(theta, means)

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 from sampling import sample
 
+from tekso.framework import ops
 from tekso.framework.context import StepContext
 from tekso.framework.layer import Layer
 from tekso.framework.theta import Theta
@@ -231,7 +232,7 @@ def test_stack_drops_between_layers_with_masks_of_their_own() -> None:
     layer, theta = stack(num_layers=3, dropout_rate=0.5)
     ctx = StepContext(mode="train", seed=3)
     masks = [
-        ctx.fold(i).dropout(tf.ones([B, T, D], tf.float64), 0.5, layer.dropout) for i in (1, 2)
+        ops.dropout(ctx.fold(i), tf.ones([B, T, D], tf.float64), 0.5, layer.dropout) for i in (1, 2)
     ]
     assert (masks[0].numpy() != masks[1].numpy()).any()
     expected = tf.constant(X)

@@ -11,6 +11,8 @@ import os
 import sys
 from pathlib import Path
 
+from tekso.framework import ops
+
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 from typing import Any
@@ -48,7 +50,7 @@ class Block(Layer):
         self.weight("w", [DIM, DIM], dims=("in", "embed"), init=init, dtype="float64")
 
     def fprop(self, theta: Theta, x: Any, ctx: Any) -> Any:
-        return x + ctx.dropout(tf.tanh(x @ theta.w), 0.2, self)
+        return x + ops.dropout(ctx, tf.tanh(x @ theta.w), 0.2, self)
 
 
 class Skipping(Task):

@@ -16,6 +16,7 @@ import pytest
 import tensorflow as tf
 from sampling import sample
 
+from tekso.framework import ops
 from tekso.framework.execution import Pipelined
 from tekso.framework.execution.base import signature_of
 from tekso.framework.execution.pipeline import program as program_module
@@ -613,7 +614,7 @@ class Dropped(Chain):
 
     def _map(self, i: int, theta: Theta, flow: Flow, ctx: Any) -> Flow:
         layer = self.maps[i]
-        x = ctx.dropout(flow["x"], 0.5, layer)
+        x = ops.dropout(ctx, flow["x"], 0.5, layer)
         ctx.collect_loss(f"size/{i}", 0.1 * tf.reduce_sum(tf.cast(tf.abs(x), tf.float32)))
         return {**flow, "x": layer.fprop(theta.maps[str(i)], x, ctx)}
 

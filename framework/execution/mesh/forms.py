@@ -1,0 +1,246 @@
+"""The forms of primitives on a mesh, for those whose plain form would gather what is sharded.
+
+DTensor propagates layouts through the ops of a layer. The forms here keep a tensor sharded where
+propagation would not. All other primitives are in `PROPAGATED`: their plain forms work on a mesh.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+
+from tekso.framework import loops, ops
+from tekso.framework.execution.mesh import control_flow, unrolled, vocab, windows
+from tekso.framework.primitives.windows import Window
+from tekso.framework.theta import Theta
+
+if TYPE_CHECKING:
+    from tekso.framework.execution.mesh.context import MeshContext
+
+PROPAGATED = frozenset(
+    {
+        "activate",
+        "attend_known",
+        "dropout",
+        "fill_rows",
+        "layer_norm",
+        "rms_norm",
+        "sum_over_replicas",  # one program has the whole batch
+    }
+)
+
+
+# --- products and elementwise functions ---
+
+
+def project(
+    ctx: MeshContext,
+    x: tf.Tensor,
+    w: tf.Tensor,
+    b: tf.Tensor | None = None,
+    *,
+    num_contracted: int = 1,
+) -> tf.Tensor:
+    """See `ops.project`; nothing is reshaped, so that any dim may be sharded."""
+    names = string.ascii_lowercase
+    first, last = x.shape.rank - num_contracted, x.shape.rank - num_contracted + w.shape.rank
+    lead, inner = names[:first], names[first : x.shape.rank]
+    outer = names[x.shape.rank : last]
+    axes = ctx.weight_axes(w)
+
+    @tf.custom_gradient
+    def run(x: tf.Tensor, w: tf.Tensor) -> Any:
+        y = tf.einsum(f"{lead}{inner},{inner}{outer}->{lead}{outer}", x, w)
+
+        def grad(dy: tf.Tensor) -> list[tf.Tensor]:
+            dx = tf.einsum(f"{lead}{outer},{inner}{outer}->{lead}{inner}", dy, w)
+            dw = tf.einsum(f"{lead}{inner},{lead}{outer}->{inner}{outer}", x, dy)
+            return [dx, dw if axes is None else ctx.pin(dw, axes)]
+
+        return y, grad
+
+    y = run(x, w)
+    return y if b is None else y + b
+
+
+# --- attention ---
+
+
+def attend(ctx: MeshContext, q: tf.Tensor, k: tf.Tensor, v: tf.Tensor, **rest: Any) -> tf.Tensor:
+    """See `ops.attend`; keys and values are not sharded along their length."""
+    q = ctx.constrain(q, ("batch", "length", "heads", "head_dim"))
+    k, v = (_of_every_head(ctx, x, q.shape[2]) for x in (k, v))
+    return ops.attend.plain(ctx, q, k, v, **rest)
+
+
+def _of_every_head(ctx: MeshContext, x: tf.Tensor, num_heads: int) -> tf.Tensor:
+    """[batch, keys, kv_heads, head_dim] -> [batch, keys, heads, head_dim], sharded as queries."""
+    kv_heads = x.shape[2]
+    if kv_heads != num_heads:
+        x = ctx.constrain(x, ("batch", None, None, "head_dim"))
+        copies = tf.ones([1, 1, 1, num_heads // kv_heads, 1], x.dtype)
+        x = tf.expand_dims(x, 3) * copies
+        x = tf.reshape(x, [*x.shape[:2], num_heads, x.shape[-1]])
+    return ctx.constrain(x, ("batch", None, "heads", "head_dim"))
+
+
+def rotate(ctx: MeshContext, x: tf.Tensor, sine: Any, cosine: Any) -> tf.Tensor:
+    """See `ops.rotate`; a sharded head is rotated by a product instead of by its halves."""
+    if ctx.axes((None, None, None, "head_dim"), x.shape)[-1] is None:
+        return ops.rotate.plain(ctx, x, sine, cosine)
+    half = x.shape[-1] // 2
+    swap = np.zeros([2 * half, 2 * half], np.float32)  # (a, b) -> (-b, a)
+    swap[np.arange(half) + half, np.arange(half)] = -1
+    swap[np.arange(half), np.arange(half) + half] = 1
+    # Constrained, since shards of the halves would be joined where the product is sharded.
+    sine, cosine = (tf.cast(tf.concat([s, s], -1), x.dtype) for s in (sine, cosine))
+    dims = ("batch", "length", None, None)[-sine.shape.rank :]
+    sine, cosine = ctx.constrain(sine, dims), ctx.constrain(cosine, dims)
+    turned = tf.einsum("btnh,hk->btnk", x, tf.cast(swap, x.dtype))
+    return x * cosine + turned * sine
+
+
+# --- vocabularies ---
+
+
+def lookup_shared(
+    ctx: MeshContext, table: tf.Tensor, ids: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """See `ops.lookup_shared`."""
+    return vocab.lookup(ctx, table, ids), table
+
+
+def logits(ctx: MeshContext, x: tf.Tensor, table: tf.Tensor) -> tf.Tensor:
+    """See `ops.logits`."""
+    dims = ("batch", "length", None, None)[: x.shape.rank - 1]
+    return ctx.constrain(ops.logits.plain(ctx, x, table), (*dims, "vocab"))
+
+
+def cross_entropy(
+    ctx: MeshContext,
+    x: tf.Tensor,
+    table: tf.Tensor,
+    labels: tf.Tensor,
+    *,
+    bias: tf.Tensor | None = None,
+    label_smoothing: float = 0.0,
+) -> tf.Tensor:
+    """See `ops.cross_entropy`."""
+    return vocab.cross_entropy(ctx, x, table, labels, bias, label_smoothing)
+
+
+# --- windows over images ---
+
+
+def constrain_image(ctx: MeshContext, x: tf.Tensor) -> tf.Tensor:
+    """See `ops.constrain_image`."""
+    return ctx.images.constrain_image(x)
+
+
+def convolution(
+    ctx: MeshContext,
+    x: tf.Tensor,
+    w: tf.Tensor,
+    b: tf.Tensor | None = None,
+    *,
+    window: Window,
+) -> tf.Tensor:
+    """See `ops.convolution`."""
+    return windows.convolution(x, w, b, window=window, mesh=ctx.images)
+
+
+def depthwise_convolution(
+    ctx: MeshContext,
+    x: tf.Tensor,
+    w: tf.Tensor,
+    b: tf.Tensor | None = None,
+    *,
+    window: Window,
+) -> tf.Tensor:
+    """See `ops.depthwise_convolution`."""
+    return windows.depthwise_convolution(x, w, b, window=window, mesh=ctx.images)
+
+
+def average_pool(ctx: MeshContext, x: tf.Tensor, window: Window) -> tf.Tensor:
+    """See `ops.average_pool`."""
+    return windows.average_pool(x, window=window, mesh=ctx.images)
+
+
+def max_pool(ctx: MeshContext, x: tf.Tensor, window: Window) -> tf.Tensor:
+    """See `ops.max_pool`."""
+    return windows.max_pool(x, window=window, mesh=ctx.images)
+
+
+# --- control flow ---
+
+
+def scan(
+    ctx: MeshContext,
+    body: Callable[[Theta, Any, Any, Any], tuple[Any, Any]],
+    theta: Theta,
+    state: Any,
+    xs: Any,
+    *,
+    first: int = 0,
+) -> tuple[Any, Any]:
+    """See `ops.scan`."""
+    over_depth = any(axes is not None for axes in ctx.all_weight_axes(xs))
+    form = unrolled if over_depth else control_flow
+    return form.scan(ctx, body, theta, state, xs, first)
+
+
+def rematerialize(
+    ctx: MeshContext, function: Callable[..., Any], theta: Theta, *inputs: Any
+) -> Any:
+    """See `ops.rematerialize`."""
+    if ctx.is_iteration:  # all of it is recomputed from the state before the iteration
+        return function(theta, *inputs, ctx)
+    axes = ctx.all_weight_axes(theta)
+
+    def known(theta: Theta, *rest: Any) -> Any:
+        rest[-1].know(theta, axes)
+        return function(theta, *rest)
+
+    return loops.rematerialize(ctx, known, theta, *inputs)
+
+
+def capture(ctx: MeshContext, nest: Any) -> Any:
+    """See `ops.capture`."""
+    own = tf.nest.pack_sequence_as(nest, control_flow.own(tf.nest.flatten(nest)))
+    ctx.know(own, ctx.all_weight_axes(nest))
+    return own
+
+
+# --- buffers of decoding ---
+
+
+def filling_in_place(ctx: MeshContext) -> MeshContext:
+    """See `ops.filling_in_place`; DTensor has only the op that copies."""
+    return ctx
+
+
+FORMS = {
+    form.__name__: form
+    for form in (
+        attend,
+        average_pool,
+        capture,
+        constrain_image,
+        convolution,
+        cross_entropy,
+        depthwise_convolution,
+        filling_in_place,
+        logits,
+        vocab.lookup,
+        lookup_shared,
+        max_pool,
+        project,
+        rematerialize,
+        rotate,
+        scan,
+    )
+}

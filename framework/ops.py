@@ -1,0 +1,439 @@
+"""Primitives: what layers compute with, each a function of the step context and tensors.
+
+    y = ops.project(ctx, x, theta.w, theta.b)
+
+A primitive has a gradient or a fast form of its own, or another form where tensors are sharded.
+Here are the plain forms. `ctx.forms` has those of an execution, by name: on a mesh a projection
+keeps its operands sharded, and a lookup reduces over the shards of the vocabulary.
+
+To add a primitive: a function here, with `@primitive`. If DTensor's propagation of layouts does not
+do on a mesh what it should, its form in `execution/mesh/forms.py` as well.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+
+import tensorflow as tf
+
+from tekso.framework import loops
+from tekso.framework.context import HasStream, StepContext
+from tekso.framework.primitives import (
+    activations,
+    attention,
+    normalization,
+    projection,
+    rotation,
+    softmax_cross_entropy,
+    windows,
+)
+from tekso.framework.primitives import dropout as dropouts
+from tekso.framework.primitives import (
+    lookup as lookups,
+)
+from tekso.framework.primitives.windows import Window
+from tekso.framework.theta import Theta
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Context = TypeVar("Context", bound=StepContext)
+
+PRIMITIVES: dict[str, Callable[..., Any]] = {}
+"""The plain form of every primitive, by name."""
+
+IMAGE_DIMS = ("batch", "height", "width", "channels")
+"""Names of the dims of images, between any two layers."""
+
+
+class Primitive(Generic[P, R]):
+    """A function of a step context that executions may have other forms of.
+
+    Attributes:
+      plain: the form without a mesh.
+    """
+
+    def __init__(self, plain: Callable[Concatenate[Any, P], R]) -> None:
+        self.plain = plain
+        self._name = plain.__name__
+        functools.update_wrapper(self, plain)
+        PRIMITIVES[self._name] = plain
+
+    def __call__(self, ctx: StepContext, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Computes the form of the execution that the context is of."""
+        form: Callable[..., R] = ctx.forms.get(self._name, self.plain)
+        return form(ctx, *args, **kwargs)
+
+
+def primitive(plain: Callable[Concatenate[Any, P], R]) -> Primitive[P, R]:
+    """Declares a primitive by its plain form."""
+    return Primitive(plain)
+
+
+def methods_as_forms(kind: type[StepContext]) -> dict[str, Callable[..., Any]]:
+    """Returns the methods of a context that have the names of primitives: its forms of them."""
+    return {name: form for name, form in vars(kind).items() if name in PRIMITIVES}
+
+
+# --- products and elementwise functions ---
+
+
+@primitive
+def project(
+    ctx: StepContext,
+    x: tf.Tensor,
+    w: tf.Tensor,
+    b: tf.Tensor | None = None,
+    *,
+    num_contracted: int = 1,
+) -> tf.Tensor:
+    """Contracts the last `num_contracted` dims of x with the first ones of w, and adds b.
+
+    Shapes:
+      x: [..., *inner], w: [*inner, *outer], b: [*outer]
+      returns: [..., *outer]
+    """
+    return projection.project(x, w, b, num_contracted=num_contracted, fuse=ctx.fuse)
+
+
+@primitive
+def layer_norm(
+    ctx: StepContext,
+    x: tf.Tensor,
+    scale: tf.Tensor,
+    bias: tf.Tensor | None,
+    *,
+    epsilon: float,
+) -> tf.Tensor:
+    """(x - mean) / sqrt(variance + epsilon) * scale + bias over the last dim.
+
+    Shapes:
+      x: [..., dim], scale, bias: [dim]
+      returns: shape and dtype of x
+    """
+    return normalization.layer_norm(x, scale, bias, epsilon=epsilon, fuse=ctx.fuse)
+
+
+@primitive
+def rms_norm(ctx: StepContext, x: tf.Tensor, scale: tf.Tensor, *, epsilon: float) -> tf.Tensor:
+    """X / sqrt(mean(x**2) + epsilon) * scale over the last dim.
+
+    Shapes:
+      x: [..., dim], scale: [dim]
+      returns: shape and dtype of x
+    """
+    return normalization.rms_norm(x, scale, epsilon=epsilon, fuse=ctx.fuse)
+
+
+@primitive
+def activate(ctx: StepContext, name: str, x: tf.Tensor) -> tf.Tensor:
+    """Applies an activation, by its name (see primitives/activations.py), to every element."""
+    return activations.activate(name, x, fuse=ctx.fuse)
+
+
+@primitive
+def dropout(
+    ctx: StepContext, x: tf.Tensor, rate: float, layer: HasStream, name: str = ""
+) -> tf.Tensor:
+    """Sets elements to 0 with probability `rate` and scales the others by 1 / (1 - rate).
+
+    The identity outside training. The mask depends on the global position of each element.
+
+    Shapes:
+      x: [batch, ...]
+      returns: shape and dtype of x
+    """
+    if not ctx.is_training or rate == 0.0:
+        return x
+    key = ctx.random_key(layer, name)
+    return dropouts.dropout(x, key, ctx.example_offset, rate=rate, fuse=ctx.fuse)
+
+
+# --- attention ---
+
+
+@primitive
+def attend(
+    ctx: StepContext,
+    q: tf.Tensor,
+    k: tf.Tensor,
+    v: tf.Tensor,
+    *,
+    scale: float,
+    mask: tf.Tensor | None = None,
+    bias: tf.Tensor | None = None,
+    dropout_rate: float = 0.0,
+    layer: HasStream | None = None,
+) -> tf.Tensor:
+    """softmax(scale * q k^T + bias, where mask) v, for every head.
+
+    Shapes:
+      q: [batch, queries, heads, head_dim]
+      k, v: [batch, keys, kv_heads, head_dim]; kv_heads divides heads (grouped queries)
+      mask: bool, broadcastable to [batch, heads, queries, keys]; False is not attended to
+      bias: float, broadcastable to [batch, heads, queries, keys]; gets a gradient
+      returns: [batch, queries, heads, head_dim]
+    """
+    key = None
+    if ctx.is_training and dropout_rate:
+        if layer is None:
+            raise ValueError("attend: dropout needs the layer whose random stream it uses")
+        key = ctx.random_key(layer, "attention")
+    return attention.attend(
+        q,
+        k,
+        v,
+        scale=scale,
+        mask=mask,
+        bias=bias,
+        dropout=None if key is None else (key, ctx.example_offset, dropout_rate),
+        fuse=ctx.fuse,
+    )
+
+
+@primitive
+def attend_known(
+    ctx: StepContext,
+    q: tf.Tensor,
+    k: tf.Tensor,
+    v: tf.Tensor,
+    *,
+    scale: float,
+    mask: tf.Tensor | None = None,
+    bias: tf.Tensor | None = None,
+) -> tf.Tensor:
+    """Computes `attend` over cached keys and values; without dropout.
+
+    Shapes:
+      q: [batch, queries, heads, head_dim]
+      k, v: [batch, kv_heads, keys, head_dim]; kv_heads divides heads (grouped queries)
+      mask, bias: as of `attend`
+      returns: [batch, queries, heads, head_dim]
+    """
+    return attention.attend_known(q, k, v, scale=scale, mask=mask, bias=bias)
+
+
+@primitive
+def rotate(ctx: StepContext, x: tf.Tensor, sine: Any, cosine: Any) -> tf.Tensor:
+    """Rotates each pair (x[i], x[i + head_dim/2]) by an angle of known sine and cosine.
+
+    Shapes:
+      x: [batch, length, heads, head_dim]
+      sine, cosine: broadcastable to [batch, length, heads, head_dim/2]
+      returns: shape and dtype of x
+    """
+    return rotation.rotate(x, sine, cosine, fuse=ctx.fuse)
+
+
+# --- vocabularies ---
+
+
+@primitive
+def lookup(ctx: StepContext, table: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
+    """Returns rows of a table: [vocab, embed], ids [...] -> [..., embed]."""
+    return tf.gather(table, ids)
+
+
+@primitive
+def lookup_shared(
+    ctx: StepContext, table: tf.Tensor, ids: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns rows of a table, and the table for a later use of it (a tied softmax).
+
+    The same numbers as `lookup`; passing the returned table on makes the gradient cheaper.
+
+    Shapes:
+      table: [vocab, embed], ids: [...]
+      returns: [..., embed], [vocab, embed]
+    """
+    return lookups.lookup_shared(table, ids)
+
+
+@primitive
+def logits(ctx: StepContext, x: tf.Tensor, table: tf.Tensor) -> tf.Tensor:
+    """Returns x table^T: [..., embed] and [vocab, embed] -> [..., vocab]."""
+    lead = "abcdefgh"[: x.shape.rank - 1]
+    return tf.einsum(f"{lead}y,zy->{lead}z", x, table)
+
+
+@primitive
+def cross_entropy(
+    ctx: StepContext,
+    x: tf.Tensor,
+    table: tf.Tensor,
+    labels: tf.Tensor,
+    *,
+    bias: tf.Tensor | None = None,
+    label_smoothing: float = 0.0,
+) -> tf.Tensor:
+    """Returns -log softmax(x table^T + bias)[label] for every position, in nats.
+
+    With label smoothing e, the target is (1 - e) on the label plus e / vocab everywhere
+    (Szegedy et al. 2016, section 7).
+
+    Shapes:
+      x: [..., embed], table: [vocab, embed], labels: [...] int, bias: [vocab]
+      returns: [...] float32
+    """
+    return softmax_cross_entropy.cross_entropy(
+        x, table, labels, bias=bias, label_smoothing=label_smoothing, fuse=ctx.fuse
+    )
+
+
+# --- windows over images ---
+
+
+@primitive
+def constrain_image(ctx: StepContext, x: tf.Tensor) -> tf.Tensor:
+    """Constrains the sharding of images; only large enough ones have height and width sharded.
+
+    Shapes:
+      x: [batch, height, width, channels]
+      returns: x
+    """
+    return ctx.constrain(x, IMAGE_DIMS)
+
+
+@primitive
+def convolution(
+    ctx: StepContext,
+    x: tf.Tensor,
+    w: tf.Tensor,
+    b: tf.Tensor | None = None,
+    *,
+    window: Window,
+) -> tf.Tensor:
+    """Convolves images, in groups of channels if w has fewer inputs than x has channels.
+
+    Shapes:
+      x: [batch, height, width, channels], w: [*window.shape, channels / groups, outputs]
+      b: [outputs]
+      returns: [batch, new height, new width, outputs]
+    """
+    return windows.convolution(x, w, b, window=window)
+
+
+@primitive
+def depthwise_convolution(
+    ctx: StepContext,
+    x: tf.Tensor,
+    w: tf.Tensor,
+    b: tf.Tensor | None = None,
+    *,
+    window: Window,
+) -> tf.Tensor:
+    """Convolves every channel of [batch, height, width, channels] with its own kernels.
+
+    Shapes:
+      w: [*window.shape, channels, multiplier], b: [channels * multiplier]
+      returns: [batch, new height, new width, channels * multiplier]
+    """
+    return windows.depthwise_convolution(x, w, b, window=window)
+
+
+@primitive
+def average_pool(ctx: StepContext, x: tf.Tensor, window: Window) -> tf.Tensor:
+    """Returns the mean of every window of [batch, height, width, channels]."""
+    return windows.average_pool(x, window)
+
+
+@primitive
+def max_pool(ctx: StepContext, x: tf.Tensor, window: Window) -> tf.Tensor:
+    """Returns the largest element of every window of [batch, height, width, channels]."""
+    return windows.max_pool(x, window)
+
+
+# --- control flow ---
+
+
+@primitive
+def scan(
+    ctx: StepContext,
+    body: Callable[[Theta, Any, Any, Any], tuple[Any, Any]],
+    theta: Theta,
+    state: Any,
+    xs: Any,
+    *,
+    first: int = 0,
+) -> tuple[Any, Any]:
+    """Runs `state, y = body(theta, state, x, ctx)` over the leading dim of xs.
+
+    The one loop over depth (xs: weights stacked over layers) or time (xs: inputs, time first).
+    `first` is the number of the first iteration, where the others are run elsewhere.
+
+    Shapes:
+      state: nest of tensors, the same shapes after every iteration
+      xs: nest of [iterations, …]
+      returns: last state, nest of [iterations, …] of the ys (None where body gives None)
+    """
+    return loops.scan(ctx, body, theta, state, xs, first=first)
+
+
+@primitive
+def rematerialize(
+    ctx: StepContext, function: Callable[..., Any], theta: Theta, *inputs: Any
+) -> Any:
+    """Returns `function(theta, *inputs, ctx)`, computed again in the backward pass.
+
+    Only theta and the inputs are saved in between. Random numbers are the same both times.
+    Source: Chen et al. 2016, "Training deep nets with sublinear memory cost".
+    """
+    return loops.rematerialize(ctx, function, theta, *inputs)
+
+
+@primitive
+def capture(ctx: StepContext, nest: Any) -> Any:
+    """Makes outer tensors usable in the body of a `tf.while_loop` or a `tf.cond` of your own.
+
+    Weights and other tensors from outside, and the state of a loop, go through it at the beginning
+    of the body.
+    """
+    return nest
+
+
+# --- devices ---
+
+
+@primitive
+def sum_over_replicas(ctx: StepContext, x: tf.Tensor) -> tf.Tensor:
+    """Returns the sum of x over the parts of the batch that run at the same time.
+
+    Shapes:
+      x: any
+      returns: shape and dtype of x
+    """
+    return x
+
+
+# --- buffers of decoding ---
+
+
+@primitive
+def fill_rows(ctx: StepContext, buffer: tf.Tensor, index: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+    """Returns a buffer with some of its rows filled, which are 0 in the one that is given.
+
+    Shapes:
+      buffer: [rows of the buffer, ...], index: [rows, 1] int, each once; rows: [rows, ...]
+      returns: shape and dtype of the buffer
+    """
+    return tf.tensor_scatter_nd_update(buffer, index, rows)
+
+
+@primitive
+def filling_in_place(ctx: Context) -> Context:
+    """Returns a context whose `fill_rows` copies no buffer, for CPU and GPU without XLA.
+
+    XLA needs no such thing, and has no kernel for it; nor has LiteRT.
+    """
+    other = copy.copy(ctx)
+    other.forms = {**ctx.forms, "fill_rows": _fill_in_place}
+    return other
+
+
+def _fill_in_place(
+    ctx: StepContext, buffer: tf.Tensor, index: tf.Tensor, rows: tf.Tensor
+) -> tf.Tensor:
+    # Unlike TensorScatterUpdate, which always copies.
+    return tf.raw_ops.ScatterNdNonAliasingAdd(input=buffer, indices=index, updates=rows)
