@@ -19,6 +19,9 @@ from tekso.framework.params import Configurable, Params, param
 from tekso.framework.theta import SEPARATOR, Theta
 from tekso.framework.weight_spec import ANY_INDEX, STACK_DIM, WeightSpec
 
+_RENAMED = {"mixes_examples": "couples_examples"}
+"""{attribute of a layer: its name now}."""
+
 
 class Layer(Configurable):
     """Base of all layers.
@@ -45,8 +48,26 @@ class Layer(Configurable):
 
         dtype: str = param("Data type of the weights.", default="float32")
 
-    mixes_examples = False
+    couples_examples = False
     """Whether training couples the examples of a batch (as batch statistics do)."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Refuses attributes that were renamed: nobody would read them.
+
+        Raises:
+          TypeError: names the attribute and what it is called now.
+        """
+        super().__init_subclass__(**kwargs)
+        for old, new in _RENAMED.items():
+            if old in vars(cls):
+                raise TypeError(f"{cls.__name__}.{old} is called {new} now: write {new} = …")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuses attributes that were renamed, as `__init_subclass__` does."""
+        if name in _RENAMED:
+            new = _RENAMED[name]
+            raise AttributeError(f"{type(self).__name__}: self.{name} is called self.{new} now")
+        super().__setattr__(name, value)
 
     def __init__(self, params: Any) -> None:
         super().__init__(params)

@@ -36,18 +36,18 @@ class Program(Protocol):
     """The weights of a run, ready to be called: what a task decodes with.
 
     Attributes:
-      calls_alike: whether the calls of a function should come one at a time, with inputs of one
+      serialize_calls: whether the calls of a function should come one at a time, with inputs of one
         shape.
     """
 
-    calls_alike: bool
+    serialize_calls: bool
 
     def call(self, function: Callable[..., Any], *inputs: Any) -> Any:
         """Returns `function(theta, *inputs, ctx)`, traced once for a function and input shapes.
 
         `function` is pure. Pass the same function object again and the trace is used again. The
         inputs are nests of arrays, tensors and None. After a first call, several threads may call
-        at a time, unless `calls_alike`.
+        at a time, unless `serialize_calls`.
         """
         ...
 

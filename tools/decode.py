@@ -139,7 +139,7 @@ def _parts() -> Assembly:
     from tekso.framework.run.job import Job
     from tekso.framework.run.logdir import Logdir
     from tekso.framework.run.opened import open_run
-    from tekso.framework.run.peers import Peers
+    from tekso.framework.run.process_group import ProcessGroup
     from tekso.framework.run.report.console import console_for
     from tekso.framework.run.training_loop import restore
 
@@ -171,7 +171,7 @@ def _parts() -> Assembly:
         tpu=FLAGS.tpu,
         cpu_devices=FLAGS.cpu_devices,
     )
-    parts = job.assemble(Peers(), reads_data=False)
+    parts = job.assemble(ProcessGroup(), reads_data=False)
     _check_language(parts.input)
     restore(parts.program, run.checkpoint)
     how = f"beam {search.beam_size}" if "beam_size" in search else type(search).owner.__name__

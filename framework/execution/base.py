@@ -71,11 +71,11 @@ class Program(abc.ABC):
     """A task and a learner under one execution: the state, and the compiled steps over it.
 
     Attributes:
-      calls_alike: whether the calls of a function should come one at a time, with inputs of one
+      serialize_calls: whether the calls of a function should come one at a time, with inputs of one
         shape.
     """
 
-    calls_alike: bool = False
+    serialize_calls: bool = False
 
     @abc.abstractmethod
     def specs(self) -> dict[str, WeightSpec]:
@@ -119,7 +119,7 @@ class Program(abc.ABC):
 
         `function` is pure; its trace is kept for the next call with the same function object. The
         inputs are nests of arrays, tensors and None. After a first call, several threads may call
-        at a time, unless `calls_alike`.
+        at a time, unless `serialize_calls`.
         """
 
 

@@ -36,10 +36,11 @@ class DataParallel(Execution):
             "a core on a CPU that is the only device, if the batch divides evenly; else 1.",
             default=None,
         )
-        xla: Literal["auto", "none", "stretches", "step"] = param(
-            "What XLA compiles: elementwise stretches between matrix products, each tower's whole "
-            "step, or nothing. auto: stretches on CPU, the step on TPU, nothing on GPU.",
+        xla: Literal["auto", "none", "clusters", "step"] = param(
+            "What XLA compiles: elementwise clusters between matrix products, each tower's whole "
+            "step, or nothing. auto: clusters on CPU, the step on TPU, nothing on GPU.",
             default="auto",
+            old_values={"stretches": "clusters"},
         )
 
     def __init__(self, params: Any) -> None:
@@ -71,7 +72,7 @@ class DataParallel(Execution):
                 f"input.batch_size {batch_size} does not divide evenly over {replicas} devices and "
                 f"{parts} accumulation steps; the nearest that do: {', '.join(map(str, near))}"
             )
-        mixing = [layer.path for layer in task.walk() if layer.mixes_examples]
+        mixing = [layer.path for layer in task.walk() if layer.couples_examples]
         towers = self._num_towers(mixing, strategy, batch_size // (replicas * parts))
         xla = self._xla(strategy)
         if mixing and replicas > 1:
@@ -104,7 +105,7 @@ class DataParallel(Execution):
             return self.params.xla
         if isinstance(strategy, tf.distribute.TPUStrategy):
             return "none"  # tf.distribute compiles what runs on a TPU
-        return "none" if tf.config.list_logical_devices("GPU") else "stretches"
+        return "none" if tf.config.list_logical_devices("GPU") else "clusters"
 
 
 def _check_outside_of_loops(mixing: list[str], task: Any, *, parts: int, xla: str) -> None:
@@ -117,7 +118,7 @@ def _check_outside_of_loops(mixing: list[str], task: Any, *, parts: int, xla: st
     if parts > 1:
         path, cure = mixing[0], "set learner.accumulation_steps=1"
     elif xla == "step":
-        path, cure = mixing[0], "set execution.xla to stretches or none"
+        path, cure = mixing[0], "set execution.xla to clusters or none"
     elif repeated:
         path, cure = repeated[0], "write the layers of its repeated stack out"
     else:

@@ -180,7 +180,7 @@ class DataParallelProgram(Program):
 
     def _fusion(self, key: Any) -> Any:
         """What compiles the elementwise clusters of a tower or of an update."""
-        is_used = self._xla == "stretches"
+        is_used = self._xla == "clusters"
         return self._fusions.setdefault(key, XlaFusion()) if is_used else no_fusion
 
     def _context(

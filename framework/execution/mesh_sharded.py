@@ -69,11 +69,12 @@ class MeshSharded(Execution):
             "split their weights; every shape of a batch is compiled for the mesh.",
             default="one_device",
         )
-        xla: Literal["auto", "none", "stretches"] = param(
-            "What XLA compiles: nothing, or large elementwise stretches between matrix products, "
-            "on every device anew. auto: stretches on CPU if every device has a core of its own "
+        xla: Literal["auto", "none", "clusters"] = param(
+            "What XLA compiles: nothing, or large elementwise clusters between matrix products, "
+            "on every device anew. auto: clusters on CPU if every device has a core of its own "
             "(else training would begin late), nothing in stages of a pipeline.",
             default="auto",
+            old_values={"stretches": "clusters"},
         )
 
     def join(self, cluster: Cluster) -> None:
@@ -117,8 +118,8 @@ class MeshSharded(Execution):
     def _fuse(self) -> Fuse:
         xla = self.params.xla
         if xla == "auto" and self._device_type == "CPU" and mesh_devices.have_cores(self._cluster):
-            xla = "stretches"
-        return MarkedFusion() if xla == "stretches" else no_fusion
+            xla = "clusters"
+        return MarkedFusion() if xla == "clusters" else no_fusion
 
     def layout(self, task: Any, batch: Signature, *, num_devices: int | None) -> MeshLayout:
         """Returns how the tensors of a task lie; needs no device.

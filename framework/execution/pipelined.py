@@ -91,9 +91,10 @@ class Pipelined(Execution):
             "Lays every stage over a mesh of its own, by rules; None: a stage is on one device.",
             default=None,
         )
-        xla: Literal["none", "stretches"] = param(
-            "What XLA compiles: nothing, or elementwise stretches between matrix products.",
+        xla: Literal["none", "clusters"] = param(
+            "What XLA compiles: nothing, or elementwise clusters between matrix products.",
             default="none",
+            old_values={"stretches": "clusters"},
         )
 
     def __init__(self, params: Any) -> None:
@@ -274,7 +275,7 @@ class Pipelined(Execution):
         """Returns the cost of every piece, forward and backward over a micro-batch."""
         if self.params.costs == "traced":
             return [cost_of(trace) for trace in traces]
-        fuse = XlaFusion() if self.params.xla == "stretches" else no_fusion
+        fuse = XlaFusion() if self.params.xla == "clusters" else no_fusion
         return measured_costs(
             pieces, traces, specs, micro, device=device, timer=self.timer, fuse=fuse
         )
@@ -296,7 +297,7 @@ class Pipelined(Execution):
 
 def device_places(setting: Setting) -> list[list[Place]]:
     """Returns the places of stages that are each on one device, [replica][stage]."""
-    compiles = setting.xla == "stretches"
+    compiles = setting.xla == "clusters"
     return [
         [DevicePlace(setting.device_of(r, s.index), compiles=compiles) for s in setting.plan.stages]
         for r in range(setting.num_replicas)

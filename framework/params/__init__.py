@@ -10,6 +10,7 @@ from tekso.framework.params.params import (
     param,
     wrap,
 )
+from tekso.framework.params.references import rename_class
 
 __all__ = [
     "REQUIRED",
@@ -19,5 +20,6 @@ __all__ = [
     "Params",
     "Required",
     "param",
+    "rename_class",
     "wrap",
 ]

@@ -12,6 +12,7 @@ import re
 import sys
 import types
 import typing
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from tekso.framework.params import types as params_types
@@ -24,20 +25,40 @@ hide_from_origins(__file__)
 _MISSING: Any = object()
 
 
-def param(doc: str, *, default: Any = REQUIRED) -> Any:
+def param(
+    doc: str,
+    *,
+    default: Any = REQUIRED,
+    old_names: Sequence[str] = (),
+    old_values: Mapping[str, Any] = types.MappingProxyType({}),
+) -> Any:
     """Declares a field in the body of a Params class.
 
     Args:
       doc: one line (or more) that documents the field.
       default: its value in a fresh instance; every instance gets a copy of its own.
+      old_names: what the field was called before: texts of Params from then stay readable.
+      old_values: {text that was a value before: the value that has replaced it}.
     """
-    return Field(doc, default)
+    field = Field(doc, default)
+    field.old_names, field.old_values = tuple(old_names), dict(old_values)
+    return field
 
 
 class Field:
     """A field: name, type, doc and default. A data descriptor of its Params class."""
 
-    __slots__ = ("_annotation", "_checker", "_scope", "declared_in", "default", "doc", "name")
+    __slots__ = (
+        "_annotation",
+        "_checker",
+        "_scope",
+        "declared_in",
+        "default",
+        "doc",
+        "name",
+        "old_names",
+        "old_values",
+    )
 
     def __init__(
         self, doc: str, default: Any, *, name: str = "", annotation: Any = _MISSING
@@ -49,6 +70,8 @@ class Field:
         self.default = default
         self.name = name
         self.declared_in: Any = None
+        self.old_names: tuple[str, ...] = ()
+        self.old_values: dict[str, Any] = {}
         self._annotation = annotation
         self._scope: dict[str, Any] = {}
         self._checker: params_types.Checker | None = None
@@ -73,6 +96,10 @@ class Field:
             self._checker = params_types.checker(self.type)
         return self._checker(value)
 
+    def renewed(self, value: Any) -> Any:
+        """Returns what has replaced a value that the field had before, or the value itself."""
+        return self.old_values.get(value, value) if isinstance(value, str) else value
+
     def annotate(self, name: str, declared_in: Any, annotation: Any) -> None:
         """Gives a field that a class body declares its name and (unresolved) type."""
         self.name, self.declared_in, self._annotation = name, declared_in, annotation
@@ -82,6 +109,8 @@ class Field:
         """Takes name and type from the field of a base class that this one replaces."""
         self.name, self.declared_in = other.name, other.declared_in
         self._annotation, self._scope = other._annotation, dict(other._scope)
+        self.old_names = self.old_names or other.old_names
+        self.old_values = self.old_values or other.old_values
 
     def __get__(self, node: Any, owner: Any = None) -> Any:
         """The value of the field in a node; on the class, the field."""

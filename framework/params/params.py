@@ -380,6 +380,10 @@ class Params(Node):
     def _field(self, name: str) -> Field | None:
         return self._fields.get(name) or self._extra.get(name)
 
+    def _renamed_field(self, name: str) -> Field | None:
+        """The field that had another name before."""
+        return next((f for f in self._fields.values() if name in f.old_names), None)
+
     def _title(self) -> str:
         return type_name(type(self))
 
@@ -400,6 +404,12 @@ class Params(Node):
         return paths.join(self._path(), name)
 
     def _unknown(self, name: str) -> AttributeError:
+        renamed = self._renamed_field(name)
+        if renamed is not None:
+            where = self._where(name)
+            return AttributeError(
+                f"{self._title()} has no field {where}: it is {self._where(renamed.name)} now"
+            )
         names = list(self.fields())
         hint = paths.suggestion(
             name, self._path(), names, lambda: [path for path, _, _ in params_tree.walk(self)]

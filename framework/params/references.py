@@ -22,8 +22,23 @@ _BUILTINS: tuple[Any, ...] = (
 )  # fmt: skip
 _BUILTIN_CLASSES: dict[str, type] = {kind.__name__: kind for kind in _BUILTINS}
 
+RENAMED: dict[str, str] = {}
+"""{reference of a class before: its reference now}: see `rename_class`."""
+
 WRAPPED: dict[str, Any] = {}  # reference -> the Params class that `wrap` made in this process
 WRAPPED_IN: dict[str, str] = {}  # reference -> the module that called `wrap`
+
+
+def rename_class(old: str, new: str) -> None:
+    """Keeps texts of Params readable that name a class by its module or name of before.
+
+    Call it where the class is now, or in the module of an experiment that uses it.
+
+    Args:
+      old: "module:Class" as it was.
+      new: "module:Class" as it is.
+    """
+    RENAMED[old] = new
 
 
 def arguments(reference: str) -> str:
@@ -100,6 +115,7 @@ def params(reference: str, wrapped_in: str | None = None) -> Any:
     Raises:
       ValueError: there is none.
     """
+    reference = RENAMED.get(reference, reference)
     if reference in WRAPPED:
         return WRAPPED[reference]
     if wrapped_in is not None:

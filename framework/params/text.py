@@ -124,12 +124,16 @@ def _read_line(nodes: dict[str, Any], path: str, node: ast.expr, origin: Origin)
             parent._origins[name] = origin
             return
     value = literals.read(node)
-    field = parent._field(name)
+    field = parent._field(name) or parent._renamed_field(name)
     if field is None:
         raise parent._unknown(name)
-    if name not in parent._origins and _is_same(parent._values[name], value):
-        return  # the default, whose children the lines below fill in
-    parent._assign(name, value, origin=origin)
+    value, is_renamed = field.renewed(value), field.name != name
+    name = field.name
+    # The default's children are filled in by the lines below.
+    if name in parent._origins or not _is_same(parent._values[name], value):
+        parent._assign(name, value, origin=origin)
+    if is_renamed and isinstance(parent._values[name], Node):
+        nodes[path] = parent._values[name]
 
 
 def _is_same(old: Any, new: Any) -> bool:

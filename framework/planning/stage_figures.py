@@ -4,8 +4,8 @@
             only ratios are of use
     time    forward 1, backward 2 (1 each where the two gradients are apart), and 1 more in the
             backward of what is computed again; a handover takes none
-    bytes   of activations: what a forward pass keeps for the backward (`kept_bytes`), or the inputs
-            of the stage alone, and the rest while the backward runs that computes it again; where
+    bytes   of activations: what a forward pass saves for the backward (`saved_bytes`), or only the
+            inputs of the stage, and the rest while the backward runs that computes it again; where
             the gradients are apart, between them what that of the weights needs
 
 Source of the ratio 1 : 2: the backward pass of a product is a product for each of its factors.
@@ -34,8 +34,8 @@ from tekso.framework.execution.pipeline.stage_specs import StageSpecs
 from tekso.framework.execution.pipeline.stages import Stage, Value
 from tekso.framework.execution.state import State
 from tekso.framework.optimizers.optimizer import state_dtype
-from tekso.framework.planning.kept_bytes import KeptBytes, together
 from tekso.framework.planning.mesh_figures import MeshFigures
+from tekso.framework.planning.saved_bytes import SavedBytes, together
 from tekso.framework.planning.simulator import Timeline, simulate
 from tekso.framework.weight_spec import WeightSpec
 
@@ -56,7 +56,7 @@ class StageFigures:
       flops: floating-point operations of the forward pass.
       handed_bytes: of what it makes for other stages, once for each that reads it.
       input_bytes: of what it reads of the batch and of other stages.
-      kept_bytes: of a micro-batch, which the backward pass needs; inputs are among them.
+      saved_bytes: of a micro-batch, which the backward pass needs; inputs are among them.
       between_bytes: of a micro-batch, which the gradients of weights need after those of inputs.
       forward_cost: see the module.
     """
@@ -72,7 +72,7 @@ class StageFigures:
     flops: float
     handed_bytes: int
     input_bytes: int
-    kept_bytes: float
+    saved_bytes: float
     between_bytes: float
     forward_cost: float
 
@@ -123,7 +123,7 @@ def figures_of(
     setting: Setting,
     learner: Any,
     specs: dict[str, WeightSpec],
-    kept: Sequence[KeptBytes],
+    kept: Sequence[SavedBytes],
 ) -> PipelineFigures:
     """Returns the figures of a pipeline; allocates nothing.
 
@@ -190,7 +190,7 @@ def _figures(
     owned: State[WeightSpec],
     specs: dict[str, WeightSpec],
     trained: Any,
-    kept: Sequence[KeptBytes],
+    kept: Sequence[SavedBytes],
     costs: Sequence[float],
 ) -> StageFigures:
     plan = setting.plan
@@ -218,7 +218,7 @@ def _figures(
         flops=math.fsum(trace.flops for trace in stage.traces),
         handed_bytes=sum(_bytes(plan.values[value]) * count for value, count in readers.items()),
         input_bytes=sum(_bytes(plan.values[value]) for value in stage.inputs),
-        kept_bytes=for_backward,
+        saved_bytes=for_backward,
         between_bytes=for_weights,
         forward_cost=math.fsum(costs) / (1.0 + BACKWARD_COST),
     )
@@ -236,14 +236,14 @@ def _held_bytes(
     now, most = [0.0] * setting.num_devices, [0.0] * setting.num_devices
     for event in timeline.events:
         device, stage, kind = event.action.device, stages[event.action.stage], event.action.kind
-        more = stage.kept_bytes - stage.input_bytes
+        more = stage.saved_bytes - stage.input_bytes
         if kind == FORWARD:
             now[device] += stage.input_bytes
         if kind == (FORWARD if setting.keeps(event.action.micro_batch) else BACKWARD):
             now[device] += more
         most[device] = max(most[device], now[device])
         if kind == BACKWARD:
-            now[device] -= stage.kept_bytes
+            now[device] -= stage.saved_bytes
             if setting.is_apart:
                 now[device] += stage.between_bytes
                 most[device] = max(most[device], now[device])

@@ -1,4 +1,4 @@
-"""Activations by name, each with its derivative, so that a stretch keeps one tensor: its input."""
+"""Activations by name, each with its derivative, so that a cluster keeps one tensor: its input."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""How an elementwise stretch of a step is compiled: the `fuse` that primitives are given.
+"""How an elementwise cluster of a step is compiled: the `fuse` that primitives are given.
 
 `fuse(function, **static)` returns a function of tensors. Plain: `function` itself with its static
-arguments bound. Compiled: one XLA program for the stretch, between matrix products that stay with
+arguments bound. Compiled: one XLA program for the cluster, between matrix products that stay with
 the vendor's library, which is the fastest mixture on CPU.
 
 A function of its own is what XLA compiles best (`XlaFusion`). Where a program is rewritten for many
@@ -27,12 +27,12 @@ class Fuse(Protocol):
 
 
 def no_fusion(function: Callable[..., Any], **static: Any) -> Callable[..., Any]:
-    """Leaves a stretch to TensorFlow's own kernels."""
+    """Leaves a cluster to TensorFlow's own kernels."""
     return functools.partial(function, **static)
 
 
 class XlaFusion:
-    """Compiles every stretch by XLA. One instance for each tower: concurrent ones share nothing."""
+    """Compiles every cluster by XLA. One instance for each tower: concurrent ones share nothing."""
 
     def __init__(self) -> None:
         self._compiled: dict[Any, Callable[..., Any]] = {}
@@ -48,13 +48,13 @@ class XlaFusion:
 
 
 class MarkedFusion:
-    """Marks the ops of large stretches; TensorFlow gathers those of each for XLA before they run.
+    """Marks the ops of large clusters; TensorFlow gathers those of each for XLA before they run.
 
     What stands between them by then, as an exchange with other devices, stays outside. It works
     only while a graph is made. Stretches of graphs within one another may be gathered together.
 
     Args:
-      min_elements: of all tensors that a stretch is given, on all devices together; smaller ones
+      min_elements: of all tensors that a cluster is given, on all devices together; smaller ones
         gain less than the call of a compiled program costs, and are left to TensorFlow's kernels.
         A tensor of unknown size counts nothing.
     """

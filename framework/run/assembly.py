@@ -23,9 +23,9 @@ from tekso.framework.experiment import Run, Tree
 from tekso.framework.input.input import Input
 from tekso.framework.learning_step import LearnerBase
 from tekso.framework.run import input_checks, inspection, loss_check
-from tekso.framework.run.agreement import check_data
 from tekso.framework.run.checkpoints import Description
-from tekso.framework.run.peers import Peers
+from tekso.framework.run.consistency import check_data
+from tekso.framework.run.process_group import ProcessGroup
 from tekso.framework.run.tpu_connection import connecting
 from tekso.framework.task import Task
 
@@ -81,7 +81,7 @@ def assemble(
     assets_dir: str,
     tpu: str | None = None,
     cpu_devices: int | None = None,
-    peers: Peers | None = None,
+    group: ProcessGroup | None = None,
     reads_data: bool = True,
     trains: bool = True,
 ) -> Assembly:
@@ -92,7 +92,7 @@ def assemble(
       assets_dir: where inputs keep what they make once.
       tpu: name or address of a TPU.
       cpu_devices: number of logical CPU devices.
-      peers: the processes over which the program is laid; all assemble it at the same time.
+      group: the processes over which the program is laid; all assemble it at the same time.
       reads_data: False: texts are given, so the input is what is known without its data, where
         that says enough, and nothing is evaluated.
       trains: False: the training data may have changed since the run began.
@@ -103,16 +103,16 @@ def assemble(
     run = tree.run.instantiate()
     devices.set_determinism(run.params.deterministic)
     devices.set_graph_optimizer(True)
-    peers = peers or Peers()
+    group = group or ProcessGroup()
     execution = tree.execution.instantiate()
-    if peers.cluster is not None:
-        execution.join(peers.cluster)
+    if group.cluster is not None:
+        execution.join(group.cluster)
     with connecting(tpu):
         execution.setup_devices(tpu=tpu, cpu_devices=cpu_devices)
     seed = run.params.seed
     eval_inputs = {}
     if reads_data:
-        with peers.first_before_others():  # it makes the assets
+        with group.first_before_others():  # it makes the assets
             input = tree.input.instantiate(seed=seed, assets_dir=assets_dir)
             eval_inputs = {
                 name: params.instantiate(seed=seed, assets_dir=assets_dir, train=tree.input)
@@ -126,10 +126,10 @@ def assemble(
             if one.num_batches != 0:
                 input_checks.check_batch(path, one, batch if one is input else one.batch(0))
         input_checks.check_alike(with_paths(input, eval_inputs))
-        check_data(peers, batch)
+        check_data(group, batch)
         signature = signature_of(batch)
     else:
-        with peers.first_before_others():  # what is not known is read, and makes assets
+        with group.first_before_others():  # what is not known is read, and makes assets
             input = inspection.known_input(tree, assets_dir)
             signature = inspection.batch_of(tree, assets_dir=assets_dir)
     task = task_results.complete(tree.task, input).instantiate()

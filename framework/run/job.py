@@ -11,12 +11,12 @@ from typing import Any, TypeVar
 
 from tekso.framework.execution.mesh.cluster import Cluster
 from tekso.framework.experiment import Tree
-from tekso.framework.run.agreement import check_settings
 from tekso.framework.run.assembly import Assembly, assemble
 from tekso.framework.run.best_checkpoint import goal_of_best, metric_of_best
 from tekso.framework.run.checkpoints import Checkpoints
+from tekso.framework.run.consistency import check_settings
 from tekso.framework.run.logdir import Logdir
-from tekso.framework.run.peers import ConnectedPeers, LostProcessError, Peers
+from tekso.framework.run.process_group import ConnectedProcessGroup, LostProcessError, ProcessGroup
 from tekso.framework.run.report.console import Console
 
 C = TypeVar("C", bound=Checkpoints)
@@ -60,7 +60,9 @@ class Job:
         return self.cluster is None or self.cluster.process == 0
 
     @contextlib.contextmanager
-    def meet(self, goes_on: Callable[[], str] = lambda: "", **settings: Any) -> Iterator[Peers]:
+    def meet(
+        self, goes_on: Callable[[], str] = lambda: "", **settings: Any
+    ) -> Iterator[ProcessGroup]:
         """Brings the processes of the run together, for a block in which all do the same.
 
         Args:
@@ -72,7 +74,7 @@ class Job:
           LostProcessError: one is lost.
         """
         if self.cluster is None:
-            yield Peers()
+            yield ProcessGroup()
             return
         self.tree.execution.instantiate().join(self.cluster)  # before waiting for anybody
 
@@ -80,19 +82,19 @@ class Job:
             return f"{text}; start all processes again with the same command{goes_on()}"
 
         try:
-            with ConnectedPeers(
+            with ConnectedProcessGroup(
                 self.cluster,
                 timeout_s=self.cluster_timeout_s,
                 tell=lambda text: self.console.line(text, "warning"),
                 last_words=lambda text: print(
                     f"{self.command[0]}: {with_advice(text)}", file=sys.stderr, flush=True
                 ),
-            ) as peers:
+            ) as group:
                 settings = {"the model": self.model, "--cpu_devices": self.cpu_devices, **settings}
-                check_settings(peers, self.tree, settings)
+                check_settings(group, self.tree, settings)
                 self._introduce(self.cluster)
-                with peers.explaining():
-                    yield peers
+                with group.explaining():
+                    yield group
         except LostProcessError as error:
             raise LostProcessError(with_advice(str(error))) from error
 
@@ -110,14 +112,16 @@ class Job:
         where = f"step {steps[-1]}" if steps else "the beginning, since nothing was saved yet"
         return f", which goes on from {where}"
 
-    def assemble(self, peers: Peers, *, reads_data: bool = True, trains: bool = True) -> Assembly:
+    def assemble(
+        self, group: ProcessGroup, *, reads_data: bool = True, trains: bool = True
+    ) -> Assembly:
         """Builds the parts of the experiment; see `assemble`."""
         return assemble(
             self.tree,
             assets_dir=self.logdir.assets,
             tpu=self.tpu,
             cpu_devices=self.cpu_devices,
-            peers=peers,
+            group=group,
             reads_data=reads_data,
             trains=trains,
         )

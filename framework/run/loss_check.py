@@ -120,7 +120,7 @@ def check_padding(task: Task, program: Program, inputs: Mapping[str, Input]) -> 
 
 def _try(task: Task, program: Program, function: Callable[[_Trial], list[str]]) -> list[str]:
     specs = task.specs()
-    if sum(spec.size_bytes for spec in specs.values()) > MOST_BYTES or program.calls_alike:
+    if sum(spec.size_bytes for spec in specs.values()) > MOST_BYTES or program.serialize_calls:
         return []
     try:
         with tf.device("CPU:0"):
@@ -144,7 +144,7 @@ def _theta(theta: Any, ctx: StepContext) -> Any:
 def _couples_examples(task: Task) -> bool:
     """Whether a layer says so, other than by statistics, which an evaluation does not take."""
     return any(
-        layer.mixes_examples and type(layer).updated_statistics is Layer.updated_statistics
+        layer.couples_examples and type(layer).updated_statistics is Layer.updated_statistics
         for layer in task.walk()
     )
 
@@ -168,7 +168,7 @@ def _check_is_sum(trial: _Trial, batch: Batch) -> None:
                 "tf.reduce_mean): the loss that is reported is loss_sum / loss_weight, both over "
                 "the global batch; "
                 "a penalty on weights goes to ctx.collect_loss. If examples are coupled on "
-                f"purpose, set mixes_examples = True in {name}, or in the layer that does so"
+                f"purpose, set couples_examples = True in {name}, or in the layer that does so"
             )
     for metric, pair in both.metrics.items():
         pairs = [part.metrics.get(metric, (np.nan, np.nan)) for part in parts]

@@ -18,7 +18,7 @@ from tekso.framework.run.evaluation import Stopped, evaluate_and_score
 from tekso.framework.run.following import FollowingCheckpoints, FollowingReport
 from tekso.framework.run.job import Job
 from tekso.framework.run.metrics_log import SPLIT, STEP, MetricsLog
-from tekso.framework.run.peers import Peers
+from tekso.framework.run.process_group import ProcessGroup
 from tekso.framework.run.report import summary
 from tekso.framework.run.report.lines import eval_line, size, wrapped
 from tekso.framework.run.report.report import Report
@@ -29,27 +29,27 @@ from tekso.framework.task import Scored, Task
 
 def train(job: Job) -> int:
     """Trains, from the newest good checkpoint if there is one; returns the exit code."""
-    with job.meet(job.goes_on) as peers:
-        return _train(job, peers)
+    with job.meet(job.goes_on) as group:
+        return _train(job, group)
 
 
-def _train(job: Job, peers: Peers) -> int:
+def _train(job: Job, group: ProcessGroup) -> int:
     begin = time.perf_counter()
-    checkpoints, checkpoint = _claim(job, peers)
+    checkpoints, checkpoint = _claim(job, group)
     _introduce(job, checkpoint)
-    parts = job.assemble(peers)
+    parts = job.assemble(group)
     _introduce_parts(job, parts)
     run = parts.run.params
     report: Report = FollowingReport()
-    if peers.is_first:
+    if group.is_first:
         report = Report(job.logdir, job.console, title=job.model, steps=run.steps)
     try:
-        with peers.explaining():
+        with group.explaining():
             input_checks.check_lasts(parts.input, run.steps)
-            loop = _loop(job, parts, checkpoints, report, peers)
+            loop = _loop(job, parts, checkpoints, report, group)
             step = loop.restore(checkpoint)
             _try_task(job, parts, is_new=checkpoint is None)
-            if peers.is_first:  # only now is it sure that the logdir is this experiment's
+            if group.is_first:  # only now is it sure that the logdir is this experiment's
                 job.logdir.write_params(job.model, job.tree, job.registered)
                 job.logdir.add_command(job.command)
             outcome = loop.run(step)
@@ -66,7 +66,7 @@ def _train(job: Job, peers: Peers) -> int:
                 if run.decode_at_end
                 else None
             )
-        if not peers.is_first:
+        if not group.is_first:
             return 0
         references = _references(parts)
         report.draw_curves(references=next(iter(references.values()), None))
@@ -87,17 +87,17 @@ def _train(job: Job, peers: Peers) -> int:
     return 0
 
 
-def _claim(job: Job, peers: Peers) -> tuple[Checkpoints, Checkpoint | None]:
+def _claim(job: Job, group: ProcessGroup) -> tuple[Checkpoints, Checkpoint | None]:
     """Returns the checkpoints of the run, and the one from which it goes on."""
-    if peers.is_first:
+    if group.is_first:
         job.logdir.claim(job.model)
         checkpoints = job.checkpoints()
         checkpoints.prepare()
         checkpoint = checkpoints.newest_good(set_aside=True)
-        peers.from_first(checkpoint.step if checkpoint else None)
+        group.from_first(checkpoint.step if checkpoint else None)
         return checkpoints, checkpoint
     followed = job.checkpoints_as(FollowingCheckpoints)
-    return followed, followed.follow(peers.from_first(None))
+    return followed, followed.follow(group.from_first(None))
 
 
 def evaluate_checkpoint(job: Job, checkpoint: Checkpoint) -> dict[str, Any]:
@@ -110,12 +110,12 @@ def evaluate_checkpoint(job: Job, checkpoint: Checkpoint) -> dict[str, Any]:
     """
     if not job.tree.eval_inputs:
         raise ValueError(f"{job.model} has no eval_inputs: there is nothing to evaluate on")
-    with job.meet(checkpoint=checkpoint.path) as peers:
-        return _evaluate(job, checkpoint, peers)
+    with job.meet(checkpoint=checkpoint.path) as group:
+        return _evaluate(job, checkpoint, group)
 
 
-def _evaluate(job: Job, checkpoint: Checkpoint, peers: Peers) -> dict[str, Any]:
-    parts = _restored(job, checkpoint, peers, trains=False)
+def _evaluate(job: Job, checkpoint: Checkpoint, group: ProcessGroup) -> dict[str, Any]:
+    parts = _restored(job, checkpoint, group, trains=False)
     _try_task(job, parts, is_new=False)
     log = MetricsLog(job.logdir.file("evaluations.jsonl"))
     found = {}
@@ -140,10 +140,10 @@ def _evaluate(job: Job, checkpoint: Checkpoint, peers: Peers) -> dict[str, Any]:
             record["changes"] = different
         if scored is not None:
             record["notes"] = list(scored.notes)
-            if peers.is_first:
+            if group.is_first:
                 _show_text(job, scored.text)
         try:
-            if peers.is_first:
+            if group.is_first:
                 log.append(record)
                 if scored is not None:
                     job.logdir.write_decoded(
@@ -163,9 +163,9 @@ def decode(job: Job, checkpoint: Checkpoint) -> Any:
     Raises:
       ValueError: the task decodes nothing.
     """
-    with job.meet(checkpoint=checkpoint.path) as peers:
+    with job.meet(checkpoint=checkpoint.path) as group:
         reads_data = task_results.decodes_data(job.tree.task)
-        parts = _restored(job, checkpoint, peers, reads_data=reads_data)
+        parts = _restored(job, checkpoint, group, reads_data=reads_data)
         decoded = task_results.decode(parts.task, parts.program, parts.input)
     if decoded is None:
         name = type(parts.task).__name__
@@ -180,7 +180,7 @@ def decode(job: Job, checkpoint: Checkpoint) -> Any:
 
 
 def _loop(
-    job: Job, parts: Assembly, checkpoints: Checkpoints, report: Report, peers: Peers
+    job: Job, parts: Assembly, checkpoints: Checkpoints, report: Report, group: ProcessGroup
 ) -> TrainingLoop:
     run = parts.run.params
     return TrainingLoop(
@@ -198,7 +198,7 @@ def _loop(
         checkpoints=checkpoints,
         description=parts.description(job.model),
         report=report,
-        peers=peers,
+        group=group,
         score=functools.partial(_score, parts),
         show_step=functools.partial(_show_step, job, parts) if job.shows_step else None,
     )
@@ -224,12 +224,12 @@ def _batches(input: Any, start: int, *, stop: int | None) -> Iterator[Mapping[st
 def _restored(
     job: Job,
     checkpoint: Checkpoint,
-    peers: Peers,
+    group: ProcessGroup,
     *,
     reads_data: bool = True,
     trains: bool = True,
 ) -> Assembly:
-    parts = job.assemble(peers, reads_data=reads_data, trains=trains)
+    parts = job.assemble(group, reads_data=reads_data, trains=trains)
     restore(parts.program, checkpoint)
     return parts
 

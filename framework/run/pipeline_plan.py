@@ -9,8 +9,8 @@ from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.pipeline.schedule import SCHEDULES
 from tekso.framework.execution.pipelined import Pipelined
 from tekso.framework.experiment import Tree
-from tekso.framework.planning.kept_bytes import kept_bytes
 from tekso.framework.planning.mesh_figures import figures_of_program, figures_on_mesh
+from tekso.framework.planning.saved_bytes import saved_bytes
 from tekso.framework.planning.stage_figures import PipelineFigures, figures_of
 from tekso.framework.run import inspection
 
@@ -59,7 +59,7 @@ def figures(tree: Tree.Params, *, assets_dir: str | None = None) -> PipelineFigu
     setting = execution.setting(task, batch, parts=parts, devices=None)
     specs, micro = task.specs(), execution.micro_batch(batch, parts=parts)
     traces = [trace for stage in setting.plan.stages for trace in stage.traces]
-    kept = kept_bytes(
+    kept = saved_bytes(
         task_results.pieces(task), traces, specs, set(learner.trainable(specs)), micro
     )
     found = figures_of(_schedule_name(execution), setting, learner, specs, kept)

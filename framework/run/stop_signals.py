@@ -8,7 +8,7 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any
 
-from tekso.framework.run.peers import Peers
+from tekso.framework.run.process_group import ProcessGroup
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -57,14 +57,14 @@ class AgreedStop:
       received: it, once `poll` has found one.
     """
 
-    def __init__(self, signals: StopSignals, peers: Peers) -> None:
-        self._signals, self._peers = signals, peers
+    def __init__(self, signals: StopSignals, group: ProcessGroup) -> None:
+        self._signals, self._group = signals, group
         self.received: signal.Signals | None = None
 
     def poll(self) -> bool:
         """Whether a process has received a signal; all have to ask."""
         if self.received is None:
-            numbers = self._peers.gather(int(self._signals.received or 0))
+            numbers = self._group.gather(int(self._signals.received or 0))
             self.received = next((signal.Signals(n) for n in numbers if n), None)
         return self.received is not None
 

@@ -26,7 +26,7 @@ from tekso.framework.run.evaluation import (
     step_figures,
 )
 from tekso.framework.run.pace import Pace
-from tekso.framework.run.peers import Peers
+from tekso.framework.run.process_group import ProcessGroup
 from tekso.framework.run.report.report import Report
 from tekso.framework.run.stop_signals import AgreedStop, StopSignals
 from tekso.framework.task import Scored
@@ -105,7 +105,7 @@ class TrainingLoop:
       checkpoints: where the state is kept.
       description: of checkpoints; step, metrics and position are filled in.
       report: takes what there is to tell.
-      peers: the processes that run this loop side by side.
+      group: the processes that run this loop side by side.
       score: decodes an evaluation input after its pass.
       show_step: shows what the devices did in a step; called once, after a step that is as fast as
         those that follow.
@@ -123,7 +123,7 @@ class TrainingLoop:
         checkpoints: Checkpoints,
         description: Description,
         report: Report,
-        peers: Peers | None = None,
+        group: ProcessGroup | None = None,
         score: Score = lambda name, is_last, stopped: None,
         show_step: Callable[[], None] | None = None,
     ) -> None:
@@ -131,7 +131,7 @@ class TrainingLoop:
         self._batches, self._eval_batches = batches, eval_batches
         self._timetable, self._checkpoints = timetable, checkpoints
         self._description, self._report = description, report
-        self._peers = peers or Peers()
+        self._group = group or ProcessGroup()
         self._score, self._show_step = score, show_step
         self._pace = Pace()
         self._shapes: set[frozenset[Any]] = set()  # of batches for which the step is compiled
@@ -161,7 +161,7 @@ class TrainingLoop:
         """
         step = first_step
         with StopSignals() as signals:
-            stop = AgreedStop(signals, self._peers)
+            stop = AgreedStop(signals, self._group)
             evaluations = self._catch_up(step, stop)
             metrics: Mapping[str, Any] = {}
             batches = self._batches(step) if step < self._timetable.steps else iter(())
@@ -197,7 +197,7 @@ class TrainingLoop:
         """Does the evaluations of the first step that an earlier process did not get to."""
         if not self._timetable.evaluates(step):
             return {}
-        done = self._peers.from_first(self._report.evaluated(step))
+        done = self._group.from_first(self._report.evaluated(step))
         return self._evaluate_if_due(step, stop, done=done)
 
     def _check(self, metrics: Mapping[str, Any]) -> None:
@@ -287,7 +287,7 @@ class TrainingLoop:
     def _is_save_due(self, step: int, evaluations: Evaluations) -> bool:
         if self._timetable.saves(step) or not evaluations:
             return self._timetable.saves(step)
-        return self._peers.from_first(self._checkpoints.would_be_best(_flat(evaluations)))
+        return self._group.from_first(self._checkpoints.would_be_best(_flat(evaluations)))
 
     def _save(self, step: int, evaluations: Evaluations) -> None:
         with self._pace.paused():

@@ -109,7 +109,7 @@ class BatchNorm(Norm):
         decay: float = param("How much of the moving statistics a step keeps.", default=0.99)
         dims: tuple[str | None] = param("Dim name of the weights.", default=("channels",))
 
-    mixes_examples = True
+    couples_examples = True
 
     def __init__(self, params: Any) -> None:
         super().__init__(params)

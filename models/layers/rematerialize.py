@@ -39,7 +39,7 @@ class Rematerialize(Layer):
         self.layer = self._adopt("", self.params.layer)
         # What it declared counts as this layer's own.
         self._weights, self._children = self.layer._weights, self.layer._children
-        self.mixes_examples = self.layer.mixes_examples
+        self.couples_examples = self.layer.couples_examples
 
     def fprop(self, theta: Theta, x: tf.Tensor, ctx: StepContext, **side: Any) -> tf.Tensor:
         """Returns what the layer's fprop returns; `side` are its keyword arguments."""

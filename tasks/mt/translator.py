@@ -152,11 +152,11 @@ class Translator(Configurable):
             batch = source_batch(sources, rows=plan.rows, length=plan.length)
             return self._call(program, input.target_tokenizer, batch)
 
-        shortest = longest if program.calls_alike else _SHORTEST
+        shortest = longest if program.serialize_calls else _SHORTEST
         plans = self._plans(
             _by_length(encoded, texts, shortest, longest),
-            is_one=len(texts) == 1 and not program.calls_alike,
-            is_filled=program.calls_alike,
+            is_one=len(texts) == 1 and not program.serialize_calls,
+            is_filled=program.serialize_calls,
         )
         for plan, result in _side_by_side(search, plans, self._most_searches(program), stopped):
             for row, i in enumerate(plan.texts):
@@ -178,7 +178,7 @@ class Translator(Configurable):
         devices = {device.device_type for device in tf.config.list_logical_devices()}
         at_once = min(num_cores(), 4) if devices == {"CPU"} else 1
         wanted = self.params.num_searches or at_once
-        return 1 if program.calls_alike else wanted
+        return 1 if program.serialize_calls else wanted
 
     def _rows(self, num_texts: int, length: int, *, is_filled: bool) -> int:
         """Rows of a batch of texts of a length: a power of two."""

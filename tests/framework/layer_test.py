@@ -309,3 +309,18 @@ def test_a_layer_without_its_own_method_says_so() -> None:
         layer.fprop(layer.init(), tf.ones([2]), StepContext())
     with pytest.raises(NotImplementedError, match=r"Empty collects statistics \['mean'\]"):
         layer.updated_statistics(layer.init(), {"mean": tf.ones([2])})
+
+
+def test_an_attribute_that_was_renamed_is_refused_with_its_new_name() -> None:
+    with pytest.raises(TypeError, match=r"Old.mixes_examples is called couples_examples now"):
+
+        class Old(Layer):
+            mixes_examples = True
+
+    class Later(Layer):
+        def __init__(self, params: Any) -> None:
+            super().__init__(params)
+            self.mixes_examples = True
+
+    with pytest.raises(AttributeError, match=r"Later: self.mixes_examples is called self.couples"):
+        Later.Params().instantiate()

@@ -15,7 +15,7 @@ from tekso.framework import ops, task_results
 from tekso.framework.context import StepContext, isolated
 from tekso.framework.execution.base import Signature
 from tekso.framework.execution.mesh.layouts import Activations
-from tekso.framework.execution.mesh.traps import refuse_traps
+from tekso.framework.execution.mesh.unsupported_ops import refuse_unsupported
 from tekso.framework.foreign_variables import refused
 
 
@@ -86,7 +86,7 @@ def of_task(task: Any, batch: Signature) -> Activations:
             return task_results.loss(task, task.theta(weights), batch, ctx).loss_sum
 
     traced = tf.function(step, autograph=False).get_concrete_function(weights, arrays)
-    refuse_traps(traced.graph)
+    refuse_unsupported(traced.graph)
     first = next(iter(arrays))
     inputs = {
         "the batch": (

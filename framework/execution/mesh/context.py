@@ -38,7 +38,7 @@ class MeshContext(StepContext):
     def __init__(self, placement: Placement, rules: MeshLayout, **rest: Any) -> None:
         super().__init__(**rest)
         self._placement, self._rules = placement, rules
-        self.images = windows.ImageMesh.of(rules, self.pin, self.gathered)
+        self.images = windows.ImageMesh.of(rules, self.reshard, self.gathered)
         # By the identity of a tensor, which is kept alive here: the layout of a weight.
         self._weights: dict[int, tuple[tf.Tensor, Layout]] = {}
         self.is_iteration = False
@@ -51,7 +51,7 @@ class MeshContext(StepContext):
         """Returns the number of devices along an axis."""
         return self._rules.mesh.size_of(axis)
 
-    def pin(self, x: tf.Tensor, axes: Layout) -> tf.Tensor:
+    def reshard(self, x: tf.Tensor, axes: Layout) -> tf.Tensor:
         """Returns x sharded by axes; its gradient is sharded as x was."""
         if self.is_iteration:
             return self.gathered(tf.identity(x), axes)
@@ -74,22 +74,22 @@ class MeshContext(StepContext):
 
     def constrain(self, x: tf.Tensor, dims: Sequence[str | None]) -> tf.Tensor:
         """See `StepContext`."""
-        return self.pin(x, self.axes(dims, x.shape))
+        return self.reshard(x, self.axes(dims, x.shape))
 
-    def know(self, weights: Any, axes: Any) -> None:
+    def register_layouts(self, weights: Any, axes: Any) -> None:
         """Remembers the layouts of weights: a nest of tensors and the same nest of layouts."""
         for tensor, layout in zip(tf.nest.flatten(weights), axes, strict=True):
             if layout is not None:
                 self._weights[id(tensor)] = (tensor, layout)
 
-    def weight_axes(self, weight: tf.Tensor) -> Layout | None:
+    def layout_of(self, weight: tf.Tensor) -> Layout | None:
         """Returns the layout of a weight; None if the tensor is not known as one."""
         known = self._weights.get(id(weight))
         return known[1] if known else None
 
-    def all_weight_axes(self, weights: Any) -> list[Layout | None]:
+    def layouts_of(self, weights: Any) -> list[Layout | None]:
         """Returns the layout of every tensor of a nest, flat."""
-        return [self.weight_axes(tensor) for tensor in tf.nest.flatten(weights)]
+        return [self.layout_of(tensor) for tensor in tf.nest.flatten(weights)]
 
     def iteration(self, index: Any) -> MeshContext:
         """Returns the context of one iteration of `scan`, which collects for itself."""

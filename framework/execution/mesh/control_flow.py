@@ -28,7 +28,7 @@ def scan(
 ) -> tuple[Any, Any]:
     """See `ops.scan`; xs has no weights (see `unrolled`)."""
     turns = loops.num_turns(xs)
-    theta_axes = ctx.all_weight_axes(theta)
+    theta_axes = ctx.layouts_of(theta)
     structure: dict[str, Any] = {}
 
     def turn(index: tf.Tensor, theta_: Flat, state_: Flat, x_: Flat) -> tuple[Flat, Flat, Flat]:
@@ -36,7 +36,7 @@ def scan(
         weights = tf.nest.pack_sequence_as(theta, own(theta_))
         x = tf.nest.pack_sequence_as(xs, x_)
         inner = ctx.iteration(index + first)
-        inner.know(weights, theta_axes)
+        inner.register_layouts(weights, theta_axes)
         before = tf.nest.pack_sequence_as(state, own(state_))
         after, y = body(weights, before, x, inner)
         tf.nest.map_structure(loops.check_same, before, after)
@@ -171,7 +171,7 @@ class _Loop:
         """Gradients of weights, laid out as the weights are."""
         axes = [a for t, a in zip(theta, self._theta_axes, strict=True) if _has(t)]
         return [
-            d if a is None else self._ctx.pin(tf.convert_to_tensor(d), a)
+            d if a is None else self._ctx.reshard(tf.convert_to_tensor(d), a)
             for d, a in zip(gradients, axes, strict=True)
         ]
 

@@ -50,7 +50,7 @@ def project(
     first, last = x.shape.rank - num_contracted, x.shape.rank - num_contracted + w.shape.rank
     lead, inner = names[:first], names[first : x.shape.rank]
     outer = names[x.shape.rank : last]
-    axes = ctx.weight_axes(w)
+    axes = ctx.layout_of(w)
 
     @tf.custom_gradient
     def run(x: tf.Tensor, w: tf.Tensor) -> Any:
@@ -59,7 +59,7 @@ def project(
         def grad(dy: tf.Tensor) -> list[tf.Tensor]:
             dx = tf.einsum(f"{lead}{outer},{inner}{outer}->{lead}{inner}", dy, w)
             dw = tf.einsum(f"{lead}{inner},{lead}{outer}->{inner}{outer}", x, dy)
-            return [dx, dw if axes is None else ctx.pin(dw, axes)]
+            return [dx, dw if axes is None else ctx.reshard(dw, axes)]
 
         return y, grad
 
@@ -188,7 +188,7 @@ def scan(
     first: int = 0,
 ) -> tuple[Any, Any]:
     """See `ops.scan`."""
-    over_depth = any(axes is not None for axes in ctx.all_weight_axes(xs))
+    over_depth = any(axes is not None for axes in ctx.layouts_of(xs))
     form = unrolled if over_depth else control_flow
     return form.scan(ctx, body, theta, state, xs, first)
 
@@ -199,10 +199,10 @@ def rematerialize(
     """See `ops.rematerialize`."""
     if ctx.is_iteration:  # all of it is recomputed from the state before the iteration
         return function(theta, *inputs, ctx)
-    axes = ctx.all_weight_axes(theta)
+    axes = ctx.layouts_of(theta)
 
     def known(theta: Theta, *rest: Any) -> Any:
-        rest[-1].know(theta, axes)
+        rest[-1].register_layouts(theta, axes)
         return function(theta, *rest)
 
     return loops.rematerialize(ctx, known, theta, *inputs)
@@ -211,7 +211,7 @@ def rematerialize(
 def capture(ctx: MeshContext, nest: Any) -> Any:
     """See `ops.capture`."""
     own = tf.nest.pack_sequence_as(nest, control_flow.own(tf.nest.flatten(nest)))
-    ctx.know(own, ctx.all_weight_axes(nest))
+    ctx.register_layouts(own, ctx.layouts_of(nest))
     return own
 
 

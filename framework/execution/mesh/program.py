@@ -63,7 +63,7 @@ class MeshProgram(Program):
             self._calls = MeshCalls(placement, f"execution.{layout}", self._begin_call)
             # Several processes have to exchange in one order; and DTensor does not always manage to
             # compile the loops of one function for several shapes.
-            self.calls_alike = True
+            self.serialize_calls = True
         else:
             stored = self._compiled(self._evaluation_weights_graph)
             self._calls = OneDeviceCalls(placement, stored, step.task.theta, seed=step.seed)

@@ -80,5 +80,5 @@ def used(
             weight = ctx.gathered(weight, own)
         made[path] = weight
         axes.append(own)
-    ctx.know(list(made.values()), axes)
+    ctx.register_layouts(list(made.values()), axes)
     return made

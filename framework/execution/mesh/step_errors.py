@@ -16,7 +16,7 @@ from tensorflow.experimental import dtensor
 from tensorflow.python.framework import error_interpolation
 
 from tekso.framework.execution.errors import ExecutionError
-from tekso.framework.execution.mesh.traps import refuse_traps
+from tekso.framework.execution.mesh.unsupported_ops import refuse_unsupported
 
 _LONGEST = 20_000  # characters of a message that are kept
 # DTensor sometimes compiles the body of a loop twice and makes two different functions of one name.
@@ -51,7 +51,7 @@ def compiled(step: Callable[..., Any], where: str, *, advice: str = _ADVICE) -> 
     @functools.wraps(step)
     def checked(*args: Any) -> Any:
         outputs = step(*args)
-        refuse_traps(tf.compat.v1.get_default_graph())  # when it is traced, before it runs
+        refuse_unsupported(tf.compat.v1.get_default_graph())  # when it is traced, before it runs
         return outputs
 
     # One tf.function for each shape: in the third program of one, DTensor uses the loops of the

@@ -21,19 +21,19 @@ def scan(
 ) -> tuple[Any, Any]:
     """See `ops.scan`; xs has stacked weights."""
     flat = tf.nest.flatten(xs)
-    stacked_axes = ctx.all_weight_axes(xs)
+    stacked_axes = ctx.layouts_of(xs)
     whole = [
         x if axes is None or axes[0] is None else ctx.gathered(x, (None, *axes[1:]))
         for x, axes in zip(flat, stacked_axes, strict=True)
     ]
     slices = [tf.unstack(x) for x in whole]
-    theta_axes, axes = ctx.all_weight_axes(theta), [a and a[1:] for a in stacked_axes]
+    theta_axes, axes = ctx.layouts_of(theta), [a and a[1:] for a in stacked_axes]
     ys, statistics = [], []
     for i in range(len(slices[0])):
         x = tf.nest.pack_sequence_as(xs, [parts[i] for parts in slices])
         inner = isolated(ctx).fold(first + i)
-        inner.know(theta, theta_axes)
-        inner.know(x, axes)
+        inner.register_layouts(theta, theta_axes)
+        inner.register_layouts(x, axes)
         state, y = body(theta, state, x, inner)
         ys.append(y)
         sums = inner.collected.sums

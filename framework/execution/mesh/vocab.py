@@ -25,7 +25,7 @@ def lookup(ctx: Any, table: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
       table: [vocab, embed], ids: [...]
       returns: [..., embed]
     """
-    axes = ctx.weight_axes(table) or (None, None)
+    axes = ctx.layout_of(table) or (None, None)
     dims = ("batch", "length", None, None)[: ids.shape.rank] if ids.shape.rank > 1 else (None,)
     ids_axes = _without(ctx.axes(dims, ids.shape), axes[0])
 
@@ -37,7 +37,7 @@ def lookup(ctx: Any, table: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
                 dtable = tf.math.unsorted_segment_sum(flat, tf.reshape(ids, [-1]), table.shape[0])
             else:
                 dtable = _split_sum(ctx, widen(drows), ids, table.shape[0], axes, ids_axes)
-            return ctx.pin(tf.cast(dtable, table.dtype), axes)
+            return ctx.reshard(tf.cast(dtable, table.dtype), axes)
 
         if axes[0] is None:
             return tf.gather(table, ids), grad
@@ -52,16 +52,16 @@ def _split_lookup(
     parts = ctx.axis_size(axes[0]) if axes[0] else 1
     rows = table.shape[0] // parts
     local_axes = (axes[0], *ids_axes)
-    blocks = ctx.pin(tf.reshape(table, [parts, rows, table.shape[1]]), (axes[0], None, axes[1]))
+    blocks = ctx.reshard(tf.reshape(table, [parts, rows, table.shape[1]]), (axes[0], None, axes[1]))
     first = tf.reshape(tf.range(parts, dtype=ids.dtype) * rows, [parts] + [1] * ids.shape.rank)
     place = tf.expand_dims(ids, 0) - first
     here = tf.logical_and(place >= 0, place < rows)
-    place = ctx.pin(tf.where(here, place, tf.zeros_like(place)), local_axes)
+    place = ctx.reshard(tf.where(here, place, tf.zeros_like(place)), local_axes)
     # Ids of no part: otherwise their rows would be 0 without a word.
     here = tf.cast(here, table.dtype) + _nan_outside(ids, table.shape[0], table.dtype)
-    here = ctx.pin(here, local_axes)
+    here = ctx.reshard(here, local_axes)
     found = tf.gather(blocks, place, axis=1, batch_dims=1)
-    found = ctx.pin(found, (*local_axes, _but(axes[1], local_axes)))
+    found = ctx.reshard(found, (*local_axes, _but(axes[1], local_axes)))
     return tf.reduce_sum(found * tf.expand_dims(here, -1), 0)
 
 
@@ -75,10 +75,10 @@ def _split_sum(
     """
     parts = ctx.axis_size(axes[0])
     rows, part_axes = vocab // parts, (*ids_axes, axes[0])
-    numbers = ctx.pin(tf.range(parts, dtype=ids.dtype), axes[:1])
-    here = ctx.pin(tf.equal(tf.expand_dims(ids // rows, -1), numbers), part_axes)
+    numbers = ctx.reshard(tf.range(parts, dtype=ids.dtype), axes[:1])
+    here = ctx.reshard(tf.equal(tf.expand_dims(ids // rows, -1), numbers), part_axes)
     split = tf.expand_dims(drows, -2) * tf.cast(tf.expand_dims(here, -1), drows.dtype)
-    split = ctx.pin(split, (*part_axes, _but(axes[1], part_axes)))
+    split = ctx.reshard(split, (*part_axes, _but(axes[1], part_axes)))
     summed = tf.math.unsorted_segment_sum(split, ids % rows, rows)
     return tf.reshape(tf.transpose(summed, [1, 0, 2]), [vocab, drows.shape[-1]])
 
@@ -92,7 +92,7 @@ def cross_entropy(
     label_smoothing: float,
 ) -> tf.Tensor:
     """Returns the cross-entropy of every position, in nats; see `ops.cross_entropy`."""
-    axes = ctx.weight_axes(table) or (None, None)
+    axes = ctx.layout_of(table) or (None, None)
     rank = labels.shape.rank
     dims = ("batch", "length", None, None)[:rank]
     lead_axes = _without(ctx.axes(dims, labels.shape), axes[0])
@@ -102,14 +102,14 @@ def cross_entropy(
 
     @tf.custom_gradient
     def run(x: tf.Tensor, table: tf.Tensor, *bias: tf.Tensor) -> Any:
-        logits = ctx.pin(tf.einsum(f"{lead}d,vd->{lead}v", x, table), logits_axes)
+        logits = ctx.reshard(tf.einsum(f"{lead}d,vd->{lead}v", x, table), logits_axes)
         label_logit = widen(_label_logit(ctx, logits, labels, logits_axes))
         for b in bias:
             of_label = _split_lookup(ctx, tf.expand_dims(b, 1), labels, (axes[0], None), lead_axes)
             label_logit += tf.cast(tf.squeeze(of_label, -1), label_logit.dtype)
         # Pinned, so that a device compares its own part of the vocabulary alone.
-        numbers = ctx.pin(tf.range(vocab, dtype=labels.dtype), logits_axes[-1:])
-        label = ctx.pin(tf.expand_dims(labels, -1), (*lead_axes, None))
+        numbers = ctx.reshard(tf.range(vocab, dtype=labels.dtype), logits_axes[-1:])
+        label = ctx.reshard(tf.expand_dims(labels, -1), (*lead_axes, None))
         sums = ctx.fuse(_exponentials, smooths=bool(label_smoothing))
         e, top, total, *mean_logit = sums(logits, *bias)
         loss = tf.squeeze(tf.math.log(total) + top, -1) - keep * label_logit
@@ -120,9 +120,9 @@ def cross_entropy(
         def grad(dloss: tf.Tensor) -> list[tf.Tensor]:
             gradient = ctx.fuse(_logits_gradient, keep=keep, even=label_smoothing / vocab)
             dlogits = gradient(e, tf.expand_dims(dloss, -1), total, label, numbers)
-            dlogits = ctx.pin(dlogits, logits_axes)
+            dlogits = ctx.reshard(dlogits, logits_axes)
             dx = tf.einsum(f"{lead}v,vd->{lead}d", dlogits, table)
-            dtable = ctx.pin(tf.einsum(f"{lead}v,{lead}d->vd", dlogits, x), axes)
+            dtable = ctx.reshard(tf.einsum(f"{lead}v,{lead}d->vd", dlogits, x), axes)
             return [dx, dtable, *(tf.reduce_sum(dlogits, list(range(rank))) for _ in bias)]
 
         return loss, grad
@@ -134,12 +134,12 @@ def _label_logit(ctx: Any, logits: tf.Tensor, labels: tf.Tensor, axes: Any) -> t
     """Returns the logit of every label; each device looks into its own part, and they add up."""
     parts, rank = ctx.axis_size(axes[-1]) if axes[-1] else 1, logits.shape.rank
     rows = logits.shape[-1] // parts
-    blocks = ctx.pin(tf.reshape(logits, [*logits.shape[:-1], parts, rows]), (*axes, None))
-    first = ctx.pin(tf.range(parts, dtype=labels.dtype) * rows, axes[-1:])
+    blocks = ctx.reshard(tf.reshape(logits, [*logits.shape[:-1], parts, rows]), (*axes, None))
+    first = ctx.reshard(tf.range(parts, dtype=labels.dtype) * rows, axes[-1:])
     place = tf.expand_dims(labels, -1) - first
     here = tf.logical_and(place >= 0, place < rows)
-    place = ctx.pin(tf.where(here, place, tf.zeros_like(place)), axes)
-    found = ctx.pin(tf.gather(blocks, place, axis=rank, batch_dims=rank), axes)
+    place = ctx.reshard(tf.where(here, place, tf.zeros_like(place)), axes)
+    found = ctx.reshard(tf.gather(blocks, place, axis=rank, batch_dims=rank), axes)
     return tf.reduce_sum(tf.where(here, found, tf.zeros_like(found)), -1)
 
 

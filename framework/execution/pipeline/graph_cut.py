@@ -55,7 +55,7 @@ class GraphCut:
         """Whether a tensor depends on a late input."""
         return tensor.op.name in self._of_late
 
-    def kept_for(self, outputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    def saved_for(self, outputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns what late ops above `outputs` take from early ones: inputs, and what they made.
 
         Constants and what depends on lasting inputs alone are not among them: they are made again.
@@ -70,7 +70,7 @@ class GraphCut:
                 kept[tensor.name] = tensor  # a gradient that depends on no other
         return list(kept.values())
 
-    def kept_between(
+    def saved_between(
         self, first: Sequence[tf.Tensor], then: Sequence[tf.Tensor]
     ) -> list[tf.Tensor]:
         """Returns what ops above `then` alone take from late ops above `first`."""

@@ -43,7 +43,7 @@ def measured_costs(
       batch: signature of a micro-batch.
       device: name of the device; None: TensorFlow's choice.
       timer: is asked before and after every run.
-      fuse: compiles stretches of elementwise work.
+      fuse: compiles elementwise clusters.
     """
 
     def find(piece: Piece, trace: PieceTrace, own: Mapping[str, WeightSpec], given: Flow) -> float:

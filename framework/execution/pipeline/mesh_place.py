@@ -24,7 +24,7 @@ from tekso.framework.execution.mesh.context import MeshContext
 from tekso.framework.execution.mesh.layouts import Layout, MeshLayout
 from tekso.framework.execution.mesh.placement import TOO_MANY_TO_FOLD, Placement
 from tekso.framework.execution.mesh.step_errors import compiled, explained
-from tekso.framework.execution.mesh.traps import refuse_traps
+from tekso.framework.execution.mesh.unsupported_ops import refuse_unsupported
 from tekso.framework.execution.pipeline.places import Kind, Part, Place, Specs
 from tekso.framework.execution.step import Flat
 from tekso.framework.primitives.fusion import Fuse, MarkedFusion, no_fusion
@@ -177,7 +177,7 @@ class MeshPlace(Place):
 
     def check(self, graph: tf.Graph) -> None:
         """See `Place`."""
-        refuse_traps(graph)
+        refuse_unsupported(graph)
 
     def trace(self, function: Callable[..., Any], *args: Any) -> None:
         """See `Place`; DTensor traces when it runs."""
@@ -216,7 +216,9 @@ class MeshPlace(Place):
             num_examples=num_examples,
             fuse=self._fuse,
         )
-        ctx.know(list(weights.values()), [self.layout.of_weight(specs[path]) for path in weights])
+        ctx.register_layouts(
+            list(weights.values()), [self.layout.of_weight(specs[path]) for path in weights]
+        )
         return ctx
 
     def used(self, weights: Flat, specs: Specs) -> Flat:

@@ -50,7 +50,7 @@ def piece_gradients(
       given: TensorSpecs of the values of the flow that it reads.
       trace: what it makes of them.
       num_examples: of a micro-batch.
-      fuse: compiles stretches of elementwise work.
+      fuse: compiles elementwise clusters.
     """
     made = {name: nest for name, nest in trace.writes.items() if name not in (LOSS_SUM, METRICS)}
     seeds = [leaf for leaf in tensors(made) if leaf.dtype.is_floating]

@@ -37,7 +37,7 @@ def check_layers(task: Any, *, form: Literal["host", "spmd"]) -> None:
       ExecutionError: a layer mixes examples.
     """
     for layer in task.walk():
-        if not layer.mixes_examples:
+        if not layer.couples_examples:
             continue
         if type(layer).updated_statistics is Layer.updated_statistics:
             raise ExecutionError(
@@ -120,7 +120,8 @@ def _check(
             raise ExecutionError(
                 f"{piece.name} mixes the examples of a batch: what it makes of one changes with "
                 "the others, so it would depend on the number of micro-batches and cannot be part "
-                "of a pipeline; use --execution=data_parallel, and set mixes_examples in the layer"
+                "of a pipeline; use --execution=data_parallel, and set couples_examples = True in "
+                "the layer"
             )
 
 

@@ -26,7 +26,7 @@ class Setting:
       num_parts: parts of it that go through the pipeline one after the other (accumulation).
       num_micro_batches: of each part.
       rematerialize: which micro-batches keep their inputs alone between forward and backward.
-      xla: what is compiled: "stretches" of elementwise work, or "none".
+      xla: what is compiled: "clusters" of elementwise work, or "none".
       costs: where `piece_costs` are from: "traced" graphs, or "measured" times.
       piece_costs: of every piece of the task, forward and backward; only ratios are of use.
     """

@@ -107,7 +107,7 @@ class SpmdLoop:
             w = weights[path]
             per_stage = w.shape[0] // self.num_stages
             w = tf.reshape(w, [self.num_stages, per_stage, *w.shape[1:]])
-            found[path] = ctx.pin(w, (STAGE,) + (None,) * (w.shape.rank - 1))
+            found[path] = ctx.reshard(w, (STAGE,) + (None,) * (w.shape.rank - 1))
         return found
 
 
@@ -155,7 +155,7 @@ class _Ticks:
 
     def _pin(self, x: tf.Tensor) -> tf.Tensor:
         inner = self._ctx.axes(("batch",) + (None,) * (x.shape.rank - 2), x.shape[1:])
-        return self._ctx.pin(x, (STAGE, *inner))
+        return self._ctx.reshard(x, (STAGE, *inner))
 
     def _of_stages(self, micro_batches: Sequence[int], names: Sequence[str]) -> Flow:
         """Values of a micro-batch for every stage, each on its devices."""

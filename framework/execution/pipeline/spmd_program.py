@@ -89,7 +89,7 @@ class SpmdProgram(MeshProgram):
                 examples=per_micro,
                 num_examples=ctx.num_examples,
             )
-            inner.know(list(used.values()), axes)
+            inner.register_layouts(list(used.values()), axes)
             return inner
 
         def plain(first: Any) -> StepContext:
@@ -127,9 +127,9 @@ class _StageContext(StepContext):
 
     forms = _FORMS
 
-    def all_weight_axes(self, weights: Any) -> list[None]:
+    def layouts_of(self, weights: Any) -> list[None]:
         """Returns that no layouts of weights are known."""
         return [None for _ in tf.nest.flatten(weights)]
 
-    def know(self, weights: Any, axes: Any) -> None:
+    def register_layouts(self, weights: Any, axes: Any) -> None:
         """Takes no notice."""

@@ -218,14 +218,14 @@ class StageFunctions:
           again: a backward pass computes the forward pass again.
           apart: the gradients of inputs and of weights are computed apart.
         """
-        kept = self._cut.kept_for([*self._of_inputs, *self._done])
+        kept = self._cut.saved_for([*self._of_inputs, *self._done])
         between: list[tf.Tensor] = []
         late, weights = self._cut.late, self._cut.lasting
         made = [*self._outputs, *self._sums]
         if again and self._outputs:
             self._make("forward", self._cut.early, made, [], self._effects)
         if apart:
-            between = self._cut.kept_between(self._of_inputs, self._done)
+            between = self._cut.saved_between(self._of_inputs, self._done)
         ways = [("", kept)] if keep else []
         ways += [("_again", self._cut.early)] if again else []
         if keep:
@@ -239,11 +239,11 @@ class StageFunctions:
                 self._make(f"backward{way}", feeds, both, [], does)
                 continue
             # What the second half needs of the forward pass has to be there by then.
-            rest = self._cut.kept_for(self._done) if way else []
+            rest = self._cut.saved_for(self._done) if way else []
             made_first = [*self._of_inputs, *sums]
             self._make(f"input{way}", feeds, made_first, [*rest, *between], does)
         if apart:
-            known = [*weights, *self._cut.kept_for(self._done), *between, *late]
+            known = [*weights, *self._cut.saved_for(self._done), *between, *late]
             self._make("weight", known, self._done, [])
 
     def _make(self, name: str, feeds: Any, fetches: Any, kept: Any, effects: Any = None) -> None:

@@ -39,9 +39,9 @@ class StagesOnMesh:
                 f"execution.stages_on.decode_on is {execution.params.decode_on!r}: leave it out, "
                 "since every stage is a mesh of its own and a search runs on one device"
             )
-        if execution.params.xla == "stretches":
+        if execution.params.xla == "clusters":
             refused.append(
-                "execution.stages_on.xla is 'stretches': set execution.xla, which compiles the "
+                "execution.stages_on.xla is 'clusters': set execution.xla, which compiles the "
                 "stages, instead"
             )
         if refused:
@@ -95,7 +95,7 @@ class StagesOnMesh:
     def places(self, setting: Setting, layout: MeshLayout) -> list[list[Place]]:
         """Returns the places of the stages of every replica, [replica][stage]."""
         warn_of_idle_axes(layout, "execution.stages_on")
-        device_type, compiles = self._execution.device_type, setting.xla == "stretches"
+        device_type, compiles = self._execution.device_type, setting.xla == "clusters"
         meshes = [
             MeshPlace(layout, device_type, i, compiles=compiles) for i in range(self._num_meshes)
         ]

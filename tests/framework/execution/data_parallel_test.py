@@ -51,14 +51,14 @@ def assert_same_run(run: dict[str, Any], reference: dict[str, Any]) -> None:
     "arguments",
     sample(
         [
-            ["--execution", '{"towers": 2, "xla": "stretches"}'],
+            ["--execution", '{"towers": 2, "xla": "clusters"}'],
             ["--cpu_devices", "2", "--accumulation", "2"],
             ["--execution", '{"towers": 2, "xla": "step"}'],
             ["--execution", '{"towers": 1}', "--accumulation", "4"],
             ["--cpu_devices", "4", "--execution", '{"xla": "none"}'],
         ],
         quick=[
-            ["--execution", '{"towers": 2, "xla": "stretches"}'],
+            ["--execution", '{"towers": 2, "xla": "clusters"}'],
             ["--cpu_devices", "2", "--accumulation", "2"],
         ],
     ),
@@ -155,8 +155,8 @@ def test_batch_statistics_of_several_devices_are_refused_inside_of_a_loop_or_a_c
 
 
 @pytest.mark.slow
-def test_replicas_and_towers_share_no_compiled_stretch() -> None:
-    run = steps("--cpu_devices", "2", "--execution", '{"towers": 2, "xla": "stretches"}')
+def test_replicas_and_towers_share_no_compiled_cluster() -> None:
+    run = steps("--cpu_devices", "2", "--execution", '{"towers": 2, "xla": "clusters"}')
     in_training = [[replica, tower] for replica in range(2) for tower in range(2)]
     assert sorted(run["fusions"]) == sorted(
         [*map(str, map(tuple, in_training)), *(str(("eval", *pair)) for pair in in_training)]
@@ -194,7 +194,7 @@ def normalised_program(xla: str = "none") -> Any:
 
 
 def test_the_update_is_compiled_once_for_batches_of_all_shapes() -> None:
-    program = normalised_program("stretches")
+    program = normalised_program("clusters")
     for size in (5, 7):
         x = np.ones((size, 3), np.float32)
         program.train_step({"x": x, "weights": np.ones(size, np.float32)}, 1)

@@ -31,7 +31,7 @@ SIDE_BY_SIDE = 2
 EXECUTIONS: dict[str, dict[str, Any]] = {
     "one_device": {"kind": "DataParallel", "towers": 1, "xla": "none"},
     "accumulated": {"kind": "DataParallel", "towers": 1, "xla": "none", "accumulation": 2},
-    "compiled_towers": {"kind": "DataParallel", "towers": 2, "xla": "stretches"},
+    "compiled_towers": {"kind": "DataParallel", "towers": 2, "xla": "clusters"},
     "compiled_step": {"kind": "DataParallel", "towers": 1, "xla": "step"},
     "replicas": {"kind": "DataParallel", "xla": "none", "cpu_devices": 2},
     "mesh": {"kind": "MeshSharded", "mesh": "data:2;model:2", "rules": "2d", "xla": "none"},
@@ -39,14 +39,14 @@ EXECUTIONS: dict[str, dict[str, Any]] = {
         "kind": "MeshSharded",
         "mesh": "data:2",
         "slots_axis": "data",
-        "xla": "stretches",
+        "xla": "clusters",
         "accumulation": 2,
     },
     "fsdp": {"kind": "MeshSharded", "mesh": "data:2", "rules": "fsdp", "xla": "none"},
     "bfloat16_mesh": {"kind": "MeshSharded", "mesh": "model:2", "rules": "tensor"}
     | {"activation_dtype": "bfloat16", "xla": "none"},
     "pipeline": {"kind": "Pipelined", "num_stages": 3, "rematerialize": "except_last"},
-    "compiled_gpipe": {"kind": "Pipelined", "schedule": "gpipe", "xla": "stretches"},
+    "compiled_gpipe": {"kind": "Pipelined", "schedule": "gpipe", "xla": "clusters"},
     "zero_bubble": {"kind": "Pipelined", "schedule": "zero_bubble_h1", "accumulation": 2},
     "interleaved": {"kind": "Pipelined", "schedule": "interleaved_1f1b", "num_replicas": 2},
     "mesh_stages": {

@@ -164,7 +164,7 @@ def test_dropout_of_a_part_of_the_batch_is_that_part_of_the_whole() -> None:
     np.testing.assert_allclose(second, whole[1:], rtol=1e-12)
 
 
-def test_compiled_stretches_give_the_same() -> None:
+def test_compiled_clusters_give_the_same() -> None:
     fuse = XlaFusion()
     mask = np.tril(np.ones([T, S], bool), 1)[None, None]
     bias = random(1, 4, T, S).astype(np.float32)

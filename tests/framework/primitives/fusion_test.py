@@ -1,4 +1,4 @@
-"""Fusion: the same numbers, one compiled function a stretch, and nothing shared by two towers."""
+"""Fusion: the same numbers, one compiled function a cluster, and nothing shared by two towers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_gives_the_function_with_its_static_arguments_bound() -> None:
         )
 
 
-def test_compiles_a_stretch_once_for_every_choice_of_its_static_arguments() -> None:
+def test_compiles_a_cluster_once_for_every_choice_of_its_static_arguments() -> None:
     fuse = XlaFusion()
     assert fuse(scaled, factor=2.0) is fuse(scaled, factor=2.0)
     assert fuse(scaled, factor=2.0) is not fuse(scaled, factor=3.0)
@@ -38,7 +38,7 @@ def test_two_instances_share_no_compiled_function() -> None:
     assert first(scaled, factor=2.0) is not second(scaled, factor=2.0)
 
 
-def test_marks_the_ops_of_large_stretches_alone() -> None:
+def test_marks_the_ops_of_large_clusters_alone() -> None:
     fuse = MarkedFusion(min_elements=8)
 
     @tf.function(autograph=False)

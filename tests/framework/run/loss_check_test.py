@@ -48,7 +48,7 @@ class Squares(Task):
         super().__init__(params)
         self.weight("w", [3], dims=("embed",), init=Normal.Params(stddev=1.0))
         self.weight("unused", [2], dims=("embed",), init=Normal.Params())
-        self.mixes_examples = self.params.way.startswith("coupled")
+        self.couples_examples = self.params.way.startswith("coupled")
 
     def loss_weight(self, batch: Any) -> tf.Tensor:
         if self.params.way == "mean weight":
@@ -109,7 +109,7 @@ class Squares(Task):
 class OnHost:
     """A program that only has weights."""
 
-    calls_alike = False
+    serialize_calls = False
 
     def __init__(self, task: Task) -> None:
         self._theta = task.init(seed=1)

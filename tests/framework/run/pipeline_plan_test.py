@@ -16,7 +16,7 @@ from tekso.framework.execution.pipeline.actions import BACKWARD, FORWARD, WEIGHT
 from tekso.framework.execution.pipeline.piece_traces import trace_all
 from tekso.framework.execution.pipelined import Pipelined
 from tekso.framework.pieces import LOSS_SUM, METRICS, Piece
-from tekso.framework.planning.kept_bytes import kept_bytes, together
+from tekso.framework.planning.saved_bytes import saved_bytes, together
 from tekso.framework.planning.stage_figures import PipelineFigures, durations
 from tekso.framework.run import pipeline_plan, pipeline_text
 from tekso.models.layers.linear import Linear
@@ -169,7 +169,7 @@ def test_micro_batches_held_are_those_of_the_schedule() -> None:
 
 def test_bytes_held_are_of_all_or_of_the_inputs_and_one_that_is_computed_again() -> None:
     found = tiny(num_stages=2, num_micro_batches=4, schedule="gpipe")
-    kept = [each.kept_bytes for each in found.stages]
+    kept = [each.saved_bytes for each in found.stages]
     inputs = [each.input_bytes for each in found.stages]
     assert all(k > 5 * i for k, i in zip(kept, inputs, strict=True))
     assert found.held_bytes == pytest.approx([4 * k for k in kept])
@@ -196,14 +196,14 @@ def test_bytes_kept_are_the_factors_of_products_and_what_derivatives_need() -> N
     batch = {"x": ((2, 3), "float32")}
     traces = trace_all(pieces, specs, batch)
     x, y = 2 * 3 * 4, 2 * 5 * 4  # the weight is no micro-batch's; a sum keeps nothing
-    first, last = kept_bytes(pieces, traces, specs, set(specs), batch)
+    first, last = saved_bytes(pieces, traces, specs, set(specs), batch)
     assert together([first]) == (x + y, x + y)  # for the weights y: the gradient of the product
     assert together([last]) == (0, 0)
 
 
 def test_bytes_held_between_the_gradients_are_those_that_the_weights_need() -> None:
     found = tiny(num_stages=2, num_micro_batches=4, schedule="zero_bubble_h1")
-    kept = [each.kept_bytes for each in found.stages]
+    kept = [each.saved_bytes for each in found.stages]
     between = [each.between_bytes for each in found.stages]
     assert min(between) > 0
     # Device 0: two forwards, then one backward and its weights at a time. Device 1: its weights

@@ -72,7 +72,7 @@ def test_weights_dims_and_first_values() -> None:
             assert (specs[name].shape, specs[name].dims) == ((3,), (dim,))
             assert specs[name].trainable == (not name.startswith("moving"))
             np.testing.assert_array_equal(theta[name], [value] * 3)
-        assert kind.mixes_examples == (kind is BatchNorm)
+        assert kind.couples_examples == (kind is BatchNorm)
     assert LayerNorm.Params(dim=3, dims=("mlp",)).instantiate().specs()["scale"].dims == ("mlp",)
 
 

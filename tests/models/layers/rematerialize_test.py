@@ -67,7 +67,7 @@ def test_forward_is_computed_again_backward_from_the_input() -> None:
 def test_statistics_of_a_wrapped_batch_norm_reach_it_once() -> None:
     inner = BatchNorm.Params(dim=D)
     plain, wrapped = build(inner), build(Rematerialize.Params(layer=inner))
-    assert wrapped.block.mixes_examples
+    assert wrapped.block.couples_examples
     x = tf.constant(np.random.default_rng(0).standard_normal([B, D]), tf.float32)
 
     def new(root: Root) -> dict[str, tf.Tensor]:

@@ -16,7 +16,7 @@ from tekso.framework.theta import Theta
 class PlainProgram:
     """Weights of a layer on one device, each function traced once."""
 
-    calls_alike = False
+    serialize_calls = False
 
     def __init__(self, theta: Theta, seed: int) -> None:
         """Keeps the weights; `seed` is that of `ctx`."""

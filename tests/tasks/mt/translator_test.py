@@ -69,7 +69,7 @@ class Copying(Layer):
 class PlainProgram:
     """Calls functions eagerly, and counts the shapes that it is given."""
 
-    calls_alike = False
+    serialize_calls = False
 
     def __init__(self) -> None:
         self.shapes: list[tuple[int, ...]] = []
@@ -178,7 +178,7 @@ def test_it_leaves_off_when_it_is_told_to() -> None:
     assert len(program.shapes) == 1 and [bool(own) for own in found.hypotheses].count(True) == 4
 
 
-class Meeting(PlainProgram):
+class Rendezvous(PlainProgram):
     """After the first call, two have to come before either ends; one may fail."""
 
     def __init__(self, failing: int | None = None) -> None:
@@ -205,9 +205,9 @@ def test_batches_are_searched_side_by_side_and_the_first_alone() -> None:
     settings = {"translator.batch_tokens": 16, "translator.num_searches": 2}
     translator = task_of(input, **settings).translator
     texts = [f"{'é' * (n % 4)} {n}" for n in range(24)]  # 3 batches of 8
-    assert translator.translate(Meeting(), input, texts).best == texts
+    assert translator.translate(Rendezvous(), input, texts).best == texts
     with pytest.raises(ValueError, match="it fails"):
-        translator.translate(Meeting(failing=2), input, texts)
+        translator.translate(Rendezvous(failing=2), input, texts)
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_as_many_are_searched_at_a_time_as_a_cpu_has_cores(
 
 def test_of_a_program_whose_calls_are_to_be_alike_batches_have_one_shape_one_at_a_time() -> None:
     program, input = PlainProgram(), pairs_input(train=PLAIN)
-    program.calls_alike = True
+    program.serialize_calls = True
     settings = {"translator.batch_tokens": 320, "translator.num_searches": 3}
     translator = task_of(input, **settings).translator
     assert translator._most_searches(program) == 1

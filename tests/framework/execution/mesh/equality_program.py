@@ -39,7 +39,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         execution = DataParallel.Params(towers=1, xla="none").instantiate()
     else:
         execution = MeshSharded.Params().set(job["execution"]).instantiate()
-    if job.get("compile_all"):  # these models have no stretch that is worth it
+    if job.get("compile_all"):  # these models have no cluster that is worth it
         mesh_sharded.MarkedFusion = functools.partial(MarkedFusion, min_elements=1)
     execution.setup_devices()
     task = MODELS[model]().instantiate()

@@ -192,8 +192,8 @@ def test_parts_of_a_batch_add_up_where_length_or_height_is_split() -> None:
         ("repeated_remat", "data:2", "batch:data"),
     ],
 )
-def test_stretches_that_xla_compiles_give_the_same(model: str, mesh: str, rules: str) -> None:
-    execution = {"mesh": mesh, "rules": rules, "xla": "stretches"}
+def test_clusters_that_xla_compiles_give_the_same(model: str, mesh: str, rules: str) -> None:
+    execution = {"mesh": mesh, "rules": rules, "xla": "clusters"}
     job = {"model": model, "execution": execution, "compile_all": True, "evaluate": False}
     environment = {
         "TF_CPP_MIN_LOG_LEVEL": "0",  # which TensorFlow reads while it is imported

@@ -27,7 +27,7 @@ def test_devices_have_cores_if_those_of_all_processes_of_the_machine_do() -> Non
         ("auto", "CPU", True, True),
         ("auto", "CPU", False, False),
         ("auto", "GPU", True, False),
-        ("stretches", "CPU", False, True),
+        ("clusters", "CPU", False, True),
         ("none", "CPU", True, False),
     ],
 )

@@ -21,13 +21,13 @@ class Parts:
     def __init__(self, parts: int) -> None:
         self._parts = parts
 
-    def weight_axes(self, weight: Any) -> Any:
+    def layout_of(self, weight: Any) -> Any:
         return ("model", None) if self._parts > 1 else (None, None)
 
     def axes(self, dims: Any, shape: Any) -> Any:
         return (None,) * len(dims)
 
-    def pin(self, x: Any, axes: Any) -> Any:
+    def reshard(self, x: Any, axes: Any) -> Any:
         return x
 
     fuse = staticmethod(no_fusion)

@@ -94,7 +94,7 @@ def test_float64_with_values_that_jump_stages_and_a_shared_table() -> None:
         ("moe", [pipeline(2, 4, "interleaved_1f1b", "all")]),
         ("untied", [pipeline(2, 4, "zero_bubble_h1", "except_last")]),
         ("sampled", [pipeline(2, 4, "1f1b", "none")]),
-        ("remat", [pipeline(2, 2, "1f1b", "none", xla="stretches")]),
+        ("remat", [pipeline(2, 2, "1f1b", "none", xla="clusters")]),
         ("lstm", [pipeline(4, 8, "zero_bubble_h1", "none")]),
         ("translation", [pipeline(4, 4, "1f1b", "none")]),
         ("repeated_translation", [pipeline(3, 2, "zero_bubble_h1", "none")]),

@@ -139,7 +139,7 @@ def build(**changes: Any) -> None:
 def test_what_goes_together_is_accepted() -> None:
     build()
     build(**{"stages_on.rules": "tensor"})
-    build(rematerialize="except_last", xla="stretches", schedule="zero_bubble_h1", num_replicas=2)
+    build(rematerialize="except_last", xla="clusters", schedule="zero_bubble_h1", num_replicas=2)
 
 
 @pytest.mark.parametrize(
@@ -157,8 +157,8 @@ def test_what_goes_together_is_accepted() -> None:
         ),
         ({"stages_on.decode_on": "mesh"}, r"execution.stages_on.decode_on is 'mesh': leave it out"),
         (
-            {"stages_on.xla": "stretches"},
-            r"execution.stages_on.xla is 'stretches': set execution.xla",
+            {"stages_on.xla": "clusters"},
+            r"execution.stages_on.xla is 'clusters': set execution.xla",
         ),
         ({"stages_on.mesh": None}, r"execution.stages_on.mesh is not set"),
     ],

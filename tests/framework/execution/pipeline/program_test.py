@@ -33,7 +33,7 @@ from tekso.framework.learner import Learner
 from tekso.framework.optimizers.sgd import SGD
 from tekso.framework.params import param
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
-from tekso.framework.planning.kept_bytes import kept_bytes
+from tekso.framework.planning.saved_bytes import saved_bytes
 from tekso.framework.planning.simulator import simulate
 from tekso.framework.planning.stage_figures import figures_of
 from tekso.framework.schedules import Constant
@@ -449,9 +449,12 @@ def test_what_pieces_of_a_stage_share_is_held_and_counted_once(
     program.train_step(of, 0)
     micro = {"x": ((EXAMPLES // 4, DIM), "float64")}
     pieces, specs = task.pieces(), task.specs()
-    kept = kept_bytes(pieces, trace_all(pieces, specs, micro), specs, set(specs), micro)
+    kept = saved_bytes(pieces, trace_all(pieces, specs, micro), specs, set(specs), micro)
     for own in figures_of(schedule, program.setting, learner(), specs, kept).stages:
-        stage, counted = own.stage.index, {"forward": own.kept_bytes, "backward": own.between_bytes}
+        stage, counted = (
+            own.stage.index,
+            {"forward": own.saved_bytes, "backward": own.between_bytes},
+        )
         for action, held in watched.notes:
             if action.stage == stage and (stage, action.micro_batch) in held:
                 tensors = held[stage, action.micro_batch]
@@ -522,7 +525,7 @@ def test_a_lost_device_is_named_between_the_actions_of_the_schedule(
 # --- overlap ---
 
 
-class Meeting(Chain):
+class Rendezvous(Chain):
     """Micro-batch 1 at the first stage waits for micro-batch 0 at the second, and the reverse."""
 
     def __init__(self, params: Any) -> None:
@@ -540,7 +543,7 @@ class Meeting(Chain):
 
 @pytest.mark.parametrize("schedule", sample(["gpipe", "1f1b", "zero_bubble_h1"], quick=["1f1b"]))
 def test_stages_work_at_the_same_time(schedule: str) -> None:
-    task = Meeting.Params().instantiate()
+    task = Rendezvous.Params().instantiate()
     of = {**batch(), "m": np.repeat(np.arange(4, dtype=np.int32), EXAMPLES // 4)}
     program = build(task, 2, 4, of=of, balance=[2, 3], schedule=schedule)
     program.train_step(of, 0)  # one after the other, they would wait for ever

@@ -80,7 +80,7 @@ def test_what_goes_together_is_accepted() -> None:
         ({"balance": [1, 1, 5]}, r"execution.balance is set: leave it out"),
         ({"workers": ["localhost:7001"]}, r"execution.workers are set"),
         ({"stages_on": MeshSharded.Params()}, r"execution.stages_on is set: leave it out"),
-        ({"xla": "stretches"}, r"set 'none'"),
+        ({"xla": "clusters"}, r"set 'none'"),
         ({"costs": "measured"}, r"execution.costs is 'measured': leave it out"),
         ({"size": 9}, r"batch_size 9 does not divide"),
     ],
@@ -100,7 +100,7 @@ def test_one_program_cannot_be_traced_by_the_host() -> None:
 class Mixing(Layer):
     """Takes the mean over the batch away."""
 
-    mixes_examples = True
+    couples_examples = True
 
     def __init__(self, params: Any) -> None:
         super().__init__(params)

@@ -52,7 +52,7 @@ class Rows(Task):
 class Mixing(Linear):
     """A layer that says that it mixes examples."""
 
-    mixes_examples = True
+    couples_examples = True
 
 
 class Mean(Task):

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tekso.framework.execution import ExecutionError
-from tekso.framework.execution.mesh.traps import refuse_traps
+from tekso.framework.execution.mesh.unsupported_ops import refuse_unsupported
 
 
 def graph(function: Callable[[tf.Tensor], Any]) -> tf.Graph:
@@ -34,9 +34,9 @@ def graph(function: Callable[[tf.Tensor], Any]) -> tf.Graph:
     ],
 )
 def test_traps_are_refused_with_their_line(function: Any, reason: str) -> None:
-    pattern = rf"traps_test\.py:\d+: \(lambda.*on a mesh, .*{reason}"
+    pattern = rf"unsupported_ops_test\.py:\d+: \(lambda.*on a mesh, .*{reason}"
     with pytest.raises(ExecutionError, match=pattern):
-        refuse_traps(graph(function))
+        refuse_unsupported(graph(function))
 
 
 def test_other_slices_are_not() -> None:
@@ -47,4 +47,4 @@ def test_other_slices_are_not() -> None:
         turned *= tf.where(x[0, 0] > 0, 1.0, 2.0)  # a scalar
         return turned[:, 1:] + x[:, ::2][:, :1] + tf.cast(places[:, :1], tf.float32)
 
-    refuse_traps(graph(harmless))
+    refuse_unsupported(graph(harmless))

@@ -31,7 +31,7 @@ Kept = Leaf | str
 """What a piece keeps: a tensor that it was given, or one that it made, by a name of its own."""
 
 
-class KeptBytes(NamedTuple):
+class SavedBytes(NamedTuple):
     """What a piece keeps of a micro-batch.
 
     Attributes:
@@ -45,13 +45,13 @@ class KeptBytes(NamedTuple):
     made: Mapping[Leaf, Kept]
 
 
-def kept_bytes(
+def saved_bytes(
     pieces: Sequence[Piece],
     traces: Sequence[PieceTrace],
     specs: Mapping[str, WeightSpec],
     trained: Set[str],
     batch: Signature,
-) -> list[KeptBytes]:
+) -> list[SavedBytes]:
     """Returns what each piece keeps: of what it made, and of what it was given.
 
     Weights do not count. What is in a list of tensors (of a loop) has no known size: such a piece
@@ -71,7 +71,7 @@ def kept_bytes(
     return of_each(pieces, traces, specs, batch, find)
 
 
-def together(kept: Sequence[KeptBytes]) -> tuple[float, float]:
+def together(kept: Sequence[SavedBytes]) -> tuple[float, float]:
     """Returns the bytes for backward, and those for weights, of neighbours in a stage.
 
     What several of them keep counts once: what one made and the next was given is one tensor.
@@ -95,7 +95,7 @@ def _kept(
     given: Flow,
     trace: PieceTrace,
     size: int,
-) -> KeptBytes:
+) -> SavedBytes:
     both = piece_gradients(piece, own, learned, given, trace, size)
     signature = [*both.weights, *both.inputs, *both.seeds]
     counts: list[int] = []
@@ -110,16 +110,16 @@ def _kept(
     concrete = tf.function(whole, autograph=False).get_concrete_function(*signature)
     cut = GraphCut(concrete, len(both.seeds), num_lasting=len(both.weights))
     of_weights, of_inputs = concrete.outputs[: counts[0]], concrete.outputs[counts[0] :]
-    between = cut.kept_between(of_inputs, of_weights)
-    there = [*cut.lasting, *cut.kept_for(of_weights), *between, *cut.late]
+    between = cut.saved_between(of_inputs, of_weights)
+    there = [*cut.lasting, *cut.saved_for(of_weights), *between, *cut.late]
     lasting = {t.name for t in cut.lasting}
     halves = [t for t in cut.taken(there, of_weights) if t.name not in lasting]
     inputs = zip(cut.early[len(cut.lasting) :], _leaves(given), strict=True)
     names: dict[str, Kept] = {tensor.name: leaf for tensor, leaf in inputs}
     written = {name: nest for name, nest in trace.writes.items() if name not in (LOSS_SUM, METRICS)}
     roots = [_root(tensor).name for tensor in outputs[:-1]]  # the last is the loss
-    return KeptBytes(
-        _bytes(cut.kept_for(concrete.outputs), names, trace),
+    return SavedBytes(
+        _bytes(cut.saved_for(concrete.outputs), names, trace),
         _bytes(halves, names, trace),
         {leaf: names.get(root, root) for leaf, root in zip(_leaves(written), roots, strict=True)},
     )

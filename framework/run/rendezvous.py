@@ -1,4 +1,4 @@
-"""Meeting: the processes of a run find each other before TensorFlow starts.
+"""Rendezvous: the processes of a run find each other before TensorFlow starts.
 
 The first process listens at its address, the others connect to it and say who they are. When all
 are there, it stops listening, so that TensorFlow can take the address. Who does not come in time is
@@ -22,8 +22,8 @@ _TELL_AFTER_S = 10.0
 _FREE_S = 20.0  # for an earlier run to leave the port
 
 
-class Meeting:
-    """Brings the processes together: `connections = Meeting(cluster, …).hold()`.
+class Rendezvous:
+    """Brings the processes together: `connections = Rendezvous(cluster, …).hold()`.
 
     Args:
       cluster: who takes part.

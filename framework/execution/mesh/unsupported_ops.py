@@ -17,7 +17,7 @@ from tekso.framework.execution.errors import ExecutionError
 _DRAWS = ("Random", "TruncatedNormal", "Multinomial")  # in the types of ops
 
 
-def refuse_traps(graph: tf.Graph) -> None:
+def refuse_unsupported(graph: tf.Graph) -> None:
     """Checks the ops of a step, or of a part of it.
 
     Raises:

@@ -11,21 +11,21 @@ import tensorflow as tf
 
 from tekso.framework.execution.mesh.cluster import ClusterError
 from tekso.framework.params import Params
-from tekso.framework.run.peers import Peers
+from tekso.framework.run.process_group import ProcessGroup
 
 _DIFFERENCES = 5  # that are shown
 
 
-def check_settings(peers: Peers, tree: Params, settings: Mapping[str, Any]) -> None:
+def check_settings(group: ProcessGroup, tree: Params, settings: Mapping[str, Any]) -> None:
     """Raises a ClusterError if a process was started in another way than the first one.
 
     Args:
-      peers: the processes.
+      group: the processes.
       tree: the Params of the experiment.
       settings: further values, by what they are called in the message.
     """
     mine = {"TensorFlow": tf.__version__, **settings}
-    all_of_them = peers.gather([tree.to_text(), {k: str(v) for k, v in mine.items()}])
+    all_of_them = group.gather([tree.to_text(), {k: str(v) for k, v in mine.items()}])
     params, values = all_of_them[0]
     for process, (other_params, other_values) in enumerate(all_of_them):
         differences = [
@@ -38,22 +38,22 @@ def check_settings(peers: Peers, tree: Params, settings: Mapping[str, Any]) -> N
             differences += first.diff(other).splitlines() or ["other Params"]
         if differences:
             raise ClusterError(
-                f"{peers.name(process)} was started with other settings than process 0: "
+                f"{group.name(process)} was started with other settings than process 0: "
                 f"{'; '.join(differences[:_DIFFERENCES])}"
             )
 
 
-def check_data(peers: Peers, batch: Mapping[str, np.ndarray]) -> None:
+def check_data(group: ProcessGroup, batch: Mapping[str, np.ndarray]) -> None:
     """Raises a ClusterError if the first batch of a process differs from that of the first one."""
     checksum = 0
     for name in sorted(batch):
         array = np.ascontiguousarray(batch[name])
         checksum = zlib.crc32(f"{name} {array.shape} {array.dtype}".encode(), checksum)
         checksum = zlib.crc32(array.tobytes(), checksum)
-    checksums = peers.gather(checksum)
+    checksums = group.gather(checksum)
     differing = [p for p, other in enumerate(checksums) if other != checksums[0]]
     if differing:
         raise ClusterError(
-            f"{peers.name(differing[0])} reads other data than process 0 (the first batch "
+            f"{group.name(differing[0])} reads other data than process 0 (the first batch "
             "differs): give all processes the same files and packages"
         )

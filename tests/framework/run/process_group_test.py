@@ -13,8 +13,8 @@ import pytest
 import tensorflow as tf
 
 from tekso.framework.execution.mesh.cluster import Cluster, ClusterError
-from tekso.framework.run import connection, meeting, peers
-from tekso.framework.run.peers import ConnectedPeers, LostProcessError, Peers
+from tekso.framework.run import connection, group, rendezvous
+from tekso.framework.run.process_group import ConnectedProcessGroup, LostProcessError, ProcessGroup
 
 DEADLINE_S = 60.0
 
@@ -37,12 +37,12 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
-def of(addresses: tuple[str, ...], process: int, **options: Any) -> ConnectedPeers:
+def of(addresses: tuple[str, ...], process: int, **options: Any) -> ConnectedProcessGroup:
     options = {"timeout_s": DEADLINE_S, "tell": print, "last_words": print, **options}
-    return ConnectedPeers(Cluster(addresses, process), **options)
+    return ConnectedProcessGroup(Cluster(addresses, process), **options)
 
 
-def break_off(process: ConnectedPeers) -> None:
+def break_off(process: ConnectedProcessGroup) -> None:
     """Ends a process as `kill -9` does, as far as the others see."""
     process._closing.set()
     for broken in process._connections.values():
@@ -58,7 +58,7 @@ def in_threads(*actions: Callable[[], Any]) -> list[Any]:
 
 
 def test_one_process_agrees_with_itself() -> None:
-    alone = Peers()
+    alone = ProcessGroup()
     assert alone.is_first
     assert alone.gather({"x": 1}) == [{"x": 1}]
     assert alone.from_first(2) == 2
@@ -119,7 +119,7 @@ def test_lost_first_process_is_named(addresses: tuple[str, ...]) -> None:
 def test_process_that_others_wait_for_is_told(
     addresses: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peers, "_TELL_S", 0.05)
+    monkeypatch.setattr(group, "_TELL_S", 0.05)
     told: list[str] = []
     is_told = threading.Event()
 
@@ -222,7 +222,7 @@ def test_error_of_tensorflow_is_explained_by_the_loss(addresses: tuple[str, ...]
 def test_task_that_tensorflow_names_is_told(
     addresses: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, message: str, told: str
 ) -> None:
-    monkeypatch.setattr(peers, "_TENSORFLOW_S", 0.1)
+    monkeypatch.setattr(group, "_TENSORFLOW_S", 0.1)
     done = threading.Event()
 
     def stays() -> None:
@@ -247,7 +247,7 @@ def test_hanging_process_is_ended(
     exits: list[int] = []
     ended = threading.Event()
     monkeypatch.setattr(os, "_exit", lambda code: (exits.append(code), ended.set()))
-    monkeypatch.setattr(peers, "_GRACE_S", 0.1)
+    monkeypatch.setattr(group, "_GRACE_S", 0.1)
     words: list[str] = []
 
     def hangs() -> None:
@@ -264,7 +264,7 @@ def test_hanging_process_is_ended(
     assert f"process 1 ({addresses[1]}) was lost" in words[0]
 
 
-# --- meeting ---
+# --- rendezvous ---
 
 
 def test_missing_process_is_named_to_those_who_came(addresses: tuple[str, ...]) -> None:
@@ -288,7 +288,7 @@ def test_missing_first_process_is_named(addresses: tuple[str, ...]) -> None:
 def test_who_is_waited_for_is_told(
     addresses: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(meeting, "_TELL_AFTER_S", 0.1)
+    monkeypatch.setattr(rendezvous, "_TELL_AFTER_S", 0.1)
     told: list[str] = []
     with pytest.raises(ClusterError), of(addresses, 0, timeout_s=1.0, tell=told.append):
         raise AssertionError("met")
@@ -336,7 +336,7 @@ def test_strangers_at_the_port_do_no_harm(addresses: tuple[str, ...]) -> None:
 
 
 def test_port_in_use_is_told(addresses: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meeting, "_FREE_S", 0.1)
+    monkeypatch.setattr(rendezvous, "_FREE_S", 0.1)
     taken = socket.create_server(("", 0))
     own = (f"localhost:{taken.getsockname()[1]}", *addresses)
     with (

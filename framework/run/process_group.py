@@ -27,7 +27,7 @@ import tensorflow as tf
 
 from tekso.framework.execution.mesh.cluster import Cluster
 from tekso.framework.run.connection import Connection, Message
-from tekso.framework.run.meeting import Meeting
+from tekso.framework.run.rendezvous import Rendezvous
 
 _TELL_S = 30.0
 _GRACE_S = 15.0  # for the main thread to notice that a process is lost
@@ -46,7 +46,7 @@ class LostProcessError(RuntimeError):
     """Another process of the run is gone, so this one cannot go on."""
 
 
-class Peers:
+class ProcessGroup:
     """The processes of a run as one of them sees them. This class: there is one."""
 
     cluster: Cluster | None = None
@@ -92,8 +92,8 @@ class Peers:
             self.gather(None)
 
 
-class ConnectedPeers(Peers):
-    """Several processes: `with ConnectedPeers(cluster, …) as peers:`.
+class ConnectedProcessGroup(ProcessGroup):
+    """Several processes: `with ConnectedProcessGroup(cluster, …) as group:`.
 
     Args:
       cluster: who takes part.
@@ -113,7 +113,7 @@ class ConnectedPeers(Peers):
         self.process, self.size = cluster.process, cluster.size
         self.cluster = cluster
         self._tell, self._last_words = tell, last_words
-        self._meeting = Meeting(cluster, timeout_s=timeout_s, tell=tell)
+        self._rendezvous = Rendezvous(cluster, timeout_s=timeout_s, tell=tell)
         self._connections: dict[int, Connection] = {}
         self._changed = threading.Condition()
         self._inbox: dict[int, collections.deque[Any]] = collections.defaultdict(collections.deque)
@@ -121,8 +121,8 @@ class ConnectedPeers(Peers):
         self._loss: str | None = None
         self._noticed, self._closing = threading.Event(), threading.Event()
 
-    def __enter__(self) -> ConnectedPeers:
-        self._connections = self._meeting.hold()
+    def __enter__(self) -> ConnectedProcessGroup:
+        self._connections = self._rendezvous.hold()
         for process, connection in self._connections.items():
             _thread(self._listen, process, connection)
         return self
@@ -149,7 +149,7 @@ class ConnectedPeers(Peers):
     # --- agreeing ---
 
     def gather(self, value: Any) -> list[Any]:
-        """See `Peers`."""
+        """See `ProcessGroup`."""
         if not self.is_first:
             self._connections[0].send({"kind": "value", "value": value})
             return self._next(0)
@@ -173,7 +173,7 @@ class ConnectedPeers(Peers):
 
     @contextlib.contextmanager
     def explaining(self) -> Iterator[None]:
-        """See `Peers`."""
+        """See `ProcessGroup`."""
         try:
             yield
         except tf.errors.OpError as error:
@@ -231,4 +231,4 @@ def _is_of_connections(error: tf.errors.OpError) -> bool:
 
 
 def _thread(target: Callable[..., None], *args: Any) -> None:
-    threading.Thread(target=target, args=args, daemon=True, name=f"peers{target.__name__}").start()
+    threading.Thread(target=target, args=args, daemon=True, name=f"group{target.__name__}").start()
