@@ -17,6 +17,7 @@ ROOMS = ("framework", "models", "tasks", "params", "tools")
 LINTED = (*ROOMS, "tests", "conftest.py", "setup.py")
 
 MAX_LINES = 500
+MAX_FUNCTION_LINES = 80
 LONGER_FILES: set[str] = set()  # none; a file in it needs its reason beside its name
 
 
@@ -90,6 +91,19 @@ def test_no_file_is_too_long() -> None:
     unexpected = {name: lines for name, lines in long.items() if name not in LONGER_FILES}
     assert not unexpected, f"longer than {MAX_LINES} lines: {unexpected}"
     assert not LONGER_FILES - set(long), "a name in LONGER_FILES is no longer needed"
+
+
+def test_no_function_is_too_long() -> None:
+    found = {
+        f"{path}:{node.lineno}: {node.name}": node.end_lineno - node.lineno + 1
+        for path in sources()
+        if path.parts[0] in ROOMS
+        for node in ast.walk(ast.parse((ROOT / path).read_text()))
+        if isinstance(node, ast.FunctionDef) and node.end_lineno is not None
+    }
+    assert len(found) > 3000
+    long = {place: lines for place, lines in found.items() if lines > MAX_FUNCTION_LINES}
+    assert not long, f"longer than {MAX_FUNCTION_LINES} lines: {long}"
 
 
 def test_no_module_is_named_after_nothing() -> None:

@@ -20,8 +20,7 @@ LITERT = ("float32", "int8")
 FLAGS: Any = flags.FlagValues()  # type: ignore[no-untyped-call]
 
 
-def _define() -> None:
-    f = FLAGS
+def _define_run(f: flags.FlagValues) -> None:
     flags.DEFINE_string("model", None, "Key of the experiment; --list shows all.", flag_values=f)
     flags.DEFINE_string(
         "logdir",
@@ -56,6 +55,9 @@ def _define() -> None:
     flags.DEFINE_boolean(
         "deterministic", None, "The same run gives the same bits: run.deterministic.", flag_values=f
     )
+
+
+def _define_devices(f: flags.FlagValues) -> None:
     flags.DEFINE_string(
         "execution",
         None,
@@ -86,6 +88,9 @@ def _define() -> None:
         "With --auto: their type: tpu_v2, tpu_v3 (cores), tpu_v4, v100, a100, h100 or cpu.",
         flag_values=f,
     )
+
+
+def _define_outputs(f: flags.FlagValues) -> None:
     flags.DEFINE_string(
         "output",
         None,
@@ -121,6 +126,9 @@ def _define() -> None:
         "predicted; pipeline.png in the logdir.",
         flag_values=f,
     )
+
+
+def _define_processes(f: flags.FlagValues) -> None:
     flags.DEFINE_string("tpu", None, "Name or address of a TPU to run on.", flag_values=f)
     flags.DEFINE_string(
         "cluster",
@@ -146,6 +154,9 @@ def _define() -> None:
         "newest good one.",
         flag_values=f,
     )
+
+
+def _define_command(f: flags.FlagValues) -> None:
     flags.DEFINE_multi_string(
         "import", [], "Package with experiments of your own; can be repeated.", flag_values=f
     )
@@ -165,7 +176,8 @@ def _define() -> None:
     flags.DEFINE_boolean("help", False, "Show this text.", short_name="h", flag_values=f)
 
 
-_define()
+for _define in (_define_run, _define_devices, _define_outputs, _define_processes, _define_command):
+    _define(FLAGS)
 
 
 def parse(argv: Sequence[str]) -> None:

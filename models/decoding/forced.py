@@ -73,36 +73,41 @@ def score_targets(
         now = tf.expand_dims(token_log_probs(logits_NV, ids_N), 0)
         log_probs = tf.tensor_scatter_nd_update(log_probs, place, now)
         if has_attention:
-            if step.attention is None:
-                raise ValueError(
-                    "score_targets: coverage_penalty and return_attention need the attention to "
-                    f"the source, and {type(model).__name__} has none; set them to 0 and False"
-                )
-            looked = tf.expand_dims(tf.cast(step.attention, tf.float32), 0)
-            attention = tf.tensor_scatter_nd_update(attention, place, looked)
+            now = tf.expand_dims(_attention_of(step, model), 0)
+            attention = tf.tensor_scatter_nd_update(attention, place, now)
         return t + 1, ids_N, step.state, log_probs, attention
 
+    none: Any = tf.zeros([longest, b * h, is_source_BS.shape[1]]) if has_attention else ()
     begin_N = tf.fill([b * h], tf.constant(end_id, tf.int32))
-    looked: Any = tf.zeros([longest, b * h, is_source_BS.shape[1]]) if has_attention else ()
-    last = tf.while_loop(
-        lambda t, *_: t < longest,
-        turn,
-        (tf.constant(0), begin_N, state, tf.zeros([longest, b * h]), looked),
-        maximum_iterations=longest,
-    )
+    begin = (tf.constant(0), begin_N, state, tf.zeros([longest, b * h]), none)
+    last = tf.while_loop(lambda t, *_: t < longest, turn, begin, maximum_iterations=longest)
     is_token_BHT = tf.range(longest) < tf.expand_dims(lengths_BH, 2)
-    log_probs_BHT = tf.reshape(tf.transpose(last[3]), [b, h, longest])
-    log_probs_BHT = tf.where(is_token_BHT, log_probs_BHT, 0.0)
+    log_probs_BHT = tf.squeeze(_of_tokens(tf.expand_dims(last[3], 2), is_token_BHT), 3)
     log_probs_BH = tf.reduce_sum(log_probs_BHT, 2)
     score = HypothesisScore(length_normalization, coverage_penalty, longest)
     scores_BH = log_probs_BH / score.norm(lengths_BH)
     outcome = {"token_log_probs": log_probs_BHT, "log_probs": log_probs_BH}
     if has_attention:
-        attention = tf.reshape(tf.transpose(last[4], [1, 0, 2]), [b, h, longest, -1])
-        attention = tf.where(tf.expand_dims(is_token_BHT, 3), attention, 0.0)
+        attention = _of_tokens(last[4], is_token_BHT)
         if coverage_penalty:
             coverage_BHS = tf.reduce_sum(attention, 2)
             scores_BH += score.coverage_penalty(coverage_BHS, is_source_BS)
         if return_attention:
             outcome["attention"] = attention
     return {**outcome, "scores": scores_BH}
+
+
+def _of_tokens(x_TNS: tf.Tensor, is_token_BHT: tf.Tensor) -> tf.Tensor:
+    """[T, B * H, S] -> [B, H, T, S], 0 where there is no token."""
+    x_BHTS = tf.reshape(tf.transpose(x_TNS, [1, 0, 2]), [*is_token_BHT.shape, -1])
+    return tf.where(tf.expand_dims(is_token_BHT, 3), x_BHTS, 0.0)
+
+
+def _attention_of(step: Any, model: Decoder) -> tf.Tensor:
+    """The attention weights of a step of decoding."""
+    if step.attention is None:
+        raise ValueError(
+            "score_targets: coverage_penalty and return_attention need the attention to the "
+            f"source, and {type(model).__name__} has none; set them to 0 and False"
+        )
+    return tf.cast(step.attention, tf.float32)

@@ -61,28 +61,15 @@ class Sampler(Search):
         forced = () if prefix is None else (prefix.ids, prefix.lengths)
         outside = theta, tf.repeat(limits.of_source, h), forced
 
-        def draw(logits_NV: tf.Tensor, t: tf.Tensor) -> tf.Tensor:
-            vocab_size = logits_NV.shape[1]
-            penalty = self.penalty(vocab_size, end_id, forbidden_ids, t)
-            if penalty is not None:
-                logits_NV += penalty
-            if p.temperature == 0.0:
-                return tf.argmax(logits_NV, 1, output_type=tf.int32)
-            uniform = ctx.fold(t).uniform(model, [b, h * vocab_size], "sample")
-            return sample(
-                logits_NV,
-                tf.reshape(uniform, [b * h, vocab_size]),
-                temperature=p.temperature,
-                top_k=p.top_k,
-                top_p=p.top_p,
-            )
-
         def turn(*flat: Any) -> tuple[Any, ...]:
             (weights, limits_N, forced), inside = ops.capture(ctx, (outside, flat))
             t, ids_N, state, ids_TN, log_probs_N, lengths_N, is_open_N = inside
             step = model.decode_step(weights, ids_N, state, t, ctx)
             logits_NV = ctx.constrain(tf.cast(step.logits, tf.float32), ("batch", None))
-            ids_N = draw(logits_NV, t)
+            penalty = self.penalty(logits_NV.shape[1], end_id, forbidden_ids, t)
+            ids_N = self._draw(
+                logits_NV if penalty is None else logits_NV + penalty, model, ctx.fold(t), b
+            )
             is_end_N = tf.equal(ids_N, end_id)
             if forced:
                 is_forced_B, token_B = forced_tokens(Prefix(*forced), t)
@@ -124,3 +111,17 @@ class Sampler(Search):
             "scores": log_probs_BH,
             "is_finished": is_finished_BH,
         }
+
+    def _draw(self, logits_NV: tf.Tensor, model: Any, ctx: Any, num_sources: int) -> tf.Tensor:
+        p = self.params
+        if p.temperature == 0.0:
+            return tf.argmax(logits_NV, 1, output_type=tf.int32)
+        n, vocab_size = logits_NV.shape
+        uniform = ctx.uniform(model, [num_sources, n // num_sources * vocab_size], "sample")
+        return sample(
+            logits_NV,
+            tf.reshape(uniform, [n, vocab_size]),
+            temperature=p.temperature,
+            top_k=p.top_k,
+            top_p=p.top_p,
+        )

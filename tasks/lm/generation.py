@@ -118,33 +118,11 @@ class Generator:
         padding = [[0, 0], [0, self.max_new_tokens]]
         ids_TB = tf.transpose(tf.pad(tf.concat([head_BS, tail_BR], 1), padding))
 
-        def read(theta: Theta, ids_TB: tf.Tensor, start: Any, size: int) -> tuple[tf.Tensor, Any]:
-            """Reads a block into an empty cache; returns the logits of the token after it."""
-            block_BS = tf.transpose(tf.slice(ids_TB, [start, 0], [size, batch_size]))
-            cache = self.model.init_cache(batch_size, window)
-            logits, cache = self.model.extend_step(
-                theta, block_BS, cache, tf.constant(0), ctx, logits_of="last"
-            )
-            return tf.squeeze(logits, 1), cache
-
-        def draw(logits_BV: tf.Tensor, t: tf.Tensor) -> tf.Tensor:
-            uniform_BV = ctx.fold(t).uniform(self.model, logits_BV.shape, "sample")
-            if self.forbidden_ids:
-                scores = forbidding(logits_BV.shape[-1], self.forbidden_ids)
-                logits_BV += tf.constant(scores[None], logits_BV.dtype)
-            return sample(
-                logits_BV,
-                uniform_BV,
-                temperature=self.temperature,
-                top_k=self.top_k,
-                top_p=self.top_p,
-            )
-
         def turn(*state: Any) -> tuple[Any, ...]:
             weights, lengths, state = ops.capture(ctx, (theta, lengths_B, state))
             t, origin, ids_TB, logits_BV, cache, done_B, written_B = state
             is_prompt_B = t < lengths
-            token_B = tf.where(done_B, 0, draw(logits_BV, t))
+            token_B = tf.where(done_B, 0, self._draw(logits_BV, t, ctx))
             token_B = tf.where(is_prompt_B, ids_TB[t], token_B)
             ids_TB = tf.tensor_scatter_nd_update(ids_TB, [[t]], [token_B])
             written_B = tf.where(done_B, written_B, t + 1)
@@ -165,7 +143,7 @@ class Generator:
             def slide() -> Any:
                 own, ids, now = ops.capture(ctx, (weights, ids_TB, t))
                 start = now + 1 - kept
-                return *read(own, ids, start, kept), start
+                return *self._read(own, ids, start, kept, window, ctx), start
 
             if total <= window:
                 logits_BV, cache, origin = extend()
@@ -174,7 +152,7 @@ class Generator:
             return t + 1, origin, ids_TB, logits_BV, cache, done_B, written_B
 
         start = 0 if head <= window else head - kept
-        logits_BV, cache = read(theta, ids_TB, start, head - start)
+        logits_BV, cache = self._read(theta, ids_TB, start, head - start, window, ctx)
         state = (
             tf.constant(head),
             tf.constant(start),
@@ -191,3 +169,28 @@ class Generator:
             maximum_iterations=total - head,
         )
         return {"ids": tf.transpose(ids_TB), "lengths": written_B}
+
+    def _read(
+        self, theta: Theta, ids_TB: tf.Tensor, start: Any, size: int, window: int, ctx: Any
+    ) -> tuple[tf.Tensor, Any]:
+        """Reads a block into an empty cache; returns the logits of the token after it."""
+        batch_size = ids_TB.shape[1]
+        block_BS = tf.transpose(tf.slice(ids_TB, [start, 0], [size, batch_size]))
+        cache = self.model.init_cache(batch_size, window)
+        logits, cache = self.model.extend_step(
+            theta, block_BS, cache, tf.constant(0), ctx, logits_of="last"
+        )
+        return tf.squeeze(logits, 1), cache
+
+    def _draw(self, logits_BV: tf.Tensor, t: tf.Tensor, ctx: Any) -> tf.Tensor:
+        uniform_BV = ctx.fold(t).uniform(self.model, logits_BV.shape, "sample")
+        if self.forbidden_ids:
+            scores = forbidding(logits_BV.shape[-1], self.forbidden_ids)
+            logits_BV += tf.constant(scores[None], logits_BV.dtype)
+        return sample(
+            logits_BV,
+            uniform_BV,
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+        )

@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 from tekso.framework.execution.mesh.cluster import Cluster, ClusterError
-from tekso.framework.run import connection, group, rendezvous
+from tekso.framework.run import connection, process_group, rendezvous
 from tekso.framework.run.process_group import ConnectedProcessGroup, LostProcessError, ProcessGroup
 
 DEADLINE_S = 60.0
@@ -119,7 +119,7 @@ def test_lost_first_process_is_named(addresses: tuple[str, ...]) -> None:
 def test_process_that_others_wait_for_is_told(
     addresses: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(group, "_TELL_S", 0.05)
+    monkeypatch.setattr(process_group, "_TELL_S", 0.05)
     told: list[str] = []
     is_told = threading.Event()
 
@@ -222,7 +222,7 @@ def test_error_of_tensorflow_is_explained_by_the_loss(addresses: tuple[str, ...]
 def test_task_that_tensorflow_names_is_told(
     addresses: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, message: str, told: str
 ) -> None:
-    monkeypatch.setattr(group, "_TENSORFLOW_S", 0.1)
+    monkeypatch.setattr(process_group, "_TENSORFLOW_S", 0.1)
     done = threading.Event()
 
     def stays() -> None:
@@ -247,7 +247,7 @@ def test_hanging_process_is_ended(
     exits: list[int] = []
     ended = threading.Event()
     monkeypatch.setattr(os, "_exit", lambda code: (exits.append(code), ended.set()))
-    monkeypatch.setattr(group, "_GRACE_S", 0.1)
+    monkeypatch.setattr(process_group, "_GRACE_S", 0.1)
     words: list[str] = []
 
     def hangs() -> None:
