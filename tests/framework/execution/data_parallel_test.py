@@ -158,9 +158,10 @@ def test_batch_statistics_of_several_devices_are_refused_inside_of_a_loop_or_a_c
 def test_replicas_and_towers_share_no_compiled_cluster() -> None:
     run = steps("--cpu_devices", "2", "--execution", '{"towers": 2, "xla": "clusters"}')
     in_training = [[replica, tower] for replica in range(2) for tower in range(2)]
-    assert sorted(run["fusions"]) == sorted(
-        [*map(str, map(tuple, in_training)), *(str(("eval", *pair)) for pair in in_training)]
-    )
+    evaluated = [("eval", *pair) for pair in in_training]
+    updated = [("update", f"/job:localhost/replica:0/task:0/device:CPU:{i}") for i in range(2)]
+    expected = map(str, [*map(tuple, in_training), *evaluated, *updated])
+    assert sorted(run["fusions"]) == sorted(expected)
 
 
 class Normalised(Task):
