@@ -42,20 +42,20 @@ def attend(
     if num_heads % num_kv_heads:
         raise ValueError(f"attend: {num_kv_heads} kv heads do not divide {num_heads} heads")
     groups = num_heads // num_kv_heads
-    optional = [t for t in (mask, bias) if t is not None]
+    masks, biases = ([] if t is None else [t] for t in (mask, bias))
     has_mask, has_bias = mask is not None, bias is not None
     noise = [] if dropout is None else [dropout[0], tf.cast(dropout[1], tf.uint32)]
     rate = 0.0 if dropout is None else dropout[2]
 
     @tf.custom_gradient
-    def run(q: tf.Tensor, k: tf.Tensor, v: tf.Tensor, *optional: tf.Tensor) -> Any:
+    def run(q: tf.Tensor, k: tf.Tensor, v: tf.Tensor, *biases: tf.Tensor) -> Any:
         q_heads, k_heads, v_heads = fuse(_split_heads, scale=scale, groups=groups)(q, k, v)
         scores = tf.matmul(q_heads, k_heads, transpose_b=True)
         soft = fuse(_softmax, has_mask=has_mask, has_bias=has_bias, groups=groups, rate=rate)
-        kept, *probs = soft(scores, *optional, *noise)
+        kept, *probs = soft(scores, *masks, *biases, *noise)
         out = fuse(_merge_heads, groups=groups)(tf.matmul(kept, v_heads))
 
-        def grad(dout: tf.Tensor) -> list[tf.Tensor | None]:
+        def grad(dout: tf.Tensor) -> list[tf.Tensor]:
             dout = fuse(_split_one, groups=groups)(dout)
             dkept = tf.matmul(dout, v_heads, transpose_b=True)
             dv = tf.matmul(kept, dout, transpose_a=True)
@@ -63,16 +63,11 @@ def attend(
             dq = tf.matmul(dscores, k_heads)
             dk = tf.matmul(dscores, q_heads, transpose_a=True)
             dq, dk, dv = fuse(_merge_gradients, scale=scale, groups=groups)(dq, dk, dv)
-            gradients: list[tf.Tensor | None] = [dq, dk, dv]
-            if has_mask:
-                gradients.append(None)
-            if has_bias:
-                gradients.append(_bias_gradient(dscores, optional[-1], groups))
-            return gradients
+            return [dq, dk, dv, *(_bias_gradient(dscores, b, groups) for b in biases)]
 
         return out, grad
 
-    return run(q, k, v, *optional)
+    return run(q, k, v, *biases)
 
 
 def _split_one(x: tf.Tensor, *, groups: int) -> tf.Tensor:

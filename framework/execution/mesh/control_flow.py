@@ -10,13 +10,12 @@ or stacked is written into buffers, which take the layout of what is written.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import tensorflow as tf
 
 from tekso.framework import loops
-from tekso.framework.theta import Theta
 
 Flat = list[tf.Tensor]
 
@@ -24,7 +23,12 @@ _numbers = itertools.count()
 
 
 def scan(
-    ctx: Any, body: Callable[..., tuple[Any, Any]], theta: Theta, state: Any, xs: Any, first: int
+    ctx: Any,
+    body: Callable[..., tuple[Any, Any]],
+    theta: Mapping[str, Any],
+    state: Any,
+    xs: Any,
+    first: int,
 ) -> tuple[Any, Any]:
     """See `ops.scan`; xs has no weights (see `unrolled`)."""
     turns = loops.num_turns(xs)

@@ -7,17 +7,21 @@ with depth. Loops over time stay loops.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
 
 from tekso.framework.context import isolated
-from tekso.framework.theta import Theta
 
 
 def scan(
-    ctx: Any, body: Callable[..., tuple[Any, Any]], theta: Theta, state: Any, xs: Any, first: int
+    ctx: Any,
+    body: Callable[..., tuple[Any, Any]],
+    theta: Mapping[str, Any],
+    state: Any,
+    xs: Any,
+    first: int,
 ) -> tuple[Any, Any]:
     """See `ops.scan`; xs has stacked weights."""
     flat = tf.nest.flatten(xs)

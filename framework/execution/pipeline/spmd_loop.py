@@ -1,13 +1,18 @@
-"""A pipeline as one program: all stages compute in every tick, and activations move on between.
+"""A pipeline as one program: in every tick all stages compute, then activations move one stage on.
 
     tick          0   1   2   3   4        3 micro-batches, 3 stages
     stage 0       0   1   2   ·   ·        weights [stage, layers of a stage, …], stages on an axis
     stage 1       ·   0   1   2   ·        state [stage, examples, …]: moves on by one stage a tick
     stage 2       ·   ·   0   1   2
 
-What comes before the stack (embedding) and after it (softmax) is computed on all stages, for one
-micro-batch after the other. Where a stage has nothing to do (·), it computes a micro-batch that it
-has had, or will have, and the result is not used.
+All stages compute the pieces before the stack (embedding) and after it (softmax), for one
+micro-batch after the other. A stage that has nothing to do (·) computes a micro-batch that it has
+had, or will have, and the result is not used.
+
+Where activations are computed again in the backward pass, and in evaluation, the ticks are a loop
+of the program, as are the pieces before and after the stack: the time to compile does not depend on
+the number of micro-batches. A loop on a mesh saves only its state, so where activations are saved
+instead (rematerialize="none") the ticks are written out one after the other.
 
 Source: Xu et al. 2021, "GSPMD" (arXiv 2105.04663), section 3.3: pipelining by a shifting buffer.
 """
@@ -21,15 +26,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tekso.framework import loops
-from tekso.framework.context import StepContext, isolated
+from tekso.framework.context import StepContext
 from tekso.framework.execution.errors import ExecutionError
+from tekso.framework.execution.mesh import control_flow, unrolled
 from tekso.framework.execution.mesh.context import MeshContext
-from tekso.framework.execution.pipeline.piece_traces import tensors
 from tekso.framework.execution.pipeline.spmd_pieces import StackPieces
-from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, run_all
+from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece, run_all
 from tekso.framework.task import LossSums
-from tekso.framework.theta import Theta
 
 STAGE = "stage"
 _LETTERS = "abcdefgh"
@@ -59,183 +62,237 @@ class SpmdLoop:
         batch: Flow,
         ctx: MeshContext,
         *,
-        context_of: Callable[[int], MeshContext],
+        context_of: Callable[[Any], MeshContext],
         plain: Callable[[Any], StepContext],
     ) -> LossSums:
         """Returns the sums over a batch; what is collected goes to `ctx`.
 
         Args:
-          weights: as they are used, {path: tensor}.
+          weights: as they are used, {path: tensor}; `ctx` knows their layouts.
           batch: of which every device has all.
           ctx: context of the batch.
-          context_of: returns the context of a micro-batch, that knows the weights.
+          context_of: returns the context of a micro-batch from a given example on.
           plain: returns a context without a mesh for examples from a given one on.
         """
-        count = self.num_micro_batches
-        contexts = [context_of(m) for m in range(count)]
-        flows = [
-            run_all(self.parts.before, weights, self._part(batch, m, contexts[m]), contexts[m])
-            for m in range(count)
-        ]
-        run = _Ticks(self, self._stacked(weights, ctx), flows, ctx, plain)
-        ends = run.all()
-        sums: list[LossSums] = []
-        for m, end in enumerate(ends):
-            flow = run_all(self.parts.after, weights, {**flows[m], **end}, contexts[m])
-            sums.append(LossSums(flow[LOSS_SUM], flow[METRICS]))
-            ctx.collected.merge(contexts[m].collected.sums)
-        metrics = [one.metrics for one in sums]
-        return LossSums(
-            tf.add_n([one.loss_sum for one in sums]),
-            tf.nest.map_structure(lambda *v: tf.add_n(v), *metrics),
-        )
-
-    def _part(self, batch: Flow, m: int, ctx: MeshContext) -> Flow:
-        """Micro-batch m."""
-        size = next(iter(batch.values())).shape[0] // self.num_micro_batches
-
-        def part(x: tf.Tensor) -> tf.Tensor:
-            dims = ("batch",) + (None,) * (x.shape.rank - 1)
-            return ctx.constrain(tf.identity(x[m * size : (m + 1) * size]), dims)
-
-        return {name: part(x) for name, x in batch.items()}
-
-    def _stacked(self, weights: Flat, ctx: MeshContext) -> Flat:
-        """The weights of the stack as [stage, layers of a stage, …]."""
-        found = {}
-        for path in self.parts.paths:
-            w = weights[path]
-            per_stage = w.shape[0] // self.num_stages
-            w = tf.reshape(w, [self.num_stages, per_stage, *w.shape[1:]])
-            found[path] = ctx.reshard(w, (STAGE,) + (None,) * (w.shape.rank - 1))
-        return found
+        return _Pass(self, weights, ctx, context_of, plain).loss(batch)
 
 
-class _Ticks:
-    """The loop, written out."""
+class _Pass:
+    """One forward pass, as three loops: before the stack, the ticks, after the stack."""
 
     def __init__(
         self,
         loop: SpmdLoop,
         weights: Flat,
-        flows: Sequence[Flow],
         ctx: MeshContext,
+        context_of: Callable[[Any], MeshContext],
         plain: Callable[[Any], StepContext],
     ) -> None:
-        self._loop, self._weights, self._flows, self._ctx, self._plain = (
-            loop,
-            weights,
-            flows,
-            ctx,
-            plain,
+        self._loop, self._parts, self._weights, self._ctx = loop, loop.parts, weights, ctx
+        self._context_of, self._plain = context_of, plain
+        is_loop = loop.rematerialize or not ctx.is_training
+        self._scan = control_flow.scan if is_loop else unrolled.scan
+
+    def loss(self, batch: Flow) -> LossSums:
+        """Returns the sums over a batch."""
+        count = self._loop.num_micro_batches
+        size = next(iter(batch.values())).shape[0] // count
+        flow = {name: tf.reshape(x, [count, size, *x.shape[1:]]) for name, x in batch.items()}
+        first = tf.range(count) * size
+        flow = {**flow, **self._before(flow, first)}
+        flow = {**flow, **self._ticks(flow, size)}
+        loss_sums, metrics = self._after(flow, first)
+        return LossSums(tf.reduce_sum(loss_sums), tf.nest.map_structure(tf.reduce_sum, metrics))
+
+    # --- before and after the stack: one micro-batch after the other ---
+
+    def _before(self, batch: Flow, first: tf.Tensor) -> Flow:
+        """Returns [micro-batches, …] of what the pieces before the stack add to the batch."""
+        parts = self._parts
+        used = {*parts.writes, *parts.reads, *parts.after_reads}
+
+        def run(given: Flow, weights: Flat, ctx: MeshContext) -> Flow:
+            flow = run_all(parts.before, weights, given, ctx)
+            return {n: x for n, x in flow.items() if n in used and x is not given.get(n)}
+
+        return self._of_micro_batches(parts.before, run, batch, first)
+
+    def _after(self, flow: Flow, first: tf.Tensor) -> Any:
+        """Returns [micro-batches] of the sum of losses, and of the sums of metrics."""
+        used = {*self._parts.writes, *self._parts.after_reads}
+
+        def run(given: Flow, weights: Flat, ctx: MeshContext) -> Any:
+            end = run_all(self._parts.after, weights, given, ctx)
+            return end[LOSS_SUM], tf.nest.map_structure(tf.convert_to_tensor, end[METRICS])
+
+        flow = {name: x for name, x in flow.items() if name in used}
+        return self._of_micro_batches(self._parts.after, run, flow, first)
+
+    def _of_micro_batches(
+        self,
+        pieces: Sequence[Piece],
+        run: Callable[[Flow, Flat, MeshContext], Any],
+        flow: Flow,
+        first: tf.Tensor,
+    ) -> Any:
+        """Runs pieces for one micro-batch after the other; returns [micro-batches, …]."""
+        paths = {path for piece in pieces for path in piece.weights(sorted(self._weights))}
+        weights = {path: self._weights[path] for path in sorted(paths)}
+        given, made = _Packed(flow), _Packed(())
+
+        def body(theta: Any, state: Any, x: Any, inner: MeshContext) -> Any:
+            *tensors, first = x
+            ctx = self._context_of(first)
+            ctx.collected, ctx.is_iteration = inner.collected, inner.is_iteration
+            ctx.register_layouts(theta, inner.layouts_of(theta))
+            sharded = [ctx.constrain(t, _batch_dims(t.shape.rank)) for t in tensors]
+            return state, made.pack(run(given.unpack(sharded), theta, ctx))
+
+        _, ys = self._scan(self._ctx, body, weights, (), [*given.pack(flow), first], 0)
+        return made.unpack([_replicated(y, self._ctx) for y in ys])
+
+    # --- the stack: one tick after the other ---
+
+    def _ticks(self, flow: Flow, size: int) -> Flow:
+        """Returns what leaves the stack: [micro-batches, …]."""
+        stages, count = self._loop.num_stages, self._loop.num_micro_batches
+        ticks = np.arange(count + stages - 1)
+        which = ticks[:, None] - np.arange(stages)  # [ticks, stages]: the micro-batch there
+        held, is_busy = np.clip(which, 0, count - 1), (which >= 0) & (which < count)
+        written, read = (
+            {n: flow[n] for n in names} for names in (self._parts.writes, self._parts.reads)
         )
-        self._stages = np.arange(loop.num_stages)
-        self._size = tensors(self._values(0, loop.parts.writes))[0].shape[0]
+        state_of, side_of = _Packed(written), _Packed(read)
 
-    def _values(self, m: int, names: Sequence[str]) -> Flow:
-        """Some values of the flow of a micro-batch as it enters the stack."""
-        return {name: self._flows[m][name] for name in names}
+        def body(theta: Any, state: Any, x: Any, inner: MeshContext) -> Any:
+            entering, side, offsets, busy = x
+            pairs = zip(state, entering, strict=True)
+            state = [_pinned(self._moved(was, new), inner) for was, new in pairs]
+            side = [_pinned(x, inner) for x in side]
+            flow, sums = self._tick(theta, state_of.unpack(state), side_of.unpack(side), offsets)
+            _collect(inner, sums, busy)
+            state = [_pinned(x, inner) for x in state_of.pack(flow)]
+            return state, [self._last(x, inner) for x in state]
 
-    def all(self) -> list[Flow]:
-        """Returns what leaves the stack, for every micro-batch."""
-        loop, count = self._loop, self._loop.num_micro_batches
-        state = self._of_stages([0] * loop.num_stages, loop.parts.writes)
-        ends = []
-        for tick in range(count + loop.num_stages - 1):
-            which = tick - self._stages
-            is_busy = (which >= 0) & (which < count)
-            held = np.clip(which, 0, count - 1)
-            entering = self._values(min(tick, count - 1), loop.parts.writes)
-            state = tf.nest.map_structure(self._moved, state, entering)
-            side = self._of_stages(held.tolist(), loop.parts.reads)
-            state = self._tick(state, side, held * self._size, is_busy)
-            if tick >= loop.num_stages - 1:
-                ends.append(tf.nest.map_structure(self._last, state))
-        return ends
+        xs = (
+            [
+                _replicated(tf.gather(x, np.minimum(ticks, count - 1)), self._ctx)
+                for x in state_of.pack(written)
+            ],
+            [_pinned(tf.gather(x, held), self._ctx, None) for x in side_of.pack(read)],
+            self._ctx.reshard(tf.constant(held * size, tf.int32), (None, STAGE)),
+            self._ctx.reshard(tf.constant(is_busy, tf.float32), (None, STAGE)),
+        )
+        # No tf.stack: DTensor cannot stack along a dim that is sharded afterwards.
+        begin = [
+            _pinned(
+                tf.expand_dims(x[0], 0) * tf.ones([stages] + [1] * (x.shape.rank - 1), x.dtype),
+                self._ctx,
+            )
+            for x in state_of.pack(written)
+        ]
+        _, ends = self._scan(self._ctx, body, self._stacked(), begin, xs, 0)
+        return state_of.unpack([_replicated(x[stages - 1 :], self._ctx) for x in ends])
 
-    def _pin(self, x: tf.Tensor) -> tf.Tensor:
-        inner = self._ctx.axes(("batch",) + (None,) * (x.shape.rank - 2), x.shape[1:])
-        return self._ctx.reshard(x, (STAGE, *inner))
+    def _stacked(self) -> Flat:
+        """Returns the weights of the stack: [stages, layers of a stage, …], a stage a device."""
+        found = {}
+        for path in sorted(self._parts.paths):
+            w = self._weights[path]
+            per_stage = w.shape[0] // self._loop.num_stages  # DTensor takes -1 for a shard's size
+            w = tf.reshape(w, [self._loop.num_stages, per_stage, *w.shape[1:]])
+            axes = (STAGE,) + (None,) * (w.shape.rank - 1)
+            found[path] = self._ctx.reshard(w, axes)
+            self._ctx.register_layouts(found[path], [axes])
+        return found
 
-    def _of_stages(self, micro_batches: Sequence[int], names: Sequence[str]) -> Flow:
-        """Values of a micro-batch for every stage, each on its devices."""
-        which = sorted(set(micro_batches))
-        chosen = [self._values(m, names) for m in which]
-
-        def joined(*x: Any) -> Any:
-            if x[0] is None:
-                return None
-            parts = []
-            for m, value in zip(which, x, strict=True):  # stacking along a split dim fails
-                has = np.equal(micro_batches, m).reshape((-1,) + (1,) * value.shape.rank)
-                is_bool = value.dtype == tf.bool
-                value = tf.expand_dims(tf.cast(value, tf.int32) if is_bool else value, 0)
-                # Not a product with 0: masks can have infinite numbers.
-                parts.append(tf.where(tf.constant(has), value, tf.zeros_like(value)))
-            whole = self._pin(tf.add_n(parts))
-            return tf.cast(whole, x[0].dtype)
-
-        return tf.nest.map_structure(joined, *chosen)
-
-    def _moved(self, state: Any, entering: Any) -> Any:
+    def _moved(self, state: tf.Tensor, entering: tf.Tensor) -> tf.Tensor:
         """Every stage has what the one before it had, the first what enters."""
-        if state is None:
-            return None
         inner = _LETTERS[: state.shape.rank - 1]
         count = self._loop.num_stages
         shift = tf.constant(np.eye(count, k=-1), state.dtype)
         first = tf.constant(np.eye(count)[0].reshape([-1] + [1] * len(inner)), state.dtype)
         moved = tf.einsum(f"yz,z{inner}->y{inner}", shift, state)
-        return self._pin(moved + first * tf.expand_dims(entering, 0))
+        return moved + first * tf.expand_dims(entering, 0)
 
-    def _last(self, state: Any) -> Any:
-        """What the last stage has, on the devices of all."""
-        if state is None:
-            return None
+    def _last(self, state: tf.Tensor, ctx: MeshContext) -> tf.Tensor:
+        """Returns what the last stage has, on the devices of all."""
         inner = _LETTERS[: state.shape.rank - 1]
         last = tf.constant(np.eye(self._loop.num_stages)[-1], state.dtype)
         end = tf.einsum(f"z,z{inner}->{inner}", last, state)
-        return self._ctx.constrain(end, ("batch",) + (None,) * (end.shape.rank - 1))
+        return ctx.constrain(end, _batch_dims(end.shape.rank))
 
-    def _tick(self, state: Flow, side: Flow, offsets: np.ndarray, is_busy: np.ndarray) -> Flow:
-        """All stages compute what they have."""
-        piece, run_rows = self._loop.parts.stack, self._loop.parts.run_rows
-        per_stage = next(iter(self._weights.values())).shape[1]
-        first = tf.constant(self._stages * per_stage, tf.int32)
-        offset = tf.constant(offsets, tf.int32)
+    def _tick(self, weights: Flat, state: Flow, side: Flow, offsets: tf.Tensor) -> tuple[Flow, Any]:
+        """Returns what all stages make of what they have, and [stages] of what they collect."""
+        piece, run_rows = self._parts.stack, self._parts.run_rows
+        per_stage = next(iter(weights.values())).shape[1]
+        first = tf.constant(np.arange(self._loop.num_stages) * per_stage, tf.int32)
 
-        def run(weights: Theta, state: Any, side: Any, _: Any) -> Any:
-            def stage(given: Any) -> Any:
-                weights, state, side, first, offset = given
-                ctx = self._plain(offset)
-                flow = run_rows(first, piece.theta(weights), {**side, **state}, ctx)
-                return {name: flow[name] for name in state}, ctx.collected.sums
+        def stage(given: Any) -> Any:
+            weights, state, side, first, offset = given
+            ctx = self._plain(offset)
+            flow = run_rows(first, piece.theta(weights), {**side, **state}, ctx)
+            return {name: flow[name] for name in state}, ctx.collected.sums
 
-            try:
-                return tf.vectorized_map(
-                    stage, (dict(weights), state, side, first, offset), fallback_to_while_loop=False
-                )
-            except ValueError as error:
-                raise ExecutionError(
-                    f"the layers of this stack cannot be computed for all stages at once: {error}; "
-                    "set execution.form='host'"
-                ) from error
-
-        args = Theta(self._weights), state, side
-        if self._loop.rematerialize and self._ctx.is_training:
-            state, sums = loops.rematerialize(isolated(self._ctx), run, *args)
-        else:
-            state, sums = run(*args, None)
-        self._collect(sums, tf.constant(is_busy, tf.float32))
-        return tf.nest.map_structure(lambda x: None if x is None else self._pin(x), state)
-
-    def _collect(self, sums: Any, is_busy: tf.Tensor) -> None:
-        if sums["statistic"]:
-            raise ExecutionError(
-                f"{', '.join(sums['statistic'])}: execution.form='spmd' does not take statistics "
-                "of a batch; set execution.form='host'"
+        try:
+            return tf.vectorized_map(
+                stage, (dict(weights), state, side, first, offsets), fallback_to_while_loop=False
             )
-        for kind, by_name in sums.items():
-            for name, (value, weight) in by_name.items():
-                of_busy = [tf.reduce_sum(v * is_busy) for v in (value, weight)]
-                self._ctx.collected.add(kind, name, *of_busy)
+        except ValueError as error:
+            raise ExecutionError(
+                f"the layers of this stack cannot be computed for all stages at once: {error}; "
+                "set execution.form='host'"
+            ) from error
+
+
+class _Packed:
+    """A nest as a list of tensors without None and bool, neither of which a loop can have."""
+
+    def __init__(self, nest: Any) -> None:
+        self._nest = nest
+
+    def pack(self, nest: Any) -> list[tf.Tensor]:
+        """Returns the tensors of a nest, which is then the one that `unpack` returns."""
+        self._nest = nest
+        leaves = [x for x in tf.nest.flatten(nest) if x is not None]
+        return [tf.cast(x, tf.int32) if x.dtype == tf.bool else x for x in leaves]
+
+    def unpack(self, tensors: Sequence[tf.Tensor]) -> Any:
+        """Returns tensors, or what a loop has stacked of them, as the nest."""
+        given = iter(tensors)
+        leaves = [
+            None if x is None else tf.cast(next(given), x.dtype)
+            for x in tf.nest.flatten(self._nest)
+        ]
+        return tf.nest.pack_sequence_as(self._nest, leaves)
+
+
+def _batch_dims(rank: int) -> tuple[str | None, ...]:
+    return ("batch",) + (None,) * (rank - 1)
+
+
+def _pinned(x: tf.Tensor, ctx: MeshContext, *before: None) -> tf.Tensor:
+    """Returns [stages, examples, …], every stage on its devices."""
+    first = len(before) + 1
+    inner = ctx.axes(_batch_dims(x.shape.rank - first), x.shape[first:])
+    return ctx.reshard(x, (*before, STAGE, *inner))
+
+
+def _replicated(x: tf.Tensor, ctx: MeshContext) -> tf.Tensor:
+    """Returns [micro-batches, examples, …], all micro-batches on the devices of every stage."""
+    if x.shape.rank == 1:
+        return ctx.reshard(x, (None,))
+    return ctx.reshard(x, (None, *ctx.axes(_batch_dims(x.shape.rank - 1), x.shape[1:])))
+
+
+def _collect(ctx: MeshContext, sums: Any, is_busy: tf.Tensor) -> None:
+    """Adds what the stages with a micro-batch collected."""
+    if sums["statistic"]:
+        raise ExecutionError(
+            f"{', '.join(sums['statistic'])}: execution.form='spmd' does not take statistics "
+            "of a batch; set execution.form='host'"
+        )
+    for kind, by_name in sums.items():
+        for name, (value, weight) in by_name.items():
+            of_busy = [tf.reduce_sum(v * is_busy) for v in (value, weight)]
+            ctx.collected.add(kind, name, *of_busy)

@@ -27,6 +27,7 @@ class StackPieces:
       paths: of the weights of the stack.
       writes: names of what a layer hands to the next one.
       reads: names of what else the layers read.
+      after_reads: names of what the pieces after it read.
     """
 
     before: tuple[Piece, ...]
@@ -36,6 +37,7 @@ class StackPieces:
     paths: tuple[str, ...]
     writes: tuple[str, ...]
     reads: tuple[str, ...]
+    after_reads: tuple[str, ...]
 
 
 def find(
@@ -87,6 +89,8 @@ def find(
     if any(not leaf.dtype.is_floating for leaf in tensors(dict(own[0].writes))):
         raise ExecutionError(f"the layers of {stack.name} hand on integers; {_INSTEAD}")
     reads = sorted({name for trace in own for name in trace.reads} - set(writes))
+    end_of_stack = max(i for i, piece in enumerate(pieces) if piece.rows is not None)
+    after_reads = {name for trace in traces[end_of_stack + 1 :] for name in trace.reads}
     return StackPieces(
         tuple(whole[:place]),
         stack,
@@ -95,4 +99,5 @@ def find(
         paths,
         tuple(writes),
         tuple(reads),
+        tuple(sorted(after_reads)),
     )

@@ -74,23 +74,19 @@ class SpmdProgram(MeshProgram):
         count = self._loop.num_micro_batches
         if size % (count * self._num_replicas):
             return super()._loss(weights, batch, ctx, step=step, offset=offset)
-        used = self._used(weights, ctx)
-        axes = [self._layout.of_weight(self._step.specs.weights[path]) for path in used]
         per_micro = size // count
 
-        def context_of(m: int) -> MeshContext:
-            inner = step_context.context(
+        def context_of(first: Any) -> MeshContext:
+            return step_context.context(
                 self._placement,
                 self._layout,
                 mode=ctx.mode,
                 seed=self._step.seed,
                 step=step,
-                offset=offset + m * per_micro,
+                offset=offset + first,
                 examples=per_micro,
                 num_examples=ctx.num_examples,
             )
-            inner.register_layouts(list(used.values()), axes)
-            return inner
 
         def plain(first: Any) -> StepContext:
             return _StageContext(
@@ -101,6 +97,7 @@ class SpmdProgram(MeshProgram):
                 num_examples=ctx.num_examples,
             )
 
+        used = self._used(weights, ctx)
         return self._loop.loss(used, dict(batch), ctx, context_of=context_of, plain=plain)
 
 

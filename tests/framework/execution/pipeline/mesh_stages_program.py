@@ -26,6 +26,7 @@ from equality_program import Skipping, skipping_batch
 
 from tekso.framework.execution import DataParallel, MeshSharded, Pipelined
 from tekso.framework.execution.base import signature_of
+from tekso.framework.execution.mesh import step_errors
 from tekso.framework.theta import Theta
 from tekso.models.layers.stack import RepeatedStack
 
@@ -94,6 +95,29 @@ def fail(execution: Any) -> str:
     return "nothing"
 
 
+class _CountedError(Exception):
+    """Ends a step when its graph has been made."""
+
+
+def graph_size(execution: Any, model: str, size: int) -> int:
+    """Returns how many operations the graph of a training step has, and those of its loops."""
+
+    def count(graph: Any) -> None:
+        graph = graph.as_graph_def()
+        raise _CountedError(len(graph.node) + sum(len(f.node_def) for f in graph.library.function))
+
+    batch = small_models.batch(model, 0, size=size)
+    task = small_models.MODELS[model]().instantiate()
+    program = execution.build(task, equality_program.learner(), seed=7, batch=signature_of(batch))
+    program.initialize()
+    step_errors.refuse_unsupported = count
+    try:
+        program.train_step(batch, 0)
+    except _CountedError as counted:
+        return int(counted.args[0])
+    raise AssertionError("the step was not traced")
+
+
 def main() -> None:
     """Reads {"model", "pipelines": [Params of Pipelined], …}; the first result is one device's."""
     job = json.loads(sys.argv[1])
@@ -103,6 +127,10 @@ def main() -> None:
     )
     if job["model"] == "checking":
         print(json.dumps([fail(p) for p in pipelines]), flush=True)
+        return
+    if job.get("graph_sizes"):
+        sizes = [graph_size(p, job["model"], job["size"]) for p in pipelines]
+        print(json.dumps(sizes), flush=True)
         return
     if job.get("packed"):
         plain = small_models.batch
