@@ -22,8 +22,8 @@ ARGS =
 # Tests that run side by side.
 PROCESSES = 2
 # CPU time that the tests may use: more is a failure, so that they stay cheap enough to be run.
-QUICK_MINUTES = 12
-SLOW_MINUTES = 65
+QUICK_MINUTES = 10
+SLOW_MINUTES = 30
 # What lint reads: the rooms, not what a user adds beside them.
 SOURCES = framework models tasks params tools tests docs conftest.py setup.py
 PYTHON =
