@@ -26,6 +26,10 @@ Context = TypeVar("Context", bound="StepContext")
 Form = Callable[..., Any]
 
 
+PRIMITIVE_NAMES: set[str] = set()
+"""The names of the functions of ops.py, which adds them."""
+
+
 class HasStream(Protocol):
     """A layer, as far as random numbers and statistics need it."""
 
@@ -90,10 +94,8 @@ class StepContext:
         Raises:
           AttributeError: there is no such attribute.
         """
-        from tekso.framework import ops
-
         message = f"a {type(self).__name__} has no attribute {name!r}"
-        if name in ops.PRIMITIVES:
+        if name in PRIMITIVE_NAMES:
             message += f": write ops.{name}(ctx, …), with `from tekso.framework import ops`"
         raise AttributeError(message)
 

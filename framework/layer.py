@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from tekso.framework import theta as theta_lib
+from tekso.framework.context import StepContext
 from tekso.framework.initializers import Fans, Initializer
 from tekso.framework.params import Configurable, Params, param
 from tekso.framework.theta import SEPARATOR, Theta
@@ -314,7 +315,7 @@ class Layer(Configurable):
 
     # --- computing ---
 
-    def fprop(self, theta: Theta, x: Any, ctx: Any) -> Any:
+    def fprop(self, theta: Theta, x: Any, ctx: StepContext) -> Any:
         """Computes the output: a pure function of theta, the inputs and the step context."""
         raise NotImplementedError(f"{type(self).__name__} has no fprop()")
 

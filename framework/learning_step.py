@@ -13,20 +13,17 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Hashable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
 
 from tekso.framework import initializers
+from tekso.framework.optimizers.optimizer import Optimizer
 from tekso.framework.params import Configurable, param
 from tekso.framework.path_patterns import PathPatterns, listed
 from tekso.framework.primitives.fusion import Fuse, no_fusion
+from tekso.framework.schedules import Schedule
 from tekso.framework.weight_spec import WeightSpec
-
-if TYPE_CHECKING:
-    from tekso.framework.learner import Learner
-
-    Groups = Mapping[str, tuple[Learner, Mapping[str, WeightSpec]]]
 
 Specs = Mapping[str, WeightSpec]
 Tensors = Mapping[str, tf.Tensor]
@@ -78,6 +75,36 @@ class NonFiniteStepsError(ArithmeticError):
     """Too many steps in a row had a loss or a gradient that is not finite."""
 
 
+class _GroupLearner(Protocol):
+    """What the step needs of the learner of a group of weights; `Learner` says what they return."""
+
+    optimizer: Optimizer
+    schedule: Schedule
+
+    def slots_of(self, spec: WeightSpec) -> dict[str, WeightSpec]: ...
+
+    def kind(self, spec: WeightSpec) -> Hashable: ...
+
+    def squared_norm(self, spec: WeightSpec, gradient: Any) -> tuple[tf.Tensor, tf.Tensor]: ...
+
+    def global_factor(self, squared_norm: tf.Tensor) -> tf.Tensor | None: ...
+
+    def clipped(self, spec: WeightSpec, gradient: Any, factor: tf.Tensor | None) -> tf.Tensor: ...
+
+    def update_weight(
+        self,
+        spec: WeightSpec,
+        weight: tf.Tensor,
+        gradient: tf.Tensor,
+        slots: dict[str, tf.Tensor],
+        learning_rate: tf.Tensor,
+        applied: tf.Tensor,
+    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]: ...
+
+
+Groups = Mapping[str, tuple[_GroupLearner, Mapping[str, WeightSpec]]]
+
+
 class LearnerBase(Configurable):
     """What one learner and several share: the step, with its skipping, counting and freezing."""
 
@@ -105,7 +132,7 @@ class LearnerBase(Configurable):
         self._require("max_consecutive_nonfinite_steps", limit >= 1, "1 or more")
         self._frozen = PathPatterns(p.frozen, name=f"{type(self).__name__}.frozen")
 
-    def groups(self, specs: Specs) -> dict[str, tuple[Learner, dict[str, WeightSpec]]]:
+    def groups(self, specs: Specs) -> Groups:
         """Returns {name: (learner, specs of the weights that it learns)}."""
         raise NotImplementedError(f"{type(self).__name__} has no groups()")
 
@@ -328,7 +355,7 @@ class LearnerBase(Configurable):
             raise ValueError(f"{type(self).__name__}: {field} is {given!r}, it must be {allowed}")
 
 
-def _kinds(learner: Learner) -> Callable[[WeightSpec], Hashable]:
+def _kinds(learner: _GroupLearner) -> Callable[[WeightSpec], Hashable]:
     """What tells the kinds of weights apart; the path where a user's update may read it."""
     if _is_changed(type(learner)) or _is_changed(type(learner.optimizer)):
         return lambda spec: spec.path
@@ -352,7 +379,7 @@ def _updated(
     weight: tf.Tensor,
     gradient: tf.Tensor,
     *given: tf.Tensor,
-    learner: Learner,
+    learner: _GroupLearner,
     spec: WeightSpec,
     names: tuple[str, ...],
 ) -> list[tf.Tensor]:

@@ -12,12 +12,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from tekso.framework.context import isolated
+from tekso.framework.context import StepContext, isolated
 from tekso.framework.theta import Theta
 
 
 def scan(
-    ctx: Any,
+    ctx: StepContext,
     body: Callable[..., tuple[Any, Any]],
     theta: Theta,
     state: Any,
@@ -127,7 +127,9 @@ def check_same(before: Any, after: Any) -> None:
         )
 
 
-def rematerialize(ctx: Any, function: Callable[..., Any], theta: Theta, *inputs: Any) -> Any:
+def rematerialize(
+    ctx: StepContext, function: Callable[..., Any], theta: Theta, *inputs: Any
+) -> Any:
     """See `ops.rematerialize`."""
     everything = (theta, inputs)
     leaves = tf.nest.flatten(everything)

@@ -20,7 +20,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 import tensorflow as tf
 
 from tekso.framework import loops
-from tekso.framework.context import HasStream, StepContext
+from tekso.framework.context import PRIMITIVE_NAMES, HasStream, StepContext
 from tekso.framework.primitives import (
     activations,
     attention,
@@ -60,6 +60,7 @@ class Primitive(Generic[P, R]):
         self._name = plain.__name__
         functools.update_wrapper(self, plain)
         PRIMITIVES[self._name] = plain
+        PRIMITIVE_NAMES.add(self._name)
 
     def __call__(self, ctx: StepContext, *args: P.args, **kwargs: P.kwargs) -> R:
         """Computes the form of the execution that the context is of."""

@@ -157,7 +157,7 @@ def joined(pieces: Sequence[Piece]) -> list[Piece]:
     return result
 
 
-def run_all(pieces: Iterable[Piece], flat: Mapping[str, Any], flow: Flow, ctx: Any) -> Flow:
+def run_all(pieces: Iterable[Piece], flat: Mapping[str, Any], flow: Flow, ctx: StepContext) -> Flow:
     """Runs pieces one after the other on the weights {path: tensor} that they read."""
     paths = sorted(flat)
     for piece in pieces:

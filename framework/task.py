@@ -10,46 +10,27 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Literal, Protocol, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 import tensorflow as tf
 
 from tekso.framework import task_results
+from tekso.framework.context import StepContext
 from tekso.framework.exports import ExportedFunction, ExportedTexts
+from tekso.framework.input.input import Input
 from tekso.framework.layer import Layer
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece, joined
-from tekso.framework.task_results import Decoded, LossSums, Scored, TaskError
+from tekso.framework.task_results import Batch, Decoded, LossSums, Program, Scored, TaskError
 from tekso.framework.theta import Theta
 
 __all__ = ["LOSS", "Batch", "Decoded", "Goal", "LossSums", "Program", "Scored", "Task", "TaskError"]
 
-Batch = Mapping[str, tf.Tensor]
 Goal = Literal["min", "max"]
 TaskParams = TypeVar("TaskParams", bound="Task.Params")
 
 LOSS = "loss"
 """Name under which an execution adds (loss_sum, loss_weight) to the sums of a task's metrics."""
-
-
-class Program(Protocol):
-    """The weights of a run, ready to be called: what a task decodes with.
-
-    Attributes:
-      serialize_calls: whether the calls of a function should come one at a time, with inputs of one
-        shape.
-    """
-
-    serialize_calls: bool
-
-    def call(self, function: Callable[..., Any], *inputs: Any) -> Any:
-        """Returns `function(theta, *inputs, ctx)`, traced once for a function and input shapes.
-
-        `function` is pure. Pass the same function object again and the trace is used again. The
-        inputs are nests of arrays, tensors and None. After a first call, several threads may call
-        at a time, unless `serialize_calls`.
-        """
-        ...
 
 
 def _on_tensors(method: Callable[..., Any], position: int) -> Callable[..., Any]:
@@ -103,7 +84,7 @@ class Task(Layer):
                 setattr(cls, name, _on_tensors(method, position))
 
     @classmethod
-    def complete(cls, params: TaskParams, input: Any) -> TaskParams:
+    def complete(cls, params: TaskParams, input: Input) -> TaskParams:
         """Returns Params in which what was left open is filled in from the training input.
 
         Args:
@@ -154,7 +135,7 @@ class Task(Layer):
         """
         raise NotImplementedError(f"{type(self).__name__} has no loss_weight()")
 
-    def loss(self, theta: Theta, batch: Batch, ctx: Any) -> LossSums:
+    def loss(self, theta: Theta, batch: Batch, ctx: StepContext) -> LossSums:
         """Returns the sums over the examples of `batch`, a whole batch or a part of one.
 
         Auxiliary losses are handed to `ctx.collect_loss` and are no part of these sums. By default
@@ -192,13 +173,13 @@ class Task(Layer):
         `LossSums`. What the model's parts collect is theirs. By default all is one piece.
         """
 
-        def run(theta: Theta, flow: Flow, ctx: Any) -> Flow:
+        def run(theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
             sums = task_results.loss(self, theta, flow, ctx)
             return {**flow, LOSS_SUM: sums.loss_sum, METRICS: sums.metrics}
 
         return [Piece("loss", {"": self}, run)]
 
-    def predict(self, theta: Theta, batch: Batch, ctx: Any) -> dict[str, tf.Tensor]:
+    def predict(self, theta: Theta, batch: Batch, ctx: StepContext) -> dict[str, tf.Tensor]:
         """Returns what the model predicts for examples: what `Session.predict` returns.
 
         A pure function. `batch` may lack what only the loss reads.
@@ -226,7 +207,7 @@ class Task(Layer):
         """
         return {name: value / weight for name, (value, weight) in sums.items() if weight}
 
-    def decode(self, program: Program, input: Any) -> Decoded | None:
+    def decode(self, program: Program, input: Input) -> Decoded | None:
         """Returns what `--mode=decode` and the end of training show; None if there is nothing.
 
         Args:
@@ -245,7 +226,7 @@ class Task(Layer):
     def score(
         self,
         program: Program,
-        input: Any,
+        input: Input,
         *,
         is_last: bool,
         stopped: Callable[[], bool] = lambda: False,
@@ -261,7 +242,7 @@ class Task(Layer):
         """
         return None
 
-    def exports(self, input: Any) -> dict[str, ExportedFunction]:
+    def exports(self, input: Input) -> dict[str, ExportedFunction]:
         """Returns the functions that `--mode=export` writes, by name; empty: there are none.
 
         Args:
@@ -270,7 +251,7 @@ class Task(Layer):
         """
         return {}
 
-    def text_exports(self, input: Any) -> dict[str, ExportedTexts]:
+    def text_exports(self, input: Input) -> dict[str, ExportedTexts]:
         """Returns how some of the functions of `exports` take and give texts, by their names.
 
         They are written beside the others, as a SavedModel that takes texts; empty: there are none,

@@ -8,23 +8,76 @@ and not the task.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import tensorflow as tf
 
+from tekso.framework.context import StepContext
 from tekso.framework.exports import ExportedFunction, ExportedTexts
+from tekso.framework.input.input import Input
+from tekso.framework.layer import Layer
 from tekso.framework.params import Params
 from tekso.framework.params.types import type_name
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
 from tekso.framework.source_lines import place_of
 from tekso.framework.theta import Theta
 
-if TYPE_CHECKING:
-    from tekso.framework.task import Batch, Program, Task
-
+Batch = Mapping[str, tf.Tensor]
 _Result = TypeVar("_Result")
+
+
+class Program(Protocol):
+    """The weights of a run, ready to be called: what a task decodes with.
+
+    Attributes:
+      serialize_calls: whether the calls of a function should come one at a time, with inputs of one
+        shape.
+    """
+
+    serialize_calls: bool
+
+    def call(self, function: Callable[..., Any], *inputs: Any) -> Any:
+        """Returns `function(theta, *inputs, ctx)`, traced once for a function and input shapes.
+
+        `function` is pure. Pass the same function object again and the trace is used again. The
+        inputs are nests of arrays, tensors and None. After a first call, several threads may call
+        at a time, unless `serialize_calls`.
+        """
+        ...
+
+
+class _Task(Protocol):
+    """The methods that are called here; `Task` says what they are given and return."""
+
+    def walk(self) -> Iterable[Layer]: ...
+
+    def loss_weight(self, batch: Batch) -> Any: ...
+
+    def loss(self, theta: Theta, batch: Batch, ctx: StepContext) -> Any: ...
+
+    def pieces(self) -> Any: ...
+
+    def predict(self, theta: Theta, batch: Batch, ctx: StepContext) -> Any: ...
+
+    def count(self, batch: Mapping[str, np.ndarray]) -> Any: ...
+
+    def summarize(self, sums: Mapping[str, tuple[float, float]]) -> Any: ...
+
+    def check_inputs(self, inputs: Mapping[str, Any]) -> Any: ...
+
+    def decode(self, program: Program, input: Input) -> Any: ...
+
+    def score(
+        self, program: Program, input: Input, *, is_last: bool, stopped: Callable[[], bool]
+    ) -> Any: ...
+
+    def exports(self, input: Input) -> Any: ...
+
+    def text_exports(self, input: Input) -> Any: ...
+
+    def setting_to_try(self, eval_inputs: Mapping[str, Any]) -> Any: ...
 
 
 class TaskError(TypeError):
@@ -104,7 +157,7 @@ class Scored:
     notes: tuple[str, ...] = ()
 
 
-def complete(params: Params, input: Any) -> Params:
+def complete(params: Params, input: Input) -> Params:
     """Returns `complete(params, input)` of the task that Params are of.
 
     Raises:
@@ -127,7 +180,7 @@ def complete(params: Params, input: Any) -> Params:
     )
 
 
-def check_inputs(task: Task, inputs: Mapping[str, Any]) -> list[str]:
+def check_inputs(task: _Task, inputs: Mapping[str, Any]) -> list[str]:
     """Returns the warnings of `task.check_inputs(inputs)`.
 
     Raises:
@@ -141,7 +194,7 @@ def check_inputs(task: Task, inputs: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def loss_weight(task: Task, batch: Batch) -> tf.Tensor:
+def loss_weight(task: _Task, batch: Batch) -> tf.Tensor:
     """Returns `task.loss_weight(batch)` in float32; the batch may have NumPy arrays.
 
     Shapes:
@@ -155,7 +208,7 @@ def loss_weight(task: Task, batch: Batch) -> tf.Tensor:
     return tf.cast(weight, tf.float32)
 
 
-def loss(task: Task, theta: Theta, batch: Batch, ctx: Any) -> LossSums:
+def loss(task: _Task, theta: Theta, batch: Batch, ctx: StepContext) -> LossSums:
     """Returns `task.loss(theta, batch, ctx)`; the batch may have NumPy arrays.
 
     Raises:
@@ -170,15 +223,16 @@ def loss(task: Task, theta: Theta, batch: Batch, ctx: Any) -> LossSums:
     return sums
 
 
-def pieces(task: Task) -> list[Piece]:
+def pieces(task: _Task) -> list[Piece]:
     """Returns `task.pieces()`.
 
     Raises:
       TaskError: it is no list of pieces; or a layer overrides fprop() and not pieces(), of which
         the loss is made.
     """
+    own: object = task
     for layer in task.walk():
-        if layer is task or not hasattr(layer, "pieces"):
+        if layer is own or not hasattr(layer, "pieces"):
             continue
         if (overriding := overrides(layer, "fprop")) is not None:
             name = type(layer).__name__
@@ -204,7 +258,7 @@ def overrides(layer: Any, method: str) -> tuple[type, type] | None:
     return (one, pieces) if order.index(one) < order.index(pieces) else None
 
 
-def sums_of_flow(task: Task, flow: Flow) -> LossSums:
+def sums_of_flow(task: _Task, flow: Flow) -> LossSums:
     """Returns the sums that the last piece of a task leaves in the flow.
 
     Raises:
@@ -220,7 +274,7 @@ def sums_of_flow(task: Task, flow: Flow) -> LossSums:
     return LossSums(flow[LOSS_SUM], flow[METRICS])
 
 
-def predict(task: Task, theta: Theta, batch: Batch, ctx: Any) -> dict[str, tf.Tensor]:
+def predict(task: _Task, theta: Theta, batch: Batch, ctx: StepContext) -> dict[str, tf.Tensor]:
     """Returns `task.predict(theta, batch, ctx)`; the batch may have NumPy arrays.
 
     Raises:
@@ -229,7 +283,7 @@ def predict(task: Task, theta: Theta, batch: Batch, ctx: Any) -> dict[str, tf.Te
     return _by_name(task, "predict", task.predict(theta, as_tensors(batch), ctx), tf.Tensor)
 
 
-def count(task: Task, batch: Mapping[str, np.ndarray]) -> tuple[int, str]:
+def count(task: _Task, batch: Mapping[str, np.ndarray]) -> tuple[int, str]:
     """Returns `task.count(batch)`.
 
     Raises:
@@ -242,7 +296,7 @@ def count(task: Task, batch: Mapping[str, np.ndarray]) -> tuple[int, str]:
     raise _error(task, "count", found, 'a pair of a whole number and its unit: (1200, "tokens")')
 
 
-def summarize(task: Task, sums: Mapping[str, tuple[float, float]]) -> dict[str, float]:
+def summarize(task: _Task, sums: Mapping[str, tuple[float, float]]) -> dict[str, float]:
     """Returns `task.summarize(sums)`, every figure a float.
 
     Raises:
@@ -256,7 +310,7 @@ def summarize(task: Task, sums: Mapping[str, tuple[float, float]]) -> dict[str, 
         raise _error(task, "summarize", figures, want) from None
 
 
-def decode(task: Task, program: Program, input: Any) -> Decoded | None:
+def decode(task: _Task, program: Program, input: Input) -> Decoded | None:
     """Returns `task.decode(program, input)`.
 
     Raises:
@@ -279,7 +333,7 @@ def decodes_data(params: Params) -> bool:
 
 
 def score(
-    task: Task, program: Program, input: Any, *, is_last: bool, stopped: Callable[[], bool]
+    task: _Task, program: Program, input: Input, *, is_last: bool, stopped: Callable[[], bool]
 ) -> Scored | None:
     """Returns `task.score(program, input, …)`.
 
@@ -290,7 +344,7 @@ def score(
     return _or_none(task, "score", found, Scored)
 
 
-def exports(task: Task, input: Any) -> dict[str, ExportedFunction]:
+def exports(task: _Task, input: Input) -> dict[str, ExportedFunction]:
     """Returns `task.exports(input)`.
 
     Raises:
@@ -299,7 +353,7 @@ def exports(task: Task, input: Any) -> dict[str, ExportedFunction]:
     return _by_name(task, "exports", task.exports(input), ExportedFunction)
 
 
-def text_exports(task: Task, input: Any) -> dict[str, ExportedTexts]:
+def text_exports(task: _Task, input: Input) -> dict[str, ExportedTexts]:
     """Returns `task.text_exports(input)`.
 
     Raises:
@@ -308,7 +362,7 @@ def text_exports(task: Task, input: Any) -> dict[str, ExportedTexts]:
     return _by_name(task, "text_exports", task.text_exports(input), ExportedTexts)
 
 
-def setting_to_try(task: Task, eval_inputs: Mapping[str, Any]) -> str | None:
+def setting_to_try(task: _Task, eval_inputs: Mapping[str, Any]) -> str | None:
     """Returns `task.setting_to_try(eval_inputs)`.
 
     Raises:
@@ -320,7 +374,7 @@ def setting_to_try(task: Task, eval_inputs: Mapping[str, Any]) -> str | None:
     raise _error(task, "setting_to_try", found, '"path=value" or None')
 
 
-def method_of(task: Task | type, name: str) -> str:
+def method_of(task: object, name: str) -> str:
     """Returns a method with its file and line, for messages: what it returns is wrong."""
     owner = task if isinstance(task, type) else type(task)
     return f"{owner.__name__}.{name}{place_of(getattr(task, name))}"
@@ -334,19 +388,19 @@ def as_tensors(batch: Mapping[str, Any]) -> dict[str, tf.Tensor]:
     }
 
 
-def _or_none(task: Task, name: str, found: Any, kind: type[_Result]) -> _Result | None:
+def _or_none(task: _Task, name: str, found: Any, kind: type[_Result]) -> _Result | None:
     if found is None or isinstance(found, kind):
         return found
     raise _error(task, name, found, f"{kind.__name__}(...) or None")
 
 
-def _by_name(task: Task, name: str, found: Any, kind: type[_Result]) -> dict[str, _Result]:
+def _by_name(task: _Task, name: str, found: Any, kind: type[_Result]) -> dict[str, _Result]:
     if isinstance(found, dict) and all(isinstance(value, kind) for value in found.values()):
         return found
     raise _error(task, name, found, f"{{name: {kind.__name__}(...)}}")
 
 
-def _error(task: Task | type, name: str, found: Any, want: str) -> TaskError:
+def _error(task: object, name: str, found: Any, want: str) -> TaskError:
     return TaskError(f"{method_of(task, name)} returns {_shown(found)}, and has to return {want}")
 
 

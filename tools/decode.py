@@ -21,6 +21,7 @@ from tekso.tools.command_errors import UsageError
 from tekso.tools.line_reader import STANDARD_INPUT, LineReader
 
 if TYPE_CHECKING:  # slow to import: the functions below import what they need when they run
+    from tekso.framework.input.input import Input
     from tekso.framework.run.assembly import Assembly
 
 PROGRAM = "tekso-decode"
@@ -179,11 +180,12 @@ def _parts() -> Assembly:
     return parts
 
 
-def _check_language(input: Any) -> None:
+def _check_language(input: Input) -> None:
     from tekso.framework.input.skips import InputError
+    from tekso.tasks.mt.pair_texts import texts_of
 
     try:
-        input.encode_source("", language=FLAGS.language)
+        texts_of(input).encode_source("", language=FLAGS.language)
     except InputError as error:
         given = f"--language={FLAGS.language}" if FLAGS.language else "--language is missing"
         raise UsageError(f"{given}: {error}") from error

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tekso.framework.execution.errors import ExecutionError
+from tekso.framework.learning_step import LearnerBase
 from tekso.framework.params import Configurable
+from tekso.framework.task import Task
 from tekso.framework.weight_spec import WeightSpec
 
 if TYPE_CHECKING:
@@ -53,7 +55,7 @@ class Execution(Configurable, abc.ABC):
         """
 
     @abc.abstractmethod
-    def build(self, task: Any, learner: Any, *, seed: int, batch: Signature) -> Program:
+    def build(self, task: Task, learner: LearnerBase, *, seed: int, batch: Signature) -> Program:
         """Returns the program of a task; allocates nothing yet.
 
         Args:

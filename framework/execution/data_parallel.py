@@ -22,7 +22,9 @@ from tekso.framework.execution.base import Execution, Program, Signature, num_ex
 from tekso.framework.execution.data_parallel_program import DataParallelProgram
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.step import Step
+from tekso.framework.learning_step import LearnerBase
 from tekso.framework.params import param
+from tekso.framework.task import Task
 
 
 class DataParallel(Execution):
@@ -59,7 +61,7 @@ class DataParallel(Execution):
             )
         self._strategy = _make_strategy(tpu, cpu_devices)
 
-    def build(self, task: Any, learner: Any, *, seed: int, batch: Signature) -> Program:
+    def build(self, task: Task, learner: LearnerBase, *, seed: int, batch: Signature) -> Program:
         """See `Execution`."""
         batch_size = num_examples(batch)
         strategy = self._strategy or tf.distribute.get_strategy()
@@ -108,7 +110,7 @@ class DataParallel(Execution):
         return "none" if tf.config.list_logical_devices("GPU") else "clusters"
 
 
-def _check_outside_of_loops(mixing: list[str], task: Any, *, parts: int, xla: str) -> None:
+def _check_outside_of_loops(mixing: list[str], task: Task, *, parts: int, xla: str) -> None:
     """Raises an ExecutionError where devices would have to exchange statistics inside of a loop.
 
     tf.distribute can do so neither in a loop nor in a function that is compiled on its own.

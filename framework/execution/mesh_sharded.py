@@ -11,7 +11,7 @@ Source: Shazeer et al. 2018, "Mesh-TensorFlow: Deep Learning for Supercomputers"
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from absl import logging
 
@@ -27,8 +27,10 @@ from tekso.framework.execution.mesh.layouts import MeshLayout, MeshShape
 from tekso.framework.execution.mesh.placement import Placement
 from tekso.framework.execution.mesh.program import MeshProgram
 from tekso.framework.execution.step import Step
+from tekso.framework.learning_step import LearnerBase
 from tekso.framework.params import param
 from tekso.framework.primitives.fusion import Fuse, MarkedFusion, no_fusion
+from tekso.framework.task import Task
 
 
 class MeshSharded(Execution):
@@ -103,7 +105,7 @@ class MeshSharded(Execution):
         """Returns the number of devices of the mesh, as far as it is written out."""
         return None if self.params.mesh is None else MeshShape.parse(self.params.mesh).size
 
-    def build(self, task: Any, learner: Any, *, seed: int, batch: Signature) -> Program:
+    def build(self, task: Task, learner: LearnerBase, *, seed: int, batch: Signature) -> Program:
         """See `Execution`."""
         accumulation = learner.params.accumulation_steps
         part = part_of(batch, accumulation)
@@ -121,7 +123,7 @@ class MeshSharded(Execution):
             xla = "clusters"
         return MarkedFusion() if xla == "clusters" else no_fusion
 
-    def layout(self, task: Any, batch: Signature, *, num_devices: int | None) -> MeshLayout:
+    def layout(self, task: Task, batch: Signature, *, num_devices: int | None) -> MeshLayout:
         """Returns how the tensors of a task lie; needs no device.
 
         Args:

@@ -39,9 +39,11 @@ from tekso.framework.execution.pipeline.setting import Setting, rows_of_stages
 from tekso.framework.execution.pipeline.spmd_form import SpmdForm
 from tekso.framework.execution.pipeline.stages_on_mesh import StagesOnMesh
 from tekso.framework.execution.step import Step, used_specs
+from tekso.framework.learning_step import LearnerBase
 from tekso.framework.params import param
 from tekso.framework.pieces import Piece
 from tekso.framework.primitives.fusion import XlaFusion, no_fusion
+from tekso.framework.task import Task
 from tekso.framework.weight_spec import WeightSpec
 
 
@@ -145,7 +147,7 @@ class Pipelined(Execution):
         if not gpus:
             devices.setup_cpu(logical_devices=cpu_devices or needed, threads_per_op=1)
 
-    def build(self, task: Any, learner: Any, *, seed: int, batch: Signature) -> Program:
+    def build(self, task: Task, learner: LearnerBase, *, seed: int, batch: Signature) -> Program:
         """See `Execution`."""
         parts = learner.params.accumulation_steps
         if self._spmd is not None:
@@ -184,7 +186,7 @@ class Pipelined(Execution):
         return {n: ((size // count, *shape[1:]), dtype) for n, (shape, dtype) in batch.items()}
 
     def stage_layout(
-        self, task: Any, batch: Signature, *, parts: int, num_devices: int | None
+        self, task: Task, batch: Signature, *, parts: int, num_devices: int | None
     ) -> MeshLayout:
         """Returns how tensors lie on the mesh of a stage, or of the one program for all.
 
@@ -207,7 +209,7 @@ class Pipelined(Execution):
         )
 
     def setting(
-        self, task: Any, batch: Signature, *, parts: int, devices: list[str] | None
+        self, task: Task, batch: Signature, *, parts: int, devices: list[str] | None
     ) -> Setting:
         """Returns how a task is cut and laid over devices.
 

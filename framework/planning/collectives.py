@@ -26,7 +26,9 @@ from tekso.framework.execution.mesh.layouts import Layout, MeshLayout, MeshShape
 from tekso.framework.execution.mesh.placement import Placement
 from tekso.framework.execution.mesh.program import MeshProgram
 from tekso.framework.execution.step import Step
+from tekso.framework.learning_step import LearnerBase
 from tekso.framework.planning.partitioned_program import Exchange, SpmdProgram
+from tekso.framework.task import Task
 
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "permute", "broadcast")
 
@@ -64,8 +66,8 @@ class StepCollectives:
 
 
 def of_step(
-    task: Any,
-    learner: Any,
+    task: Task,
+    learner: LearnerBase,
     layout: MeshLayout,
     batch: Signature,
     *,

@@ -34,9 +34,11 @@ from tekso.framework.execution.mesh.layouts import (
     Rules,
 )
 from tekso.framework.execution.mesh.presets import DATA, MODEL
+from tekso.framework.learning_step import LearnerBase
 from tekso.framework.planning import tracing
 from tekso.framework.planning.costs import Cost, CostModel
 from tekso.framework.planning.step_work import alike
+from tekso.framework.task import Task
 from tekso.framework.weight_spec import WeightSpec
 
 MAX_TRIED = 4000  # rules that are all tried, of all meshes together
@@ -72,8 +74,8 @@ class Ranked:
 
 
 def rank(
-    task: Any,
-    learner: Any,
+    task: Task,
+    learner: LearnerBase,
     signature: Signature,
     *,
     mesh: MeshShape | None = None,
@@ -139,8 +141,8 @@ def _divisors(number: int) -> list[int]:
 
 
 def _prepare(
-    task: Any,
-    learner: Any,
+    task: Task,
+    learner: LearnerBase,
     batch: Signature,
     device: DeviceType,
     parts: int,

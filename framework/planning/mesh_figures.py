@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Set
-from typing import Any
 
 import tensorflow as tf
 
@@ -14,6 +13,7 @@ from tekso.framework.execution.pipeline.piece_traces import rows_of
 from tekso.framework.execution.pipeline.setting import Setting
 from tekso.framework.execution.pipeline.stage_specs import StageSpecs
 from tekso.framework.execution.state import State
+from tekso.framework.learning_step import LearnerBase
 from tekso.framework.optimizers.optimizer import state_dtype
 from tekso.framework.weight_spec import WeightSpec
 
@@ -51,7 +51,7 @@ class MeshFigures:
 
 
 def figures_on_mesh(
-    setting: Setting, learner: Any, specs: Mapping[str, WeightSpec], layout: MeshLayout
+    setting: Setting, learner: LearnerBase, specs: Mapping[str, WeightSpec], layout: MeshLayout
 ) -> MeshFigures:
     """Returns what the devices of all stages hold; allocates nothing.
 
@@ -78,7 +78,7 @@ def figures_on_mesh(
 
 
 def figures_of_program(
-    learner: Any, specs: Mapping[str, WeightSpec], layout: MeshLayout
+    learner: LearnerBase, specs: Mapping[str, WeightSpec], layout: MeshLayout
 ) -> MeshFigures:
     """Returns what the devices of one program for all stages hold; arguments as above."""
     owned = State(specs, learner.slots(specs))

@@ -33,6 +33,7 @@ from tekso.framework.execution.pipeline.setting import Setting
 from tekso.framework.execution.pipeline.stage_specs import StageSpecs
 from tekso.framework.execution.pipeline.stages import Stage, Value
 from tekso.framework.execution.state import State
+from tekso.framework.learning_step import LearnerBase
 from tekso.framework.optimizers.optimizer import state_dtype
 from tekso.framework.planning.mesh_figures import MeshFigures
 from tekso.framework.planning.saved_bytes import SavedBytes, together
@@ -121,7 +122,7 @@ class PipelineFigures:
 def figures_of(
     schedule: str,
     setting: Setting,
-    learner: Any,
+    learner: LearnerBase,
     specs: dict[str, WeightSpec],
     kept: Sequence[SavedBytes],
 ) -> PipelineFigures:

@@ -33,13 +33,14 @@ from tekso.framework.planning.step_work import (
     Work,
 )
 from tekso.framework.planning.work_recorder import Recorder, Stretch
+from tekso.framework.task import Task
 from tekso.framework.theta import Theta
 
 _POSITION_DIMS = ("batch", "length", None, None)
 
 
 def trace(
-    task: Any,
+    task: Task,
     weights: Sequence[Alike],
     batch: Signature,
     *,

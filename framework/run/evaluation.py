@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from tekso.framework import task_results
-from tekso.framework.task import LOSS, Scored
+from tekso.framework.task import LOSS, Scored, Task
 
 Stopped = Callable[[], bool]
 """Asked now and then whether to leave off."""
@@ -36,7 +36,7 @@ class StoppedError(Exception):
 
 def evaluate_and_score(
     program: Any,
-    task: Any,
+    task: Task,
     batches: Iterator[Mapping[str, Any]],
     score: Callable[[Stopped], Scored | None],
     *,
@@ -67,7 +67,7 @@ def evaluate_and_score(
     return Evaluation(figures | (scored.figures if scored is not None else {}), scored)
 
 
-def step_figures(task: Any, metrics: Mapping[str, Any]) -> dict[str, float]:
+def step_figures(task: Task, metrics: Mapping[str, Any]) -> dict[str, float]:
     """Returns the figures of a training step, as they are reported; waits for them."""
     return task_results.summarize(
         task, {name: (float(value), 1.0) for name, value in metrics.items()}
@@ -76,7 +76,7 @@ def step_figures(task: Any, metrics: Mapping[str, Any]) -> dict[str, float]:
 
 def evaluate(
     program: Any,
-    task: Any,
+    task: Task,
     batches: Iterator[Mapping[str, Any]],
     *,
     name: str,

@@ -10,6 +10,7 @@ from typing import Any
 
 from tekso.framework import files, task_results
 from tekso.framework.exports import ExportedFunction, ExportedTexts
+from tekso.framework.input.input import Input
 from tekso.framework.run import inspection, litert, saved_model
 from tekso.framework.run.checkpoint_files import Checkpoint
 from tekso.framework.run.weights import weights_of
@@ -154,7 +155,7 @@ def _converted(
     return [(name, numbers) for name in names for numbers in settings.litert]
 
 
-def _vocabularies(input: Any) -> dict[str, Any]:
+def _vocabularies(input: Input) -> dict[str, Any]:
     """What every id stands for, of each tokenizer of an input, as JSON can hold it."""
     found: dict[str, Any] = {}
     told: dict[str, Any] = {}

@@ -21,6 +21,7 @@ from tekso.framework.params import tree as params_tree
 from tekso.framework.params.literals import write as literal
 from tekso.framework.params.types import type_name
 from tekso.framework.run.report.lines import WIDTH, size
+from tekso.framework.task import Task
 
 _INDENT = "  "
 _VALUE_WIDTH = 24  # columns
@@ -158,7 +159,7 @@ class _Unread:
         return len(fixed) if isinstance(fixed, tuple) else None
 
 
-def model_record(model: str, task: Any) -> dict[str, Any]:
+def model_record(model: str, task: Task) -> dict[str, Any]:
     """Returns the weight table of a task and its sums, in a form that JSON can hold."""
     specs = list(task.specs().values())
     return {

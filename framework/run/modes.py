@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tekso.framework import files, task_results
+from tekso.framework.input.input import Input
 from tekso.framework.input.prefetch import Prefetch
 from tekso.framework.params import Params
 from tekso.framework.planning.measured_step import measured_step_of
@@ -216,7 +217,7 @@ def _score(parts: Assembly, name: str, is_last: bool, stopped: Stopped) -> Score
     return task_results.score(parts.task, parts.program, input, is_last=is_last, stopped=stopped)
 
 
-def _batches(input: Any, start: int, *, stop: int | None) -> Iterator[Mapping[str, Any]]:
+def _batches(input: Input, start: int, *, stop: int | None) -> Iterator[Mapping[str, Any]]:
     with Prefetch(input.batch, start=start, stop=stop) as batches:
         yield from batches
 

@@ -30,6 +30,7 @@ from tensorflow.core.protobuf import saved_model_pb2
 from tekso.framework import files
 from tekso.framework.context import StepContext
 from tekso.framework.exports import ExportedFunction, ExportedTexts
+from tekso.framework.task import Task
 
 SEED = "seed"
 DESCRIPTION = "export.json"
@@ -46,7 +47,7 @@ class ExportModule(tf.Module):
       seed: of the run: what is drawn depends on it.
     """
 
-    def __init__(self, task: Any, weights: Mapping[str, np.ndarray], *, seed: int) -> None:
+    def __init__(self, task: Task, weights: Mapping[str, np.ndarray], *, seed: int) -> None:
         super().__init__()
         self._task, self._seed = task, seed
         self.weights = {

@@ -215,7 +215,7 @@ class Session:
         given = {name: _narrowed(value) for name, value in batch.items()}
         _refuse(self._problems_of_shapes(given))
         if type(self.task).predict is Task.predict:
-            self.task.predict(self.theta(), given, None)  # raises what is to be done
+            self.task.predict(self.theta(), given, StepContext())  # raises what is to be done
         with self._explaining(given):
             found = self.program.call(self._predict, given)
         return {name: np.asarray(value) for name, value in found.items()}

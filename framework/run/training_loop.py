@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from tekso.framework import task_results
+from tekso.framework.learning_step import LearnerBase
 from tekso.framework.run.checkpoints import Checkpoint, CheckpointError, Checkpoints, Description
 from tekso.framework.run.evaluation import (
     Stopped,
@@ -29,7 +30,7 @@ from tekso.framework.run.pace import Pace
 from tekso.framework.run.process_group import ProcessGroup
 from tekso.framework.run.report.report import Report
 from tekso.framework.run.stop_signals import AgreedStop, StopSignals
-from tekso.framework.task import Scored
+from tekso.framework.task import Scored, Task
 
 _WARM_UP_STEPS = 5  # of a process: the first are traced and compiled
 
@@ -115,8 +116,8 @@ class TrainingLoop:
         self,
         *,
         program: Any,
-        task: Any,
-        learner: Any,
+        task: Task,
+        learner: LearnerBase,
         batches: Batches,
         eval_batches: Mapping[str, Batches],
         timetable: Timetable,

@@ -23,6 +23,7 @@ from typing import Any, Literal, NamedTuple
 import tensorflow as tf
 
 from tekso.framework import ops
+from tekso.framework.context import StepContext
 from tekso.framework.params import param
 from tekso.framework.theta import Theta
 from tekso.models.decoding.decoder import Decoder
@@ -91,7 +92,7 @@ class BeamSearch(Search):
         model: Decoder,
         theta: Theta,
         batch: Mapping[str, tf.Tensor],
-        ctx: Any,
+        ctx: StepContext,
         end_id: int,
         *,
         prefix: Prefix | None = None,
@@ -179,7 +180,7 @@ class _Run:
         limits: Limits,
         end_id: int,
         forbidden_ids: Sequence[int],
-        ctx: Any,
+        ctx: StepContext,
     ) -> None:
         params = search.params
         self._params, self._search, self._model, self._ctx = params, search, model, ctx

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
+from tekso.framework.context import StepContext
 from tekso.framework.pieces import Piece
 from tekso.framework.theta import Theta
 
@@ -48,7 +49,7 @@ class Decoder(Protocol):
     """
 
     def start_decoding(
-        self, theta: Theta, batch: Mapping[str, tf.Tensor], max_length: int, ctx: Any
+        self, theta: Theta, batch: Mapping[str, tf.Tensor], max_length: int, ctx: StepContext
     ) -> Any:
         """Reads the sources and returns the state of one hypothesis each.
 
@@ -61,7 +62,7 @@ class Decoder(Protocol):
         ...
 
     def decode_step(
-        self, theta: Theta, ids: tf.Tensor, state: Any, position: Any, ctx: Any
+        self, theta: Theta, ids: tf.Tensor, state: Any, position: Any, ctx: StepContext
     ) -> DecoderStep:
         """Reads a token of every hypothesis and returns the scores of the next.
 
@@ -102,7 +103,7 @@ class SequenceToSequence(Decoder, Protocol):
         self,
         theta: Theta,
         batch: Mapping[str, tf.Tensor],
-        ctx: Any,
+        ctx: StepContext,
         *,
         label_smoothing: float = 0.0,
     ) -> tf.Tensor:

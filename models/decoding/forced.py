@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tekso.framework import ops
+from tekso.framework.context import StepContext
 from tekso.framework.theta import Theta
 from tekso.models.decoding.decoder import Decoder
 from tekso.models.decoding.hypothesis_score import HypothesisScore
@@ -23,7 +24,7 @@ def score_targets(
     batch: Mapping[str, tf.Tensor],
     targets_BHT: tf.Tensor,
     lengths_BH: tf.Tensor,
-    ctx: Any,
+    ctx: StepContext,
     end_id: int,
     *,
     length_normalization: float = 0.0,

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tekso.framework import ops
+from tekso.framework.context import StepContext
 
 
 class Paths(NamedTuple):
@@ -59,7 +60,7 @@ class Paths(NamedTuple):
         lengths_BH: tf.Tensor,
         *,
         end_id: int,
-        ctx: Any,
+        ctx: StepContext,
     ) -> tuple[tf.Tensor, tf.Tensor | None]:
         """Returns tokens and attention of hypotheses, given where they stood last.
 

@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from tekso.framework import ops
+from tekso.framework.context import StepContext
 from tekso.framework.params import param
 from tekso.framework.theta import Theta
 from tekso.models.decoding.sampling import check_sampling, sample
@@ -38,7 +39,7 @@ class Sampler(Search):
         model: Any,
         theta: Theta,
         batch: Mapping[str, tf.Tensor],
-        ctx: Any,
+        ctx: StepContext,
         end_id: int,
         *,
         prefix: Prefix | None = None,
@@ -112,7 +113,9 @@ class Sampler(Search):
             "is_finished": is_finished_BH,
         }
 
-    def _draw(self, logits_NV: tf.Tensor, model: Any, ctx: Any, num_sources: int) -> tf.Tensor:
+    def _draw(
+        self, logits_NV: tf.Tensor, model: Any, ctx: StepContext, num_sources: int
+    ) -> tf.Tensor:
         p = self.params
         if p.temperature == 0.0:
             return tf.argmax(logits_NV, 1, output_type=tf.int32)

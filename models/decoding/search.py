@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tekso.framework.context import StepContext
 from tekso.framework.params import Configurable, param
 from tekso.framework.theta import Theta
 from tekso.models.decoding.decoder import Decoder
@@ -98,7 +99,7 @@ class Search(Configurable):
         model: Decoder,
         theta: Theta,
         batch: Mapping[str, tf.Tensor],
-        ctx: Any,
+        ctx: StepContext,
         end_id: int,
         *,
         prefix: Prefix | None = None,

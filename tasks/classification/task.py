@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tekso.framework.context import StepContext
-from tekso.framework.input.input import form_of, form_text
+from tekso.framework.input.input import Input, form_of, form_text
 from tekso.framework.input.skips import InputError
 from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, param
@@ -71,7 +71,7 @@ class Classification(Task):
         self.child("model", self.params.model)
 
     @classmethod
-    def complete(cls, params: Any, input: Any) -> Any:
+    def complete(cls, params: Any, input: Input) -> Any:
         """Fills in what is open of num_classes, and of the model's input_dim and output_dim.
 
         Raises:
@@ -129,7 +129,7 @@ class Classification(Task):
                 "missing in the training data, set task.num_classes"
             )
 
-    def _check_features(self, path: str, input: Any, train: Any) -> None:
+    def _check_features(self, path: str, input: Input, train: Any) -> None:
         """Checks that the model can compute held-out examples of another shape than in training.
 
         It is traced on them, which computes nothing.
@@ -162,7 +162,7 @@ class Classification(Task):
         """Returns the sum of the weights of the examples."""
         return tf.reduce_sum(batch[WEIGHTS])
 
-    def predict(self, theta: Theta, batch: Batch, ctx: Any) -> dict[str, tf.Tensor]:
+    def predict(self, theta: Theta, batch: Batch, ctx: StepContext) -> dict[str, tf.Tensor]:
         """Returns the scores of examples, and the classes with the largest scores.
 
         Shapes:
@@ -186,18 +186,18 @@ class Classification(Task):
         if hasattr(self.model, "pieces"):
             return [piece.below("model") for piece in self.model.pieces()]
 
-        def run(compute: Any, theta: Theta, flow: Flow, ctx: Any) -> Flow:
+        def run(compute: Any, theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
             return {**flow, X: compute(theta.model, flow[X], ctx)}
 
         if isinstance(self.model, StackBase):
             return pieces_of_stack("model", self.model, run)
 
-        def run_model(theta: Theta, flow: Flow, ctx: Any) -> Flow:
+        def run_model(theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
             return run(self.model.fprop, theta, flow, ctx)
 
         return [Piece("model", {"model": self.model}, run_model)]
 
-    def _run_sums(self, theta: Theta, flow: Flow, ctx: Any) -> Flow:
+    def _run_sums(self, theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
         del theta
         logits = ctx.constrain(self._scores(flow[X]), ("batch", None))
         sums = self.sums(logits, flow)
@@ -235,12 +235,12 @@ class Classification(Task):
         return widen(logits)
 
 
-def _known_arrays(input: Any) -> dict[str, np.ndarray]:
+def _known_arrays(input: Input) -> dict[str, np.ndarray]:
     """Returns the arrays of a batch, of an input in memory those of all examples."""
     return {**input.batch(0), **(input.arrays or {})}
 
 
-def _labels(input: Any) -> np.ndarray:
+def _labels(input: Input) -> np.ndarray:
     """Returns all labels of an input.
 
     Raises:
@@ -287,7 +287,7 @@ def _absent_classes(train: Any) -> list[str]:
     ]
 
 
-def _check_arrays(path: str, input: Any) -> None:
+def _check_arrays(path: str, input: Input) -> None:
     """Checks that an input has the arrays of the task, in its shapes and types.
 
     Raises:

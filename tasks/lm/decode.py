@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tekso.framework import files
+from tekso.framework.input.input import Input
 from tekso.framework.input.text import NotTextError, to_text
 from tekso.framework.params import Configurable, param
 from tekso.framework.task import Decoded, Program
@@ -66,7 +67,7 @@ class TextDecoder(Configurable):
         )
         self._generate: dict[Any, Callable[..., dict[str, tf.Tensor]]] = {}
 
-    def decode(self, program: Program, input: Any) -> Decoded | None:
+    def decode(self, program: Program, input: Input) -> Decoded | None:
         """Returns samples and scores; None if the input has no tokenizer, so there is no text.
 
         Raises:
@@ -95,7 +96,7 @@ class TextDecoder(Configurable):
                 return words or line[:PROMPT_LENGTH]
         return ""
 
-    def _samples(self, program: Program, input: Any, tokenizer: Any) -> Iterator[dict[str, Any]]:
+    def _samples(self, program: Program, input: Input, tokenizer: Any) -> Iterator[dict[str, Any]]:
         prompts = self._prompts(input, tokenizer)
         block = PromptBlock.of(prompts)
         arrays = (tf.constant(a) for a in (block.head, block.tail, block.lengths))
@@ -115,7 +116,7 @@ class TextDecoder(Configurable):
                 "top_p": self.params.top_p,
             }
 
-    def _prompts(self, input: Any, tokenizer: Any) -> list[np.ndarray]:
+    def _prompts(self, input: Input, tokenizer: Any) -> list[np.ndarray]:
         p = self.params
         if p.prompts:
             encoded = [tokenizer.encode(text) if text else [] for text in p.prompts]

@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tekso.framework.context import StepContext
 from tekso.framework.exports import (
     ExportedFunction,
     ExportedInput,
@@ -103,7 +104,7 @@ def _from_first_token(generator: Generator) -> Callable[..., dict[str, tf.Tensor
     """The function of a generator in which rows may be of any length from 1 on."""
 
     def generate(
-        theta: Theta, ids_BL: tf.Tensor, lengths_B: tf.Tensor, ctx: Any
+        theta: Theta, ids_BL: tf.Tensor, lengths_B: tf.Tensor, ctx: StepContext
     ) -> dict[str, tf.Tensor]:
         head, tail = ids_BL[:, :1], ids_BL[:, 1:]
         return generator.generate(theta.model, head, tail, lengths_B, ctx)

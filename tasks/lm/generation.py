@@ -23,6 +23,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from tekso.framework import ops
+from tekso.framework.context import StepContext
 from tekso.framework.theta import Theta
 from tekso.models.decoding.sampling import sample
 from tekso.models.decoding.search import forbidding
@@ -100,7 +101,7 @@ class Generator:
         head_BS: tf.Tensor,
         tail_BR: tf.Tensor,
         lengths_B: tf.Tensor,
-        ctx: Any,
+        ctx: StepContext,
     ) -> dict[str, tf.Tensor]:
         """Returns the prompts with what was drawn after them; pure.
 
@@ -171,7 +172,7 @@ class Generator:
         return {"ids": tf.transpose(ids_TB), "lengths": written_B}
 
     def _read(
-        self, theta: Theta, ids_TB: tf.Tensor, start: Any, size: int, window: int, ctx: Any
+        self, theta: Theta, ids_TB: tf.Tensor, start: Any, size: int, window: int, ctx: StepContext
     ) -> tuple[tf.Tensor, Any]:
         """Reads a block into an empty cache; returns the logits of the token after it."""
         batch_size = ids_TB.shape[1]
@@ -182,7 +183,7 @@ class Generator:
         )
         return tf.squeeze(logits, 1), cache
 
-    def _draw(self, logits_BV: tf.Tensor, t: tf.Tensor, ctx: Any) -> tf.Tensor:
+    def _draw(self, logits_BV: tf.Tensor, t: tf.Tensor, ctx: StepContext) -> tf.Tensor:
         uniform_BV = ctx.fold(t).uniform(self.model, logits_BV.shape, "sample")
         if self.forbidden_ids:
             scores = forbidding(logits_BV.shape[-1], self.forbidden_ids)

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tekso.framework.context import StepContext
 from tekso.framework.exports import ExportedFunction
+from tekso.framework.input.input import Input
 from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, literals, param
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
@@ -62,7 +64,7 @@ class LanguageModel(Task):
         self._decoder = decode.instantiate(task=self) if decode is not None else None
 
     @classmethod
-    def complete(cls, params: Any, input: Any) -> Any:
+    def complete(cls, params: Any, input: Input) -> Any:
         """Fills in what is open: vocabulary, learned positions, and the window of decoding.
 
         The last two are the length of the input's examples.
@@ -96,7 +98,7 @@ class LanguageModel(Task):
         """Returns the number of weighted labels."""
         return tf.reduce_sum(batch["weights"])
 
-    def loss(self, theta: Theta, batch: Batch, ctx: Any) -> LossSums:
+    def loss(self, theta: Theta, batch: Batch, ctx: StepContext) -> LossSums:
         """Returns the sum of nats over the weighted labels.
 
         Label smoothing acts in training only, where bits per byte are then not reported.
@@ -110,7 +112,7 @@ class LanguageModel(Task):
         pieces = [piece.below("model") for piece in self.model.pieces(label_smoothing=smoothing)]
         return [*pieces, Piece("loss", {}, self._run_sums)]
 
-    def _run_sums(self, theta: Theta, flow: Flow, ctx: Any) -> Flow:
+    def _run_sums(self, theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
         smoothing = self.params.label_smoothing if ctx.is_training else 0.0
         sums = self._sums(flow["cross_entropy"], flow, smoothing)
         return {**flow, LOSS_SUM: sums.loss_sum, METRICS: sums.metrics}
@@ -123,11 +125,13 @@ class LanguageModel(Task):
             metrics[BITS_PER_BYTE] = (loss_sum / math.log(2.0), num_bytes)
         return LossSums(loss_sum, metrics)
 
-    def log_probs(self, theta: Theta, ids_BL: tf.Tensor, labels_BL: tf.Tensor, ctx: Any) -> Any:
+    def log_probs(
+        self, theta: Theta, ids_BL: tf.Tensor, labels_BL: tf.Tensor, ctx: StepContext
+    ) -> Any:
         """Returns the log-probability of every label in nats, [B, L] float32; pure."""
         return -self._nats(theta, {"ids": ids_BL, "labels": labels_BL}, ctx, 0.0)
 
-    def _nats(self, theta: Theta, batch: Batch, ctx: Any, smoothing: float) -> tf.Tensor:
+    def _nats(self, theta: Theta, batch: Batch, ctx: StepContext, smoothing: float) -> tf.Tensor:
         return self.model.token_cross_entropy(
             theta.model,
             batch["ids"],
@@ -154,11 +158,11 @@ class LanguageModel(Task):
         """See Task: prompts are taken from the input where none are given."""
         return params.decode is not None and not params.decode.prompts
 
-    def decode(self, program: Program, input: Any) -> Decoded | None:
+    def decode(self, program: Program, input: Input) -> Decoded | None:
         """Returns samples after the prompts, and scores of files, as the decode Params say."""
         return self._decoder.decode(program, input) if self._decoder is not None else None
 
-    def exports(self, input: Any) -> dict[str, ExportedFunction]:
+    def exports(self, input: Input) -> dict[str, ExportedFunction]:
         """Returns what scores texts and goes on from prompts, as the decode Params say."""
         decode = self.params.decode if self.params.decode is not None else TextDecoder.Params()
         tokenizer = getattr(input, "tokenizer", None)

@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tekso.framework.context import StepContext
 from tekso.framework.exports import (
     ExportedFunction,
     ExportedInput,
@@ -84,7 +85,7 @@ def _translating(
     search = params.copy().set(return_attention=False).instantiate()
 
     def translate(
-        theta: Theta, ids_BS: tf.Tensor, lengths_B: tf.Tensor, ctx: Any
+        theta: Theta, ids_BS: tf.Tensor, lengths_B: tf.Tensor, ctx: StepContext
     ) -> dict[str, tf.Tensor]:
         batch = {"source_ids": ids_BS, "source_segment_ids": _segments(ids_BS, lengths_B)}
         found: dict[str, tf.Tensor] = search.search(
@@ -109,7 +110,7 @@ def _scoring(task: Any, end_id: int, longest: int, longest_target: int) -> Expor
         lengths_B: tf.Tensor,
         labels_BT: tf.Tensor,
         target_lengths_B: tf.Tensor,
-        ctx: Any,
+        ctx: StepContext,
     ) -> dict[str, tf.Tensor]:
         begin_B1 = tf.fill([labels_BT.shape[0], 1], tf.constant(end_id, tf.int32))
         segments_BT = _segments(labels_BT, target_lengths_B)

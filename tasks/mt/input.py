@@ -25,7 +25,7 @@ from tekso.framework.input.skips import InputError, SkipReport
 from tekso.framework.input.tokenizers import Bytes, Tokenizer
 from tekso.framework.params import REQUIRED, param
 from tekso.tasks.mt.languages import sampled
-from tekso.tasks.mt.pair_texts import KnownPairs, PairTexts
+from tekso.tasks.mt.pair_texts import KnownPairs, PairTexts, texts_of
 from tekso.tasks.mt.pairs import Pair, PairSource
 from tekso.tasks.mt.parallel_files import ParallelFiles
 from tekso.tasks.mt.rows import PairRows
@@ -212,6 +212,18 @@ class TranslationInput(PairTexts, ExampleInput):
     def _left_out(self) -> str:
         reasons = ", ".join(f"{count:,} {why}" for why, count in self.chosen.left_out.items())
         return f"{self.chosen.num_left_out:,} left out: {reasons}"
+
+
+def pairs_of(input: Any) -> TranslationInput:
+    """Returns an input as one of pairs; of held-out data, the input that it is of.
+
+    Raises:
+      InputError: it has no pairs, or no data was read.
+    """
+    found = texts_of(input)
+    if not isinstance(found, TranslationInput):
+        raise InputError("the task needs the pairs of its input, and only its tokens are known")
+    return found
 
 
 class PaddedPairs(TranslationInput):

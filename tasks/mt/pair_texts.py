@@ -119,6 +119,21 @@ class PairTexts:
         self.tokenizer = self.target_tokenizer
 
 
+def texts_of(input: Any) -> PairTexts:
+    """Returns an input as the tokens of both sides; of held-out data, the input that it is of.
+
+    Raises:
+      InputError: it has none.
+    """
+    found = getattr(input, "inner", input)
+    if not isinstance(found, PairTexts):
+        raise InputError(
+            f"the task needs an input of pairs, a TranslationInput, and its input is "
+            f"{type(found).__name__}"
+        )
+    return found
+
+
 class KnownPairs(PairTexts):
     """What a run has learned of its texts, without its data."""
 

@@ -12,6 +12,7 @@ from tekso.framework.params import Configurable, param
 from tekso.framework.task import Program, Scored
 from tekso.framework.theta import Theta
 from tekso.tasks.mt import attention_plot
+from tekso.tasks.mt.input import TranslationInput
 from tekso.tasks.mt.nearest import NearestSource
 from tekso.tasks.mt.scores import BLEU, Scorer
 from tekso.tasks.mt.translator import Batch, Translations, Translator, one_line, source_batch
@@ -49,10 +50,15 @@ class Scoring(Configurable):
         self._scorer = p.scorer.instantiate()
 
     def score(
-        self, program: Program, input: Any, *, is_last: bool, stopped: Callable[[], bool]
+        self,
+        program: Program,
+        input: TranslationInput,
+        *,
+        is_last: bool,
+        stopped: Callable[[], bool],
     ) -> Scored | None:
         """See `Task.score`."""
-        p, input = self.params, getattr(input, "inner", input)
+        p = self.params
         pairs = input.corpus_pairs(_spread(input.num_corpus_pairs, p.pairs))
         sources = [pair.source for pair in pairs]
         references = [pair.target for pair in pairs]
@@ -76,7 +82,7 @@ class Scoring(Configurable):
         return Scored(figures, "\n".join(lines), images, notes)
 
     def _nearest(
-        self, input: Any, pairs: Sequence[Any], found: Translations
+        self, input: TranslationInput, pairs: Sequence[Any], found: Translations
     ) -> tuple[dict[str, float], str]:
         """What looking up the nearest training source scores, and the model on the same pairs."""
         chosen = _spread(len(pairs), self.params.nearest).tolist()
@@ -98,7 +104,7 @@ class Scoring(Configurable):
     def _attention(
         self,
         program: Program,
-        input: Any,
+        input: TranslationInput,
         pairs: Sequence[Any],
         found: Translations,
         shown: Sequence[int],
@@ -123,7 +129,7 @@ class Scoring(Configurable):
             )
         return images
 
-    def _forced(self, source: np.ndarray, target: np.ndarray, input: Any) -> Batch:
+    def _forced(self, source: np.ndarray, target: np.ndarray, input: TranslationInput) -> Batch:
         """A batch of one pair, filled up so that few shapes are traced."""
         longest = input.params.source_length, self._translator.longest_target
         sizes = [
@@ -147,7 +153,7 @@ class Scoring(Configurable):
 _FORCED_NAMES = ("source_ids", "source_segment_ids", "target_ids", "target_segment_ids")
 
 
-def _told(count: int, input: Any, found: Translations) -> str:
+def _told(count: int, input: TranslationInput, found: Translations) -> str:
     """What was translated of an input, and what was not as it is."""
     parts = [f"{count:,} of {input.num_corpus_pairs:,} pairs"]
     if found.num_cut:

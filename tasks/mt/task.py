@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tekso.framework.context import StepContext
 from tekso.framework.exports import ExportedFunction, ExportedTexts
+from tekso.framework.input.input import Input
 from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, literals, param
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
@@ -18,6 +20,8 @@ from tekso.framework.theta import Theta
 from tekso.models.decoding.beam_search import BeamSearch
 from tekso.models.decoding.decoder import SequenceToSequence
 from tekso.tasks.mt.exports import translation_exports
+from tekso.tasks.mt.input import pairs_of
+from tekso.tasks.mt.pair_texts import texts_of
 from tekso.tasks.mt.scores import BLEU, CHRF
 from tekso.tasks.mt.scoring import Scoring
 from tekso.tasks.mt.text_exports import text_exports
@@ -80,7 +84,7 @@ class Translation(Task):
             self._scoring = p.scoring.instantiate(task=self, translator=self.translator)
 
     @classmethod
-    def complete(cls, params: Any, input: Any) -> Any:
+    def complete(cls, params: Any, input: Input) -> Any:
         """Fills in what is open: vocabularies, learned positions, and how long targets may be.
 
         Raises:
@@ -119,7 +123,7 @@ class Translation(Task):
         """Returns the number of weighted labels."""
         return tf.reduce_sum(batch["target_weights"])
 
-    def loss(self, theta: Theta, batch: Batch, ctx: Any) -> LossSums:
+    def loss(self, theta: Theta, batch: Batch, ctx: StepContext) -> LossSums:
         """Returns the sum of nats over the weighted labels; labels are smoothed in training."""
         smoothing = self.params.label_smoothing if ctx.is_training else 0.0
         nats = self.model.token_cross_entropy(theta.model, batch, ctx, label_smoothing=smoothing)
@@ -136,12 +140,12 @@ class Translation(Task):
         pieces = [piece.below("model") for piece in self.model.pieces(label_smoothing=smoothing)]
         return [*pieces, Piece("loss", {}, self._run_sums)]
 
-    def _run_sums(self, theta: Theta, flow: Flow, ctx: Any) -> Flow:
+    def _run_sums(self, theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
         smoothing = self.params.label_smoothing if ctx.is_training else 0.0
         loss_sum, metrics = self._sums(flow["cross_entropy"], flow, smoothing)
         return {**flow, LOSS_SUM: loss_sum, METRICS: metrics}
 
-    def log_probs(self, theta: Theta, batch: Batch, ctx: Any) -> tf.Tensor:
+    def log_probs(self, theta: Theta, batch: Batch, ctx: StepContext) -> tf.Tensor:
         """Returns the log-probability of every label in nats, [B, T] float32; pure."""
         return -self.model.token_cross_entropy(theta.model, batch, ctx)
 
@@ -160,7 +164,7 @@ class Translation(Task):
     def score(
         self,
         program: Program,
-        input: Any,
+        input: Input,
         *,
         is_last: bool,
         stopped: Callable[[], bool] = lambda: False,
@@ -168,25 +172,25 @@ class Translation(Task):
         """Returns BLEU and chrF of translated pairs, samples, and pictures of attention."""
         if self._scoring is None:
             return None
-        return self._scoring.score(program, input, is_last=is_last, stopped=stopped)
+        return self._scoring.score(program, pairs_of(input), is_last=is_last, stopped=stopped)
 
     @classmethod
     def decodes_data(cls, params: Any) -> bool:
         """See Task: pairs of the input are translated where no texts are given."""
         return not params.decode
 
-    def decode(self, program: Program, input: Any) -> Decoded | None:
+    def decode(self, program: Program, input: Input) -> Decoded | None:
         """Returns the translations of the texts of the Params, with n-best lists."""
-        p = self.params
+        p, known = self.params, texts_of(input)
         texts, references = list(p.decode), []
         if not texts:
-            pairs = input.pairs(slice(NUM_EXAMPLES))
+            pairs = pairs_of(input).pairs(slice(NUM_EXAMPLES))
             texts, references = [pair.source for pair in pairs], [pair.target for pair in pairs]
             languages = [pair.language for pair in pairs]
         else:
-            first = input.languages[0] if input.languages else ""
+            first = known.languages[0] if known.languages else ""
             languages = [p.decode_language or first] * len(texts)
-        found = self.translator.translate(program, input, texts, languages=languages)
+        found = self.translator.translate(program, known, texts, languages=languages)
         records = [
             {
                 "kind": "translation",
@@ -207,7 +211,7 @@ class Translation(Task):
             )
         return Decoded("\n".join(shown), records)
 
-    def exports(self, input: Any) -> dict[str, ExportedFunction]:
+    def exports(self, input: Input) -> dict[str, ExportedFunction]:
         """Returns what translates, and scores translations, tokens in and out.
 
         Raises:
@@ -219,28 +223,29 @@ class Translation(Task):
                 f"task.translator.search is {type(search).owner.__name__}: export searches with "
                 "beams; --set task.translator.search=tekso.models.decoding.beam_search:BeamSearch"
             )
+        known = texts_of(input)
         return translation_exports(
             self,
             search,
-            end_id=input.target_tokenizer.end_id,
-            forbidden_ids=self.translator.forbidden_ids(input.target_tokenizer),
-            longest=self.translator.longest_source(input),
-            longest_target=input.params.target_length,
+            end_id=known.target_tokenizer.end_id,
+            forbidden_ids=self.translator.forbidden_ids(known.target_tokenizer),
+            longest=self.translator.longest_source(known),
+            longest_target=known.params.target_length,
         )
 
-    def text_exports(self, input: Any) -> dict[str, ExportedTexts]:
+    def text_exports(self, input: Input) -> dict[str, ExportedTexts]:
         """Returns how "translate" and "greedy" take and give texts; see text_exports.py."""
-        return text_exports(input, longest=self.translator.longest_source(input))
+        known = texts_of(input)
+        return text_exports(known, longest=self.translator.longest_source(known))
 
     def setting_to_try(self, eval_inputs: Mapping[str, Any]) -> str | None:
         """Returns a source that the model has not seen, to be translated."""
         for input in eval_inputs.values():
-            own = getattr(input, "inner", input)
-            return f"task.decode={literals.write([own.pairs(slice(1))[0].source])}"
+            return f"task.decode={literals.write([pairs_of(input).pairs(slice(1))[0].source])}"
         return None
 
 
-def _complete_one_sequence(params: Any, input: Any) -> None:
+def _complete_one_sequence(params: Any, input: Input) -> None:
     """As `complete`, for learned positions of source and target as one sequence."""
     path = "positions.max_length"
     if path not in params.model or "source_length" not in input.params:
@@ -268,7 +273,7 @@ def _shown(record: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _vocab_size(input: Any, name: str) -> int | None:
+def _vocab_size(input: Input, name: str) -> int | None:
     """What an input tells of a vocabulary; one that has read no data may know the tokenizer's."""
     size = getattr(input, name, None)
     if size is None and (

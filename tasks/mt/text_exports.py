@@ -19,18 +19,19 @@ import tensorflow as tf
 from tekso.framework.exports import ExportedTexts
 from tekso.framework.input.sentence_piece import SPACE, SentencePiece
 from tekso.framework.input.tokenizers import REPLACEMENT
+from tekso.tasks.mt.pair_texts import PairTexts
 
 _BLANK = r"[\s\p{Z}]*"
 _PACKAGE = "tensorflow_text"
 
 
-def text_exports(input: Any, *, longest: int) -> dict[str, ExportedTexts]:
+def text_exports(input: PairTexts, *, longest: int) -> dict[str, ExportedTexts]:
     """Returns what makes texts of the tokens of "translate" and "greedy"; {} where it cannot.
 
     It cannot where tensorflow-text is missing, or sources are not read by SentencePiece.
 
     Args:
-      input: a translation Input.
+      input: the tokens of both sides.
       longest: most tokens of a source, its end included.
     """
     if not isinstance(input.source_tokenizer, SentencePiece):
@@ -63,8 +64,8 @@ def text_exports(input: Any, *, longest: int) -> dict[str, ExportedTexts]:
 class _Reader:
     """Encodes sources in a graph."""
 
-    def __init__(self, package: Any, input: Any, longest: int) -> None:
-        source = input.source_tokenizer
+    def __init__(self, package: Any, input: PairTexts, longest: int) -> None:
+        source: Any = input.source_tokenizer
         self.tokenizer = package.SentencepieceTokenizer(source.model)
         self._end_id, self._spelled_space = int(source.end_id), source.encode(SPACE).tolist()
         self._languages, self._first_language = list(input.languages), int(source.vocab_size)

@@ -21,12 +21,14 @@ import tensorflow as tf
 
 from tekso.framework import ops
 from tekso.framework.commands import typed
+from tekso.framework.context import StepContext
 from tekso.framework.cores import num_cores
 from tekso.framework.params import Configurable, param
 from tekso.framework.task import Program
 from tekso.framework.theta import Theta
 from tekso.models.decoding.beam_search import BeamSearch
 from tekso.models.decoding.search import Search
+from tekso.tasks.mt.pair_texts import PairTexts
 
 _SHORTEST = 16  # tokens: sources are filled up to this, twice this, and so on
 _FEWEST_ROWS = 8
@@ -122,7 +124,7 @@ class Translator(Configurable):
     def translate(
         self,
         program: Program,
-        input: Any,
+        input: PairTexts,
         texts: Sequence[str],
         *,
         languages: Sequence[str | None] = (),
@@ -193,11 +195,11 @@ class Translator(Configurable):
         longest: int | None = self._search.params.max_length
         return longest
 
-    def encode(self, input: Any, text: str, language: str | None) -> np.ndarray:
+    def encode(self, input: PairTexts, text: str, language: str | None) -> np.ndarray:
         """Returns what is read of a text: its tokens, those of a text that is too long cut."""
         return _cut(input.encode_source(text, language=language), self.longest_source(input))
 
-    def longest_source(self, input: Any) -> int:
+    def longest_source(self, input: PairTexts) -> int:
         """Most tokens of a source, its end included."""
         return int(self.params.max_source_length or input.params.source_length)
 
@@ -222,7 +224,9 @@ class Translator(Configurable):
         key = end_id, forbidden_ids
         if key not in self._functions:
 
-            def search(theta: Theta, ids: tf.Tensor, segment_ids: tf.Tensor, ctx: Any) -> Any:
+            def search(
+                theta: Theta, ids: tf.Tensor, segment_ids: tf.Tensor, ctx: StepContext
+            ) -> Any:
                 def run(theta: Theta, ids: tf.Tensor, segment_ids: tf.Tensor) -> Any:
                     batch = {"source_ids": ids, "source_segment_ids": segment_ids}
                     return self._search.search(
@@ -308,7 +312,7 @@ def _power_of_two(number: int) -> int:
     return 1 << max(number.bit_length() - 1, 0)
 
 
-def _hypotheses(result: Mapping[str, np.ndarray], row: int, input: Any) -> list[Hypothesis]:
+def _hypotheses(result: Mapping[str, np.ndarray], row: int, input: PairTexts) -> list[Hypothesis]:
     end_id = input.target_tokenizer.end_id
     hypotheses = []
     for n, length in enumerate(result["lengths"][row]):

@@ -17,6 +17,7 @@ from tekso.framework.execution.base import Signature
 from tekso.framework.execution.mesh.layouts import Activations
 from tekso.framework.execution.mesh.unsupported_ops import refuse_unsupported
 from tekso.framework.foreign_variables import refused
+from tekso.framework.task import Task
 
 
 class _RecordingContext(StepContext):
@@ -68,7 +69,7 @@ def _scan(
 _RecordingContext.forms = {"logits": _logits, "cross_entropy": _cross_entropy, "scan": _scan}
 
 
-def of_task(task: Any, batch: Signature) -> Activations:
+def of_task(task: Task, batch: Signature) -> Activations:
     """Returns dims and shapes of all tensors that a training step pins, each once.
 
     Raises:

@@ -8,14 +8,14 @@ ask for its layout and constrain its gradient alike.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import tensorflow as tf
 
-from tekso.framework.context import StepContext, isolated
+from tekso.framework.context import Form, StepContext, isolated
 from tekso.framework.execution.mesh import windows
-from tekso.framework.execution.mesh.forms import FORMS
 from tekso.framework.execution.mesh.layouts import Layout, MeshLayout
 from tekso.framework.execution.mesh.placement import Placement
 
@@ -26,6 +26,7 @@ class MeshContext(StepContext):
     Args:
       placement: the devices.
       rules: the mesh and the rules.
+      forms: the forms of the mesh (forms.py), where primitives are computed.
       everything else: as StepContext.
 
     Attributes:
@@ -33,10 +34,16 @@ class MeshContext(StepContext):
       is_iteration: whether it is the context of one iteration of a loop.
     """
 
-    forms = FORMS
-
-    def __init__(self, placement: Placement, rules: MeshLayout, **rest: Any) -> None:
+    def __init__(
+        self,
+        placement: Placement,
+        rules: MeshLayout,
+        *,
+        forms: Mapping[str, Form] = MappingProxyType({}),
+        **rest: Any,
+    ) -> None:
         super().__init__(**rest)
+        self.forms = forms
         self._placement, self._rules = placement, rules
         self.images = windows.ImageMesh.of(rules, self.reshard, self.gathered)
         # By the identity of a tensor, which is kept alive here: the layout of a weight.

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import string
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tekso.framework import loops, ops
 from tekso.framework.execution.mesh import control_flow, unrolled, vocab, windows
+from tekso.framework.execution.mesh.context import MeshContext
 from tekso.framework.primitives.windows import Window
 from tekso.framework.theta import Theta
-
-if TYPE_CHECKING:
-    from tekso.framework.execution.mesh.context import MeshContext
 
 PROPAGATED = frozenset(
     {

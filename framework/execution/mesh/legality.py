@@ -13,10 +13,9 @@ import dataclasses
 import difflib
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from tekso.framework.execution.mesh.layouts import MeshLayout
+from tekso.framework.execution.mesh.rules import MeshShape, Rules, no_axis
 
 PADDING_FIELDS = {"vocab": "vocab_multiple"}
 """Dims that a model can pad by itself, and the field of its Params that gives the multiple."""
@@ -34,6 +33,22 @@ OTHER_NAMES = {
 
 MAY_STAY_WHOLE = ("height", "width", "channels")
 """Dims of images, other ones in every layer: a rule must divide them somewhere, not everywhere."""
+
+
+class _Layout(Protocol):
+    """What is checked: a mesh, rules, and axes that are used besides."""
+
+    @property
+    def mesh(self) -> MeshShape: ...
+
+    @property
+    def rules(self) -> Rules: ...
+
+    @property
+    def weights_axis(self) -> str | None: ...
+
+    @property
+    def slots_axis(self) -> str | None: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +72,7 @@ class Tensor:
         return f"{self.name} [{', '.join(parts)}]"
 
 
-def of_rules(layout: MeshLayout, tensors: Sequence[Tensor]) -> list[str]:
+def of_rules(layout: _Layout, tensors: Sequence[Tensor]) -> list[str]:
     """Returns the problems of extra axes that the mesh, and of rules whose dim the model lacks."""
     problems = []
     for field in ("weights_axis", "slots_axis"):
@@ -80,7 +95,7 @@ def of_rules(layout: MeshLayout, tensors: Sequence[Tensor]) -> list[str]:
     return problems
 
 
-def of_tensors(layout: MeshLayout, tensors: Sequence[Tensor]) -> list[str]:
+def of_tensors(layout: _Layout, tensors: Sequence[Tensor]) -> list[str]:
     """Returns the problems of rules on these tensors, in the order of the rules."""
     problems = []
     for i, (dim, axis) in enumerate(layout.rules.pairs):
@@ -94,14 +109,7 @@ def of_tensors(layout: MeshLayout, tensors: Sequence[Tensor]) -> list[str]:
     return problems
 
 
-def no_axis(axis: str, names: Sequence[str]) -> str:
-    """Says that a mesh with axes of these names has no such axis, and which may be meant."""
-    close = difflib.get_close_matches(axis, names, n=1)
-    hint = f"did you mean {close[0]}? " if close else ""
-    return f"the mesh has no axis {axis}; {hint}there are: {', '.join(names)}"
-
-
-def _uneven(layout: MeshLayout, dim: str, axis: str, tensors: Sequence[Tensor]) -> Iterator[str]:
+def _uneven(layout: _Layout, dim: str, axis: str, tensors: Sequence[Tensor]) -> Iterator[str]:
     count = layout.mesh.size_of(axis)
     sizes = _by_size(dim, tensors)
     if dim in MAY_STAY_WHOLE:
@@ -128,7 +136,7 @@ def _uneven(layout: MeshLayout, dim: str, axis: str, tensors: Sequence[Tensor]) 
 
 
 def _clash(
-    layout: MeshLayout, dim: str, other: str, axis: str, tensors: Sequence[Tensor]
+    layout: _Layout, dim: str, other: str, axis: str, tensors: Sequence[Tensor]
 ) -> Iterator[str]:
     twice = dim == other
     having = [
@@ -148,7 +156,7 @@ def _clash(
     )
 
 
-def _without(layout: MeshLayout, dim: str, tensors: Sequence[Tensor]) -> list[str]:
+def _without(layout: _Layout, dim: str, tensors: Sequence[Tensor]) -> list[str]:
     """Returns what else can be done with a dim: another axis, or no rule."""
     rest = [pair for pair in layout.rules.pairs if pair[0] != dim]
     having = [t for t in tensors if dim in t.dims]

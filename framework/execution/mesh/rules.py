@@ -7,12 +7,12 @@ Source:
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import math
 import re
 from collections.abc import Sequence
 
 from tekso.framework.execution.errors import ExecutionError
-from tekso.framework.execution.mesh import legality
 
 MAX_PROBLEMS = 8  # so many are named in one error
 
@@ -85,7 +85,7 @@ class MeshShape:
         for name, size in self.axes:
             if name == axis:
                 return size
-        raise LayoutError(f"execution.mesh is {str(self)!r}: {legality.no_axis(axis, self.names)}")
+        raise LayoutError(f"execution.mesh is {str(self)!r}: {no_axis(axis, self.names)}")
 
     def check_devices(self, num_devices: int) -> None:
         """Checks that there are devices enough.
@@ -172,3 +172,10 @@ def joined(problems: Sequence[str], separator: str = "; ") -> str:
     """Returns the first of the problems, and how many more there are."""
     more = [f"and {len(problems) - MAX_PROBLEMS} more"] if len(problems) > MAX_PROBLEMS else []
     return separator.join([*problems[:MAX_PROBLEMS], *more])
+
+
+def no_axis(axis: str, names: Sequence[str]) -> str:
+    """Says that a mesh with axes of these names has no such axis, and which may be meant."""
+    close = difflib.get_close_matches(axis, names, n=1)
+    hint = f"did you mean {close[0]}? " if close else ""
+    return f"the mesh has no axis {axis}; {hint}there are: {', '.join(names)}"

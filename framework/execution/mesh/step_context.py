@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tekso.framework.context import Mode
 from tekso.framework.execution.mesh.context import MeshContext
+from tekso.framework.execution.mesh.forms import FORMS
 from tekso.framework.execution.mesh.layouts import MeshLayout
 from tekso.framework.execution.mesh.placement import Placement
 from tekso.framework.primitives.fusion import Fuse, no_fusion
@@ -51,6 +52,7 @@ def context(
     return MeshContext(
         placement,
         layout,
+        forms=FORMS,
         mode=mode,
         seed=seed,
         step=step,

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from tekso.framework import task_results
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.pieces import Piece
 from tekso.framework.task import Task
 
 
-def pieces_of_loss(task: Any) -> list[Piece]:
+def pieces_of_loss(task: Task) -> list[Piece]:
     """Returns `task.pieces()`.
 
     Raises:

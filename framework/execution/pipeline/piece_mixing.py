@@ -17,13 +17,14 @@ from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.pipeline.piece_traces import PieceTrace, of_each, tensors
 from tekso.framework.layer import Layer
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
+from tekso.framework.task import Task
 from tekso.framework.weight_spec import WeightSpec
 
 TOLERANCE = 1e-3
 """Of roundoff, as a share of the largest number that a piece makes."""
 
 
-def check_layers(task: Any, *, form: Literal["host", "spmd"]) -> None:
+def check_layers(task: Task, *, form: Literal["host", "spmd"]) -> None:
     """Refuses layers that say that they mix examples.
 
     Statistics of a micro-batch (BatchNorm) are taken where the host drives the stages, and the

@@ -25,7 +25,9 @@ from tekso.framework.execution.pipeline.setting import rows_of_stages
 from tekso.framework.execution.pipeline.spmd_loop import STAGE, SpmdLoop
 from tekso.framework.execution.pipeline.spmd_program import DATA, SpmdProgram
 from tekso.framework.execution.step import Step
+from tekso.framework.learning_step import LearnerBase
 from tekso.framework.pieces import Piece
+from tekso.framework.task import Task
 from tekso.framework.weight_spec import STACK_DIM, WeightSpec
 
 VOCAB = "vocab"
@@ -122,7 +124,7 @@ class SpmdForm:
         sizes[-1] += len(pieces) - before - layers
         return sizes
 
-    def layout(self, task: Any, micro_batch: Signature, *, num_devices: int | None) -> MeshLayout:
+    def layout(self, task: Task, micro_batch: Signature, *, num_devices: int | None) -> MeshLayout:
         """Returns how all tensors lie.
 
         Args:
@@ -149,7 +151,9 @@ class SpmdForm:
         on_mesh = MeshSharded.Params(mesh=self._mesh, rules=rules).instantiate()
         return on_mesh.layout(task, of_all, num_devices=num_devices)
 
-    def build(self, task: Any, learner: Any, *, seed: int, micro_batch: Signature) -> SpmdProgram:
+    def build(
+        self, task: Task, learner: LearnerBase, *, seed: int, micro_batch: Signature
+    ) -> SpmdProgram:
         """Returns the program.
 
         Args:

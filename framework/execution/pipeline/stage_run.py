@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tekso.framework.context import StepContext
 from tekso.framework.execution.pipeline.piece_traces import tensors
 from tekso.framework.execution.pipeline.stages import Stage, Value
 from tekso.framework.execution.step import Sums, part_sums
@@ -19,7 +20,7 @@ def run_stage(
     values: Mapping[Value, Any],
     weights: Mapping[str, tf.Tensor],
     inputs: Sequence[tf.Tensor],
-    ctx: Any,
+    ctx: StepContext,
     *,
     total_weight: tf.Tensor,
 ) -> tuple[list[tf.Tensor], Sums]:

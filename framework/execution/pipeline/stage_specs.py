@@ -5,11 +5,8 @@ from __future__ import annotations
 from tekso.framework.execution.pipeline.piece_traces import rows_of
 from tekso.framework.execution.pipeline.stages import Rows, StagePlan
 from tekso.framework.execution.state import State
-from tekso.framework.learner import Learner
-from tekso.framework.learning_step import LearnerBase
+from tekso.framework.learning_step import Groups, LearnerBase
 from tekso.framework.weight_spec import WeightSpec
-
-Groups = dict[str, tuple[Learner, dict[str, WeightSpec]]]
 
 
 class StageSpecs:
@@ -33,7 +30,7 @@ class StageSpecs:
         self.specs: list[State[WeightSpec]] = []
         for stage in plan.stages:
             owned = plan.owned(stage.index)
-            of_stage: Groups = {}
+            of_stage = {}
             of_slots: dict[str, Rows] = {}
             for name, (own_learner, learned) in groups.items():
                 own = {p: rows_of(spec, owned[p]) for p, spec in learned.items() if p in owned}

@@ -12,6 +12,7 @@ from tekso.framework.execution.pipeline.actions import device_of
 from tekso.framework.execution.pipeline.mesh_place import MeshPlace
 from tekso.framework.execution.pipeline.places import Place
 from tekso.framework.execution.pipeline.setting import Setting, rows_of_stages
+from tekso.framework.task import Task
 
 
 class StagesOnMesh:
@@ -51,7 +52,7 @@ class StagesOnMesh:
         """Sets threads and devices up: those of all meshes."""
         self._execution.setup_devices(cpu_devices=cpu_devices, num_meshes=self._num_meshes)
 
-    def layout(self, task: Any, batch: Signature, *, num_devices: int | None) -> MeshLayout:
+    def layout(self, task: Task, batch: Signature, *, num_devices: int | None) -> MeshLayout:
         """Returns how the tensors of a stage lie on its mesh.
 
         Args:
