@@ -80,7 +80,7 @@ def _run(words: list[str]) -> None:
         raise UsageError(f"--model is missing, as in {_usage()}")
     _check_pipelines()
     common = [f"--model={FLAGS.model}", f"--steps={FLAGS.steps}", f"--warmup={FLAGS.warmup}"]
-    common += [f"--set={setting}" for setting in FLAGS.set]
+    common += [f"--set={plan}" for plan in FLAGS.set]
     common += [f"--import={package}" for package in FLAGS["import"].value or []]
     found: dict[str, list[dict[str, Any]]] = {}
     for _ in range(FLAGS.turns):
@@ -138,7 +138,7 @@ def cases() -> list[Case]:
 
 
 def _execution(name: str, *settings: str) -> tuple[str, ...]:
-    return (f"--execution={name}", *(f"--set={setting}" for setting in settings))
+    return (f"--execution={name}", *(f"--set={plan}" for plan in settings))
 
 
 def _measured(case: Case, common: Sequence[str]) -> dict[str, Any]:

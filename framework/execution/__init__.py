@@ -1,6 +1,6 @@
 """Executions: how steps are laid over devices. All that knows of devices lives here."""
 
-from tekso.framework.execution.base import Execution, Program
+from tekso.framework.execution.base import Execution, ExecutionProgram
 from tekso.framework.execution.data_parallel import DataParallel
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.mesh_sharded import MeshSharded
@@ -30,8 +30,8 @@ __all__ = [
     "DataParallel",
     "Execution",
     "ExecutionError",
+    "ExecutionProgram",
     "MeshSharded",
     "Pipelined",
-    "Program",
     "by_name",
 ]

@@ -55,7 +55,9 @@ class Execution(Configurable, abc.ABC):
         """
 
     @abc.abstractmethod
-    def build(self, task: Task, learner: LearnerBase, *, seed: int, batch: Signature) -> Program:
+    def build(
+        self, task: Task, learner: LearnerBase, *, seed: int, batch: Signature
+    ) -> ExecutionProgram:
         """Returns the program of a task; allocates nothing yet.
 
         Args:
@@ -69,7 +71,7 @@ class Execution(Configurable, abc.ABC):
         """
 
 
-class Program(abc.ABC):
+class ExecutionProgram(abc.ABC):
     """A task and a learner under one execution: the state, and the compiled steps over it.
 
     Attributes:

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from tekso.framework.cores import num_cores
 from tekso.framework.execution import devices
-from tekso.framework.execution.base import Execution, Program, Signature, num_examples
+from tekso.framework.execution.base import Execution, ExecutionProgram, Signature, num_examples
 from tekso.framework.execution.data_parallel_program import DataParallelProgram
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.step import Step
@@ -61,7 +61,9 @@ class DataParallel(Execution):
             )
         self._strategy = _make_strategy(tpu, cpu_devices)
 
-    def build(self, task: Task, learner: LearnerBase, *, seed: int, batch: Signature) -> Program:
+    def build(
+        self, task: Task, learner: LearnerBase, *, seed: int, batch: Signature
+    ) -> ExecutionProgram:
         """See `Execution`."""
         batch_size = num_examples(batch)
         strategy = self._strategy or tf.distribute.get_strategy()

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tekso.framework.context import Mode, StepContext
-from tekso.framework.execution.base import Batch, Program
+from tekso.framework.execution.base import Batch, ExecutionProgram
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.state import State, checked_state
 from tekso.framework.execution.step import Flat, Step, Sums, added, part_sums, with_gradients
@@ -37,8 +37,8 @@ class ReplicaContext(StepContext):
     forms = _FORMS
 
 
-class DataParallelProgram(Program):
-    """See `Program`; the state is a variable a key, mirrored over the devices."""
+class DataParallelProgram(ExecutionProgram):
+    """See `ExecutionProgram`; the state is a variable a key, mirrored over the devices."""
 
     def __init__(
         self, step: Step, strategy: tf.distribute.Strategy, *, towers: int, xla: str
@@ -56,16 +56,16 @@ class DataParallelProgram(Program):
     # --- state ---
 
     def specs(self) -> dict[str, WeightSpec]:
-        """See `Program`."""
+        """See `ExecutionProgram`."""
         return self._step.specs.keyed()
 
     def initialize(self) -> None:
-        """See `Program`."""
+        """See `ExecutionProgram`."""
         specs = self.specs()
         self._assign(lambda key: specs[key].initial_value(self._step.seed))
 
     def restore(self, read: Callable[[str], np.ndarray], keys: Set[str]) -> None:
-        """See `Program`."""
+        """See `ExecutionProgram`."""
         values = checked_state(self.specs(), read, keys)
         self._assign(lambda key: values.pop(key))
 
@@ -82,7 +82,7 @@ class DataParallelProgram(Program):
         self._variables = State.of_keys(variables)
 
     def state(self) -> dict[str, np.ndarray]:
-        """See `Program`."""
+        """See `ExecutionProgram`."""
         return self._variables.map(lambda variable: variable.numpy()).keyed()
 
     def _own_variables(self) -> list[Any]:
@@ -93,7 +93,7 @@ class DataParallelProgram(Program):
     # --- training ---
 
     def train_step(self, batch: Batch, step: int) -> dict[str, Any]:
-        """See `Program`."""
+        """See `ExecutionProgram`."""
         return self._train(self._place(batch), tf.constant(step, tf.int64))
 
     def _place(self, batch: Batch, *, even: bool = True) -> Any:
@@ -237,7 +237,7 @@ class DataParallelProgram(Program):
         return self._step.evaluation_weights(self._variables.map(tf.convert_to_tensor))
 
     def eval_step(self, batch: Batch) -> dict[str, tuple[Any, Any]]:
-        """See `Program`."""
+        """See `ExecutionProgram`."""
         return self._eval(self._place(batch, even=False))
 
     def _eval_graph(self, batch: Any) -> dict[str, Any]:
@@ -260,7 +260,7 @@ class DataParallelProgram(Program):
         return _side_by_side(batch, start, towers, tower)[1]
 
     def call(self, function: Callable[..., Any], *inputs: Any) -> Any:
-        """See `Program`."""
+        """See `ExecutionProgram`."""
         if function not in self._calls:
 
             def run(*inputs: Any) -> Any:

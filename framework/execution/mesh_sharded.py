@@ -17,7 +17,7 @@ from absl import logging
 
 from tekso.framework.execution.base import (
     Execution,
-    Program,
+    ExecutionProgram,
     Signature,
     part_of,
 )
@@ -105,7 +105,9 @@ class MeshSharded(Execution):
         """Returns the number of devices of the mesh, as far as it is written out."""
         return None if self.params.mesh is None else MeshShape.parse(self.params.mesh).size
 
-    def build(self, task: Task, learner: LearnerBase, *, seed: int, batch: Signature) -> Program:
+    def build(
+        self, task: Task, learner: LearnerBase, *, seed: int, batch: Signature
+    ) -> ExecutionProgram:
         """See `Execution`."""
         accumulation = learner.params.accumulation_steps
         part = part_of(batch, accumulation)

@@ -19,7 +19,7 @@ from typing import Any, Literal
 import tensorflow as tf
 
 from tekso.framework.execution import devices
-from tekso.framework.execution.base import Execution, Program, Signature, num_examples
+from tekso.framework.execution.base import Execution, ExecutionProgram, Signature, num_examples
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.mesh.cluster import Cluster
 from tekso.framework.execution.mesh.layouts import MeshLayout
@@ -31,12 +31,12 @@ from tekso.framework.execution.pipeline.measured_costs import Timer, measured_co
 from tekso.framework.execution.pipeline.piece_costs import cost_of
 from tekso.framework.execution.pipeline.piece_mixing import check_layers, check_pieces
 from tekso.framework.execution.pipeline.piece_traces import PieceTrace, trace_all
-from tekso.framework.execution.pipeline.places import DevicePlace, Place
+from tekso.framework.execution.pipeline.plan import PipelinePlan, rows_of_stages
 from tekso.framework.execution.pipeline.program import PipelineProgram
-from tekso.framework.execution.pipeline.schedule import Schedule, num_stages_of, schedule_of
+from tekso.framework.execution.pipeline.schedule import PipelineSchedule, num_stages_of, schedule_of
 from tekso.framework.execution.pipeline.schedule_check import checked_actions
-from tekso.framework.execution.pipeline.setting import Setting, rows_of_stages
 from tekso.framework.execution.pipeline.spmd_form import SpmdForm
+from tekso.framework.execution.pipeline.stage_backend import DeviceBackend, StageBackend
 from tekso.framework.execution.pipeline.stages_on_mesh import StagesOnMesh
 from tekso.framework.execution.step import Step, used_specs
 from tekso.framework.learning_step import LearnerBase
@@ -57,7 +57,7 @@ class Pipelined(Execution):
         num_micro_batches: int = param(
             "Equal parts of a batch that go through the stages one after the other.", default=4
         )
-        schedule: str | Schedule.Params = param(
+        schedule: str | PipelineSchedule.Params = param(
             "Who does what when: gpipe, 1f1b, interleaved_1f1b, zero_bubble_h1, or Params of a "
             "Schedule.",
             default="1f1b",
@@ -147,7 +147,9 @@ class Pipelined(Execution):
         if not gpus:
             devices.setup_cpu(logical_devices=cpu_devices or needed, threads_per_op=1)
 
-    def build(self, task: Task, learner: LearnerBase, *, seed: int, batch: Signature) -> Program:
+    def build(
+        self, task: Task, learner: LearnerBase, *, seed: int, batch: Signature
+    ) -> ExecutionProgram:
         """See `Execution`."""
         parts = learner.params.accumulation_steps
         if self._spmd is not None:
@@ -156,12 +158,12 @@ class Pipelined(Execution):
         on_mesh = self._on_mesh
         if on_mesh is not None:
             layout = self.stage_layout(task, batch, parts=parts, num_devices=on_mesh.num_devices())
-            setting = self.setting(task, batch, parts=parts, devices=on_mesh.names(layout))
+            plan = self.plan(task, batch, parts=parts, devices=on_mesh.names(layout))
             step = Step(task, learner, seed=seed, dtype=on_mesh.activation_dtype)
-            return PipelineProgram(step, setting, on_mesh.places(setting, layout))
+            return PipelineProgram(step, plan, on_mesh.backends(plan, layout))
         names = self._devices or _local_devices()
-        setting = self.setting(task, batch, parts=parts, devices=names)
-        return PipelineProgram(Step(task, learner, seed=seed), setting, device_places(setting))
+        plan = self.plan(task, batch, parts=parts, devices=names)
+        return PipelineProgram(Step(task, learner, seed=seed), plan, device_backends(plan))
 
     def micro_batch(self, batch: Signature, *, parts: int) -> Signature:
         """Returns the signature of what a device computes at a time.
@@ -208,9 +210,9 @@ class Pipelined(Execution):
             "the stages lie on no mesh: execution.stages_on is not set, nor execution.form='spmd'"
         )
 
-    def setting(
+    def plan(
         self, task: Task, batch: Signature, *, parts: int, devices: list[str] | None
-    ) -> Setting:
+    ) -> PipelinePlan:
         """Returns how a task is cut and laid over devices.
 
         Allocates nothing that lasts. Where there are devices each kind of piece is run, to see
@@ -248,12 +250,12 @@ class Pipelined(Execution):
         costs = self._costs(pieces, traces, specs, micro, device)
         spmd = self._spmd
         sizes = self.sizes(pieces, costs) if spmd is None else spmd.sizes(pieces, traces, specs)
-        plan = stages.plan(pieces, traces, sizes, specs, micro)
+        stage_plan = stages.stage_plan(pieces, traces, sizes, specs, micro)
         actions = checked_actions(
             self._schedule, num_devices=p.num_stages, num_micro_batches=p.num_micro_batches
         )
-        setting = Setting(
-            plan=plan,
+        plan = PipelinePlan(
+            stage_plan=stage_plan,
             by_device=by_device(actions, p.num_stages),
             devices=[names[r * p.num_stages :][: p.num_stages] for r in range(p.num_replicas)],
             batch_size=num_examples(batch),
@@ -264,7 +266,7 @@ class Pipelined(Execution):
             costs=p.costs,
             piece_costs=costs,
         )
-        return setting
+        return plan
 
     def _costs(
         self,
@@ -297,12 +299,15 @@ class Pipelined(Execution):
         )
 
 
-def device_places(setting: Setting) -> list[list[Place]]:
-    """Returns the places of stages that are each on one device, [replica][stage]."""
-    compiles = setting.xla == "clusters"
+def device_backends(plan: PipelinePlan) -> list[list[StageBackend]]:
+    """Returns a backend for every stage, each on one device, [replica][stage]."""
+    compiles = plan.xla == "clusters"
     return [
-        [DevicePlace(setting.device_of(r, s.index), compiles=compiles) for s in setting.plan.stages]
-        for r in range(setting.num_replicas)
+        [
+            DeviceBackend(plan.device_of(r, s.index), compiles=compiles)
+            for s in plan.stage_plan.stages
+        ]
+        for r in range(plan.num_replicas)
     ]
 
 

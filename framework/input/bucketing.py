@@ -19,7 +19,7 @@ Ints = npt.NDArray[np.int64]
 
 
 @dataclasses.dataclass(frozen=True)
-class Chosen:
+class BucketBatch:
     """One batch.
 
     Attributes:
@@ -74,7 +74,7 @@ class Buckets:
         """Batches of an epoch."""
         return int(self._ends[-1])
 
-    def batch(self, number: int, *, key: shuffle.Words | None) -> Chosen:
+    def batch(self, number: int, *, key: shuffle.Words | None) -> BucketBatch:
         """A batch of an epoch.
 
         Args:
@@ -95,4 +95,4 @@ class Buckets:
         place = np.minimum(place, len(members) - 1)
         if key is not None:
             place = shuffle.permute(place, len(members), shuffle.fold(key, bucket))
-        return Chosen(bucket, members[place], real)
+        return BucketBatch(bucket, members[place], real)

@@ -92,7 +92,7 @@ class Mixture(Input):
                 "give all the same tokenizer"
             )
         self.tokenizer = self._inputs[0].tokenizer
-        self._choice = Choice(weights, seed=seed)
+        self._choice = Interleaving(weights, seed=seed)
 
     @classmethod
     def signature(cls, params: Any) -> Signature | None:
@@ -166,7 +166,7 @@ class Mixture(Input):
         return "mixture of " + " and ".join(one.describe() for one in self._inputs)
 
 
-class Choice:
+class Interleaving:
     """Which part every position belongs to, by weight."""
 
     def __init__(self, weights: list[float], *, seed: int) -> None:

@@ -43,7 +43,7 @@ class Packing:
         """The examples of a row."""
         return self.examples[self.row_starts[index] : self.row_starts[index + 1]]
 
-    def in_rows(self, rows: Ints) -> Placed:
+    def in_rows(self, rows: Ints) -> PlacedExamples:
         """Where the examples of some rows lie, row after row.
 
         Shapes:
@@ -53,11 +53,11 @@ class Packing:
         number = count_up(counts)
         row = np.repeat(np.arange(len(rows)), counts)
         examples = self.examples[np.repeat(self.row_starts[rows], counts) + number]
-        return Placed(examples, row, number, (np.cumsum(counts) - counts)[row])
+        return PlacedExamples(examples, row, number, (np.cumsum(counts) - counts)[row])
 
 
 @dataclasses.dataclass(frozen=True)
-class Placed:
+class PlacedExamples:
     """Examples in rows, side by side.
 
     Attributes:

@@ -23,7 +23,7 @@ _MISSING: Any = object()
 def transact(
     root: Any,
     items: Iterable[tuple[str, Any]],
-    assign: Callable[[params_tree.Place, Any, Log], None],
+    assign: Callable[[params_tree.Location, Any, Log], None],
 ) -> None:
     """Calls `assign` for every place that the paths mean; on a failure everything is undone."""
     log: Log = []

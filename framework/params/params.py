@@ -163,7 +163,7 @@ class Params(Node):
         """
         origin = caller()
 
-        def assign(place: params_tree.Place, value: Any, log: params_assignment.Log) -> None:
+        def assign(place: params_tree.Location, value: Any, log: params_assignment.Log) -> None:
             place.node._assign(place.name, value, keys=place.keys, origin=origin, log=log)
 
         params_assignment.transact(self, [*(mapping or {}).items(), *kwargs.items()], assign)
@@ -180,7 +180,7 @@ class Params(Node):
         """
         from tekso.framework.params import arguments as params_arguments
 
-        def assign(place: params_tree.Place, value: str, log: params_assignment.Log) -> None:
+        def assign(place: params_tree.Location, value: str, log: params_assignment.Log) -> None:
             annotation = place.field.type
             container = place.node._values[place.name]
             for key in place.keys:

@@ -11,7 +11,7 @@ from tekso.framework.params.fields import Field
 from tekso.framework.params.types import describe
 
 
-class Place(NamedTuple):
+class Location(NamedTuple):
     """What a path means: a field of a node, or an item in a container that the field holds."""
 
     node: Any
@@ -72,7 +72,7 @@ def path_of(node: Any, prefix: str, value: Any) -> str | None:
     return None
 
 
-def place(root: Any, path: str) -> Place:
+def place(root: Any, path: str) -> Location:
     """What a path without wildcards means.
 
     Raises:
@@ -98,7 +98,7 @@ def place(root: Any, path: str) -> Place:
             keys.append(key)
             position += 1
         if position == len(segments):
-            return Place(node, name, tuple(keys), value, field, where)
+            return Location(node, name, tuple(keys), value, field, where)
         node = value
 
 
@@ -114,7 +114,7 @@ def _key(container: Any, segment: paths.Segment, where: str) -> Any:
         raise AttributeError(f"{where} has no item {segment}; {hint}") from None
 
 
-def places(root: Any, path: str) -> list[Place]:
+def places(root: Any, path: str) -> list[Location]:
     """What a path, with or without wildcards, means; at least one place.
 
     Raises:

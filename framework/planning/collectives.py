@@ -27,7 +27,7 @@ from tekso.framework.execution.mesh.placement import Placement
 from tekso.framework.execution.mesh.program import MeshProgram
 from tekso.framework.execution.step import Step
 from tekso.framework.learning_step import LearnerBase
-from tekso.framework.planning.partitioned_program import Exchange, SpmdProgram
+from tekso.framework.planning.partitioned_program import Exchange, PartitionedProgram
 from tekso.framework.task import Task
 
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "permute", "broadcast")
@@ -101,7 +101,7 @@ def of_step(
         program.train_step(arrays, 0)
         made = set(context.context().list_function_names()) - before
     functions = {name: context.context().get_function_def(name) for name in made}
-    spmd = SpmdProgram(functions.__getitem__, layout.mesh)
+    spmd = PartitionedProgram(functions.__getitem__, layout.mesh)
     found: list[Exchange] = []
     for name, function in functions.items():
         if any(node.op == "StatefulPartitionedCall" and "_mesh" in node.attr

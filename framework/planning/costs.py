@@ -35,7 +35,7 @@ from typing import Any
 
 from tekso.framework.execution.device_types import DeviceType
 from tekso.framework.execution.mesh.layouts import Layout, MeshLayout, Rules
-from tekso.framework.planning.placed_work import Letters, Placed
+from tekso.framework.planning.placed_work import Letters, PlacedActivations
 from tekso.framework.planning.rings import (
     ACTIVATIONS,
     GRADIENTS,
@@ -46,9 +46,9 @@ from tekso.framework.planning.rings import (
 from tekso.framework.planning.step_work import (
     Alike,
     Halo,
+    MatrixProduct,
     Part,
     Passes,
-    Product,
     Reduction,
     Repin,
     StepWork,
@@ -144,7 +144,7 @@ class CostModel:
         self._products = [
             (Letters.of(product), recomputed, count)
             for (product, recomputed), count in work.work.items()
-            if isinstance(product, Product)
+            if isinstance(product, MatrixProduct)
         ]
         used = {p.weight for letters, _, _ in self._products for p in letters.parts}
         self._summed_only = [g for g in weights if g.trained and g.spec.path not in used]
@@ -155,7 +155,7 @@ class CostModel:
         """Returns what a step costs under a layout, which has to be legal."""
         key = (layout.mesh, layout.rules)
         if self._last is None or self._last[0] != key:
-            self._last = (key, self._step(Placed(layout, self._work.weights)))
+            self._last = (key, self._step(PlacedActivations(layout, self._work.weights)))
         sums = self._last[1]
         bill = Bill(layout.mesh, self.device, dict(sums.bill.rows))
         for gradient in sums.gradients:
@@ -183,7 +183,7 @@ class CostModel:
 
     # --- the step: products, activations ---
 
-    def _step(self, placed: Placed) -> _Sums:
+    def _step(self, placed: PlacedActivations) -> _Sums:
         sums = _Sums(Bill(placed.mesh, self.device, {}))
         for letters, recomputed, count in self._products:
             self._product(sums, placed, letters, recomputed, count * self._parts)
@@ -221,7 +221,7 @@ class CostModel:
         return sums
 
     def _product(
-        self, sums: _Sums, placed: Placed, letters: Letters, recomputed: int, count: int
+        self, sums: _Sums, placed: PlacedActivations, letters: Letters, recomputed: int, count: int
     ) -> None:
         product, device, forward = letters.product, self.device, 1 + recomputed
         axis_of = letters.axes(placed)
@@ -273,7 +273,13 @@ class CostModel:
             self._relayout(sums.bill, placed, out, own, axes[2], count)
 
     def _relayout(
-        self, bill: Bill, placed: Placed, part: Part, before: Layout, after: Layout, count: int
+        self,
+        bill: Bill,
+        placed: PlacedActivations,
+        part: Part,
+        before: Layout,
+        after: Layout,
+        count: int,
     ) -> None:
         if before == after:
             return

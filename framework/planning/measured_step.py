@@ -11,10 +11,10 @@ import dataclasses
 import statistics
 from collections.abc import Mapping, Sequence
 
-from tekso.framework.execution.base import Program
+from tekso.framework.execution.base import ExecutionProgram
 from tekso.framework.execution.pipeline.actions import Event, Kind
+from tekso.framework.execution.pipeline.plan import PipelinePlan
 from tekso.framework.execution.pipeline.program import PipelineProgram
-from tekso.framework.execution.pipeline.setting import Setting
 from tekso.framework.planning.simulator import Timeline, simulate
 from tekso.framework.planning.timeline_drawing import draw_png, draw_text
 
@@ -61,40 +61,40 @@ class MeasuredStep:
         return {**named, "simulated from its mean times": self.predicted}
 
 
-def measured_step_of(program: Program) -> MeasuredStep | None:
+def measured_step_of(program: ExecutionProgram) -> MeasuredStep | None:
     """Returns what was measured of the last training step of a pipeline; None of other programs."""
     if not isinstance(program, PipelineProgram):
         return None
-    return measured_step(program.events, program.setting)
+    return measured_step(program.events, program.plan)
 
 
 def measured_step(
-    events: Mapping[tuple[int, int], Sequence[Event]], setting: Setting
+    events: Mapping[tuple[int, int], Sequence[Event]], plan: PipelinePlan
 ) -> MeasuredStep | None:
     """Returns what was measured of a step; None if no step was run yet.
 
     Args:
       events: {(replica, device): its actions with start and end, in seconds}. Of a batch that goes
         through the pipeline in several parts, the last part is shown.
-      setting: how the task is laid over devices.
+      plan: how the task is laid over devices.
     """
     if not events:
         return None
-    num_stages = len(setting.plan.stages)
+    num_stages = len(plan.stage_plan.stages)
     times: dict[tuple[int, Kind], list[float]] = collections.defaultdict(list)
     measured = []
-    for replica in range(setting.num_replicas):
+    for replica in range(plan.num_replicas):
         own = [
             Event(event.action, 1e3 * event.start, 1e3 * event.end)
-            for device, order in enumerate(setting.by_device)
+            for device, order in enumerate(plan.by_device)
             for event in events[replica, device][len(events[replica, device]) - len(order) :]
         ]
         for event in own:
             times[event.action.stage, event.action.kind].append(event.end - event.start)
-        measured.append(Timeline(tuple(own), setting.num_devices, num_stages))
+        measured.append(Timeline(tuple(own), plan.num_devices, num_stages))
     predicted = simulate(
-        (action for order in setting.by_device for action in order),
-        num_devices=setting.num_devices,
+        (action for order in plan.by_device for action in order),
+        num_devices=plan.num_devices,
         durations={key: statistics.fmean(found) for key, found in times.items()},
     )
     return MeasuredStep(measured, predicted)

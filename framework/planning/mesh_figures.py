@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tekso.framework.execution.mesh.layouts import Layout, MeshLayout
 from tekso.framework.execution.pipeline.piece_traces import rows_of
-from tekso.framework.execution.pipeline.setting import Setting
+from tekso.framework.execution.pipeline.plan import PipelinePlan
 from tekso.framework.execution.pipeline.stage_specs import StageSpecs
 from tekso.framework.execution.state import State
 from tekso.framework.learning_step import LearnerBase
@@ -19,7 +19,7 @@ from tekso.framework.weight_spec import WeightSpec
 
 
 @dataclasses.dataclass(frozen=True)
-class Shards:
+class ShardBytes:
     """Bytes that each device of a stage's mesh holds.
 
     Attributes:
@@ -46,22 +46,22 @@ class MeshFigures:
     """
 
     layout: MeshLayout
-    stages: tuple[Shards, ...]
+    stages: tuple[ShardBytes, ...]
     is_program: bool = False
 
 
 def figures_on_mesh(
-    setting: Setting, learner: LearnerBase, specs: Mapping[str, WeightSpec], layout: MeshLayout
+    plan: PipelinePlan, learner: LearnerBase, specs: Mapping[str, WeightSpec], layout: MeshLayout
 ) -> MeshFigures:
     """Returns what the devices of all stages hold; allocates nothing.
 
     Args:
-      setting: the stages.
+      plan: the stages.
       learner: its slots lie beside their weights.
       specs: of all weights of the task.
       layout: mesh and rules of a stage.
     """
-    kept = StageSpecs(setting.plan, learner, State(specs, learner.slots(specs)))
+    kept = StageSpecs(plan.stage_plan, learner, State(specs, learner.slots(specs)))
     trained = set(learner.trainable(specs))
     return MeshFigures(
         layout,
@@ -72,7 +72,7 @@ def figures_on_mesh(
                 trained,
                 layout,
             )
-            for stage in setting.plan.stages
+            for stage in plan.stage_plan.stages
         ),
     )
 
@@ -91,13 +91,13 @@ def _shards(
     read: Mapping[str, WeightSpec],
     trained: Set[str],
     layout: MeshLayout,
-) -> Shards:
+) -> ShardBytes:
     def held(spec: WeightSpec, axes: Layout, dtype: str) -> int:
         size: int = tf.as_dtype(dtype).size
         return math.prod(layout.shard_shape(spec.shape, axes)) * size
 
     weights, slots = owned
-    return Shards(
+    return ShardBytes(
         weights=sum(held(s, layout.of_stored_weight(s), s.dtype) for s in weights.values()),
         copies=sum(
             held(s, layout.of_weight(s), s.dtype) for path, s in read.items() if path not in weights

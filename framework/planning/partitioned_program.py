@@ -54,7 +54,7 @@ class Exchange:
     times: int
 
 
-class SpmdProgram:
+class PartitionedProgram:
     """The program of one device.
 
     Args:

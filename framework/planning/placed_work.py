@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tekso.framework.execution.mesh.layouts import FOLLOWS, Layout, MeshLayout
-from tekso.framework.planning.step_work import Dims, Kept, Part, Product
+from tekso.framework.planning.step_work import Dims, MatrixProduct, Part, SavedTensor
 
 
-class Placed:
+class PlacedActivations:
     """A mesh and rules, applied to activations: what cannot be split stays whole."""
 
     def __init__(self, layout: MeshLayout, weight_dims: frozenset[str]) -> None:
@@ -78,7 +78,7 @@ class Placed:
         """Returns the axes of dims, without those that split a tensor already."""
         return self.ordered({self.axis_of(d) for d in dims if d is not None} - {None, *layout})
 
-    def kept(self, kept: Iterable[Kept]) -> float:
+    def kept(self, kept: Iterable[SavedTensor]) -> float:
         """Returns the bytes of one device of what waits for the backward pass."""
         return sum(self.bytes(k.part) * k.count for k in kept)
 
@@ -86,7 +86,7 @@ class Placed:
 class Letters:
     """A product taken apart, once for all layouts."""
 
-    def __init__(self, product: Product, order: list[tuple[str, str]]) -> None:
+    def __init__(self, product: MatrixProduct, order: list[tuple[str, str]]) -> None:
         self.product, self._order = product, order
         self.forms, self.parts = product.letters, (product.a, product.b, product.out)
         self.size = math.prod(product.sizes.values())
@@ -97,7 +97,7 @@ class Letters:
         }
 
     @classmethod
-    def of(cls, product: Product) -> Letters:
+    def of(cls, product: MatrixProduct) -> Letters:
         """Names every letter: as the weight does, or else as the first tensor that names it."""
         parts = (product.a, product.b, product.out)
         pairs = sorted(
@@ -110,7 +110,7 @@ class Letters:
                     names.setdefault(letter, dim)
         return cls(product, list(names.items()))
 
-    def axes(self, placed: Placed) -> dict[str, str]:
+    def axes(self, placed: PlacedActivations) -> dict[str, str]:
         """Returns {letter: axis that splits it}; of two that want one axis, the first has it."""
         found: dict[str, str] = {}
         for letter, name in self._order:

@@ -27,7 +27,7 @@ _SAME_MEMORY = frozenset(
 
 Leaf = tuple[str, int]
 """A tensor of the flow: the name of its value, and its place among the tensors of that."""
-Kept = Leaf | str
+SavedTensor = Leaf | str
 """What a piece keeps: a tensor that it was given, or one that it made, by a name of its own."""
 
 
@@ -40,9 +40,9 @@ class SavedBytes(NamedTuple):
       made: which tensor each is that it hands on.
     """
 
-    for_backward: Mapping[Kept, float]
-    for_weights: Mapping[Kept, float]
-    made: Mapping[Leaf, Kept]
+    for_backward: Mapping[SavedTensor, float]
+    for_weights: Mapping[SavedTensor, float]
+    made: Mapping[Leaf, SavedTensor]
 
 
 def saved_bytes(
@@ -79,7 +79,7 @@ def together(kept: Sequence[SavedBytes]) -> tuple[float, float]:
     flow: dict[Leaf, Any] = {}  # what they have changed: the piece, and its name for the tensor
     sizes: tuple[dict[Any, float], dict[Any, float]] = {}, {}
     for number, piece in enumerate(kept):
-        own: dict[Kept, Any] = {}
+        own: dict[SavedTensor, Any] = {}
         for name in (*piece.for_backward, *piece.for_weights, *piece.made.values()):
             own[name] = (number, name) if isinstance(name, str) else flow.get(name, name)
         for found, given in zip(sizes, (piece.for_backward, piece.for_weights), strict=True):
@@ -115,7 +115,7 @@ def _kept(
     lasting = {t.name for t in cut.lasting}
     halves = [t for t in cut.taken(there, of_weights) if t.name not in lasting]
     inputs = zip(cut.early[len(cut.lasting) :], _leaves(given), strict=True)
-    names: dict[str, Kept] = {tensor.name: leaf for tensor, leaf in inputs}
+    names: dict[str, SavedTensor] = {tensor.name: leaf for tensor, leaf in inputs}
     written = {name: nest for name, nest in trace.writes.items() if name not in (LOSS_SUM, METRICS)}
     roots = [_root(tensor).name for tensor in outputs[:-1]]  # the last is the loss
     return SavedBytes(
@@ -136,7 +136,9 @@ def _root(tensor: tf.Tensor) -> tf.Tensor:
     return tensor
 
 
-def _bytes(kept: Sequence[Any], names: Mapping[str, Kept], trace: PieceTrace) -> dict[Kept, float]:
+def _bytes(
+    kept: Sequence[Any], names: Mapping[str, SavedTensor], trace: PieceTrace
+) -> dict[SavedTensor, float]:
     """Bytes of tensors; of all that the piece writes, if the size of one is not known."""
     roots = {root.name: root for root in map(_root, kept)}
     for t in roots.values():

@@ -1,7 +1,7 @@
 """What the stages of a pipeline hold and compute, and how its schedule would go: from specs alone.
 
-    cost    of a stage: seconds of its pieces, on a device of type cpu or as measured (see Setting);
-            only ratios are of use
+    cost    of a stage: seconds of its pieces, on a device of type cpu or as measured;
+            only ratios matter
     time    forward 1, backward 2 (1 each where the two gradients are apart), and 1 more in the
             backward of what is computed again; a handover takes none
     bytes   of activations: what a forward pass saves for the backward (`saved_bytes`), or only the
@@ -29,7 +29,7 @@ from tekso.framework.execution.pipeline.actions import (
 )
 from tekso.framework.execution.pipeline.piece_costs import BACKWARD as BACKWARD_COST
 from tekso.framework.execution.pipeline.piece_traces import rows_of, tensors
-from tekso.framework.execution.pipeline.setting import Setting
+from tekso.framework.execution.pipeline.plan import PipelinePlan
 from tekso.framework.execution.pipeline.stage_specs import StageSpecs
 from tekso.framework.execution.pipeline.stages import Stage, Value
 from tekso.framework.execution.state import State
@@ -89,7 +89,7 @@ class PipelineFigures:
 
     Attributes:
       schedule: its name.
-      setting: how the task is laid over devices.
+      plan: how the task is laid over devices.
       stages: in model order.
       timeline: simulated; 1 is the time that the slowest stage works on a micro-batch.
       held_bytes: for each device the most bytes of micro-batches that it holds at once.
@@ -97,7 +97,7 @@ class PipelineFigures:
     """
 
     schedule: str
-    setting: Setting
+    plan: PipelinePlan
     stages: tuple[StageFigures, ...]
     timeline: Timeline
     held_bytes: tuple[float, ...]
@@ -121,7 +121,7 @@ class PipelineFigures:
 
 def figures_of(
     schedule: str,
-    setting: Setting,
+    plan: PipelinePlan,
     learner: LearnerBase,
     specs: dict[str, WeightSpec],
     kept: Sequence[SavedBytes],
@@ -130,17 +130,17 @@ def figures_of(
 
     Args:
       schedule: its name.
-      setting: how the task is laid over devices.
+      plan: how the task is laid over devices.
       learner: its slots lie beside their weights.
       specs: of all weights of the task.
       kept: what every piece keeps of a micro-batch.
     """
-    owned = StageSpecs(setting.plan, learner, State(specs, learner.slots(specs)))
+    owned = StageSpecs(plan.stage_plan, learner, State(specs, learner.slots(specs)))
     trained = learner.trainable(specs)
-    of_pieces, costs = iter(kept), iter(setting.piece_costs)
+    of_pieces, costs = iter(kept), iter(plan.piece_costs)
     stages = tuple(
         _figures(
-            setting,
+            plan,
             stage,
             owned.specs[stage.index],
             specs,
@@ -148,34 +148,34 @@ def figures_of(
             [next(of_pieces) for _ in stage.piece_names],
             [next(costs) for _ in stage.piece_names],
         )
-        for stage in setting.plan.stages
+        for stage in plan.stage_plan.stages
     )
     timeline = simulate(
-        (action for order in setting.by_device for action in order),
-        num_devices=setting.num_devices,
-        durations=durations(setting, [each.forward_cost for each in stages]),
+        (action for order in plan.by_device for action in order),
+        num_devices=plan.num_devices,
+        durations=durations(plan, [each.forward_cost for each in stages]),
     )
-    held = _held_bytes(setting, stages, timeline)
-    return PipelineFigures(schedule, setting, stages, timeline, held)
+    held = _held_bytes(plan, stages, timeline)
+    return PipelineFigures(schedule, plan, stages, timeline, held)
 
 
-def durations(setting: Setting, costs: Sequence[float]) -> dict[tuple[int, Kind], float]:
+def durations(plan: PipelinePlan, costs: Sequence[float]) -> dict[tuple[int, Kind], float]:
     """Returns how long the work of every (stage, kind) takes; the slowest stage takes 1 for all.
 
     A stage without outputs (the last) does not compute in its forward pass what its backward pass
     computes again.
 
     Args:
-      setting: says whether gradients are apart, and which micro-batches are computed again: all
+      plan: says whether gradients are apart, and which micro-batches are computed again: all
         take the mean.
       costs: of the forward pass of every stage, in any unit.
     """
-    count = setting.num_micro_batches
-    again = sum(not setting.keeps(m) for m in range(count)) / count
-    repeated = [again if stage.outputs else 0.0 for stage in setting.plan.stages]
+    count = plan.num_micro_batches
+    again = sum(not plan.keeps(m) for m in range(count)) / count
+    repeated = [again if stage.outputs else 0.0 for stage in plan.stage_plan.stages]
     whole = [(1.0 + BACKWARD_COST + r) * c for r, c in zip(repeated, costs, strict=True)]
     unit = max(whole) or 1.0
-    of_inputs = BACKWARD_COST / 2 if setting.is_apart else BACKWARD_COST
+    of_inputs = BACKWARD_COST / 2 if plan.is_apart else BACKWARD_COST
     found: dict[tuple[int, Kind], float] = {}
     for stage, cost in enumerate(costs):
         found[stage, FORWARD] = (1.0 + repeated[stage] - again) * cost / unit
@@ -186,7 +186,7 @@ def durations(setting: Setting, costs: Sequence[float]) -> dict[tuple[int, Kind]
 
 
 def _figures(
-    setting: Setting,
+    plan: PipelinePlan,
     stage: Stage,
     owned: State[WeightSpec],
     specs: dict[str, WeightSpec],
@@ -194,18 +194,20 @@ def _figures(
     kept: Sequence[SavedBytes],
     costs: Sequence[float],
 ) -> StageFigures:
-    plan = setting.plan
+    stage_plan = plan.stage_plan
     own = owned.weights
     read = {path: rows_of(specs[path], rows) for path, rows in stage.weights.items()}
     copies = {path: spec for path, spec in read.items() if path not in own}
     made = [Value(name, stage.index) for name in stage.outputs]
     for_backward, for_weights = together(kept)
-    if not plan.learned_inputs(stage):  # there is no first half, so all is left for the second
-        for_weights = for_backward + sum(_bytes(plan.values[v], of_floats=True) for v in made)
-    readers = {value: sum(value in other.inputs for other in plan.stages) for value in made}
+    if not stage_plan.learned_inputs(
+        stage
+    ):  # there is no first half, so all is left for the second
+        for_weights = for_backward + sum(_bytes(stage_plan.values[v], of_floats=True) for v in made)
+    readers = {value: sum(value in other.inputs for other in stage_plan.stages) for value in made}
     return StageFigures(
         stage,
-        device_of(stage.index, setting.num_devices),
+        device_of(stage.index, plan.num_devices),
         weights=sum(spec.size for spec in own.values()),
         weight_bytes=sum(spec.size_bytes for spec in own.values()),
         copies=tuple(copies),
@@ -217,8 +219,10 @@ def _figures(
             if path in trained
         ),
         flops=math.fsum(trace.flops for trace in stage.traces),
-        handed_bytes=sum(_bytes(plan.values[value]) * count for value, count in readers.items()),
-        input_bytes=sum(_bytes(plan.values[value]) for value in stage.inputs),
+        handed_bytes=sum(
+            _bytes(stage_plan.values[value]) * count for value, count in readers.items()
+        ),
+        input_bytes=sum(_bytes(stage_plan.values[value]) for value in stage.inputs),
         saved_bytes=for_backward,
         between_bytes=for_weights,
         forward_cost=math.fsum(costs) / (1.0 + BACKWARD_COST),
@@ -231,21 +235,21 @@ def _bytes(nest: Any, *, of_floats: bool = False) -> int:
 
 
 def _held_bytes(
-    setting: Setting, stages: Sequence[StageFigures], timeline: Timeline
+    plan: PipelinePlan, stages: Sequence[StageFigures], timeline: Timeline
 ) -> tuple[float, ...]:
     """As `Timeline.held` counts; what is computed again is there until the backward is over."""
-    now, most = [0.0] * setting.num_devices, [0.0] * setting.num_devices
+    now, most = [0.0] * plan.num_devices, [0.0] * plan.num_devices
     for event in timeline.events:
         device, stage, kind = event.action.device, stages[event.action.stage], event.action.kind
         more = stage.saved_bytes - stage.input_bytes
         if kind == FORWARD:
             now[device] += stage.input_bytes
-        if kind == (FORWARD if setting.keeps(event.action.micro_batch) else BACKWARD):
+        if kind == (FORWARD if plan.keeps(event.action.micro_batch) else BACKWARD):
             now[device] += more
         most[device] = max(most[device], now[device])
         if kind == BACKWARD:
             now[device] -= stage.saved_bytes
-            if setting.is_apart:
+            if plan.is_apart:
                 now[device] += stage.between_bytes
                 most[device] = max(most[device], now[device])
         if kind == WEIGHT_GRADIENT:

@@ -45,7 +45,7 @@ class Part:
 
 
 @dataclasses.dataclass(frozen=True)
-class Product:
+class MatrixProduct:
     """A sum of products of two tensors: out = einsum(form, a, b).
 
     Attributes:
@@ -129,11 +129,11 @@ class Halo:
     width: int
 
 
-Work = Product | Repin | Reduction | Passes | Halo
+Work = MatrixProduct | Repin | Reduction | Passes | Halo
 
 
 @dataclasses.dataclass(frozen=True)
-class Kept:
+class SavedTensor:
     """A tensor that waits for the backward pass, `count` times."""
 
     part: Part
@@ -152,8 +152,8 @@ class StepWork:
     """
 
     work: Mapping[tuple[Work, int], int]
-    kept: tuple[Kept, ...]
-    recomputed: tuple[tuple[Kept, ...], ...]
+    kept: tuple[SavedTensor, ...]
+    recomputed: tuple[tuple[SavedTensor, ...], ...]
     weights: frozenset[str]
 
     @property
@@ -161,7 +161,7 @@ class StepWork:
         """Floating-point operations of all products, forwards and backwards, on all devices."""
         total = 0
         for (work, recomputed), count in self.work.items():
-            if isinstance(work, Product) and not work.is_lookup:
+            if isinstance(work, MatrixProduct) and not work.is_lookup:
                 passes = 1 + recomputed + work.a.learned + work.b.learned
                 total += 2 * math.prod(work.sizes.values()) * passes * count
         return total

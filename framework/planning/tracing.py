@@ -24,9 +24,9 @@ from tekso.framework.planning.step_work import (
     Alike,
     Dims,
     Halo,
+    MatrixProduct,
     Part,
     Passes,
-    Product,
     Reduction,
     Repin,
     StepWork,
@@ -286,7 +286,9 @@ class _TracingContext(StepContext):
         places = Part(
             (*named, table_dims[0]), (*ids.shape, table.shape[0]), table.dtype.size, learned=False
         )
-        self._add(Product(f"{lead}y,yz->{lead}z", places, part(table), part(y), is_lookup=True))
+        self._add(
+            MatrixProduct(f"{lead}y,yz->{lead}z", places, part(table), part(y), is_lookup=True)
+        )
         return y
 
     def lookup_shared(self, table: tf.Tensor, ids: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -343,7 +345,7 @@ class _TracingContext(StepContext):
             image = dataclasses.replace(image, shape=(*image.shape[:3], w.shape[2]))
         dims = self._dims(x)[:3]
         out = self._new([x.shape[0], *sizes, *outer], dims + names, x.dtype, x, w)
-        self._add(Product(form, image, part(w), part(out)))
+        self._add(MatrixProduct(form, image, part(w), part(out)))
         self._keep(x)
         channels = math.prod(outer)
         return self._new([x.shape[0], *sizes, channels], (*dims, names[0]), x.dtype, x, w)

@@ -12,11 +12,11 @@ from tekso.framework.planning import dim_names
 from tekso.framework.planning.dim_names import DimNames, sizes_of
 from tekso.framework.planning.step_work import (
     Dims,
-    Kept,
+    MatrixProduct,
     Part,
     Passes,
-    Product,
     Reduction,
+    SavedTensor,
     Work,
 )
 
@@ -41,7 +41,7 @@ class Stretch:
     recomputed: int
     first: int = 0
     last: int = 0
-    kept: dict[str, Kept] = dataclasses.field(default_factory=dict)
+    kept: dict[str, SavedTensor] = dataclasses.field(default_factory=dict)
 
 
 class Recorder:
@@ -101,7 +101,7 @@ class Recorder:
             earlier.append(lacking)
             if parts[other].learned:
                 self.keep(x, stretch)
-        product = Product(
+        product = MatrixProduct(
             form,
             parts[0],
             parts[1],
@@ -122,7 +122,7 @@ class Recorder:
         """Notes that an activation waits for the backward pass."""
         known = self.names.of(x)
         if known.weight is None and x.shape.rank:
-            stretch.kept.setdefault(known.root, Kept(self.part(x), count))
+            stretch.kept.setdefault(known.root, SavedTensor(self.part(x), count))
 
     def read_graph(self) -> None:
         """Notes what layers computed without a primitive: products, sums, elementwise ops."""

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 import tensorflow as tf
 
 from tekso.framework import foreign_variables, schedules, task_results
-from tekso.framework.execution import Program, devices
+from tekso.framework.execution import ExecutionProgram, devices
 from tekso.framework.execution.base import Signature, num_examples, signature_of
 from tekso.framework.execution.data_parallel import DataParallel
 from tekso.framework.execution.errors import ExecutionError
@@ -40,7 +40,7 @@ class Assembly:
     eval_inputs: dict[str, Input]
     task: Task
     learner: LearnerBase
-    program: Program
+    program: ExecutionProgram
     warnings: tuple[str, ...] = ()
     """What may be wrong with the inputs, to be shown before the first step."""
 

@@ -56,19 +56,19 @@ def figures(tree: Tree.Params, *, assets_dir: str | None = None) -> PipelineFigu
     batch = inspection.batch_of(tree, assets_dir=assets_dir)
     execution: Pipelined = tree.execution.instantiate()
     parts = learner.params.accumulation_steps
-    setting = execution.setting(task, batch, parts=parts, devices=None)
+    plan = execution.plan(task, batch, parts=parts, devices=None)
     specs, micro = task.specs(), execution.micro_batch(batch, parts=parts)
-    traces = [trace for stage in setting.plan.stages for trace in stage.traces]
+    traces = [trace for stage in plan.stage_plan.stages for trace in stage.traces]
     kept = saved_bytes(
         task_results.pieces(task), traces, specs, set(learner.trainable(specs)), micro
     )
-    found = figures_of(_schedule_name(execution), setting, learner, specs, kept)
+    found = figures_of(_schedule_name(execution), plan, learner, specs, kept)
     if execution.params.form == "spmd":
         layout = execution.stage_layout(task, batch, parts=parts, num_devices=None)
         return dataclasses.replace(found, on_mesh=figures_of_program(learner, specs, layout))
     if execution.params.stages_on is not None:
         layout = execution.stage_layout(task, batch, parts=parts, num_devices=None)
-        on_mesh = figures_on_mesh(setting, learner, specs, layout)
+        on_mesh = figures_on_mesh(plan, learner, specs, layout)
         return dataclasses.replace(found, on_mesh=on_mesh)
     return found
 

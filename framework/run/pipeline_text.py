@@ -22,18 +22,18 @@ _COSTS = {
 
 def record(figures: PipelineFigures) -> dict[str, Any]:
     """Returns all figures in a form that JSON can hold."""
-    setting, timeline = figures.setting, figures.timeline
+    plan, timeline = figures.plan, figures.timeline
     return {
         "schedule": figures.schedule,
         "num_stages": len(figures.stages),
-        "num_devices": setting.num_devices,
-        "num_replicas": setting.num_replicas,
-        "num_micro_batches": setting.num_micro_batches,
-        "accumulation_steps": setting.num_parts,
-        "batch_size": setting.batch_size,
-        "micro_batch_size": setting.micro_batch_size,
-        "rematerialize": setting.rematerialize,
-        "costs": setting.costs,
+        "num_devices": plan.num_devices,
+        "num_replicas": plan.num_replicas,
+        "num_micro_batches": plan.num_micro_batches,
+        "accumulation_steps": plan.num_parts,
+        "batch_size": plan.batch_size,
+        "micro_batch_size": plan.micro_batch_size,
+        "rematerialize": plan.rematerialize,
+        "costs": plan.costs,
         "balance": [len(each.stage.piece_names) for each in figures.stages],
         "stages": [
             _stage_record(each, share)
@@ -107,22 +107,22 @@ def png(model: str, figures: PipelineFigures) -> bytes:
 
 
 def _layout(figures: PipelineFigures) -> str:
-    setting = figures.setting
-    where = _count(setting.num_devices, "device")
+    plan = figures.plan
+    where = _count(plan.num_devices, "device")
     if figures.on_mesh is not None and not figures.on_mesh.is_program:
         mesh = figures.on_mesh.layout.mesh
         of = f"{_count(mesh.size, 'device')} ({mesh})"
-        where = f"{_count(setting.num_devices, 'mesh', 'es')} of {of}"
+        where = f"{_count(plan.num_devices, 'mesh', 'es')} of {of}"
     text = f"{_count(len(figures.stages), 'stage')} on {where} in a row"
-    if setting.num_replicas > 1:
-        text += f", {setting.num_replicas} such rows"
-    text += f"; {_count(setting.batch_size, 'example')} in "
-    if setting.num_parts > 1:
-        text += f"{setting.num_parts} parts of "
-    text += _count(setting.num_micro_batches, "micro-batch", "es")
-    size = setting.micro_batch_size
-    text += f" of {setting.num_replicas} × {size}" if setting.num_replicas > 1 else f" of {size}"
-    return f"{text}; rematerialisation: {setting.rematerialize}"
+    if plan.num_replicas > 1:
+        text += f", {plan.num_replicas} such rows"
+    text += f"; {_count(plan.batch_size, 'example')} in "
+    if plan.num_parts > 1:
+        text += f"{plan.num_parts} parts of "
+    text += _count(plan.num_micro_batches, "micro-batch", "es")
+    size = plan.micro_batch_size
+    text += f" of {plan.num_replicas} × {size}" if plan.num_replicas > 1 else f" of {size}"
+    return f"{text}; rematerialisation: {plan.rematerialize}"
 
 
 def _stages(figures: PipelineFigures, width: int) -> list[str]:
@@ -153,7 +153,7 @@ def _notes(figures: PipelineFigures, width: int) -> list[str]:
     total = sum(each.weights for each in figures.stages)
     notes = [
         f"together {total:,} weights; flops and bytes that are handed on are of a micro-batch",
-        _COSTS[figures.setting.costs],
+        _COSTS[figures.plan.costs],
     ]
     notes += [
         f"stage {each.stage.index} is given copies of {', '.join(each.copies)} "
@@ -197,18 +197,18 @@ def _shards(on_mesh: MeshFigures, width: int) -> list[str]:
 
 
 def _course(figures: PipelineFigures) -> str:
-    setting, timeline = figures.setting, figures.timeline
-    times = 1 + (not setting.is_apart) + setting.recomputes_some
+    plan, timeline = figures.plan, figures.timeline
+    times = 1 + (not plan.is_apart) + plan.recomputes_some
     backward = f"{('as', 'twice as', 'three times as')[times - 1]} long as a forward"
-    if setting.recomputes_some:
+    if plan.recomputes_some:
         backward += ", which it computes again"
-        if setting.keeps_some:
+        if plan.keeps_some:
             backward += " but for the last micro-batch"
-    if setting.is_apart:
+    if plan.is_apart:
         backward += ", a weight gradient as long as a forward"
-    takes = "takes" if setting.num_micro_batches == 1 else "take"
+    takes = "takes" if plan.num_micro_batches == 1 else "take"
     return (
-        f"{figures.schedule}: {_count(setting.num_micro_batches, 'micro-batch', 'es')} {takes} "
+        f"{figures.schedule}: {_count(plan.num_micro_batches, 'micro-batch', 'es')} {takes} "
         f"{timeline.makespan:.2f}, of which the devices are idle {timeline.idle_share:.1%}. 1 is "
         f"{UNIT}, stage {figures.slowest}; a backward takes {backward}, a handover takes no time."
     )

@@ -43,7 +43,7 @@ class Routing:
 
 
 @dataclasses.dataclass(frozen=True)
-class Choice:
+class ExpertChoice:
     """The first, second, … expert of every element.
 
     Attributes:
@@ -116,7 +116,7 @@ class Router(Layer):
         """Number of experts that an element goes to."""
         raise NotImplementedError(f"{type(self).__name__} has no num_choices")
 
-    def choose(self, probs: tf.Tensor, ctx: StepContext) -> list[Choice]:
+    def choose(self, probs: tf.Tensor, ctx: StepContext) -> list[ExpertChoice]:
         """Returns the first, second, … choice of every element.
 
         Shapes:
@@ -144,7 +144,7 @@ class Router(Layer):
         probs = tf.nn.softmax(logits)
         there = 1.0 if is_token is None else tf.expand_dims(tf.cast(is_token, probs.dtype), -1)
         choices = [
-            Choice(ctx.constrain(there * choice.mask, ("batch", None, None)), choice.weight)
+            ExpertChoice(ctx.constrain(there * choice.mask, ("batch", None, None)), choice.weight)
             for choice in self.choose(probs, ctx)
         ]
         if ctx.is_training:
@@ -194,10 +194,10 @@ class SwitchRouter(Router):
         """See `Router`."""
         return 1
 
-    def choose(self, probs: tf.Tensor, ctx: StepContext) -> list[Choice]:
+    def choose(self, probs: tf.Tensor, ctx: StepContext) -> list[ExpertChoice]:
         """See `Router`."""
         mask = _most_probable(probs)
-        return [Choice(mask, tf.reduce_sum(probs * mask, -1))]
+        return [ExpertChoice(mask, tf.reduce_sum(probs * mask, -1))]
 
 
 class TopKRouter(Router):
@@ -231,7 +231,7 @@ class TopKRouter(Router):
         """See `Router`."""
         return int(self.params.num_choices)
 
-    def choose(self, probs: tf.Tensor, ctx: StepContext) -> list[Choice]:
+    def choose(self, probs: tf.Tensor, ctx: StepContext) -> list[ExpertChoice]:
         """See `Router`."""
         p = self.params
         masks, left = [], probs
@@ -247,7 +247,7 @@ class TopKRouter(Router):
                 uniform = tf.cast(ctx.uniform(self, shape, f"choice_{i}"), probs.dtype)
                 taken = tf.cast(uniform < p.num_choices * weights[i], probs.dtype)
                 masks[i] *= tf.expand_dims(taken, -1)
-        return [Choice(mask, weight) for mask, weight in zip(masks, weights, strict=True)]
+        return [ExpertChoice(mask, weight) for mask, weight in zip(masks, weights, strict=True)]
 
 
 def _most_probable(probs: tf.Tensor) -> tf.Tensor:
@@ -255,7 +255,7 @@ def _most_probable(probs: tf.Tensor) -> tf.Tensor:
     return tf.one_hot(tf.argmax(probs, -1), probs.shape[-1], dtype=probs.dtype)
 
 
-def _slots(choices: list[Choice], capacity: int, ctx: StepContext) -> Routing:
+def _slots(choices: list[ExpertChoice], capacity: int, ctx: StepContext) -> Routing:
     """Gives out the slots in order; see the top of the file."""
     taken_B1E: Any = 0.0
     parts, weights = [], []
@@ -273,7 +273,7 @@ def _slots(choices: list[Choice], capacity: int, ctx: StepContext) -> Routing:
 
 
 def _collect_metrics(
-    choices: list[Choice], dispatch: tf.Tensor, num_experts: int, ctx: StepContext
+    choices: list[ExpertChoice], dispatch: tf.Tensor, num_experts: int, ctx: StepContext
 ) -> None:
     load_BE = tf.reduce_sum(tf.add_n([choice.mask for choice in choices]), 1)
     total_B = tf.reduce_sum(load_BE, -1)

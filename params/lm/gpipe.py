@@ -15,7 +15,7 @@ weight (float32 weight, gradient and RMSProp slot). Section 2.3: M ≥ 4K.
 from __future__ import annotations
 
 from tekso.framework import schedules
-from tekso.framework.execution.pipeline.setting import Rematerialize
+from tekso.framework.execution.pipeline.plan import Rematerialize
 from tekso.framework.execution.pipelined import Pipelined
 from tekso.framework.experiment import Experiment, Run
 from tekso.framework.learner import Learner

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tekso.framework.input import shuffle
-from tekso.framework.input.bucketing import Buckets, Chosen
+from tekso.framework.input.bucketing import BucketBatch, Buckets
 from tekso.framework.input.input import Batch, check_step, clear
 from tekso.framework.input.packing import cut
 from tekso.framework.params import REQUIRED, param
@@ -93,7 +93,7 @@ class BucketedText(TextInput):
         """Refuses: there are no examples of one shape."""
         raise TypeError("BucketedText has rows of several lengths and cannot be part of a mixture")
 
-    def _chosen(self, step: int) -> Chosen:
+    def _chosen(self, step: int) -> BucketBatch:
         epoch, number = divmod(step, self._buckets.num_batches)
         key = shuffle.fold(self._key, epoch) if self.params.order == "shuffled" else None
         return self._buckets.batch(number, key=key)

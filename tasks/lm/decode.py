@@ -17,7 +17,7 @@ from tekso.framework.task import Decoded, Program
 from tekso.framework.theta import Theta
 from tekso.models.decoding.sampling import check_sampling
 from tekso.tasks.lm.generation import Generator, PromptBlock
-from tekso.tasks.lm.scoring import Scorer
+from tekso.tasks.lm.scoring import TextScorer
 
 DEFAULT_WINDOW = 1024  # tokens, where neither decode.window nor the input's length says
 RULER_WIDTH = 80  # columns
@@ -62,7 +62,7 @@ class TextDecoder(Configurable):
         if p.window is not None and p.window < 2:
             raise ValueError(f"task.decode.window is {p.window}: want at least 2 tokens, or None")
         self._model = task.model
-        self._scorer = Scorer(
+        self._scorer = TextScorer(
             task.log_probs, window=p.window or DEFAULT_WINDOW, overlap=p.score_overlap
         )
         self._generate: dict[Any, Callable[..., dict[str, tf.Tensor]]] = {}

@@ -55,7 +55,7 @@ class TextScore:
 
 
 @dataclasses.dataclass(frozen=True)
-class Scorer:
+class TextScorer:
     """Scores texts of any length.
 
     Attributes:

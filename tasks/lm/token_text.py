@@ -63,7 +63,7 @@ def token_text(source: Source, tokenizer: Tokenizer, *, assets_dir: str | None) 
         return _encoded(source, tokenizer)
     made_of = [_FORMAT, source.fingerprint(), tokenizer.fingerprint()]
     key = digest(part.encode() for part in made_of)
-    kept = Kept(files.join(assets_dir or "", "tokens", f"{source.split}-{key[:16]}"))
+    kept = TokenFiles(files.join(assets_dir or "", "tokens", f"{source.split}-{key[:16]}"))
     text = kept.read(source, tokenizer)
     if text is None:
         text = _encoded(source, tokenizer)
@@ -135,7 +135,7 @@ def _encode_chunk(chunk: list[str | np.ndarray], tokenizer: Tokenizer) -> Iterat
         yield text.astype(tokenizer.dtype)
 
 
-class Kept:
+class TokenFiles:
     """Tokens in files, mapped into memory.
 
     <path>.bin    the ids

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tekso.framework.input import shuffle
-from tekso.framework.input.bucketing import Buckets, Chosen
+from tekso.framework.input.bucketing import BucketBatch, Buckets
 from tekso.framework.input.input import Batch, check_step, clear
 from tekso.framework.params import REQUIRED, param
 from tekso.tasks.mt.input import Indices, TranslationInput
@@ -88,7 +88,7 @@ class BucketedPairs(TranslationInput):
         """Refuses: there are no examples of one shape."""
         raise TypeError("BucketedPairs has rows of several lengths and cannot be part of a mixture")
 
-    def _chosen(self, step: int) -> Chosen:
+    def _chosen(self, step: int) -> BucketBatch:
         epoch, number = divmod(step, self._buckets.num_batches)
         return self._buckets.batch(number, key=shuffle.fold(self._key, epoch))
 

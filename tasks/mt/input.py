@@ -29,7 +29,7 @@ from tekso.tasks.mt.pair_texts import KnownPairs, PairTexts, texts_of
 from tekso.tasks.mt.pairs import Pair, PairSource
 from tekso.tasks.mt.parallel_files import ParallelFiles
 from tekso.tasks.mt.rows import PairRows
-from tekso.tasks.mt.token_pairs import Chosen, TokenPairs, choose, token_pairs
+from tekso.tasks.mt.token_pairs import Selection, TokenPairs, choose, token_pairs
 from tekso.tasks.mt.vocabulary import training_source, training_text
 
 Indices = npt.NDArray[np.int64]
@@ -108,7 +108,7 @@ class TranslationInput(PairTexts, ExampleInput):
         self.tokens: TokenPairs = token_pairs(
             self.corpus, self.source_tokenizer, self.target_tokenizer, assets_dir=assets_dir
         )
-        self.chosen: Chosen = choose(
+        self.chosen: Selection = choose(
             np.diff(self.tokens.source.ends) + (1 if self.languages else 0),
             np.diff(self.tokens.target.ends),
             source_length=p.source_length,

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from tekso.framework import files
 from tekso.framework.input.sources import digest
 from tekso.framework.input.tokenizers import Tokenizer
-from tekso.tasks.lm.token_text import Kept, TokenText
+from tekso.tasks.lm.token_text import TokenFiles, TokenText
 from tekso.tasks.mt.pairs import Pair, PairSource
 
 Ints = npt.NDArray[np.int64]
@@ -77,11 +77,11 @@ def token_pairs(
 
 
 class KeptPairs:
-    """Token pairs in files: <path>.pairs.npy, and both sides as `Kept` has them."""
+    """Token pairs in files: <path>.pairs.npy, and both sides as `TokenFiles` has them."""
 
     def __init__(self, path: str) -> None:
         self._path = f"{path}.pairs.npy"
-        self._sides = Kept(f"{path}.source"), Kept(f"{path}.target")
+        self._sides = TokenFiles(f"{path}.source"), TokenFiles(f"{path}.target")
 
     def read(
         self, corpus: PairSource, source_tokenizer: Tokenizer, target_tokenizer: Tokenizer
@@ -164,7 +164,7 @@ def _chunks(corpus: PairSource) -> Iterator[list[tuple[int, Pair]]]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Chosen:
+class Selection:
     """Which pairs are taken.
 
     Attributes:
@@ -188,7 +188,7 @@ def choose(
     source_length: int,
     target_length: int,
     max_ratio: float | None,
-) -> Chosen:
+) -> Selection:
     """Takes the pairs that are short enough, and of lengths that go together.
 
     Args:
@@ -214,4 +214,6 @@ def choose(
     for reason, holds in reasons.items():
         left_out[reason] = int((holds & taken).sum())
         taken &= ~holds
-    return Chosen(np.flatnonzero(taken), {why: count for why, count in left_out.items() if count})
+    return Selection(
+        np.flatnonzero(taken), {why: count for why, count in left_out.items() if count}
+    )

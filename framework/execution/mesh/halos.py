@@ -29,7 +29,7 @@ Relayout = Callable[[tf.Tensor, Layout], tf.Tensor]
 
 
 @dataclasses.dataclass(frozen=True)
-class Cut:
+class HaloPartition:
     """How height or width is cut, and what each part needs of its neighbours.
 
     Attributes:
@@ -49,17 +49,17 @@ class Cut:
     total: int
 
 
-def cut(size: int, window: Window, d: int, *, axis: str | None, parts: int) -> Cut:
+def cut(size: int, window: Window, d: int, *, axis: str | None, parts: int) -> HaloPartition:
     """Cuts height (d = 0) or width (d = 1) of an image; leaves it whole if `why_whole`."""
     before, after = window.pads(size, d)
     total = window.output_size(size, d)
     stride, reach = window.strides[d], _reach(window, d)
     if axis is None or why_whole(size, window, d, parts) is not None:
         after = (total - 1) * stride + reach - size - before
-        return Cut(None, 1, before, after, total, total)
+        return HaloPartition(None, 1, before, after, total, total)
     outputs = size // parts // stride
     after = (outputs - 1) * stride + reach - size // parts - before
-    return Cut(axis, parts, before, after, outputs, total)
+    return HaloPartition(axis, parts, before, after, outputs, total)
 
 
 def why_whole(size: int, window: Window, d: int, parts: int) -> str | None:
@@ -101,7 +101,7 @@ class Parts:
     def __init__(
         self,
         x: tf.Tensor,
-        cuts: tuple[Cut, Cut],
+        cuts: tuple[HaloPartition, HaloPartition],
         *,
         batch: str | None,
         channels: str | None,
@@ -173,7 +173,7 @@ class Parts:
         return tuple((*self._axes, channels)[i] for i in self._order)
 
     def _extended(
-        self, x: tf.Tensor, at: int, c: Cut, channels: str | None, fill: float
+        self, x: tf.Tensor, at: int, c: HaloPartition, channels: str | None, fill: float
     ) -> tf.Tensor:
         # x is in tiles; `at` is the dim of the parts, and behind it comes what is extended.
         size = x.shape[at + 1]

@@ -19,7 +19,7 @@ import tensorflow as tf
 from tensorflow.experimental import dtensor
 
 from tekso.framework.context import Mode
-from tekso.framework.execution.base import Batch, Program
+from tekso.framework.execution.base import Batch, ExecutionProgram
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.mesh import step_context
 from tekso.framework.execution.mesh.calls import Calls, MeshCalls, OneDeviceCalls
@@ -34,8 +34,8 @@ from tekso.framework.task import LossSums
 from tekso.framework.weight_spec import WeightSpec
 
 
-class MeshProgram(Program):
-    """See `Program`; the state is a DVariable a key."""
+class MeshProgram(ExecutionProgram):
+    """See `ExecutionProgram`; the state is a DVariable a key."""
 
     def __init__(
         self,
@@ -74,16 +74,16 @@ class MeshProgram(Program):
     # --- state ---
 
     def specs(self) -> dict[str, WeightSpec]:
-        """See `Program`."""
+        """See `ExecutionProgram`."""
         return self._step.specs.keyed()
 
     def initialize(self) -> None:
-        """See `Program`; every device draws what it holds."""
+        """See `ExecutionProgram`; every device draws what it holds."""
         specs = self.specs()
         self._assign(lambda key: functools.partial(specs[key].initial_value, self._step.seed))
 
     def restore(self, read: Callable[[str], np.ndarray], keys: Set[str]) -> None:
-        """See `Program`."""
+        """See `ExecutionProgram`."""
         values = checked_state(self.specs(), read, keys)
         self._assign(lambda key: values.pop(key).__getitem__)
 
@@ -101,7 +101,7 @@ class MeshProgram(Program):
         self._variables = State.of_keys(variables)
 
     def state(self) -> dict[str, np.ndarray]:
-        """See `Program`."""
+        """See `ExecutionProgram`."""
         whole = self._placement.whole
         return self._variables.map(lambda variable: whole(variable.read_value())).keyed()
 
@@ -111,7 +111,7 @@ class MeshProgram(Program):
     # --- training ---
 
     def train_step(self, batch: Batch, step: int) -> dict[str, Any]:
-        """See `Program`; parts of a batch are computed by one program, called for each."""
+        """See `ExecutionProgram`; parts of a batch are computed by one program, called for each."""
         self._calls.forget()
         parts = self._step.learner.params.accumulation_steps
         placed, placed_step = self._place(batch, parts), self._placement.put_number(step, np.int64)
@@ -231,7 +231,7 @@ class MeshProgram(Program):
     # --- evaluation ---
 
     def eval_step(self, batch: Batch) -> dict[str, tuple[Any, Any]]:
-        """See `Program`."""
+        """See `ExecutionProgram`."""
         sums = self._eval(self._place(batch))
         return {name: tuple(map(self._placement.local, pair)) for name, pair in sums.items()}
 
@@ -246,7 +246,7 @@ class MeshProgram(Program):
         }
 
     def call(self, function: Callable[..., Any], *inputs: Any) -> Any:
-        """See `Program`; on one device, or over the mesh."""
+        """See `ExecutionProgram`; on one device, or over the mesh."""
         return self._calls.call(function, inputs)
 
     def _begin_call(self, examples: int) -> tuple[Any, MeshContext]:

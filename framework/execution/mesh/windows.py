@@ -24,7 +24,7 @@ from collections.abc import Mapping
 import tensorflow as tf
 
 from tekso.framework.execution.errors import ExecutionError
-from tekso.framework.execution.mesh.halos import Cut, Parts, Relayout, cut
+from tekso.framework.execution.mesh.halos import HaloPartition, Parts, Relayout, cut
 from tekso.framework.execution.mesh.layouts import Layout, MeshLayout
 from tekso.framework.primitives import window_slices, windows
 from tekso.framework.primitives.windows import Window
@@ -177,7 +177,9 @@ def _static(x: tf.Tensor) -> tf.TensorShape:
     return x.shape
 
 
-def _cuts(x: tf.Tensor, window: Window, axes: Layout, mesh: ImageMesh) -> tuple[Cut, Cut]:
+def _cuts(
+    x: tf.Tensor, window: Window, axes: Layout, mesh: ImageMesh
+) -> tuple[HaloPartition, HaloPartition]:
     rows, columns = (
         cut(x.shape[1 + d], window, d, axis=axes[1 + d], parts=mesh.parts(axes[1 + d]))
         for d in (0, 1)
@@ -185,17 +187,17 @@ def _cuts(x: tf.Tensor, window: Window, axes: Layout, mesh: ImageMesh) -> tuple[
     return rows, columns
 
 
-def _is_whole(cuts: tuple[Cut, Cut]) -> bool:
+def _is_whole(cuts: tuple[HaloPartition, HaloPartition]) -> bool:
     return all(c.axis is None for c in cuts)
 
 
-def _outputs(cuts: tuple[Cut, Cut]) -> tuple[int, int]:
+def _outputs(cuts: tuple[HaloPartition, HaloPartition]) -> tuple[int, int]:
     return cuts[0].outputs, cuts[1].outputs
 
 
 def _parts(
     x: tf.Tensor,
-    cuts: tuple[Cut, Cut],
+    cuts: tuple[HaloPartition, HaloPartition],
     batch: str | None,
     channels: str | None,
     mesh: ImageMesh,
@@ -224,7 +226,7 @@ def _by_slices(
     groups: int,
     axes: tuple[str | None, str | None],
     window: Window,
-    cuts: tuple[Cut, Cut],
+    cuts: tuple[HaloPartition, HaloPartition],
     mesh: ImageMesh,
 ) -> tf.Tensor:
     """Returns the outputs of the parts; `axes` split the inputs and the outputs of w.

@@ -131,7 +131,7 @@ class GraphCut:
         fetches: Sequence[tf.Tensor],
         kept: Sequence[tf.Tensor] = (),
         effects: Sequence[tf.Operation] | None = None,
-    ) -> Cut:
+    ) -> Subgraph:
         """Returns a compiled function from some tensors of the graph to others.
 
         Args:
@@ -181,10 +181,10 @@ class GraphCut:
 
         signature = [tf.TensorSpec(t.shape, t.dtype) for t in feeds]
         concrete = tf.function(run, autograph=False).get_concrete_function(*signature)
-        return Cut(concrete, [t.name for t in feeds], wanted, fetches, kept)
+        return Subgraph(concrete, [t.name for t in feeds], wanted, fetches, kept)
 
 
-class Cut:
+class Subgraph:
     """A part of a graph as a function of values by name.
 
     Attributes:
@@ -200,9 +200,9 @@ class Cut:
         kept: Sequence[tf.Tensor],
     ) -> None:
         self._concrete, self.feeds = concrete, feeds
-        place = {t.name: i for i, t in enumerate(wanted)}
-        self._fetches = [place[t.name] for t in fetches]
-        self._kept = {t.name: place[t.name] for t in kept}
+        backend = {t.name: i for i, t in enumerate(wanted)}
+        self._fetches = [backend[t.name] for t in fetches]
+        self._kept = {t.name: backend[t.name] for t in kept}
 
     def __call__(
         self, known: Mapping[str, tf.Tensor]

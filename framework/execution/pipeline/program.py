@@ -4,7 +4,7 @@
     stage:   weights, inputs ─► outputs; backward: gradients of outputs ─► gradients of inputs
     then:    squared norms of all stages ─► one decision ─► every stage updates what it keeps
 
-A stage runs at a place: on one device, or on a mesh of its own (see places.py). A weight that
+A stage runs on a backend: one device, or a mesh of its own (see stage_backend.py). A weight that
 several stages read is kept by the first of them: the others get copies, and their gradients are
 added to those of the first.
 
@@ -23,14 +23,14 @@ import tensorflow as tf
 
 from tekso.framework.collected import added_pairs
 from tekso.framework.context import StepContext
-from tekso.framework.execution.base import Batch, Program
+from tekso.framework.execution.base import Batch, ExecutionProgram
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.pipeline import remote
 from tekso.framework.execution.pipeline.actions import Action, Event
 from tekso.framework.execution.pipeline.piece_traces import rows_of
-from tekso.framework.execution.pipeline.places import Place
+from tekso.framework.execution.pipeline.plan import PipelinePlan
 from tekso.framework.execution.pipeline.schedule_run import ScheduleRun, Sums
-from tekso.framework.execution.pipeline.setting import Setting
+from tekso.framework.execution.pipeline.stage_backend import StageBackend
 from tekso.framework.execution.pipeline.stage_evaluation import StageEvaluation
 from tekso.framework.execution.pipeline.stage_functions import StageFunctions
 from tekso.framework.execution.pipeline.stage_state import StageState
@@ -46,27 +46,29 @@ Others = list[dict[str, list[tf.Tensor]]]
 """For every stage, {path of a weight that it keeps: gradients of its copies}."""
 
 
-class PipelineProgram(Program):
-    """See `Program`.
+class PipelineProgram(ExecutionProgram):
+    """See `ExecutionProgram`.
 
     Args:
       step: of the task and the learner.
-      setting: all that was decided before: stages, schedule, micro-batches.
-      places: of the stages of every replica, [replica][stage].
+      plan: all that was decided before: stages, schedule, micro-batches.
+      backends: of the stages of every replica, [replica][stage].
 
     Attributes:
-      setting: as given.
+      plan: as given.
       events: what every worker did in the last training step, and when.
     """
 
-    def __init__(self, step: Step, setting: Setting, places: Sequence[Sequence[Place]]) -> None:
-        self._step, self.setting, self._places = step, setting, places
-        stages, specs = setting.plan.stages, step.specs.weights
+    def __init__(
+        self, step: Step, plan: PipelinePlan, backends: Sequence[Sequence[StageBackend]]
+    ) -> None:
+        self._step, self.plan, self._backends = step, plan, backends
+        stages, specs = plan.stage_plan.stages, step.specs.weights
         self._specs = [{p: rows_of(specs[p], r) for p, r in s.weights.items()} for s in stages]
         self._groups = step.learner.groups(specs)
-        self._state = StageState(setting.plan, step, places)
-        self._evaluation = StageEvaluation(step, setting, self._state, self._specs, places[0])
-        num_workers = max(setting.num_replicas * setting.num_devices, len(stages))
+        self._state = StageState(plan.stage_plan, step, backends)
+        self._evaluation = StageEvaluation(step, plan, self._state, self._specs, backends[0])
+        num_workers = max(plan.num_replicas * plan.num_devices, len(stages))
         self._workers = Workers(num_workers)
         self._decide = tf.function(self._decide_graph, autograph=False)
         self._functions: dict[tuple[int, int], StageFunctions] = {}  # by replica and stage
@@ -78,34 +80,34 @@ class PipelineProgram(Program):
     # --- state ---
 
     def specs(self) -> dict[str, WeightSpec]:
-        """See `Program`."""
+        """See `ExecutionProgram`."""
         return self._step.specs.keyed()
 
     def initialize(self) -> None:
-        """See `Program`; every device draws what it keeps."""
+        """See `ExecutionProgram`; every device draws what it keeps."""
         specs = self.specs()
         self._state.assign(lambda key, where: specs[key].initial_value(self._step.seed, where))
         self._evaluation.forget()
 
     def restore(self, read: Callable[[str], np.ndarray], keys: Set[str]) -> None:
-        """See `Program`."""
+        """See `ExecutionProgram`."""
         values = checked_state(self.specs(), read, keys)
         self._state.assign(lambda key, where: values[key][where])
         self._evaluation.forget()
 
     def state(self) -> dict[str, np.ndarray]:
-        """See `Program`."""
+        """See `ExecutionProgram`."""
         return self._state.whole().keyed()
 
     # --- training ---
 
     def train_step(self, batch: Batch, step: int) -> dict[str, Any]:
-        """See `Program`."""
+        """See `ExecutionProgram`."""
         sizes = {name: len(array) for name, array in batch.items()}
-        if set(sizes.values()) != {self.setting.batch_size}:
+        if set(sizes.values()) != {self.plan.batch_size}:
             raise ExecutionError(
                 f"a batch with leading dims {sizes}, where the pipeline was built for "
-                f"{self.setting.batch_size} examples"
+                f"{self.plan.batch_size} examples"
             )
         self._evaluation.forget()
         with self._lost_are_named():
@@ -119,31 +121,31 @@ class PipelineProgram(Program):
         """Traces and cuts the functions of all stages, before any thread calls them."""
         if self._functions:
             return
-        setting = self.setting
-        for replica, places in enumerate(self._places):
-            for stage, place in zip(setting.plan.stages, places, strict=True):
+        plan = self.plan
+        for replica, backends in enumerate(self._backends):
+            for stage, backend in zip(plan.stage_plan.stages, backends, strict=True):
                 functions = StageFunctions(
                     stage,
                     self._specs[stage.index],
-                    setting.plan,
+                    plan.stage_plan,
                     self._step,
-                    num_examples=setting.batch_size,
-                    micro_batch_size=setting.micro_batch_size,
-                    place=place,
+                    num_examples=plan.batch_size,
+                    micro_batch_size=plan.micro_batch_size,
+                    backend=backend,
                 )
                 functions.prepare(
-                    keep=setting.keeps_some, again=setting.recomputes_some, apart=setting.is_apart
+                    keep=plan.keeps_some, again=plan.recomputes_some, apart=plan.is_apart
                 )
                 self._functions[replica, stage.index] = functions
-        for stage, place in zip(setting.plan.stages, self._places[0], strict=True):
-            owned, specs = setting.plan.owned(stage.index), self._specs[stage.index]
+        for stage, backend in zip(plan.stage_plan.stages, self._backends[0], strict=True):
+            owned, specs = plan.stage_plan.owned(stage.index), self._specs[stage.index]
             update = StageUpdate(
                 stage.index,
                 {path: specs[path] for path in owned},
                 self._step,
                 self._state,
                 self._functions[0, stage.index].totals,
-                place,
+                backend,
             )
             self._updates.append(update)
 
@@ -152,17 +154,17 @@ class PipelineProgram(Program):
 
         The weights as they were before the step are freed at its end.
         """
-        setting = self.setting
-        replicas = setting.num_replicas
+        plan = self.plan
+        replicas = plan.num_replicas
         weights = self._state.with_copies(self._state.used(), replicas=replicas)
         sums: Sums = collections.defaultdict(dict)
         self.events = collections.defaultdict(list)
-        size = setting.batch_size // setting.num_parts
-        for start in range(0, setting.batch_size, size):
+        size = plan.batch_size // plan.num_parts
+        for start in range(0, plan.batch_size, size):
             run = ScheduleRun(
-                setting,
+                plan,
                 self._functions,
-                self._places,
+                self._backends,
                 weights,
                 {name: array[start : start + size] for name, array in batch.items()},
                 start,
@@ -171,9 +173,9 @@ class PipelineProgram(Program):
                 sums=sums,
             )
             found = self._workers.run(
-                setting.orders,
+                plan.orders,
                 run.perform,
-                num_stages=len(setting.plan.stages),
+                num_stages=len(plan.stage_plan.stages),
                 name_of=self._name_of,
             )
             for worker, events in found.items():
@@ -194,21 +196,21 @@ class PipelineProgram(Program):
             yield
         except (tf.errors.OpError, StageError) as error:
             said = str(error) if isinstance(error, StageError) else _reason(error)
-            lost = remote.lost([name for row in self.setting.devices for name in row])
+            lost = remote.lost([name for row in self.plan.devices for name in row])
             if lost:
                 said += f"; lost: {', '.join(lost)}"
             raise StageError(said) from (error.__cause__ or error)
 
     def _name_of(self, worker: Worker, action: Action) -> str:
-        names = self.setting.plan.stages[action.stage].piece_names
+        names = self.plan.stage_plan.stages[action.stage].piece_names
         held = names[0] if len(names) == 1 else f"{names[0]} … {names[-1]}"
-        return f"{action.work} ({held}) on {self.setting.device_of(worker[0], action.stage)}"
+        return f"{action.work} ({held}) on {self.plan.device_of(worker[0], action.stage)}"
 
     # --- the update ---
 
     def _update(self, sums: Sums, total_weight: tf.Tensor, step: int) -> dict[str, Any]:
         by_stage = []
-        for stage in self.setting.plan.stages:
+        for stage in self.plan.stage_plan.stages:
             rows = sums[stage.index]
             flat = added([rows[key] for key in sorted(rows)])
             by_stage.append(self._functions[0, stage.index].sums(flat))
@@ -236,15 +238,15 @@ class PipelineProgram(Program):
 
     def _gradients_of_copies(self) -> Others:
         """The gradients of other replicas, and of stages that have copies, where they are kept."""
-        plan = self.setting.plan
-        found: Others = [collections.defaultdict(list) for _ in plan.stages]
+        stage_plan = self.plan.stage_plan
+        found: Others = [collections.defaultdict(list) for _ in stage_plan.stages]
         for (replica, index), functions in sorted(self._functions.items()):
-            place = self._places[replica][index]
+            backend = self._backends[replica][index]
             for path, total in functions.totals.items():
-                owner = plan.owners[path][0] if plan.is_shared(path) else index
+                owner = stage_plan.owners[path][0] if stage_plan.is_shared(path) else index
                 if (replica, index) != (0, owner):
-                    sent = place.send(place.read(total))
-                    found[owner][path].append(self._places[0][owner].take(sent))
+                    sent = backend.send(backend.read(total))
+                    found[owner][path].append(self._backends[0][owner].take(sent))
         return [dict(each) for each in found]
 
     def _statistics(self, by_stage: Sequence[StepSums]) -> list[dict[str, Any]]:
@@ -252,7 +254,7 @@ class PipelineProgram(Program):
         found: list[dict[str, Any]] = [{} for _ in by_stage]
         for index, sums in enumerate(by_stage):
             for name, pair in sums.statistics.items():
-                keeper = self.setting.plan.keeper(name.rpartition(SEPARATOR)[0], index)
+                keeper = self.plan.stage_plan.keeper(name.rpartition(SEPARATOR)[0], index)
                 found[keeper] = added_pairs([found[keeper], {name: pair}])
         return found
 
@@ -264,12 +266,12 @@ class PipelineProgram(Program):
     # --- evaluation ---
 
     def eval_step(self, batch: Batch) -> dict[str, tuple[Any, Any]]:
-        """See `Program`."""
+        """See `ExecutionProgram`."""
         with self._lost_are_named():
             return self._evaluation.step(batch, self._workers, self._name_of)
 
     def call(self, function: Callable[..., Any], *inputs: Any) -> Any:
-        """See `Program`; on one device, with the weights of all stages."""
+        """See `ExecutionProgram`; on one device, with the weights of all stages."""
         if function not in self._calls:
 
             def run(weights: Flat, *inputs: Any) -> Any:
@@ -277,7 +279,7 @@ class PipelineProgram(Program):
                 return function(self._step.task.theta(weights), *inputs, ctx)
 
             self._calls[function] = tf.function(run, autograph=False)
-        device = self._places[0][0].device
+        device = self._backends[0][0].device
         with tf.device(device):
             return self._calls[function](self._evaluation.gathered(device), *inputs)
 

@@ -97,10 +97,10 @@ def split(address: str) -> tuple[str, int]:
 
 
 def _wait_for(address: str, timeout_s: float) -> None:
-    place, end = split(address), time.monotonic() + timeout_s
+    backend, end = split(address), time.monotonic() + timeout_s
     while True:
         try:
-            with socket.create_connection(place, timeout=_left(end)) as connection:
+            with socket.create_connection(backend, timeout=_left(end)) as connection:
                 _check_answer(connection, address, end)
             return
         except OSError as error:

@@ -46,7 +46,7 @@ from tekso.framework.execution.pipeline.timing import in_ticks
 from tekso.framework.params import Configurable, param
 
 
-class Schedule(Configurable):
+class PipelineSchedule(Configurable):
     """What each device does. A subclass gives `order`, or `actions` with ticks of its own."""
 
     class Params(Configurable.Params):
@@ -83,7 +83,7 @@ class Schedule(Configurable):
         return in_ticks(orders, num_stages)
 
 
-class Gpipe(Schedule):
+class Gpipe(PipelineSchedule):
     """All forwards, then all backwards.
 
         device 0   0 1 2 · · · · a b c      0 1 2  forward of micro-batch 0, 1, 2
@@ -99,13 +99,13 @@ class Gpipe(Schedule):
     """
 
     def order(self, device: int, num_devices: int, num_micro_batches: int) -> Iterator[Work]:
-        """See `Schedule`."""
+        """See `PipelineSchedule`."""
         for kind in (FORWARD, BACKWARD):
             for m in range(num_micro_batches):
                 yield Work(device, m, kind)
 
 
-class OneFOneB(Schedule):
+class OneFOneB(PipelineSchedule):
     """One forward, one backward: as fast as GPipe, and a device holds K-d micro-batches at most.
 
         device 0   0 1 2 · · a 3 b 4 c · d · e
@@ -118,14 +118,14 @@ class OneFOneB(Schedule):
     """
 
     def order(self, device: int, num_devices: int, num_micro_batches: int) -> Iterator[Work]:
-        """See `Schedule`."""
+        """See `PipelineSchedule`."""
         ahead = min(num_devices - 1 - device, num_micro_batches)
         forwards = [Work(device, m, FORWARD) for m in range(num_micro_batches)]
         backwards = [Work(device, m, BACKWARD) for m in range(num_micro_batches)]
         return _one_by_one(forwards, backwards, ahead)
 
 
-class InterleavedOneFOneB(Schedule):
+class InterleavedOneFOneB(PipelineSchedule):
     """1F1B with several smaller stages a device: less idle time, more handovers, more held.
 
         device 0   0 1 0 1 2 a 3 b 2 a 3 b · c · d c d      2 devices, 2 chunks:
@@ -140,17 +140,17 @@ class InterleavedOneFOneB(Schedule):
       Megatron-LM" (arXiv 2104.04473), section 2.2.
     """
 
-    class Params(Schedule.Params):
+    class Params(PipelineSchedule.Params):
         """Params of InterleavedOneFOneB."""
 
         chunks: int = param("Stages a device.", default=2)
 
     def num_stages(self, num_devices: int) -> int:
-        """See `Schedule`."""
+        """See `PipelineSchedule`."""
         return self._chunks() * num_devices
 
     def actions(self, num_devices: int, num_micro_batches: int) -> Iterator[Action]:
-        """See `Schedule`."""
+        """See `PipelineSchedule`."""
         self._chunks()
         if num_devices and num_micro_batches % num_devices:
             below = num_micro_batches - num_micro_batches % num_devices
@@ -162,7 +162,7 @@ class InterleavedOneFOneB(Schedule):
         return super().actions(num_devices, num_micro_batches)
 
     def order(self, device: int, num_devices: int, num_micro_batches: int) -> Iterator[Work]:
-        """See `Schedule`."""
+        """See `PipelineSchedule`."""
         chunks = self._chunks()
         forwards, backwards = [], []
         for first in range(0, num_micro_batches, num_devices):
@@ -182,7 +182,7 @@ class InterleavedOneFOneB(Schedule):
         return chunks
 
 
-class ZeroBubbleH1(Schedule):
+class ZeroBubbleH1(PipelineSchedule):
     """1F1B with weight gradients apart, which fill the time in which 1F1B is idle.
 
         device 0   0 1 2 · · a A 3 b B 4 c C d D e E      a b c  gradient of the input
@@ -197,7 +197,7 @@ class ZeroBubbleH1(Schedule):
     """
 
     def order(self, device: int, num_devices: int, num_micro_batches: int) -> Iterator[Work]:
-        """See `Schedule`."""
+        """See `PipelineSchedule`."""
         ahead = min(num_devices - device, num_micro_batches)
         for m in range(ahead):
             yield Work(device, m, FORWARD)
@@ -220,7 +220,7 @@ def _one_by_one(forwards: list[Work], backwards: list[Work], ahead: int) -> Iter
     yield from backwards[len(forwards) - ahead :]
 
 
-SCHEDULES: dict[str, type[Schedule]] = {
+SCHEDULES: dict[str, type[PipelineSchedule]] = {
     "gpipe": Gpipe,
     "1f1b": OneFOneB,
     "interleaved_1f1b": InterleavedOneFOneB,
@@ -229,7 +229,7 @@ SCHEDULES: dict[str, type[Schedule]] = {
 """By the name that `execution.schedule` takes."""
 
 
-def num_stages_of(schedule: Schedule, num_devices: int) -> int:
+def num_stages_of(schedule: PipelineSchedule, num_devices: int) -> int:
     """Returns into how many stages a schedule cuts the model.
 
     Raises:
@@ -244,14 +244,14 @@ def num_stages_of(schedule: Schedule, num_devices: int) -> int:
     return count
 
 
-def schedule_of(value: str | Schedule.Params) -> Schedule:
+def schedule_of(value: str | PipelineSchedule.Params) -> PipelineSchedule:
     """Returns the schedule of a name, with its defaults, or of Params.
 
     Raises:
       ScheduleError: there is no schedule of that name.
     """
-    if isinstance(value, Schedule.Params):
-        built: Schedule = value.instantiate()
+    if isinstance(value, PipelineSchedule.Params):
+        built: PipelineSchedule = value.instantiate()
         return built
     name = value.strip()
     if name in SCHEDULES:
@@ -274,7 +274,7 @@ __all__ = [
     "InterleavedOneFOneB",
     "Kind",
     "OneFOneB",
-    "Schedule",
+    "PipelineSchedule",
     "ScheduleError",
     "Work",
     "ZeroBubbleH1",

@@ -20,7 +20,7 @@ from tekso.framework.execution.pipeline.actions import (
     device_of,
     listed,
 )
-from tekso.framework.execution.pipeline.schedule import Schedule, num_stages_of
+from tekso.framework.execution.pipeline.schedule import PipelineSchedule, num_stages_of
 from tekso.framework.execution.pipeline.timing import StuckError, timed
 
 
@@ -53,7 +53,7 @@ def check(
 
 
 def checked_actions(
-    schedule: Schedule, *, num_devices: int, num_micro_batches: int
+    schedule: PipelineSchedule, *, num_devices: int, num_micro_batches: int
 ) -> list[Action]:
     """Returns what all devices do by a schedule, after `check`.
 
@@ -118,8 +118,8 @@ def _order(actions: list[Action]) -> Iterable[str]:
     at: dict[tuple[int, int], Action] = {}
     ticks: dict[WorkKey, int] = {}
     for action in actions:
-        device, tick = place = action[:2]
-        other = at.setdefault(place, action)
+        device, tick = backend = action[:2]
+        other = at.setdefault(backend, action)
         if other is not action:
             yield (
                 f"device {device} has two actions at tick {tick}: {other.work}, and {action.work}"

@@ -16,8 +16,8 @@ import tensorflow as tf
 
 from tekso.framework.execution.pipeline.actions import BACKWARD, FORWARD, Action
 from tekso.framework.execution.pipeline.piece_traces import tensors
-from tekso.framework.execution.pipeline.places import Place
-from tekso.framework.execution.pipeline.setting import Setting
+from tekso.framework.execution.pipeline.plan import PipelinePlan
+from tekso.framework.execution.pipeline.stage_backend import StageBackend
 from tekso.framework.execution.pipeline.stage_functions import StageFunctions, Tensors
 from tekso.framework.execution.pipeline.stages import BATCH, Stage, Value
 from tekso.framework.execution.step import Flat
@@ -33,9 +33,9 @@ class ScheduleRun:
     """See the module.
 
     Args:
-      setting: stages, schedule, micro-batches.
+      plan: stages, schedule, micro-batches.
       functions: of every stage of every replica.
-      places: of the same.
+      backends: of the same.
       weights: that each of them reads.
       batch: the part of the global batch.
       start: its first example.
@@ -46,9 +46,9 @@ class ScheduleRun:
 
     def __init__(
         self,
-        setting: Setting,
+        plan: PipelinePlan,
         functions: Mapping[Key, StageFunctions],
-        places: Sequence[Sequence[Place]],
+        backends: Sequence[Sequence[StageBackend]],
         weights: Mapping[Key, Flat],
         batch: Mapping[str, np.ndarray],
         start: int,
@@ -57,13 +57,13 @@ class ScheduleRun:
         total_weight: tf.Tensor,
         sums: Sums,
     ) -> None:
-        self._setting, self._functions, self._places = setting, functions, places
+        self._plan, self._functions, self._backends = plan, functions, backends
         self._weights = {key: functions[key].weights(flat) for key, flat in weights.items()}
         self._batch, self._start, self._sums = batch, start, sums
         self._step, self._total_weight = step, total_weight
         self._lock = threading.Lock()
         self._readers = collections.Counter(
-            value for stage in setting.plan.stages for value in stage.inputs
+            value for stage in plan.stage_plan.stages for value in stage.inputs
         )
         self._values: dict[Any, list[Any]] = {}
         self._left: dict[Any, int] = {}
@@ -72,7 +72,7 @@ class ScheduleRun:
 
     def perform(self, worker: tuple[int, int], action: Action) -> None:
         """Does one action of a worker."""
-        replica, stage = worker[0], self._setting.plan.stages[action.stage]
+        replica, stage = worker[0], self._plan.stage_plan.stages[action.stage]
         if action.kind == FORWARD:
             self._forward(replica, stage, action.micro_batch)
         elif action.kind == BACKWARD:
@@ -82,8 +82,8 @@ class ScheduleRun:
 
     def _first(self, replica: int, m: int) -> int:
         """The first example of a micro-batch of a replica, in the part."""
-        size = self._setting.micro_batch_size
-        return (m * self._setting.num_replicas + replica) * size
+        size = self._plan.micro_batch_size
+        return (m * self._plan.num_replicas + replica) * size
 
     def _known(self, replica: int, stage: Stage, m: int) -> Tensors:
         """Weights and scalars."""
@@ -93,10 +93,13 @@ class ScheduleRun:
         return {**self._weights[key], **scalars}
 
     def _forward(self, replica: int, stage: Stage, m: int) -> None:
-        functions, place = self._functions[replica, stage.index], self._places[replica][stage.index]
-        given = [t for value in stage.inputs for t in self._take(place, value, replica, m)]
+        functions, backend = (
+            self._functions[replica, stage.index],
+            self._backends[replica][stage.index],
+        )
+        given = [t for value in stage.inputs for t in self._take(backend, value, replica, m)]
         inputs = functions.inputs(given)
-        keep = self._setting.keeps(m)
+        keep = self._plan.keeps(m)
         self._held[replica, stage.index, m] = inputs
         if functions.is_deferred(keep=keep):
             return
@@ -107,34 +110,37 @@ class ScheduleRun:
         made = iter(outputs)
         for name in stage.outputs:
             value = Value(name, stage.index)
-            count = len(tensors(self._setting.plan.values[value]))
-            self._values[value, replica, m] = [place.send(next(made)) for _ in range(count)]
+            count = len(tensors(self._plan.stage_plan.values[value]))
+            self._values[value, replica, m] = [backend.send(next(made)) for _ in range(count)]
             self._left[value, replica, m] = self._readers[value]
         self._add_sums(replica, stage, m, sums)
 
     def _add_sums(self, replica: int, stage: Stage, m: int, sums: Sequence[tf.Tensor]) -> None:
-        own = [self._places[replica][stage.index].local(x) for x in sums]
+        own = [self._backends[replica][stage.index].local(x) for x in sums]
         with self._lock:
             self._sums[stage.index][self._start, m, replica] = own
 
-    def _take(self, place: Place, value: Value, replica: int, m: int) -> list[tf.Tensor]:
-        """The flat tensors of a value at the place of a reader; the last one frees them."""
+    def _take(self, backend: StageBackend, value: Value, replica: int, m: int) -> list[tf.Tensor]:
+        """The flat tensors of a value on the backend of a reader; the last one frees them."""
         if value.producer == BATCH:
             first = self._first(replica, m)
-            array = self._batch[value.name][first : first + self._setting.micro_batch_size]
-            return [place.put(array)]
+            array = self._batch[value.name][first : first + self._plan.micro_batch_size]
+            return [backend.put(array)]
         key = value, replica, m
         with self._lock:
             self._left[key] -= 1
             given = self._values[key] if self._left[key] else self._values.pop(key)
-        return [place.take(sent) for sent in given]
+        return [backend.take(sent) for sent in given]
 
     def _backward(self, replica: int, stage: Stage, m: int) -> None:
-        functions, place = self._functions[replica, stage.index], self._places[replica][stage.index]
-        key, keep = (replica, stage.index, m), self._setting.keeps(m)
-        held, seeds = self._held.pop(key), self._seeds(place, replica, stage, m)
+        functions, backend = (
+            self._functions[replica, stage.index],
+            self._backends[replica][stage.index],
+        )
+        key, keep = (replica, stage.index, m), self._plan.keeps(m)
+        held, seeds = self._held.pop(key), self._seeds(backend, replica, stage, m)
         known = {**self._known(replica, stage, m), **held, **functions.seeds(seeds)}
-        if self._setting.is_apart:
+        if self._plan.is_apart:
             gradients, sums, self._held[key] = functions.input_gradient(known, again=not keep)
         else:
             gradients, sums = functions.backward(known, again=not keep)
@@ -142,19 +148,19 @@ class ScheduleRun:
             self._add_sums(replica, stage, m, sums)
         given = iter(gradients)
         for value in stage.inputs:  # to the stages that made them
-            learned = self._setting.plan.learned(value)
+            learned = self._plan.stage_plan.learned(value)
             if any(learned):
-                own = [place.send(next(given)) for is_learned in learned if is_learned]
+                own = [backend.send(next(given)) for is_learned in learned if is_learned]
                 self._gradients[value, replica, m].append(own)
 
-    def _seeds(self, place: Place, replica: int, stage: Stage, m: int) -> list[tf.Tensor]:
+    def _seeds(self, backend: StageBackend, replica: int, stage: Stage, m: int) -> list[tf.Tensor]:
         """The gradients of what a stage made, added up over all readers."""
         found = []
         for name in stage.outputs:
             of_readers = self._gradients.pop((Value(name, stage.index), replica, m), [])
             for column in zip(*of_readers, strict=True):
-                placed = [place.take(sent) for sent in column]
-                found.append(placed[0] if len(placed) == 1 else place.call(tf.add_n, placed))
+                placed = [backend.take(sent) for sent in column]
+                found.append(placed[0] if len(placed) == 1 else backend.call(tf.add_n, placed))
         return found
 
     def _weight_gradient(self, replica: int, stage: Stage, m: int) -> None:

@@ -20,8 +20,8 @@ from tekso.framework.execution.pipeline import spmd_pieces
 from tekso.framework.execution.pipeline.loss_pieces import pieces_of_loss
 from tekso.framework.execution.pipeline.piece_mixing import check_layers, check_pieces
 from tekso.framework.execution.pipeline.piece_traces import PieceTrace, trace_all
-from tekso.framework.execution.pipeline.schedule import Gpipe, Schedule
-from tekso.framework.execution.pipeline.setting import rows_of_stages
+from tekso.framework.execution.pipeline.plan import rows_of_stages
+from tekso.framework.execution.pipeline.schedule import Gpipe, PipelineSchedule
 from tekso.framework.execution.pipeline.spmd_loop import STAGE, SpmdLoop
 from tekso.framework.execution.pipeline.spmd_program import DATA, SpmdProgram
 from tekso.framework.execution.step import Step
@@ -44,7 +44,7 @@ class SpmdForm:
       ExecutionError: other Params of the pipeline do not go with it.
     """
 
-    def __init__(self, pipeline: Any, schedule: Schedule) -> None:
+    def __init__(self, pipeline: Any, schedule: PipelineSchedule) -> None:
         self._params = pipeline
         refused = []
         if not isinstance(schedule, Gpipe):

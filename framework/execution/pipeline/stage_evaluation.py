@@ -14,8 +14,8 @@ import tensorflow as tf
 from tekso.framework.collected import Pairs, added_pairs
 from tekso.framework.execution.base import Batch
 from tekso.framework.execution.pipeline.actions import FORWARD, Action, WorkKey, device_of
-from tekso.framework.execution.pipeline.places import Place, Specs
-from tekso.framework.execution.pipeline.setting import Setting
+from tekso.framework.execution.pipeline.plan import PipelinePlan
+from tekso.framework.execution.pipeline.stage_backend import Specs, StageBackend
 from tekso.framework.execution.pipeline.stage_state import StageState
 from tekso.framework.execution.pipeline.stages import BATCH, Stage
 from tekso.framework.execution.pipeline.workers import Workers
@@ -29,22 +29,22 @@ class StageEvaluation:
 
     Args:
       step: of the task and the learner.
-      setting: stages and micro-batches.
+      plan: stages and micro-batches.
       state: the variables.
       specs: of the weights that every stage reads, with its rows of stacked ones.
-      places: of the stages of the first replica, which evaluates.
+      backends: of the stages of the first replica, which evaluates.
     """
 
     def __init__(
         self,
         step: Step,
-        setting: Setting,
+        plan: PipelinePlan,
         state: StageState,
         specs: Sequence[Specs],
-        places: Sequence[Place],
+        backends: Sequence[StageBackend],
     ) -> None:
-        self._step, self._setting, self._state = step, setting, state
-        self._specs, self.places = specs, places
+        self._step, self._plan, self._state = step, plan, state
+        self._specs, self.backends = specs, backends
         self._weights: list[Flat] | None = None
         self._gathered: Flat | None = None
         self._functions: dict[tuple[int, int, int], Callable[..., Any]] = {}
@@ -54,20 +54,20 @@ class StageEvaluation:
         self._weights = self._gathered = None
 
     def _stage_weights(self) -> list[Flat]:
-        """The weights that every stage reads, as they are evaluated, at its place."""
+        """The weights that every stage reads, as they are evaluated, on its backend."""
         if self._weights is None:
             found = self._state.with_copies(self._state.evaluated(), replicas=1)
-            self._weights = [found[0, stage.index] for stage in self._setting.plan.stages]
+            self._weights = [found[0, stage.index] for stage in self._plan.stage_plan.stages]
         return self._weights
 
     def gathered(self, device: str) -> Flat:
         """Returns all weights as they are evaluated, whole, on one device."""
         if self._gathered is None:
-            plan, found = self._setting.plan, self._stage_weights()
+            stage_plan, found = self._plan.stage_plan, self._stage_weights()
             self._gathered = {}
-            for path, holders in plan.owners.items():
-                read = holders[:1] if plan.is_shared(path) else holders
-                parts = [self.places[i].gather(found[i][path]) for i in read]
+            for path, holders in stage_plan.owners.items():
+                read = holders[:1] if stage_plan.is_shared(path) else holders
+                parts = [self.backends[i].gather(found[i][path]) for i in read]
                 with tf.device(device):
                     whole = tf.concat(parts, 0) if len(parts) > 1 else tf.identity(parts[0])
                     self._gathered[path] = whole
@@ -75,12 +75,12 @@ class StageEvaluation:
 
     def step(self, batch: Batch, workers: Workers, name_of: Callable[[Any, Action], str]) -> Pairs:
         """Returns (sum, weight) of the loss and of every metric over a batch of any size."""
-        setting, stages = self._setting, self._setting.plan.stages
-        run = _Pass(self, self._stage_weights(), batch, setting)
-        order = [[] for _ in range(setting.num_devices)]  # type: list[list[Action]]
+        plan, stages = self._plan, self._plan.stage_plan.stages
+        run = _Pass(self, self._stage_weights(), batch, plan)
+        order = [[] for _ in range(plan.num_devices)]  # type: list[list[Action]]
         for m, _ in enumerate(run.spans):
             for stage in stages:
-                device = device_of(stage.index, setting.num_devices)
+                device = device_of(stage.index, plan.num_devices)
                 order[device].append(Action(device, m + stage.index, stage.index, m, FORWARD))
         for actions in order:  # of several stages a device, the first goes on to the next ones
             actions.sort(key=lambda action: action.tick)
@@ -103,16 +103,16 @@ class StageEvaluation:
         """Returns the forward pass of a stage over some examples of a batch of `size`."""
         key = stage.index, size, examples
         if key not in self._functions:
-            place, specs = self.places[stage.index], self._specs[stage.index]
+            backend, specs = self.backends[stage.index], self._specs[stage.index]
 
             def forward(weights: Flat, inputs: Flow, batch: Flow, offset: tf.Tensor) -> Any:
-                ctx = place.context(
+                ctx = backend.context(
                     weights,
                     specs,
                     mode="eval",
                     seed=self._step.seed,
                     step=0,
-                    offset=place.scalar_value(offset),
+                    offset=backend.scalar_value(offset),
                     examples=examples,
                     num_examples=size,
                 )
@@ -120,9 +120,9 @@ class StageEvaluation:
                 end = LossSums(flow[LOSS_SUM], flow[METRICS]) if stage.is_last else None
                 sums = self._step.evaluation_sums(end, batch, ctx)
                 made = {name: flow[name] for name in stage.outputs}
-                return made, tf.nest.map_structure(place.replicated, sums)
+                return made, tf.nest.map_structure(backend.replicated, sums)
 
-            self._functions[key] = place.compiled(forward)
+            self._functions[key] = backend.compiled(forward)
         return self._functions[key]
 
 
@@ -130,12 +130,12 @@ class _Pass:
     """One pass over a batch: what is alive between the stages, of each micro-batch."""
 
     def __init__(
-        self, evaluation: StageEvaluation, weights: list[Flat], batch: Batch, setting: Setting
+        self, evaluation: StageEvaluation, weights: list[Flat], batch: Batch, plan: PipelinePlan
     ) -> None:
         self._evaluation, self._weights, self._batch = evaluation, weights, batch
-        self._stages = setting.plan.stages
+        self._stages = plan.stage_plan.stages
         self._size = len(next(iter(batch.values())))
-        count = setting.micro_batch_size
+        count = plan.micro_batch_size
         self.spans = [(i, min(i + count, self._size)) for i in range(0, self._size, count)]
         self.flows: dict[int, Flow] = {}
         self.sums: dict[tuple[int, int], Pairs] = {}
@@ -148,24 +148,24 @@ class _Pass:
     def perform(self, worker: Any, action: Action) -> None:
         """Runs a stage on a micro-batch; frees what no later stage reads."""
         stage, m = self._stages[action.stage], action.micro_batch
-        place = self._evaluation.places[stage.index]
+        backend = self._evaluation.backends[stage.index]
         start, end = self.spans[m]
         part = {name: array[start:end] for name, array in self._batch.items()}
         flow = self.flows.setdefault(m, {})
         inputs = {
-            v.name: place.put(part[v.name])
+            v.name: backend.put(part[v.name])
             if v.producer == BATCH
-            else _mapped(place.take, flow[v.name])
+            else _mapped(backend.take, flow[v.name])
             for v in stage.inputs
         }
-        given = {name: place.put(array) for name, array in part.items()} if stage.is_last else {}
-        offset = place.scalar(start, tf.int32)
+        given = {name: backend.put(array) for name, array in part.items()} if stage.is_last else {}
+        offset = backend.scalar(start, tf.int32)
         function = self._evaluation.function(stage, self._size, end - start)
-        made, sums = place.call(function, self._weights[stage.index], inputs, given, offset)
+        made, sums = backend.call(function, self._weights[stage.index], inputs, given, offset)
         for name in self._last_read[stage.index]:
             del flow[name]
-        flow.update(_mapped(place.send, made))
-        self.sums[m, stage.index] = tf.nest.map_structure(place.local, sums)
+        flow.update(_mapped(backend.send, made))
+        self.sums[m, stage.index] = tf.nest.map_structure(backend.local, sums)
         if stage.is_last:
             del self.flows[m]
 

@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tekso.framework.execution.pipeline.graph_cut import Cut, GraphCut
+from tekso.framework.execution.pipeline.graph_cut import GraphCut, Subgraph
 from tekso.framework.execution.pipeline.graph_effects import effects
 from tekso.framework.execution.pipeline.piece_traces import tensors
-from tekso.framework.execution.pipeline.places import Place
+from tekso.framework.execution.pipeline.stage_backend import StageBackend
 from tekso.framework.execution.pipeline.stage_run import run_stage
 from tekso.framework.execution.pipeline.stages import Stage, StagePlan, Value
 from tekso.framework.execution.step import Flat, Step, Sums, with_gradients
@@ -42,7 +42,7 @@ class Scalars:
 
 
 class StageFunctions:
-    """See the module; for micro-batches of one size, at one place.
+    """See the module; for micro-batches of one size, on one backend.
 
     Args:
       stage: the stage.
@@ -51,7 +51,7 @@ class StageFunctions:
       step: of the task and the learner.
       num_examples: of the global batch.
       micro_batch_size: examples that are computed together.
-      place: where it runs.
+      backend: where it runs.
 
     Attributes:
       totals: {path: variable}: the sums of the gradients of the trained weights.
@@ -61,26 +61,26 @@ class StageFunctions:
         self,
         stage: Stage,
         specs: Mapping[str, WeightSpec],
-        plan: StagePlan,
+        stage_plan: StagePlan,
         step: Step,
         *,
         num_examples: int,
         micro_batch_size: int,
-        place: Place,
+        backend: StageBackend,
     ) -> None:
-        self._stage, self._specs, self._step, self._place = stage, specs, step, place
+        self._stage, self._specs, self._step, self._place = stage, specs, step, backend
         self._trained = [path for path in specs if path in step.trained]
-        self._values = plan.values
-        self._learned = plan.learned_inputs(stage)
+        self._values = stage_plan.values
+        self._learned = stage_plan.learned_inputs(stage)
         self._num_examples, self._size = num_examples, micro_batch_size
         self._structure: Any = None  # of the sums
         self._effects: list[tf.Operation] = []  # of the forward pass
-        outputs = [plan.values[Value(name, stage.index)] for name in stage.outputs]
+        outputs = [stage_plan.values[Value(name, stage.index)] for name in stage.outputs]
         self._seeds = [leaf for leaf in tensors(outputs) if leaf.dtype.is_floating]
         self.totals = {path: self._total(specs[path]) for path in self._trained}
-        self._begin = place.compiled(self._begin_graph)
+        self._begin = backend.compiled(self._begin_graph)
         self._cut = self._trace()
-        self._functions: dict[str, Cut] = {}
+        self._functions: dict[str, Subgraph] = {}
 
     def _total(self, spec: WeightSpec) -> Any:
         dtype = state_dtype(spec)
@@ -95,12 +95,12 @@ class StageFunctions:
     # --- the graph ---
 
     def _trace(self) -> GraphCut:
-        place = self._place
+        backend = self._place
         used = self._step.used_specs
         weights = [tf.TensorSpec(s.shape, used[p].dtype) for p, s in self._specs.items()]
         inputs = [leaf for value in self._stage.inputs for leaf in tensors(self._values[value])]
-        scalars = [place.scalar_spec(dtype) for dtype in Scalars.DTYPES]
-        seeds = [*self._seeds, place.scalar_spec(tf.float32)]
+        scalars = [backend.scalar_spec(dtype) for dtype in Scalars.DTYPES]
+        seeds = [*self._seeds, backend.scalar_spec(tf.float32)]
         early = [*weights, *inputs, *scalars]
         counts: dict[str, int] = {}
         made: list[tf.Tensor] = []
@@ -113,7 +113,7 @@ class StageFunctions:
 
             own = dict(zip(self._specs, take(len(weights)), strict=True))
             values = take(len(inputs))
-            numbers = [place.scalar_value(x) for x in take(len(scalars))]
+            numbers = [backend.scalar_value(x) for x in take(len(scalars))]
             seeds_ = take(len(seeds))
             sources = [own[path] for path in self._trained]
             learned = [values[i] for i in self._learned]
@@ -127,23 +127,23 @@ class StageFunctions:
                 forward,
                 [*sources, *learned],
                 seeds_[:-1],
-                seed_of_total=place.scalar_value(seeds_[-1]),
+                seed_of_total=backend.scalar_value(seeds_[-1]),
             )
             of_weights, of_inputs = gradients[: len(sources)], gradients[len(sources) :]
             added = []
             for path, gradient in zip(self._trained, of_weights, strict=True):
                 total = self.totals[path]
-                gradient = place.stored(tf.cast(gradient, total.dtype), self._specs[path], "slot")
+                gradient = backend.stored(tf.cast(gradient, total.dtype), self._specs[path], "slot")
                 added.append(total.assign_add(gradient, read_value=False))
             with tf.control_dependencies(added):
                 done = tf.identity(seeds_[-1])
             self._structure = sums
-            flat_sums = [place.replicated(x) for x in tf.nest.flatten(sums)]
+            flat_sums = [backend.replicated(x) for x in tf.nest.flatten(sums)]
             counts.update(outputs=len(outputs), sums=len(flat_sums), inputs=len(of_inputs))
             # Each output has a tensor of its own, even if two are the same. What TensorFlow makes
             # of what is returned waits for all that is written, so these are not returned.
             made.extend(tf.identity(t) for t in (*outputs, *flat_sums, *of_inputs, done))
-            place.check(tf.compat.v1.get_default_graph())
+            backend.check(tf.compat.v1.get_default_graph())
             return []
 
         concrete = tf.function(whole, autograph=False).get_concrete_function(*early, *seeds)

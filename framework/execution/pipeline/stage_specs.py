@@ -23,13 +23,15 @@ class StageSpecs:
       specs: of every stage, the specs of what it keeps, with its rows.
     """
 
-    def __init__(self, plan: StagePlan, learner: LearnerBase, specs: State[WeightSpec]) -> None:
+    def __init__(
+        self, stage_plan: StagePlan, learner: LearnerBase, specs: State[WeightSpec]
+    ) -> None:
         groups = learner.groups(specs.weights)
         self.groups: list[Groups] = []
         self.rows: list[State[Rows]] = []
         self.specs: list[State[WeightSpec]] = []
-        for stage in plan.stages:
-            owned = plan.owned(stage.index)
+        for stage in stage_plan.stages:
+            owned = stage_plan.owned(stage.index)
             of_stage = {}
             of_slots: dict[str, Rows] = {}
             for name, (own_learner, learned) in groups.items():

@@ -1,4 +1,4 @@
-"""The state of a pipeline: variables of the weights and slots of every stage, at its place."""
+"""The state of a pipeline: variables of the weights and slots of every stage, on its backend."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tekso.framework.execution.pipeline.places import Kind, Part, Place
+from tekso.framework.execution.pipeline.stage_backend import Kind, Part, StageBackend
 from tekso.framework.execution.pipeline.stage_specs import StageSpecs
 from tekso.framework.execution.pipeline.stages import Rows, StagePlan
 from tekso.framework.execution.state import LEARNER, WEIGHTS, State
@@ -27,19 +27,21 @@ class StageState:
     Args:
       plan: the stages.
       step: of the task and the learner.
-      places: of the stages of every replica, [replica][stage]. The first replica keeps the state.
+      backends: of the stages of every replica, [replica][stage]. The first replica keeps the state.
 
     Attributes:
       stages: the variables of every stage.
     """
 
-    def __init__(self, plan: StagePlan, step: Step, places: Sequence[Sequence[Place]]) -> None:
-        self._plan, self._step, self._places = plan, step, places
-        self._kept = StageSpecs(plan, step.learner, step.specs)
+    def __init__(
+        self, stage_plan: StagePlan, step: Step, backends: Sequence[Sequence[StageBackend]]
+    ) -> None:
+        self._stage_plan, self._step, self._backends = stage_plan, step, backends
+        self._kept = StageSpecs(stage_plan, step.learner, step.specs)
         self.groups = self._kept.groups
-        self.stages: list[State[Any]] = [State({}, {}) for _ in plan.stages]
+        self.stages: list[State[Any]] = [State({}, {}) for _ in stage_plan.stages]
         self._counts: dict[str, tf.Variable] = {}
-        homes = list(enumerate(places[0]))
+        homes = list(enumerate(backends[0]))
         self._read_used = [home.compiled(self._used_graph(s)) for s, home in homes]
         self._read_evaluated = [home.compiled(self._evaluated_graph(s)) for s, home in homes]
 
@@ -48,7 +50,7 @@ class StageState:
     def assign(self, value: Value) -> None:
         """Sets everything."""
         for stage, (specs, rows) in enumerate(zip(self._kept.specs, self._kept.rows, strict=True)):
-            home, found = self._places[0][stage], []
+            home, found = self._backends[0][stage], []
             for i, (kind, prefix) in enumerate(_KINDS):
                 variables = dict(self.stages[stage][i])
                 for path, spec in specs[i].items():
@@ -74,7 +76,7 @@ class StageState:
             for stage, variables in enumerate(self.stages):
                 for path, variable in variables[kind].items():
                     if path not in parts or self._kept.rows[stage][kind][path] is not None:
-                        array = self._places[0][stage].whole(variable)
+                        array = self._backends[0][stage].whole(variable)
                         parts.setdefault(path, []).append(array)
             found.append({p: a[0] if len(a) == 1 else np.concatenate(a) for p, a in parts.items()})
         counts = {path: np.asarray(v.numpy()) for path, v in self._counts.items()}
@@ -101,7 +103,7 @@ class StageState:
     def _evaluated_graph(self, stage: int) -> Callable[[tf.Tensor], Flat]:
         def evaluated(applied: tf.Tensor) -> Flat:
             weights, slots = self.stages[stage].map(lambda variable: variable.read_value())
-            counts = {APPLIED: self._places[0][stage].scalar_value(applied)}
+            counts = {APPLIED: self._backends[0][stage].scalar_value(applied)}
             return self._used(
                 stage, self._step.evaluation_weights(State(weights, {**slots, **counts}))
             )
@@ -110,12 +112,12 @@ class StageState:
 
     def _used(self, stage: int, weights: Mapping[str, tf.Tensor]) -> Flat:
         own = self._kept.specs[stage].weights
-        return self._places[0][stage].used(self._step.cast(weights), own)
+        return self._backends[0][stage].used(self._step.cast(weights), own)
 
     def used(self) -> list[Flat]:
-        """Returns the weights that every stage keeps, as its layers use them, at its place."""
+        """Returns the weights that every stage keeps, as its layers use them, on its backend."""
         return [
-            self._places[0][s].call(self._read_used[s]) if variables.weights else {}
+            self._backends[0][s].call(self._read_used[s]) if variables.weights else {}
             for s, variables in enumerate(self.stages)
         ]
 
@@ -123,7 +125,7 @@ class StageState:
         """Returns what `used` returns, of the weights that are evaluated."""
         applied, found = self.counts()[APPLIED], []
         for s, variables in enumerate(self.stages):
-            home = self._places[0][s]
+            home = self._backends[0][s]
             given = home.scalar(applied, tf.int64)
             found.append(home.call(self._read_evaluated[s], given) if variables.weights else {})
         return found
@@ -137,14 +139,14 @@ class StageState:
         """
         found = {}
         for replica in range(replicas):
-            for stage in self._plan.stages:
-                place, flat = self._places[replica][stage.index], {}
+            for stage in self._stage_plan.stages:
+                backend, flat = self._backends[replica][stage.index], {}
                 for path in stage.weights:
                     is_own = path in kept[stage.index]
-                    owner = stage.index if is_own else self._plan.owners[path][0]
+                    owner = stage.index if is_own else self._stage_plan.owners[path][0]
                     value = kept[owner][path]
                     if not is_own or replica:
-                        value = place.take(self._places[0][owner].send(value))
+                        value = backend.take(self._backends[0][owner].send(value))
                     flat[path] = value
                 found[replica, stage.index] = flat
         return found

@@ -14,14 +14,14 @@ from typing import Any
 import tensorflow as tf
 
 from tekso.framework.collected import Pairs
-from tekso.framework.execution.pipeline.places import Place
+from tekso.framework.execution.pipeline.stage_backend import StageBackend
 from tekso.framework.execution.pipeline.stage_state import StageState
 from tekso.framework.execution.step import Step
 from tekso.framework.learning_step import Decision
 from tekso.framework.weight_spec import WeightSpec
 
 Others = Mapping[str, Sequence[tf.Tensor]]
-"""{path: gradients of copies of a weight}, at the place of the stage."""
+"""{path: gradients of copies of a weight}, on the backend of the stage."""
 
 
 class StageUpdate:
@@ -33,7 +33,7 @@ class StageUpdate:
       step: of the task and the learner.
       state: of all stages.
       totals: variables with the sums of its gradients, {path: variable}.
-      place: where the stage keeps its state.
+      backend: where the stage keeps its state.
     """
 
     def __init__(
@@ -43,13 +43,13 @@ class StageUpdate:
         step: Step,
         state: StageState,
         totals: Mapping[str, Any],
-        place: Place,
+        backend: StageBackend,
     ) -> None:
         self._stage, self._specs, self._step, self._state = stage, specs, step, state
-        self._totals, self._place = totals, place
+        self._totals, self._place = totals, backend
         self._groups = state.groups[stage]
-        self._norms = place.compiled(self._norms_graph)
-        self._update = place.compiled(self._update_graph)
+        self._norms = backend.compiled(self._norms_graph)
+        self._update = backend.compiled(self._update_graph)
 
     def squared_norms(self, others: Others) -> Any:
         """Returns {path: squared norms of the gradient, before and after its own clipping}."""

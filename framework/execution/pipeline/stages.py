@@ -106,7 +106,7 @@ class StagePlan:
         }
 
 
-def plan(
+def stage_plan(
     pieces: Sequence[Piece],
     traces: Sequence[PieceTrace],
     sizes: Sequence[int],

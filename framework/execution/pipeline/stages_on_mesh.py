@@ -9,9 +9,9 @@ from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.mesh.layouts import LayoutError, MeshLayout
 from tekso.framework.execution.mesh_sharded import MeshSharded, warn_of_idle_axes
 from tekso.framework.execution.pipeline.actions import device_of
-from tekso.framework.execution.pipeline.mesh_place import MeshPlace
-from tekso.framework.execution.pipeline.places import Place
-from tekso.framework.execution.pipeline.setting import Setting, rows_of_stages
+from tekso.framework.execution.pipeline.mesh_backend import MeshBackend
+from tekso.framework.execution.pipeline.plan import PipelinePlan, rows_of_stages
+from tekso.framework.execution.pipeline.stage_backend import StageBackend
 from tekso.framework.task import Task
 
 
@@ -93,16 +93,16 @@ class StagesOnMesh:
         """Returns how many devices there are."""
         return self._execution.num_devices()
 
-    def places(self, setting: Setting, layout: MeshLayout) -> list[list[Place]]:
-        """Returns the places of the stages of every replica, [replica][stage]."""
+    def backends(self, plan: PipelinePlan, layout: MeshLayout) -> list[list[StageBackend]]:
+        """Returns the backends of the stages of every replica, [replica][stage]."""
         warn_of_idle_axes(layout, "execution.stages_on")
-        device_type, compiles = self._execution.device_type, setting.xla == "clusters"
+        device_type, compiles = self._execution.device_type, plan.xla == "clusters"
         meshes = [
-            MeshPlace(layout, device_type, i, compiles=compiles) for i in range(self._num_meshes)
+            MeshBackend(layout, device_type, i, compiles=compiles) for i in range(self._num_meshes)
         ]
-        first = range(0, self._num_meshes, setting.num_devices)
+        first = range(0, self._num_meshes, plan.num_devices)
         return [
-            [meshes[f + device_of(s.index, setting.num_devices)] for s in setting.plan.stages]
+            [meshes[f + device_of(s.index, plan.num_devices)] for s in plan.stage_plan.stages]
             for f in first
         ]
 

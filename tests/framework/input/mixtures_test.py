@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tekso.framework.input.arrays import Arrays
 from tekso.framework.input.input import Batch, ExampleInput
-from tekso.framework.input.mixtures import Choice, Mixture, floor_sum
+from tekso.framework.input.mixtures import Interleaving, Mixture, floor_sum
 from tekso.framework.input.skips import InputError
 from tekso.framework.params import param
 
@@ -53,7 +53,7 @@ def test_floor_sum_is_the_sum_of_floors(n: int, m: int, a: int, b: int) -> None:
 def test_positions_of_a_part_count_up_without_gaps_wherever_one_begins(
     weights: list[float], begin: int, size: int, seed: int
 ) -> None:
-    choice = Choice(weights, seed=seed)
+    choice = Interleaving(weights, seed=seed)
     part, position = choice.places(0, begin + size)
     for number in range(len(weights)):
         assert position[part == number].tolist() == list(range(int((part == number).sum())))
@@ -66,7 +66,7 @@ def test_positions_of_a_part_count_up_without_gaps_wherever_one_begins(
 def test_shares_are_exact_up_to_a_few_examples_at_any_length(
     weights: list[float], length: int, seed: int
 ) -> None:
-    counts = Choice(weights, seed=seed).counts(length)
+    counts = Interleaving(weights, seed=seed).counts(length)
     assert sum(counts) == length
     # A rotation by the golden ratio is off by less than 3 + log(length); 2**-32 is the rounding of
     # an end of an interval.

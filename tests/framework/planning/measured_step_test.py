@@ -22,7 +22,7 @@ from tekso.tasks.lm.task import LanguageModel
 DEVICES, MICRO_BATCHES = 2, 3
 
 
-def setting(**changes: Any) -> Any:
+def plan(**changes: Any) -> Any:
     attention = MultiHeadAttention.Params(num_heads=1, mask="causal")
     feed_forward = FeedForward.Params(hidden_dim=5)
     layer = TransformerLayer.Params(attention=attention, feed_forward=feed_forward)
@@ -31,7 +31,7 @@ def setting(**changes: Any) -> Any:
     shape = ((12, 4), "int32")
     batch = {"ids": shape, "labels": shape, "weights": ((12, 4), "float32")}
     params = Pipelined.Params(num_stages=DEVICES, num_micro_batches=MICRO_BATCHES, **changes)
-    return params.instantiate().setting(task, batch, parts=2, devices=None)
+    return params.instantiate().plan(task, batch, parts=2, devices=None)
 
 
 def events(given: Any, *, forward_s: float, start_s: float = 100.0) -> dict[Any, list[Event]]:
@@ -56,7 +56,7 @@ def measured(given: Any, of: dict[Any, list[Event]]) -> MeasuredStep:
 
 
 def test_step_without_delays_takes_as_long_as_predicted() -> None:
-    given = setting()
+    given = plan()
     found = measured(given, events(given, forward_s=1.0))
     # 1F1B of equal stages: (M + K - 1) times forward and backward.
     assert found.predicted.makespan == pytest.approx((MICRO_BATCHES + DEVICES - 1) * 3000)
@@ -68,7 +68,7 @@ def test_step_without_delays_takes_as_long_as_predicted() -> None:
 
 
 def test_delay_is_what_the_prediction_does_not_know() -> None:
-    given = setting()
+    given = plan()
     late = events(given, forward_s=1.0)
     last = late[0, 0][-1]
     late[0, 0][-1] = Event(last.action, last.start + 3, last.end + 3)
@@ -76,7 +76,7 @@ def test_delay_is_what_the_prediction_does_not_know() -> None:
 
 
 def test_of_several_parts_the_last_is_shown() -> None:
-    given = setting()
+    given = plan()
     first, last = events(given, forward_s=7.0), events(given, forward_s=1.0, start_s=200.0)
     found = measured(given, {worker: first[worker] + last[worker] for worker in first})
     assert found.predicted.makespan == pytest.approx(12000)
@@ -84,7 +84,7 @@ def test_of_several_parts_the_last_is_shown() -> None:
 
 
 def test_replicas_are_shown_one_below_the_other_and_the_slowest_counts() -> None:
-    given = setting(num_replicas=2)
+    given = plan(num_replicas=2)
     both = events(given, forward_s=1.0)
     last = both[1, 0][-1]
     both[1, 0][-1] = Event(last.action, last.start + 3, last.end + 3)
@@ -97,4 +97,4 @@ def test_replicas_are_shown_one_below_the_other_and_the_slowest_counts() -> None
 
 
 def test_before_the_first_step_there_is_nothing() -> None:
-    assert measured_step({}, setting()) is None
+    assert measured_step({}, plan()) is None

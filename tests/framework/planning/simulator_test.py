@@ -27,7 +27,7 @@ from tekso.framework.execution.pipeline.schedule import (
     Action,
     InterleavedOneFOneB,
     Kind,
-    Schedule,
+    PipelineSchedule,
     ScheduleError,
     schedule_of,
 )
@@ -39,7 +39,7 @@ TIME = st.integers(1, 9)
 
 
 def timeline(
-    schedule: str | Schedule,
+    schedule: str | PipelineSchedule,
     k: int,
     m: int,
     *,
@@ -57,8 +57,8 @@ def timeline(
     )  # fmt: skip
 
 
-def interleaved(chunks: int) -> Schedule:
-    schedule: Schedule = InterleavedOneFOneB.Params(chunks=chunks).instantiate()
+def interleaved(chunks: int) -> PipelineSchedule:
+    schedule: PipelineSchedule = InterleavedOneFOneB.Params(chunks=chunks).instantiate()
     return schedule
 
 

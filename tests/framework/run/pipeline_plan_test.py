@@ -136,10 +136,10 @@ def test_interleaved_stages_lie_round_the_devices() -> None:
 def test_durations_are_one_for_the_slowest_stage(
     rematerialize: str, schedule: str, expected: dict[Any, tuple[float, float]]
 ) -> None:
-    setting = tiny(
+    plan = tiny(
         num_stages=2, num_micro_batches=8, rematerialize=rematerialize, schedule=schedule
-    ).setting
-    found = durations(setting, [3.0, 6.0])
+    ).plan
+    found = durations(plan, [3.0, 6.0])
     assert found == pytest.approx(
         {(s, kind): t[s] * (3, 6)[s] / 18 for s in (0, 1) for kind, t in expected.items()}
     )
@@ -216,7 +216,7 @@ def test_bytes_held_between_the_gradients_are_those_that_the_weights_need() -> N
 def test_costs_that_are_measured_are_those_of_the_figures() -> None:
     small = {"task.model.dim": 16, "task.model.stack.layer.feed_forward.hidden_dim": 32}
     found = tiny(small, num_stages=2, num_micro_batches=4, costs="measured", balance=[7, 1])
-    costs = found.setting.piece_costs
+    costs = found.plan.piece_costs
     assert len(costs) == 8 and len(set(costs[1:5])) == 1 and min(costs) > 0  # four layers alike
     share = math.fsum(costs[:7]) / math.fsum(costs)
     assert found.cost_shares == pytest.approx([share, 1 - share])

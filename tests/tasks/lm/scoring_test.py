@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tekso.framework.context import StepContext
 from tekso.framework.theta import Theta
-from tekso.tasks.lm.scoring import Scorer
+from tekso.tasks.lm.scoring import TextScorer
 
 
 class EagerProgram:
@@ -34,7 +34,7 @@ def context_lengths(theta: Theta, ids: tf.Tensor, labels: tf.Tensor, ctx: Any) -
 def test_every_token_but_the_first_is_scored_once(
     num_tokens: int, overlap: int, batch_size: int
 ) -> None:
-    scorer = Scorer(context_lengths, window=5, overlap=overlap, batch_size=batch_size)
+    scorer = TextScorer(context_lengths, window=5, overlap=overlap, batch_size=batch_size)
     ids = np.arange(10, 10 + num_tokens)
     score = scorer.score(EagerProgram(), ids, num_bytes=3)
     labels, context = np.divmod(-score.log_probs, 1000)
@@ -48,7 +48,7 @@ def test_totals_are_sums_over_the_scored_tokens() -> None:
     def half(theta: Theta, ids: tf.Tensor, labels: tf.Tensor, ctx: Any) -> tf.Tensor:
         return tf.fill(ids.shape, math.log(0.5))
 
-    score = Scorer(half, window=4).score(EagerProgram(), range(11), num_bytes=20)
+    score = TextScorer(half, window=4).score(EagerProgram(), range(11), num_bytes=20)
     assert score.total == pytest.approx(10 * math.log(0.5), rel=1e-6)
     assert score.loss == pytest.approx(math.log(2), rel=1e-6)
     assert score.bits_per_byte == pytest.approx(0.5, rel=1e-6)  # 10 tokens of one bit, 20 bytes
@@ -56,9 +56,9 @@ def test_totals_are_sums_over_the_scored_tokens() -> None:
 
 def test_a_text_without_a_second_token_is_refused() -> None:
     with pytest.raises(ValueError, match="a text of 1 tokens"):
-        Scorer(context_lengths, window=5).score(EagerProgram(), [4], num_bytes=0)
+        TextScorer(context_lengths, window=5).score(EagerProgram(), [4], num_bytes=0)
 
 
 def test_an_overlap_of_a_whole_window_is_refused() -> None:
     with pytest.raises(ValueError, match="windows of 5 tokens that overlap by 5"):
-        Scorer(context_lengths, window=5, overlap=5)
+        TextScorer(context_lengths, window=5, overlap=5)

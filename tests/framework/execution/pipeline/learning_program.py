@@ -66,10 +66,10 @@ def misplaced(program: Any) -> list[str]:
     if not isinstance(program, PipelineProgram):
         return []
     found = []
-    replicas = program.setting.num_replicas
+    replicas = program.plan.num_replicas
     weights_of = program._state.with_copies(program._state.used(), replicas=replicas)
     for (replica, stage), weights in weights_of.items():
-        device = program.setting.device_of(replica, stage)
+        device = program.plan.device_of(replica, stage)
         given = {**weights, **program._functions[replica, stage].totals}
         found += [f"{n} on {x.device}" for n, x in given.items() if not x.device.endswith(device)]
     return found

@@ -69,7 +69,7 @@ def test_a_loss_that_the_pieces_do_not_compute_is_refused(form: dict[str, Any]) 
         "weights": np.ones([4], np.float32),
     }
     with pytest.raises(ExecutionError) as error:
-        execution.setting(task_of(Thrice), signature_of(arrays), parts=1, devices=None)
+        execution.plan(task_of(Thrice), signature_of(arrays), parts=1, devices=None)
     assert str(error.value).startswith(
         f"Thrice.loss ({line(Thrice.loss)}) overrides what Classification.pieces "
         f"({line(Classification.pieces)}) computes. "

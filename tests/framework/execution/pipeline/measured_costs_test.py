@@ -64,29 +64,29 @@ def task(*kinds: str | None) -> Chain:
     return found
 
 
-def setting(durations: Iterator[float], **params: Any) -> Any:
+def plan(durations: Iterator[float], **params: Any) -> Any:
     execution = Pipelined.Params(num_stages=2, num_micro_batches=2, **params).instantiate()
     execution.timer = timer(durations)
-    return execution.setting(task(), BATCH, parts=1, devices=None)
+    return execution.plan(task(), BATCH, parts=1, devices=None)
 
 
 def test_least_time_of_every_piece_is_its_cost_and_stages_are_cut_by_it() -> None:
-    found = setting(runs(1.0, 1.5, 6.0, 1.0, 0.5), costs="measured")
+    found = plan(runs(1.0, 1.5, 6.0, 1.0, 0.5), costs="measured")
     assert found.costs == "measured"
     assert found.piece_costs == pytest.approx([1.0, 1.5, 6.0, 1.0, 0.5])
-    assert [len(stage.piece_names) for stage in found.plan.stages] == [2, 3]
-    found = setting(runs(6.0, 1.5, 1.0, 1.0, 0.5), costs="measured")
-    assert [len(stage.piece_names) for stage in found.plan.stages] == [1, 4]
+    assert [len(stage.piece_names) for stage in found.stage_plan.stages] == [2, 3]
+    found = plan(runs(6.0, 1.5, 1.0, 1.0, 0.5), costs="measured")
+    assert [len(stage.piece_names) for stage in found.stage_plan.stages] == [1, 4]
 
 
 def test_traced_costs_ask_no_timer() -> None:
-    found = setting(iter(()))
+    found = plan(iter(()))
     assert found.costs == "traced" and len(found.piece_costs) == 5
 
 
 def test_given_balance_is_kept() -> None:
-    found = setting(runs(6.0, 1.0, 1.0, 1.0, 1.0), costs="measured", balance=[4, 1])
-    assert [len(stage.piece_names) for stage in found.plan.stages] == [4, 1]
+    found = plan(runs(6.0, 1.0, 1.0, 1.0, 1.0), costs="measured", balance=[4, 1])
+    assert [len(stage.piece_names) for stage in found.stage_plan.stages] == [4, 1]
 
 
 def test_pieces_that_are_declared_alike_are_measured_once() -> None:

@@ -35,9 +35,9 @@ def packed(batch: dict[str, Any]) -> dict[str, Any]:
     """Two texts in every example."""
     examples, length = batch["ids"].shape
     ends = np.random.default_rng(5).integers(2, length - 1, [examples, 1])
-    places = np.arange(length)
-    is_second = places >= ends
-    positions = np.where(is_second, places - ends, places).astype(np.int32)
+    backends = np.arange(length)
+    is_second = backends >= ends
+    positions = np.where(is_second, backends - ends, backends).astype(np.int32)
     return {**batch, "segment_ids": is_second.astype(np.int32) + 1, "positions": positions}
 
 

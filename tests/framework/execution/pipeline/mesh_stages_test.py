@@ -133,7 +133,7 @@ def build(**changes: Any) -> None:
     task = small_models.MODELS["dense"]().instantiate()
     batch = signature_of(small_models.batch("dense", 0))
     execution.stage_layout(task, batch, parts=1, num_devices=None)
-    execution.setting(task, batch, parts=1, devices=None)
+    execution.plan(task, batch, parts=1, devices=None)
 
 
 def test_what_goes_together_is_accepted() -> None:
@@ -174,7 +174,7 @@ def test_an_axis_over_which_nothing_of_a_stage_is_split_is_warned_of(
 ) -> None:
     said: list[str] = []
     monkeypatch.setattr(logging, "warning", lambda text, *values: said.append(text % values))
-    monkeypatch.setattr(stages_on_mesh, "MeshPlace", lambda *args, **rest: None)  # no device
+    monkeypatch.setattr(stages_on_mesh, "MeshBackend", lambda *args, **rest: None)  # no device
     task = small_models.MODELS["dense"]().instantiate()
     batch = signature_of(small_models.batch("dense", 0))
 
@@ -183,8 +183,10 @@ def test_an_axis_over_which_nothing_of_a_stage_is_split_is_warned_of(
         execution = MeshSharded.Params(mesh="data:2;model:2", rules=rules).instantiate()
         stages = StagesOnMesh(execution, Pipelined.Params())
         layout = stages.layout(task, batch, num_devices=None)
-        plan = SimpleNamespace(xla="none", num_devices=2, plan=SimpleNamespace(stages=()))
-        stages.places(plan, layout)  # type: ignore[arg-type]
+        stage_plan = SimpleNamespace(
+            xla="none", num_devices=2, stage_plan=SimpleNamespace(stages=())
+        )
+        stages.backends(stage_plan, layout)  # type: ignore[arg-type]
         return list(said)
 
     (one,) = warned("batch:data")

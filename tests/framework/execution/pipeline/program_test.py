@@ -24,7 +24,7 @@ from tekso.framework.execution.pipeline import remote, stage_evaluation
 from tekso.framework.execution.pipeline.piece_traces import trace_all
 from tekso.framework.execution.pipeline.program import PipelineProgram
 from tekso.framework.execution.pipeline.workers import StageError
-from tekso.framework.execution.pipelined import device_places
+from tekso.framework.execution.pipelined import device_backends
 from tekso.framework.execution.step import Step
 from tekso.framework.foreign_variables import ForeignVariableError
 from tekso.framework.initializers import Normal
@@ -120,10 +120,10 @@ def build(
 ) -> PipelineProgram:
     execution = Pipelined.Params(num_stages=stages, num_micro_batches=micro_batches, **params)
     by, devices = by or learner(), ["CPU:0"] * stages * execution.num_replicas
-    setting = execution.instantiate().setting(
+    plan = execution.instantiate().plan(
         task, signature_of(of or batch()), parts=by.params.accumulation_steps, devices=devices
     )
-    program = PipelineProgram(Step(task, by, seed=3), setting, device_places(setting))
+    program = PipelineProgram(Step(task, by, seed=3), plan, device_backends(plan))
     program.initialize()
     return program
 
@@ -370,7 +370,7 @@ class Watched(program_module.ScheduleRun):
             held = {
                 (stage, m): list(self._held[replica, stage, m].values())
                 for replica, stage, m in list(self._held)
-                if stage % self._setting.num_devices == action.device
+                if stage % self._plan.num_devices == action.device
             }
         self.notes.append((action, held))
         self.runs.append(self)
@@ -409,13 +409,13 @@ def test_as_many_micro_batches_are_held_as_the_schedule_says(
         for device in range(stages)
     ]
     assert found == most
-    setting = program.setting
+    plan = program.plan
     timeline = simulate(
-        (a for order in setting.by_device for a in order),
+        (a for order in plan.by_device for a in order),
         num_devices=stages,
         durations=lambda stage, kind: 1.0,
     )
-    share = len(setting.plan.stages) // stages
+    share = len(plan.stage_plan.stages) // stages
     assert [share * each for each in timeline.held] == most
     for run in watched.runs:  # nothing is left behind
         assert (run._held, run._values, run._gradients) == ({}, {}, {})
@@ -450,7 +450,7 @@ def test_what_pieces_of_a_stage_share_is_held_and_counted_once(
     micro = {"x": ((EXAMPLES // 4, DIM), "float64")}
     pieces, specs = task.pieces(), task.specs()
     kept = saved_bytes(pieces, trace_all(pieces, specs, micro), specs, set(specs), micro)
-    for own in figures_of(schedule, program.setting, learner(), specs, kept).stages:
+    for own in figures_of(schedule, program.plan, learner(), specs, kept).stages:
         stage, counted = (
             own.stage.index,
             {"forward": own.saved_bytes, "backward": own.between_bytes},

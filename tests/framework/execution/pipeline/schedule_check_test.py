@@ -18,7 +18,7 @@ from tekso.framework.execution.pipeline.actions import (
     ScheduleError,
     Work,
 )
-from tekso.framework.execution.pipeline.schedule import SCHEDULES, Schedule, schedule_of
+from tekso.framework.execution.pipeline.schedule import SCHEDULES, PipelineSchedule, schedule_of
 from tekso.framework.execution.pipeline.schedule_check import check, checked_actions
 from tekso.framework.execution.pipeline.timing import StuckError, timed
 
@@ -144,7 +144,7 @@ def test_nothing_at_all_is_no_schedule(none: str) -> None:
 # --- stuck ---
 
 
-class Crossed(Schedule):
+class Crossed(PipelineSchedule):
     """The devices take the micro-batches in opposite orders, one forward and one backward."""
 
     def order(self, device: int, num_devices: int, num_micro_batches: int) -> Iterator[Work]:
@@ -228,10 +228,10 @@ def test_any_single_change_of_a_schedule_is_found(
 # --- what is no schedule at all ---
 
 
-class Yields(Schedule):
+class Yields(PipelineSchedule):
     """Says and does what a test says."""
 
-    class Params(Schedule.Params):
+    class Params(PipelineSchedule.Params):
         """Params of Yields."""
 
     stages: object = 2

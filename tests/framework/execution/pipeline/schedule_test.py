@@ -19,7 +19,7 @@ from tekso.framework.execution.pipeline.schedule import (
     Gpipe,
     InterleavedOneFOneB,
     OneFOneB,
-    Schedule,
+    PipelineSchedule,
     ScheduleError,
     Work,
     ZeroBubbleH1,
@@ -32,7 +32,7 @@ K = st.integers(1, 7)
 M = st.integers(1, 12)
 
 
-class Swapped(Schedule):
+class Swapped(PipelineSchedule):
     """A schedule of a user's own: as GPipe, and the backwards go from the last to the first."""
 
     def order(self, device: int, num_devices: int, num_micro_batches: int) -> Iterator[Work]:
@@ -46,10 +46,10 @@ class Holder(Configurable):
     """Has a schedule as an execution has it."""
 
     class Params(Configurable.Params):
-        schedule: str | Schedule.Params = param("Schedule.", default="gpipe")
+        schedule: str | PipelineSchedule.Params = param("Schedule.", default="gpipe")
 
 
-def row(schedule: Schedule, device: int, num_devices: int, num_micro_batches: int) -> str:
+def row(schedule: PipelineSchedule, device: int, num_devices: int, num_micro_batches: int) -> str:
     """What a device does: digits forward, letters backward, capitals weight gradients."""
     marks = {FORWARD: "0123456789", BACKWARD: "abcdefghij", WEIGHT_GRADIENT: "ABCDEFGHIJ"}
     mine = {
@@ -189,7 +189,7 @@ def test_own_schedule_needs_no_more_than_an_order() -> None:
 
 
 def test_own_schedule_may_give_its_ticks_itself() -> None:
-    class Timed(Schedule):
+    class Timed(PipelineSchedule):
         def actions(self, num_devices: int, num_micro_batches: int) -> Iterator[Action]:
             return iter([Action(0, 5, 0, 0, BACKWARD), Action(0, 2, 0, 0, FORWARD)])
 
@@ -198,7 +198,7 @@ def test_own_schedule_may_give_its_ticks_itself() -> None:
 
 
 def test_own_schedule_without_anything_is_refused() -> None:
-    class Empty(Schedule):
+    class Empty(PipelineSchedule):
         pass
 
     with pytest.raises(ScheduleError, match=r"Empty has neither order\(\) nor actions\(\)"):

@@ -68,7 +68,7 @@ def build(model: str = "repeated", size: int = 8, **changes: Any) -> None:
     params = Pipelined.Params().set({**pipeline(3, 2), **changes})
     task = small_models.MODELS[model]().instantiate()
     batch = signature_of(small_models.batch(model, 0, size=size))
-    params.instantiate().setting(task, batch, parts=1, devices=None)
+    params.instantiate().plan(task, batch, parts=1, devices=None)
 
 
 def test_what_goes_together_is_accepted() -> None:
@@ -122,4 +122,4 @@ def test_statistics_of_a_batch_are_refused() -> None:
     batch = signature_of(small_models.batch("dense", 0))
     execution = Pipelined.Params().set(pipeline(2, 2)).instantiate()
     with pytest.raises(ExecutionError, match=r"stack/layers \(Mixing\) mixes the examples"):
-        execution.setting(task, batch, parts=1, devices=None)
+        execution.plan(task, batch, parts=1, devices=None)

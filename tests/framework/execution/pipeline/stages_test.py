@@ -68,13 +68,13 @@ class Mean(Task):
         return [Piece("mean", {}, mean), Piece("last", {}, last)]
 
 
-def setting(task: Task, **params: Any) -> Any:
+def plan(task: Task, **params: Any) -> Any:
     execution = Pipelined.Params(num_stages=2, num_micro_batches=2, **params).instantiate()
-    return execution.setting(task, BATCH, parts=1, devices=None)
+    return execution.plan(task, BATCH, parts=1, devices=None)
 
 
 def test_every_row_once_is_cut_between_rows() -> None:
-    found = setting(Rows.Params().instantiate(), balance=[2, 2]).plan
+    found = plan(Rows.Params().instantiate(), balance=[2, 2]).stage_plan
     assert found.stages[0].weights["stack/layers/w"] == (0, 2)
     assert found.stages[1].weights["stack/layers/w"] == (2, 3)
 
@@ -111,16 +111,16 @@ def test_rows_that_are_read_twice_or_never_are_refused(
     task = Rows.Params().instantiate()
     task.times = times
     with pytest.raises(ExecutionError, match=r"every row has to be read once"):
-        setting(task, balance=sizes)
+        plan(task, balance=sizes)
 
 
 def test_what_mixes_examples_is_refused_by_name() -> None:
     with pytest.raises(ExecutionError, match=r"mean hands on 'x' with shape \(1, 4\)"):
-        setting(Mean.Params().instantiate())
+        plan(Mean.Params().instantiate())
     task = Rows.Params().instantiate()
     task.child("mixing", Mixing.Params(input_dim=4, output_dim=4))
     with pytest.raises(ExecutionError, match=r"mixing \(Mixing\) mixes the examples of a batch"):
-        setting(task)
+        plan(task)
 
 
 class Tempered(Mixing):
@@ -143,7 +143,7 @@ def test_a_weight_that_is_not_learned_is_no_excuse_for_mixing() -> None:
     task = Rows.Params().instantiate()
     task.child("mixing", Tempered.Params(input_dim=4, output_dim=4))
     with pytest.raises(ExecutionError, match=r"mixing \(Tempered\) mixes the examples"):
-        setting(task)
+        plan(task)
 
 
 def test_mixing_that_no_layer_tells_of_is_found_on_numbers() -> None:
@@ -162,9 +162,9 @@ def test_mixing_that_no_layer_tells_of_is_refused_before_stages_lie_anywhere(on_
     params = Pipelined.Params(num_stages=2, num_micro_batches=2)
     params.set({"stages_on": mesh, "rematerialize": "all"} if on_mesh else {})
     names = ["CPU:0", "CPU:0"]
-    params.instantiate().setting(Rows.Params().instantiate(), BATCH, parts=1, devices=names)
+    params.instantiate().plan(Rows.Params().instantiate(), BATCH, parts=1, devices=names)
     with pytest.raises(ExecutionError, match=r"stack/0 mixes the examples of a batch"):
-        params.instantiate().setting(Centred.Params().instantiate(), BATCH, parts=1, devices=names)
+        params.instantiate().plan(Centred.Params().instantiate(), BATCH, parts=1, devices=names)
 
 
 def test_mixing_that_no_layer_tells_of_is_refused_in_one_program() -> None:
@@ -189,9 +189,7 @@ def test_mixing_that_no_layer_tells_of_is_refused_in_one_program() -> None:
 def test_too_few_devices_are_told_with_where_to_get_more(changes: Any, said: str) -> None:
     params = Pipelined.Params(num_stages=3, num_micro_batches=2).set(changes)
     with pytest.raises(ExecutionError, match=said):
-        params.instantiate().setting(
-            Rows.Params().instantiate(), BATCH, parts=1, devices=["a", "b"]
-        )
+        params.instantiate().plan(Rows.Params().instantiate(), BATCH, parts=1, devices=["a", "b"])
 
 
 def test_pieces_that_only_a_number_tells_apart_are_traced_apart() -> None:
@@ -205,9 +203,9 @@ def test_pieces_that_only_a_number_tells_apart_are_traced_apart() -> None:
         def _numbered(self, i: int, theta: Theta, flow: Flow, ctx: Any) -> Flow:
             return {**flow, "y": flow["x"] + 1.0} if i == 0 else {**flow, "x": flow["y"]}
 
-    plan = setting(Numbered.Params().instantiate(), balance=[1, 3]).plan
-    assert [value.name for value in plan.stages[0].inputs] == ["x"]
-    assert [value.name for value in plan.stages[1].inputs] == ["y"]
+    stage_plan = plan(Numbered.Params().instantiate(), balance=[1, 3]).stage_plan
+    assert [value.name for value in stage_plan.stages[0].inputs] == ["x"]
+    assert [value.name for value in stage_plan.stages[1].inputs] == ["y"]
 
 
 @pytest.mark.parametrize("count", [0, None])
@@ -217,4 +215,4 @@ def test_schedule_without_a_stage_is_refused_when_the_pipeline_is_built(count: A
             return count
 
     with pytest.raises(ExecutionError, match=rf"Stageless\.num_stages\(2\) is {count}, want"):
-        setting(Rows.Params().instantiate(), schedule=Stageless.Params())
+        plan(Rows.Params().instantiate(), schedule=Stageless.Params())

@@ -1,8 +1,8 @@
-"""Places: where the stages of a pipeline run.
+"""Backends: where the stages of a pipeline run.
 
-A stage runs on one device (`DevicePlace`) or on a mesh of devices (`MeshPlace`, in mesh_place.py).
-Its functions take and return tensors of its place; `send` and `take` move a tensor to another one.
-Everything else about a pipeline is the same for both.
+A stage runs on one device (`DeviceBackend`) or on a mesh of devices (`MeshBackend`, see
+mesh_backend.py). Its functions take and return tensors of its backend; `send` and `take` move a
+tensor to another one. Everything else about a pipeline is the same for both.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Part = Callable[[tuple[slice, ...]], np.ndarray]
 Specs = Mapping[str, WeightSpec]
 
 
-class Place(abc.ABC):
+class StageBackend(abc.ABC):
     """Where one stage of one replica runs.
 
     Attributes:
@@ -55,19 +55,19 @@ class Place(abc.ABC):
 
     @abc.abstractmethod
     def send(self, x: tf.Tensor) -> Any:
-        """Returns a tensor of this place in the form that `take` of another place accepts."""
+        """Returns a tensor of this backend in the form that `take` of another backend accepts."""
 
     @abc.abstractmethod
     def take(self, sent: Any) -> tf.Tensor:
-        """Places a tensor that another place of this kind sent; it keeps its layout."""
+        """Places a tensor sent by another backend of this kind; it keeps its layout."""
 
     @abc.abstractmethod
     def local(self, x: tf.Tensor) -> tf.Tensor:
-        """Returns a replicated tensor of this place as an ordinary one."""
+        """Returns a replicated tensor of this backend as an ordinary one."""
 
     @abc.abstractmethod
     def gather(self, x: tf.Tensor) -> tf.Tensor:
-        """Returns any tensor of this place whole, as an ordinary one."""
+        """Returns any tensor of this backend, gathered, as an ordinary one."""
 
     # --- variables ---
 
@@ -91,7 +91,7 @@ class Place(abc.ABC):
 
     @abc.abstractmethod
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns a function of tensors of this place, traced once for inputs of one shape."""
+        """Returns a function of tensors of this backend, traced once for inputs of one shape."""
 
     @abc.abstractmethod
     def call(self, function: Callable[..., Any], *args: Any) -> Any:
@@ -103,7 +103,7 @@ class Place(abc.ABC):
 
     @abc.abstractmethod
     def check(self, graph: tf.Graph) -> None:
-        """Refuses a traced graph with ops that this place does not support.
+        """Refuses a traced graph with ops that this backend does not support.
 
         Raises:
           ExecutionError: names the line of such an op.
@@ -158,7 +158,7 @@ class Place(abc.ABC):
         """Returns a tensor of which every device has all."""
 
 
-class DevicePlace(Place):
+class DeviceBackend(StageBackend):
     """One device, of this process or of another.
 
     Args:
@@ -171,78 +171,78 @@ class DevicePlace(Place):
         self._fuse: Fuse = XlaFusion() if compiles else no_fusion
 
     def put(self, array: Any) -> tf.Tensor:
-        """See `Place`."""
+        """See `StageBackend`."""
         with tf.device(self.name):
             return tf.identity(tf.convert_to_tensor(array))
 
     def scalar(self, value: Any, dtype: Any) -> tf.Tensor:
-        """See `Place`."""
+        """See `StageBackend`."""
         with tf.device(self.name):
             return tf.identity(tf.convert_to_tensor(value, dtype))
 
     def spread(self, x: tf.Tensor) -> tf.Tensor:
-        """See `Place`."""
+        """See `StageBackend`."""
         return self.take(x)
 
     def send(self, x: tf.Tensor) -> tf.Tensor:
-        """See `Place`."""
+        """See `StageBackend`."""
         return x
 
     def take(self, sent: tf.Tensor) -> tf.Tensor:
-        """See `Place`."""
+        """See `StageBackend`."""
         with tf.device(self.name):  # a function that gets a tensor of another device is cut in two
             return tf.identity(sent)
 
     def local(self, x: tf.Tensor) -> tf.Tensor:
-        """See `Place`."""
+        """See `StageBackend`."""
         return x
 
     def gather(self, x: tf.Tensor) -> tf.Tensor:
-        """See `Place`."""
+        """See `StageBackend`."""
         return x
 
     def variable(self, part: Part, spec: WeightSpec, kind: Kind) -> tf.Variable:
-        """See `Place`."""
+        """See `StageBackend`."""
         name = spec.path.replace("/", ".")
         with tf.device(self.name):
             return tf.Variable(_all(part, spec), dtype=spec.dtype, trainable=False, name=name)
 
     def assign(self, variable: tf.Variable, part: Part, spec: WeightSpec, kind: Kind) -> None:
-        """See `Place`."""
+        """See `StageBackend`."""
         variable.assign(_all(part, spec))
 
     def read(self, variable: tf.Variable) -> tf.Tensor:
-        """See `Place`."""
+        """See `StageBackend`."""
         with tf.device(self.name):
             return variable.read_value()
 
     def whole(self, variable: tf.Variable) -> np.ndarray:
-        """See `Place`."""
+        """See `StageBackend`."""
         return np.asarray(variable.numpy())
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """See `Place`."""
+        """See `StageBackend`."""
         return tf.function(function, autograph=False)
 
     def call(self, function: Callable[..., Any], *args: Any) -> Any:
-        """See `Place`."""
+        """See `StageBackend`."""
         with tf.device(self.name):
             return function(*args)
 
     def trace(self, function: Callable[..., Any], *args: Any) -> None:
-        """See `Place`."""
+        """See `StageBackend`."""
         with tf.device(self.name):
             function.get_concrete_function(*args)  # type: ignore[attr-defined]
 
     def check(self, graph: tf.Graph) -> None:
-        """See `Place`; a device supports all ops."""
+        """See `StageBackend`; a device supports all ops."""
 
     def scalar_spec(self, dtype: tf.DType) -> tf.TensorSpec:
-        """See `Place`."""
+        """See `StageBackend`."""
         return tf.TensorSpec((), dtype)
 
     def scalar_value(self, x: tf.Tensor) -> tf.Tensor:
-        """See `Place`."""
+        """See `StageBackend`."""
         return x
 
     def context(
@@ -257,7 +257,7 @@ class DevicePlace(Place):
         examples: int,
         num_examples: int,
     ) -> StepContext:
-        """See `Place`."""
+        """See `StageBackend`."""
         return StepContext(
             mode=mode,
             seed=seed,
@@ -268,15 +268,15 @@ class DevicePlace(Place):
         )
 
     def used(self, weights: Flat, specs: Specs) -> Flat:
-        """See `Place`."""
+        """See `StageBackend`."""
         return weights
 
     def stored(self, x: tf.Tensor, spec: WeightSpec, kind: Kind) -> tf.Tensor:
-        """See `Place`."""
+        """See `StageBackend`."""
         return x
 
     def replicated(self, x: Any) -> tf.Tensor:
-        """See `Place`."""
+        """See `StageBackend`."""
         return tf.convert_to_tensor(x)
 
 

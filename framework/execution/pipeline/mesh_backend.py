@@ -1,4 +1,4 @@
-"""The place of a stage that is itself sharded over a mesh, and what moves from mesh to mesh.
+"""The backend of a stage that is itself sharded over a mesh, and what moves from mesh to mesh.
 
     stage 0   CPU:0 CPU:1   model:2           a value moves as its shards, device to device,
     stage 1   CPU:2 CPU:3   model:2           and keeps its layout
@@ -25,7 +25,7 @@ from tekso.framework.execution.mesh.layouts import Layout, MeshLayout
 from tekso.framework.execution.mesh.placement import TOO_MANY_TO_FOLD, Placement
 from tekso.framework.execution.mesh.step_errors import compiled, explained
 from tekso.framework.execution.mesh.unsupported_ops import refuse_unsupported
-from tekso.framework.execution.pipeline.places import Kind, Part, Place, Specs
+from tekso.framework.execution.pipeline.stage_backend import Kind, Part, Specs, StageBackend
 from tekso.framework.execution.step import Flat
 from tekso.framework.primitives.fusion import Fuse, MarkedFusion, no_fusion
 from tekso.framework.weight_spec import WeightSpec
@@ -48,7 +48,7 @@ class Shards:
     axes: Layout
 
 
-class MeshPlace(Place):
+class MeshBackend(StageBackend):
     """A mesh of devices.
 
     Args:
@@ -75,32 +75,32 @@ class MeshPlace(Place):
     # --- tensors, from the host ---
 
     def put(self, array: Any) -> tf.Tensor:
-        """See `Place`."""
+        """See `StageBackend`."""
         array = np.asarray(array)
         axis = step_context.batch_axis(self.layout, len(array))
         with _DTENSOR:
             return self._placement.put(array, (axis,) + (None,) * (array.ndim - 1))
 
     def scalar(self, value: Any, dtype: Any) -> tf.Tensor:
-        """See `Place`; a vector, see `Placement.put_changing`."""
+        """See `StageBackend`; a vector, see `Placement.put_changing`."""
         if tf.is_tensor(value):
             return self.spread(tf.fill([TOO_MANY_TO_FOLD], tf.cast(value, dtype)))
         with _DTENSOR:
             return self._placement.put_number(value, tf.as_dtype(dtype).as_numpy_dtype)
 
     def spread(self, x: tf.Tensor) -> tf.Tensor:
-        """See `Place`."""
+        """See `StageBackend`."""
         return self._pack([x] * len(self._devices), (None,) * x.shape.rank)
 
     def send(self, x: tf.Tensor) -> Shards:
-        """See `Place`."""
+        """See `StageBackend`."""
         with _DTENSOR:
             specs = dtensor.fetch_layout(x).sharding_specs
             axes = tuple(None if spec == dtensor.UNSHARDED else spec for spec in specs)
             return Shards(tuple(dtensor.unpack(x)), axes)
 
     def take(self, sent: Shards) -> tf.Tensor:
-        """See `Place`."""
+        """See `StageBackend`."""
         return self._pack(sent.parts, sent.axes)
 
     def _pack(self, parts: Sequence[tf.Tensor], axes: Layout) -> tf.Tensor:
@@ -112,12 +112,12 @@ class MeshPlace(Place):
             return dtensor.pack(own, self._placement.layout(axes))
 
     def local(self, x: tf.Tensor) -> tf.Tensor:
-        """See `Place`."""
+        """See `StageBackend`."""
         with _DTENSOR:
             return self._placement.local(x)
 
     def gather(self, x: tf.Tensor) -> tf.Tensor:
-        """See `Place`."""
+        """See `StageBackend`."""
         with _DTENSOR:
             return tf.constant(self._placement.whole(x))
 
@@ -132,35 +132,35 @@ class MeshPlace(Place):
         return self._placement.place(part, spec.shape, self._axes(spec, kind), spec.dtype)
 
     def variable(self, part: Part, spec: WeightSpec, kind: Kind) -> Any:
-        """See `Place`."""
+        """See `StageBackend`."""
         with _DTENSOR:
             value = self._placed(part, spec, kind)
             # All have one name: DTensor compiles the op that makes a variable once for each name.
             return dtensor.DVariable(value, trainable=False, name="state")
 
     def assign(self, variable: Any, part: Part, spec: WeightSpec, kind: Kind) -> None:
-        """See `Place`."""
+        """See `StageBackend`."""
         with _DTENSOR:
             variable.assign(self._placed(part, spec, kind))
 
     def read(self, variable: Any) -> tf.Tensor:
-        """See `Place`."""
+        """See `StageBackend`."""
         with _DTENSOR:
             return variable.read_value()
 
     def whole(self, variable: Any) -> np.ndarray:
-        """See `Place`."""
+        """See `StageBackend`."""
         with _DTENSOR:
             return self._placement.whole(variable.read_value())
 
     # --- functions ---
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """See `Place`."""
+        """See `StageBackend`."""
         return compiled(function, self._where)
 
     def call(self, function: Callable[..., Any], *args: Any) -> Any:
-        """See `Place`.
+        """See `StageBackend`.
 
         Raises:
           ExecutionError: DTensor cannot compile the function.
@@ -176,20 +176,20 @@ class MeshPlace(Place):
         return made
 
     def check(self, graph: tf.Graph) -> None:
-        """See `Place`."""
+        """See `StageBackend`."""
         refuse_unsupported(graph)
 
     def trace(self, function: Callable[..., Any], *args: Any) -> None:
-        """See `Place`; DTensor traces when it runs."""
+        """See `StageBackend`; DTensor traces when it runs."""
 
     # --- in the graph of a function ---
 
     def scalar_spec(self, dtype: tf.DType) -> tf.TensorSpec:
-        """See `Place`."""
+        """See `StageBackend`."""
         return tf.TensorSpec((TOO_MANY_TO_FOLD,), dtype)
 
     def scalar_value(self, x: tf.Tensor) -> tf.Tensor:
-        """See `Place`."""
+        """See `StageBackend`."""
         return x[0]
 
     def context(
@@ -204,7 +204,7 @@ class MeshPlace(Place):
         examples: int,
         num_examples: int,
     ) -> MeshContext:
-        """See `Place`; it knows how the weights are sharded."""
+        """See `StageBackend`; it knows how the weights are sharded."""
         ctx = step_context.context(
             self._placement,
             self.layout,
@@ -222,15 +222,15 @@ class MeshPlace(Place):
         return ctx
 
     def used(self, weights: Flat, specs: Specs) -> Flat:
-        """See `Place`; weights that only the storage shards further are all-gathered."""
+        """See `StageBackend`; weights that only the storage shards further are all-gathered."""
         ctx = MeshContext(self._placement, self.layout)
         return step_context.used(self.layout, specs, weights, ctx)
 
     def stored(self, x: tf.Tensor, spec: WeightSpec, kind: Kind) -> tf.Tensor:
-        """See `Place`."""
+        """See `StageBackend`."""
         return self._placement.relayout(x, self._axes(spec, kind))
 
     def replicated(self, x: Any) -> tf.Tensor:
-        """See `Place`."""
+        """See `StageBackend`."""
         x = tf.convert_to_tensor(x)
         return self._placement.relayout(x, (None,) * x.shape.rank)

@@ -1,4 +1,4 @@
-"""Setting: all that is decided before a pipeline runs."""
+"""The plan of a pipeline: all that is decided before it runs."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ Costs = Literal["traced", "measured"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Setting:
-    """How a task is laid over devices.
+class PipelinePlan:
+    """How a task is partitioned over devices.
 
     Attributes:
-      plan: the stages.
+      stage_plan: the stages.
       by_device: what each device of a pipeline does, in its order.
       devices: names of the devices of every replica, [replica][device].
       batch_size: examples of the global batch.
@@ -31,7 +31,7 @@ class Setting:
       piece_costs: of every piece of the task, forward and backward; only ratios are of use.
     """
 
-    plan: StagePlan
+    stage_plan: StagePlan
     by_device: Sequence[Sequence[Action]]
     devices: Sequence[Sequence[str]]
     batch_size: int
