@@ -7,8 +7,10 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+import grimp
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -104,6 +106,77 @@ def test_no_function_is_too_long() -> None:
     assert len(found) > 3000
     long = {place: lines for place, lines in found.items() if lines > MAX_FUNCTION_LINES}
     assert not long, f"longer than {MAX_FUNCTION_LINES} lines: {long}"
+
+
+def import_cycles(imports: Mapping[str, Iterable[str]]) -> list[list[str]]:
+    """Returns the groups of modules that import each other (strongly connected components)."""
+    found: list[list[str]] = []
+    reached: dict[str, set[str]] = {}
+
+    def reach(start: str) -> set[str]:
+        seen, stack = set(), [start]
+        while stack:
+            for module in imports[stack.pop()]:
+                if module not in seen:
+                    seen.add(module)
+                    stack.append(module)
+        return seen
+
+    for module in imports:
+        reached[module] = reach(module)
+    for module in sorted(imports):
+        group = sorted(m for m in reached[module] if module in reached[m])
+        if group and group not in found:
+            found.append(group)
+    return found
+
+
+def test_no_modules_import_each_other() -> None:
+    packages = [f"tekso.{room}" for room in ROOMS]
+    graph = grimp.build_graph(*packages, cache_dir=None, exclude_type_checking_imports=False)
+    imports = {m: graph.find_modules_directly_imported_by(m) for m in graph.modules}
+    assert len(imports) > 200
+    assert import_cycles(imports) == []
+    assert import_cycles({"a": ["b"], "b": ["a"], "c": ["a"]}) == [["a", "b"]]
+
+
+SEAMS = {"ctx", "input", "task", "learner", "program"}
+
+
+def untyped_seams(path: Path) -> list[str]:
+    """Returns the arguments of a file that have the name of a seam, and Any as their type."""
+    tree = ast.parse(path.read_text())
+    functions = [n for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.Lambda))]
+    return [
+        f"{path}:{argument.lineno}: {argument.arg}"
+        for function in functions
+        for argument in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)
+        if argument.arg in SEAMS
+        and isinstance(argument.annotation, ast.Name)
+        and argument.annotation.id == "Any"
+    ]
+
+
+def test_seams_name_their_types() -> None:
+    found = [one for p in sources() if p.parts[0] in ROOMS for one in untyped_seams(ROOT / p)]
+    assert found == []
+
+
+SAME_NAMES = {
+    "Constant": "an initializer and a schedule, each used by the name of its module",
+    "Linear": "a layer, and a schedule that is used by the name of its module",
+}
+
+
+def test_no_two_classes_have_one_name() -> None:
+    homes: dict[str, list[str]] = {}
+    for path in sources():
+        if path.parts[0] in ROOMS and path.parts[0] != "params":  # experiments are registered
+            for node in ast.parse((ROOT / path).read_text()).body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    homes.setdefault(node.name, []).append(str(path))
+    twice = {name: found for name, found in homes.items() if len(found) > 1}
+    assert set(twice) == set(SAME_NAMES), twice
 
 
 def test_no_module_is_named_after_nothing() -> None:

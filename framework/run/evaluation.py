@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from tekso.framework import task_results
+from tekso.framework.execution.base import ExecutionProgram
 from tekso.framework.task import LOSS, Scored, Task
 
 Stopped = Callable[[], bool]
@@ -35,7 +36,7 @@ class StoppedError(Exception):
 
 
 def evaluate_and_score(
-    program: Any,
+    program: ExecutionProgram,
     task: Task,
     batches: Iterator[Mapping[str, Any]],
     score: Callable[[Stopped], Scored | None],
@@ -75,7 +76,7 @@ def step_figures(task: Task, metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 def evaluate(
-    program: Any,
+    program: ExecutionProgram,
     task: Task,
     batches: Iterator[Mapping[str, Any]],
     *,

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from tekso.framework import task_results
+from tekso.framework.execution.base import ExecutionProgram
 from tekso.framework.learning_step import LearnerBase
 from tekso.framework.run.checkpoints import Checkpoint, CheckpointError, Checkpoints, Description
 from tekso.framework.run.evaluation import (
@@ -115,7 +116,7 @@ class TrainingLoop:
     def __init__(
         self,
         *,
-        program: Any,
+        program: ExecutionProgram,
         task: Task,
         learner: LearnerBase,
         batches: Batches,
@@ -297,7 +298,7 @@ class TrainingLoop:
             self._checkpoints.save(self._program.state, description)
 
 
-def restore(program: Any, checkpoint: Checkpoint) -> None:
+def restore(program: ExecutionProgram, checkpoint: Checkpoint) -> None:
     """Gives a program the state of a checkpoint.
 
     Raises:

@@ -17,7 +17,7 @@ from tekso.framework.task import Decoded, Program
 from tekso.framework.theta import Theta
 from tekso.models.decoding.sampling import check_sampling
 from tekso.tasks.lm.generation import Generator, PromptBlock
-from tekso.tasks.lm.scoring import TextScorer
+from tekso.tasks.lm.scoring import ScoredModel, TextScorer
 
 DEFAULT_WINDOW = 1024  # tokens, where neither decode.window nor the input's length says
 RULER_WIDTH = 80  # columns
@@ -51,7 +51,7 @@ class TextDecoder(Configurable):
             "Tokens that each window of a scored file sees again, for context.", default=0
         )
 
-    def __init__(self, params: Any, *, task: Any) -> None:
+    def __init__(self, params: Any, *, task: ScoredModel) -> None:
         """Checks the Params; `task` is a LanguageModel."""
         super().__init__(params)
         p = self.params

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -17,10 +16,11 @@ from tekso.framework.exports import (
 from tekso.framework.theta import Theta
 from tekso.tasks.lm.decode import DEFAULT_WINDOW, TextDecoder
 from tekso.tasks.lm.generation import Generator
+from tekso.tasks.lm.scoring import ScoredModel
 
 
 def language_model_exports(
-    task: Any,
+    task: ScoredModel,
     decode: TextDecoder.Params,
     *,
     end_id: int | None,
@@ -65,7 +65,7 @@ def language_model_exports(
 
 
 def _generating(
-    task: Any,
+    task: ScoredModel,
     decode: TextDecoder.Params,
     end_id: int | None,
     forbidden_ids: Sequence[int],

@@ -14,14 +14,27 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from tekso.framework.context import StepContext
 from tekso.framework.task import Program
 from tekso.framework.theta import Theta
+
+
+class ScoredModel(Protocol):
+    """A task whose texts can be scored: a `LanguageModel`."""
+
+    model: Any
+
+    def log_probs(
+        self, theta: Theta, ids_BL: tf.Tensor, labels_BL: tf.Tensor, ctx: StepContext
+    ) -> Any:
+        """Returns the log-probability of every label in nats, [B, L] float32; pure."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -20,6 +19,7 @@ from tekso.framework.exports import (
 )
 from tekso.framework.theta import Theta
 from tekso.models.decoding.beam_search import BeamSearch
+from tekso.tasks.mt.translator import PairModel
 
 _SOURCE = {
     "source_ids": ExportedInput(
@@ -42,7 +42,7 @@ _FOUND = {
 
 
 def translation_exports(
-    task: Any,
+    task: PairModel,
     search: BeamSearch.Params,
     *,
     end_id: int,
@@ -75,7 +75,7 @@ def translation_exports(
 
 
 def _translating(
-    task: Any,
+    task: PairModel,
     params: BeamSearch.Params,
     tokens: tuple[int, Sequence[int]],
     longest: int,
@@ -103,7 +103,7 @@ def _translating(
     )
 
 
-def _scoring(task: Any, end_id: int, longest: int, longest_target: int) -> ExportedFunction:
+def _scoring(task: PairModel, end_id: int, longest: int, longest_target: int) -> ExportedFunction:
     def score(
         theta: Theta,
         ids_BS: tf.Tensor,

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tekso.framework.input import shuffle
-from tekso.framework.input.input import Batch, ExampleInput, Signature
+from tekso.framework.input.input import Batch, ExampleInput, Input, Signature
 from tekso.framework.input.skips import InputError, SkipReport
 from tekso.framework.input.tokenizers import Bytes, Tokenizer
 from tekso.framework.params import REQUIRED, param
@@ -214,7 +214,7 @@ class TranslationInput(PairTexts, ExampleInput):
         return f"{self.chosen.num_left_out:,} left out: {reasons}"
 
 
-def pairs_of(input: Any) -> TranslationInput:
+def pairs_of(input: Input | PairTexts) -> TranslationInput:
     """Returns an input as one of pairs; of held-out data, the input that it is of.
 
     Raises:

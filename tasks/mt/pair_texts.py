@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tekso.framework import files
+from tekso.framework.input.input import Input
 from tekso.framework.input.skips import InputError
 from tekso.framework.input.sources import TrainingText
 from tekso.framework.input.tokenizers import Tokenizer
@@ -119,7 +120,7 @@ class PairTexts:
         self.tokenizer = self.target_tokenizer
 
 
-def texts_of(input: Any) -> PairTexts:
+def texts_of(input: Input | PairTexts) -> PairTexts:
     """Returns an input as the tokens of both sides; of held-out data, the input that it is of.
 
     Raises:

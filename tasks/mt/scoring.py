@@ -15,7 +15,14 @@ from tekso.tasks.mt import attention_plot
 from tekso.tasks.mt.input import TranslationInput
 from tekso.tasks.mt.nearest import NearestSource
 from tekso.tasks.mt.scores import BLEU, Scorer
-from tekso.tasks.mt.translator import Batch, Translations, Translator, one_line, source_batch
+from tekso.tasks.mt.translator import (
+    Batch,
+    PairModel,
+    Translations,
+    Translator,
+    one_line,
+    source_batch,
+)
 
 
 class Scoring(Configurable):
@@ -38,7 +45,7 @@ class Scoring(Configurable):
             default=0,
         )
 
-    def __init__(self, params: Any, *, task: Any, translator: Translator) -> None:
+    def __init__(self, params: Any, *, task: PairModel, translator: Translator) -> None:
         """Checks the numbers; `task` is a Translation."""
         super().__init__(params)
         p = self.params

@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -34,6 +34,17 @@ _SHORTEST = 16  # tokens: sources are filled up to this, twice this, and so on
 _FEWEST_ROWS = 8
 
 Batch = dict[str, np.ndarray]
+
+
+class PairModel(Protocol):
+    """A task whose model translates: a `Translation`."""
+
+    params: Any
+    model: Any
+
+    def log_probs(self, theta: Theta, batch: Mapping[str, tf.Tensor], ctx: StepContext) -> Any:
+        """Returns the log-probability of every label of the target in nats, [B, T]; pure."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +120,7 @@ class Translator(Configurable):
             default="none",
         )
 
-    def __init__(self, params: Any, *, task: Any) -> None:
+    def __init__(self, params: Any, *, task: PairModel) -> None:
         """Checks the numbers; `task` is a Translation."""
         super().__init__(params)
         p = self.params

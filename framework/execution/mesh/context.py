@@ -20,7 +20,22 @@ from tekso.framework.execution.mesh.layouts import Layout, MeshLayout
 from tekso.framework.execution.mesh.placement import Placement
 
 
-class MeshContext(StepContext):
+class LayoutContext(StepContext):
+    """A context that is asked for the layouts of weights; this one knows none."""
+
+    def register_layouts(self, weights: Any, axes: Any) -> None:
+        """Remembers the layouts of weights: a nest of tensors and the same nest of layouts."""
+
+    def layouts_of(self, weights: Any) -> list[Layout | None]:
+        """Returns the layout of every tensor of a nest, flat; None if it is not known."""
+        return [None for _ in tf.nest.flatten(weights)]
+
+    def gathered(self, weight: tf.Tensor, axes: Layout) -> tf.Tensor:
+        """Returns a weight sharded by axes for its use; its gradient is sharded by them too."""
+        return weight
+
+
+class MeshContext(LayoutContext):
     """The context of a step over a mesh.
 
     Args:
@@ -65,7 +80,7 @@ class MeshContext(StepContext):
         return self._placement.relayout(x, axes)
 
     def gathered(self, weight: tf.Tensor, axes: Layout) -> tf.Tensor:
-        """Returns a weight sharded by axes for its use; its gradient is sharded by them too.
+        """See `LayoutContext`.
 
         DTensor's own gradient, by relayout_like, ends the process in some loops, and a gradient
         that it made cannot be resharded as the slots are. What follows a relayout may ask for
@@ -84,7 +99,7 @@ class MeshContext(StepContext):
         return self.reshard(x, self.axes(dims, x.shape))
 
     def register_layouts(self, weights: Any, axes: Any) -> None:
-        """Remembers the layouts of weights: a nest of tensors and the same nest of layouts."""
+        """See `LayoutContext`."""
         for tensor, layout in zip(tf.nest.flatten(weights), axes, strict=True):
             if layout is not None:
                 self._weights[id(tensor)] = (tensor, layout)
@@ -95,7 +110,7 @@ class MeshContext(StepContext):
         return known[1] if known else None
 
     def layouts_of(self, weights: Any) -> list[Layout | None]:
-        """Returns the layout of every tensor of a nest, flat."""
+        """See `LayoutContext`."""
         return [self.layout_of(tensor) for tensor in tf.nest.flatten(weights)]
 
     def iteration(self, index: Any) -> MeshContext:

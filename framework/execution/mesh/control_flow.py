@@ -16,6 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from tekso.framework import loops
+from tekso.framework.execution.mesh.context import MeshContext
 
 Flat = list[tf.Tensor]
 
@@ -23,7 +24,7 @@ _numbers = itertools.count()
 
 
 def scan(
-    ctx: Any,
+    ctx: MeshContext,
     body: Callable[..., tuple[Any, Any]],
     theta: Mapping[str, Any],
     state: Any,
@@ -64,7 +65,7 @@ class _Loop:
 
     def __init__(
         self,
-        ctx: Any,
+        ctx: MeshContext,
         turn: Callable[[tf.Tensor, Flat, Flat, Flat], tuple[Flat, Flat, Flat]],
         turns: int,
         theta_axes: list[Any],

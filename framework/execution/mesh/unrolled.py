@@ -13,10 +13,11 @@ from typing import Any
 import tensorflow as tf
 
 from tekso.framework.context import isolated
+from tekso.framework.execution.mesh.context import LayoutContext
 
 
 def scan(
-    ctx: Any,
+    ctx: LayoutContext,
     body: Callable[..., tuple[Any, Any]],
     theta: Mapping[str, Any],
     state: Any,

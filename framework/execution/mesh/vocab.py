@@ -13,12 +13,13 @@ from typing import Any
 
 import tensorflow as tf
 
+from tekso.framework.execution.mesh.context import MeshContext
 from tekso.framework.primitives.precision import widen
 
 _LEAD = "abcefg"  # names of the leading dims in an einsum: its "..." has no layouts
 
 
-def lookup(ctx: Any, table: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
+def lookup(ctx: MeshContext, table: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
     """Returns rows of a table.
 
     Shapes:
@@ -47,7 +48,7 @@ def lookup(ctx: Any, table: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
 
 
 def _split_lookup(
-    ctx: Any, table: tf.Tensor, ids: tf.Tensor, axes: Any, ids_axes: Any
+    ctx: MeshContext, table: tf.Tensor, ids: tf.Tensor, axes: Any, ids_axes: Any
 ) -> tf.Tensor:
     parts = ctx.axis_size(axes[0]) if axes[0] else 1
     rows = table.shape[0] // parts
@@ -66,7 +67,7 @@ def _split_lookup(
 
 
 def _split_sum(
-    ctx: Any, drows: tf.Tensor, ids: tf.Tensor, vocab: int, axes: Any, ids_axes: Any
+    ctx: MeshContext, drows: tf.Tensor, ids: tf.Tensor, vocab: int, axes: Any, ids_axes: Any
 ) -> tf.Tensor:
     """Adds rows up by their ids; every device those of its part of the vocabulary.
 
@@ -84,7 +85,7 @@ def _split_sum(
 
 
 def cross_entropy(
-    ctx: Any,
+    ctx: MeshContext,
     x: tf.Tensor,
     table: tf.Tensor,
     labels: tf.Tensor,
@@ -130,7 +131,7 @@ def cross_entropy(
     return run(x, table, *([] if bias is None else [bias]))
 
 
-def _label_logit(ctx: Any, logits: tf.Tensor, labels: tf.Tensor, axes: Any) -> tf.Tensor:
+def _label_logit(ctx: MeshContext, logits: tf.Tensor, labels: tf.Tensor, axes: Any) -> tf.Tensor:
     """Returns the logit of every label; each device looks into its own part, and they add up."""
     parts, rank = ctx.axis_size(axes[-1]) if axes[-1] else 1, logits.shape.rank
     rows = logits.shape[-1] // parts

@@ -14,7 +14,7 @@ import tensorflow as tf
 from tekso.framework.context import StepContext
 from tekso.framework.execution.base import Batch
 from tekso.framework.execution.mesh import step_context, unrolled
-from tekso.framework.execution.mesh.context import MeshContext
+from tekso.framework.execution.mesh.context import LayoutContext, MeshContext
 from tekso.framework.execution.mesh.layouts import MeshLayout
 from tekso.framework.execution.mesh.placement import Placement
 from tekso.framework.execution.mesh.program import MeshProgram
@@ -116,17 +116,10 @@ def _scan(
 _FORMS = {"scan": _scan}
 
 
-class _StageContext(StepContext):
+class _StageContext(LayoutContext):
     """The context of a stage: a plain one, but that loops over its layers are written out.
 
     A loop would have to be differentiated, which DTensor cannot; see `mesh.control_flow`.
     """
 
     forms = _FORMS
-
-    def layouts_of(self, weights: Any) -> list[None]:
-        """Returns that no layouts of weights are known."""
-        return [None for _ in tf.nest.flatten(weights)]
-
-    def register_layouts(self, weights: Any, axes: Any) -> None:
-        """Takes no notice."""
