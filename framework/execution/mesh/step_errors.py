@@ -27,7 +27,7 @@ _OF_DTENSOR = ("dtensor", _DUPLICATE_NAME)
 _OF_COMPILER = re.compile(r"error: (?!'builtin.module')(.*)")
 _ADVICE = (
     "Leave out rules and extra axes one by one to find the one that does not work; what layers of "
-    'your own should not do is in docs/meshes.md, "In layers of your own"'
+    'your own should not do is in docs/meshes.md, "Custom layers"'
 )
 
 _parse_message = error_interpolation.parse_message
