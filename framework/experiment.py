@@ -23,6 +23,7 @@ from tekso.framework.params import REQUIRED, Configurable, Params, param
 from tekso.framework.params.origins import Origin, hide_from_origins
 from tekso.framework.params.types import describe, type_name
 from tekso.framework.source_lines import line_of, place_of
+from tekso.framework.warm_start import WarmStart
 
 hide_from_origins(__file__)
 
@@ -197,6 +198,10 @@ class Run(Configurable):
         keep_last_checkpoints: int = param("How many of the last ones are kept.", default=3)
         keep_best: KeepBest.Params = param(
             "Which ones are kept for their evaluation.", default=KeepBest.Params()
+        )
+        warm_start: dict[str, WarmStart.Params] = param(
+            "Checkpoints that a new run takes initial weights from, by a name of your choice.",
+            default={},
         )
         decode_at_end: bool = param("Whether samples are decoded at the end.", default=True)
 

@@ -72,7 +72,7 @@ class WeightSpec:
                 self.init,
                 inner_shape,
                 seed=seed,
-                path=self._path_of(index),
+                path=self.path_of_layer(index),
                 fans=self.fans,
                 slices=inner,
             )
@@ -84,7 +84,8 @@ class WeightSpec:
             value = parts[0]
         return value.astype(tf.as_dtype(self.dtype).as_numpy_dtype)
 
-    def _path_of(self, index: Sequence[int]) -> str:
+    def path_of_layer(self, index: Sequence[int]) -> str:
+        """Returns the path that one layer of a repeated stack has in an unrolled one."""
         path = self.template
         for i in index:
             path = path.replace(ANY_INDEX, str(i), 1)

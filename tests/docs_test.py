@@ -26,8 +26,10 @@ import processes
 import pytest
 import tensorflow as tf
 
+from tekso.framework import experiment
 from tekso.framework.context import StepContext
 from tekso.framework.input.arrays import Arrays
+from tekso.framework.warm_start import WarmStart
 from tekso.models.mlp import Mlp
 from tekso.tasks.classification.task import Classification
 
@@ -354,11 +356,21 @@ def run_model(code: str, folder: Path) -> None:
     assert names["logits"].shape == (5, 3)
 
 
+def run_warm_start(code: str, folder: Path) -> None:
+    """Params that a run accepts, whose rules are replacements."""
+    names: dict[str, Any] = {"WarmStart": WarmStart}
+    exec(code, names)  # the document's own code
+    run = experiment.Run.Params(warm_start=names["warm_start"]).instantiate().params
+    rules = run.warm_start["decoder"].rules
+    assert {re.sub(a, b, "model/decoder/w") for a, b in rules.items()} == {"model/stack/w"}
+
+
 FRAGMENTS = {
     "def execution(self):": run_execution,
     "def load(self, split):": run_load,
     "from tekso.framework.execution import devices": run_devices,
     "logits = task.model.fprop(theta.model, x": run_model,
+    'WarmStart.Params(checkpoint="runs/bert"': run_warm_start,
     # Appended to the file before it, which is run.
     "model = session.task.model": None,
     # Run by text_exports_test.py, in a process without Tekso.

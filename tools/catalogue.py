@@ -34,7 +34,7 @@ _SECTIONS = (
     ("Learners", "tekso.framework.learning_step:LearnerBase", ""),
     ("Searches", "tekso.models.decoding.search:Search", ""),
     ("Executions", "tekso.framework.execution.base:Execution", ""),
-    ("Schedules of a pipeline", "tekso.framework.execution.pipeline.schedule:Schedule", ""),
+    ("Schedules of a pipeline", "tekso.framework.execution.pipeline.schedule:PipelineSchedule", ""),
     ("Other parts", "tekso.framework.params.configurable:Configurable", ""),
 )
 """Sections: title, "module:Class" of the base of its classes, pattern of their modules.

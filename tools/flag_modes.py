@@ -31,6 +31,7 @@ USED_IN: dict[str, tuple[str, ...]] = {
     "seed": (*_RUN, "export", "inspect_params"),
     "log_every": ("train", "inspect_params"),
     "deterministic": (*_RUN, "inspect_params"),
+    "warm_start": ("train", "inspect_params"),
     "execution": (*_RUN, "inspect_params", "inspect_sharding", "inspect_pipeline"),
     "cpu_devices": (*_RUN, "inspect_sharding"),
     "auto": ("inspect_sharding",),
@@ -56,7 +57,8 @@ USED_IN: dict[str, tuple[str, ...]] = {
 
 _INSTEAD = {
     ("checkpoint", "train"): "a training continues from the newest good checkpoint of its "
-    "--logdir. There is no --warm_start yet. To continue another run in a new logdir, copy its "
+    "--logdir. To begin a new run with the weights of another, at step 0 and with a new optimizer, "
+    "use --warm_start=RUN. To continue another run in a new logdir, copy its "
     "checkpoint to NEW/checkpoints/step_… and train with --logdir=NEW: it continues at that step, "
     "with the state of its optimizer, to --steps",
 }

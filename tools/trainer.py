@@ -87,6 +87,23 @@ def _change(tree: Tree.Params) -> None:
         "deterministic": ("run.deterministic", FLAGS.deterministic),
     }
     experiment_flags.change(tree, execution=FLAGS.execution, settings=FLAGS.set, flags=flags)
+    if FLAGS.warm_start:
+        _set_warm_start(tree, os.path.expanduser(FLAGS.warm_start))
+
+
+def _set_warm_start(tree: Tree.Params, checkpoint: str) -> None:
+    from tekso.framework.warm_start import WarmStart
+
+    sources = tree.run.warm_start
+    if len(sources) > 1:
+        raise UsageError(
+            f"--warm_start names one checkpoint, and run.warm_start has {', '.join(sources)}: set "
+            "each by --set run.warm_start.NAME.checkpoint=PATH"
+        )
+    if not sources:
+        tree.run.warm_start = {"main": WarmStart.Params(checkpoint=checkpoint)}
+    for source in sources.values():
+        source.checkpoint = checkpoint
 
 
 def _job(model: str, tree: Tree.Params, registered: Tree.Params, argv: list[str]) -> Job:

@@ -148,6 +148,13 @@ def _define_processes(f: flags.FlagValues) -> None:
         flag_values=f,
     )
     flags.DEFINE_string(
+        "warm_start",
+        None,
+        "With train: begin a new run with the weights of this run or checkpoint, at step 0 and "
+        "with a new optimizer. Rules for weights of other names or shapes: run.warm_start.",
+        flag_values=f,
+    )
+    flags.DEFINE_string(
         "checkpoint",
         None,
         "Step or path of the checkpoint for eval, decode and export, or best; by default the "

@@ -16,6 +16,7 @@ from tekso.framework.input.skips import InputError
 from tekso.framework.input.sources import TrainingText
 
 _ABOUT = ".json"
+_INHERITED = "inherited_from"
 
 
 def obtain(
@@ -90,7 +91,7 @@ def _check(
             f"{path} was made with {'; '.join(changed)}. Go back to the old setting, or begin in "
             "a new logdir."
         )
-    if training is None or not training.verify:
+    if training is None or not training.verify or _INHERITED in about:
         return
     if training.fingerprint() != about["fingerprint"]:
         raise InputError(
@@ -98,3 +99,23 @@ def _check(
             f"({training.name}): a file has changed, or the folder belongs to another experiment. "
             "Give the old text, or begin in a new logdir."
         )
+
+
+def learned_assets(folder: str) -> list[str]:
+    """Returns the names of the assets in a folder."""
+    names = [name for name in files.names(folder) if name.endswith(_ABOUT)]
+    return [name.removesuffix(_ABOUT) for name in names]
+
+
+def inherit(name: str, folder: str, new_folder: str) -> None:
+    """Copies an asset to the folder of another run, which then need not have the same text.
+
+    Raises:
+      InputError: it is damaged.
+    """
+    about, data = _read(files.join(folder, name))
+    path = files.join(new_folder, name)
+    files.make_folder(new_folder)
+    files.write_atomically(path, data)
+    about = {**about, _INHERITED: files.join(folder, name)}
+    files.write_atomically(path + _ABOUT, json.dumps(about, indent=1) + "\n")

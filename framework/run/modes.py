@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from tekso.framework import files, task_results
@@ -12,7 +12,7 @@ from tekso.framework.input.input import Input
 from tekso.framework.input.prefetch import Prefetch
 from tekso.framework.params import Params
 from tekso.framework.planning.measured_step import measured_step_of
-from tekso.framework.run import input_checks
+from tekso.framework.run import initial_weights, input_checks
 from tekso.framework.run.assembly import Assembly
 from tekso.framework.run.checkpoints import Checkpoint, Checkpoints
 from tekso.framework.run.evaluation import Stopped, evaluate_and_score
@@ -38,6 +38,14 @@ def _train(job: Job, group: ProcessGroup) -> int:
     begin = time.perf_counter()
     checkpoints, checkpoint = _claim(job, group)
     _introduce(job, checkpoint)
+    warm_start = {} if checkpoint is not None else job.tree.run.warm_start
+    warn = functools.partial(job.console.line, style="warning")
+    if group.is_first:
+        initial_weights.take_tokenizers(warm_start, assets=job.logdir.assets, warn=warn)
+    if checkpoint is not None and job.tree.run.warm_start:
+        job.console.line(
+            f"run.warm_start is not used: the run resumes from its own step {checkpoint.step}"
+        )
     parts = job.assemble(group)
     _introduce_parts(job, parts)
     run = parts.run.params
@@ -49,6 +57,8 @@ def _train(job: Job, group: ProcessGroup) -> int:
             input_checks.check_lasts(parts.input, run.steps)
             loop = _loop(job, parts, checkpoints, report, group)
             step = loop.restore(checkpoint)
+            if warm_start:
+                _warm_start(job, parts, warn)
             _try_task(job, parts, is_new=checkpoint is None)
             if group.is_first:  # only now is it sure that the logdir is this experiment's
                 job.logdir.write_params(job.model, job.tree, job.registered)
@@ -178,6 +188,16 @@ def decode(job: Job, checkpoint: Checkpoint) -> Any:
 
 
 # --- the pieces of a run ---
+
+
+def _warm_start(job: Job, parts: Assembly, warn: Callable[[str], None]) -> None:
+    """Gives a new run its initial weights from other runs, and shows which."""
+    begun = initial_weights.plan(
+        parts.task.specs(), job.tree.run.warm_start, assets=job.logdir.assets, warn=warn
+    )
+    begun.restore(parts.program)
+    for line in begun.lines():
+        job.console.line(line)
 
 
 def _loop(

@@ -32,7 +32,7 @@ from tekso.framework.execution.state import LEARNER, WEIGHTS
 from tekso.framework.experiment import Experiment
 from tekso.framework.learning_step import EMA
 from tekso.framework.params.types import type_name
-from tekso.framework.run import evaluation
+from tekso.framework.run import evaluation, initial_weights
 from tekso.framework.run.assembly import assemble
 from tekso.framework.run.checkpoints import Checkpoints
 from tekso.framework.run.job import checkpoints_of
@@ -92,6 +92,8 @@ class Session:
             )
         self.tree = kind().tree().set(settings)
         self._assets = tempfile.TemporaryDirectory(prefix="tekso-")
+        warm_start, assets = self.tree.run.warm_start, self._assets.name
+        initial_weights.take_tokenizers(warm_start, assets=assets, warn=logging.warning)
         parts = assemble(self.tree, assets_dir=self._assets.name, cpu_devices=cpu_devices)
         self._kind, self._parts = kind, parts
         self._saved: dict[str, set[int]] = {}  # steps by logdir
@@ -104,6 +106,10 @@ class Session:
         self._predict = functools.partial(task_results.predict, self.task)
         self._signature: Signature = signature_of(self.input.batch(0))
         self.program.initialize()
+        if warm_start:
+            initial_weights.plan(
+                self.task.specs(), warm_start, assets=assets, warn=logging.warning
+            ).restore(self.program)
 
     def train(self, steps: int) -> list[dict[str, float]]:
         """Trains some steps; returns the figures of each, as the trainer writes them.

@@ -1,0 +1,354 @@
+"""Warm start: the weights of other runs become the initial weights of a new one.
+
+    run.warm_start = {"encoder": WarmStart.Params(checkpoint="runs/a", only=["model/encoder/.*"]),
+                      "decoder": WarmStart.Params(checkpoint="runs/b", only=["model/decoder/.*"])}
+
+Every weight comes from exactly one checkpoint, or a pattern says that it keeps its initial values.
+A stack of layers may be repeated (one weight "stack/layers/w" with a leading dim "layers") in one
+run, and unrolled (a weight "stack/layers/0/w" for each layer) in the other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import itertools
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tekso.framework import files
+from tekso.framework.execution.base import ExecutionProgram
+from tekso.framework.execution.state import WEIGHTS
+from tekso.framework.input.assets import inherit, learned_assets
+from tekso.framework.path_patterns import PathPatterns
+from tekso.framework.run.checkpoints import Checkpoint
+from tekso.framework.run.opened import OpenedRun, open_run
+from tekso.framework.run.weights import read_weight
+from tekso.framework.theta import SEPARATOR
+from tekso.framework.weight_spec import WeightSpec
+
+_MOST_PROBLEMS = 8  # in a message
+_VOCAB = "vocab"  # the dim of weights that have a row for each token
+
+
+class WarmStartError(ValueError):
+    """The checkpoints do not give the initial weights that were asked for."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Initialized:
+    """Where one weight of a new run comes from.
+
+    Attributes:
+      spec: of the weight.
+      name: of the source in `run.warm_start`; "" if the weight keeps its initial value.
+      keys: paths in the checkpoint: one, or one for each layer of a stack.
+      row: which layer of a stack in the checkpoint; None: the weight is none of a stack there.
+      shape: in the checkpoint.
+    """
+
+    spec: WeightSpec
+    name: str = ""
+    keys: tuple[str, ...] = ()
+    row: int | None = None
+    shape: tuple[int, ...] = ()
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether only a part of the weight is taken from the checkpoint."""
+        return bool(self.name) and self.shape != self.spec.shape
+
+
+@dataclasses.dataclass(frozen=True)
+class InitialWeights:
+    """The plan of a warm start.
+
+    Attributes:
+      checkpoints: {source: its checkpoint}.
+      weights: of the task, in their order.
+      unused: {source: weights of its checkpoint that are not used}.
+      uses: {source: "evaluation" or "training"}.
+    """
+
+    checkpoints: Mapping[str, Checkpoint]
+    weights: Sequence[Initialized]
+    unused: Mapping[str, Sequence[str]]
+    uses: Mapping[str, Any]
+
+    def restore(self, program: ExecutionProgram) -> None:
+        """Gives an initialized program the weights; its slots stay as they are.
+
+        Raises:
+          WarmStartError: a weight of a checkpoint is not finite.
+        """
+        state = program.state()
+        taken = {WEIGHTS + weight.spec.path: weight for weight in self.weights if weight.name}
+
+        def read(key: str) -> np.ndarray:
+            if (weight := taken.get(key)) is not None:
+                return self._value(weight, state[key])
+            return state[key]
+
+        program.restore(read, state.keys())
+
+    def _value(self, weight: Initialized, initial: np.ndarray) -> np.ndarray:
+        """The value of a weight, in the shape and dtype of its initial value."""
+        checkpoint, use = self.checkpoints[weight.name], self.uses[weight.name]
+        arrays = [read_weight(key, checkpoint.read, checkpoint.keys, use) for key in weight.keys]
+        if weight.row is not None:
+            arrays = [arrays[0][weight.row]]
+        found = np.stack(arrays).reshape(weight.shape)
+        if not np.isfinite(found.astype(np.float64)).all():
+            raise WarmStartError(
+                f"{' and '.join(weight.keys[:2])} of {checkpoint.path} has values that are not "
+                "finite: take an earlier checkpoint"
+            )
+        found = found.astype(initial.dtype)
+        if not weight.is_partial:
+            return found
+        value = initial.copy()
+        common = tuple(slice(min(a, b)) for a, b in zip(found.shape, value.shape, strict=True))
+        value[common] = found[common]
+        return value
+
+    def lines(self) -> list[str]:
+        """Returns the table of what comes from where; layers of a stack are one line."""
+        lines = []
+        for name, checkpoint in self.checkpoints.items():
+            own = [weight for weight in self.weights if weight.name == name]
+            lines.append(
+                f"warm start from {checkpoint.path} (step {checkpoint.step}, {self.uses[name]} "
+                f"weights): {len(own)} of {len(self.weights)} weights"
+            )
+            lines += _rows(own)
+            if self.unused[name]:
+                lines.append(f"  not used of the checkpoint: {_some(self.unused[name])}")
+        kept = [weight.spec.path for weight in self.weights if not weight.name]
+        if kept:
+            lines.append(f"  keep their initial values: {_some(kept)}")
+        return lines
+
+
+def plan(
+    specs: Mapping[str, WeightSpec],
+    sources: Mapping[str, Any],
+    *,
+    assets: str,
+    warn: Callable[[str], None],
+) -> InitialWeights:
+    """Returns where every weight of a new run comes from.
+
+    Args:
+      specs: of the weights of the task, by path.
+      sources: `run.warm_start`: {name: Params of WarmStart}.
+      assets: folder of the tokenizers of the new run.
+      warn: takes the text of a warning.
+
+    Raises:
+      WarmStartError: a weight comes from no checkpoint or from several, or has another shape
+        there; a pattern matches no weight; or the tokenizers differ.
+      CheckpointError: a checkpoint is missing or damaged.
+    """
+    found = [_Source(name, params, specs, warn) for name, params in sources.items()]
+    ignored = {path for source in found for path in specs if path in source.ignore}
+    weights: list[Initialized] = []
+    problems: list[str] = []
+    missing: dict[str, list[str]] = {}
+    for path, spec in specs.items():
+        claiming = [source for source in found if source.claims(path)]
+        if path in ignored or not claiming:
+            if path not in ignored:
+                problems.append(f"{path} is in no `only` of run.warm_start: add it to `ignore`")
+            weights.append(Initialized(spec))
+            continue
+        if len(claiming) > 1:
+            names = " and ".join(f"run.warm_start.{source.name}" for source in claiming)
+            problems.append(f"{path} comes from {names}: separate them by `only`")
+            continue
+        weight = claiming[0].find(spec)
+        if weight is None:
+            missing.setdefault(claiming[0].name, []).append(path)
+            continue
+        weights.append(weight)
+        problems += filter(None, [claiming[0].problem(weight)])
+    problems += [source.missing(missing[source.name]) for source in found if source.name in missing]
+    if problems:
+        more = len(problems) - _MOST_PROBLEMS
+        text = "\n  ".join([*problems[:_MOST_PROBLEMS], *([f"and {more} more"] * (more > 0))])
+        raise WarmStartError(f"the warm start does not fit the model:\n  {text}")
+    for source in found:
+        source.check_tokens([w for w in weights if w.name == source.name], assets)
+    used = {name: {key for w in weights if w.name == name for key in w.keys} for name in sources}
+    return InitialWeights(
+        {source.name: source.run.checkpoint for source in found},
+        weights,
+        {source.name: sorted(source.paths - used[source.name]) for source in found},
+        {source.name: source.params.use for source in found},
+    )
+
+
+def take_tokenizers(
+    sources: Mapping[str, Any], *, assets: str, warn: Callable[[str], None]
+) -> None:
+    """Copies the tokenizers that the other runs learned to the folder of a new run.
+
+    Args:
+      sources: as in `plan`.
+      assets: the folder, before the new run has learned any.
+      warn: takes the text of a warning.
+
+    Raises:
+      WarmStartError: two checkpoints have different ones of the same name.
+      CheckpointError: a checkpoint is missing or damaged.
+    """
+    taken: dict[str, str] = {}
+    for name, params in sources.items():
+        theirs = open_run(params.checkpoint, warn=warn).logdir.assets
+        if not params.tokenizers or not files.exists(theirs):
+            continue
+        for asset in learned_assets(theirs):
+            other = files.join(theirs, asset)
+            if asset in taken and files.read(taken[asset]) != files.read(other):
+                raise WarmStartError(
+                    f"{taken[asset]} and {other} differ: set run.warm_start.{name}.tokenizers=False"
+                )
+            if asset not in taken:
+                inherit(asset, theirs, assets)
+            taken[asset] = other
+
+
+class _Source:
+    """A checkpoint, and the rules by which weights are taken from it."""
+
+    def __init__(
+        self,
+        name: str,
+        params: Any,
+        specs: Mapping[str, WeightSpec],
+        warn: Callable[[str], None],
+    ) -> None:
+        self.name, self.params = name, params
+        self.run: OpenedRun = open_run(params.checkpoint, warn=warn)
+        keys = self.run.checkpoint.keys
+        self.paths = {key.removeprefix(WEIGHTS) for key in keys if key.startswith(WEIGHTS)}
+        where = f"run.warm_start.{name}"
+        self._only = PathPatterns(params.only, name=f"{where}.only")
+        self.ignore = PathPatterns(params.ignore, name=f"{where}.ignore")
+        self._partial = PathPatterns(params.partial, name=f"{where}.partial")
+        rules = PathPatterns(list(params.rules), name=f"{where}.rules")
+        for patterns in (self._only, self.ignore, self._partial, rules):
+            missed = patterns.missed(specs)
+            if missed:
+                raise WarmStartError(patterns.explain_miss(missed, list(specs)))
+        self._rules = [(re.compile(pattern), to) for pattern, to in params.rules.items()]
+
+    def claims(self, path: str) -> bool:
+        """Whether a weight comes from here, if it is not ignored."""
+        return not self._only.patterns or path in self._only
+
+    def problem(self, found: Initialized) -> str:
+        """Returns what is wrong with the shape of a weight, or ""."""
+        spec = found.spec
+        if found.shape != spec.shape:
+            given = f"{found.keys[0]} is {list(found.shape)} in {self.run.checkpoint.path}"
+            wanted = f"{spec.path} is {list(spec.shape)}"
+            if len(found.shape) != len(spec.shape):
+                return f"{given}, and {wanted}: the number of dims differs"
+            if spec.path not in self._partial:
+                return f"{given}, and {wanted}: add it to `partial` or to `ignore`"
+        return ""
+
+    def find(self, spec: WeightSpec) -> Initialized | None:
+        """Returns where a weight comes from; None: it is not in the checkpoint."""
+        shape_of = self.run.checkpoint.shape
+        path = self._renamed(spec.path)
+        if path in self.paths:
+            return Initialized(spec, self.name, (path,), None, shape_of(WEIGHTS + path))
+        if spec.stacked:
+            numbers = itertools.product(*map(range, spec.shape[: spec.stacked]))
+            layers = tuple(self._renamed(spec.path_of_layer(index)) for index in numbers)
+            if layers and set(layers) <= self.paths:
+                shape = shape_of(WEIGHTS + layers[0])
+                if all(shape_of(WEIGHTS + layer) == shape for layer in layers):
+                    stacks = spec.shape[: spec.stacked]
+                    return Initialized(spec, self.name, layers, None, (*stacks, *shape))
+        parts = path.split(SEPARATOR)
+        for place, part in enumerate(parts):
+            stack = SEPARATOR.join([*parts[:place], *parts[place + 1 :]])
+            if part.isdecimal() and stack in self.paths:
+                size, *rest = shape_of(WEIGHTS + stack)
+                if int(part) < size:
+                    return Initialized(spec, self.name, (stack,), int(part), tuple(rest))
+        return None
+
+    def _renamed(self, path: str) -> str:
+        for pattern, to in self._rules:
+            if match := pattern.fullmatch(path):
+                try:
+                    return match.expand(to)
+                except (re.error, IndexError) as error:
+                    raise WarmStartError(
+                        f"run.warm_start.{self.name}.rules: {to!r} for {pattern.pattern!r} is no "
+                        rf"replacement: {error}; \1 is the first group of the pattern"
+                    ) from None
+        return path
+
+    def missing(self, paths: Sequence[str]) -> str:
+        """Returns the problem of weights that the checkpoint does not have."""
+        first = self._renamed(paths[0])
+        close = difflib.get_close_matches(first, sorted(self.paths), n=2, cutoff=0.6)
+        hint = f" It has {' and '.join(close)}." if close else ""
+        by_rule = "" if first == paths[0] else f" (by a rule of {paths[0]})"
+        more = f" and {len(paths) - 1} more weights" if len(paths) > 1 else ""
+        return (
+            f"{first}{by_rule}{more} not in {self.run.checkpoint.path}.{hint} Give their paths "
+            f"there in run.warm_start.{self.name}.rules, or add patterns of them to `ignore`"
+        )
+
+    def check_tokens(self, weights: Iterable[Initialized], assets: str) -> None:
+        """Checks that rows of a vocabulary stand for the same tokens in both runs."""
+        of_vocab = [w.spec.path for w in weights if _VOCAB in w.spec.dims]
+        theirs = self.run.logdir.assets
+        if not of_vocab or not files.exists(theirs):
+            return
+        for name in learned_assets(theirs):
+            own, other = files.join(assets, name), files.join(theirs, name)
+            if files.exists(own) and files.read(own) != files.read(other):
+                raise WarmStartError(
+                    f"{name} was learned from the text of the new run, and {other} differs: rows "
+                    f"of {of_vocab[0]} would stand for other tokens. Set "
+                    f"run.warm_start.{self.name}.tokenizers=True, or add these weights to `ignore`"
+                )
+
+
+def _rows(weights: Sequence[Initialized]) -> list[str]:
+    """One line for weights that differ in the number of their layer alone."""
+    groups: dict[tuple[str, str, str], int] = {}
+    for weight in weights:
+        given = weight.keys[0] if len(weight.keys) == 1 else f"{weight.keys[0]} …"
+        if weight.row is not None:
+            given = f"{given}[{weight.row}]"
+        shape = " x ".join(map(str, weight.spec.shape)) or "scalar"
+        if weight.is_partial:
+            shape += f", of which {' x '.join(map(str, weight.shape))} are copied"
+        row = (_numberless(weight.spec.path), _numberless(given), shape)
+        groups[row] = groups.get(row, 0) + 1
+    width = max((len(path) for path, _, _ in groups), default=0)
+    return [
+        f"  {path:<{width}}  {'' if path == given else f'<- {given}, '}{shape}"
+        + (f", {count} layers" if count > 1 else "")
+        for (path, given, shape), count in groups.items()
+    ]
+
+
+def _numberless(path: str) -> str:
+    return re.sub(r"(?<=/)\d+(?=/)|(?<=\[)\d+(?=\])", "*", path)
+
+
+def _some(paths: Sequence[str], most: int = 6) -> str:
+    shown = list(dict.fromkeys(map(_numberless, paths)))
+    more = f" and {len(shown) - most} more" if len(shown) > most else ""
+    return f"{', '.join(shown[:most])}{more}"
