@@ -14,12 +14,14 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import processes
 import pytest
 from sampling import sample
 
 from tekso.framework import commands, registry
 from tekso.framework.run.logdir import Logdir
+from tekso.framework.run.opened import open_run
 from tekso.tools import trainer
 
 EXPERIMENTS = '''
@@ -311,6 +313,26 @@ def test_another_shape_of_weights_is_an_error_that_names_them_and_what_changed(
     assert "Take back what was changed since it was saved, or train in another" in done.stderr
     assert "changed since then: task.dim : 3 -> 5  # --set" in done.stdout
     assert (whole[0] / "params.txt").read_bytes() == before
+
+
+def test_a_warm_start_takes_weights_alone_and_is_done_once(
+    package: Path, tmp_path: Path, whole: Any
+) -> None:
+    given = (LINE, f"--logdir={tmp_path}", f"--warm_start={whole[0]}", "--steps=1", *DETERMINISTIC)
+    begun = run(package, *given, "--set=learner.schedule.initial_value=0.0")
+    assert begun.returncode == 0, begun.stderr
+    assert f"warm start from {whole[0]}/checkpoints/step_00000040 (step 40" in begun.stdout
+    of_other, of_this = (open_run(str(path)).checkpoint for path in (whole[0], tmp_path))
+    np.testing.assert_array_equal(of_this.read("weights/w"), of_other.read("weights/w"))
+    assert of_this.step == of_this.read("learner/updates/applied") == 1
+    resumed = run(package, *given)
+    assert "run.warm_start is not used: the run resumes from its own step 1" in resumed.stdout
+    other = run(
+        package, LINE, f"--logdir={tmp_path}/b", f"--warm_start={whole[0]}", "--set=*.dim=5"
+    )
+    assert other.returncode == 1 and "Traceback" not in other.stderr
+    assert "w is [3] in" in other.stderr and "and w is [5]: add it to `partial`" in other.stderr
+    assert not (tmp_path / "b" / "params.txt").exists()
 
 
 FULL_DISK = """
