@@ -61,7 +61,7 @@ def write(annotation: Any) -> str:
             return f"{name}[{inner}]"
     if isinstance(annotation, type):
         if issubclass(annotation, Node):
-            return f"Params({references.arguments(references.of_params(annotation))})"
+            return f"Params({references.quote(references.of_params(annotation))})"
         if issubclass(annotation, enum.Enum):
             return f"enum({references.quote(references.of_object(annotation))})"
         return f"cls({references.quote(references.of_object(annotation))})"
@@ -85,8 +85,8 @@ def read(node: ast.expr) -> Any:
             return typing.Literal[tuple(literals.read(item) for item in _items(inner))]
         case ast.Subscript(value=ast.Name(id=name), slice=inner) if name in _ORIGINS:
             return _ORIGINS[name][tuple(_item(item) for item in _items(inner))]
-        case ast.Call(func=ast.Name(id="Params"), args=[*args]):
-            return references.params(*map(literals.read, args))
+        case ast.Call(func=ast.Name(id="Params"), args=[reference]):
+            return references.params(literals.read(reference))
         case ast.Call(func=ast.Name(id=kind), args=[ast.Constant(value=str(reference))]):
             if kind == "enum":
                 return references.enum_class(reference)

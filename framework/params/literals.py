@@ -2,7 +2,7 @@
 
     None True 3 0.1 -inf nan "text" b"bytes" [1, 2] (1,) {"a": 1} {1, 2} set() frozenset({1})
     REQUIRED  enum("module:Color", "RED")  np_dtype("float32")  tf_dtype("bfloat16")
-    Params("module:Owner")  cls("module:Owner")  function("module:name")
+    Params("module:Owner")  cls("module:Owner")
 
 What is read is parsed by `ast` and interpreted node kind by node kind: nothing is evaluated, and
 only the functions above mean something. A module is imported only if it is named as the home of an
@@ -32,7 +32,7 @@ def write(value: Any) -> str:
       TypeError: it has no literal.
     """
     if isinstance(value, Node):
-        return f"Params({references.arguments(references.of_params(type(value)))})"
+        return f"Params({quote(references.of_params(type(value)))})"
     if value is None or value is True or value is False or value is REQUIRED or value is ...:
         return "..." if value is ... else repr(value)
     if isinstance(value, enum.Enum):
@@ -56,8 +56,8 @@ def write(value: Any) -> str:
     if written is not None:
         return written
     if callable(value) and hasattr(value, "__qualname__"):
-        return f"function({references.arguments(references.of_function(value))})"
-    raise TypeError(f"{describe(value)} has no text form")
+        raise references.no_text_form(f"the function {value.__qualname__}")
+    raise references.no_text_form(describe(value))
 
 
 def _write_container(value: Any) -> str:
@@ -86,7 +86,7 @@ def _write_class(value: type) -> str:
     numpy = sys.modules.get("numpy")
     if numpy is not None and issubclass(value, numpy.generic):
         return f"np_type({quote(value.__name__)})"
-    return f"cls({references.arguments(references.of_class(value))})"
+    return f"cls({quote(references.of_class(value))})"
 
 
 def _write_dtype(value: Any) -> str | None:
@@ -183,16 +183,12 @@ def _text(value: Any) -> str:
     return value
 
 
-def _make_params(*reference: Any) -> Any:
-    return references.params(*map(_text, reference))()
+def _make_params(reference: Any) -> Any:
+    return references.params(_text(reference))()
 
 
-def _class(*reference: Any) -> Any:
-    return references.class_named(*map(_text, reference))
-
-
-def _function(*reference: Any) -> Any:
-    return references.function(*map(_text, reference))
+def _class(reference: Any) -> Any:
+    return references.class_named(_text(reference))
 
 
 def _enum(reference: Any, name: Any = None) -> Any:
@@ -267,7 +263,6 @@ _FUNCTIONS: dict[str, tuple[tuple[int, ...], Callable[..., Any]]] = {
     "np_type": ((1,), _np_type),
     "np_scalar": ((2,), _np_scalar),
     "tf_dtype": ((1,), _tf_dtype),
-    "cls": ((1, 2), _class),
-    "function": ((1, 2), _function),
-    "Params": ((1, 2), _make_params),
+    "cls": ((1,), _class),
+    "Params": ((1,), _make_params),
 }

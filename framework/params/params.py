@@ -50,7 +50,7 @@ from tekso.framework.params.types import (
     type_name,
 )
 
-__all__ = ["REQUIRED", "Field", "FrozenParamsError", "Params", "Required", "param", "wrap"]
+__all__ = ["REQUIRED", "Field", "FrozenParamsError", "Params", "Required", "param"]
 
 P = TypeVar("P", bound="Params")
 
@@ -456,14 +456,3 @@ def _init(
 def _freeze_node(node: Params) -> Params:
     node._freeze()
     return node
-
-
-def wrap(target: Callable[..., Any]) -> type[Any]:
-    """The Params class of a callable or class from outside: a field per argument of its signature.
-
-    `instantiate()` calls it with the values by name; child Params are instantiated first. An
-    argument without default is REQUIRED. The same target always gives the same class.
-    """
-    from tekso.framework.params import wrapping
-
-    return wrapping.wrapped(target)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import pytest
 
-from tekso.framework.params import REQUIRED, Configurable, Params, param, wrap
+from tekso.framework.params import REQUIRED, Configurable, Params, param
 
 
 class Padding(enum.Enum):
@@ -37,13 +37,6 @@ class Learner(Configurable):
         optimizer: Optimizer.Params = param("Optimizer.", default=Optimizer.Params())
         slow: Optimizer.Params | None = param("Second optimizer.", default=None)
         all: list[Optimizer.Params] = param("Several.", default=[])
-
-
-def reduce_mean(x: float) -> float:
-    return x
-
-
-wrap(reduce_mean)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +87,7 @@ wrap(reduce_mean)
         (dict[str, float], "{'a': 1}", {"a": 1.0}),
         (dict[str, tuple[int, ...]], "{'a': [1]}", {"a": (1,)}),
         (type[Optimizer], f"{__name__}:Adagrade", Adagrade),
-        (Callable, f"{__name__}:reduce_mean", reduce_mean),
+        (Callable, f"cls('{__name__}:Adagrade')", Adagrade),
         (bytes, "b'x'", b"x"),
         (Any, "[1, 2]", [1, 2]),
         (Any, "abc", "abc"),
@@ -129,7 +122,7 @@ def test_text_is_read_by_the_type(annotation: Any, text: str, value: Any) -> Non
         (tuple[int, str], "1,a,3", "3 items instead of 2"),
         (dict[str, int], "a", r"wanted dict\[str, int\], given 'a'"),
         (type[Optimizer], f"{__name__}:Learner", r"wanted type\[Optimizer\]"),
-        (Callable, "os:system", "not wrapped"),
+        (Callable, "os:system", "wanted Callable, given 'os:system'"),
     ],
 )
 def test_text_of_another_type_is_an_error(annotation: Any, text: str, said: str) -> None:
