@@ -29,7 +29,6 @@ _NAMES: dict[str, Any] = {
     "bool": bool,
     "int": int,
     "float": float,
-    "complex": complex,
     "str": str,
     "bytes": bytes,
     "Callable": collections.abc.Callable,

@@ -43,7 +43,7 @@ def parse(annotation: Any, text: str) -> Any:
         if text.lower() in _TRUTHS:
             return _TRUTHS[text.lower()]
         raise ValueError(f"wanted True or False, given {text!r}")
-    if annotation in (int, float, complex):
+    if annotation in (int, float):
         return _number(annotation, text)
     if origin is typing.Literal:
         return _choice(args, text)

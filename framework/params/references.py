@@ -17,8 +17,7 @@ from tekso.framework.params.containers import Node
 from tekso.framework.params.types import type_name
 
 _BUILTINS: tuple[Any, ...] = (
-    object, type, bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset,
-    type(None),
+    object, type, bool, int, float, str, bytes, list, tuple, dict, set, frozenset, type(None),
 )  # fmt: skip
 _BUILTIN_CLASSES: dict[str, type] = {kind.__name__: kind for kind in _BUILTINS}
 
@@ -74,7 +73,8 @@ def of_class(target: type) -> str:
 def no_text_form(what: str) -> TypeError:
     """The error for a value that Params cannot be written with."""
     return TypeError(
-        f"{what} has no text form: write a class with Params in its place, or name it by a string"
+        f"{what} has no text form: write a class with Params in its place, name it by a string, or "
+        "give a plain Python value"
     )
 
 

@@ -48,7 +48,6 @@ class Learner(Configurable):
         (float, "1e-3", 0.001),
         (float, "3", 3.0),
         (float, "-inf", -float("inf")),
-        (complex, "1+2j", 1 + 2j),
         (bool, "true", True),
         (bool, "False", False),
         (str, "True", "True"),

@@ -8,6 +8,7 @@ import inspect
 import pickle
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -275,7 +276,6 @@ def test_required_may_be_set_before_instantiate() -> None:
         (bool, [True, False], [1, 0, "0", "True", None]),
         (str, ["x", ""], [3, b"x", None]),
         (bytes, [b"x"], ["x"]),
-        (complex, [1j, 2, 0.5], ["1", True]),
         (None, [None], [0, False]),
         (Any, [None, 3, "x", [1]], []),
         (int | None, [3, None], [True, "x", 3.0]),
@@ -299,7 +299,7 @@ def test_required_may_be_set_before_instantiate() -> None:
         (type[Init], [Init, Uniform], [Linear, int]),
         (Init.Params, [Init.Params(), Uniform.Params()], [Linear.Params(), Init.Params, None, 3]),
         (Params, [Linear.Params()], [Linear, 3]),
-        (np.dtype, [np.dtype("int8")], ["int8", np.int8]),
+        (Path, [Path("a")], ["a", Path]),
     ],
 )
 def test_values_are_checked_against_the_type(annotation: Any, good: list, bad: list) -> None:
@@ -708,7 +708,7 @@ def test_equality_knows_types() -> None:
 
     for a, b in [(1, 1.0), (1, True), (0.0, -0.0), ([1], (1,)), ("a", b"a"), ({1}, {True})]:
         assert holding(a) != holding(b)
-    for same in (float("nan"), [float("nan")], {"a": (1, None)}, np.dtype("int8")):
+    for same in (float("nan"), [float("nan")], {"a": (1, None)}, Path("a")):
         assert holding(same) == holding(same)
     assert Linear.Params() != Stack.Params()
     assert holding(float("nan")) == holding(-float("nan"))

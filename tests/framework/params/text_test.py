@@ -70,13 +70,9 @@ _atoms = st.deferred(  # the repr of a deferred strategy stays short
         | st.booleans()
         | st.integers()
         | st.floats()
-        | st.complex_numbers()
         | st.text()
         | st.binary()
         | st.sampled_from([Color.RED, Color.GREEN, Level.LOW, Mode.READ | Mode.WRITE, Mode(0)])
-        | st.sampled_from([np.dtype(name) for name in ("float32", "int64", ">f4", "bool", "U3")])
-        | st.sampled_from([np.float16, np.int8, np.bool_])
-        | st.sampled_from([np.float32(0.1), np.int8(-3), np.complex64(1 + 2j), np.bool_(True)])
         | st.sampled_from([REQUIRED, ..., Leaf, OtherLeaf, int, type(None)])
     )
 )
@@ -196,7 +192,6 @@ def test_params_import_no_tensorflow() -> None:
         Special,
         Color,
         type[Leaf],
-        np.dtype,
         Any,
         None,
     ],
@@ -268,10 +263,9 @@ def test_a_subclass_of_from_text_refuses_other_params() -> None:
         f"cls('{__name__}:Leaf', '{__name__}')",
         "enum('os:system', 'x')",
         "enum('pathlib:Path')",
-        "np_dtype('no dtype')",
-        "np_type('load')",
-        "np_scalar('object', 1)",
-        "complex('1', 2.0)",
+        "np_dtype('float32')",
+        "complex(1.0, 2.0)",
+        "2j",
         "(" * 300 + ")" * 300,
         "",
     ],
@@ -368,7 +362,7 @@ def test_a_class_in_a_function_is_refused_when_it_is_read() -> None:
 
 def test_a_value_without_text_names_its_path() -> None:
     params = Node.Params(leaf=Leaf.Params())
-    for value in (scaled, object(), np.zeros(2), pytest, lambda: 1, Path):
+    for value in (scaled, object(), np.zeros(2), np.float32(1), 1j, pytest, lambda: 1, Path):
         params.leaf.x = value
         with pytest.raises(TypeError, match=r"leaf\.x: .* no text form"):
             params.to_text()
@@ -379,6 +373,6 @@ def test_a_value_without_text_names_its_path() -> None:
     ("value", "name"), [(scaled, "the function scaled"), (Path, "the class Path")]
 )
 def test_a_function_or_class_without_text_says_what_to_write(value: Any, name: str) -> None:
-    said = f"^leaf.x: {name} has no text form: write a class with Params in its place, or name it "
+    said = f"^leaf.x: {name} has no text form: write a class with Params in its place, name it by "
     with pytest.raises(TypeError, match=said):
         Node.Params(leaf=Leaf.Params(x=value)).to_text()
