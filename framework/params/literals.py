@@ -84,11 +84,14 @@ def parse(text: str) -> Any:
     Raises:
       ValueError: it is no literal, or names something that cannot be resolved.
     """
-    return read(parse_node(text))
+    node = _expression(text)
+    try:
+        return _read(node)
+    except RecursionError:
+        raise ValueError("the literal is nested too deeply") from None
 
 
-def parse_node(text: str) -> ast.expr:
-    """The expression in a text, not yet interpreted."""
+def _expression(text: str) -> ast.expr:
     try:
         if "\\" not in text:
             return ast.parse(text.strip(), mode="eval").body
@@ -97,14 +100,6 @@ def parse_node(text: str) -> ast.expr:
             return ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ValueError(f"{text!r} is no literal: {error}") from None
-
-
-def read(node: ast.expr) -> Any:
-    """The value of an expression that is a literal."""
-    try:
-        return _read(node)
-    except RecursionError:
-        raise ValueError("the literal is nested too deeply") from None
 
 
 def _read(node: ast.expr) -> Any:
@@ -161,10 +156,8 @@ def _class(reference: Any) -> Any:
     return references.class_named(_text(reference))
 
 
-def _enum(reference: Any, name: Any = None) -> Any:
+def _enum(reference: Any, name: Any) -> Any:
     kind = references.enum_class(_text(reference))
-    if name is None:
-        return kind
     try:
         if not issubclass(kind, enum.Flag):
             return kind[_text(name)]
@@ -196,7 +189,7 @@ _NAMES: dict[str, Any] = {"nan": math.nan, "inf": math.inf, "REQUIRED": REQUIRED
 _FUNCTIONS: dict[str, tuple[tuple[int, ...], Callable[..., Any]]] = {
     "set": ((0,), set),
     "frozenset": ((0, 1), _frozenset),
-    "enum": ((1, 2), _enum),
+    "enum": ((2,), _enum),
     "tf_dtype": ((1,), _tf_dtype),
     "cls": ((1,), _class),
     "Params": ((1,), _make_params),

@@ -111,14 +111,6 @@ def enum_class(reference: str) -> Any:
     return target
 
 
-def loaded_class(reference: str) -> type:
-    """Any class, to be used as the type of a field; its module has to be imported already."""
-    target = _find(reference, may_import=False)
-    if not isinstance(target, type):
-        raise ValueError(f"{reference!r} is no class")
-    return target
-
-
 def _is_owner(target: Any) -> bool:
     if not isinstance(target, type):
         return False

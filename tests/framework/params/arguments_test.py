@@ -39,6 +39,15 @@ class Learner(Configurable):
         all: list[Optimizer.Params] = param("Several.", default=[])
 
 
+def holding(**fields: tuple[Any, Any]) -> Any:
+    """Params with these fields: (type, default) by name."""
+    namespace: dict[str, Any] = {
+        "__annotations__": {name: kind for name, (kind, _) in fields.items()}
+    }
+    namespace |= {name: param("A value.", default=value) for name, (_, value) in fields.items()}
+    return type("Holder", (Params,), namespace)()
+
+
 @pytest.mark.parametrize(
     ("annotation", "text", "value"),
     [
@@ -94,8 +103,7 @@ class Learner(Configurable):
     ],
 )
 def test_text_is_read_by_the_type(annotation: Any, text: str, value: Any) -> None:
-    params = Params()
-    params.define("x", REQUIRED, "A value.", type=annotation)
+    params = holding(x=(annotation, REQUIRED))
     assert params.set_text("x", text).x == value
     assert type(params.x) is type(value)
     assert params.origin("x") == "--set"
@@ -125,8 +133,7 @@ def test_text_is_read_by_the_type(annotation: Any, text: str, value: Any) -> Non
     ],
 )
 def test_text_of_another_type_is_an_error(annotation: Any, text: str, said: str) -> None:
-    params = Params()
-    params.define("x", REQUIRED, "A value.", type=annotation)
+    params = holding(x=(annotation, REQUIRED))
     with pytest.raises(ValueError, match=f"^x: .*{said}"):
         params.set_text("x", text)
     assert params.x is REQUIRED
@@ -159,10 +166,7 @@ def test_a_child_of_another_kind_is_an_error(text: str, said: str) -> None:
 
 
 def test_a_wildcard_reads_the_text_by_each_type() -> None:
-    params = Params()
-    params.define("a", Optimizer.Params(), "One.", type=Params)
-    params.define("b", REQUIRED, "Two.", type=list[int])
-    params.define("rate", "x", "Three.", type=str)
+    params = holding(a=(Params, Optimizer.Params()), b=(list[int], REQUIRED), rate=(str, "x"))
     params.set_text("*rate", "3")
     assert (params.a.rate, params.rate) == (3.0, "3")
     with pytest.raises(AttributeError, match="hits no field"):
@@ -174,11 +178,12 @@ def test_a_wildcard_reads_the_text_by_each_type() -> None:
 
 
 def test_text_for_an_item_is_read_by_the_type_of_the_items() -> None:
-    params = Params()
-    params.define("dims", (2, 3), "Sizes.", type=tuple[int, ...])
-    params.define("pair", (2, "a"), "A pair.", type=tuple[int, str])
-    params.define("names", {"a": 0.5}, "Numbers.", type=dict[str, float])
-    params.define("maybe", [1], "Numbers.", type=list[int] | None)
+    params = holding(
+        dims=(tuple[int, ...], (2, 3)),
+        pair=(tuple[int, str], (2, "a")),
+        names=(dict[str, float], {"a": 0.5}),
+        maybe=(list[int] | None, [1]),
+    )
     params.set_text("dims.1", "5").set_text("pair.1", "7").set_text("names.a", "2")
     params.set_text("maybe.0", "9")
     assert (params.dims, params.pair) == ((2, 5), (2, "7"))
