@@ -21,8 +21,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, dataclass_transform
 
+from tekso.framework.params import arguments as params_arguments
 from tekso.framework.params import assignment as params_assignment
 from tekso.framework.params import paths
+from tekso.framework.params import text as params_text
 from tekso.framework.params import tree as params_tree
 from tekso.framework.params.containers import (
     ATOMS,
@@ -153,7 +155,6 @@ class Params(Node):
           AttributeError: the path is unknown, a wildcard hits nothing, or the Params are frozen.
           ValueError: the text does not read as a value of the type.
         """
-        from tekso.framework.params import arguments as params_arguments
 
         def assign(place: params_tree.Place, value: str, log: params_assignment.Log) -> None:
             annotation = place.field.type
@@ -220,8 +221,6 @@ class Params(Node):
 
     def diff(self, other: Params) -> str:
         """What changes from self to other, a line a difference; empty if nothing does."""
-        from tekso.framework.params import text as params_text
-
         return params_text.diff(self, other)
 
     def to_text(self, *, origins: bool = False) -> str:
@@ -230,8 +229,6 @@ class Params(Node):
         Raises:
           TypeError: a value has no text form.
         """
-        from tekso.framework.params import text as params_text
-
         return params_text.to_text(self, origins=origins)
 
     @classmethod
@@ -244,8 +241,6 @@ class Params(Node):
           ValueError: a line cannot be read, or names what cannot be resolved.
           TypeError: the text is of other Params than this class.
         """
-        from tekso.framework.params import text as params_text
-
         params = params_text.from_text(text, origin=origin)
         if not isinstance(params, cls):
             raise TypeError(f"wanted {type_name(cls)}, given {type_name(type(params))}")
