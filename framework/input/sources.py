@@ -120,7 +120,7 @@ class InMemory(Source):
         test: list[str] = param("Texts held out to the end.", default=[])
         load: Callable[..., Any] | None = param(
             "Instead of these: a function of the split that returns a sequence of texts, or of "
-            "arrays of token ids.",
+            "arrays of token ids. A run with a logdir cannot store a function: write a Source.",
             default=None,
         )
 

@@ -8,7 +8,6 @@ from tekso.framework.params.params import (
     Params,
     Required,
     param,
-    wrap,
 )
 from tekso.framework.params.references import rename_class
 
@@ -21,5 +20,4 @@ __all__ = [
     "Required",
     "param",
     "rename_class",
-    "wrap",
 ]

@@ -43,13 +43,11 @@ def parse(annotation: Any, text: str) -> Any:
         if text.lower() in _TRUTHS:
             return _TRUTHS[text.lower()]
         raise ValueError(f"wanted True or False, given {text!r}")
-    if annotation in (int, float, complex):
+    if annotation in (int, float):
         return _number(annotation, text)
     if origin is typing.Literal:
         return _choice(args, text)
     kind = origin or annotation
-    if kind is collections.abc.Callable:
-        return _reference(text, "a wrapped function or class")
     if kind is type:
         return _checked(annotation, references.class_named(text), text)
     if isinstance(kind, type):
@@ -172,16 +170,6 @@ def _relaxed(annotation: Any, value: Any) -> Any:
     if kind is dict and isinstance(value, dict) and len(args) == 2:
         return {key: _relaxed(args[1], item) for key, item in value.items()}
     return value
-
-
-def _reference(text: str, wanted: str) -> Any:
-    try:
-        return references.function(text)
-    except ValueError as error:
-        try:
-            return references.class_named(text)
-        except ValueError:
-            raise ValueError(f"wanted {wanted}, given {text!r}: {error}") from None
 
 
 def _params(kind: Any, text: str) -> Any:

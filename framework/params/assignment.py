@@ -57,7 +57,10 @@ def assign(
     if field is None:
         raise node._unknown(name)
     if node._frozen:
-        refuse(node, name)
+        raise FrozenParamsError(
+            f"cannot set {node._where(name)}: {node._title()} is frozen; copy() gives a changeable "
+            "copy"
+        )
     values, origins = node._values, node._origins
     old = values.get(name)
     stored = params_tree.with_item(old, keys, value) if keys else value
@@ -78,13 +81,6 @@ def assign(
         origins.pop(name, None)
     else:
         origins[name] = origin
-
-
-def refuse(node: Any, name: str) -> None:
-    """Raises the error for a change of a frozen node."""
-    raise FrozenParamsError(
-        f"cannot set {node._where(name)}: {node._title()} is frozen; copy() gives a changeable copy"
-    )
 
 
 def _undo(table: dict[str, Any], name: str) -> Callable[[], None]:

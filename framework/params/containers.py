@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
-ATOMS: frozenset[type] = frozenset({int, float, complex, bool, str, bytes, type(None), type})
+ATOMS: frozenset[type] = frozenset({int, float, bool, str, bytes, type(None), type})
 CONTAINERS = (list, tuple, dict, set)
 
 
@@ -129,8 +129,6 @@ def same_value(a: Any, b: Any) -> bool:
         return (math.isnan(a) and math.isnan(b)) or (
             a == b and math.copysign(1.0, a) == math.copysign(1.0, b)
         )
-    if kind is complex:
-        return same_value(a.real, b.real) and same_value(a.imag, b.imag)
     if kind in (list, tuple):
         return len(a) == len(b) and all(map(same_value, a, b))
     if kind is dict:

@@ -22,8 +22,6 @@ from tekso.framework.params.types import REQUIRED, MismatchError, describe, type
 
 hide_from_origins(__file__)
 
-_MISSING: Any = object()
-
 
 def param(
     doc: str,
@@ -60,19 +58,17 @@ class Field:
         "old_values",
     )
 
-    def __init__(
-        self, doc: str, default: Any, *, name: str = "", annotation: Any = _MISSING
-    ) -> None:
-        """A field; `declare_fields` or `Params.define` gives it its name and type."""
+    def __init__(self, doc: str, default: Any) -> None:
+        """A field; `declare_fields` gives it its name and type."""
         if not isinstance(doc, str) or not doc.strip():
             raise TypeError(f'a field needs a doc: param("What it is.", default=…), got {doc!r}')
         self.doc = doc
         self.default = default
-        self.name = name
+        self.name = ""
         self.declared_in: Any = None
         self.old_names: tuple[str, ...] = ()
         self.old_values: dict[str, Any] = {}
-        self._annotation = annotation
+        self._annotation: Any = None
         self._scope: dict[str, Any] = {}
         self._checker: params_types.Checker | None = None
 
@@ -256,7 +252,7 @@ def _enclosing_names(annotation: Any, cls: Any) -> dict[str, Any]:
 def _resolve(field: Field) -> Any:
     """The type that the text of an annotation means."""
     cls = field.declared_in
-    module = sys.modules.get(cls.__module__) if cls is not None else None
+    module = sys.modules.get(cls.__module__)
     names = vars(module) if module is not None else {}
     scope = dict(field._scope)
     owner = getattr(cls, "owner", None)
@@ -266,8 +262,8 @@ def _resolve(field: Field) -> Any:
     try:
         return typing.get_type_hints(holder, globalns=names, localns=scope)["it"]
     except (NameError, AttributeError, TypeError, SyntaxError) as error:
-        title = f"{type_name(cls)}.{field.name}" if cls is not None else field.name
         raise TypeError(
-            f"the type of {title}, {field._annotation!r}, cannot be resolved: {error}. Its names "
-            "have to exist at run time, not only under `if TYPE_CHECKING`"
+            f"the type of {type_name(cls)}.{field.name}, {field._annotation!r}, cannot be "
+            f"resolved: {error}. Its names have to exist at run time, not only under "
+            "`if TYPE_CHECKING`"
         ) from error

@@ -1,8 +1,8 @@
 """Literals: values of Params as Python expressions, written and read without loss.
 
     None True 3 0.1 -inf nan "text" b"bytes" [1, 2] (1,) {"a": 1} {1, 2} set() frozenset({1})
-    REQUIRED  enum("module:Color", "RED")  np_dtype("float32")  tf_dtype("bfloat16")
-    Params("module:Owner")  cls("module:Owner")  function("module:name")
+    REQUIRED  enum("module:Color", "RED")  tf_dtype("bfloat16")  Params("module:Owner")
+    cls("module:Owner")
 
 What is read is parsed by `ast` and interpreted node kind by node kind: nothing is evaluated, and
 only the functions above mean something. A module is imported only if it is named as the home of an
@@ -14,7 +14,6 @@ from __future__ import annotations
 import ast
 import enum
 import math
-import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -32,7 +31,7 @@ def write(value: Any) -> str:
       TypeError: it has no literal.
     """
     if isinstance(value, Node):
-        return f"Params({references.arguments(references.of_params(type(value)))})"
+        return f"Params({quote(references.of_params(type(value)))})"
     if value is None or value is True or value is False or value is REQUIRED or value is ...:
         return "..." if value is ... else repr(value)
     if isinstance(value, enum.Enum):
@@ -42,8 +41,6 @@ def write(value: Any) -> str:
         return repr(value) if -(10**30) < value < 10**30 else hex(value)
     if kind is float:
         return repr(value)  # the shortest text that reads back exactly; nan and inf are names
-    if kind is complex:
-        return f"complex({value.real!r}, {value.imag!r})"
     if kind is str:
         return quote(value)
     if kind is bytes:
@@ -51,13 +48,12 @@ def write(value: Any) -> str:
     if isinstance(value, CONTAINERS) or kind is frozenset:
         return _write_container(value)
     if isinstance(value, type):
-        return _write_class(value)
-    written = _write_dtype(value)
-    if written is not None:
-        return written
+        return f"cls({quote(references.of_class(value))})"
+    if kind.__name__ == "DType" and kind.__module__.startswith("tensorflow"):
+        return f"tf_dtype({quote(value.name)})"
     if callable(value) and hasattr(value, "__qualname__"):
-        return f"function({references.arguments(references.of_function(value))})"
-    raise TypeError(f"{describe(value)} has no text form")
+        raise references.no_text_form(f"the function {value.__qualname__}")
+    raise references.no_text_form(describe(value))
 
 
 def _write_container(value: Any) -> str:
@@ -82,43 +78,20 @@ def _write_enum(value: enum.Enum) -> str:
     return f"enum({quote(references.of_object(type(value)))}, {quote(str(name))})"
 
 
-def _write_class(value: type) -> str:
-    numpy = sys.modules.get("numpy")
-    if numpy is not None and issubclass(value, numpy.generic):
-        return f"np_type({quote(value.__name__)})"
-    return f"cls({references.arguments(references.of_class(value))})"
-
-
-def _write_dtype(value: Any) -> str | None:
-    numpy = sys.modules.get("numpy")
-    if numpy is not None and isinstance(value, numpy.dtype):
-        for spelled in (value.name, value.str, value.descr):
-            try:
-                same = numpy.dtype(spelled) == value
-            except (TypeError, ValueError):
-                continue
-            if same:
-                return f"np_dtype({write(spelled)})"
-    if numpy is not None and isinstance(value, numpy.generic) and value.dtype.kind in "biufc":
-        plain = value.item()
-        if isinstance(plain, (bool, int, float, complex)):
-            return f"np_scalar({quote(value.dtype.name)}, {write(plain)})"
-    if type(value).__name__ == "DType" and type(value).__module__.startswith("tensorflow"):
-        return f"tf_dtype({quote(value.name)})"
-    return None
-
-
 def parse(text: str) -> Any:
     """The value of a literal.
 
     Raises:
       ValueError: it is no literal, or names something that cannot be resolved.
     """
-    return read(parse_node(text))
+    node = _expression(text)
+    try:
+        return _read(node)
+    except RecursionError:
+        raise ValueError("the literal is nested too deeply") from None
 
 
-def parse_node(text: str) -> ast.expr:
-    """The expression in a text, not yet interpreted."""
+def _expression(text: str) -> ast.expr:
     try:
         if "\\" not in text:
             return ast.parse(text.strip(), mode="eval").body
@@ -129,17 +102,9 @@ def parse_node(text: str) -> ast.expr:
         raise ValueError(f"{text!r} is no literal: {error}") from None
 
 
-def read(node: ast.expr) -> Any:
-    """The value of an expression that is a literal."""
-    try:
-        return _read(node)
-    except RecursionError:
-        raise ValueError("the literal is nested too deeply") from None
-
-
 def _read(node: ast.expr) -> Any:
     match node:
-        case ast.Constant(value=value):
+        case ast.Constant(value=value) if type(value) is not complex:
             return value
         case ast.Name(id=name) if name in _NAMES:
             return _NAMES[name]
@@ -183,22 +148,16 @@ def _text(value: Any) -> str:
     return value
 
 
-def _make_params(*reference: Any) -> Any:
-    return references.params(*map(_text, reference))()
+def _make_params(reference: Any) -> Any:
+    return references.params(_text(reference))()
 
 
-def _class(*reference: Any) -> Any:
-    return references.class_named(*map(_text, reference))
+def _class(reference: Any) -> Any:
+    return references.class_named(_text(reference))
 
 
-def _function(*reference: Any) -> Any:
-    return references.function(*map(_text, reference))
-
-
-def _enum(reference: Any, name: Any = None) -> Any:
+def _enum(reference: Any, name: Any) -> Any:
     kind = references.enum_class(_text(reference))
-    if name is None:
-        return kind
     try:
         if not issubclass(kind, enum.Flag):
             return kind[_text(name)]
@@ -209,31 +168,6 @@ def _enum(reference: Any, name: Any = None) -> Any:
     except KeyError:
         names = ", ".join(member.name for member in kind)
         raise ValueError(f"{reference} has no member {name!r}; it has: {names}") from None
-
-
-def _np_type(name: Any) -> Any:
-    import numpy as np
-
-    kind = getattr(np, _text(name), None)
-    if not (isinstance(kind, type) and issubclass(kind, np.generic)):
-        raise ValueError(f"np.{name} is no NumPy scalar type")
-    return kind
-
-
-def _np_dtype(spelled: Any) -> Any:
-    import numpy as np
-
-    try:
-        return np.dtype(spelled)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{spelled!r} is no NumPy dtype: {error}") from None
-
-
-def _np_scalar(name: Any, value: Any) -> Any:
-    dtype = _np_dtype(_text(name))
-    if dtype.kind not in "biufc" or type(value) not in (bool, int, float, complex):
-        raise ValueError(f"np_scalar({name!r}, {value!r}) is no NumPy number")
-    return dtype.type(value)
 
 
 def _tf_dtype(name: Any) -> Any:
@@ -251,23 +185,12 @@ def _frozenset(items: Any = frozenset()) -> Any:
     return frozenset(items)
 
 
-def _complex(real: Any, imag: Any) -> complex:
-    if type(real) is not float or type(imag) is not float:
-        raise ValueError(f"complex takes two floats, given {real!r} and {imag!r}")
-    return complex(real, imag)
-
-
 _NAMES: dict[str, Any] = {"nan": math.nan, "inf": math.inf, "REQUIRED": REQUIRED}
 _FUNCTIONS: dict[str, tuple[tuple[int, ...], Callable[..., Any]]] = {
     "set": ((0,), set),
     "frozenset": ((0, 1), _frozenset),
-    "complex": ((2,), _complex),
-    "enum": ((1, 2), _enum),
-    "np_dtype": ((1,), _np_dtype),
-    "np_type": ((1,), _np_type),
-    "np_scalar": ((2,), _np_scalar),
+    "enum": ((2,), _enum),
     "tf_dtype": ((1,), _tf_dtype),
-    "cls": ((1, 2), _class),
-    "function": ((1, 2), _function),
-    "Params": ((1, 2), _make_params),
+    "cls": ((1,), _class),
+    "Params": ((1,), _make_params),
 }

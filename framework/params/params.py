@@ -21,8 +21,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, dataclass_transform
 
+from tekso.framework.params import arguments as params_arguments
 from tekso.framework.params import assignment as params_assignment
 from tekso.framework.params import paths
+from tekso.framework.params import text as params_text
 from tekso.framework.params import tree as params_tree
 from tekso.framework.params.containers import (
     ATOMS,
@@ -37,7 +39,6 @@ from tekso.framework.params.containers import (
 from tekso.framework.params.fields import (
     Field,
     Template,
-    check_name,
     declare_fields,
     make_template,
     param,
@@ -50,7 +51,7 @@ from tekso.framework.params.types import (
     type_name,
 )
 
-__all__ = ["REQUIRED", "Field", "FrozenParamsError", "Params", "Required", "param", "wrap"]
+__all__ = ["REQUIRED", "Field", "FrozenParamsError", "Params", "Required", "param"]
 
 P = TypeVar("P", bound="Params")
 
@@ -65,7 +66,7 @@ class Params(Node):
     frozen, stores a copy.
     """
 
-    __slots__ = ("_extra", "_frozen", "_origins", "_parent", "_source", "_values")
+    __slots__ = ("_frozen", "_origins", "_parent", "_source", "_values")
     __hash__ = None  # type: ignore[assignment]  # equality is by value and values change
 
     owner: ClassVar[Any] = None
@@ -76,7 +77,6 @@ class Params(Node):
     if TYPE_CHECKING:
         _values: dict[str, Any]
         _origins: dict[str, Origin]
-        _extra: dict[str, Field]
         _frozen: bool
         _parent: Params | None
         _source: Params | None
@@ -94,7 +94,7 @@ class Params(Node):
         if template is None:
             template = cls._template = make_template(cls)
         values = dict(template.values)
-        _init(self, values, {}, {}, None, None)
+        _init(self, values, {}, None, None)
         for name in template.copied:
             values[name] = map_nodes(values[name], lambda node: node._copy(self, None))
         if kwargs:
@@ -107,12 +107,8 @@ class Params(Node):
     if not TYPE_CHECKING:  # so that mypy and editors reject a typo
 
         def __getattr__(self, name: str) -> Any:
-            """The value of a field of `define`."""
-            if name.startswith("_"):
-                raise AttributeError(name)
-            if name in self._extra:
-                return self._values[name]
-            raise self._unknown(name)
+            """Refuses a name that is no field; the error says which one may be meant."""
+            raise AttributeError(name) if name.startswith("_") else self._unknown(name)
 
         def __setattr__(self, name: str, value: Any) -> None:
             """Sets a field; anything else is an error."""
@@ -123,27 +119,8 @@ class Params(Node):
             raise AttributeError(f"{self._where(name)}: a field cannot be deleted")
 
     def fields(self) -> dict[str, Field]:
-        """All fields by name: the declared ones, then those of `define`."""
-        return {**self._fields, **self._extra}
-
-    def define(self, name: str, value: Any, doc: str, *, type: Any = Any) -> None:
-        """Adds a field to this instance alone.
-
-        Raises:
-          AttributeError: the name is taken, or no name a field can have.
-          TypeError: the value is not of the type.
-        """
-        if self._frozen:
-            params_assignment.refuse(self, name)
-        if name in self._fields or name in self._extra:
-            raise AttributeError(f"{self._where(name)} is already a field of {self._title()}")
-        check_name(name, self._title(), Params)
-        self._extra[name] = Field(doc, value, name=name, annotation=type)
-        try:
-            self._assign(name, value, origin=caller())
-        except BaseException:
-            del self._extra[name]
-            raise
+        """All fields by name, those of the base classes first."""
+        return dict(self._fields)
 
     # Many fields, by path.
 
@@ -178,7 +155,6 @@ class Params(Node):
           AttributeError: the path is unknown, a wildcard hits nothing, or the Params are frozen.
           ValueError: the text does not read as a value of the type.
         """
-        from tekso.framework.params import arguments as params_arguments
 
         def assign(place: params_tree.Location, value: str, log: params_assignment.Log) -> None:
             annotation = place.field.type
@@ -245,8 +221,6 @@ class Params(Node):
 
     def diff(self, other: Params) -> str:
         """What changes from self to other, a line a difference; empty if nothing does."""
-        from tekso.framework.params import text as params_text
-
         return params_text.diff(self, other)
 
     def to_text(self, *, origins: bool = False) -> str:
@@ -255,8 +229,6 @@ class Params(Node):
         Raises:
           TypeError: a value has no text form.
         """
-        from tekso.framework.params import text as params_text
-
         return params_text.to_text(self, origins=origins)
 
     @classmethod
@@ -269,8 +241,6 @@ class Params(Node):
           ValueError: a line cannot be read, or names what cannot be resolved.
           TypeError: the text is of other Params than this class.
         """
-        from tekso.framework.params import text as params_text
-
         params = params_text.from_text(text, origin=origin)
         if not isinstance(params, cls):
             raise TypeError(f"wanted {type_name(cls)}, given {type_name(type(params))}")
@@ -287,7 +257,7 @@ class Params(Node):
             if value is REQUIRED:
                 raise ValueError(
                     f"{params._where(name)} is REQUIRED and not set ({params._title()}: "
-                    f"{params.fields()[name].doc})"
+                    f"{params._fields[name].doc})"
                 )
         return params._build(kwargs)
 
@@ -313,7 +283,7 @@ class Params(Node):
         changed = [
             f"{name}={value!r}"
             for name, value in self._values.items()
-            if name in self._origins or name in self._extra or isinstance(value, Node)
+            if name in self._origins or isinstance(value, Node)
         ]
         return f"{self._title()}({', '.join(changed)})"
 
@@ -327,12 +297,12 @@ class Params(Node):
 
     def __getstate__(self) -> tuple[Any, ...]:
         """What pickle keeps."""
-        return self._values, self._origins, self._extra, self._frozen, self._parent, None
+        return self._values, self._origins, self._frozen, self._parent, None
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         """Restores what pickle kept."""
-        values, origins, extra, frozen, parent, source = state
-        _init(self, values, origins, extra, parent, source)
+        values, origins, frozen, parent, source = state
+        _init(self, values, origins, parent, source)
         _SET["_frozen"](self, frozen)
 
     # Internals.
@@ -340,7 +310,7 @@ class Params(Node):
     def _copy(self: P, parent: Params | None, source: Params | None) -> P:
         new: P = _NEW(type(self))
         values = self._values.copy()
-        _init(new, values, self._origins.copy(), self._extra.copy(), parent, source)
+        _init(new, values, self._origins.copy(), parent, source)
         for name, value in values.items():
             if type(value) in ATOMS:
                 continue
@@ -378,7 +348,7 @@ class Params(Node):
         _SET["_frozen"](self, True)
 
     def _field(self, name: str) -> Field | None:
-        return self._fields.get(name) or self._extra.get(name)
+        return self._fields.get(name)
 
     def _renamed_field(self, name: str) -> Field | None:
         """The field that had another name before."""
@@ -410,7 +380,7 @@ class Params(Node):
             return AttributeError(
                 f"{self._title()} has no field {where}: it is {self._where(renamed.name)} now"
             )
-        names = list(self.fields())
+        names = list(self._fields)
         hint = paths.suggestion(
             name, self._path(), names, lambda: [path for path, _, _ in params_tree.walk(self)]
         )
@@ -434,12 +404,10 @@ def _init(
     node: Params,
     values: dict[str, Any],
     origins: dict[str, Origin],
-    extra: dict[str, Field],
     parent: Params | None,
     source: Params | None,
     set_values: Any = _SET["_values"],
     set_origins: Any = _SET["_origins"],
-    set_extra: Any = _SET["_extra"],
     set_frozen: Any = _SET["_frozen"],
     set_parent: Any = _SET["_parent"],
     set_source: Any = _SET["_source"],
@@ -447,7 +415,6 @@ def _init(
     """Fills the slots of a fresh node past `__setattr__`."""
     set_values(node, values)
     set_origins(node, origins)
-    set_extra(node, extra)
     set_frozen(node, False)
     set_parent(node, parent)
     set_source(node, source)
@@ -456,14 +423,3 @@ def _init(
 def _freeze_node(node: Params) -> Params:
     node._freeze()
     return node
-
-
-def wrap(target: Callable[..., Any]) -> type[Any]:
-    """The Params class of a callable or class from outside: a field per argument of its signature.
-
-    `instantiate()` calls it with the values by name; child Params are instantiated first. An
-    argument without default is REQUIRED. The same target always gives the same class.
-    """
-    from tekso.framework.params import wrapping
-
-    return wrapping.wrapped(target)

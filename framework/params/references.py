@@ -1,7 +1,7 @@
-"""References: names of classes and functions in the text of Params, "module:Qualified.Name".
+"""References: names of classes in the text of Params, "module:Qualified.Name".
 
-Reading a reference imports its module only where an owner of Params is named; everything else
-(enums, plain classes, functions) has to be there already. What is found is looked up, never called.
+Reading a reference imports its module only where an owner of Params is named; the module of an
+enum or a plain class has to be imported already. What is found is looked up, never called.
 """
 
 from __future__ import annotations
@@ -17,16 +17,12 @@ from tekso.framework.params.containers import Node
 from tekso.framework.params.types import type_name
 
 _BUILTINS: tuple[Any, ...] = (
-    object, type, bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset,
-    type(None),
+    object, type, bool, int, float, str, bytes, list, tuple, dict, set, frozenset, type(None),
 )  # fmt: skip
 _BUILTIN_CLASSES: dict[str, type] = {kind.__name__: kind for kind in _BUILTINS}
 
 RENAMED: dict[str, str] = {}
 """{reference of a class before: its reference now}: see `rename_class`."""
-
-WRAPPED: dict[str, Any] = {}  # reference -> the Params class that `wrap` made in this process
-WRAPPED_IN: dict[str, str] = {}  # reference -> the module that called `wrap`
 
 
 def rename_class(old: str, new: str) -> None:
@@ -41,12 +37,6 @@ def rename_class(old: str, new: str) -> None:
     RENAMED[old] = new
 
 
-def arguments(reference: str) -> str:
-    """A reference as arguments in a text: with the module that wraps it, if one does."""
-    home = WRAPPED_IN.get(reference)
-    return quote(reference) if home is None else f"{quote(reference)}, {quote(home)}"
-
-
 def quote(text: str) -> str:
     """A string literal in double quotes, on one line."""
     # With a double quote in it, repr takes single quotes; these are turned around.
@@ -55,18 +45,13 @@ def quote(text: str) -> str:
 
 
 def of_object(target: Any) -> str:
-    """The reference of a class or function; it may be one that nobody can resolve."""
+    """The reference of a class; it may be one that nobody can resolve."""
     return f"{target.__module__}:{target.__qualname__}"
 
 
 def of_params(cls: Any) -> str:
     """The reference of a Params class: that of its owner, or its own if it is not the owner's."""
     owner = cls.owner
-    if is_wrapped(cls):
-        reference = of_object(owner)
-        if WRAPPED.get(reference) is not cls:
-            raise TypeError(f"{reference} has no text form: another {reference} was wrapped since")
-        return reference
     if owner is not None and getattr(owner, "Params", None) is cls:
         return of_object(owner)
     return of_object(cls)
@@ -80,80 +65,42 @@ def of_class(target: type) -> str:
     """
     if _BUILTIN_CLASSES.get(target.__name__) is target:
         return f"builtins:{target.__name__}"
-    reference = of_object(target)
-    if _is_owner(target) or reference in WRAPPED:
-        return reference
-    raise TypeError(
-        f"the class {type_name(target)} has no text form: only classes with Params of their own, "
-        "or wrapped by wrap(), have one"
+    if _is_owner(target):
+        return of_object(target)
+    raise no_text_form(f"the class {type_name(target)}")
+
+
+def no_text_form(what: str) -> TypeError:
+    """The error for a value that Params cannot be written with."""
+    return TypeError(
+        f"{what} has no text form: write a class with Params in its place, name it by a string, or "
+        "give a plain Python value"
     )
 
 
-def of_function(target: Any) -> str:
-    """The reference of a function; reading it back takes that `wrap` was called with it."""
-    reference = of_object(target)
-    cls = WRAPPED.get(reference)
-    if cls is None or cls.owner is not target:
-        raise TypeError(
-            f"the function {reference} has no text form: call wrap() with it where it is defined"
-        )
-    return reference
-
-
-def is_wrapped(cls: Any) -> bool:
-    """Whether `wrap` made this Params class."""
-    return bool(cls.__dict__.get("_is_wrapped", False))
-
-
-def params(reference: str, wrapped_in: str | None = None) -> Any:
-    """The Params class that a reference names, itself or by its owner.
-
-    Args:
-      reference: "module:Class".
-      wrapped_in: the module that calls `wrap` with it, if it is something from outside.
+def params(reference: str) -> Any:
+    """The Params class that a reference "module:Class" names, itself or by its owner.
 
     Raises:
       ValueError: there is none.
     """
-    reference = RENAMED.get(reference, reference)
-    if reference in WRAPPED:
-        return WRAPPED[reference]
-    if wrapped_in is not None:
-        raise _not_wrapped(reference, wrapped_in)
-    target = _find(reference, may_import=True)
+    target = _find(RENAMED.get(reference, reference), may_import=True)
     if isinstance(target, type) and issubclass(target, Node):
         return target
     if _is_owner(target):
         return target.Params
-    raise ValueError(
-        f"{reference!r} has no Params of its own; if it is a class or function from outside, "
-        "import the module that calls wrap() with it before reading"
-    )
+    raise ValueError(f"{reference!r} has no Params of its own")
 
 
-def class_named(reference: str, wrapped_in: str | None = None) -> type:
-    """The class that a reference names: a builtin, an owner of Params, or a wrapped one."""
+def class_named(reference: str) -> type:
+    """The class that a reference names: a builtin, or an owner of Params."""
     module, _, name = reference.partition(":")
     if module == "builtins" and name in _BUILTIN_CLASSES:
         return _BUILTIN_CLASSES[name]
-    owner: Any = params(reference, wrapped_in).owner
+    owner: Any = params(reference).owner
     if not isinstance(owner, type):
         raise ValueError(f"{reference!r} is no class")
     return owner
-
-
-def function(reference: str, wrapped_in: str | None = None) -> Any:
-    """The function that a reference names; `wrap` has to have been called with it."""
-    if reference not in WRAPPED:
-        raise _not_wrapped(reference, wrapped_in)
-    return WRAPPED[reference].owner
-
-
-def _not_wrapped(reference: str, wrapped_in: str | None) -> ValueError:
-    where = wrapped_in or "the module that calls wrap() with it"
-    return ValueError(
-        f"{reference!r} is not wrapped in this process: import {where} before reading"
-    )
 
 
 def enum_class(reference: str) -> Any:
@@ -161,14 +108,6 @@ def enum_class(reference: str) -> Any:
     target = _find(reference, may_import=False)
     if not (isinstance(target, type) and issubclass(target, enum.Enum)):
         raise ValueError(f"{reference!r} is no Enum class")
-    return target
-
-
-def loaded_class(reference: str) -> type:
-    """Any class, to be used as the type of a field; its module has to be imported already."""
-    target = _find(reference, may_import=False)
-    if not isinstance(target, type):
-        raise ValueError(f"{reference!r} is no class")
     return target
 
 

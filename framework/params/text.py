@@ -4,7 +4,6 @@
     input_dim : 3
     init : Params("tekso.framework.initializers:Constant")
     init.value : 0.5
-    extra : define(1, Any, "A field that this instance alone has.")
     layers : [Params("their.module:Layer"), Params("their.module:Layer")]
     layers.0.dim : 3
 
@@ -13,12 +12,10 @@ Empty lines and comments (#) are skipped. Fields that the text does not name kee
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator
 from typing import Any
 
-from tekso.framework.params import annotations as params_annotations
-from tekso.framework.params import literals, paths, references
+from tekso.framework.params import literals, paths
 from tekso.framework.params import tree as params_tree
 from tekso.framework.params.containers import ATOMS, Node, holds_nodes, same_value
 from tekso.framework.params.origins import Origin, hide_from_origins, origin_text
@@ -46,10 +43,6 @@ def _entries(node: Any, prefix: str) -> Iterator[tuple[str, str, Origin]]:
         path = paths.join(prefix, name)
         try:
             literal = literals.write(value)
-            if name in node._extra:
-                field = node._extra[name]
-                kind = params_annotations.write(field.type)
-                literal = f"define({literal}, {kind}, {references.quote(field.doc)})"
         except TypeError as error:
             raise TypeError(f"{node._where(name)}: {error}") from None
         yield path, literal, node._origins.get(name, "default")
@@ -87,7 +80,7 @@ def from_text(text: str, *, origin: Origin) -> Any:
                     raise ValueError(f"{literal} is no Params")
                 nodes[""] = root
             else:
-                _read_line(nodes, path, literals.parse_node(literal), origin)
+                _read_line(nodes, path, literals.parse(literal), origin)
         except (ValueError, TypeError, AttributeError) as error:
             raise ValueError(f"line {number}, {line[:80]!r}: {error}") from error
     if root is None:
@@ -109,21 +102,13 @@ def _split_line(line: str) -> tuple[str, str]:
     raise ValueError("a line reads path : literal")
 
 
-def _read_line(nodes: dict[str, Any], path: str, node: ast.expr, origin: Origin) -> None:
+def _read_line(nodes: dict[str, Any], path: str, value: Any, origin: Origin) -> None:
     prefix, _, name = path.rpartition(".")
     if prefix not in nodes:
         nodes[prefix] = nodes[""].get(prefix)
         if not isinstance(nodes[prefix], Node):
             raise ValueError(f"{prefix} is no Params")
     parent = nodes[prefix]
-    match node:
-        case ast.Call(func=ast.Name(id="define"), args=[literal, kind, doc]):
-            value = literals.read(literal)
-            parent._extra.pop(name, None)
-            parent.define(name, value, literals.read(doc), type=params_annotations.read(kind))
-            parent._origins[name] = origin
-            return
-    value = literals.read(node)
     field = parent._field(name) or parent._renamed_field(name)
     if field is None:
         raise parent._unknown(name)

@@ -33,9 +33,9 @@ def walk(node: Any, prefix: str = "") -> list[Entry]:
 
 
 def _collect(node: Any, start: str, found: list[Entry]) -> None:
-    fields, extra = node._fields, node._extra
+    fields = node._fields
     for name, value in node._values.items():
-        field = fields.get(name) or extra[name]
+        field = fields[name]
         found.append((start + name, value, field))
         if type(value) not in ATOMS:
             _collect_items(value, start + name, field, found)

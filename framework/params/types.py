@@ -218,11 +218,6 @@ def _float(value: Any) -> Any:
         raise MismatchError("too large for a float") from None
 
 
-def _complex(value: Any) -> Any:
-    value = _without_numpy(value)
-    return value if isinstance(value, complex) else complex(_float(value))
-
-
 def _str(value: Any) -> Any:
     if type(value) is str:
         return value
@@ -240,8 +235,7 @@ def _callable(value: Any) -> Any:
 
 _SCALARS: dict[Any, Checker] = {
     Any: _any, object: _any, None: _none, type(None): _none, bool: _bool, int: _int,
-    float: _float, complex: _complex, str: _str, typing.Callable: _callable,
-    collections.abc.Callable: _callable,
+    float: _float, str: _str, typing.Callable: _callable, collections.abc.Callable: _callable,
 }  # fmt: skip
 _ITERABLES = (
     collections.abc.Sequence, collections.abc.Iterable, collections.abc.Collection,

@@ -63,7 +63,8 @@ class InMemoryPairs(PairSource):
         dev: list[tuple[str, ...]] = param("Pairs held out.", default=[])
         test: list[tuple[str, ...]] = param("Pairs held out to the end.", default=[])
         load: Callable[..., Any] | None = param(
-            "Instead of these: a function of the split that returns a sequence of such pairs.",
+            "Instead of these: a function of the split that returns a sequence of such pairs. A "
+            "run with a logdir cannot store a function: write a PairSource.",
             default=None,
         )
         languages: list[str] = param("Target languages that pairs name.", default=[])

@@ -6,14 +6,15 @@ import enum
 import math
 import subprocess
 import sys
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tekso.framework.params import REQUIRED, Configurable, Params, param, wrap
+from tekso.framework.params import REQUIRED, Configurable, Params, param
 
 
 class Color(enum.Enum):
@@ -63,26 +64,16 @@ def scaled(x: int, *, factor: float = 2.0) -> float:
     return x * factor
 
 
-def not_wrapped(x: int) -> int:
-    return x
-
-
-Scaled = wrap(scaled)
-
 _atoms = st.deferred(  # the repr of a deferred strategy stays short
     lambda: (
         st.none()
         | st.booleans()
         | st.integers()
         | st.floats()
-        | st.complex_numbers()
         | st.text()
         | st.binary()
         | st.sampled_from([Color.RED, Color.GREEN, Level.LOW, Mode.READ | Mode.WRITE, Mode(0)])
-        | st.sampled_from([np.dtype(name) for name in ("float32", "int64", ">f4", "bool", "U3")])
-        | st.sampled_from([np.float16, np.int8, np.bool_])
-        | st.sampled_from([np.float32(0.1), np.int8(-3), np.complex64(1 + 2j), np.bool_(True)])
-        | st.sampled_from([REQUIRED, ..., Leaf, OtherLeaf, int, type(None), scaled])
+        | st.sampled_from([REQUIRED, ..., Leaf, OtherLeaf, int, type(None)])
     )
 )
 _hashable = st.deferred(lambda: _hashable_values)
@@ -96,8 +87,7 @@ _hashable_values = st.recursive(
 _all_values = st.recursive(
     _atoms
     | st.builds(lambda x: Leaf.Params(x=x), _atoms)
-    | st.builds(lambda y: Special(y=y), st.integers())
-    | st.builds(lambda x: Scaled(x=x), st.integers()),
+    | st.builds(lambda y: Special(y=y), st.integers()),
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.tuples(inner, inner)
@@ -130,15 +120,6 @@ def test_every_value_survives_the_round_trip(value: Any, rate: float, size: int)
 @given(st.dictionaries(_hashable, _values, max_size=4), st.lists(_values, max_size=3))
 def test_every_container_with_params_survives_the_round_trip(table: dict, values: list) -> None:
     round_trip(Node.Params(table=table, leaves=[Leaf.Params(x=value) for value in values]))
-
-
-@settings(max_examples=50)
-@given(_values, st.text(min_size=1).filter(lambda doc: doc.strip() != ""))
-def test_a_defined_field_survives_with_its_doc(value: Any, doc: str) -> None:
-    params = Node.Params()
-    params.leaf.define("extra", value, doc)
-    read = round_trip(params)
-    assert read.leaf.fields()["extra"].doc == doc
 
 
 @settings(max_examples=200)
@@ -181,36 +162,11 @@ def test_a_tensorflow_dtype_survives_the_round_trip() -> None:
 def test_params_import_no_tensorflow() -> None:
     code = (
         "import sys, tekso.framework.params as p, tekso.framework.params.text;"
-        "x = p.Params(); x.define('a', 1, 'A.'); p.Params.from_text(x.to_text());"
+        "p.Params.from_text(p.Configurable.Params().to_text());"
         "import tekso.framework.registry;"
         "assert 'tensorflow' not in sys.modules and 'numpy' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
-
-
-@pytest.mark.parametrize(
-    "annotation",
-    [
-        int,
-        int | None,
-        list[float] | dict[str, tuple[int, ...]],
-        Literal["a", 3, None],
-        tuple[int, str],
-        set[frozenset[bytes]],
-        Leaf.Params,
-        list[Leaf.Params | None],
-        Special,
-        Color,
-        type[Leaf],
-        np.dtype,
-        Any,
-        None,
-    ],
-)
-def test_a_defined_field_keeps_its_type(annotation: Any) -> None:
-    params = Leaf.Params()
-    params.define("extra", REQUIRED, 'It\'s "extra".', type=annotation)
-    assert round_trip(params).fields()["extra"].type == annotation
 
 
 def test_a_default_that_is_not_in_the_text_stays() -> None:
@@ -271,12 +227,13 @@ def test_a_subclass_of_from_text_refuses_other_params() -> None:
         "cls('pathlib:Path')",
         "cls('builtins:eval')",
         "function('os:system')",
+        f"cls('{__name__}:Leaf', '{__name__}')",
         "enum('os:system', 'x')",
-        "enum('pathlib:Path')",
-        "np_dtype('no dtype')",
-        "np_type('load')",
-        "np_scalar('object', 1)",
-        "complex('1', 2.0)",
+        f"enum('{__name__}:Color')",
+        "define(1, int, 'A field.')",
+        "np_dtype('float32')",
+        "complex(1.0, 2.0)",
+        "2j",
         "(" * 300 + ")" * 300,
         "",
     ],
@@ -371,19 +328,19 @@ def test_a_class_in_a_function_is_refused_when_it_is_read() -> None:
         Params.from_text(text)
 
 
-def test_a_wrapped_function_resolves_only_if_it_is_wrapped_here() -> None:
-    text = Leaf.Params(x=[scaled, Scaled(x=3)]).to_text()
-    assert Params.from_text(text).x[0] is scaled
-    assert Params.from_text(text).x[1].instantiate() == 6.0
-    for other in (f'function("m:f", "{__name__}")', f'Params("m:f", "{__name__}")'):
-        with pytest.raises(ValueError, match=rf"not wrapped in this process: import {__name__}"):
-            Params.from_text(f'. : Params("{__name__}:Leaf")\nx : {other}')
-
-
 def test_a_value_without_text_names_its_path() -> None:
     params = Node.Params(leaf=Leaf.Params())
-    for value in (not_wrapped, object(), np.zeros(2), pytest, lambda: 1):
+    for value in (scaled, object(), np.zeros(2), np.float32(1), 1j, pytest, lambda: 1, Path):
         params.leaf.x = value
         with pytest.raises(TypeError, match=r"leaf\.x: .* no text form"):
             params.to_text()
         assert "leaf.x" in Node.Params().diff(params)  # a difference can always be shown
+
+
+@pytest.mark.parametrize(
+    ("value", "name"), [(scaled, "the function scaled"), (Path, "the class Path")]
+)
+def test_a_function_or_class_without_text_says_what_to_write(value: Any, name: str) -> None:
+    said = f"^leaf.x: {name} has no text form: write a class with Params in its place, name it by "
+    with pytest.raises(TypeError, match=said):
+        Node.Params(leaf=Leaf.Params(x=value)).to_text()

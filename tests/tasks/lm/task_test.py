@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from tekso.framework.context import StepContext
-from tekso.framework.params import REQUIRED, Configurable
+from tekso.framework.params import REQUIRED, Configurable, param
 from tekso.models.layers.attention import MultiHeadAttention
 from tekso.models.layers.feed_forward import FeedForward
 from tekso.models.layers.positions import LearnedPositions
@@ -140,17 +140,21 @@ def test_metrics_without_weight_are_left_out() -> None:
     assert math.isfinite(task.summarize({"loss": (1e9, 1.0)})["perplexity"])
 
 
-class Text(Configurable):
+class Tokens(Configurable):
     """Stands for an input with a tokenizer."""
 
-    class Params(Configurable.Params):
-        """Params of Text."""
+
+class Windows(Tokens):
+    """Stands for one whose sequences have a length."""
+
+    class Params(Tokens.Params):
+        """Params of Windows."""
+
+        length: int = param("Tokens in a sequence.", default=REQUIRED)
 
 
-def input_of(vocab_size: int | None, **fields: int) -> Any:
-    params = Text.Params()
-    for name, value in fields.items():
-        params.define(name, value, "A field.")
+def input_of(vocab_size: int | None, *, length: int | None = None) -> Any:
+    params = Tokens.Params() if length is None else Windows.Params(length=length)
     return SimpleNamespace(vocab_size=vocab_size, params=params)
 
 
