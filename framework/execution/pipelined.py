@@ -13,7 +13,10 @@ parallelism" (arXiv 1811.06965).
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import time
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import tensorflow as tf
@@ -158,21 +161,27 @@ class Pipelined(Execution):
         on_mesh = self._on_mesh
         if on_mesh is not None:
             layout = self.stage_layout(task, batch, parts=parts, num_devices=on_mesh.num_devices())
-            plan = self.plan(task, batch, parts=parts, devices=on_mesh.names(layout))
+            names = on_mesh.names(layout)
+            plan = self.plan(task, batch, parts=parts, devices=names)
             step = Step(task, learner, seed=seed, dtype=on_mesh.activation_dtype)
-            return PipelineProgram(step, plan, on_mesh.backends(plan, layout))
-        names = self._devices or _local_devices()
-        plan = self.plan(task, batch, parts=parts, devices=names)
-        return PipelineProgram(Step(task, learner, seed=seed), plan, device_backends(plan))
+            backends = on_mesh.backends(plan, layout)
+        else:
+            names = self._devices or _local_devices()
+            plan = self.plan(task, batch, parts=parts, devices=names)
+            step, backends = Step(task, learner, seed=seed), device_backends(plan)
+        replan = functools.partial(self.plan, task, parts=parts, devices=names, like=plan)
+        return PipelineProgram(step, plan, backends, batch=batch, replan=replan)
 
-    def micro_batch(self, batch: Signature, *, parts: int) -> Signature:
+    def micro_batch(
+        self, batch: Signature, *, parts: int, num_micro_batches: int | None = None
+    ) -> Signature:
         """Returns the signature of what a device computes at a time.
 
         Raises:
           ExecutionError: the batch does not divide evenly.
         """
         p, size = self.params, num_examples(batch)
-        count = parts * p.num_micro_batches * p.num_replicas
+        count = parts * (num_micro_batches or p.num_micro_batches) * p.num_replicas
         if size % count:
             near = [n for n in (size // count * count, (size // count + 1) * count) if n]
             others = parts * p.num_replicas
@@ -186,6 +195,28 @@ class Pipelined(Execution):
                 f"that do: {', '.join(map(str, near))}{fewer}"
             )
         return {n: ((size // count, *shape[1:]), dtype) for n, (shape, dtype) in batch.items()}
+
+    def _most_micro_batches(self, size: int, parts: int) -> int:
+        """Returns into how many micro-batches a batch of another size is split.
+
+        Raises:
+          ExecutionError: accumulation steps and replicas do not divide it.
+        """
+        p = self.params
+        for count in range(p.num_micro_batches, 0, -1):
+            if size % (parts * p.num_replicas * count) == 0:
+                with contextlib.suppress(ExecutionError):
+                    checked_actions(
+                        self._schedule, num_devices=p.num_stages, num_micro_batches=count
+                    )
+                    return count
+        raise ExecutionError(
+            f"a batch of {size} examples cannot be split for this pipeline: {parts} accumulation "
+            f"steps (learner.accumulation_steps) x {p.num_replicas} replicas "
+            f"(execution.num_replicas) x the micro-batches that execution.schedule={p.schedule!r} "
+            "accepts have to divide it. Batches of this input differ in size: choose 1 replica, no "
+            "accumulation and the schedule 1f1b, or an input whose batches have one size"
+        )
 
     def stage_layout(
         self, task: Task, batch: Signature, *, parts: int, num_devices: int | None
@@ -211,7 +242,13 @@ class Pipelined(Execution):
         )
 
     def plan(
-        self, task: Task, batch: Signature, *, parts: int, devices: list[str] | None
+        self,
+        task: Task,
+        batch: Signature,
+        *,
+        parts: int,
+        devices: list[str] | None,
+        like: PipelinePlan | None = None,
     ) -> PipelinePlan:
         """Returns how a task is cut and laid over devices.
 
@@ -223,6 +260,8 @@ class Pipelined(Execution):
           batch: signature of the global batch.
           parts: of the batch that go through the pipeline one after the other.
           devices: names of those there are; None: as many as are asked for.
+          like: the plan for batches of another shape. The stages are cut as there, and a batch that
+            the micro-batches do not divide is split into fewer.
 
         Raises:
           ExecutionError: task, batch, devices and Params do not go together.
@@ -237,30 +276,36 @@ class Pipelined(Execution):
                 f"are {len(names)} ({', '.join(names)}): set execution.num_stages to at most "
                 f"{max(len(names) // p.num_replicas, 1)}, or {more}"
             )
-        micro = self.micro_batch(batch, parts=parts)
+        count = p.num_micro_batches
+        if like is not None:
+            count = self._most_micro_batches(num_examples(batch), parts)
+        micro = self.micro_batch(batch, parts=parts, num_micro_batches=count)
         check_layers(task, form=p.form)
         pieces, specs = pieces_of_loss(task), task.specs()
         traces = trace_all(pieces, specs, micro)
-        if devices is not None:
+        if devices is not None and like is None:
             check_pieces(pieces, traces, specs, micro)
         if self._on_mesh is not None and self._on_mesh.activation_dtype != "float32":
             specs = used_specs(specs, self._on_mesh.activation_dtype)
             traces = trace_all(pieces, specs, micro)
-        device = None if devices is None or self._on_mesh is not None else devices[0]
-        costs = self._costs(pieces, traces, specs, micro, device)
-        spmd = self._spmd
-        sizes = self.sizes(pieces, costs) if spmd is None else spmd.sizes(pieces, traces, specs)
+        costs: Sequence[float]
+        if like is None:
+            device = None if devices is None or self._on_mesh is not None else devices[0]
+            costs = self._costs(pieces, traces, specs, micro, device)
+            sizes = self.sizes(pieces, costs)
+            if self._spmd is not None:
+                sizes = self._spmd.sizes(pieces, traces, specs)
+        else:
+            costs, sizes = like.piece_costs, [len(s.pieces) for s in like.stage_plan.stages]
         stage_plan = stages.stage_plan(pieces, traces, sizes, specs, micro)
-        actions = checked_actions(
-            self._schedule, num_devices=p.num_stages, num_micro_batches=p.num_micro_batches
-        )
+        actions = checked_actions(self._schedule, num_devices=p.num_stages, num_micro_batches=count)
         plan = PipelinePlan(
             stage_plan=stage_plan,
             by_device=by_device(actions, p.num_stages),
             devices=[names[r * p.num_stages :][: p.num_stages] for r in range(p.num_replicas)],
             batch_size=num_examples(batch),
             num_parts=parts,
-            num_micro_batches=p.num_micro_batches,
+            num_micro_batches=count,
             rematerialize=p.rematerialize,
             xla=p.xla,
             costs=p.costs,

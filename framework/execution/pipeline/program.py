@@ -23,7 +23,12 @@ import tensorflow as tf
 
 from tekso.framework.collected import added_pairs
 from tekso.framework.context import StepContext
-from tekso.framework.execution.base import Batch, ExecutionProgram
+from tekso.framework.execution.base import (
+    Batch,
+    ExecutionProgram,
+    Signature,
+    signature_of,
+)
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.pipeline import remote
 from tekso.framework.execution.pipeline.actions import Action, Event
@@ -42,6 +47,9 @@ from tekso.framework.execution.step import Sums as StepSums
 from tekso.framework.theta import SEPARATOR
 from tekso.framework.weight_spec import WeightSpec
 
+Functions = dict[tuple[int, int], StageFunctions]
+"""By replica and stage."""
+
 Others = list[dict[str, list[tf.Tensor]]]
 """For every stage, {path of a weight that it keeps: gradients of its copies}."""
 
@@ -53,14 +61,22 @@ class PipelineProgram(ExecutionProgram):
       step: of the task and the learner.
       plan: all that was decided before: stages, schedule, micro-batches.
       backends: of the stages of every replica, [replica][stage].
+      batch: signature of the batches that the plan is for.
+      replan: returns the plan for batches of another signature, with the same stages.
 
     Attributes:
-      plan: as given.
+      plan: for batches of the last training step.
       events: what every worker did in the last training step, and when.
     """
 
     def __init__(
-        self, step: Step, plan: PipelinePlan, backends: Sequence[Sequence[StageBackend]]
+        self,
+        step: Step,
+        plan: PipelinePlan,
+        backends: Sequence[Sequence[StageBackend]],
+        *,
+        batch: Signature,
+        replan: Callable[[Signature], PipelinePlan],
     ) -> None:
         self._step, self.plan, self._backends = step, plan, backends
         stages, specs = plan.stage_plan.stages, step.specs.weights
@@ -71,7 +87,9 @@ class PipelineProgram(ExecutionProgram):
         num_workers = max(plan.num_replicas * plan.num_devices, len(stages))
         self._workers = Workers(num_workers)
         self._decide = tf.function(self._decide_graph, autograph=False)
-        self._functions: dict[tuple[int, int], StageFunctions] = {}  # by replica and stage
+        self._replan, self._first = replan, (_shape(batch), plan)
+        self._functions: Functions = {}
+        self._by_shape: dict[Any, tuple[PipelinePlan, Functions]] = {}
         self._updates: list[StageUpdate] = []
         self._is_traced = False  # the updates
         self._calls: dict[Any, Callable[..., Any]] = {}
@@ -104,26 +122,35 @@ class PipelineProgram(ExecutionProgram):
     def train_step(self, batch: Batch, step: int) -> dict[str, Any]:
         """See `ExecutionProgram`."""
         sizes = {name: len(array) for name, array in batch.items()}
-        if set(sizes.values()) != {self.plan.batch_size}:
-            raise ExecutionError(
-                f"a batch with leading dims {sizes}, where the pipeline was built for "
-                f"{self.plan.batch_size} examples"
-            )
+        if len(set(sizes.values())) != 1:
+            raise ExecutionError(f"arrays of a batch have different leading dims: {sizes}")
         self._evaluation.forget()
         with self._lost_are_named():
-            self._prepare()
+            self._prepare(signature_of(batch))
             self._workers.map(lambda functions: functions.begin(), list(self._functions.values()))
             tensors = {name: tf.convert_to_tensor(array) for name, array in batch.items()}
             total_weight = self._step.loss_weight(tensors)
             return self._update(self._summed(batch, step, total_weight), total_weight, step)
 
-    def _prepare(self) -> None:
-        """Traces and cuts the functions of all stages, before any thread calls them."""
-        if self._functions:
-            return
-        plan = self.plan
+    def _prepare(self, batch: Signature) -> None:
+        """Traces and cuts the functions of all stages for batches of one shape, once for each.
+
+        It is done before any thread calls them.
+        """
+        shape = _shape(batch)
+        if shape not in self._by_shape:
+            first, plan = self._first
+            plan = plan if shape == first else self._replan(batch)
+            self._by_shape[shape] = plan, self._functions_of(plan)
+        self.plan, self._functions = self._by_shape[shape]
+        if not self._updates:
+            self._make_updates()
+
+    def _functions_of(self, plan: PipelinePlan) -> Functions:
+        made: Functions = {}
         for replica, backends in enumerate(self._backends):
             for stage, backend in zip(plan.stage_plan.stages, backends, strict=True):
+                known = self._functions.get((replica, stage.index))
                 functions = StageFunctions(
                     stage,
                     self._specs[stage.index],
@@ -132,11 +159,16 @@ class PipelineProgram(ExecutionProgram):
                     num_examples=plan.batch_size,
                     micro_batch_size=plan.micro_batch_size,
                     backend=backend,
+                    totals=known.totals if known else None,
                 )
                 functions.prepare(
                     keep=plan.keeps_some, again=plan.recomputes_some, apart=plan.is_apart
                 )
-                self._functions[replica, stage.index] = functions
+                made[replica, stage.index] = functions
+        return made
+
+    def _make_updates(self) -> None:
+        plan = self.plan
         for stage, backend in zip(plan.stage_plan.stages, self._backends[0], strict=True):
             owned, specs = plan.stage_plan.owned(stage.index), self._specs[stage.index]
             update = StageUpdate(
@@ -282,6 +314,12 @@ class PipelineProgram(ExecutionProgram):
         device = self._backends[0][0].device
         with tf.device(device):
             return self._calls[function](self._evaluation.gathered(device), *inputs)
+
+
+def _shape(batch: Signature) -> tuple[Any, ...]:
+    return tuple(
+        (name, tuple(shape), np.dtype(dtype)) for name, (shape, dtype) in sorted(batch.items())
+    )
 
 
 def _reason(error: tf.errors.OpError) -> str:

@@ -52,6 +52,7 @@ class StageFunctions:
       num_examples: of the global batch.
       micro_batch_size: examples that are computed together.
       backend: where it runs.
+      totals: those of the same stage for micro-batches of another shape; None: makes variables.
 
     Attributes:
       totals: {path: variable}: the sums of the gradients of the trained weights.
@@ -67,6 +68,7 @@ class StageFunctions:
         num_examples: int,
         micro_batch_size: int,
         backend: StageBackend,
+        totals: Mapping[str, Any] | None = None,
     ) -> None:
         self._stage, self._specs, self._step, self._place = stage, specs, step, backend
         self._trained = [path for path in specs if path in step.trained]
@@ -77,7 +79,9 @@ class StageFunctions:
         self._effects: list[tf.Operation] = []  # of the forward pass
         outputs = [stage_plan.values[Value(name, stage.index)] for name in stage.outputs]
         self._seeds = [leaf for leaf in tensors(outputs) if leaf.dtype.is_floating]
-        self.totals = {path: self._total(specs[path]) for path in self._trained}
+        self.totals: Mapping[str, Any] = totals or {
+            path: self._total(specs[path]) for path in self._trained
+        }
         self._begin = backend.compiled(self._begin_graph)
         self._cut = self._trace()
         self._functions: dict[str, Subgraph] = {}

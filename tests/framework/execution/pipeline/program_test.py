@@ -118,12 +118,18 @@ def build(
     by: Any = None,
     **params: Any,
 ) -> PipelineProgram:
-    execution = Pipelined.Params(num_stages=stages, num_micro_batches=micro_batches, **params)
-    by, devices = by or learner(), ["CPU:0"] * stages * execution.num_replicas
-    plan = execution.instantiate().plan(
-        task, signature_of(of or batch()), parts=by.params.accumulation_steps, devices=devices
+    params_ = Pipelined.Params(num_stages=stages, num_micro_batches=micro_batches, **params)
+    execution, signature = params_.instantiate(), signature_of(of or batch())
+    by, devices = by or learner(), ["CPU:0"] * stages * params_.num_replicas
+    parts = by.params.accumulation_steps
+    plan = execution.plan(task, signature, parts=parts, devices=devices)
+    program = PipelineProgram(
+        Step(task, by, seed=3),
+        plan,
+        device_backends(plan),
+        batch=signature,
+        replan=lambda other: execution.plan(task, other, parts=parts, devices=devices, like=plan),
     )
-    program = PipelineProgram(Step(task, by, seed=3), plan, device_backends(plan))
     program.initialize()
     return program
 
