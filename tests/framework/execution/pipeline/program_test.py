@@ -17,7 +17,8 @@ import tensorflow as tf
 from sampling import sample
 
 from tekso.framework import ops
-from tekso.framework.execution import Pipelined
+from tekso.framework.context import StepContext
+from tekso.framework.execution import ExecutionError, Pipelined
 from tekso.framework.execution.base import signature_of
 from tekso.framework.execution.pipeline import program as program_module
 from tekso.framework.execution.pipeline import remote, stage_evaluation
@@ -643,3 +644,36 @@ def test_what_is_dropped_goes_by_the_position_in_the_batch_also_when_it_is_compu
     )
     for key, value in whole.state().items():
         np.testing.assert_allclose(cut.state()[key], value, rtol=1e-5, atol=1e-8, err_msg=key)
+
+
+# --- batches of several shapes ---
+
+
+def test_a_batch_of_any_size_is_split_into_as_many_micro_batches_as_divide_it() -> None:
+    task, program = chain(), build(chain(), 2, 4)
+    weights = {key: value for key, value in program.state().items() if key.startswith("weights/")}
+    found = []
+    for step, rows in enumerate((EXAMPLES, 6, 9, 12, 7)):
+        x = np.random.default_rng(step).normal(size=(rows, DIM))
+        theta = {key.removeprefix("weights/"): tf.constant(w) for key, w in weights.items()}
+        with tf.GradientTape() as tape:
+            tape.watch(theta)
+            sums = task.loss(task.theta(theta), {"x": tf.constant(x)}, StepContext())
+            loss = sums.loss_sum / rows
+        gradients = tape.gradient(loss, theta)
+        weights = {
+            f"weights/{p}": w - np.float32(0.1).item() * gradients[p] for p, w in theta.items()
+        }
+        metrics = program.train_step({"x": x}, step)
+        np.testing.assert_allclose(metrics["loss"], loss, rtol=1e-12)
+        found.append(program.plan.num_micro_batches)
+    assert found == [4, 3, 3, 4, 1]
+    state = program.state()
+    for key, weight in weights.items():
+        np.testing.assert_allclose(state[key], weight, rtol=1e-12)
+
+
+def test_a_batch_that_replicas_do_not_divide_says_what_to_choose() -> None:
+    program = build(chain(), 2, 2, num_replicas=2)
+    with pytest.raises(ExecutionError, match=r"of 7 examples cannot be split .* choose 1 replica"):
+        program.train_step({"x": np.zeros([7, DIM])}, 0)
