@@ -77,30 +77,30 @@ class DataParallel(Execution):
                 f"input.batch_size {batch_size} does not divide evenly over {replicas} devices and "
                 f"{parts} accumulation steps; the nearest that do: {', '.join(map(str, near))}"
             )
-        mixing = [layer.path for layer in task.walk() if layer.couples_examples]
-        towers = self._num_towers(mixing, strategy, batch_size // (replicas * parts))
+        coupling = [layer.path for layer in task.walk() if layer.couples_examples]
+        towers = self._num_towers(coupling, strategy, batch_size // (replicas * parts))
         xla = self._xla(strategy)
-        if mixing and replicas > 1:
-            _check_outside_of_loops(mixing, task, parts=parts, xla=xla)
+        if coupling and replicas > 1:
+            _check_outside_of_loops(coupling, task, parts=parts, xla=xla)
         step = Step(task, learner, seed=seed)
         return DataParallelProgram(step, strategy, towers=towers, xla=xla)
 
     def _num_towers(
-        self, mixing: list[str], strategy: tf.distribute.Strategy, examples: int
+        self, coupling: list[str], strategy: tf.distribute.Strategy, examples: int
     ) -> int:
         towers = self.params.towers
         if towers is None:
             cores = num_cores()
             alone = strategy.num_replicas_in_sync == 1 and not tf.config.list_logical_devices("GPU")
-            return cores if alone and examples % cores == 0 and not mixing else 1
+            return cores if alone and examples % cores == 0 and not coupling else 1
         if towers < 1 or examples % towers:
             raise ExecutionError(
                 f"execution.towers is {towers}, which does not divide the {examples} examples that "
                 "one device computes at a time"
             )
-        if towers > 1 and mixing:
+        if towers > 1 and coupling:
             raise ExecutionError(
-                f"execution.towers is {towers}, but {mixing[0]} computes statistics over all "
+                f"execution.towers is {towers}, but {coupling[0]} computes statistics over all "
                 "examples of a device: set execution.towers=1"
             )
         return towers
@@ -113,17 +113,17 @@ class DataParallel(Execution):
         return "none" if tf.config.list_logical_devices("GPU") else "clusters"
 
 
-def _check_outside_of_loops(mixing: list[str], task: Task, *, parts: int, xla: str) -> None:
+def _check_outside_of_loops(coupling: list[str], task: Task, *, parts: int, xla: str) -> None:
     """Raises an ExecutionError if devices would have to all-reduce batch statistics in a loop.
 
     tf.distribute supports this neither in a loop nor in a separately compiled function.
     """
     stacked = [spec.path for spec in task.specs().values() if spec.stacked]
-    repeated = [p for p in mixing if any(weight.startswith(f"{p}/") for weight in stacked)]
+    repeated = [p for p in coupling if any(weight.startswith(f"{p}/") for weight in stacked)]
     if parts > 1:
-        path, cure = mixing[0], "set learner.accumulation_steps=1"
+        path, cure = coupling[0], "set learner.accumulation_steps=1"
     elif xla == "step":
-        path, cure = mixing[0], "set execution.xla to clusters or none"
+        path, cure = coupling[0], "set execution.xla to clusters or none"
     elif repeated:
         path, cure = repeated[0], "unroll its repeated stack"
     else:

@@ -138,9 +138,9 @@ class MeshSharded(Execution):
         """
         p = self.params
         specs = task.specs()
-        pinned = activations.of_task(task, batch)
+        constrained = activations.of_task(task, batch)
         dims = {d for s in specs.values() for d in s.dims} | {
-            d for t in pinned.values() for d in t[0]
+            d for t in constrained.values() for d in t[0]
         }
         layout = presets.resolve(
             p.rules,
@@ -150,7 +150,7 @@ class MeshSharded(Execution):
             weights_axis=p.weights_axis,
             slots_axis=p.slots_axis,
         )
-        layout.check(specs, activations=pinned)
+        layout.check(specs, activations=constrained)
         return layout
 
 
