@@ -70,7 +70,7 @@ class Pipelined(Execution):
             default="none",
         )
         balance: list[int] | None = param(
-            "Number of pieces of every stage; None: minimizes the cost of the most expensive "
+            "Number of pieces of every stage; None: minimises the cost of the most expensive "
             "stage.",
             default=None,
         )
