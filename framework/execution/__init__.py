@@ -1,4 +1,4 @@
-"""Executions: how steps are laid over devices. All that knows of devices lives here."""
+"""Executions: how a step is distributed over devices. No other package deals with devices."""
 
 from tekso.framework.execution.base import Execution, ExecutionProgram
 from tekso.framework.execution.data_parallel import DataParallel
@@ -11,14 +11,14 @@ EXECUTIONS: dict[str, type[Execution]] = {
     "mesh_sharded": MeshSharded,
     "pipelined": Pipelined,
 }
-"""By the name that --execution takes."""
+"""{value of --execution: execution}."""
 
 
 def by_name(name: str) -> type[Execution]:
-    """Returns the execution of a name.
+    """Returns the execution with this name.
 
     Raises:
-      ExecutionError: there is none.
+      ExecutionError: the name is unknown.
     """
     if name not in EXECUTIONS:
         raise ExecutionError(f"execution {name!r} is unknown; there are: {', '.join(EXECUTIONS)}")

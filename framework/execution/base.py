@@ -1,4 +1,4 @@
-"""Execution: how a step is laid over devices; Program: a task made runnable under one execution."""
+"""Base classes: `Execution` distributes steps over devices, `ExecutionProgram` runs a task so."""
 
 from __future__ import annotations
 
@@ -23,32 +23,31 @@ Signature = Mapping[str, tuple[Sequence[int], Any]]
 
 
 class Execution(Configurable, abc.ABC):
-    """Base of the executions."""
+    """Base class of the executions."""
 
     class Params(Configurable.Params):
         """Params of an execution."""
 
     def join(self, cluster: Cluster) -> None:
-        """Makes this process one of several; call it before `setup_devices`.
+        """Makes this process part of a cluster; call it before `setup_devices`.
 
         Raises:
-          ExecutionError: this execution runs in one process only.
+          ExecutionError: this execution supports only one process.
         """
         raise ExecutionError(
-            f"{type(self).__name__} runs in one process, and {cluster.source} says that there are "
-            f"{cluster.size}: give --execution=mesh_sharded, or --cluster=none for runs that have "
-            "nothing to do with each other"
+            f"{type(self).__name__} runs in one process, but {cluster.source} defines "
+            f"{cluster.size}: set --execution=mesh_sharded, or --cluster=none for independent runs"
         )
 
     @abc.abstractmethod
     def setup_devices(self, *, tpu: str | None = None, cpu_devices: int | None = None) -> None:
-        """Sets threads and devices up, best before anything else touches TensorFlow.
+        """Sets up threads and devices; call it before any TensorFlow operation.
 
         If TensorFlow has already run in this process, its threads stay as they are.
 
         Args:
-          tpu: name or address of a TPU; None: local GPUs, or else the CPU.
-          cpu_devices: number of logical CPU devices to make of this machine.
+          tpu: name or address of a TPU; None: local GPUs, or the CPU if there are none.
+          cpu_devices: number of logical CPU devices to create on this machine.
 
         Raises:
           ExecutionError: TensorFlow has already run in this process, with too few logical devices.
@@ -63,20 +62,19 @@ class Execution(Configurable, abc.ABC):
         Args:
           task: a Task.
           learner: a Learner.
-          seed: of weights and of all randomness in the steps.
+          seed: seed of the initial weights and of all randomness in the steps.
           batch: shape and dtype of every array of the global batch.
 
         Raises:
-          ExecutionError: the task, the batch and the devices do not go together.
+          ExecutionError: the task, the batch and the devices are incompatible.
         """
 
 
 class ExecutionProgram(abc.ABC):
-    """A task and a learner under one execution: the state, and the compiled steps over it.
+    """A task and a learner under one execution: their state, and the compiled steps.
 
     Attributes:
-      serialize_calls: whether the calls of a function should come one at a time, with inputs of one
-        shape.
+      serialize_calls: whether callers should make one `call` at a time, with inputs of one shape.
     """
 
     serialize_calls: bool = False
@@ -87,18 +85,18 @@ class ExecutionProgram(abc.ABC):
 
     @abc.abstractmethod
     def initialize(self) -> None:
-        """Draws the first state from the seed: the same in every execution."""
+        """Draws the initial state from the seed: the same in every execution."""
 
     @abc.abstractmethod
     def restore(self, read: Callable[[str], np.ndarray], keys: Set[str]) -> None:
-        """Takes the state from a checkpoint.
+        """Restores the state from a checkpoint.
 
         Args:
           read: returns the whole array of a key.
           keys: all keys of the checkpoint.
 
         Raises:
-          ExecutionError: keys are missing or unknown, or shapes differ; names them.
+          ExecutionError: keys are missing or unknown, or shapes differ; the message names them.
         """
 
     @abc.abstractmethod
@@ -107,10 +105,11 @@ class ExecutionProgram(abc.ABC):
 
     @abc.abstractmethod
     def train_step(self, batch: Batch, step: int) -> dict[str, Any]:
-        """Updates the state by one global batch.
+        """Updates the state with one global batch.
 
-        Returns: "loss" (the mean over the global batch), "total_loss" (with auxiliary losses),
-          the task's metrics as means, and the learner's; scalar tensors, perhaps not computed yet.
+        Returns: "loss" (the mean over the global batch), "total_loss" (with auxiliary losses), the
+          means of the task's metrics, and the learner's metrics. The values are scalar tensors,
+          whose computation may not have finished yet.
         """
 
     @abc.abstractmethod
@@ -119,11 +118,11 @@ class ExecutionProgram(abc.ABC):
 
     @abc.abstractmethod
     def call(self, function: Callable[..., Any], *inputs: Any) -> Any:
-        """Returns `function(theta, *inputs, ctx)` on the weights of evaluation.
+        """Returns `function(theta, *inputs, ctx)` with the evaluation weights.
 
-        `function` is pure; its trace is kept for the next call with the same function object. The
-        inputs are nests of arrays, tensors and None. After a first call, several threads may call
-        at a time, unless `serialize_calls`.
+        `function` must be pure. Its trace is cached for further calls with the same function
+        object. The inputs are nests of arrays, tensors and None. After the first call, several
+        threads may call concurrently, unless `serialize_calls` is set.
         """
 
 
@@ -133,7 +132,7 @@ def signature_of(batch: Batch) -> Signature:
 
 
 def num_examples(signature: Signature) -> int:
-    """Returns the number of examples of a batch."""
+    """Returns the number of examples in a batch."""
     return next(iter(signature.values()))[0][0]
 
 
@@ -141,7 +140,7 @@ def part_of(batch: Signature, parts: int) -> Signature:
     """Returns the signature of one of several equal parts of a batch.
 
     Raises:
-      ExecutionError: the parts are not equal.
+      ExecutionError: the batch does not divide into equal parts.
     """
     size = num_examples(batch)
     if size % parts:

@@ -1,12 +1,13 @@
-"""Data-parallel execution: every device holds all weights and takes an equal part of the batch.
+"""Data-parallel execution: each device stores all weights and computes an equal part of the batch.
 
-    global batch ─► a part for each replica (a device) ─► a part for each tower (a core of a CPU)
-    tower:   theta, part ─► its share of the loss, gradients, sums of metrics        (pure)
+    global batch ─► one part per replica (a device) ─► one part per tower (a CPU core)
+    tower:   theta, part ─► share of the loss, gradients, sums of metrics        (pure)
     then:    sum over towers and replicas ─► learner.update ─► weights and slots of every replica
 
-A tower's share is loss_sum / W + auxiliary losses / B with W and B of the global batch, so
-gradients are only added up. tf.distribute places variables and moves sums between devices; with one
-device it is TensorFlow's default strategy, which does nothing.
+The share of a tower is loss_sum / W + auxiliary losses / B, where W and B are the loss weight and
+the number of examples of the global batch. So gradients are summed, never averaged. tf.distribute
+places variables and all-reduces sums. With one device it is TensorFlow's default strategy, which
+does nothing.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ class DataParallel(Execution):
         """Params of DataParallel."""
 
         towers: int | None = param(
-            "Parts of a device's batch that are computed side by side, each by one core. None: one "
-            "a core on a CPU that is the only device, if the batch divides evenly; else 1.",
+            "Parts of a device's batch that are computed concurrently, each on one core. None: one "
+            "part per core if the only device is a CPU and the batch divides evenly; otherwise 1.",
             default=None,
         )
         xla: Literal["auto", "none", "clusters", "step"] = param(
-            "What XLA compiles: elementwise clusters between matrix products, each tower's whole "
-            "step, or nothing. auto: clusters on CPU, the step on TPU, nothing on GPU.",
+            "What XLA compiles: elementwise clusters between matrix products, the whole step of "
+            "each tower, or nothing. auto: clusters on CPU, the step on TPU, nothing on GPU.",
             default="auto",
             old_values={"stretches": "clusters"},
         )
@@ -53,7 +54,7 @@ class DataParallel(Execution):
         """See `Execution`."""
         gpus = [] if tpu or cpu_devices else tf.config.list_physical_devices("GPU")
         if not gpus and not tpu:
-            # A tower or a logical device is one stream of ops: no op is split over cores.
+            # With several towers or logical devices, each runs one op at a time on one core.
             sole_stream = self.params.towers == 1 and (cpu_devices or 1) == 1
             devices.setup_cpu(
                 logical_devices=cpu_devices,
@@ -76,31 +77,31 @@ class DataParallel(Execution):
                 f"input.batch_size {batch_size} does not divide evenly over {replicas} devices and "
                 f"{parts} accumulation steps; the nearest that do: {', '.join(map(str, near))}"
             )
-        mixing = [layer.path for layer in task.walk() if layer.couples_examples]
-        towers = self._num_towers(mixing, strategy, batch_size // (replicas * parts))
+        coupling = [layer.path for layer in task.walk() if layer.couples_examples]
+        towers = self._num_towers(coupling, strategy, batch_size // (replicas * parts))
         xla = self._xla(strategy)
-        if mixing and replicas > 1:
-            _check_outside_of_loops(mixing, task, parts=parts, xla=xla)
+        if coupling and replicas > 1:
+            _check_outside_of_loops(coupling, task, parts=parts, xla=xla)
         step = Step(task, learner, seed=seed)
         return DataParallelProgram(step, strategy, towers=towers, xla=xla)
 
     def _num_towers(
-        self, mixing: list[str], strategy: tf.distribute.Strategy, examples: int
+        self, coupling: list[str], strategy: tf.distribute.Strategy, examples: int
     ) -> int:
         towers = self.params.towers
         if towers is None:
             cores = num_cores()
             alone = strategy.num_replicas_in_sync == 1 and not tf.config.list_logical_devices("GPU")
-            return cores if alone and examples % cores == 0 and not mixing else 1
+            return cores if alone and examples % cores == 0 and not coupling else 1
         if towers < 1 or examples % towers:
             raise ExecutionError(
                 f"execution.towers is {towers}, which does not divide the {examples} examples that "
-                "a device computes at a time"
+                "one device computes at a time"
             )
-        if towers > 1 and mixing:
+        if towers > 1 and coupling:
             raise ExecutionError(
-                f"execution.towers is {towers}, but {mixing[0]} takes statistics over all examples "
-                "of a device: set execution.towers=1"
+                f"execution.towers is {towers}, but {coupling[0]} computes statistics over all "
+                "examples of a device: set execution.towers=1"
             )
         return towers
 
@@ -108,28 +109,28 @@ class DataParallel(Execution):
         if self.params.xla != "auto":
             return self.params.xla
         if isinstance(strategy, tf.distribute.TPUStrategy):
-            return "none"  # tf.distribute compiles what runs on a TPU
+            return "none"  # on a TPU, tf.distribute compiles the step
         return "none" if tf.config.list_logical_devices("GPU") else "clusters"
 
 
-def _check_outside_of_loops(mixing: list[str], task: Task, *, parts: int, xla: str) -> None:
-    """Raises an ExecutionError where devices would have to exchange statistics inside of a loop.
+def _check_outside_of_loops(coupling: list[str], task: Task, *, parts: int, xla: str) -> None:
+    """Raises an ExecutionError if devices would have to all-reduce batch statistics in a loop.
 
-    tf.distribute can do so neither in a loop nor in a function that is compiled on its own.
+    tf.distribute supports this neither in a loop nor in a separately compiled function.
     """
     stacked = [spec.path for spec in task.specs().values() if spec.stacked]
-    repeated = [p for p in mixing if any(weight.startswith(f"{p}/") for weight in stacked)]
+    repeated = [p for p in coupling if any(weight.startswith(f"{p}/") for weight in stacked)]
     if parts > 1:
-        path, cure = mixing[0], "set learner.accumulation_steps=1"
+        path, cure = coupling[0], "set learner.accumulation_steps=1"
     elif xla == "step":
-        path, cure = mixing[0], "set execution.xla to clusters or none"
+        path, cure = coupling[0], "set execution.xla to clusters or none"
     elif repeated:
-        path, cure = repeated[0], "write the layers of its repeated stack out"
+        path, cure = repeated[0], "unroll its repeated stack"
     else:
         return
     raise ExecutionError(
-        f"{path} takes statistics over all devices, which cannot be exchanged inside of a loop or "
-        f"of a step that is compiled as a whole: {cure}, or use one device"
+        f"{path} sums statistics over all devices, which is not supported in a loop or in a step "
+        f"that is compiled as a whole: {cure}, or use one device"
     )
 
 
@@ -141,19 +142,19 @@ def _make_strategy(tpu: str | None, cpu_devices: int | None) -> tf.distribute.St
             tf.tpu.experimental.initialize_tpu_system(resolver)
         except (OSError, ValueError, tf.errors.OpError) as error:
             reason = str(error).partition("\n")[0]
-            raise ExecutionError(f"there is no TPU {tpu!r} to connect to: {reason}") from error
+            raise ExecutionError(f"cannot connect to the TPU {tpu!r}: {reason}") from error
         return tf.distribute.TPUStrategy(resolver)
     local = [] if cpu_devices else [d.name for d in tf.config.list_logical_devices("GPU")]
-    # An earlier experiment in this process may have made more logical devices than this one uses.
+    # An earlier experiment in this process may have created more logical devices than needed here.
     local = local or [d.name for d in tf.config.list_logical_devices("CPU")][: cpu_devices or 1]
     return _mirrored(local) if len(local) > 1 else tf.distribute.get_strategy()
 
 
 def _mirrored(devices: list[str]) -> tf.distribute.Strategy:
-    """Returns a strategy whose collectives no other strategy or mesh of this process takes part in.
+    """Returns a MirroredStrategy whose collectives have group numbers of their own.
 
-    TensorFlow knows a group of devices by a number. Each strategy counts from the same one, as a
-    mesh does, and a group of other devices under a number that is taken is an error.
+    TensorFlow identifies a group of devices by a number. By default, every strategy and every mesh
+    counts from the same number. It is an error to use a number again for other devices.
     """
 
     class Mirrored(tf.distribute.MirroredStrategy):
@@ -163,4 +164,4 @@ def _mirrored(devices: list[str]) -> tf.distribute.Strategy:
 
 
 _GROUPS = itertools.count(1 << 20, 1 << 10)
-"""First number of the groups of each strategy; a mesh counts from 1."""
+"""First group number of each strategy; a mesh counts from 1."""

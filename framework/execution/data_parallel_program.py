@@ -1,4 +1,4 @@
-"""The program of the data-parallel execution; `data_parallel.py` says how a step is divided."""
+"""The program of the data-parallel execution; `data_parallel.py` describes how a step is split."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from tekso.framework.primitives.fusion import XlaFusion, no_fusion
 from tekso.framework.weight_spec import WeightSpec
 
 Gradients = list[Flat]
-"""Of several parts of a batch, not added up yet."""
+"""Gradients of several parts of a batch, not summed yet."""
 
 Compute = Callable[[Mapping[str, tf.Tensor], Any, int], tuple[Gradients, Sums]]
-"""`compute(part, first example, number of the part)`."""
+"""`compute(part, index of the first example, index of the part)`."""
 
 
 def _sum_over_replicas(ctx: StepContext, x: tf.Tensor) -> tf.Tensor:
@@ -32,13 +32,13 @@ _FORMS = {"sum_over_replicas": _sum_over_replicas}
 
 
 class ReplicaContext(StepContext):
-    """The context of a part of the batch on one of several devices."""
+    """The step context of a part of the batch on one of several devices."""
 
     forms = _FORMS
 
 
 class DataParallelProgram(ExecutionProgram):
-    """See `ExecutionProgram`; the state is a variable a key, mirrored over the devices."""
+    """See `ExecutionProgram`; the state is one variable per key, mirrored over the devices."""
 
     def __init__(
         self, step: Step, strategy: tf.distribute.Strategy, *, towers: int, xla: str
@@ -86,7 +86,7 @@ class DataParallelProgram(ExecutionProgram):
         return self._variables.map(lambda variable: variable.numpy()).keyed()
 
     def _own_variables(self) -> list[Any]:
-        """The variables of every replica."""
+        """Returns the variables of every replica."""
         variables = self._variables.keyed().values()
         return [own for v in variables for own in getattr(v, "values", (v,))]
 
@@ -97,7 +97,7 @@ class DataParallelProgram(ExecutionProgram):
         return self._train(self._place(batch), tf.constant(step, tf.int64))
 
     def _place(self, batch: Batch, *, even: bool = True) -> Any:
-        """Gives every replica its part of a batch: equal parts, or as equal as they can be."""
+        """Splits a batch over the replicas: into equal parts, or as equal as possible."""
         replicas = self._strategy.num_replicas_in_sync
         sizes = {name: len(array) for name, array in batch.items()}
         size = next(iter(sizes.values()))
@@ -120,19 +120,19 @@ class DataParallelProgram(ExecutionProgram):
     def _train_graph(self, batch: Any, step: tf.Tensor) -> Flat:
         weight = self._reduce(self._strategy.run(self._step.loss_weight, args=(batch,)))
         gradients, sums = self._strategy.run(self._replica_gradients, args=(batch, step, weight))
-        # Any variable gives `update` its devices; the others come along as arguments.
+        # `update` runs on the devices of one variable; the others are passed as arguments.
         anchor = next(iter(self._variables.weights.values()))
         metrics = self._strategy.extended.update(
             anchor, self._replica_update, args=(self._variables, gradients, sums, step), group=False
         )
-        # Ungrouped, each value is a tuple with one element a device.
+        # Ungrouped, each value is a tuple with one element per device.
         metrics = {name: values[0] for name, values in self._first(metrics).items()}
         return self._step.report(self._first(sums), weight, metrics)
 
     def _replica_gradients(
         self, batch: Any, step: tf.Tensor, total_weight: tf.Tensor
     ) -> tuple[Gradients, Sums]:
-        """The gradients and sums of the global batch; computes the part of this replica."""
+        """Computes the part of this replica; returns gradients and sums of the global batch."""
         weights = _values(self._variables.weights)
         size = _size(batch)
         replicas = self._strategy.num_replicas_in_sync
@@ -179,7 +179,7 @@ class DataParallelProgram(ExecutionProgram):
         return self._compiled_towers[whole]
 
     def _fusion(self, key: Any) -> Any:
-        """What compiles the elementwise clusters of a tower or of an update."""
+        """Returns what compiles the elementwise clusters of a tower or of an update."""
         is_used = self._xla == "clusters"
         return self._fusions.setdefault(key, XlaFusion()) if is_used else no_fusion
 
@@ -207,7 +207,7 @@ class DataParallelProgram(ExecutionProgram):
         return self._step.update(state, added(gradients), sums, step, fuse=fuse)
 
     def _update(self, device: str) -> Callable[..., Any]:
-        """The update on a device, compiled once for batches of all shapes."""
+        """Returns the update on a device, compiled once for batches of all shapes."""
         if self._xla == "step":
             return self._compiled_update
         return functools.partial(self._new_state, fuse=self._fusion(("update", device)))
@@ -215,7 +215,7 @@ class DataParallelProgram(ExecutionProgram):
     def _replica_update(
         self, anchor: Any, variables: State[Any], gradients: Gradients, sums: Sums, step: tf.Tensor
     ) -> Flat:
-        """Assigns what the step changes on a device; returns the learner's metrics."""
+        """Assigns the new weights and slots on a device; returns the learner's metrics."""
         update = self._update(anchor.device)
         new, metrics = update(variables.map(tf.convert_to_tensor), gradients, sums, step)
         for mapping, values in zip(variables, new, strict=True):
@@ -276,14 +276,14 @@ def _values(variables: Mapping[str, tf.Variable]) -> Flat:
 
 
 def _size(batch: Mapping[str, tf.Tensor]) -> int:
-    """The number of examples."""
+    """Returns the number of examples."""
     return next(iter(batch.values())).shape[0]
 
 
 def _side_by_side(
     batch: Mapping[str, tf.Tensor], start: Any, count: int, compute: Any
 ) -> tuple[Gradients, Any]:
-    """Computes equal parts of a batch at the same time: gradients of each, sums of all."""
+    """Computes equal parts of a batch concurrently; returns gradients per part and summed sums."""
     gradients, sums = [], []
     size = _size(batch) // count
     for number in range(count):
@@ -297,7 +297,7 @@ def _side_by_side(
 def _one_after_the_other(
     batch: Mapping[str, tf.Tensor], start: Any, count: int, compute: Compute
 ) -> tuple[Gradients, Sums]:
-    """Computes equal parts of a batch in a loop that adds up their gradients and sums."""
+    """Computes equal parts of a batch in a loop that accumulates their gradients and sums."""
     if count == 1:
         return compute(batch, start, 0)
     size = _size(batch) // count
@@ -320,13 +320,13 @@ def _one_after_the_other(
 
 
 def _replica_number() -> int:
-    """Which replica is traced; 0 where one trace is that of all (TPU)."""
+    """Returns the index of the replica being traced; 0 if one trace serves all replicas (TPU)."""
     replica = tf.distribute.get_replica_context().replica_id_in_sync_group
     return int(tf.get_static_value(replica) or 0)
 
 
 def _part_start(size: int, parts: int, part: Any) -> Any:
-    """First of `size` examples that is in a part; the first parts take what does not divide."""
+    """Returns the index of the first example of a part; the first parts take the remainder."""
     shorter, rest = divmod(size, parts)
     if isinstance(part, int):
         return part * shorter + min(part, rest)

@@ -1,6 +1,6 @@
-"""Types of devices: what one can compute, hold and send. Figures of the makers, for estimates.
+"""Device types: compute, memory and link speeds from the manufacturers, for estimates.
 
-A device is what a mesh counts as one: of TPU v2 and v3 a core (two a chip), of v4 a chip.
+A device is one device of a mesh: for TPU v2 and v3 a core (two per chip), for v4 a chip.
 
 Source:
   TPU v2, v3: Jouppi et al. 2020, "A domain-specific supercomputer for training deep neural
@@ -8,16 +8,16 @@ Source:
     and 900 GB/s, four links of 496 and 656 Gbit/s in each direction. cloud.google.com/tpu/docs/v3.
   TPU v4: Jouppi et al. 2023 (arXiv 2304.01433): 275 TFLOP/s, 32 GiB at 1200 GB/s, six
     links of 50 GB/s. cloud.google.com/tpu/docs/v4.
-  V100 (SXM2, 32 GB): NVIDIA V100 data sheet: 15.7 TFLOP/s float32, 900 GB/s, NVLink 300 GB/s both
-    ways. It has no bfloat16.
+  V100 (SXM2, 32 GB): NVIDIA V100 data sheet: 15.7 TFLOP/s float32, 900 GB/s, NVLink 300 GB/s in
+    both directions together. It has no bfloat16.
   A100 (SXM, 80 GB): NVIDIA A100 data sheet: 156 TFLOP/s TF32, 312 bfloat16, 2039 GB/s, NVLink 600
-    GB/s both ways.
+    GB/s in both directions together.
   H100 (SXM): NVIDIA H100 data sheet, without sparsity: 495 TFLOP/s TF32, 989 bfloat16, 80 GB at
-    3350 GB/s, NVLink 900 GB/s both ways.
-  Network between nodes of eight GPUs, a GPU: DGX-1 (4 × 100 Gbit/s for eight), DGX A100 (200
+    3350 GB/s, NVLink 900 GB/s in both directions together.
+  Network between nodes of eight GPUs, per GPU: DGX-1 (4 × 100 Gbit/s for eight), DGX A100 (200
     Gbit/s each), DGX H100 (400 Gbit/s each).
-  Latencies, the share of the peak that is reached, and all of "cpu" (one core of a server, devices
-  that exchange through memory) are assumptions.
+  Latencies, the share of the peak that programs reach, and all figures of "cpu" (one core of a
+  server; devices exchange data through memory) are assumptions.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from tekso.framework.execution.errors import ExecutionError
 
 @dataclasses.dataclass(frozen=True)
 class DeviceType:
-    """What a device of a mesh can do.
+    """Peak speeds and memory of a device of a mesh.
 
     Attributes:
-      name: how it is asked for.
+      name: name of the type, as in --device.
       flops_per_s: {dtype: peak of matrix products}.
-      memory_bytes: what it can hold.
-      memory_bytes_per_s: how fast it reads or writes that.
-      link_bytes_per_s: how fast it sends to its neighbour on the ring of a mesh axis.
+      memory_bytes: size of the memory.
+      memory_bytes_per_s: memory bandwidth.
+      link_bytes_per_s: bandwidth to its neighbour on the ring of a mesh axis.
       link_latency_s: time until the first byte arrives there.
-      devices_per_node: how many the fast links connect; None for all.
-      network_bytes_per_s, network_latency_s: the same of a ring that leaves the node.
+      devices_per_node: number of devices that the fast links connect; None for all.
+      network_bytes_per_s, network_latency_s: bandwidth and latency of a ring over several nodes.
       reached: share of the peaks that programs reach.
     """
 
@@ -57,7 +57,7 @@ class DeviceType:
     reached: float = 0.5
 
     def link(self, span: int) -> tuple[float, float]:
-        """Returns bytes a second and latency of a ring whose devices lie within `span`."""
+        """Returns bytes per second and latency of a ring within `span` consecutive devices."""
         if self.devices_per_node is None or span <= self.devices_per_node:
             return self.link_bytes_per_s, self.link_latency_s
         return self.network_bytes_per_s, self.network_latency_s
@@ -91,10 +91,10 @@ DEVICE_TYPES = {device.name: device for device in _ALL}
 
 
 def find(name: str) -> DeviceType:
-    """Returns the device type of this name.
+    """Returns the device type with this name.
 
     Raises:
-      ExecutionError: there is none.
+      ExecutionError: the name is unknown.
     """
     if name in DEVICE_TYPES:
         return DEVICE_TYPES[name]

@@ -1,6 +1,6 @@
-"""What TensorFlow has once a process: threads, logical devices, determinism, graph optimizer.
+"""Process-wide settings of TensorFlow: threads, logical devices, determinism, graph optimizer.
 
-A mesh besides sets environment variables of DTensor (`mesh/mesh_devices.py`).
+A mesh also sets environment variables of DTensor (`mesh/mesh_devices.py`).
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from tekso.framework.execution.errors import ExecutionError
 
 @dataclasses.dataclass
 class _Process:
-    """What Tekso has set in this process; what a user has set stays.
+    """The settings that Tekso has changed in this process; a user's own settings stay.
 
     Attributes:
-      has_threads: the threads are set, or it was reported that they cannot be.
+      has_threads: the threads are set, or a warning has said that they cannot be.
       is_deterministic: operations are deterministic.
       is_unoptimized: TensorFlow's graph optimizer is off.
     """
@@ -34,7 +34,7 @@ _PROCESS = _Process()
 
 
 def set_determinism(wanted: bool) -> None:
-    """Switches deterministic operations on, or off if an earlier experiment switched them on."""
+    """Enables deterministic operations, or disables them if an earlier experiment enabled them."""
     if wanted == _PROCESS.is_deterministic:
         return
     if wanted:
@@ -45,22 +45,22 @@ def set_determinism(wanted: bool) -> None:
 
 
 def set_graph_optimizer(wanted: bool) -> None:
-    """Switches TensorFlow's graph optimizer off, or on if an earlier experiment switched it off."""
+    """Disables TensorFlow's graph optimizer, or enables it if an earlier experiment disabled it."""
     if wanted == _PROCESS.is_unoptimized:
         tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": not wanted})
         _PROCESS.is_unoptimized = not wanted
 
 
 def setup_cpu(*, logical_devices: int | None, threads_per_op: int = 1) -> None:
-    """Sets the process-wide threads and the logical devices of the CPU.
+    """Sets the process-wide numbers of threads and of logical CPU devices.
 
-    TensorFlow fixes both when it runs its first operation. Before that, a later call never takes
-    logical devices away. After that, threads stay as they are, which a warning reports once a
-    process, unless a call of this function has set them; and logical devices can be used only if
-    enough of them exist.
+    TensorFlow fixes both when it runs its first operation. Before that, a later call never reduces
+    the number of logical devices. After that, the threads stay as they are. A warning reports this
+    once per process, unless an earlier call of this function has set them. The logical devices can
+    then be used only if there are enough.
 
     Args:
-      logical_devices: number of devices to make of the CPU; None: as TensorFlow decides.
+      logical_devices: number of logical devices of the CPU; None: TensorFlow's default.
       threads_per_op: number of threads that one operation may use.
 
     Raises:
@@ -68,7 +68,7 @@ def setup_cpu(*, logical_devices: int | None, threads_per_op: int = 1) -> None:
     """
     if logical_devices is not None and logical_devices < 1:
         raise ExecutionError(
-            f"the number of logical CPU devices is {logical_devices}, want at least 1"
+            f"the number of logical CPU devices is {logical_devices}, but must be at least 1"
         )
     if logical_devices is not None:
         _make_logical_devices(logical_devices)
@@ -87,11 +87,11 @@ def _make_logical_devices(wanted: int) -> None:
         there = [device.name for device in tf.config.list_logical_devices("CPU")]
         if len(there) < wanted:
             raise ExecutionError(
-                f"this execution needs {wanted} logical CPU devices, and TensorFlow, which has "
-                f"already run in this process, started with {len(there)} ({', '.join(there)}). "
-                "Restart the kernel or program, and before any other TensorFlow operation build "
-                "the experiment or call tekso.framework.execution.devices.setup_cpu("
-                f"logical_devices={wanted}); or choose an execution that needs fewer devices"
+                f"this execution needs {wanted} logical CPU devices, but TensorFlow has already "
+                f"run in this process and started with {len(there)} ({', '.join(there)}). Restart "
+                "the kernel or program. Before any other TensorFlow operation, build the "
+                "experiment or call tekso.framework.execution.devices.setup_cpu("
+                f"logical_devices={wanted}). Or choose an execution that needs fewer devices"
             ) from None
 
 
@@ -101,14 +101,14 @@ def _set_threads(*, per_op: int, parallel_ops: int) -> None:
         tf.config.threading.set_inter_op_parallelism_threads(parallel_ops)
         _PROCESS.has_threads = True
     except RuntimeError:  # TensorFlow has started
-        if _PROCESS.has_threads:  # of an earlier call, or reported
+        if _PROCESS.has_threads:  # set by an earlier call, or a warning was logged
             return
         _PROCESS.has_threads = True
         threads = tf.config.threading
         logging.warning(
             "TensorFlow has already run in this process, so its threads stay as they are: %s per "
-            "operation and %s for parallel operations, where this execution would set %d and %d. "
-            "Steps may be slower; to avoid it, build the experiment first",
+            "operation and %s for parallel operations. This execution would set %d and %d. "
+            "Steps may be slower; to avoid this, build the experiment first",
             threads.get_intra_op_parallelism_threads() or "TensorFlow's default",
             threads.get_inter_op_parallelism_threads() or "TensorFlow's default",
             per_op,

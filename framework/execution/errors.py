@@ -1,7 +1,7 @@
-"""The error of the executions."""
+"""The error that executions raise."""
 
 from __future__ import annotations
 
 
 class ExecutionError(ValueError):
-    """A task, a batch, devices and the Params of an execution do not fit together."""
+    """A task, a batch, devices and the Params of an execution are incompatible."""

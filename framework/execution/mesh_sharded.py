@@ -1,10 +1,10 @@
-"""Mesh-sharded execution: any dim of any tensor over any axis of a mesh of devices.
+"""Mesh-sharded execution: shards any dim of any tensor over any axis of a mesh of devices.
 
     execution.mesh   data:2;model:4                        axes of the mesh and their sizes
-    execution.rules  batch:data;mlp:model;heads:model      which dim of a tensor lies on which axis
+    execution.rules  batch:data;mlp:model;heads:model      the axis that shards each dim
 
-One SPMD program over TensorFlow's DTensor runs on all devices. Rules are about names of dims, never
-about layers; what they make of every weight is shown by `--mode=inspect_sharding`.
+One SPMD program on TensorFlow's DTensor runs on all devices. Rules refer to the names of dims,
+never to layers. `--mode=inspect_sharding` shows the sharding of every weight.
 
 Source: Shazeer et al. 2018, "Mesh-TensorFlow: Deep Learning for Supercomputers".
 """
@@ -34,47 +34,47 @@ from tekso.framework.task import Task
 
 
 class MeshSharded(Execution):
-    """One program over a mesh of devices, by layout rules."""
+    """One program on a mesh of devices, sharded by rules on dimension names."""
 
     _device_type = "CPU"
-    _cpu_devices: int | None = None  # all that there are
+    _cpu_devices: int | None = None  # all
     _cluster: Cluster | None = None
 
     class Params(Execution.Params):
         """Params of MeshSharded."""
 
         mesh: str | None = param(
-            'Axes and their sizes: "data:2;model:4". None: all devices, as the preset says.',
+            'Axes and their sizes: "data:2;model:4". None: all devices, as the preset defines.',
             default=None,
         )
         rules: str = param(
-            'Which dims lie on which axes, "batch:data;mlp:model", or the name of a preset: data, '
+            'The axis that shards each dim: "batch:data;mlp:model"; or the name of a preset: data, '
             "fsdp, tensor, 2d.",
             default="data",
         )
         weights_axis: str | None = param(
-            "Axis over which weights are split as well between steps, and gathered for use (fully "
+            "Axis that also shards the weights between steps; they are all-gathered for use (fully "
             "sharded weights, ZeRO-3).",
             default=None,
         )
         slots_axis: str | None = param(
-            "Axis over which the optimizer's slots are split as well, and the update with them "
-            "(weight-update sharding, ZeRO-1).",
+            "Axis that also shards the optimizer slots and the update (weight-update sharding, "
+            "ZeRO-1).",
             default=None,
         )
         activation_dtype: Literal["float32", "bfloat16"] = param(
-            "Type in which a step computes; float32 weights stay as masters.", default="float32"
+            "Type in which a step computes; the stored weights stay float32.", default="float32"
         )
         decode_on: Literal["one_device", "mesh"] = param(
-            "Where texts are searched for, drawn and scored. one_device: the weights are gathered "
-            "to it; faster, and begins sooner. mesh: for models that no device holds, where rules "
-            "split their weights; every shape of a batch is compiled for the mesh.",
+            "Where search, sampling and scoring run. one_device: gathers the weights to one "
+            "device; faster, and starts sooner. mesh: for models too large for one device, whose "
+            "weights are sharded by rules; compiles a program for every batch shape.",
             default="one_device",
         )
         xla: Literal["auto", "none", "clusters"] = param(
             "What XLA compiles: nothing, or large elementwise clusters between matrix products, "
-            "on every device anew. auto: clusters on CPU if every device has a core of its own "
-            "(else training would begin late), nothing in stages of a pipeline.",
+            "once per device. auto: clusters on CPU if every device has its own core (otherwise "
+            "compilation would delay the first step), and nothing in stages of a pipeline.",
             default="auto",
             old_values={"stretches": "clusters"},
         )
@@ -86,7 +86,7 @@ class MeshSharded(Execution):
     def setup_devices(
         self, *, tpu: str | None = None, cpu_devices: int | None = None, num_meshes: int = 1
     ) -> None:
-        """See `Execution`; with devices for so many meshes."""
+        """See `Execution`; sets up devices for `num_meshes` meshes."""
         size, self._cpu_devices = self.size_asked_for(), cpu_devices
         self._device_type = mesh_devices.setup(
             None if size is None else size * num_meshes, tpu, cpu_devices, self._cluster
@@ -94,15 +94,15 @@ class MeshSharded(Execution):
 
     @property
     def device_type(self) -> str:
-        """What the devices are; known after `setup_devices`."""
+        """Type of the devices ("CPU", "GPU" or "TPU"); known after `setup_devices`."""
         return self._device_type
 
     def num_devices(self) -> int:
-        """Returns how many devices there are; known after `setup_devices`."""
+        """Returns the number of devices; known after `setup_devices`."""
         return mesh_devices.count(self._device_type, cpu_devices=self._cpu_devices)
 
     def size_asked_for(self) -> int | None:
-        """Returns the number of devices of the mesh, as far as it is written out."""
+        """Returns the number of devices of `params.mesh`; None if it is not set."""
         return None if self.params.mesh is None else MeshShape.parse(self.params.mesh).size
 
     def build(
@@ -126,21 +126,21 @@ class MeshSharded(Execution):
         return MarkedFusion() if xla == "clusters" else no_fusion
 
     def layout(self, task: Task, batch: Signature, *, num_devices: int | None) -> MeshLayout:
-        """Returns how the tensors of a task lie; needs no device.
+        """Returns the layout of the tensors of a task; needs no device.
 
         Args:
           task: the task.
-          batch: of the examples that are computed together.
-          num_devices: how many there are; None for as many as the mesh asks for.
+          batch: signature of the examples that are computed together.
+          num_devices: number of devices; None for the number that the mesh needs.
 
         Raises:
           LayoutError: mesh and rules do not fit the model or the devices.
         """
         p = self.params
         specs = task.specs()
-        pinned = activations.of_task(task, batch)
+        constrained = activations.of_task(task, batch)
         dims = {d for s in specs.values() for d in s.dims} | {
-            d for t in pinned.values() for d in t[0]
+            d for t in constrained.values() for d in t[0]
         }
         layout = presets.resolve(
             p.rules,
@@ -150,22 +150,22 @@ class MeshSharded(Execution):
             weights_axis=p.weights_axis,
             slots_axis=p.slots_axis,
         )
-        layout.check(specs, activations=pinned)
+        layout.check(specs, activations=constrained)
         return layout
 
 
 def warn_of_idle_axes(layout: MeshLayout, params: str) -> None:
-    """Logs a warning if nothing is split over an axis of a mesh.
+    """Logs a warning if an axis of a mesh shards nothing.
 
     Args:
-      layout: of all tensors.
-      params: path of the Params that have the mesh and its rules.
+      layout: layout of all tensors.
+      params: path of the Params that define the mesh and its rules.
     """
     idle = layout.idle_axes()
     if idle:
         logging.warning(
-            "%s.mesh %s: nothing is split over %s, whose devices all do the same; %s.rules or "
-            "%s.slots_axis can name it",
+            "%s.mesh %s: nothing is sharded over %s, so its devices all compute the same; name it "
+            "in %s.rules or %s.slots_axis",
             params,
             layout.mesh,
             " and ".join(idle),

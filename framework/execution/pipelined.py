@@ -1,11 +1,11 @@
-"""Pipelined execution: a task cut into stages, a batch into micro-batches, all working at once.
+"""Pipelined execution: cuts a task into stages and a batch into micro-batches.
 
-    execution.num_stages         4       devices in a row; each holds a part of the pieces
-    execution.num_micro_batches  16      equal parts of a batch that follow each other
-    execution.schedule           1f1b    who does what when
+    execution.num_stages         4       devices of the pipeline; each runs some of the pieces
+    execution.num_micro_batches  16      equal parts of a batch, computed one after the other
+    execution.schedule           1f1b    order of the work on each device
 
-Gradients are those of the whole for any number of stages and micro-batches, except that batch
-statistics (BatchNorm) are those of a micro-batch in training.
+Gradients match single-device training for any number of stages and micro-batches, with one
+exception: in training, batch statistics (BatchNorm) are computed over a micro-batch.
 
 Source: Huang et al. 2018, "GPipe: Efficient training of giant neural networks using pipeline
 parallelism" (arXiv 1811.06965).
@@ -51,49 +51,53 @@ from tekso.framework.weight_spec import WeightSpec
 
 
 class Pipelined(Execution):
-    """Stages on devices in a row, driven from the host."""
+    """A pipeline of stages, one or more per device."""
 
     class Params(Execution.Params):
         """Params of Pipelined."""
 
-        num_stages: int = param("Devices in a row, each with its part of the model.", default=2)
+        num_stages: int = param(
+            "Number of devices of the pipeline, each with a part of the model.", default=2
+        )
         num_micro_batches: int = param(
-            "Equal parts of a batch that go through the stages one after the other.", default=4
+            "Equal parts of a batch that pass through the stages one after the other.", default=4
         )
         schedule: str | PipelineSchedule.Params = param(
-            "Who does what when: gpipe, 1f1b, interleaved_1f1b, zero_bubble_h1, or Params of a "
-            "Schedule.",
+            "Order of the work on each device: gpipe, 1f1b, interleaved_1f1b, zero_bubble_h1, or "
+            "Params of a Schedule.",
             default="1f1b",
         )
         rematerialize: Literal["none", "all", "except_last"] = param(
-            "Micro-batches that keep their stages' inputs alone, and compute the rest again in the "
+            "Micro-batches for which a stage saves only its inputs and recomputes the rest in the "
             "backward pass.",
             default="none",
         )
         balance: list[int] | None = param(
-            "Number of pieces of every stage; None: so that the most expensive stage costs least.",
+            "Number of pieces of every stage; None: minimises the cost of the most expensive "
+            "stage.",
             default=None,
         )
         costs: Literal["traced", "measured"] = param(
-            "By what pieces are shared out: operations and bytes of their traced graphs, or the "
-            "time that each kind takes on the first device when the pipeline is built.",
+            "Cost of a piece, by which pieces are assigned to stages: operations and bytes of its "
+            "traced graph, or the time that this kind of piece takes on the first device, measured "
+            "when the pipeline is built.",
             default="traced",
         )
         num_replicas: int = param(
-            "Pipelines side by side, each with its share of every micro-batch.", default=1
+            "Number of parallel pipelines, each with its share of every micro-batch.", default=1
         )
         workers: list[str] = param(
-            "Addresses (host:port) of tekso-worker processes that lend their devices, a replica "
-            "after the other; none: the devices of this process.",
+            "Addresses (host:port) of tekso-worker processes that provide their devices, one "
+            "replica after the other; empty: the devices of this process.",
             default=[],
         )
         form: Literal["host", "spmd"] = param(
-            "What drives the stages: the host, or one program for all of them (for repeated "
-            "stacks, and TPUs).",
+            "What runs the stages: host: threads of this process; spmd: one program for all stages "
+            "(for repeated stacks, and TPUs).",
             default="host",
         )
         stages_on: MeshSharded.Params | None = param(
-            "Lays every stage over a mesh of its own, by rules; None: a stage is on one device.",
+            "Shards every stage over a mesh of its own, by rules; None: one device per stage.",
             default=None,
         )
         xla: Literal["none", "clusters"] = param(
@@ -107,7 +111,9 @@ class Pipelined(Execution):
         p = self.params
         for name in ("num_stages", "num_micro_batches", "num_replicas"):
             if getattr(p, name) < 1:
-                raise ExecutionError(f"execution.{name} is {getattr(p, name)}, want 1 or more")
+                raise ExecutionError(
+                    f"execution.{name} is {getattr(p, name)}, but must be at least 1"
+                )
         for address in p.workers:
             remote.split(address)
         self._schedule = schedule_of(p.schedule)
@@ -117,12 +123,12 @@ class Pipelined(Execution):
             self._spmd = SpmdForm(p, self._schedule)
         elif p.stages_on is not None:
             self._on_mesh = StagesOnMesh(p.stages_on.instantiate(), p)
-        self._devices: list[str] = []  # of other processes
+        self._devices: list[str] = []  # devices of other processes
         self.timer: Timer = time.perf_counter
-        """What tells the time where costs are measured."""
+        """The clock for measured costs."""
 
     def join(self, cluster: Cluster) -> None:
-        """See `Execution`; one program for all stages runs in several processes."""
+        """See `Execution`; only `form="spmd"` supports several processes."""
         if self._spmd is None:
             super().join(cluster)
         else:
@@ -138,7 +144,7 @@ class Pipelined(Execution):
             return
         if tpu:
             raise ExecutionError(
-                "a pipeline that is driven from the host cannot use the cores of a TPU: use "
+                "execution.form='host' cannot use the cores of a TPU: use "
                 "--execution=mesh_sharded there, or execution.form='spmd' for a repeated stack"
             )
         if self.params.workers:
@@ -175,7 +181,7 @@ class Pipelined(Execution):
     def micro_batch(
         self, batch: Signature, *, parts: int, num_micro_batches: int | None = None
     ) -> Signature:
-        """Returns the signature of what a device computes at a time.
+        """Returns the signature of the micro-batch that one replica computes.
 
         Raises:
           ExecutionError: the batch does not divide evenly.
@@ -221,13 +227,13 @@ class Pipelined(Execution):
     def stage_layout(
         self, task: Task, batch: Signature, *, parts: int, num_devices: int | None
     ) -> MeshLayout:
-        """Returns how tensors lie on the mesh of a stage, or of the one program for all.
+        """Returns the layout on the mesh of a stage, or on the mesh of `form="spmd"`.
 
         Args:
           task: the task.
           batch: signature of the global batch.
-          parts: of the batch that go through the pipeline one after the other.
-          num_devices: of all stages together; None: as many as are asked for.
+          parts: number of accumulation steps.
+          num_devices: number of devices of all stages together; None: the number needed.
 
         Raises:
           ExecutionError: mesh and rules do not fit the model, the batch or the devices.
@@ -238,7 +244,8 @@ class Pipelined(Execution):
         if self._on_mesh is not None:
             return self._on_mesh.layout(task, micro, num_devices=num_devices)
         raise ExecutionError(
-            "the stages lie on no mesh: execution.stages_on is not set, nor execution.form='spmd'"
+            "the stages are not on a mesh: neither execution.stages_on nor execution.form='spmd' "
+            "is set"
         )
 
     def plan(
@@ -250,29 +257,29 @@ class Pipelined(Execution):
         devices: list[str] | None,
         like: PipelinePlan | None = None,
     ) -> PipelinePlan:
-        """Returns how a task is cut and laid over devices.
+        """Returns the plan of a pipeline: the stages of a task, their devices and the schedule.
 
-        Allocates nothing that lasts. Where there are devices each kind of piece is run, to see
-        whether it mixes examples; where costs are measured, also to see what it takes.
+        Allocates nothing permanently. If devices are given, each kind of piece is run, to detect
+        whether it couples examples, and for measured costs also to measure its time.
 
         Args:
           task: the task.
           batch: signature of the global batch.
-          parts: of the batch that go through the pipeline one after the other.
-          devices: names of those there are; None: as many as are asked for.
-          like: the plan for batches of another shape. The stages are cut as there, and a batch that
-            the micro-batches do not divide is split into fewer.
+          parts: number of accumulation steps.
+          devices: names of the available devices; None: placeholder names for those needed.
+          like: the plan for batches of another shape. The stages have the same pieces, and a batch
+            that the micro-batches do not divide is split into fewer.
 
         Raises:
-          ExecutionError: task, batch, devices and Params do not go together.
+          ExecutionError: the task, the batch, the devices and the Params are incompatible.
         """
         p = self.params
         needed = p.num_stages * p.num_replicas
         names = [f"device {i}" for i in range(needed)] if devices is None else devices
         if needed > len(names):
-            more = "name more execution.workers" if p.workers else f"give --cpu_devices={needed}"
+            more = "add execution.workers" if p.workers else f"set --cpu_devices={needed}"
             raise ExecutionError(
-                f"{rows_of_stages(p.num_stages, p.num_replicas)} need {needed} devices, and there "
+                f"{rows_of_stages(p.num_stages, p.num_replicas)} need {needed} devices, but there "
                 f"are {len(names)} ({', '.join(names)}): set execution.num_stages to at most "
                 f"{max(len(names) // p.num_replicas, 1)}, or {more}"
             )
@@ -345,7 +352,7 @@ class Pipelined(Execution):
 
 
 def device_backends(plan: PipelinePlan) -> list[list[StageBackend]]:
-    """Returns a backend for every stage, each on one device, [replica][stage]."""
+    """Returns one backend per stage, each on one device: [replica][stage]."""
     compiles = plan.xla == "clusters"
     return [
         [

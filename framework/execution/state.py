@@ -17,11 +17,12 @@ T = TypeVar("T")
 
 
 class State(NamedTuple, Generic[T]):
-    """Something for every weight and every slot: specs, variables, tensors or arrays.
+    """One value for every weight and every slot: a spec, variable, tensor or array.
 
     Attributes:
       weights: {path of the weight: value}.
-      slots: {path of the slot: value}, "<weight path>/<slot name>" or a count of the learner.
+      slots: {path of the slot: value}; a path is "<weight path>/<slot name>", or a counter of the
+        learner.
     """
 
     weights: Mapping[str, T]
@@ -52,17 +53,17 @@ class State(NamedTuple, Generic[T]):
 def checked_state(
     specs: Mapping[str, WeightSpec], read: Callable[[str], np.ndarray], keys: Set[str]
 ) -> dict[str, np.ndarray]:
-    """Returns the whole state of a checkpoint; the arguments are those of `Program.restore`.
+    """Returns the whole state of a checkpoint; for the arguments see `ExecutionProgram.restore`.
 
     Raises:
-      ExecutionError: names what is missing, unknown or of another shape.
+      ExecutionError: keys are missing or unknown, or shapes differ; the message names them.
     """
     problems = [f"missing {key}" for key in sorted(set(specs) - keys)]
     problems += [f"unknown {key}" for key in sorted(keys - set(specs))]
     state = {key: read(key) for key in specs if key in keys}
     for key in sorted(state):
         if state[key].shape != specs[key].shape:
-            problems.append(f"{key} is {list(state[key].shape)}, want {list(specs[key].shape)}")
+            problems.append(f"{key} is {list(state[key].shape)}, must be {list(specs[key].shape)}")
     if problems:
         more = f"; and {len(problems) - 8} more" if len(problems) > 8 else ""
         raise ExecutionError(

@@ -2,12 +2,12 @@
 
     weights, a part of the batch ─► forward ─► Sums          a part: of a replica, a tower, a
                                  ─► gradients                micro-batch, a stage of a pipeline
-    sums and gradients of all parts, added up
+    sums and gradients, summed over all parts
         ─► decision of the learner (norms, finite?) ─► new weights, statistics and slots
         ─► report: means over the global batch
 
-An execution splits the batch, places tensors, and calls these functions. Only sums leave a part, so
-how a batch is split changes no number but by rounding.
+An execution splits the batch, places tensors, and calls these functions. Each part returns only
+sums, so the split of the batch changes results by rounding only.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ Flat = dict[str, tf.Tensor]
 
 
 class Sums(NamedTuple):
-    """What a part of a batch adds to a training step.
+    """The results of a part of a batch, to be summed over all parts.
 
     Attributes:
       loss: scalar; the sum of the losses of its examples.
-      total: scalar; its share of the total loss, whose gradient is taken.
+      total: scalar; its share of the total loss, which is differentiated.
       metrics: {name: (sum, weight)}, scalars.
       auxiliary: {name: scalar}; its share of every auxiliary loss.
-      statistics: {path of a weight: (sum, weight)}, of the shape of the weight.
+      statistics: {path of a weight: (sum, weight)}, in the shape of the weight.
     """
 
     loss: tf.Tensor
@@ -50,18 +50,18 @@ class Sums(NamedTuple):
 
 
 class Step:
-    """The steps of a task and a learner, as functions of tensors; knows no device.
+    """The steps of a task and a learner, as functions of tensors, independent of devices.
 
     Args:
       task: the task.
       learner: the learner.
-      seed: of first weights and of all randomness in the steps.
-      dtype: type in which the model computes. Learned float32 weights are cast to it for use; the
-        state keeps their type.
+      seed: seed of the initial weights and of all randomness in the steps.
+      dtype: type in which the model computes. Learned float32 weights are cast to it for use; in
+        the state they stay float32.
 
     Attributes:
-      specs: of all weights and slots.
-      used_specs: of the weights, with the types in which the layers get them.
+      specs: specs of all weights and slots.
+      used_specs: specs of the weights, with the types that the layers receive.
       trained: paths of the weights that get a gradient.
     """
 
@@ -81,20 +81,20 @@ class Step:
         return task_results.loss_weight(self.task, batch)
 
     def cast(self, weights: Mapping[str, tf.Tensor]) -> Flat:
-        """Returns weights {path: tensor} in the types in which the layers get them."""
+        """Returns weights {path: tensor}, cast to the types that the layers receive."""
         specs = self.used_specs
         return {path: tf.cast(weight, specs[path].dtype) for path, weight in weights.items()}
 
     def loss(
         self, weights: Mapping[str, tf.Tensor], batch: Batch, ctx: StepContext, own: Any = ()
     ) -> LossSums:
-        """Returns the sums of a part of a batch, computed by the whole model.
+        """Returns the loss sums of a part of a batch, computed by the whole model.
 
         Args:
           weights: {path: tensor} of all weights.
           batch: the part.
-          ctx: gets what the layers collect.
-          own: variables that the execution itself reads meanwhile.
+          ctx: the step context; the layers collect into it.
+          own: variables that the execution itself reads during the call.
 
         Raises:
           ForeignVariableError: a layer reads a variable that it has not declared as a weight.
@@ -103,16 +103,16 @@ class Step:
             return task_results.loss(self.task, self.task.theta(self.cast(weights)), batch, ctx)
 
     def evaluation_weights(self, state: State[tf.Tensor]) -> Flat:
-        """Returns the weights that are evaluated: moving averages where the learner keeps them."""
+        """Returns the evaluation weights: the moving averages if the learner keeps them."""
         return self.learner.evaluation_weights(state.weights, state.slots)
 
     def evaluation_sums(self, end: LossSums | None, batch: Batch, ctx: StepContext) -> Pairs:
         """Returns (sum, weight) of the loss and of every metric of a part of a batch.
 
         Args:
-          end: of the part; None in a stage of a pipeline that is not the last.
+          end: loss sums of the part; None in a stage of a pipeline that is not the last.
           batch: the part.
-          ctx: the context in which it was computed.
+          ctx: the step context in which it was computed.
         """
         if end is None:
             return ctx.collected.reported({})
@@ -130,14 +130,14 @@ class Step:
         *,
         fuse: Fuse = no_fusion,
     ) -> tuple[State[tf.Tensor], Flat]:
-        """Returns the new value of all that a step changes, and the learner's metrics.
+        """Returns the new values of the state that a step changes, and the learner's metrics.
 
-        If the loss or a gradient is not finite, only the counts of the learner change.
+        If the loss or a gradient is not finite, only the counters of the learner change.
 
         Args:
-          state: before the step.
-          gradients: of the trained weights, added up over all parts.
-          sums: added up over all parts.
+          state: the state before the step.
+          gradients: gradients of the trained weights, summed over all parts.
+          sums: summed over all parts.
           step: int64 scalar.
           fuse: compiles elementwise clusters.
         """
@@ -158,24 +158,24 @@ class Step:
     def new_statistics(
         self, weights: Mapping[str, tf.Tensor], statistics: Pairs, is_finite: tf.Tensor
     ) -> Flat:
-        """Returns {path: new value} of the weights that follow statistics of the batch.
+        """Returns {path: new value} of the weights that track batch statistics.
 
         Args:
-          weights: before the step, at least those of the layers that have statistics.
-          statistics: {path: (sum, weight)}, added up over all parts.
-          is_finite: whether the step is applied; if not, they keep their values.
+          weights: values before the step, at least for the layers that have statistics.
+          statistics: {path: (sum, weight)}, summed over all parts.
+          is_finite: whether the step is applied; if not, the weights keep their values.
         """
         means = {name: tf.math.divide_no_nan(*pair) for name, pair in statistics.items()}
         changed = self.learner.without_frozen(self.task.new_statistics(weights, means))
         return {path: select(is_finite, value, weights[path]) for path, value in changed.items()}
 
     def report(self, sums: Sums, total_weight: tf.Tensor, learner_metrics: Flat) -> Flat:
-        """Returns what `Program.train_step` returns: means over the global batch, by name.
+        """Returns the result of `ExecutionProgram.train_step`: {name: mean over the global batch}.
 
         Args:
-          sums: added up over all parts.
-          total_weight: of the global batch.
-          learner_metrics: of the update.
+          sums: summed over all parts.
+          total_weight: loss weight of the global batch.
+          learner_metrics: the metrics that `update` returned.
         """
         weight = tf.cast(total_weight, sums.loss.dtype)
         return {
@@ -188,10 +188,10 @@ class Step:
 
 
 def used_specs(specs: Mapping[str, WeightSpec], dtype: str) -> dict[str, WeightSpec]:
-    """Returns the specs of weights with the types in which the layers get them.
+    """Returns the specs of weights with the types that the layers receive.
 
     Args:
-      specs: as the state keeps them.
+      specs: specs of the weights in the state.
       dtype: type in which the model computes; learned float32 weights are cast to it.
     """
     return {
@@ -203,12 +203,12 @@ def used_specs(specs: Mapping[str, WeightSpec], dtype: str) -> dict[str, WeightS
 
 
 def part_sums(end: LossSums | None, ctx: StepContext, total_weight: tf.Tensor) -> Sums:
-    """Returns what a part of a batch adds to a training step.
+    """Returns the sums of a part of a batch in a training step.
 
     Args:
-      end: of the part; None in a stage of a pipeline that is not the last.
-      ctx: the context in which it was computed.
-      total_weight: of the global batch.
+      end: loss sums of the part; None in a stage of a pipeline that is not the last.
+      ctx: the step context in which it was computed.
+      total_weight: loss weight of the global batch.
     """
     collected = ctx.collected
     auxiliary = collected.total("loss")
@@ -228,12 +228,12 @@ def with_gradients(
     *,
     seed_of_total: tf.Tensor | None = None,
 ) -> tuple[Sequence[tf.Tensor], Sums, Any]:
-    """Returns what a part of a batch makes, and the gradients of its share of the total loss.
+    """Runs a part of a batch and differentiates its share of the total loss.
 
     Args:
       forward: returns the outputs that later stages read (none for a whole model) and the sums.
-      sources: nest of tensors, read by `forward`, whose gradients are taken.
-      seeds: gradients of the outputs that are floats, in their order.
+      sources: nest of tensors, read by `forward`, to differentiate with respect to.
+      seeds: gradients of the floating-point outputs, in their order.
       seed_of_total: gradient of the total loss; None: 1.
 
     Returns: outputs, sums, and a nest of gradients like `sources`.
@@ -252,12 +252,12 @@ def with_gradients(
 
 
 def joined_sums(stages: Sequence[Sums]) -> Sums:
-    """Returns the sums of a batch from those of the stages of a model; the last has the losses.
+    """Returns the sums of a batch, given the sums of each stage; the last stage has the losses.
 
-    The statistics are left out: each stage updates its own weights by its own.
+    The result has no statistics: each stage updates its weights from its own statistics.
     """
     dtype = stages[-1].loss.dtype
-    auxiliary: Flat = {}  # shares of a mean, which add up over parts and stages
+    auxiliary: Flat = {}  # shares of a mean, so they are summed over parts and stages
     for name, value in (pair for sums in stages for pair in sums.auxiliary.items()):
         auxiliary[name] = auxiliary[name] + value if name in auxiliary else value
     return Sums(
@@ -270,5 +270,5 @@ def joined_sums(stages: Sequence[Sums]) -> Sums:
 
 
 def added(parts: Iterable[Any]) -> Any:
-    """Returns the sum of nests of one structure: gradients, or sums, of several parts."""
+    """Returns the sum of nests of equal structure: gradients, or sums, of several parts."""
     return tf.nest.map_structure(lambda *x: tf.add_n(x) if len(x) > 1 else x[0], *parts)

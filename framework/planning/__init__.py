@@ -1,1 +1,1 @@
-"""Planning: what an execution would need, exchange and take, worked out before a step is run."""
+"""Planning: memory, communication and time of an execution, computed before a step runs."""

@@ -1,11 +1,12 @@
-"""What devices of a mesh tell each other in a training step, counted in the compiled program.
+"""Counts the collectives of a training step on a mesh, in the compiled program.
 
-DTensor compiles the step for the mesh that is asked for, of any size, and nothing runs: none of the
-mesh's devices is in this process, so that DTensor compiles the program and never starts it. No
-weight exists either: a variable there has a shape and a layout, and no elements.
+DTensor compiles the step for a mesh of any size. Nothing runs: no device of the mesh is in this
+process, so DTensor compiles the program and never starts it. No weight is allocated either: a
+variable there has a shape and a layout, but no elements.
 
-The program is that of CPU and GPU meshes. There DTensor reduces where a TPU would reduce and
-scatter at once, and it gathers by adding parts up, which is counted as a gather: `spmd_program.py`.
+The program is compiled as for CPU and GPU meshes. There DTensor implements a reduce-scatter by an
+all-reduce. It implements an all-gather by summing zero-padded shards, which is counted as an
+all-gather (partitioned_program.py).
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ class Collective:
 
     Attributes:
       kind: one of KINDS.
-      axis: the mesh axis along which devices exchange; "data+model" for two at once.
-      count: how many tensors are exchanged so in a step.
-      bytes: of these tensors, on one device. all-reduce: of the tensor that is reduced; all-gather:
-        of what is gathered; reduce-scatter: of what is reduced and scattered; all-to-all and
-        permute: of the device's own part.
+      axis: the mesh axis of the collective; "data+model" for two axes at once.
+      count: number of tensors exchanged in a step.
+      bytes: bytes of these tensors on one device. all-reduce: the tensor that is reduced;
+        all-gather: the result; reduce-scatter: the tensor before it is scattered; all-to-all and
+        permute: the device's shard.
     """
 
     kind: str
@@ -54,11 +55,12 @@ class Collective:
 
 @dataclasses.dataclass(frozen=True)
 class StepCollectives:
-    """All that is exchanged in a step.
+    """All collectives of a step.
 
     Attributes:
-      collectives: by axis and kind.
-      unknown_loops: loops whose length the program does not tell; they are counted as run once.
+      collectives: sums by axis and kind.
+      unknown_loops: loops whose number of iterations cannot be read from the program; they are
+        counted as one iteration.
     """
 
     collectives: tuple[Collective, ...]
@@ -73,14 +75,14 @@ def of_step(
     *,
     activation_dtype: str = "float32",
 ) -> StepCollectives:
-    """Returns what a training step exchanges. Nothing is allocated, whatever the sizes.
+    """Returns the collectives of a training step; allocates no tensors.
 
-    It compiles as the first step of training does, in this process.
+    The step is compiled in this process, as before the first step of training.
 
     Args:
       task: the task.
       learner: the learner.
-      layout: mesh and rules, checked already.
+      layout: mesh and rules; must be legal.
       batch: shape and dtype of every array of the global batch.
       activation_dtype: as in MeshSharded.Params.
 
@@ -128,19 +130,19 @@ def _summed(
 
 
 def _mesh_elsewhere(shape: MeshShape) -> Mesh:
-    """A mesh none of whose devices is in this process; only the type of a device is looked at."""
+    """Returns a mesh without a device in this process; only the type of its devices is used."""
     numbers = np.arange(shape.size).reshape([size for _, size in shape.axes])
     return Mesh(list(shape.names), numbers, [], [], global_devices=["/device:CPU:0"])
 
 
 class _Nowhere(Placement):
-    """Places tensors on a mesh elsewhere: they have shapes, dtypes and layouts, and no elements."""
+    """Places tensors on a mesh outside this process: shapes, dtypes and layouts, no elements."""
 
     def place(self, part: Any, shape: Any, axes: Layout, dtype: Any) -> tf.Tensor:
-        """See `Placement`; asks for no part."""
+        """See `Placement`; does not call `part`."""
         layout, shape = self.layout(axes), list(shape)
         return dtensor.call_with_layout(tf.zeros, layout, shape, dtype=tf.as_dtype(dtype))
 
     def local(self, x: tf.Tensor) -> tf.Tensor:
-        """See `Placement`; no value will come."""
+        """See `Placement`; the tensor never gets a value."""
         return x

@@ -1,29 +1,31 @@
-"""What a training step costs under a layout: a model of time and memory, without a device.
+"""A cost model: time and memory of a training step under a layout, computed without a device.
 
     time    = products and elementwise passes + collectives + the update of the weights
-    memory  = weights + slots + gradients + activations that wait for the backward pass + workspace
+    memory  = weights + slots + gradients + saved activations + workspace
 
-A product `x [batch, length, embed] · w [embed, mlp]` is computed by every device on its parts. Let
-U be the axes that split any of its letters. Each of its three tensors is a sum of parts over the
-axes of U that do not split it:
+Every device computes a product `x [batch, length, embed] · w [embed, mlp]` on its shards. Let U be
+the axes that shard any letter of the product. Its output and its two gradients are each summed
+over the axes of U that do not shard them:
 
-    out             letters that are summed away are split     all-reduce of activations, forwards
-    gradient of x   dims that only w has are split             all-reduce of activations, backwards
-    gradient of w   dims that only x has are split             all-reduce of gradients
+    out             contracted letters are sharded       all-reduce of activations, forward
+    gradient of x   dims that only w has are sharded     all-reduce of activations, backward
+    gradient of w   dims that only x has are sharded     all-reduce of gradients
 
-An activation that several products use has one such all-reduce: their parts are added up before.
-Where two letters want one axis, that of the weight has it, and the activation is gathered. What a
-layer pins otherwise than it lies is gathered, or exchanged between two dims; to slice is free.
+If several products use an activation, its gradients are summed on each device first, and there is
+one all-reduce. If rules assign one axis to two letters, the letter of the weight gets it, and the
+activation is gathered. If a sharding constraint differs from the current sharding, the tensor is
+all-gathered, or resharded between two dims by an all-to-all. Slicing is free.
 
-Collectives are rings (see `rings`).
+Collectives are rings (rings.py).
 
-It is a model, made to rank layouts. Not in it: communication behind computation (none is hidden),
-what compilers fuse, sums over a split dim inside the optimizer, alignment and fragments of memory.
-Gradients of a weight whose slots are split over an axis are taken to be reduce-scattered over it.
+The model is made to rank layouts. It leaves out the overlap of communication with computation,
+compiler fusion, sums over a sharded dim in the optimizer, and alignment and fragmentation of
+memory. It assumes that the gradient of a weight is reduce-scattered over an axis that shards its
+slots.
 
 Source:
   Products: Shazeer et al. 2018, "Mesh-TensorFlow" (arXiv 1811.02084), section 4.
-  A product is as slow as its arithmetic or its memory: Williams et al. 2009, "Roofline".
+  Time of a product, limited by arithmetic or by memory: Williams et al. 2009, "Roofline".
 """
 
 from __future__ import annotations
@@ -55,20 +57,21 @@ from tekso.framework.planning.step_work import (
 )
 from tekso.framework.weight_spec import WeightSpec
 
-_POSITIONS = ("batch", "length")  # dims over which the gradient of every weight is summed
+_POSITIONS = ("batch", "length")  # the gradient of every weight is summed over these dims
 
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """Bytes a device at the peak of a step.
+    """Bytes per device at the peak of a step.
 
     Attributes:
-      weights: as stored.
-      used_weights: copies of weights as they are used: gathered, or in another type.
-      slots: of the optimizer.
-      gradients: of all weights.
-      activations: what waits for the backward pass.
-      workspace: the largest output of a product, twice, and the largest stretch that is recomputed.
+      weights: stored weights.
+      used_weights: copies of weights for a step: gathered, or cast to another type.
+      slots: slots of the optimizer.
+      gradients: gradients of all weights.
+      activations: saved activations.
+      workspace: twice the largest output of a product, plus the saved activations of the largest
+        recomputed part.
     """
 
     weights: float
@@ -80,21 +83,22 @@ class Memory:
 
     @property
     def total(self) -> float:
-        """All of it."""
+        """Sum of all bytes."""
         held = self.weights + self.used_weights + self.slots + self.gradients
         return held + self.activations + self.workspace
 
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """What a step costs.
+    """Time, memory and communication of a step.
 
     Attributes:
-      flops: of one device.
-      redundancy: flops of all devices / flops of one device alone; 1 if nothing is computed twice.
-      compute_s, communication_s, update_s: the parts of the time.
-      memory: bytes a device.
-      collectives: what is sent.
+      flops: floating-point operations of one device.
+      redundancy: flops of all devices together / flops on a single device; 1 if nothing is computed
+        twice.
+      compute_s, communication_s, update_s: the three parts of the time.
+      memory: bytes per device.
+      collectives: the collectives of a step.
     """
 
     flops: float
@@ -111,7 +115,7 @@ class Cost:
         return self.compute_s + self.communication_s + self.update_s
 
     def sent_bytes(self, of: str | None = None) -> float:
-        """Returns what a device sends in a step: of all, or of one thing."""
+        """Returns the bytes that a device sends in a step: all, or only those with this `of`."""
         return sum(c.sent_bytes for c in self.collectives if of is None or c.of == of)
 
 
@@ -119,12 +123,12 @@ class CostModel:
     """Costs of one model on one type of device, for any mesh and rules.
 
     Args:
-      work: of a step, or of a part of it.
-      weights: in groups, whose first specs `work` names.
-      slots: of the optimizer, in groups.
-      device: the type.
-      parts: number of parts of the batch, one after the other.
-      activation_bytes: bytes of an element of a float32 weight as it is used.
+      work: work of a step, or of one accumulation step.
+      weights: all weights, in groups; `work` refers to the first spec of each group.
+      slots: all slots of the optimizer, in groups.
+      device: type of the devices.
+      parts: number of accumulation steps.
+      activation_bytes: bytes per element to which float32 weights are cast for a step.
     """
 
     def __init__(
@@ -152,7 +156,7 @@ class CostModel:
         self._last: tuple[Any, _Sums] | None = None
 
     def cost(self, layout: MeshLayout) -> Cost:
-        """Returns what a step costs under a layout, which has to be legal."""
+        """Returns the cost of a step under a layout, which must be legal."""
         key = (layout.mesh, layout.rules)
         if self._last is None or self._last[0] != key:
             self._last = (key, self._step(PlacedActivations(layout, self._work.weights)))
@@ -173,7 +177,7 @@ class CostModel:
         )
 
     def whole_share(self, layout: MeshLayout, axis: str) -> float:
-        """Returns the share of the bytes of weights that the rules do not split over an axis."""
+        """Returns the share of the bytes of weights that the rules do not shard over an axis."""
         total = whole = 0
         for group in self._weights:
             size = group.spec.size_bytes * group.count
@@ -208,7 +212,7 @@ class CostModel:
                 size = work.part.shape[work.dim] / placed.count([axis])
                 share = min(work.width / size, 1)
                 times = (forward + work.part.learned) * count
-                # The edges of all parts are gathered, see `halos`.
+                # The edges of all parts are gathered, see execution/mesh/halos.py.
                 gathered = placed.bytes(work.part) * share * placed.count([axis])
                 axes = (axis,) if axis else ()
                 sums.bill.add("all-gather", axes, ACTIVATIONS, gathered, times)
@@ -236,7 +240,7 @@ class CostModel:
         backward = a.learned + b.learned
         turns = count / self._parts
         if product.is_lookup:
-            # Forwards rows are copied; backwards they are added to a table of zeros.
+            # The forward pass copies rows; the backward pass adds them to a table of zeros.
             copied_s = 2 * local[2] / device.memory_bytes_per_s
             added_s = copied_s + 2 * local[1] / device.memory_bytes_per_s
             sums.seconds += (copied_s * forward + added_s) * turns
@@ -245,14 +249,14 @@ class CostModel:
             sums.flops += flops * (forward + backward) * turns
             sums.products += flops * (forward + backward) * turns
         sums.largest = max(sums.largest, local[2])
-        # Inputs: laid out as the product needs them, their gradients brought back.
+        # Inputs are resharded for the product, and their gradients are resharded back.
         before = (product.before_a, product.before_b)
         for part, needed, size, earlier in zip((a, b), axes, local, before, strict=False):
             rest = placed.ordered(used - set(needed))
             if part.weight is not None:
                 if part.learned and part.weight in self._of_path:
                     group = self._of_path[part.weight]
-                    is_whole = part.shape == group.spec.shape  # and no slice by turn
+                    is_whole = part.shape == group.spec.shape  # and no slice of an iteration
                     times = count // product.turns if is_whole else count
                     if group.trained:
                         sums.gradients.append(_Gradient(group, rest, size, times))
@@ -285,7 +289,7 @@ class CostModel:
             return
         moved = [x for i, x in enumerate(before) if x and x in after and after[i] != x]
         dropped = [x for x in before if x and x not in after]
-        common = placed.count(set(before) | set(after))  # what is to be sliced is sliced first
+        common = placed.count(set(before) | set(after))  # slicing comes first
         local = part.size_bytes / common
         for axis in moved:
             bill.add("all-to-all", (axis,), ACTIVATIONS, local, count)
@@ -336,7 +340,7 @@ class CostModel:
         return memory, update
 
     def _layout(self, kind: str, layout: MeshLayout, spec: WeightSpec) -> Layout:
-        """The layout of a weight, of it as stored, or of a slot; remembered by what decides it."""
+        """Returns the cached layout of a weight in a step, of a stored weight, or of a slot."""
         if kind == "stored" and layout.weights_axis is None:
             kind = "used"
         elif kind == "slot" and layout.slots_axis is None:
@@ -352,7 +356,7 @@ class CostModel:
 
 @dataclasses.dataclass(frozen=True)
 class _Gradient:
-    """A gradient of a weight that is a sum of parts over axes."""
+    """The gradient of a weight, which is to be summed over axes."""
 
     group: Alike
     axes: tuple[str, ...]
@@ -361,7 +365,7 @@ class _Gradient:
 
 
 class _Sums:
-    """What the walk over a step adds up; times are of one part of the batch."""
+    """Totals over the work of a step; times are for one accumulation step."""
 
     def __init__(self, bill: Bill) -> None:
         self.bill = bill

@@ -1,11 +1,11 @@
-"""Names of dims, followed through the ops of a graph.
+"""Propagates the names of dims through the ops of a graph.
 
     x [batch, length, embed]  ── transpose ──►  [length, batch, embed]
                               ── mean over the last ──►  [length, batch]
 
-What an op does to the dims is known for those that move them. For any other, a dim of the output
-has the name of a dim of an input that stands at the same place, counted from the last, and is of
-the same size. A guess can be wrong; it serves to estimate costs, never to lay out a tensor.
+Ops that move dims are handled exactly. For any other op, a dim of the output gets the name of the
+input dim at the same position, counted from the last, if the sizes are equal. This guess can be
+wrong. It is used only to estimate costs, never for the layout of a tensor.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _NO_GRADIENT = frozenset({"StopGradient", "OneHot", "Shape", "Size", "Rank"})
 
 @dataclasses.dataclass(frozen=True)
 class Known:
-    """What is known of a tensor.
+    """Properties of a tensor.
 
     Attributes:
-      dims: names.
-      learned: whether a weight went into it, so that it gets a gradient.
-      weight: path of the weight of which it is another form (cast, reshaped); else None.
-      root: name of the tensor of which it is another form, its own if of none.
+      dims: names of its dims.
+      learned: whether it depends on a weight, so that it gets a gradient.
+      weight: path of the weight if it is a cast or reshaped weight; otherwise None.
+      root: name of the tensor that it is a reshaped form of; otherwise its own name.
     """
 
     dims: Dims
@@ -44,7 +44,7 @@ class Known:
 
 
 class DimNames:
-    """What is known of the tensors of one graph; worked out when it is asked for."""
+    """Properties of the tensors of one graph, inferred on demand."""
 
     def __init__(self) -> None:
         self._known: dict[str, Known] = {}
@@ -52,16 +52,16 @@ class DimNames:
     def know(
         self, x: tf.Tensor, dims: Dims, *, learned: bool, weight: str | None = None
     ) -> tf.Tensor:
-        """Sets what is known of a tensor, and returns it."""
+        """Sets the properties of a tensor; returns the tensor."""
         self._known[x.name] = Known(tuple(dims), learned, weight, x.name)
         return x
 
     def rename(self, x: tf.Tensor, dims: Dims) -> None:
-        """Gives a tensor other names."""
+        """Replaces the dimension names of a tensor."""
         self._known[x.name] = dataclasses.replace(self.of(x), dims=tuple(dims))
 
     def of(self, x: tf.Tensor) -> Known:
-        """Returns what is known of a tensor."""
+        """Returns the properties of a tensor."""
         waiting = [x]
         while waiting:
             last = waiting[-1]
@@ -116,7 +116,7 @@ class DimNames:
 
 
 def sizes_of(x: tf.Tensor) -> tuple[int, ...] | None:
-    """Returns the sizes of a tensor; None if its rank is not known. A size not known is 1."""
+    """Returns the sizes of a tensor, with 1 for unknown sizes; None if the rank is unknown."""
     if x.shape.rank is None:
         return None
     return tuple(n or 1 for n in x.shape.as_list())
@@ -132,7 +132,7 @@ def reduced_dims(op: Any) -> set[int]:
 
 
 def einsum_form(op: Any) -> str | None:
-    """Returns the form of a product of two tensors, as of einsum; None for any other op."""
+    """Returns the einsum equation of a product of two tensors; None for any other op."""
     if op.type == "Einsum":
         form = op.get_attr("equation").decode()
         return form if form.count(",") == 1 and "." not in form else None
@@ -149,7 +149,7 @@ def einsum_form(op: Any) -> str | None:
 
 
 def letters_of(form: str) -> list[str]:
-    """Returns the letters of the inputs, and of the output last."""
+    """Returns the letters of the inputs of an equation, followed by those of the output."""
     left, out = form.split("->")
     return [*left.split(","), out]
 
@@ -172,9 +172,10 @@ def _gathered(op: Any, inputs: list[Known], shape: tuple[int, ...]) -> Dims:
 
 
 def _matched(dims: Dims, before: tuple[int, ...], after: tuple[int, ...]) -> Dims:
-    """Names after a reshape: groups of dims with equal products; a merged one has the first name.
+    """Returns the names after a reshape, by groups of dims with equal products.
 
-    Where sizes do not agree (a slice, a new dim), what is equal in order keeps its name.
+    A merged dim gets the first name of its group. If the total sizes differ (a slice, a new dim),
+    dims with equal sizes keep their names, in order.
     """
     if math.prod(before) != math.prod(after):
         names: list[str | None] = []

@@ -1,10 +1,11 @@
-"""A mesh as a drawing: its devices by number, the last axis to the right, the one before downwards.
+"""Draws a mesh: device numbers, with the last axis to the right and the second last downwards.
 
     data ↓ │ model →  0  1  2  3
          0 │          0  1  2  3
          1 │          4  5  6  7
 
-Axes before these two repeat the picture. Of a long axis the first places and the last are shown.
+There is one picture for each position on the other axes. Of a long axis, only the first positions
+and the last one are shown.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import math
 
 from tekso.framework.execution.mesh.rules import MeshShape
 
-_COLUMNS, _ROWS, _PICTURES = 8, 5, 3  # most places that are shown
+_COLUMNS, _ROWS, _PICTURES = 8, 5, 3  # maximum numbers of positions shown
 _GAP = "…"
 
 
@@ -22,7 +23,7 @@ def draw(mesh: MeshShape, *, width: int = 100) -> list[str]:
 
     Args:
       mesh: the axes.
-      width: columns; fewer places are shown if it is small.
+      width: maximum number of columns; a small width shows fewer positions.
     """
     cell = len(str(mesh.size - 1)) + 2
     if len(mesh.axes) == 1:
@@ -51,7 +52,7 @@ def draw(mesh: MeshShape, *, width: int = 100) -> list[str]:
 
 
 def _place_of(number: int, axes: list[tuple[str, int]]) -> str:
-    """Where the picture of a number lies on the axes before the last two: "pod 1, rack 0"."""
+    """Returns the position of a picture on all axes but the last two: "pod 1, rack 0"."""
     names = []
     for name, size in reversed(axes):
         number, place = divmod(number, size)
@@ -64,12 +65,12 @@ def _row(texts: list[str], cell: int) -> str:
 
 
 def _fitting(cell: int, width: int) -> int:
-    """How many places of an axis fit besides the last."""
+    """Returns how many positions of an axis fit in addition to the last one."""
     return max(2, min(_COLUMNS, width // cell - 1))
 
 
 def _places(size: int, most: int) -> list[int | None]:
-    """The places of an axis; None where some are left out."""
+    """Returns the positions of an axis to show; None marks a gap."""
     if size <= most + 1:
         return list(range(size))
     return [*range(most - 1), None, size - 1]

@@ -1,17 +1,17 @@
-"""Searches the legal layouts of a model for the one whose step is the fastest by the cost model.
+"""Searches the legal layouts of a model for the fastest step, by the cost model.
 
-    for every mesh        the one given, or all with up to three axes over N devices
-      for every axis      sets of dims that it can split together, by the legality of layouts
-        their products    rules; with weights, or slots, split over an axis as well, or not
+    for every mesh        the given one, or all meshes of up to three axes over N devices
+      for every axis      sets of dims that it can shard together legally
+        their products    rules; with and without weights_axis or slots_axis
 
-What does not fit the memory of a device comes last. Not all is tried:
+Layouts that do not fit into the memory of a device come last. The search is not exhaustive:
 
-- dims that only small weights have (under 1 % of the bytes), and dims of experts that follow others
-  (`layouts.FOLLOWS`), get no rules;
-- where there are very many rules, axes are decided one after the other, and the fastest and the
-  smallest layouts of every turn go on;
-- weights and slots are split further only in the fastest and the smallest layouts of a mesh, over
-  axes that leave most of the weights whole.
+- Dims that only small weights have (less than 1 % of the bytes), and dims of experts that follow
+  other dims (`layouts.FOLLOWS`), get no rules.
+- If there are too many rules, axes are decided one after the other. After each axis only the
+  fastest layouts and those with the least memory remain.
+- weights_axis and slots_axis are tried only for the fastest layouts of a mesh and those with the
+  least memory, over axes that shard less than half of the bytes of the weights.
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ from tekso.framework.planning.step_work import alike
 from tekso.framework.task import Task
 from tekso.framework.weight_spec import WeightSpec
 
-MAX_TRIED = 4000  # rules that are all tried, of all meshes together
-KEPT = 30  # that go on: the fastest, and as many of the smallest
+MAX_TRIED = 4000  # largest number of rules, of all meshes together, for which all are tried
+KEPT = 30  # number of fastest layouts that remain, and of those with the least memory
 MODEL2 = "model2"
-SMALL = 0.01  # share of the bytes of all weights
+SMALL = 0.01  # a dim is small if weights with this dim have less than this share of the bytes
 
 
 @dataclasses.dataclass(frozen=True)
 class Ranked:
-    """A layout with its place in a ranking.
+    """A layout and its place in a ranking.
 
     Attributes:
       place: 1 for the best.
       layout: mesh and rules.
-      cost: of a step.
-      device: the type for which the cost holds.
-      best: cost of the first of the ranking.
-      is_asked: whether it was asked for, besides being found.
+      cost: cost of a step.
+      device: type of the devices for this cost.
+      best: cost of the first layout of the ranking.
+      is_asked: whether the caller gave this layout for comparison.
     """
 
     place: int
@@ -69,7 +69,7 @@ class Ranked:
 
     @property
     def fits(self) -> bool:
-        """Whether a device can hold it."""
+        """Whether it fits into the memory of a device."""
         return self.cost.memory.total <= self.device.memory_bytes
 
 
@@ -84,35 +84,35 @@ def rank(
     activation_dtype: str = "float32",
     compare: Sequence[MeshLayout] = (),
 ) -> list[Ranked]:
-    """Returns legal layouts, the best first; those that do not fit in memory come last.
+    """Returns legal layouts, the best first; layouts that do not fit into memory come last.
 
     Nothing is allocated, and no device is needed.
 
     Args:
       task: the task.
-      learner: the learner: its slots and its accumulation steps count.
-      signature: of a whole batch.
-      mesh: the mesh; None: all with up to three axes over `num_devices`.
-      num_devices: how many there are; not needed where a mesh is given.
-      device: the type of the devices, see `device_types`.
+      learner: the learner; its slots and accumulation steps affect the cost.
+      signature: signature of the global batch.
+      mesh: the mesh; None: all meshes of up to three axes over `num_devices`.
+      num_devices: number of devices; not needed if a mesh is given.
+      device: name of the device type, see `device_types`.
       activation_dtype: as in MeshSharded.Params.
-      compare: layouts that are to be in the ranking in any case.
+      compare: layouts that the ranking always includes.
 
     Raises:
-      ExecutionError: neither a mesh nor a number of devices is given, or no such device type, or
-        the batch does not divide over the accumulation steps.
+      ExecutionError: neither a mesh nor a number of devices is given, the device type is unknown,
+        or the batch does not divide evenly over the accumulation steps.
       LayoutError: a layout of `compare` is not legal.
     """
     if mesh is None and num_devices is None:
         raise ExecutionError(
-            "a search for a layout needs a mesh (execution.mesh) or a number of devices (--devices)"
+            "a layout search needs a mesh (execution.mesh) or a number of devices (--devices)"
         )
     found_device = device_types.find(device)
     parts = learner.params.accumulation_steps
     batch = part_of(signature, parts)
     model, legality = _prepare(task, learner, batch, found_device, parts, activation_dtype)
     for layout in compare:
-        layout.check(legality.specs, activations=legality.pinned)
+        layout.check(legality.specs, activations=legality.constrained)
     meshes = [mesh] if mesh is not None else list(factorisations(num_devices or 1))
     costs: dict[MeshLayout, Cost] = {layout: model.cost(layout) for layout in compare}
     for shape in meshes:
@@ -122,9 +122,10 @@ def rank(
 
 
 def factorisations(num_devices: int) -> Iterator[MeshShape]:
-    """Yields every mesh of up to three axes over so many devices: "data", "model", "model2".
+    """Yields every mesh of up to three axes over `num_devices`: "data", "model", "model2".
 
-    The batch may lie on "data" alone, so the other two are interchangeable: "model" is the larger.
+    Only "data" may shard the batch. The other two axes are interchangeable, so "model" is never
+    smaller than "model2".
     """
     yield MeshShape(((DATA, num_devices),))
     for data in _divisors(num_devices):
@@ -136,7 +137,7 @@ def factorisations(num_devices: int) -> Iterator[MeshShape]:
 
 
 def _divisors(number: int) -> list[int]:
-    """Returns those besides 1 and itself."""
+    """Returns the divisors of a number without 1 and the number itself."""
     return [n for n in range(2, number // 2 + 1) if number % n == 0]
 
 
@@ -159,16 +160,16 @@ def _prepare(
         parts=parts,
         activation_bytes=2 if activation_dtype == "bfloat16" else 4,
     )
-    pinned = activations.of_task(task, batch)
-    dims = _worth_a_rule(specs.values(), pinned)
-    return model, _Legality({g.spec.path: g.spec for g in weights}, pinned, dims)
+    constrained = activations.of_task(task, batch)
+    dims = _worth_a_rule(specs.values(), constrained)
+    return model, _Legality({g.spec.path: g.spec for g in weights}, constrained, dims)
 
 
-def _worth_a_rule(specs: Iterable[WeightSpec], pinned: Activations) -> list[str]:
-    """Returns the dims that are searched, in the order in which tensors have them."""
+def _worth_a_rule(specs: Iterable[WeightSpec], constrained: Activations) -> list[str]:
+    """Returns the dims that may get rules, in their order of appearance in the tensors."""
     sizes: dict[str, int] = {}
     total = 0
-    for names, _ in pinned.values():
+    for names, _ in constrained.values():
         sizes |= {dim: -1 for dim in names if dim is not None}
     for spec in specs:
         total += spec.size_bytes
@@ -180,23 +181,25 @@ def _worth_a_rule(specs: Iterable[WeightSpec], pinned: Activations) -> list[str]
 
 
 class _Legality:
-    """Which dims can lie on which axes, alone and together: what is legal is so pair by pair."""
+    """Returns which dims an axis can shard; a set of dims is legal if each pair of them is."""
 
-    def __init__(self, specs: dict[str, WeightSpec], pinned: Activations, dims: list[str]) -> None:
-        self.specs, self.pinned, self.dims = specs, pinned, dims
+    def __init__(
+        self, specs: dict[str, WeightSpec], constrained: Activations, dims: list[str]
+    ) -> None:
+        self.specs, self.constrained, self.dims = specs, constrained, dims
         self._known: dict[tuple[tuple[str, ...], int], bool] = {}
 
     def _allows(self, dims: tuple[str, ...], size: int) -> bool:
-        """Whether an axis of this size may split these dims."""
+        """Returns whether an axis of this size may shard these dims."""
         if (dims, size) not in self._known:
             rules = Rules(tuple((d, DATA) for d in dims))
             layout = MeshLayout(MeshShape(((DATA, size),)), rules)
-            problems = layout.problems(self.specs, activations=self.pinned)
+            problems = layout.problems(self.specs, activations=self.constrained)
             self._known[dims, size] = not problems
         return self._known[dims, size]
 
     def sets(self, size: int) -> list[tuple[str, ...]]:
-        """Returns all sets of dims that an axis of this size may split, the empty one first."""
+        """Returns all sets of dims that an axis of this size may shard, the empty set first."""
         found: list[tuple[str, ...]] = [()]
         for dim in self.dims:
             if not self._allows((dim,), size):
@@ -222,8 +225,8 @@ class _Search:
         """Returns layouts with their costs.
 
         Args:
-          may_swap: whether the batch may lie on another axis than "data"; otherwise another mesh
-            has that layout, with its axes the other way round.
+          may_swap: whether axes other than "data" may shard the batch. If all meshes are searched,
+            another mesh has the same layout with swapped axes.
         """
         sets = {axis: self._legality.sets(self._mesh.size_of(axis)) for axis in self._axes}
         number = math.prod(len(found) for found in sets.values())
@@ -259,7 +262,7 @@ class _Search:
 
 
 def _best(costs: dict[MeshLayout, Cost]) -> list[MeshLayout]:
-    """Returns the fastest, and the smallest of the others."""
+    """Returns the fastest layouts, and of the others those with the least memory."""
     fast = sorted(costs, key=lambda layout: costs[layout].seconds)[:KEPT]
     rest = [layout for layout in costs if layout not in set(fast)]
     return fast + sorted(rest, key=lambda layout: costs[layout].memory.total)[:KEPT]
@@ -284,7 +287,8 @@ def _ranking(
     seen: set[Any] = set()
     for layout in ordered:
         cost = costs[layout]
-        # A rule that changes nothing makes no other layout, nor does another name of an axis.
+        # Layouts of equal cost that differ only in an ineffective rule or in names of axes are
+        # listed once.
         sizes = tuple(size for _, size in layout.mesh.axes)
         key = (sizes, cost.seconds, cost.memory.total)
         if key in seen and layout not in asked:

@@ -1,7 +1,7 @@
-"""How often a loop of a compiled program runs: found by running its counters alone.
+"""Finds the number of iterations of a loop in a compiled program, by running only its counters.
 
-A loop over layers or over pieces of a batch counts integers up or down from constants. These are
-followed through the condition and the body; what else the loop computes does not matter.
+A loop over layers or over parts of a batch counts integers up or down from constants. These
+integers are evaluated through the condition and the body. Other values of the loop are ignored.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 import tensorflow as tf
 
 Scalars = dict[int, int | None]
-"""Values of the variables of a loop by their place; None for one that is no known integer."""
+"""{position of a loop variable: value}; None for a variable that is not a known integer."""
 
-_LONGEST = 10_000_000  # steps that are followed
+_LONGEST = 10_000_000  # maximum number of iterations that are evaluated
 _OPS: Mapping[str, Callable[[Any, Any], Any]] = {
     "Add": operator.add,
     "AddV2": operator.add,
@@ -31,12 +31,12 @@ _OPS: Mapping[str, Callable[[Any, Any], Any]] = {
 
 
 def loop_length(condition: Any, body: Any, start: Scalars) -> int | None:
-    """Returns how often a loop runs; None if its condition is about more than counters.
+    """Returns the number of iterations of a loop; None if its condition needs other values.
 
     Args:
       condition: FunctionDef of the condition.
       body: FunctionDef of the body.
-      start: the first values of the variables.
+      start: initial values of the loop variables.
     """
     state, length = start, 0
     while length < _LONGEST:
@@ -51,7 +51,7 @@ def loop_length(condition: Any, body: Any, start: Scalars) -> int | None:
 
 
 def _outputs(function: Any, given: Scalars) -> Scalars:
-    """The outputs of a function of integers, as far as they follow from its inputs."""
+    """Returns the outputs of a function; None for an output that is not a known integer."""
     names = [argument.name for argument in function.signature.input_arg]
     known: dict[str, int | None] = {name: given.get(i) for i, name in enumerate(names)}
     nodes = {node.name: node for node in function.node_def}
@@ -59,7 +59,7 @@ def _outputs(function: Any, given: Scalars) -> Scalars:
     def value(tensor: str) -> int | None:
         name = tensor.partition(":")[0]
         if name not in known:
-            known[name] = None  # of an op that is not known here
+            known[name] = None  # for ops that are not in _OPS
             node = nodes[name]
             if node.op == "Const":
                 known[name] = _constant(node)

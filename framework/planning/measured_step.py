@@ -1,7 +1,7 @@
-"""A step that was run, beside the same step simulated from what its work took on the average.
+"""A measured step, and a simulation of the same step from the mean times of its work.
 
-What the two differ by is what the means do not know: work that took longer than usual, and waiting
-that is not for other stages.
+The two differ by what the means do not contain: work that took longer than usual, and waiting for
+other reasons than other stages.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _UNIT = "ms"
 
 @dataclasses.dataclass(frozen=True)
 class MeasuredStep:
-    """See the module; times in milliseconds.
+    """A measured and a simulated step; times in milliseconds.
 
     Attributes:
-      measured: a timeline for each replica.
-      predicted: that of any of them.
+      measured: one timeline per replica.
+      predicted: the simulated timeline, the same for every replica.
     """
 
     measured: Sequence[Timeline]
@@ -35,21 +35,21 @@ class MeasuredStep:
 
     @property
     def ratio(self) -> float:
-        """How long the slowest replica took, by what was predicted."""
+        """Measured time of the slowest replica / predicted time."""
         longest = max(timeline.makespan for timeline in self.measured)
         return longest / self.predicted.makespan if self.predicted.makespan else 1.0
 
     def lines(self, width: int) -> list[str]:
-        """Returns it as lines of at most so many columns."""
+        """Returns both timelines as text, in lines of at most `width` columns."""
         longest = max(timeline.makespan for timeline in self.measured)
         return [
             *draw_text(self._timelines(), width=width, unit=_UNIT),
             f"measured {longest:.1f} {_UNIT}, predicted {self.predicted.makespan:.1f} {_UNIT}, "
-            f"ratio {self.ratio:.3f} (forwards and backwards)",
+            f"ratio {self.ratio:.3f} (forward and backward passes)",
         ]
 
     def png(self, title: str) -> bytes:
-        """Returns it as a picture."""
+        """Returns both timelines as a PNG picture."""
         return draw_png(self._timelines(), title=title, unit=_UNIT)
 
     def _timelines(self) -> dict[str, Timeline]:
@@ -62,7 +62,7 @@ class MeasuredStep:
 
 
 def measured_step_of(program: ExecutionProgram) -> MeasuredStep | None:
-    """Returns what was measured of the last training step of a pipeline; None of other programs."""
+    """Returns the measured last training step of a pipeline; None for other programs."""
     if not isinstance(program, PipelineProgram):
         return None
     return measured_step(program.events, program.plan)
@@ -71,12 +71,12 @@ def measured_step_of(program: ExecutionProgram) -> MeasuredStep | None:
 def measured_step(
     events: Mapping[tuple[int, int], Sequence[Event]], plan: PipelinePlan
 ) -> MeasuredStep | None:
-    """Returns what was measured of a step; None if no step was run yet.
+    """Returns a measured step; None if no step has run yet.
 
     Args:
-      events: {(replica, device): its actions with start and end, in seconds}. Of a batch that goes
-        through the pipeline in several parts, the last part is shown.
-      plan: how the task is laid over devices.
+      events: {(replica, device): its actions with start and end, in seconds}. With accumulation
+        steps, only the last one is used.
+      plan: plan of the pipeline.
     """
     if not events:
         return None

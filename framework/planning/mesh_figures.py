@@ -1,4 +1,4 @@
-"""What a device holds of a stage that lies on a mesh of its own: from specs alone."""
+"""Computes the memory of each device of a pipeline stage on a mesh, from specs alone."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from tekso.framework.weight_spec import WeightSpec
 
 @dataclasses.dataclass(frozen=True)
 class ShardBytes:
-    """Bytes that each device of a stage's mesh holds.
+    """Bytes on each device of a stage's mesh.
 
     Attributes:
-      weights: of the weights that the stage keeps, as they are stored.
-      copies: of those that it is given for a step.
-      slots: what the optimizer keeps.
-      gradients: the sums of the gradients of all weights that it reads and that are learned.
+      weights: stored weights of the stage.
+      copies: copies of weights that other stages store, sent in each step.
+      slots: slots of the optimizer.
+      gradients: summed gradients of all learned weights that the stage reads.
     """
 
     weights: int
@@ -37,12 +37,12 @@ class ShardBytes:
 
 @dataclasses.dataclass(frozen=True)
 class MeshFigures:
-    """Stages on meshes.
+    """Memory of the devices of all stages.
 
     Attributes:
-      layout: mesh and rules of every stage, or of the one program for all.
-      stages: in model order; of one program, all of it.
-      is_program: whether it is one program.
+      layout: mesh and rules of every stage, or of one program for all stages (form="spmd").
+      stages: bytes of the stages in model order; a single entry for one program.
+      is_program: whether it is one program for all stages.
     """
 
     layout: MeshLayout
@@ -53,12 +53,12 @@ class MeshFigures:
 def figures_on_mesh(
     plan: PipelinePlan, learner: LearnerBase, specs: Mapping[str, WeightSpec], layout: MeshLayout
 ) -> MeshFigures:
-    """Returns what the devices of all stages hold; allocates nothing.
+    """Returns the memory of the devices of all stages; allocates nothing.
 
     Args:
-      plan: the stages.
-      learner: its slots lie beside their weights.
-      specs: of all weights of the task.
+      plan: plan of the pipeline.
+      learner: the learner; a stage stores the slots of its weights.
+      specs: specs of all weights of the task.
       layout: mesh and rules of a stage.
     """
     kept = StageSpecs(plan.stage_plan, learner, State(specs, learner.slots(specs)))
@@ -80,7 +80,13 @@ def figures_on_mesh(
 def figures_of_program(
     learner: LearnerBase, specs: Mapping[str, WeightSpec], layout: MeshLayout
 ) -> MeshFigures:
-    """Returns what the devices of one program for all stages hold; arguments as above."""
+    """Returns the memory of the devices of one program for all stages; allocates nothing.
+
+    Args:
+      learner: the learner.
+      specs: specs of all weights of the task.
+      layout: mesh and rules of the program.
+    """
     owned = State(specs, learner.slots(specs))
     shards = _shards(owned, specs, set(learner.trainable(specs)), layout)
     return MeshFigures(layout, (shards,), is_program=True)

@@ -1,12 +1,13 @@
-"""Reads the program that one device of a mesh runs: which collectives are in it, over which axes.
+"""Finds the collectives, and their axes, in the program that one device of a mesh runs.
 
-DTensor turns a step into functions that every device runs on its own parts. What devices exchange
-are ops in them ("CollectiveReduceV2"), each with a table of groups: devices of one key exchange.
+DTensor compiles a step to functions that every device runs on its shards. Collectives are ops in
+these functions ("CollectiveReduceV2"). Each has a table of group keys, and devices with the same
+key exchange data:
 
-    group keys [0 1 2 3 0 1 2 3] on data:2;model:4   ->  0 and 4 exchange: over "data"
+    group keys [0 1 2 3 0 1 2 3] on data:2;model:4   ->  0 and 4 exchange data: over "data"
 
-On CPU and GPU a gather is a reduction of a tensor that is 0 but for the device's own part, which
-lies where the device's number says.
+On CPU and GPU, an all-gather is an all-reduce of a tensor that is 0 except for the device's own
+shard, whose position depends on the number of the device.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from tekso.framework.planning.loop_length import Scalars, loop_length
 _WHILE = ("While", "StatelessWhile")
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 _BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
-_ALIKE = ("Reshape", "Identity", "IdentityN")  # ops that pass the elements of an input on
-_UPDATE = "TensorStridedSliceUpdate"  # inputs: zeros, begin, end, strides, part
+_ALIKE = ("Reshape", "Identity", "IdentityN")  # ops whose outputs have the elements of an input
+_UPDATE = "TensorStridedSliceUpdate"  # inputs: zeros, begin, end, strides, shard
 _KINDS = {
     "CollectiveReduce": "all-reduce",
     "CollectiveGather": "all-gather",
@@ -39,13 +40,13 @@ _KINDS = {
 
 @dataclasses.dataclass(frozen=True)
 class Exchange:
-    """One tensor that devices exchange.
+    """A collective of one tensor.
 
     Attributes:
       kind: as in Collective.
-      axes: along which.
+      axes: the mesh axes of the collective.
       bytes: as in Collective.
-      times: how often in a run of the program.
+      times: number of executions in a run of the program.
     """
 
     kind: str
@@ -58,11 +59,12 @@ class PartitionedProgram:
     """The program of one device.
 
     Args:
-      function: returns the FunctionDef of a name; None if there is none.
-      mesh: the axes.
+      function: returns the FunctionDef with this name; None if there is none.
+      mesh: axes of the mesh.
 
     Attributes:
-      unknown_loops: names of loops whose length the program does not tell; counted as run once.
+      unknown_loops: names of loops whose number of iterations cannot be read from the program; they
+        are counted as one iteration.
     """
 
     def __init__(self, function: Callable[[str], Any], mesh: MeshShape) -> None:
@@ -71,7 +73,7 @@ class PartitionedProgram:
         self.unknown_loops: list[str] = []
 
     def exchanges(self, name: str, *, times: int = 1) -> list[Exchange]:
-        """Returns what is exchanged in so many runs of the function of this name."""
+        """Returns the collectives of `times` runs of a function."""
         return list(self._in(_Frame(self._function(name)), times))
 
     def _in(self, frame: _Frame, times: int) -> Iterator[Exchange]:
@@ -103,7 +105,7 @@ class PartitionedProgram:
             yield dataclasses.replace(one, times=one.times * length * times)
 
     def _in_branches(self, frame: _Frame, node: Any, times: int) -> Iterator[Exchange]:
-        """What the branch exchanges that exchanges most."""
+        """Yields the collectives of the branch with the most bytes."""
         functions = [node.attr[a].func for a in ("then_branch", "else_branch") if a in node.attr]
         functions += list(node.attr["branches"].list.func)
         ways = [list(self._in(self._called(frame, node, f.name, skip=1), times)) for f in functions]
@@ -111,7 +113,7 @@ class PartitionedProgram:
 
     def _of(self, frame: _Frame, node: Any, times: int) -> Iterator[Exchange]:
         stem = node.op.rstrip("0123456789").removesuffix("V")
-        if stem not in _KINDS:  # an op that only begins or ends an exchange
+        if stem not in _KINDS:  # an op that only starts or ends a collective
             return
         kind, inputs = _KINDS[stem], _data_inputs(node)
         group_size, axes = self._group(frame, inputs[1], inputs[2])
@@ -123,7 +125,7 @@ class PartitionedProgram:
         yield Exchange(kind, axes, _num_bytes(node, "T") * scale, times)
 
     def _group(self, frame: _Frame, size: str, key: str) -> tuple[int, tuple[str, ...]]:
-        """Returns how many devices exchange, and along which axes they lie."""
+        """Returns the number of devices of a group, and the axes along which they differ."""
         keys = frame.table(key)
         if keys is None or keys.size != self._mesh.size:
             count = frame.scalar(size)
@@ -136,7 +138,7 @@ class PartitionedProgram:
 
 
 class _Frame:
-    """A function in the run of a program: where its arguments come from is known."""
+    """A call of a function, with the tensors that its caller passes as arguments."""
 
     def __init__(
         self, definition: Any, caller: _Frame | None = None, inputs: list[str] | None = None
@@ -148,7 +150,7 @@ class _Frame:
         self._given = dict(zip(names, [x for x in inputs or [] if x[:1] != "^"], strict=False))
 
     def producer(self, tensor: str) -> tuple[_Frame, Any] | None:
-        """Returns the op that makes a tensor, past ops that only pass it on, and its function."""
+        """Returns the call and the op that compute a tensor, skipping reshapes and identities."""
         name, _, output = tensor.partition(":")
         node = self.nodes.get(name)
         if node is None:
@@ -160,7 +162,7 @@ class _Frame:
         return self, node
 
     def constant(self, tensor: str) -> np.ndarray | None:
-        """Returns the value of a tensor that is a constant."""
+        """Returns the value of a constant tensor; None if it is not constant."""
         made = self.producer(tensor)
         if made is None or made[1].op != "Const":
             return None
@@ -168,14 +170,14 @@ class _Frame:
         return value
 
     def scalar(self, tensor: str) -> int | None:
-        """Returns the value of a constant scalar integer."""
+        """Returns the value of a constant scalar integer; None for other tensors."""
         value = self.constant(tensor)
         if value is None or value.size != 1 or value.dtype.kind not in "iu":
             return None
         return int(value.reshape(-1)[0])
 
     def table(self, tensor: str) -> np.ndarray | None:
-        """Returns the constant in which a device looks up a value by its number."""
+        """Returns the constant table from which a device reads a value by its number, or None."""
         made = self.producer(tensor)
         while made is not None and made[1].op in ("Slice", "GatherV2", "StridedSlice", "Squeeze"):
             made = made[0].producer(made[1].input[0])
@@ -186,7 +188,7 @@ class _Frame:
 
 
 def _is_gather(frame: _Frame, tensor: str) -> bool:
-    """Whether what is added up is 0 but for a part whose place is computed."""
+    """Returns whether a reduced tensor is 0 except for a shard at a computed position."""
     made = frame.producer(tensor)
     return made is not None and made[1].op == _UPDATE and made[0].constant(made[1].input[1]) is None
 

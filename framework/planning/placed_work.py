@@ -1,7 +1,7 @@
-"""How the activations of a step lie under rules, for costs: tensors, and letters of products.
+"""Layouts of the activations of a step under rules, for the cost model.
 
-What cannot be split stays whole. Where two dims of a tensor, or two letters of a product, want one
-axis, the one that a weight has gets it.
+A dim whose size is not a multiple of the axis size is replicated. If rules assign one axis to two
+dims of a tensor, or to two letters of a product, the one that a weight has gets it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tekso.framework.planning.step_work import Dims, MatrixProduct, Part, SavedT
 
 
 class PlacedActivations:
-    """A mesh and rules, applied to activations: what cannot be split stays whole."""
+    """A mesh and rules, applied to activations; dims that do not divide are replicated."""
 
     def __init__(self, layout: MeshLayout, weight_dims: frozenset[str]) -> None:
         self.mesh = layout.mesh
@@ -25,7 +25,7 @@ class PlacedActivations:
         self._own: dict[Any, Layout] = {}
 
     def own(self, dims: Dims, shape: Sequence[int]) -> Layout:
-        """Returns how a tensor lies by its names; dims that weights have come before others."""
+        """Returns the layout of a tensor by its dimension names; dims of weights come first."""
         key = (dims, tuple(shape))
         if key not in self._own:
             layout: list[str | None] = [None] * len(dims)
@@ -41,23 +41,23 @@ class PlacedActivations:
         return self._own[key]
 
     def _followed(self, dim: str) -> str | None:
-        """The axis of the dim that this one follows, where it has no rule itself."""
+        """Returns the axis of the dim that this dim follows, if it has no rule itself."""
         return self.rules.get(FOLLOWS.get(dim, "")) if dim not in self.rules else None
 
     def axis_of(self, dim: str) -> str | None:
-        """Returns the axis that a dim would lie on, by its own rule or that of another."""
+        """Returns the axis of a dim, by its own rule or by the rule of the dim that it follows."""
         return self.rules.get(dim) or self._followed(dim)
 
     def of(self, part: Part) -> Layout:
-        """Returns how a part lies by its own names."""
+        """Returns the layout of a part by its own names."""
         return self.own(part.dims, part.shape)
 
     def bytes(self, part: Part, layout: Layout | None = None) -> float:
-        """Returns the bytes of one device."""
+        """Returns the bytes of a part on one device."""
         return part.size_bytes / self.count(self.of(part) if layout is None else layout)
 
     def count(self, axes: Iterable[str | None]) -> int:
-        """Returns over how many devices these axes go."""
+        """Returns the number of devices along these axes."""
         n = 1
         for axis in axes:
             if axis:
@@ -70,21 +70,21 @@ class PlacedActivations:
         return tuple(axis for axis in self.mesh.names if axis in wanted)
 
     def extra_axes(self, dims: Iterable[str], part: Part) -> tuple[str, ...]:
-        """Returns the axes that split these dims and not the part."""
+        """Returns the axes that shard these dims but not the part."""
         own = self.of(part)
         return self.ordered({self.rules.get(d) for d in dims} - {None, *own})
 
     def outside(self, layout: Layout, dims: Iterable[str | None]) -> tuple[str, ...]:
-        """Returns the axes of dims, without those that split a tensor already."""
+        """Returns the axes of dims, without the axes of a layout."""
         return self.ordered({self.axis_of(d) for d in dims if d is not None} - {None, *layout})
 
     def kept(self, kept: Iterable[SavedTensor]) -> float:
-        """Returns the bytes of one device of what waits for the backward pass."""
+        """Returns the bytes of saved activations on one device."""
         return sum(self.bytes(k.part) * k.count for k in kept)
 
 
 class Letters:
-    """A product taken apart, once for all layouts."""
+    """The letters of a product, with their names and sizes; computed once for all layouts."""
 
     def __init__(self, product: MatrixProduct, order: list[tuple[str, str]]) -> None:
         self.product, self._order = product, order
@@ -98,7 +98,7 @@ class Letters:
 
     @classmethod
     def of(cls, product: MatrixProduct) -> Letters:
-        """Names every letter: as the weight does, or else as the first tensor that names it."""
+        """Names every letter by the dim of the weight, or of the first tensor with a name."""
         parts = (product.a, product.b, product.out)
         pairs = sorted(
             zip(product.letters, parts, strict=True), key=lambda pair: pair[1].weight is None
@@ -111,7 +111,7 @@ class Letters:
         return cls(product, list(names.items()))
 
     def axes(self, placed: PlacedActivations) -> dict[str, str]:
-        """Returns {letter: axis that splits it}; of two that want one axis, the first has it."""
+        """Returns {letter: axis that shards it}; an axis goes to the first letter with its rule."""
         found: dict[str, str] = {}
         for letter, name in self._order:
             axis = placed.axis_of(name)

@@ -1,12 +1,12 @@
-"""Collectives as rings over the devices of mesh axes: what they send and how long they take.
+"""Costs of collectives, as rings over the devices of mesh axes: bytes sent and time.
 
 n devices of an axis, S bytes in the buffer of a device:
 
     all-reduce      2 (n-1)/n S in 2 (n-1) hops     reduce-scatter, all-gather  (n-1)/n S, n-1 hops
     all-to-all        (n-1)/n S in n-1 hops
 
-Neighbours along the last axis of a mesh are next to each other; only a ring that fits in a node
-runs over its fast links.
+Devices are numbered along the last axis of a mesh first. A ring uses the fast links of a node only
+if it fits into one node.
 
 Source: Patarasuk & Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters".
 """
@@ -26,15 +26,16 @@ ACTIVATIONS, GRADIENTS, WEIGHTS = "activations", "gradients", "weights"
 
 @dataclasses.dataclass(frozen=True)
 class CollectiveCost:
-    """Collectives of one kind over the same axes in a step, together, and what they cost.
+    """The total cost of all collectives of one kind over the same axes in a step.
 
     Attributes:
-      kind, axes: which, as in `collectives`.
-      of: what is exchanged: activations (and their gradients), gradients of weights, or weights.
-      count: how many.
-      bytes: of the buffers of one device: of what is reduced or exchanged, of what was gathered.
-      sent_bytes: what one device sends.
-      seconds: how long they take.
+      kind, axes: as in collectives.py.
+      of: the tensors: activations (and their gradients), gradients of weights, or weights.
+      count: number of collectives.
+      bytes: bytes of the buffers on one device: the tensor that is reduced or exchanged, or the
+        result of a gather.
+      sent_bytes: bytes that one device sends.
+      seconds: time.
     """
 
     kind: Kind
@@ -47,20 +48,20 @@ class CollectiveCost:
 
 
 def ring(kind: Kind, n: int, size_bytes: float) -> tuple[float, int]:
-    """Returns the bytes that one of n devices sends, and the number of hops one after the other."""
+    """Returns the bytes that one of n devices sends, and the number of sequential hops."""
     if n == 1:
         return 0.0, 0
-    turns = 2 if kind == "all-reduce" else 1
-    return turns * (n - 1) / n * size_bytes, turns * (n - 1)
+    rounds = 2 if kind == "all-reduce" else 1
+    return rounds * (n - 1) / n * size_bytes, rounds * (n - 1)
 
 
 class Bill:
-    """Collectives, added up by kind, axes and what they are of."""
+    """Totals of collectives, by kind, axes and tensors."""
 
     def __init__(self, mesh: MeshShape, device: DeviceType, rows: dict[Any, Any]) -> None:
         self.rows: dict[tuple[Kind, tuple[str, ...], str], tuple[int, float, float, float]] = rows
         self._sizes, self._device = dict(mesh.axes), device
-        # Neighbours along the last axis are next to each other.
+        # Neighbours along the last axis have consecutive numbers.
         self._spans, span = {}, 1
         for name, size in reversed(mesh.axes):
             span *= size
@@ -69,7 +70,7 @@ class Bill:
     def add(
         self, kind: Kind, axes: tuple[str, ...], of: str, size_bytes: float, count: int
     ) -> None:
-        """Adds `count` collectives over axes; none where there is a single device."""
+        """Adds `count` collectives over axes; nothing if the axes have a single device."""
         n = math.prod(self._sizes[axis] for axis in axes)
         if n == 1 or not count:
             return
@@ -86,11 +87,11 @@ class Bill:
 
     @property
     def seconds(self) -> float:
-        """Time of all, one after the other."""
+        """Time of all collectives, one after the other."""
         return sum(row[-1] for row in self.rows.values())
 
     def collectives(self) -> tuple[CollectiveCost, ...]:
-        """Returns them, the longest first."""
+        """Returns the totals, the longest first."""
         found = [
             CollectiveCost(*key, count, size, sent, seconds)
             for key, (count, size, sent, seconds) in self.rows.items()

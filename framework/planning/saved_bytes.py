@@ -1,7 +1,8 @@
-"""How many bytes of a micro-batch each piece keeps: to its backward pass, and between its halves.
+"""Computes the saved activations of each piece: bytes per micro-batch, without allocating any.
 
-Found by tracing a piece with its gradients and cutting the graph as a stage's is cut; allocates
-nothing. Pieces that were traced once for all (`piece_traces`) are so here.
+A piece and its gradients are traced, and the graph is cut as the graph of a stage is cut: into
+forward pass, gradients of inputs, and gradients of weights. Pieces that share a trace
+(`piece_traces`) are computed once.
 """
 
 from __future__ import annotations
@@ -26,18 +27,19 @@ _SAME_MEMORY = frozenset(
 
 
 Leaf = tuple[str, int]
-"""A tensor of the flow: the name of its value, and its place among the tensors of that."""
+"""A tensor that pieces pass on: the name of the value, and the index of a tensor in its nest."""
 SavedTensor = Leaf | str
-"""What a piece keeps: a tensor that it was given, or one that it made, by a name of its own."""
+"""A saved tensor: an input of the piece, or the name of a tensor that the piece computes."""
 
 
 class SavedBytes(NamedTuple):
-    """What a piece keeps of a micro-batch.
+    """The saved tensors of a piece for one micro-batch.
 
     Attributes:
-      for_backward: bytes from the forward to the backward pass.
-      for_weights: bytes from the gradients of inputs to those of weights, where these are apart.
-      made: which tensor each is that it hands on.
+      for_backward: {tensor: bytes} saved from the forward to the backward pass.
+      for_weights: {tensor: bytes} saved from the gradients of inputs to the gradients of weights,
+        if the schedule separates them.
+      made: {output of the piece: the tensor that it is}.
     """
 
     for_backward: Mapping[SavedTensor, float]
@@ -52,15 +54,15 @@ def saved_bytes(
     trained: Set[str],
     batch: Signature,
 ) -> list[SavedBytes]:
-    """Returns what each piece keeps: of what it made, and of what it was given.
+    """Returns the saved tensors of each piece: its inputs, and tensors that it computes.
 
-    Weights do not count. What is in a list of tensors (of a loop) has no known size: such a piece
-    counts with all that it writes.
+    Weights do not count. A tensor list of a loop has no known size. For a piece that saves one, all
+    bytes that the piece writes are counted.
 
     Args:
-      pieces: of the task, in order.
-      traces: of the same.
-      specs: of all weights.
+      pieces: pieces of the task, in order.
+      traces: traces of the pieces.
+      specs: specs of all weights.
       trained: paths of the weights that are learned.
       batch: signature of a micro-batch.
     """
@@ -72,11 +74,12 @@ def saved_bytes(
 
 
 def together(kept: Sequence[SavedBytes]) -> tuple[float, float]:
-    """Returns the bytes for backward, and those for weights, of neighbours in a stage.
+    """Returns the bytes saved for the backward pass, and for gradients of weights, of a stage.
 
-    What several of them keep counts once: what one made and the next was given is one tensor.
+    `kept` has the consecutive pieces of the stage. A tensor that several pieces save counts once:
+    an output of one piece is an input of the next.
     """
-    flow: dict[Leaf, Any] = {}  # what they have changed: the piece, and its name for the tensor
+    flow: dict[Leaf, Any] = {}  # {output: (number of the piece, its name for the tensor)}
     sizes: tuple[dict[Any, float], dict[Any, float]] = {}, {}
     for number, piece in enumerate(kept):
         own: dict[SavedTensor, Any] = {}
@@ -130,7 +133,7 @@ def _leaves(flow: Mapping[str, Any]) -> list[Leaf]:
 
 
 def _root(tensor: tf.Tensor) -> tf.Tensor:
-    """The tensor whose memory this one is."""
+    """Returns the tensor that shares its memory with this one and comes first in the graph."""
     while tensor.op.type in _SAME_MEMORY:
         tensor = tensor.op.inputs[0]
     return tensor
@@ -139,7 +142,7 @@ def _root(tensor: tf.Tensor) -> tf.Tensor:
 def _bytes(
     kept: Sequence[Any], names: Mapping[str, SavedTensor], trace: PieceTrace
 ) -> dict[SavedTensor, float]:
-    """Bytes of tensors; of all that the piece writes, if the size of one is not known."""
+    """Returns {tensor: bytes}; if a size is unknown, all bytes that the piece writes."""
     roots = {root.name: root for root in map(_root, kept)}
     for t in roots.values():
         if t.dtype in (tf.variant, tf.resource) or not t.shape.is_fully_defined():

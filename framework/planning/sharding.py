@@ -1,4 +1,4 @@
-"""What a device of a mesh holds of a model and its learner: from specs alone, nothing allocated."""
+"""Computes the shards of weights and slots on a device of a mesh, from specs; allocates nothing."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class ShardedWeight:
 
     Attributes:
       spec: path, dims, shape, dtype.
-      layout: how it lies between steps.
-      used_layout: how it lies when a step uses it; another one if it is gathered for use.
-      shard_shape: of the part that a device holds between steps.
-      bytes_per_device: of that part.
-      optimizer_bytes_per_device: of the parts of its slots.
-      optimizer_bytes: of its whole slots.
+      layout: layout between steps.
+      used_layout: layout in a step; it differs from `layout` if the weight is gathered for use.
+      shard_shape: shape of a device's shard between steps.
+      bytes_per_device: bytes of this shard.
+      optimizer_bytes_per_device: bytes of the shards of its slots.
+      optimizer_bytes: bytes of its slots on all devices together.
     """
 
     spec: WeightSpec
@@ -42,9 +42,10 @@ class Sharding:
 
     Attributes:
       layout: mesh and rules.
-      weights: in the order of the specs.
-      optimizer_bytes_per_device: of all slots, those of no weight included (counters of steps).
-      optimizer_bytes: of all whole slots.
+      weights: all weights, in the order of the specs.
+      optimizer_bytes_per_device: bytes of the shards of all slots, including counters of steps,
+        which belong to no weight.
+      optimizer_bytes: bytes of all slots, unsharded.
     """
 
     layout: MeshLayout
@@ -54,7 +55,7 @@ class Sharding:
 
     @property
     def weight_bytes_per_device(self) -> int:
-        """Bytes of all weights that a device holds between steps."""
+        """Bytes of the shards of all weights on a device between steps."""
         return sum(weight.bytes_per_device for weight in self.weights)
 
     @property
@@ -63,37 +64,37 @@ class Sharding:
         return sum(weight.spec.size_bytes for weight in self.weights)
 
     def split_by(self, dim: str, axis: str) -> list[ShardedWeight]:
-        """Returns the weights that the rule dim:axis splits."""
+        """Returns the weights that the rule dim:axis shards."""
         pair = (dim, axis)
         return [w for w in self.weights if pair in zip(w.spec.dims, w.used_layout, strict=True)]
 
     def split_further(self) -> list[ShardedWeight]:
-        """Returns the weights that `weights_axis` splits, and no rule."""
+        """Returns the weights that `weights_axis` shards in addition to the rules."""
         return [weight for weight in self.weights if weight.layout != weight.used_layout]
 
     def remarks(self) -> list[str]:
-        """Returns what of the layout may not be what was meant, a sentence each."""
+        """Returns sentences on settings of the layout that have no effect."""
         layout, found = self.layout, []
         used = {axis for _, axis in layout.rules.pairs}
         for axis, size in layout.mesh.axes:
             extra = axis in (layout.weights_axis, layout.slots_axis)
             if axis not in used and size > 1:
-                does = "compute" if extra else "hold and compute"
+                does = "compute" if extra else "store and compute"
                 found.append(f"no rule uses axis {axis}: its {size} devices {does} the same")
         if layout.weights_axis is not None and not self.split_further():
             found.append(
-                f"weights_axis {layout.weights_axis} splits nothing: every weight uses the axis by "
-                "a rule, or has no whole dim that it divides"
+                f"weights_axis {layout.weights_axis} shards nothing: every weight is sharded over "
+                "the axis by a rule, or has no other dim that the axis divides"
             )
         if layout.slots_axis is not None and not self.slots_are_split_further():
             found.append(
-                f"slots_axis {layout.slots_axis} splits nothing: every slot uses the axis already, "
-                "or has no whole dim that it divides"
+                f"slots_axis {layout.slots_axis} shards nothing: every slot is already sharded "
+                "over the axis, or has no other dim that the axis divides"
             )
         return found
 
     def slots_are_split_further(self) -> bool:
-        """Whether `slots_axis` splits anything."""
+        """Returns whether `slots_axis` shards any slot."""
         without = dataclasses.replace(self.layout, slots_axis=None)
         return any(self.layout.of_slot(w.spec) != without.of_slot(w.spec) for w in self.weights)
 
@@ -101,12 +102,12 @@ class Sharding:
 def of_model(
     layout: MeshLayout, specs: Mapping[str, WeightSpec], slots: Mapping[str, WeightSpec]
 ) -> Sharding:
-    """Returns how weights and slots lie.
+    """Returns the sharding of weights and slots.
 
     Args:
-      layout: mesh and rules, checked already.
-      specs: of all weights.
-      slots: of what the learner keeps, "<weight path>/<slot name>".
+      layout: mesh and rules; must be legal.
+      specs: specs of all weights.
+      slots: specs of the learner's slots, by "<weight path>/<slot name>".
     """
     held = {path: _bytes_per_device(layout, s, layout.of_slot(s)) for path, s in slots.items()}
     own: dict[str, list[str]] = {path: [] for path in specs}
@@ -140,7 +141,7 @@ def _bytes_per_device(layout: MeshLayout, spec: WeightSpec, axes: Layout) -> int
 
 
 def record(sharding: Sharding) -> dict[str, Any]:
-    """Returns it in a form that JSON can hold."""
+    """Returns a sharding in a form for JSON."""
     layout = sharding.layout
     return {
         "mesh": str(layout.mesh),

@@ -1,8 +1,8 @@
-"""Simulates a schedule: when every device does what, for given durations, without a device.
+"""Simulates a schedule of a pipeline for given durations, without devices.
 
-Each device does its actions in order, each as soon as the device is free and what the action waits
-for is there. What comes from another device takes the time of a handover, during which both devices
-are free for other work.
+Each device runs its actions in order. An action starts as soon as the device is free and the inputs
+of the action have arrived. Inputs from another device take the time of a handover, during which
+both devices are free for other work.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from tekso.framework.execution.pipeline.actions import (
 from tekso.framework.execution.pipeline.timing import StuckError, timed
 
 Durations = Mapping[tuple[int, Kind], float] | Callable[[int, Kind], float]
-"""How long the work of (stage, kind) takes, in any unit of time."""
+"""Time of the work of (stage, kind), in any unit."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Timeline:
-    """What the devices did and when, simulated or measured.
+    """The actions of all devices with their times, simulated or measured.
 
     Attributes:
-      events: of each device in the order in which it did them.
+      events: actions with start and end; those of one device are in order.
       num_devices: number of devices; one may have no event.
       num_stages: number of stages.
     """
@@ -44,7 +44,7 @@ class Timeline:
 
     @functools.cached_property
     def start(self) -> float:
-        """When the first action started."""
+        """Start of the first action."""
         return min((event.start for event in self.events), default=0.0)
 
     @functools.cached_property
@@ -54,7 +54,7 @@ class Timeline:
 
     @functools.cached_property
     def busy(self) -> tuple[float, ...]:
-        """Time that each device works."""
+        """Working time of each device."""
         spans: list[list[float]] = [[] for _ in range(self.num_devices)]
         for event in self.events:
             spans[event.action.device].append(event.end - event.start)
@@ -62,18 +62,19 @@ class Timeline:
 
     @functools.cached_property
     def idle_share(self) -> float:
-        """Share of the time of all devices in which they do nothing, 0 to 1."""
+        """Idle time of all devices / total time of all devices, 0 to 1."""
         total = self.num_devices * self.makespan
         return max(0.0, 1.0 - math.fsum(self.busy) / total) if total > 0 else 0.0
 
     @functools.cached_property
     def held(self) -> tuple[float, ...]:
-        """For each device the most micro-batches that it holds at once.
+        """For each device, the largest number of micro-batches with saved activations at once.
 
-        A micro-batch is held at a stage from the start of its forward to the end of what reads its
-        activations last: the weight gradient where the schedule has them apart, for the products of
-        a layer need the layer's input there; the backward otherwise. A device with V stages holds
-        1/V of a micro-batch for each of them.
+        The activations of a micro-batch at a stage are saved from the start of its forward pass to
+        the end of the work that reads them last. If the schedule separates weight gradients, that
+        is the weight gradient, because the products of a layer need the layer's input there.
+        Otherwise it is the backward pass. On a device with V stages, each stage counts as 1/V of a
+        micro-batch.
         """
         apart = any(event.action.kind == WEIGHT_GRADIENT for event in self.events)
         last = WEIGHT_GRADIENT if apart else BACKWARD
@@ -94,14 +95,14 @@ def simulate(
     """Returns the timeline of a schedule.
 
     Args:
-      actions: of a schedule.
+      actions: actions of the schedule.
       num_devices: number of devices.
-      durations: {(stage, kind): time}, or a function of the two. In a schedule without weight
-        gradients "backward" is the time of both gradients.
-      handover: time from one device to another, in the same unit.
+      durations: {(stage, kind): time}, or a function of stage and kind. In a schedule without
+        separate weight gradients, "backward" is the time of both gradients.
+      handover: time of a transfer from one device to another, in the same unit.
 
     Raises:
-      ScheduleError: a duration is missing or negative, or no device can go on (`StuckError`).
+      ScheduleError: a duration is missing or negative, or no device can continue (`StuckError`).
     """
     orders = by_device(actions, num_devices)
     num_stages = 1 + max((a.stage for order in orders for a in order), default=0)
@@ -131,7 +132,7 @@ def _durations(
         if isinstance(durations, Mapping):
             if (stage, kind) not in durations:
                 raise ScheduleError(
-                    f"there is no duration for {kind} at stage {stage}; given are: "
+                    f"there is no duration for {kind} at stage {stage}; there are durations for: "
                     + ", ".join(f"{k} at stage {s}" for s, k in sorted(durations))
                 )
             found[stage, kind] = durations[stage, kind]
@@ -143,4 +144,4 @@ def _durations(
 
 def _refuse_negative(name: str, time: float) -> None:
     if not 0 <= time < math.inf:
-        raise ScheduleError(f"{name} is {time!r}, want a finite time of 0 or more")
+        raise ScheduleError(f"{name} is {time!r}, but must be a finite time of at least 0")

@@ -1,14 +1,15 @@
-"""What the stages of a pipeline hold and compute, and how its schedule would go: from specs alone.
+"""Computes memory and cost of the stages of a pipeline, and simulates its schedule, from specs.
 
     cost    of a stage: seconds of its pieces, on a device of type cpu or as measured;
             only ratios matter
-    time    forward 1, backward 2 (1 each where the two gradients are apart), and 1 more in the
-            backward of what is computed again; a handover takes none
-    bytes   of activations: what a forward pass saves for the backward (`saved_bytes`), or only the
-            inputs of the stage, and the rest while the backward runs that computes it again; where
-            the gradients are apart, between them what that of the weights needs
+    time    forward 1, backward 2 (1 for each gradient if the schedule separates them), plus 1 in a
+            backward pass that recomputes the forward pass; a handover takes no time
+    bytes   of saved activations: all that the backward pass needs (`saved_bytes`); with
+            rematerialisation only the inputs of the stage, and the rest during the backward pass.
+            If the schedule separates the gradients, the tensors that the weight gradients need
+            stay saved between the two.
 
-Source of the ratio 1 : 2: the backward pass of a product is a product for each of its factors.
+Source of the ratio 1 : 2: the backward pass of a product has one product for each of its factors.
 """
 
 from __future__ import annotations
@@ -43,23 +44,24 @@ from tekso.framework.weight_spec import WeightSpec
 
 @dataclasses.dataclass(frozen=True)
 class StageFigures:
-    """What a stage holds, and computes of a micro-batch.
+    """Memory of a stage, and its work for one micro-batch.
 
     Attributes:
       stage: the stage.
-      device: number of the device that runs it, in every pipeline.
-      weights: numbers in the weights that it keeps and updates.
-      weight_bytes: of these weights.
-      copies: paths of weights that an earlier stage keeps and this one is given.
-      copy_bytes: of these copies.
-      slot_bytes: what the optimizer keeps for its weights.
-      gradient_bytes: the sums of the gradients of all weights that it reads and that are learned.
+      device: index of the device that runs it, in every replica.
+      weights: number of elements of the weights that it stores and updates.
+      weight_bytes: bytes of these weights.
+      copies: paths of weights that an earlier stage stores; this stage gets copies.
+      copy_bytes: bytes of these copies.
+      slot_bytes: bytes of the optimizer slots of its weights.
+      gradient_bytes: bytes of the summed gradients of all learned weights that it reads.
       flops: floating-point operations of the forward pass.
-      handed_bytes: of what it makes for other stages, once for each that reads it.
-      input_bytes: of what it reads of the batch and of other stages.
-      saved_bytes: of a micro-batch, which the backward pass needs; inputs are among them.
-      between_bytes: of a micro-batch, which the gradients of weights need after those of inputs.
-      forward_cost: see the module.
+      handed_bytes: bytes of its outputs to other stages, counted once for each reader.
+      input_bytes: bytes of its inputs from the batch and from other stages.
+      saved_bytes: saved activations of a micro-batch for the backward pass, including inputs.
+      between_bytes: bytes of a micro-batch that the gradients of weights need after the gradients
+        of inputs are computed.
+      forward_cost: cost of the forward pass; for the unit see the module docstring.
     """
 
     stage: Stage
@@ -79,21 +81,22 @@ class StageFigures:
 
     @property
     def flops_with_backward(self) -> float:
-        """Of forward and backward; what is computed again does not count."""
+        """Operations of the forward and backward pass, without recomputation."""
         return (1.0 + BACKWARD_COST) * self.flops
 
 
 @dataclasses.dataclass(frozen=True)
 class PipelineFigures:
-    """A pipeline before it is built.
+    """The figures of a pipeline that is not built yet.
 
     Attributes:
-      schedule: its name.
-      plan: how the task is laid over devices.
-      stages: in model order.
-      timeline: simulated; 1 is the time that the slowest stage works on a micro-batch.
-      held_bytes: for each device the most bytes of micro-batches that it holds at once.
-      on_mesh: what the devices of the stages hold, where these lie on meshes.
+      schedule: name of the schedule.
+      plan: plan of the pipeline.
+      stages: figures of the stages in model order.
+      timeline: the simulated schedule; the unit is the time of the slowest stage for one
+        micro-batch.
+      held_bytes: for each device, the peak bytes of saved activations.
+      on_mesh: memory of the devices of each stage, if stages are on meshes.
     """
 
     schedule: str
@@ -105,12 +108,12 @@ class PipelineFigures:
 
     @property
     def slowest(self) -> int:
-        """Number of the stage that costs most."""
+        """Index of the most expensive stage."""
         return max(self.stages, key=lambda each: each.forward_cost).stage.index
 
     @property
     def cost_shares(self) -> list[float]:
-        """Share of each stage in the cost of all."""
+        """Share of each stage in the total cost."""
         total = math.fsum(each.forward_cost for each in self.stages)
         return [each.forward_cost / total if total else 0.0 for each in self.stages]
 
@@ -129,11 +132,11 @@ def figures_of(
     """Returns the figures of a pipeline; allocates nothing.
 
     Args:
-      schedule: its name.
-      plan: how the task is laid over devices.
-      learner: its slots lie beside their weights.
-      specs: of all weights of the task.
-      kept: what every piece keeps of a micro-batch.
+      schedule: name of the schedule.
+      plan: plan of the pipeline.
+      learner: the learner; a stage stores the slots of its weights.
+      specs: specs of all weights of the task.
+      kept: saved tensors of every piece for one micro-batch.
     """
     owned = StageSpecs(plan.stage_plan, learner, State(specs, learner.slots(specs)))
     trained = learner.trainable(specs)
@@ -160,15 +163,15 @@ def figures_of(
 
 
 def durations(plan: PipelinePlan, costs: Sequence[float]) -> dict[tuple[int, Kind], float]:
-    """Returns how long the work of every (stage, kind) takes; the slowest stage takes 1 for all.
+    """Returns {(stage, kind): time}; the unit is the time of the slowest stage for one micro-batch.
 
-    A stage without outputs (the last) does not compute in its forward pass what its backward pass
-    computes again.
+    A stage without outputs (the last) computes nothing in the forward pass of a micro-batch that
+    its backward pass recomputes.
 
     Args:
-      plan: says whether gradients are apart, and which micro-batches are computed again: all
-        take the mean.
-      costs: of the forward pass of every stage, in any unit.
+      plan: plan of the pipeline: whether gradients are separate, and which micro-batches are
+        recomputed. All micro-batches get the mean time.
+      costs: cost of the forward pass of every stage, in any unit.
     """
     count = plan.num_micro_batches
     again = sum(not plan.keeps(m) for m in range(count)) / count
@@ -202,7 +205,7 @@ def _figures(
     for_backward, for_weights = together(kept)
     if not stage_plan.learned_inputs(
         stage
-    ):  # there is no first half, so all is left for the second
+    ):  # there are no gradients of inputs, so everything is saved for the gradients of weights
         for_weights = for_backward + sum(_bytes(stage_plan.values[v], of_floats=True) for v in made)
     readers = {value: sum(value in other.inputs for other in stage_plan.stages) for value in made}
     return StageFigures(
@@ -237,7 +240,10 @@ def _bytes(nest: Any, *, of_floats: bool = False) -> int:
 def _held_bytes(
     plan: PipelinePlan, stages: Sequence[StageFigures], timeline: Timeline
 ) -> tuple[float, ...]:
-    """As `Timeline.held` counts; what is computed again is there until the backward is over."""
+    """Returns the peak bytes of saved activations per device, counted as in `Timeline.held`.
+
+    Recomputed activations exist until the end of the backward pass.
+    """
     now, most = [0.0] * plan.num_devices, [0.0] * plan.num_devices
     for event in timeline.events:
         device, stage, kind = event.action.device, stages[event.action.stage], event.action.kind

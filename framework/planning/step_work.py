@@ -1,10 +1,10 @@
-"""What a training step computes, as far as a layout decides what it costs: shapes and names only.
+"""The work of a training step whose cost depends on the layout, as shapes and dimension names.
 
-    x [batch, length, embed] · w [embed, mlp] -> h [batch, length, mlp]        a Product
-    h pinned as [batch, length, mlp]                                           a Repin
+    x [batch, length, embed] · w [embed, mlp] -> h [batch, length, mlp]        a MatrixProduct
+    h constrained to [batch, length, mlp]                                      a Repin
     root mean square over embed                                                a Reduction
 
-Work is recorded by `tracing` and priced by `costs`. It knows no mesh.
+tracing.py records the work, and costs.py computes its cost. Work is independent of a mesh.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Dims = tuple[str | None, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A tensor: its dims, sizes and bytes an element.
+    """A tensor: its dims, sizes and bytes per element.
 
     Attributes:
-      dims: names, None for a dim that no rule can split.
+      dims: names; None for a dim that no rule can shard.
       shape: global sizes.
       itemsize: bytes of an element.
       learned: whether it gets a gradient.
-      weight: path of the weight that is used here, or of the first that is like it (see `alike`);
+      weight: for a weight, its path, or the path of the first weight of its group (see `alike`);
         None for an activation.
     """
 
@@ -49,15 +49,16 @@ class MatrixProduct:
     """A sum of products of two tensors: out = einsum(form, a, b).
 
     Attributes:
-      form: as of einsum, "bld,df->blf". A letter may have other sizes in several tensors, as the
-        height of the images before and after a convolution.
+      form: an einsum equation, "bld,df->blf". A letter may have different sizes in different
+        tensors, such as the height of images before and after a convolution.
       a, b, out: the tensors.
-      is_lookup: a is the one-hot form of indices, and no product is computed: rows are copied
-        forwards, and added up backwards.
-      before_a, before_b: for earlier products of the same input, the dims that it lacks. Their
-        gradients of it are added up before they are summed over devices, together with this one.
-      turns: of the loop around it. The gradient of a weight that all turns use is added up before
-        it is summed over devices.
+      is_lookup: a is the one-hot form of indices, and no product is computed: the forward pass
+        copies rows, and the backward pass sums them.
+      before_a, before_b: for each earlier product with the same input, the dims of its other factor
+        that the input does not have. The gradients of the input are summed on each device before
+        one all-reduce.
+      turns: number of iterations of the loop around it. The gradient of a weight that all
+        iterations use is summed on each device before the all-reduce.
     """
 
     form: str
@@ -78,7 +79,7 @@ class MatrixProduct:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """By letter how many there are of it in the product: that of the output, if it has it."""
+        """{letter: its size in the product}: the size in the output, if it is there."""
         sizes: dict[str, int] = {}
         for letters, part in zip(self.letters, (self.a, self.b, self.out), strict=True):
             for letter, size in zip(letters, part.shape, strict=True):
@@ -89,7 +90,7 @@ class MatrixProduct:
 
 @dataclasses.dataclass(frozen=True)
 class Repin:
-    """A tensor that a layer pins by other names than those it had."""
+    """A sharding constraint with other dimension names than the tensor had before."""
 
     before: Dims
     after: Part
@@ -97,12 +98,12 @@ class Repin:
 
 @dataclasses.dataclass(frozen=True)
 class Reduction:
-    """Sums (or maxima) over dims: `part` is added up over the devices that split `over`.
+    """Sums (or maxima) over dims: `part` is all-reduced over the devices that shard `over`.
 
     Attributes:
-      part: what is left.
+      part: the result.
       over: names of the dims that are summed.
-      forward, backward: how many such sums the forward and the backward pass make.
+      forward, backward: number of such sums in the forward and in the backward pass.
     """
 
     part: Part
@@ -113,7 +114,7 @@ class Reduction:
 
 @dataclasses.dataclass(frozen=True)
 class Passes:
-    """Elementwise work: so many times the tensor is read or written."""
+    """Elementwise work: how often the tensor is read or written, forward and backward."""
 
     part: Part
     forward: int
@@ -122,7 +123,7 @@ class Passes:
 
 @dataclasses.dataclass(frozen=True)
 class Halo:
-    """Rows of an image that a window needs of the neighbours: `width` of them along `dim`."""
+    """Rows of an image that a window needs from neighbouring parts: `width` rows along `dim`."""
 
     part: Part
     dim: int
@@ -134,7 +135,7 @@ Work = MatrixProduct | Repin | Reduction | Passes | Halo
 
 @dataclasses.dataclass(frozen=True)
 class SavedTensor:
-    """A tensor that waits for the backward pass, `count` times."""
+    """An activation saved for the backward pass, `count` times."""
 
     part: Part
     count: int = 1
@@ -142,12 +143,12 @@ class SavedTensor:
 
 @dataclasses.dataclass(frozen=True)
 class StepWork:
-    """All work of one step (of one part of the batch, where gradients are accumulated).
+    """All work of one step, or of one accumulation step.
 
     Attributes:
       work: {(work, how often it is recomputed): number of times}.
-      kept: activations that wait for the backward pass.
-      recomputed: for every stretch that is computed again, the activations it makes meanwhile.
+      kept: saved activations.
+      recomputed: for every recomputed part of the step, the activations that it saves meanwhile.
       weights: names of the dims of weights.
     """
 
@@ -158,7 +159,7 @@ class StepWork:
 
     @property
     def flops(self) -> int:
-        """Floating-point operations of all products, forwards and backwards, on all devices."""
+        """Floating-point operations of all products, forward and backward, on a single device."""
         total = 0
         for (work, recomputed), count in self.work.items():
             if isinstance(work, MatrixProduct) and not work.is_lookup:
@@ -169,11 +170,11 @@ class StepWork:
 
 @dataclasses.dataclass(frozen=True)
 class Alike:
-    """Weights or slots of equal dims, sizes and type: the first stands for all.
+    """A group of weights or slots with equal dims, sizes and type.
 
     Attributes:
-      spec: the first.
-      paths: of all.
+      spec: spec of the first one, which represents all.
+      paths: paths of all.
       trained: whether they are learned.
     """
 
@@ -183,12 +184,12 @@ class Alike:
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """Number of weights or slots in the group."""
         return len(self.paths)
 
 
 def alike(specs: Iterable[WeightSpec], *, trained: Iterable[str] | None = None) -> list[Alike]:
-    """Returns specs in groups; `trained` has the paths of those that are learned, None for all."""
+    """Returns specs in groups; `trained` has the paths of the learned ones, None for all."""
     learned = None if trained is None else set(trained)
     groups: dict[Any, list[WeightSpec]] = {}
     for spec in specs:

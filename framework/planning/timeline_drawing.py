@@ -1,4 +1,4 @@
-"""Timelines as pictures: in letters for a terminal, or as a PNG; several, one below the other.
+"""Draws timelines, one below the other, as text for a terminal or as a PNG.
 
     simulated: 14 ticks, 28.6 % idle
     device 0 │012··a3b4c·d·e│ holds 3
@@ -6,7 +6,7 @@
     device 2 │··0a1b2c3d4e··│ holds 1
               0           14
 
-All have the same scale, so that what was measured is seen beside what was simulated.
+All have the same scale, so that a measured and a simulated timeline can be compared.
 """
 
 from __future__ import annotations
@@ -34,31 +34,32 @@ _MARKS: dict[Kind, str] = {
     WEIGHT_GRADIENT: "ABCDEFGHIJ",
 }
 _COARSE_MARKS: dict[Kind, str] = {FORWARD: "F", BACKWARD: "B", WEIGHT_GRADIENT: "W"}
-_COLOURS: dict[Kind, tuple[str, str]] = {  # of bar and number; they differ in brightness too
+_COLOURS: dict[Kind, tuple[str, str]] = {  # bar and number; bars differ in brightness too
     FORWARD: ("#a6cee3", "black"),
     BACKWARD: ("#e6862d", "black"),
     WEIGHT_GRADIENT: ("#4b2e83", "white"),
 }
 _IDLE, _SEVERAL, _GAP = "·", "*", "⋮"
-_MOST = 0.6  # share of a long column that is idle, or of its work that is of one kind
+_MOST = 0.6  # in a coarse drawing, the idle share, or share of one kind, that decides the mark
 _ROUNDOFF = 1e-6
-_ROWS = 24  # most devices that the text shows
-_COLUMNS = 4  # most columns of a short action
+_ROWS = 24  # maximum number of devices that the text shows
+_COLUMNS = 4  # maximum number of columns of a short action
 _MIN_ROOM = 10
 _INCHES, _DPI = 12.0, 100
 _DIGIT_PIXELS = 9
 
 
 def draw_text(timelines: Mapping[str, Timeline], *, width: int = 100, unit: str = "") -> list[str]:
-    """Returns lines with a row a device and the time to the right.
+    """Returns lines with one row per device and the time to the right.
 
-    An action is a digit or letter for its kind and the last digit of its micro-batch, as wide as
-    it is long. Where the actions are too many for that, letters stand for the kind of most work.
+    The character of an action shows its kind and the last digit of its micro-batch, and its width
+    shows its duration. If there are too many actions, a letter shows the most frequent kind of work
+    in each column.
 
     Args:
-      timelines: {what to call it: timeline}.
-      width: most columns.
-      unit: of time.
+      timelines: {title: timeline}.
+      width: maximum number of columns.
+      unit: unit of time.
     """
     if not timelines:
         return []
@@ -69,7 +70,7 @@ def draw_text(timelines: Mapping[str, Timeline], *, width: int = 100, unit: str 
     durations = sorted(e.end - e.start for t in timelines.values() for e in t.events)
     room = max(width - label - held - 3, _MIN_ROOM)
     columns = _columns(span, durations, room)
-    column = span / columns  # time of one
+    column = span / columns  # time of one column
     is_coarse = bool(durations) and column > 1.001 * durations[len(durations) // 2]
     lines: list[str] = []
     for name, timeline in timelines.items():
@@ -88,12 +89,12 @@ def draw_text(timelines: Mapping[str, Timeline], *, width: int = 100, unit: str 
 
 
 def draw_png(timelines: Mapping[str, Timeline], *, title: str = "", unit: str = "") -> bytes:
-    """Returns a PNG with a bar an action, and its micro-batch where there is room for the number.
+    """Returns a PNG with one bar per action, and the number of its micro-batch if there is room.
 
     Args:
-      timelines: {what to call it: timeline}.
-      title: over the picture.
-      unit: of time.
+      timelines: {title: timeline}.
+      title: title above the picture.
+      unit: unit of time.
     """
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -135,7 +136,7 @@ def draw_png(timelines: Mapping[str, Timeline], *, title: str = "", unit: str = 
 
 
 def _columns(span: float, durations: list[float], room: int) -> int:
-    """How many columns the picture has: a whole number for a short action, if there is room."""
+    """Returns the number of columns; a short action gets a whole number if there is room."""
     short = durations[len(durations) // 4] if durations else 0.0
     if short <= 0 or span > room * short:
         return room
@@ -144,7 +145,7 @@ def _columns(span: float, durations: list[float], room: int) -> int:
 
 
 def _rows(timeline: Timeline, columns: int, column: float, *, is_coarse: bool) -> list[str]:
-    """The row of each device: in each column the mark that takes most of its time."""
+    """Returns the row of each device; a column has the mark with the largest share of its time."""
     shares: list[list[dict[str, float]]] = [
         [{} for _ in range(columns)] for _ in range(timeline.num_devices)
     ]
@@ -159,7 +160,7 @@ def _rows(timeline: Timeline, columns: int, column: float, *, is_coarse: bool) -
 
 
 def _most(shares: dict[str, float], *, is_coarse: bool) -> str:
-    """The mark of a column from the shares of its time."""
+    """Returns the mark of a column, given the shares of its time."""
     if not shares:
         return _IDLE
     mark = max(shares, key=lambda mark: shares[mark])
@@ -176,7 +177,7 @@ def _mark(action: Action, *, is_coarse: bool) -> str:
 
 
 def _shown(num_devices: int) -> list[int | None]:
-    """The devices that get a row; None where some are left out."""
+    """Returns the devices that get a row; None marks a gap."""
     if num_devices <= _ROWS:
         return list(range(num_devices))
     half = _ROWS // 2
@@ -216,7 +217,7 @@ def _draw_bars(axes: Any, timeline: Timeline, span: float) -> None:
     bars: dict[tuple[int, Kind], list[Event]] = {}
     for event in timeline.events:
         bars.setdefault((event.action.device, event.action.kind), []).append(event)
-    pixels = 0.9 * _INCHES * _DPI / (span or 1.0)  # a unit of time
+    pixels = 0.9 * _INCHES * _DPI / (span or 1.0)  # per unit of time
     for (device, kind), events in bars.items():
         colour, ink = _COLOURS[kind]
         wide = [(event.end - event.start) * pixels >= 4 for event in events]
@@ -226,7 +227,7 @@ def _draw_bars(axes: Any, timeline: Timeline, span: float) -> None:
             facecolors=colour,
             edgecolors="white",
             linewidth=[0.5 if is_wide else 0.0 for is_wide in wide],
-            snap=any(wide),  # or else bars of less than a pixel make a pattern of their own
+            snap=any(wide),  # snapping bars of less than a pixel would create artefacts
         )
         for event in events:
             number = str(event.action.micro_batch)

@@ -1,9 +1,9 @@
-"""Traces a training step for its work: products, pins and sums with their shapes and names of dims.
+"""Traces the work of a training step: products, sharding constraints and sums, with shapes.
 
-The layers run on placeholders in a graph that is thrown away, so a model of any size is traced on
-any machine. Primitives are noted and answered by a new placeholder; what layers compute by ops of
-their own (the einsums of a mixture of experts) is read off the graph. A loop is gone through once,
-and counted as often as it turns; on a mesh its backward pass computes every turn again.
+The layers run on placeholders in a temporary graph, so any machine can trace a model of any size.
+A primitive is recorded, and returns a new placeholder. Ops that layers use directly (such as the
+einsums of a mixture of experts) are read from the graph. The body of a loop is traced once and
+counted once per iteration. On a mesh, the backward pass of a loop recomputes every iteration.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ def trace(
 
     Args:
       task: the task.
-      weights: its weights in groups; of every group only the first is named.
-      batch: of the examples that are computed together.
-      activation_dtype: type in which float32 weights are used.
+      weights: its weights in groups; the result refers to the first weight of each group.
+      batch: signature of the examples that are computed together.
+      activation_dtype: type to which float32 weights are cast.
     """
     specs = task.specs()
     with tf.Graph().as_default() as graph:
@@ -82,7 +82,7 @@ def trace(
 
 
 class _TracingContext(StepContext):
-    """A context whose primitives note what they would compute; copies share the recorder."""
+    """A step context whose primitives record their work; its copies share the recorder."""
 
     def __init__(self, recorder: Recorder, **rest: Any) -> None:
         super().__init__(**rest)
@@ -171,7 +171,7 @@ class _TracingContext(StepContext):
         state, xs = tf.nest.map_structure(in_loop, state), tf.nest.map_structure(one, xs)
         after, y = body(theta, state, xs, inner.fold(0))
         inner._stretch.last = self._recorder.num_ops
-        # After every turn the state is laid out as it was before.
+        # The state has the same layout after every iteration.
         after = tf.nest.map_structure(inner._laid_out_like, after, state)
         sums = inner.collected.sums
         statistics = tf.nest.map_structure(all_of, sums["statistic"])
@@ -236,7 +236,7 @@ class _TracingContext(StepContext):
         return self._elementwise(x, forward=2, backward=2, keep=False) if rate else x
 
     def rotate(self, x: tf.Tensor, sine: Any, cosine: Any) -> tf.Tensor:
-        """See `ops.rotate`; a head that is split is gathered to be turned, in both passes."""
+        """See `ops.rotate`; a sharded head is gathered to be rotated, in both passes."""
         part = self._recorder.part(x)
         whole = dataclasses.replace(part, dims=(*part.dims[:-1], None))
         self._add(Repin(part.dims, whole))
@@ -255,7 +255,7 @@ class _TracingContext(StepContext):
         dropout_rate: float = 0.0,
         layer: Any = None,
     ) -> tf.Tensor:
-        """See `ops.attend`; pinned as on a mesh, keys along a length of their own."""
+        """See `ops.attend`; constrained as on a mesh, with a separate dim for key positions."""
         q = self.constrain(q, ("batch", "length", "heads", "head_dim"))
         k, v = (self._of_every_head(x, q.shape[2]) for x in (k, v))
         sizes = (q.shape[0], q.shape[2], q.shape[1], k.shape[1])
@@ -269,7 +269,7 @@ class _TracingContext(StepContext):
         return y
 
     def _of_every_head(self, x: tf.Tensor, num_heads: int) -> tf.Tensor:
-        """Keys or values as the queries have heads, see `MeshContext`."""
+        """Repeats the heads of keys or values to the number of query heads, as on a mesh."""
         if x.shape[2] != num_heads:
             x = self.constrain(x, ("batch", "memory_length", None, "head_dim"))
             x = self._new([*x.shape[:2], num_heads, x.shape[3]], self._dims(x), x.dtype, x)
@@ -313,7 +313,7 @@ class _TracingContext(StepContext):
         bias: tf.Tensor | None = None,
         label_smoothing: float = 0.0,
     ) -> tf.Tensor:
-        """See `ops.cross_entropy`: maxima, sums, logits and biases of labels are added up."""
+        """See `ops.cross_entropy`; maxima, sums, logits and biases of labels are all-reduced."""
         logits = self.logits(x, table)
         dims = self._dims(logits)
         y = self._new(labels.shape, dims[:-1], tf.float32, x, table)
@@ -327,7 +327,7 @@ class _TracingContext(StepContext):
     # --- windows over images ---
 
     def _windows(self, x: tf.Tensor, window: Any) -> list[int]:
-        """Returns height and width after a window, whose parts need rows of their neighbours."""
+        """Returns height and width after a window; records the halos that its parts need."""
         for d in (0, 1):
             width = (window.shape[d] - 1) * window.dilations[d] + 1 - window.strides[d]
             if width > 0:
@@ -341,7 +341,7 @@ class _TracingContext(StepContext):
             form, outer, names = "bhwc,klcm->bhwcm", w.shape[2:], w_dims[2:]
         else:
             form, outer, names = "bhwi,klio->bhwo", w.shape[3:], w_dims[3:]
-            # Of grouped channels, every output sees the inputs of its group.
+            # With grouped channels, an output depends only on the inputs of its group.
             image = dataclasses.replace(image, shape=(*image.shape[:3], w.shape[2]))
         dims = self._dims(x)[:3]
         out = self._new([x.shape[0], *sizes, *outer], dims + names, x.dtype, x, w)

@@ -1,4 +1,4 @@
-"""Records the work of a step while it is traced; `tracing` tells it what primitives compute."""
+"""Records the work of a step while tracing.py traces it."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _KEEPS_ITS_OUTPUT = frozenset({"Exp", "Sigmoid", "Tanh", "Sqrt", "Rsqrt", "Softm
 
 @dataclasses.dataclass
 class Stretch:
-    """A part of the step: the whole, the body of a loop, or what is computed again.
+    """A part of the step: the whole step, the body of a loop, or a recomputed part.
 
     Attributes:
-      count: how often it is gone through, in all.
-      turns: how often for every time that what is around it is gone through.
-      recomputed: how often its forward pass is done again.
-      first, last: which ops of the graph are its own.
-      kept: by name of a tensor, what waits in it for the backward pass.
+      count: how often it runs in total.
+      turns: how often it runs for each run of the part around it.
+      recomputed: how often its forward pass is recomputed.
+      first, last: range of its ops in the graph.
+      kept: {name of a tensor: saved activation}.
     """
 
     count: int
@@ -45,11 +45,11 @@ class Stretch:
 
 
 class Recorder:
-    """What is found while a step is traced; shared by all copies of the context."""
+    """The recorded work of a step; shared by all copies of the context."""
 
     def __init__(self, graph: tf.Graph) -> None:
         self.names = DimNames()
-        self._work: list[tuple[int, Work, Stretch]] = []  # the first: the op it stands for
+        self._work: list[tuple[int, Work, Stretch]] = []  # (index of its op, work, part)
         self.whole = Stretch(1, 1, 0)
         self.stretches: list[Stretch] = []
         self._graph = graph
@@ -57,17 +57,17 @@ class Recorder:
 
     @property
     def num_ops(self) -> int:
-        """Ops of the graph so far."""
+        """Number of ops in the graph so far."""
         return len(self._graph.get_operations())
 
     def add(self, work: Work, stretch: Stretch, *, index: int | None = None) -> None:
-        """Notes a piece of work; `index`: the op of the graph that does it, None for the last."""
+        """Records a piece of work; `index`: index of its op in the graph, None for the last op."""
         self._work.append((self.num_ops if index is None else index, work, stretch))
 
     def counted(self) -> collections.Counter[tuple[Work, int]]:
-        """Returns how often every piece of work is done, by how often it is recomputed.
+        """Returns {(work, how often it is recomputed): number of times}.
 
-        What a stretch does last leaves it, and no gradient needs it again.
+        The last work of a part is its output, which no gradient needs, so it is not recomputed.
         """
         last = {
             id(stretch): max((i for i, _, s in self._work if s is stretch), default=None)
@@ -89,7 +89,7 @@ class Recorder:
         *,
         index: int | None = None,
     ) -> None:
-        """Notes a product of two tensors, and that they wait for the backward pass."""
+        """Records a product of two tensors, which are saved for the backward pass."""
         parts = [self.part(x) for x in (a, b, out)]
         letters = dim_names.letters_of(form)
         before = []
@@ -113,19 +113,19 @@ class Recorder:
         self.add(product, stretch, index=index)
 
     def part(self, x: tf.Tensor, dims: Dims | None = None) -> Part:
-        """Returns what is known of a tensor, by its own names or by others."""
+        """Returns a tensor as a Part, with its own dimension names or with `dims`."""
         known = self.names.of(x)
         own = known.dims if dims is None else dims
         return Part(tuple(own), sizes_of(x) or (), x.dtype.size, known.learned, known.weight)
 
     def keep(self, x: tf.Tensor, stretch: Stretch, *, count: int = 1) -> None:
-        """Notes that an activation waits for the backward pass."""
+        """Records that an activation is saved for the backward pass."""
         known = self.names.of(x)
         if known.weight is None and x.shape.rank:
             stretch.kept.setdefault(known.root, SavedTensor(self.part(x), count))
 
     def read_graph(self) -> None:
-        """Notes what layers computed without a primitive: products, sums, elementwise ops."""
+        """Records ops that layers use directly: products, sums, elementwise ops."""
         for index, op in enumerate(self._graph.get_operations()):
             if not op.outputs or not op.outputs[0].dtype.is_floating:
                 continue

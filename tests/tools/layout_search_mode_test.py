@@ -26,7 +26,7 @@ def test_any_experiment_is_searched_for_a_number_of_devices(
     text = capsys.readouterr().out
     assert text.startswith("lm.python_source.Tiny\n")
     assert "layouts over 8 × a100 were compared by a" in text
-    assert "(asked for)" not in text
+    assert "(given)" not in text
     assert all(len(line) <= 100 for line in text.splitlines())
 
 

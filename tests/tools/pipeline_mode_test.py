@@ -85,7 +85,7 @@ def test_picture_is_written_where_output_says(
         (["--set=execution.balance=[3,4]"], "execution.balance [3, 4] adds up to 7, and the task"),
         (["--set=execution.balance=[3,4,1]"], "has 3 numbers for 2 stages"),
         (["--set=execution.schedule=1f1"], "zero_bubble_h1, or the Params of a Schedule of one's"),
-        (["--set=execution.num_stages=0"], "execution.num_stages is 0, want 1 or more"),
+        (["--set=execution.num_stages=0"], "execution.num_stages is 0, but must be at least 1"),
         (["--set=execution.rematerialize=some"], "execution.rematerialize"),
         (["--execution=data_parallel"], "is DataParallel, which has no stages: give one, as in"),
     ],
@@ -154,5 +154,5 @@ def test_training_with_too_many_stages_ends_before_a_step(tmp_path: Path) -> Non
     assert "set execution.num_stages to at most 8" in done.stderr and "step " not in done.stdout
     few = train(tmp_path, "--cpu_devices=3")
     assert few.returncode == 1 and "Traceback" not in few.stderr
-    assert "need 4 devices, and there are 3" in few.stderr
-    assert "execution.num_stages to at most 3, or give --cpu_devices=4" in few.stderr
+    assert "need 4 devices, but there are 3" in few.stderr
+    assert "execution.num_stages to at most 3, or set --cpu_devices=4" in few.stderr

@@ -309,7 +309,7 @@ def test_another_shape_of_weights_is_an_error_that_names_them_and_what_changed(
     before = (whole[0] / "params.txt").read_bytes()
     done = run(package, LINE, f"--logdir={whole[0]}", "--set=task.dim=5", "--set=*.dim=5")
     assert done.returncode == 1 and "Traceback" not in done.stderr
-    assert "weights/w is [3], want [5]" in done.stderr
+    assert "weights/w is [3], must be [5]" in done.stderr
     assert "Take back what was changed since it was saved, or train in another" in done.stderr
     assert "changed since then: task.dim : 3 -> 5  # --set" in done.stdout
     assert (whole[0] / "params.txt").read_bytes() == before
@@ -461,7 +461,7 @@ def test_a_cluster_that_makes_no_sense_is_a_wrong_command_line(
     here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(LINE, "--cluster=localhost:1,localhost", "--process=0", f"--logdir={tmp_path}") == 2
-    assert "'localhost' is no address, want host:port" in capsys.readouterr().err
+    assert "'localhost' is not an address; expected host:port" in capsys.readouterr().err
 
 
 def test_evaluating_without_a_checkpoint_says_what_to_do(

@@ -1,1 +1,1 @@
-"""Execution of one program over all devices of a mesh, tensors split by rules (DTensor)."""
+"""One program for all devices of a mesh, whose tensors are sharded by rules (DTensor)."""

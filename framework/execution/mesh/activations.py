@@ -1,7 +1,7 @@
-"""What tensors the layers of a task pin: found by tracing one step, before anything is placed.
+"""Finds the activations that layers constrain (`ctx.constrain`), by tracing one step.
 
-So that rules which cannot be applied to an activation are refused when the experiment is built, and
-not by the compiler of the step. Nothing is allocated: the weights and the batch are placeholders.
+Rules that cannot be applied to an activation are therefore rejected when the experiment is built,
+before the step is compiled. Nothing is allocated: the weights and the batch are placeholders.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tekso.framework.task import Task
 
 
 class _RecordingContext(StepContext):
-    """A plain context that notes what is pinned; its copies note it in the same place."""
+    """A step context that records constrained tensors; its copies share the record."""
 
     def __init__(self, found: dict[str, Any], **rest: Any) -> None:
         super().__init__(**rest)
@@ -35,7 +35,7 @@ class _RecordingContext(StepContext):
         return x
 
     def note_scores(self, x: tf.Tensor, table: tf.Tensor) -> None:
-        """Notes that scores are sharded by "vocab": a length on the same axis is gathered."""
+        """Records logits as sharded by "vocab"; a length on the same axis is gathered for them."""
         dims = ("batch", *[None] * (x.shape.rank - 2), "vocab")
         shape = (*x.shape.as_list()[:-1], table.shape[0])
         self._found.setdefault(str((dims, shape)), (dims, shape))
@@ -56,13 +56,15 @@ def _cross_entropy(
 def _scan(
     ctx: _RecordingContext, body: Any, theta: Any, state: Any, xs: Any, *, first: int = 0
 ) -> tuple[Any, Any]:
-    """One iteration shows what all of them constrain."""
-    turns = tf.nest.flatten(xs)[0].shape[0]
+    """Traces one iteration, which constrains the same tensors as every other."""
+    num_iterations = tf.nest.flatten(xs)[0].shape[0]
     inner = isolated(ctx).fold(0)
     one = tf.nest.map_structure(lambda x: x[0], xs)
     after, y = body(theta, state, one, inner)
     ctx.collected.merge(inner.collected.sums)
-    stacked = tf.nest.map_structure(lambda v: None if v is None else tf.stack([v] * turns), y)
+    stacked = tf.nest.map_structure(
+        lambda v: None if v is None else tf.stack([v] * num_iterations), y
+    )
     return after, stacked
 
 
@@ -70,11 +72,11 @@ _RecordingContext.forms = {"logits": _logits, "cross_entropy": _cross_entropy, "
 
 
 def of_task(task: Task, batch: Signature) -> Activations:
-    """Returns dims and shapes of all tensors that a training step pins, each once.
+    """Returns {name: (dims, shape)} of the distinct tensors that a training step constrains.
 
     Raises:
-      ExecutionError: the step does what is not possible on a mesh.
-      ForeignVariableError: a layer has a variable of its own.
+      ExecutionError: the step has an op that is not supported on a mesh.
+      ForeignVariableError: a layer reads a variable that it has not declared as a weight.
     """
     found: dict[str, Any] = {}
     weights = {path: tf.TensorSpec(s.shape, s.dtype) for path, s in task.specs().items()}
@@ -99,7 +101,7 @@ def of_task(task: Task, batch: Signature) -> Activations:
 
 
 def _named(pairs: list[Any]) -> dict[str, Any]:
-    """Names tensors by their dims; of several shapes the second is "activation batch/embed (2)"."""
+    """Names tensors by their dims; a second shape gets a number: "activation batch/embed (2)"."""
     named: dict[str, Any] = {}
     for dims, shape in pairs:
         name = "activation " + "/".join(dim or "-" for dim in dims)

@@ -1,4 +1,4 @@
-"""How functions are called with the weights of a mesh: on one device, or over the mesh."""
+"""Calls functions with the weights of a mesh: on one device, or on the mesh."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ Flat = dict[str, tf.Tensor]
 
 _ADVICE = (
     'Set execution.decode_on=one_device, which gathers the weights; docs/meshes.md, "Decoding", '
-    "says what does not work over a mesh"
+    "lists the limitations of decoding on a mesh"
 )
 
 
 class Calls(abc.ABC):
-    """Calls pure functions, `function(theta, *inputs, ctx)`, with the weights of evaluation."""
+    """Calls pure functions, `function(theta, *inputs, ctx)`, with the evaluation weights."""
 
     def __init__(self) -> None:
         self._functions: dict[Function, Function] = {}
 
     def call(self, function: Function, inputs: tuple[Any, ...]) -> Any:
-        """Returns what the function returns; its trace is kept."""
+        """Returns the result of the function; its trace is cached."""
         if function not in self._functions:
             self._functions[function] = self._traced(function)
         return self._run(self._functions[function], inputs)
 
     @abc.abstractmethod
     def forget(self) -> None:
-        """The weights have changed."""
+        """Drops copies of the weights; to be called when the weights change."""
 
     @abc.abstractmethod
     def _traced(self, function: Function) -> Function: ...
@@ -47,15 +47,16 @@ class Calls(abc.ABC):
 
 
 class OneDeviceCalls(Calls):
-    """Gathers the weights to one device, once after they have changed, one after the other.
+    """Gathers the weights to one device and calls functions there.
 
-    No other device ever holds more than one of them whole.
+    The weights are gathered one at a time, at the first call after they have changed. So every
+    other device holds at most one full weight at a time.
 
     Args:
       placement: the devices.
-      weights: returns the weights of evaluation, as they are stored.
-      theta: makes Theta of them.
-      seed: of random numbers.
+      weights: returns the evaluation weights, sharded as they are stored.
+      theta: returns the Theta of these weights.
+      seed: seed of random numbers.
     """
 
     def __init__(
@@ -91,12 +92,13 @@ class OneDeviceCalls(Calls):
 
 
 class MeshCalls(Calls):
-    """Runs a function as a program of the mesh, every device with its part of the weights.
+    """Runs a function as a program of the mesh, with sharded weights.
 
     Args:
       placement: the devices.
       where: the mesh and the rules, for messages.
-      begun: `begun(examples)` returns, inside of a step, Theta and context for so many examples.
+      begun: `begun(examples)` is called in a step and returns Theta and the step context for this
+        number of examples.
     """
 
     def __init__(
@@ -109,7 +111,7 @@ class MeshCalls(Calls):
         self._placement, self._where, self._begun = placement, where, begun
 
     def forget(self) -> None:
-        """See `Calls`; a step reads the weights where they are stored."""
+        """See `Calls`; there are no copies: a step reads the stored weights."""
 
     def _traced(self, function: Function) -> Function:
         def run(*inputs: Any) -> Any:

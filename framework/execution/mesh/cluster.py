@@ -1,11 +1,11 @@
-"""Who takes part in a run of several processes: from flags, from TF_CONFIG or from SLURM.
+"""The processes of a run on several machines: from flags, from TF_CONFIG or from SLURM.
 
     --cluster=node1:5000,node2:5000 --process=1
     TF_CONFIG='{"cluster": {"worker": ["node1:5000", "node2:5000"]}, "task": {"index": 1}}'
     srun --ntasks=2 tekso-trainer …              SLURM_NTASKS, SLURM_PROCID, SLURM_JOB_NODELIST, …
 
-Flags go before TF_CONFIG, which goes before SLURM. All processes are given the same addresses in
-the same order; a process is known by its index among them.
+Flags take precedence over TF_CONFIG, and TF_CONFIG over SLURM. All processes are given the same
+addresses in the same order. A process is identified by its index in this list.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-_FIRST_SLURM_PORT = 61_440  # above those that Linux gives out by itself
-_SLURM_JOBS = 64  # jobs of successive numbers do not meet on a node
+_FIRST_SLURM_PORT = 61_440  # above Linux's ephemeral ports
+_SLURM_JOBS = 64  # number of successive jobs that use different ports
 _PORTS_A_JOB = 64
 _ROLES = ("chief", "worker")
 
 
 class ClusterError(ValueError):
-    """What says who takes part makes no sense; the text names the flag or the variable."""
+    """The description of a cluster is invalid; the message names the flag or the variable."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,8 +32,8 @@ class Cluster:
 
     Attributes:
       addresses: "host:port" of every process.
-      process: index of this one.
-      source: what said so.
+      process: index of this process.
+      source: the flag or variable that defines the cluster, for messages.
     """
 
     addresses: tuple[str, ...]
@@ -46,13 +46,13 @@ class Cluster:
         doubled = {a for a in self.addresses if self.addresses.count(a) > 1}
         if doubled:
             raise ClusterError(
-                f"{self.source}: {min(doubled)} stands there more than once; every process needs "
-                "an address of its own"
+                f"{self.source}: {min(doubled)} appears more than once; every process needs its "
+                "own address"
             )
         if not 0 <= self.process < self.size:
             raise ClusterError(
-                f"{self.source} has {self.size} processes, which are 0 to {self.size - 1}, and "
-                f"this one is said to be {self.process}"
+                f"{self.source} has {self.size} processes, 0 to {self.size - 1}, but the index of "
+                f"this process is {self.process}"
             )
 
     @property
@@ -62,12 +62,12 @@ class Cluster:
 
     @property
     def num_local(self) -> int:
-        """Number of processes on the host of this one."""
+        """Number of processes on this process's host."""
         hosts = [_host(address) for address in self.addresses]
         return hosts.count(hosts[self.process])
 
     def name(self, process: int) -> str:
-        """Returns how a process is called in messages."""
+        """Returns the name of a process in messages."""
         return f"process {process} ({self.addresses[process]})"
 
 
@@ -77,18 +77,19 @@ def find(
     """Returns the cluster that flags or the environment describe; None for a single process.
 
     Args:
-      cluster: value of --cluster: addresses with commas between, or "none".
+      cluster: value of --cluster: addresses separated by commas, or "none".
       process: value of --process.
       environment: os.environ.
 
     Raises:
-      ClusterError: the description makes no sense.
+      ClusterError: the description is invalid.
     """
     if cluster is not None:
         return _from_flags(cluster, process)
     if process is not None:
         raise ClusterError(
-            f"--process={process} needs the addresses of all: --cluster=host:port,host:port"
+            f"--process={process} needs the addresses of all processes: "
+            "--cluster=host:port,host:port"
         )
     if environment.get("TF_CONFIG", "").strip():
         return _from_tf_config(environment["TF_CONFIG"])
@@ -103,19 +104,19 @@ def find(
 def _from_flags(cluster: str, process: int | None) -> Cluster | None:
     if cluster.strip().lower() == "none":
         if process not in (None, 0):
-            raise ClusterError(f"--cluster=none is one process, and --process is {process}")
+            raise ClusterError(f"--cluster=none is one process, but --process is {process}")
         return None
     addresses = tuple(part.strip() for part in cluster.split(",") if part.strip())
     if not addresses:
         raise ClusterError(
-            "--cluster is empty, want --cluster=host:port,host:port with one for each process, or "
-            "--cluster=none"
+            "--cluster is empty; expected the address of every process, as in "
+            "--cluster=host:port,host:port, or --cluster=none"
         )
     if process is None:
         if len(addresses) > 1:
             raise ClusterError(
-                f"--cluster has {len(addresses)} processes; which of them is this one? Give "
-                f"--process=0 to --process={len(addresses) - 1}"
+                f"--cluster has {len(addresses)} processes, but --process is not set: set it to "
+                f"the index of this process, --process=0 to --process={len(addresses) - 1}"
             )
         process = 0
     made = Cluster(addresses, process)
@@ -125,11 +126,15 @@ def _from_flags(cluster: str, process: int | None) -> Cluster | None:
 def _check_address(address: str, source: str) -> None:
     host, colon, port = address.rpartition(":")
     if not colon or not host or "/" in host:
-        raise ClusterError(f"{source}: {address!r} is no address, want host:port, as node1:5000")
+        raise ClusterError(
+            f"{source}: {address!r} is not an address; expected host:port, such as node1:5000"
+        )
     if ":" in host and not re.fullmatch(r"\[[0-9a-fA-F:.%\w]+\]", host):
-        raise ClusterError(f"{source}: {address!r}: an IPv6 address stands in brackets, [::1]:5000")
+        raise ClusterError(
+            f"{source}: {address!r}: an IPv6 address must be in brackets: [::1]:5000"
+        )
     if not (port.isascii() and port.isdigit() and 1 <= int(port) <= 65_535):
-        raise ClusterError(f"{source}: {address!r}: {port!r} is no port, want 1 to 65535")
+        raise ClusterError(f"{source}: {address!r}: {port!r} is not a port; expected 1 to 65535")
 
 
 def _host(address: str) -> str:
@@ -144,7 +149,7 @@ def _from_tf_config(text: str) -> Cluster | None:
     try:
         config = json.loads(text)
     except ValueError as error:
-        raise ClusterError(f"{source} is no JSON: {error}") from None
+        raise ClusterError(f"{source} is not valid JSON: {error}") from None
     config = _mapping(config, "")
     roles = _mapping(config.get("cluster", {}), "cluster")
     if not roles:
@@ -152,20 +157,20 @@ def _from_tf_config(text: str) -> Cluster | None:
     unknown = sorted(set(roles) - set(_ROLES))
     if unknown:
         raise ClusterError(
-            f"{source}: cluster.{unknown[0]} takes no part in a mesh; all processes are of the "
-            f"same kind, want cluster.{' and cluster.'.join(_ROLES)}"
+            f"{source}: cluster.{unknown[0]} is not supported; the roles are "
+            f"cluster.{' and cluster.'.join(_ROLES)}, and all processes do the same work"
         )
     chiefs, workers = (_addresses(roles.get(role, []), role) for role in _ROLES)
     task = _mapping(config.get("task", {}), "task")
     kind, index = task.get("type", "worker"), task.get("index")
     own = {"chief": chiefs, "worker": workers}.get(kind)
     if own is None:
-        raise ClusterError(f"{source}: task.type is {kind!r}, want {' or '.join(_ROLES)}")
+        raise ClusterError(f"{source}: task.type is {kind!r}, but must be {' or '.join(_ROLES)}")
     if isinstance(index, str) and index.isascii() and index.isdigit():
         index = int(index)
     if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < len(own):
         raise ClusterError(
-            f"{source}: task.index is {index!r}, and cluster.{kind} has {len(own)} addresses"
+            f"{source}: task.index is {index!r}, but cluster.{kind} has {len(own)} addresses"
         )
     process = index + (len(chiefs) if kind == "worker" else 0)
     made = Cluster((*chiefs, *workers), process, source)
@@ -174,13 +179,15 @@ def _from_tf_config(text: str) -> Cluster | None:
 
 def _mapping(value: Any, path: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise ClusterError(f"TF_CONFIG: {path or 'it'} is {value!r}, want an object in braces")
+        raise ClusterError(f"TF_CONFIG: {path or 'it'} is {value!r}, but must be a JSON object")
     return value
 
 
 def _addresses(value: Any, role: str) -> list[str]:
     if not isinstance(value, list) or not all(isinstance(address, str) for address in value):
-        raise ClusterError(f'TF_CONFIG: cluster.{role} is {value!r}, want a list of "host:port"')
+        raise ClusterError(
+            f'TF_CONFIG: cluster.{role} is {value!r}, but must be a list of "host:port"'
+        )
     return value
 
 
@@ -188,9 +195,10 @@ def _addresses(value: Any, role: str) -> list[str]:
 
 
 def _from_slurm(environment: Mapping[str, str]) -> Cluster | None:
-    """Processes lie on nodes in blocks, as SLURM places them by default.
+    """Returns the cluster of a SLURM job; None for a single process.
 
-    Inside of `srun` the variables of the step say more than those of the job.
+    Processes are expected on nodes in blocks, SLURM's default. The variables of a step, which
+    `srun` sets, take precedence over the variables of the job.
     """
     count = _number(environment, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS", default=1)
     if count == 1:
@@ -205,7 +213,8 @@ def _from_slurm(environment: Mapping[str, str]) -> Cluster | None:
     first = _FIRST_SLURM_PORT + job % _SLURM_JOBS * _PORTS_A_JOB
     if max(tasks) > _PORTS_A_JOB:
         raise ClusterError(
-            f"SLURM runs {max(tasks)} processes on a node; {_PORTS_A_JOB} find ports of their own"
+            f"SLURM runs {max(tasks)} processes on a node; at most {_PORTS_A_JOB} are supported, "
+            "because each needs its own port"
         )
     places = [
         (node, f"{host}:{first + local}")
@@ -217,7 +226,7 @@ def _from_slurm(environment: Mapping[str, str]) -> Cluster | None:
     if node != places[process][0]:
         raise ClusterError(
             f"SLURM_PROCID {process} runs on node {node}, not on node {places[process][0]}: the "
-            "processes have to lie in blocks, as by srun --distribution=block"
+            "processes must be assigned to nodes in blocks, as with srun --distribution=block"
         )
     return made
 
@@ -235,7 +244,7 @@ def _tasks_of_nodes(environment: Mapping[str, str], count: int, nodes: int) -> l
     for part in environment[name].split(","):
         found = re.fullmatch(r"\s*(\d+)(?:\(x(\d+)\))?\s*", part)
         if not found:
-            raise ClusterError(f"{name} is {environment[name]!r}, want such as 2(x3),1")
+            raise ClusterError(f"{name} is {environment[name]!r}; expected a list such as 2(x3),1")
         tasks += [int(found[1])] * int(found[2] or 1)
     if len(tasks) != nodes or sum(tasks) != count:
         raise ClusterError(
@@ -246,16 +255,16 @@ def _tasks_of_nodes(environment: Mapping[str, str], count: int, nodes: int) -> l
 
 
 def expand_hosts(text: str, *, source: str = "SLURM_JOB_NODELIST") -> list[str]:
-    """Returns the hosts of a SLURM node list: "gpu[08-10,12],login" are five.
+    """Returns the hosts of a SLURM node list: "gpu[08-10,12],login" has five hosts.
 
     Raises:
-      ClusterError: it is none.
+      ClusterError: the text is not a node list.
     """
     hosts: list[str] = []
     for part in _split_outside_brackets(text):
         hosts += _expand(part, text, source)
     if not hosts:
-        raise ClusterError(f"{source} names no node")
+        raise ClusterError(f"{source} is empty; expected names of nodes")
     return hosts
 
 
@@ -264,11 +273,11 @@ def _split_outside_brackets(text: str) -> list[str]:
 
 
 def _expand(part: str, text: str, source: str) -> list[str]:
-    """Expands the first brackets, then those after them."""
+    """Expands the first brackets, then the rest recursively."""
     found = re.fullmatch(r"([^\[\]]*)\[([^\[\]]+)\](.*)", part)
     if found is None:
         if not re.fullmatch(r"[\w.-]+", part):
-            raise ClusterError(f"{source} is {text!r}, want such as node[1-3,7],other")
+            raise ClusterError(f"{source} is {text!r}; expected a list such as node[1-3,7],other")
         return [part]
     before, inside, after = found.groups()
     return [
@@ -283,7 +292,7 @@ def _numbers(inside: str, text: str, source: str) -> list[str]:
     for piece in inside.split(","):
         found = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", piece)
         if found is None or int(found[2] or found[1]) < int(found[1]):
-            raise ClusterError(f"{source} is {text!r}: {piece!r} is no range, want such as 1-3")
+            raise ClusterError(f"{source} is {text!r}: {piece!r} is not a range such as 1-3")
         width = len(found[1]) if found[1].startswith("0") else 0  # "08-10" keeps its zeros
         first, last = int(found[1]), int(found[2] or found[1])
         numbers += [f"{n:0{width}d}" for n in range(first, last + 1)]
@@ -302,11 +311,11 @@ def _number(environment: Mapping[str, str], *names: str, default: int | None = N
         return default
     value = environment[name]
     if not (value.isascii() and value.isdigit()):
-        raise ClusterError(f"{name} is {value!r}, want a whole number")
+        raise ClusterError(f"{name} is {value!r}, but must be a whole number")
     return int(value)
 
 
 def host_and_port(address: str) -> tuple[str, int]:
-    """Returns host, without brackets, and port of an address."""
+    """Returns the host of an address, without brackets, and the port."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)

@@ -1,8 +1,8 @@
-"""The step context on a mesh: one program for all devices, tensors sharded over its axes.
+"""The step context on a mesh: one program for all devices, with sharded tensors.
 
-Layers are unchanged: TensorFlow's DTensor propagates layouts through their ops. The forms of
-primitives that need more are in forms.py. A weight is known by its tensor, so that a primitive can
-ask for its layout and constrain its gradient alike.
+Layers are unchanged: TensorFlow's DTensor propagates layouts through their ops. forms.py has the
+mesh forms of primitives for which propagation is not enough. The context maps the tensor of a
+weight to its layout, so that a primitive can give the gradient the same layout.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from tekso.framework.execution.mesh.placement import Placement
 
 
 class LayoutContext(StepContext):
-    """A context that is asked for the layouts of weights; this one knows none."""
+    """A step context with the layouts of weights; this base class has none."""
 
     def register_layouts(self, weights: Any, axes: Any) -> None:
-        """Remembers the layouts of weights: a nest of tensors and the same nest of layouts."""
+        """Stores the layouts of weights: a nest of tensors, and a flat list of their layouts."""
 
     def layouts_of(self, weights: Any) -> list[Layout | None]:
-        """Returns the layout of every tensor of a nest, flat; None if it is not known."""
+        """Returns a flat list of the layouts of a nest of tensors; None if not registered."""
         return [None for _ in tf.nest.flatten(weights)]
 
     def gathered(self, weight: tf.Tensor, axes: Layout) -> tf.Tensor:
-        """Returns a weight sharded by axes for its use; its gradient is sharded by them too."""
+        """Returns a weight resharded by axes for use; its gradient is sharded by axes too."""
         return weight
 
 
 class MeshContext(LayoutContext):
-    """The context of a step over a mesh.
+    """The context of a step on a mesh.
 
     Args:
       placement: the devices.
       rules: the mesh and the rules.
-      forms: the forms of the mesh (forms.py), where primitives are computed.
+      forms: the mesh forms of primitives (forms.py).
       everything else: as StepContext.
 
     Attributes:
-      images: what the forms of convolutions and pooling need to know of the mesh.
-      is_iteration: whether it is the context of one iteration of a loop.
+      images: the mesh as the forms of convolutions and pooling need it.
+      is_iteration: whether this is the context of one iteration of a loop.
     """
 
     def __init__(
@@ -61,12 +61,12 @@ class MeshContext(LayoutContext):
         self.forms = forms
         self._placement, self._rules = placement, rules
         self.images = windows.ImageMesh.of(rules, self.reshard, self.gathered)
-        # By the identity of a tensor, which is kept alive here: the layout of a weight.
+        # {id of the tensor of a weight: (the tensor, which keeps the id valid, and its layout)}.
         self._weights: dict[int, tuple[tf.Tensor, Layout]] = {}
         self.is_iteration = False
 
     def axes(self, dims: Sequence[str | None], shape: Sequence[int]) -> Layout:
-        """Returns the axis of every dim of an activation; None for what cannot be sharded."""
+        """Returns the axis of every dim of an activation; None for dims that are not sharded."""
         return self._rules.fitting(dims, shape)
 
     def axis_size(self, axis: str) -> int:
@@ -74,7 +74,7 @@ class MeshContext(LayoutContext):
         return self._rules.mesh.size_of(axis)
 
     def reshard(self, x: tf.Tensor, axes: Layout) -> tf.Tensor:
-        """Returns x sharded by axes; its gradient is sharded as x was."""
+        """Returns x sharded by axes; its gradient has the original sharding of x."""
         if self.is_iteration:
             return self.gathered(tf.identity(x), axes)
         return self._placement.relayout(x, axes)
@@ -82,9 +82,9 @@ class MeshContext(LayoutContext):
     def gathered(self, weight: tf.Tensor, axes: Layout) -> tf.Tensor:
         """See `LayoutContext`.
 
-        DTensor's own gradient, by relayout_like, ends the process in some loops, and a gradient
-        that it made cannot be resharded as the slots are. What follows a relayout may ask for
-        another layout of its result only if an identity is between them.
+        DTensor's own gradient, by relayout_like, crashes the process in some loops, and the
+        gradient it returns cannot be resharded to the layout of the slots. A later op may give the
+        result of a relayout another layout only if an identity is between them.
         """
         relayout = functools.partial(self._placement.relayout, axes=axes)
 
@@ -105,7 +105,7 @@ class MeshContext(LayoutContext):
                 self._weights[id(tensor)] = (tensor, layout)
 
     def layout_of(self, weight: tf.Tensor) -> Layout | None:
-        """Returns the layout of a weight; None if the tensor is not known as one."""
+        """Returns the layout of a weight; None if the tensor is not registered as a weight."""
         known = self._weights.get(id(weight))
         return known[1] if known else None
 
@@ -114,7 +114,7 @@ class MeshContext(LayoutContext):
         return [self.layout_of(tensor) for tensor in tf.nest.flatten(weights)]
 
     def iteration(self, index: Any) -> MeshContext:
-        """Returns the context of one iteration of `scan`, which collects for itself."""
+        """Returns the context of one iteration of `scan`, with its own collection."""
         other = isolated(self).fold(index)
         other.is_iteration = True
         return other

@@ -1,10 +1,10 @@
-"""Loops on a mesh. That over depth or time is two forward-only ones, one of them the gradient.
+"""Scans on a mesh, as two forward-only loops: one for the values, one for the gradients.
 
-    forward   state, y = body(theta, state, x)        for every turn; the states are kept
-    backward  the turns in reverse: the body once more, under a tape, from the state that was kept
+    forward   state, y = body(theta, state, x)        in every iteration; the states are saved
+    backward  the iterations in reverse: recomputes the body from its saved state, under a tape
 
-DTensor cannot lay out the lists that TensorFlow's own gradient of a while loop keeps; what is kept
-or stacked is written into buffers, which take the layout of what is written.
+DTensor cannot partition the tensor lists that TensorFlow's own gradient of a while loop uses.
+Saved and stacked values are therefore written into buffers, which take the layout of these values.
 """
 
 from __future__ import annotations
@@ -32,12 +32,14 @@ def scan(
     first: int,
 ) -> tuple[Any, Any]:
     """See `ops.scan`; xs has no weights (see `unrolled`)."""
-    turns = loops.num_turns(xs)
+    num_iterations = loops.num_turns(xs)
     theta_axes = ctx.layouts_of(theta)
     structure: dict[str, Any] = {}
 
-    def turn(index: tf.Tensor, theta_: Flat, state_: Flat, x_: Flat) -> tuple[Flat, Flat, Flat]:
-        """One turn, on flat lists: state, what is stacked by turn, what is added up."""
+    def iteration(
+        index: tf.Tensor, theta_: Flat, state_: Flat, x_: Flat
+    ) -> tuple[Flat, Flat, Flat]:
+        """Runs one iteration on flat lists; returns state, stacked and summed outputs."""
         weights = tf.nest.pack_sequence_as(theta, own(theta_))
         x = tf.nest.pack_sequence_as(xs, x_)
         inner = ctx.iteration(index + first)
@@ -51,7 +53,7 @@ def scan(
         structure.update(stacked=stacked, summed=summed)
         return tf.nest.flatten(after), _present(stacked), _present(summed)
 
-    loop = _Loop(ctx, turn, turns, theta_axes)
+    loop = _Loop(ctx, iteration, num_iterations, theta_axes)
     inputs = (own(tf.nest.flatten(nest)) for nest in (theta, state, xs))
     after, stacked, summed = loop.run(*inputs)
     y, statistics = _fill(structure["stacked"], stacked)
@@ -61,20 +63,20 @@ def scan(
 
 
 class _Loop:
-    """The two loops, over flat lists."""
+    """The forward and the backward loop, on flat lists."""
 
     def __init__(
         self,
         ctx: MeshContext,
-        turn: Callable[[tf.Tensor, Flat, Flat, Flat], tuple[Flat, Flat, Flat]],
-        turns: int,
+        iteration: Callable[[tf.Tensor, Flat, Flat, Flat], tuple[Flat, Flat, Flat]],
+        num_iterations: int,
         theta_axes: list[Any],
     ) -> None:
-        self._ctx, self._turn, self._turns = ctx, turn, turns
+        self._ctx, self._iteration, self._num_iterations = ctx, iteration, num_iterations
         self._theta_axes = theta_axes
 
     def run(self, theta: Flat, state: Flat, xs: Flat) -> tuple[Flat, Flat, Flat]:
-        """Returns the last state, the stacked and the summed outputs."""
+        """Returns the final state, the stacked outputs and the summed outputs."""
         shapes = self._outputs(theta, state, xs)
         if not self._ctx.is_training:
             return self._forward(theta, state, xs, shapes)[0]
@@ -84,25 +86,25 @@ class _Loop:
         @tf.custom_gradient
         def loop(*args: tf.Tensor) -> Any:
             theta, state, xs = _split(args, given)
-            outputs, kept = self._forward(theta, state, xs, shapes)
+            outputs, saved = self._forward(theta, state, xs, shapes)
 
             def grad(*gradients: tf.Tensor | None) -> list[tf.Tensor | None]:
-                return self._backward(theta, xs, kept, _split(gradients, made), outputs)
+                return self._backward(theta, xs, saved, _split(gradients, made), outputs)
 
             return _joined(outputs), grad
 
         return _split(loop(*theta, *state, *xs), made)
 
     def _outputs(self, theta: Flat, state: Flat, xs: Flat) -> tuple[Flat, Flat]:
-        """Traces a turn beside the program; returns what it makes to be stacked, and to be added.
+        """Traces one iteration separately; returns its stacked and its summed outputs.
 
-        Their types and shapes are of use, no more.
+        Only the types and shapes of these tensors may be used.
         """
         found: list[tuple[Flat, Flat]] = []
 
         def probe() -> None:
             first = tf.constant(0)
-            found.append(self._turn(first, theta, state, _read(xs, first))[1:])
+            found.append(self._iteration(first, theta, state, _read(xs, first))[1:])
 
         tf.function(probe, autograph=False).get_concrete_function()
         return found[0]
@@ -110,31 +112,31 @@ class _Loop:
     def _forward(
         self, theta: Flat, state: Flat, xs: Flat, shapes: tuple[Flat, Flat]
     ) -> tuple[tuple[Flat, Flat, Flat], Flat]:
-        """Returns the outputs, and the state before every turn if there is to be a gradient."""
-        kept = self._buffers(state if self._ctx.is_training else [])
+        """Returns the outputs and, in training, the saved states before every iteration."""
+        saved = self._buffers(state if self._ctx.is_training else [])
         stacks = self._buffers(shapes[0])
         sums = [tf.zeros(v.shape, v.dtype) for v in shapes[1]]
 
-        def body(i: Any, state: Flat, kept: Flat, stacks: Flat, sums: Flat) -> Any:
-            if kept:
-                kept = _write(kept, i, state)
-            state, ys, more = self._turn(i, theta, state, _read(xs, i))
-            return i + 1, state, kept, _write(stacks, i, ys), _add(sums, more)
+        def body(i: Any, state: Flat, saved: Flat, stacks: Flat, sums: Flat) -> Any:
+            if saved:
+                saved = _write(saved, i, state)
+            state, ys, more = self._iteration(i, theta, state, _read(xs, i))
+            return i + 1, state, saved, _write(stacks, i, ys), _add(sums, more)
 
-        _, state, kept, stacks, sums = tf.while_loop(
-            lambda i, *_: i < self._turns,
+        _, state, saved, stacks, sums = tf.while_loop(
+            lambda i, *_: i < self._num_iterations,
             body,
-            (tf.constant(0), state, kept, stacks, sums),
-            maximum_iterations=self._turns,
+            (tf.constant(0), state, saved, stacks, sums),
+            maximum_iterations=self._num_iterations,
             name=_loop_name(),
         )
-        return (state, stacks, sums), kept
+        return (state, stacks, sums), saved
 
     def _backward(
         self,
         theta: Flat,
         xs: Flat,
-        kept: Flat,
+        saved: Flat,
         gradients: tuple[list[tf.Tensor | None], ...],
         outputs: tuple[Flat, Flat, Flat],
     ) -> list[tf.Tensor | None]:
@@ -143,37 +145,37 @@ class _Loop:
             for ds, ys in zip(gradients, outputs, strict=True)
         )
 
-        def turn_gradients(i: tf.Tensor, dstate: Flat) -> tuple[Flat, Flat, Flat]:
-            inputs = theta, _read(kept, i), _read(xs, i)
+        def iteration_gradients(i: tf.Tensor, dstate: Flat) -> tuple[Flat, Flat, Flat]:
+            inputs = theta, _read(saved, i), _read(xs, i)
             watched = [_learning(flat) for flat in inputs]
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch(watched)
-                outputs = _joined(self._turn(i, *inputs))
+                outputs = _joined(self._iteration(i, *inputs))
             dtheta, dbefore, dx = tape.gradient(
                 _learning(outputs),
                 watched,
                 output_gradients=[*own(dstate), *_read(dstacked, i), *dsummed],
                 unconnected_gradients=tf.UnconnectedGradients.ZERO,
             )
-            return self._pinned(dtheta, theta), dbefore, dx
+            return self._constrained(dtheta, theta), dbefore, dx
 
         def body(i: Any, dtheta: Flat, dstate: Flat, dxs: Flat) -> Any:
-            more, dstate, dx = turn_gradients(i, dstate)
+            more, dstate, dx = iteration_gradients(i, dstate)
             return i - 1, _add(dtheta, more), dstate, _write(dxs, i, dx)
 
         zeros = [[tf.zeros_like(t) for t in _learning(flat)] for flat in (theta, xs)]
         _, dtheta, dstate, dxs = tf.while_loop(
             lambda i, *_: i >= 0,
             body,
-            (tf.constant(self._turns - 1), zeros[0], dafter, zeros[1]),
-            maximum_iterations=self._turns,
+            (tf.constant(self._num_iterations - 1), zeros[0], dafter, zeros[1]),
+            maximum_iterations=self._num_iterations,
             name=_loop_name(),
         )
         found = iter([*dtheta, *dstate, *dxs])
-        return [next(found) if _has(t) else None for t in [*theta, *kept, *xs]]
+        return [next(found) if _has(t) else None for t in [*theta, *saved, *xs]]
 
-    def _pinned(self, gradients: Flat, theta: Flat) -> Flat:
-        """Gradients of weights, laid out as the weights are."""
+    def _constrained(self, gradients: Flat, theta: Flat) -> Flat:
+        """Returns the gradients of weights, sharded as the weights are."""
         axes = [a for t, a in zip(theta, self._theta_axes, strict=True) if _has(t)]
         return [
             d if a is None else self._ctx.reshard(tf.convert_to_tensor(d), a)
@@ -181,20 +183,21 @@ class _Loop:
         ]
 
     def _buffers(self, values: Flat) -> Flat:
-        return [tf.zeros([self._turns, *v.shape], v.dtype) for v in values]
+        return [tf.zeros([self._num_iterations, *v.shape], v.dtype) for v in values]
 
 
 def _loop_name() -> str:
-    """A name that no loop of the process has: DTensor makes those of functions of it."""
+    """Returns a name unique in the process: DTensor derives the names of functions from it."""
     return f"loop_{next(_numbers)}"
 
 
 def own(given: Iterable[tf.Tensor]) -> Flat:
-    """Returns tensors that a loop is given as such that its body made.
+    """Wraps loop inputs in `tf.identity`, so that DTensor treats them as created in the body.
 
-    Of others, DTensor cannot compile two uses: an IdentityN, which every gradient of its own brings
-    along, of one that the loop changes beside one that it does not ("operand does not dominate this
-    use"), and the start of a loop in the loop ("block argument must be enclosed by a function").
+    Otherwise DTensor does not compile two uses of a loop input. One is an IdentityN, which every
+    custom gradient adds, of an input that the loop changes and one that it does not ("operand does
+    not dominate this use"). The other is the start value of an inner loop ("block argument must be
+    enclosed by a function").
     """
     return [tf.identity(tensor) for tensor in given]
 
@@ -216,7 +219,7 @@ def _add(totals: Flat, more: Flat) -> Flat:
 
 
 def _has(x: tf.Tensor) -> bool:
-    """Whether x has a gradient."""
+    """Returns whether x has a gradient."""
     return bool(x.dtype.is_floating)
 
 

@@ -1,4 +1,4 @@
-"""The forms of primitives on a mesh, for those whose plain form would gather what is sharded.
+"""Mesh forms of primitives whose plain form would gather a sharded tensor.
 
 DTensor propagates layouts through the ops of a layer. The forms here keep a tensor sharded where
 propagation would not. All other primitives are in `PROPAGATED`: their plain forms work on a mesh.
@@ -43,7 +43,7 @@ def project(
     *,
     num_contracted: int = 1,
 ) -> tf.Tensor:
-    """See `ops.project`; nothing is reshaped, so that any dim may be sharded."""
+    """See `ops.project`; without reshapes, so that any dim may be sharded."""
     names = string.ascii_lowercase
     first, last = x.shape.rank - num_contracted, x.shape.rank - num_contracted + w.shape.rank
     lead, inner = names[:first], names[first : x.shape.rank]
@@ -76,7 +76,12 @@ def attend(ctx: MeshContext, q: tf.Tensor, k: tf.Tensor, v: tf.Tensor, **rest: A
 
 
 def _of_every_head(ctx: MeshContext, x: tf.Tensor, num_heads: int) -> tf.Tensor:
-    """[batch, keys, kv_heads, head_dim] -> [batch, keys, heads, head_dim], sharded as queries."""
+    """Repeats the heads of keys or values to the number of query heads; shards them as queries.
+
+    Shapes:
+      x: [batch, keys, kv_heads, head_dim]
+      returns: [batch, keys, heads, head_dim]
+    """
     kv_heads = x.shape[2]
     if kv_heads != num_heads:
         x = ctx.constrain(x, ("batch", None, None, "head_dim"))
@@ -87,14 +92,14 @@ def _of_every_head(ctx: MeshContext, x: tf.Tensor, num_heads: int) -> tf.Tensor:
 
 
 def rotate(ctx: MeshContext, x: tf.Tensor, sine: Any, cosine: Any) -> tf.Tensor:
-    """See `ops.rotate`; a sharded head is rotated by a product instead of by its halves."""
+    """See `ops.rotate`; rotates a sharded head by a matrix product, without splitting it."""
     if ctx.axes((None, None, None, "head_dim"), x.shape)[-1] is None:
         return ops.rotate.plain(ctx, x, sine, cosine)
     half = x.shape[-1] // 2
     swap = np.zeros([2 * half, 2 * half], np.float32)  # (a, b) -> (-b, a)
     swap[np.arange(half) + half, np.arange(half)] = -1
     swap[np.arange(half), np.arange(half) + half] = 1
-    # Constrained, since shards of the halves would be joined where the product is sharded.
+    # Constrained: otherwise DTensor joins shards of the halves if the product is sharded.
     sine, cosine = (tf.cast(tf.concat([s, s], -1), x.dtype) for s in (sine, cosine))
     dims = ("batch", "length", None, None)[-sine.shape.rank :]
     sine, cosine = ctx.constrain(sine, dims), ctx.constrain(cosine, dims)

@@ -1,7 +1,7 @@
-"""Halos: images cut into parts over height and width, each with the edges of its neighbours.
+"""Halo exchange: images cut into parts along height and width, each with edges of its neighbours.
 
-DTensor has no windows over a dim that is split. So the parts become a dim of their own, which is
-split, and height is whole within a part:
+DTensor has no convolution or pooling over a sharded dim. So height is reshaped to two dims: the
+parts, which are sharded, and the rows of a part, which are not:
 
     [height]  ->  [parts, height / parts]          4 parts of 2 rows, a window of 3, padding SAME
 
@@ -9,8 +9,9 @@ split, and height is whole within a part:
     0 a b c   b c d e   d e f g   f g h 0          before: the last row of the part above
       ---       ---       ---       ---            after: the first row of the part below
 
-The edges alone are gathered over the axis, and each device keeps its neighbours' (TensorFlow's
-DTensor has no collective permute): (before + after) * parts rows a device, and as much backward.
+Only the edges are gathered over the axis, and each device selects the edges of its neighbours,
+because TensorFlow's DTensor has no collective permute. Each device receives
+(before + after) * parts rows, and the same number in the backward pass.
 """
 
 from __future__ import annotations
@@ -30,15 +31,15 @@ Relayout = Callable[[tf.Tensor, Layout], tf.Tensor]
 
 @dataclasses.dataclass(frozen=True)
 class HaloPartition:
-    """How height or width is cut, and what each part needs of its neighbours.
+    """The partition of height or width, and the rows that each part needs from its neighbours.
 
     Attributes:
-      axis: the mesh axis of the parts; None: there is one part, with padding around.
-      parts: their number.
-      before, after: rows beyond the part that its windows reach; `after` is negative where they
-        do not reach its end.
-      outputs: windows of a part.
-      total: windows of the image; the last parts may have more of them together.
+      axis: the mesh axis of the parts; None: there is one part, with padding around it.
+      parts: number of parts.
+      before, after: number of rows before and after the part that its windows need; `after` is
+        negative if the windows do not reach the end of the part.
+      outputs: number of windows of a part.
+      total: number of windows of the image; may be less than `parts * outputs`.
     """
 
     axis: str | None
@@ -50,7 +51,7 @@ class HaloPartition:
 
 
 def cut(size: int, window: Window, d: int, *, axis: str | None, parts: int) -> HaloPartition:
-    """Cuts height (d = 0) or width (d = 1) of an image; leaves it whole if `why_whole`."""
+    """Returns the partition of height (d = 0) or width (d = 1): one part if `why_whole`."""
     before, after = window.pads(size, d)
     total = window.output_size(size, d)
     stride, reach = window.strides[d], _reach(window, d)
@@ -63,9 +64,10 @@ def cut(size: int, window: Window, d: int, *, axis: str | None, parts: int) -> H
 
 
 def why_whole(size: int, window: Window, d: int, parts: int) -> str | None:
-    """Returns why windows cannot go over parts of height (d = 0) or width (d = 1), or None.
+    """Returns why height (d = 0) or width (d = 1) cannot be cut into parts; None if it can.
 
-    Such a dim is gathered: every device computes all of it. The result is the same, only slower.
+    A dim that cannot be cut is gathered, and every device computes all of it. This is slower, but
+    the result is the same.
     """
     name, stride = ("height", "width")[d], window.strides[d]
     if size % parts:
@@ -78,7 +80,7 @@ def why_whole(size: int, window: Window, d: int, parts: int) -> str | None:
     if max(before, after) > part:
         return (
             f"a window of {_reach(window, d)} reaches {max(before, after)} beyond a part of "
-            f"{part}, {name} {size} in {parts}"
+            f"{part}, which is more than one neighbour has ({name} {size} in {parts} parts)"
         )
     return None
 
@@ -88,10 +90,11 @@ def _reach(window: Window, d: int) -> int:
 
 
 class Parts:
-    """An image in parts with halos, for ops over [*outer, height, width, channels].
+    """An image in parts with halos, for ops on [*outer, height, width, channels].
 
-    Of batch and the parts of height and width, each dim that is split is an outer dim of its own,
-    and the rest is merged into the last of these: one outer dim, unless two or three are split.
+    The outer dims are batch, the parts of height and the parts of width. Each sharded one stays
+    separate, and the others are merged into the last of these. So there is one outer dim, unless
+    two or three are sharded.
 
     Attributes:
       x: [*outer, height of a part with halos, width of it, channels].
@@ -108,19 +111,19 @@ class Parts:
         relayout: Relayout,
         fill: float = 0.0,
     ) -> None:
-        """Cuts an image and exchanges the halos.
+        """Cuts an image into parts and exchanges the halos.
 
         Args:
           x: [batch, height, width, channels].
-          cuts: of height and width.
+          cuts: partitions of height and width.
           batch: mesh axis of the batch.
           channels: mesh axis of the channels.
-          relayout: returns a tensor laid out by mesh axes.
-          fill: what lies around the image.
+          relayout: returns a tensor resharded by mesh axes.
+          fill: value of the padding around the image.
         """
         self._cuts, self._relayout = cuts, relayout
         rows, columns = cuts
-        # As tiles: [batch, parts, height, parts, width, channels].
+        # Axes of the tiles [batch, parts, height, parts, width, channels], without channels.
         self._axes = (batch, rows.axis, None, columns.axis, None)
         split = [i for i in (0, 1, 3) if self._axes[i] is not None]
         self._order = [*split, *(i for i in (0, 1, 3) if i not in split), 2, 4, 5]
@@ -141,16 +144,17 @@ class Parts:
         self.x = relayout(x, self.axes(channels))
 
     def axes(self, channels: str | None) -> Layout:
-        """Returns the mesh axes of x, or of outputs whose channels are split by `channels`."""
+        """Returns the mesh axes of x, or of outputs whose channels are sharded over `channels`."""
         return (*self._ordered(None)[: self.num_outer], None, None, channels)
 
     def whole(self, y: tf.Tensor, channels: str | None) -> tf.Tensor:
         """Returns the outputs of all parts as one image.
 
-        A dim whose outputs do not fill all parts (padding VALID) is gathered to cut off the rest.
+        If the image has fewer outputs than all parts together (padding VALID), the dim is gathered
+        and the surplus is sliced off.
 
         Shapes:
-          y: [*outer, outputs of a part, outputs of a part, channels], split by axis `channels`
+          y: [*outer, outputs of a part, outputs of a part, channels], sharded over `channels`
           returns: [batch, new height, new width, channels]
         """
         y = self._relayout(y, self.axes(channels))
@@ -175,7 +179,7 @@ class Parts:
     def _extended(
         self, x: tf.Tensor, at: int, c: HaloPartition, channels: str | None, fill: float
     ) -> tf.Tensor:
-        # x is in tiles; `at` is the dim of the parts, and behind it comes what is extended.
+        # x is in tiles; `at` is the dim of the parts, and `at + 1` the dim that gets the halos.
         size = x.shape[at + 1]
         if c.after < 0:
             x = sliced(x, at + 1, 0, size + c.after)
@@ -194,16 +198,16 @@ class Parts:
         gathered = self._relayout(tf.concat(edges, at + 1) if edges[1:] else edges[0], whole)
 
         def shifted(start: int, count: int, by: int) -> tf.Tensor:
-            # The pins before the last keep layout propagation from splitting parts - 1 of them.
+            # The inner constraints keep layout propagation from sharding `parts - 1` parts.
             edge = sliced(gathered, at + 1, start, count)
             edge = self._relayout(sliced(edge, at, max(-by, 0), c.parts - 1), whole)
             edge = _padded(edge, at, max(by, 0), max(-by, 0), fill)
             return self._relayout(self._relayout(edge, whole), axes)
 
         pieces = [x]
-        if before:  # from the part before; the first part has none
+        if before:  # from the previous part; the first part has none
             pieces.insert(0, shifted(0, before, 1))
-        if after:  # from the part behind; the last part has none
+        if after:  # from the next part; the last part has none
             pieces.append(shifted(before, after, -1))
         return self._relayout(tf.concat(pieces, at + 1), axes)
 

@@ -1,10 +1,10 @@
-"""Legality: which rules of a layout cannot be applied to a model's tensors, and what could be.
+"""Checks which rules of a layout cannot be applied to a model's tensors, and finds alternatives.
 
-Each problem is a sentence with the rule, the first tensor it concerns and the nearest legal choice.
+Each problem is a sentence with the rule, the first tensor it concerns and legal alternatives.
 
 Source:
-  What is illegal: Shazeer et al. 2018, "Mesh-TensorFlow" (arXiv 1811.02084). A rule that names
-  no dim of the model is an error here; the reference ignores it.
+  Illegal layouts: Shazeer et al. 2018, "Mesh-TensorFlow" (arXiv 1811.02084). A rule that names
+  no dim of the model is an error here; Mesh-TensorFlow ignores it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Protocol
 from tekso.framework.execution.mesh.rules import MeshShape, Rules, no_axis
 
 PADDING_FIELDS = {"vocab": "vocab_multiple"}
-"""Dims that a model can pad by itself, and the field of its Params that gives the multiple."""
+"""{dim that a model can pad: the field of its Params that sets the multiple}."""
 
 OTHER_NAMES = {
     "d_ff": "mlp",
@@ -28,15 +28,15 @@ OTHER_NAMES = {
     "d_v": "head_dim",
     "sequence": "length",
 }
-"""What Mesh-TensorFlow's models call some dims."""
+"""{name of a dim in Mesh-TensorFlow's models: its name here}."""
 
 
 MAY_STAY_WHOLE = ("height", "width", "channels")
-"""Dims of images, other ones in every layer: a rule must divide them somewhere, not everywhere."""
+"""Dims of images, whose sizes differ from layer to layer: a rule must fit at least one image."""
 
 
 class _Layout(Protocol):
-    """What is checked: a mesh, rules, and axes that are used besides."""
+    """The layout to check: a mesh, rules, and the two extra axes."""
 
     @property
     def mesh(self) -> MeshShape: ...
@@ -53,7 +53,7 @@ class _Layout(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Tensor:
-    """A weight or an activation: its name, dims and sizes (None: a size that is not known)."""
+    """A weight or an activation: its name, dims and sizes (None: an unknown size)."""
 
     name: str
     dims: tuple[str | None, ...]
@@ -63,7 +63,7 @@ class Tensor:
         if len(self.dims) != len(self.shape):
             raise ValueError(
                 f"{self.name}: dims {list(self.dims)} do not fit shape {list(self.shape)}; "
-                "want a name (or None) for each"
+                "give a name (or None) for each dim"
             )
 
     def __str__(self) -> str:
@@ -73,7 +73,7 @@ class Tensor:
 
 
 def of_rules(layout: _Layout, tensors: Sequence[Tensor]) -> list[str]:
-    """Returns the problems of extra axes that the mesh, and of rules whose dim the model lacks."""
+    """Returns the extra axes that are not in the mesh, and the rules for unknown dims, as texts."""
     problems = []
     for field in ("weights_axis", "slots_axis"):
         axis = getattr(layout, field)
@@ -123,7 +123,7 @@ def _uneven(layout: _Layout, dim: str, axis: str, tensors: Sequence[Tensor]) -> 
         mesh = f"axis {axis} of {_either(near_divisors(size, count))}"
         if near_divisors(common, count) != near_divisors(size, count):
             suits = _either(near_divisors(common, count))
-            mesh += f" ({suits} for all dims that the rules split over it)"
+            mesh += f" ({suits} for all dims that the rules shard over it)"
         below = size - size % count
         choices = [mesh, f"{dim} of {_either([n for n in (below, below + count) if n])}"]
         if dim in PADDING_FIELDS:
@@ -131,7 +131,7 @@ def _uneven(layout: _Layout, dim: str, axis: str, tensors: Sequence[Tensor]) -> 
         choices += _without(layout, dim, tensors)
         yield (
             f"rule {dim}:{axis}: {dim} of {size} does not divide over the {count} devices of axis "
-            f"{axis}: {_named(having)}; nearest: {', or '.join(choices)}"
+            f"{axis}: {_named(having)}; alternatives: {', or '.join(choices)}"
         )
 
 
@@ -145,19 +145,19 @@ def _clash(
     if not having:
         return
     if twice:
-        rules = f"rule {dim}:{axis} would split two dims {dim}"
+        rules = f"rule {dim}:{axis} would shard two dims {dim}"
         choices = _without(layout, dim, tensors)
     else:
-        rules = f"rules {dim}:{axis} and {other}:{axis} would split two dims"
+        rules = f"rules {dim}:{axis} and {other}:{axis} would shard two dims"
         choices = _without(layout, dim, tensors) + _without(layout, other, tensors)
     yield (
-        f"{rules} of one tensor over axis {axis}: {_named(having)}; nearest: "
+        f"{rules} of one tensor over axis {axis}: {_named(having)}; alternatives: "
         f"{', or '.join(choices)}"
     )
 
 
 def _without(layout: _Layout, dim: str, tensors: Sequence[Tensor]) -> list[str]:
-    """Returns what else can be done with a dim: another axis, or no rule."""
+    """Returns the alternatives for a dim: another axis, or no rule."""
     rest = [pair for pair in layout.rules.pairs if pair[0] != dim]
     having = [t for t in tensors if dim in t.dims]
     moved = []
@@ -168,11 +168,11 @@ def _without(layout: _Layout, dim: str, tensors: Sequence[Tensor]) -> list[str]:
         if (dim, name) not in layout.rules.pairs and divides and not taken and not twice:
             moved.append(f"{dim}:{name}")
     text = ";".join(f"{d}:{a}" for d, a in rest)
-    return [*moved, f"{dim} left whole (execution.rules={text!r})"]
+    return [*moved, f"no rule for {dim} (execution.rules={text!r})"]
 
 
 def _by_size(dim: str, tensors: Iterable[Tensor]) -> dict[int, list[Tensor]]:
-    """Returns the sizes that a dim has, each with its tensors."""
+    """Returns {size of a dim: tensors in which it has this size}."""
     sizes: dict[int, list[Tensor]] = {}
     for tensor in tensors:
         for size in {n for d, n in zip(tensor.dims, tensor.shape, strict=True) if d == dim}:
@@ -182,9 +182,9 @@ def _by_size(dim: str, tensors: Iterable[Tensor]) -> dict[int, list[Tensor]]:
 
 
 def near_divisors(size: int, near: int) -> list[int]:
-    """Returns the divisors of a size next to a number: two from below, one from above.
+    """Returns the divisors of a size closest to a number: up to two not above it, and one above.
 
-    1 is among them only if nothing else is below.
+    1 is among them only if it is the only divisor not above the number.
     """
     small = [d for d in range(1, math.isqrt(size) + 1) if size % d == 0]
     divisors = sorted({*small, *(size // d for d in small)})

@@ -1,9 +1,9 @@
 """The devices of a mesh: logical devices of the CPU, GPUs, or the cores of a TPU.
 
-In several processes the mesh spans the devices of all, in the order of the processes; each process
-sets up its own, and TensorFlow's runtime (gRPC) connects them.
+With several processes, the mesh spans the devices of all of them, in the order of the processes.
+Each process sets up its own devices, and TensorFlow's runtime (gRPC) connects the processes.
 
-What this cannot be tried on (TPU, GPU) is in the few lines below, and was never run.
+The code for TPUs and GPUs was never run.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ def setup(
     cpu_devices: int | None,
     cluster: Cluster | None = None,
 ) -> str:
-    """Sets threads and devices up; returns the type of the devices.
+    """Sets up threads and devices; returns the type of the devices.
 
     Args:
-      size: devices that the mesh asks for, as far as it says: so many are made of a CPU.
+      size: number of devices of the mesh; None if unknown. On a CPU, this many logical devices are
+        created, divided over the processes.
       tpu: name or address of a TPU.
-      cpu_devices: number of logical CPU devices to make of this machine.
-      cluster: the processes that the mesh spans; all have to call this at the same time.
+      cpu_devices: number of logical CPU devices to create on this machine; None: as `size` says.
+      cluster: the processes that the mesh spans; all must call this at the same time.
     """
     choose_passes(tpu=bool(tpu))
     if cluster is not None:
@@ -46,7 +47,7 @@ def setup(
             dtensor.initialize_accelerator_system("TPU")
         except (ValueError, tf.errors.OpError) as error:
             reason = str(error).partition("\n")[0]
-            raise ExecutionError(f"there is no TPU {tpu!r} to connect to: {reason}") from error
+            raise ExecutionError(f"cannot connect to the TPU {tpu!r}: {reason}") from error
         return "TPU"
     processes = cluster.size if cluster is not None else 1
     if cpu_devices is None and tf.config.list_physical_devices("GPU"):
@@ -55,19 +56,20 @@ def setup(
         device_type, made = "CPU", cpu_devices or -(-(size or 1) // processes)
         if made > MOST_CPU_DEVICES:
             raise ExecutionError(
-                f"execution.mesh asks for {made} devices of this machine's CPU, of which at most "
-                f"{MOST_CPU_DEVICES} are made; --mode=inspect_sharding needs none"
+                f"execution.mesh needs {made} logical CPU devices on this machine, but at most "
+                f"{MOST_CPU_DEVICES} are supported; --mode=inspect_sharding needs no devices"
             )
         threads = max(1, num_cores() // _streams(made, cluster))
         if have_cores(cluster, made):
-            # Each device gets threads of its own. Of one common thread, which TensorFlow would
-            # start, what XLA compiled for several devices would wait for one another.
+            # Each device gets its own threads. Otherwise TensorFlow starts one common thread, on
+            # which the clusters that XLA compiled for different devices wait for each other.
             os.environ["TF_OVERRIDE_GLOBAL_THREADPOOL"] = "1"
         devices.setup_cpu(logical_devices=made, threads_per_op=threads)
         if not have_cores(cluster, made):
-            # Devices that share cores try a layout out: starting soon is worth more than the few
-            # percent by which TensorFlow's optimizer speeds a step up. It costs 8 devices and 12
-            # layers most of a minute, since its time grows with devices and faster than with ops.
+            # Devices that share cores are used to try a layout, where a fast start matters more
+            # than the few percent that TensorFlow's graph optimizer saves per step. With 8 devices
+            # and 12 layers it takes most of a minute: its time grows with the number of devices,
+            # and faster than the number of ops.
             devices.set_graph_optimizer(False)
     if cluster is not None:
         _connect(device_type, cluster)
@@ -75,35 +77,36 @@ def setup(
 
 
 def _streams(devices: int, cluster: Cluster | None) -> int:
-    """Streams of ops on this machine: its devices, of all processes."""
+    """Returns the number of logical devices on this machine, over all its processes."""
     return devices * (cluster.num_local if cluster is not None else 1)
 
 
 def have_cores(cluster: Cluster | None, made: int | None = None) -> bool:
-    """Returns whether every logical device of this machine's CPU has a core of its own.
+    """Returns whether every logical CPU device of this machine has its own core.
 
     Args:
       cluster: the processes that the mesh spans.
-      made: devices of each of them; None: as many as this process has.
+      made: number of devices of each process; None: the number of this process.
     """
     if made is None:
-        made = dtensor.num_local_devices("CPU")  # TensorFlow lists those of all processes
+        made = dtensor.num_local_devices("CPU")  # tf.config lists the devices of all processes
     return _streams(made, cluster) <= num_cores()
 
 
 def choose_passes(*, tpu: bool = False) -> None:
-    """Sets which passes DTensor runs over a program: of CPU and GPU, or of TPU.
+    """Selects the compiler passes of DTensor: for CPU and GPU, or for TPU.
 
-    To be called before it compiles the first; what is counted is compiled by the same passes.
+    Call it before DTensor compiles its first program. Programs whose collectives are only counted
+    are compiled by the same passes.
     """
-    if not tpu:  # TensorFlow's default moves wrong values between two inner dims
+    if not tpu:  # TensorFlow's default gives wrong values when it reshards between two inner dims
         os.environ["DTENSOR_USE_ALL_TO_ALL_RELAYOUT"] = "0"
-    # It would join sums over devices from before and after a loop that is between them.
+    # This pass would combine an all-reduce before a loop with one after the loop.
     os.environ["DTENSOR_ENABLE_COMBINE_ALL_REDUCES_OPTIMIZATION"] = "0"
 
 
 def _describe(cluster: Cluster) -> None:
-    """Tells DTensor who takes part: it reads that from the environment only."""
+    """Sets the processes for DTensor, which reads them only from the environment."""
     os.environ["DTENSOR_JOB_NAME"] = "worker"
     os.environ["DTENSOR_JOBS"] = ",".join(cluster.addresses)
     os.environ["DTENSOR_NUM_CLIENTS"] = str(cluster.size)
@@ -121,12 +124,12 @@ def _connect(device_type: str, cluster: Cluster) -> None:
 
 
 def count(device_type: str, *, cpu_devices: int | None = None) -> int:
-    """Returns how many devices of a type a mesh can have, in all processes.
+    """Returns the number of devices of a type, over all processes, that a mesh can use.
 
     Args:
       device_type: the type.
-      cpu_devices: how many of each process were asked for; an earlier experiment in this process
-        may have made more.
+      cpu_devices: number of logical CPU devices per process, if it was set; an earlier experiment
+        in this process may have created more.
     """
     if device_type == "CPU" and cpu_devices is not None:
         return int(cpu_devices * dtensor.num_clients())
@@ -134,18 +137,18 @@ def count(device_type: str, *, cpu_devices: int | None = None) -> int:
 
 
 def make_mesh(shape: MeshShape, device_type: str, *, first: int = 0) -> Any:
-    """Returns the DTensor mesh over some devices of a type, of each process equally many.
+    """Returns a DTensor mesh on some devices of a type, the same number in each process.
 
     Args:
-      shape: its axes.
+      shape: axes of the mesh.
       device_type: the type.
-      first: number of the first device; of several processes, 0.
+      first: index of the first device; 0 if there are several processes.
     """
     processes = dtensor.num_clients()
     if shape.size % processes:
         raise ExecutionError(
-            f"execution.mesh {str(shape)!r} has {shape.size} devices, which do not divide over the "
-            f"{processes} processes"
+            f"execution.mesh {str(shape)!r} has {shape.size} devices, which do not divide evenly "
+            f"over the {processes} processes"
         )
     local = shape.size // processes
     if processes > 1:

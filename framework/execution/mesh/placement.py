@@ -1,7 +1,7 @@
 """Placement: moves tensors between the host and the devices of a mesh, by layouts.
 
-A layout is a tuple with the mesh axis that splits each dim, or None. Everything here works alike in
-one process and in several: a process makes and holds the parts of its own devices only.
+A layout is a tuple with the mesh axis that shards each dim, or None. Everything here works in one
+process and in several: each process creates and stores only the shards of its own devices.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TOO_MANY_TO_FOLD = 32
 
 
 class Placement:
-    """The devices of a mesh, and how arrays lie on them."""
+    """The devices of a mesh; shards arrays over them and gathers them."""
 
     def __init__(self, mesh: Any) -> None:
         self.mesh = mesh
@@ -31,15 +31,15 @@ class Placement:
         return dtensor.Layout([axis or dtensor.UNSHARDED for axis in axes], self.mesh)
 
     def replicated(self, rank: int) -> Any:
-        """Returns the layout in which every device holds all."""
+        """Returns the DTensor layout of a replicated tensor."""
         return dtensor.Layout.replicated(self.mesh, rank)
 
     def relayout(self, x: tf.Tensor, axes: Layout) -> tf.Tensor:
-        """Returns x laid out by axes; moves what has to move. For use in a step."""
+        """Returns x resharded by axes. For use in a step."""
         return dtensor.relayout(x, self.layout(axes))
 
     def slices(self, shape: Sequence[int], axes: Layout, location: Any) -> tuple[slice, ...]:
-        """Returns which part of an array the device at `location` holds."""
+        """Returns the slices of an array that are the shard of the device at `location`."""
         parts = []
         for size, axis in zip(shape, axes, strict=True):
             if axis is None:
@@ -56,7 +56,7 @@ class Placement:
         axes: Layout,
         dtype: Any,
     ) -> tf.Tensor:
-        """Makes a tensor of which `part(slices)` gives what each local device holds."""
+        """Returns a sharded tensor; `part(slices)` returns the shard of a local device."""
         made: dict[Any, tf.Tensor] = {}
         for location in self._locations:
             where = self.slices(shape, axes, location)
@@ -70,20 +70,20 @@ class Placement:
         return dtensor.pack(parts, self.layout(axes))
 
     def put(self, array: Any, axes: Layout | None = None) -> tf.Tensor:
-        """Places a whole array; every device holds all of it if no axes are given."""
+        """Places an array: sharded by axes, or replicated if no axes are given."""
         array = np.asarray(array)
         axes = axes if axes is not None else (None,) * array.ndim
         return self.place(lambda where: array[where], array.shape, axes, array.dtype)
 
     def put_number(self, value: float, dtype: Any) -> tf.Tensor:
-        """Places a number that changes from call to call, see `put_changing`; a vector."""
+        """Places a number that changes from call to call, as a vector; see `put_changing`."""
         return self.put_changing(np.asarray(value, dtype))
 
     def put_changing(self, array: Any) -> tf.Tensor:
-        """Places what changes from call to call; a step takes the first of it.
+        """Places many copies of an array that changes from call to call; a step uses the first.
 
-        DTensor compiles a step for the value of an integer tensor with few elements, and all of it
-        once more when it finds another value there; so there are many.
+        DTensor treats an integer tensor with few elements as a constant, and compiles the whole
+        step again for every other value. Enough copies prevent this.
 
         Shapes:
           array: any
@@ -94,15 +94,15 @@ class Placement:
         return self.put(np.repeat(array[np.newaxis], copies, axis=0))
 
     def taken(self, x: tf.Tensor, index: Any, axes: Layout) -> tf.Tensor:
-        """Returns x[index], laid out by axes. For use in a step.
+        """Returns x[index], sharded by axes. For use in a step.
 
-        Pinned on both sides of an identity, or what layers pin of the part would be asked of the
-        whole, in which that dim has another place.
+        The identity separates two layouts. Without it, the sharding constraints of layers on the
+        result would propagate to x, where the same dim has another position.
         """
         return tf.identity(self.relayout(tf.gather(x, index), axes))
 
     def whole(self, x: tf.Tensor) -> np.ndarray:
-        """Returns all of a placed tensor on the host; every process has to call it."""
+        """Returns a sharded tensor as an array on the host; every process must call it."""
         layout = dtensor.fetch_layout(x)
         if not layout.is_fully_replicated():
             x = self._gather(x)
@@ -112,5 +112,5 @@ class Placement:
         return dtensor.relayout(x, self.replicated(x.shape.rank))
 
     def local(self, x: tf.Tensor) -> tf.Tensor:
-        """Returns a replicated tensor as an ordinary one, without waiting for its value."""
+        """Returns a replicated tensor as an ordinary tensor, without waiting for its value."""
         return dtensor.unpack(x)[0]

@@ -1,16 +1,16 @@
-"""Presets: layouts by name, for a number of devices or for a mesh that is given.
+"""Presets: named layouts, for a number of devices or for a given mesh.
 
-| name   | rules                                       | mesh of N devices                       |
-|--------|---------------------------------------------|-----------------------------------------|
-| data   | batch:data                                  | data:N                                  |
-| fsdp   | batch:data, stored weights over data too    | data:N                                  |
-| tensor | mlp, heads and vocab over model             | model:N                                 |
-| 2d     | those of data and tensor, experts over data | data:A;model:B, as even as can be, A≥B  |
+| name   | rules                                    | mesh of N devices                        |
+|--------|------------------------------------------|------------------------------------------|
+| data   | batch:data                               | data:N                                   |
+| fsdp   | batch:data, and stored weights over data | data:N                                   |
+| tensor | mlp, heads and vocab over model          | model:N                                  |
+| 2d     | data and tensor, and experts over data   | data:A;model:B, as even as possible, A≥B |
 
-A preset is a list of wishes: a rule for a dim that the model lacks (experts in a dense model) is
-dropped. A size that an axis does not divide is an error, as it is with rules written out: `tensor`
-with 4 heads on 8 devices would otherwise compute all heads on every device and seem to work. The
-error says what is near: a smaller model axis (`2d`, or a mesh of one's own such as
+A rule of a preset for a dim that the model does not have (experts in a dense model) is dropped. A
+size that is not a multiple of the axis size is an error, as with explicit rules. Otherwise `tensor`
+with 4 heads on 8 devices would compute all heads on every device, and nothing would report it. The
+error suggests alternatives: a smaller model axis (`2d`, or an explicit mesh such as
 data:2;model:4), or the rules without heads:model.
 
 Source:
@@ -35,7 +35,7 @@ _TENSOR = tuple((dim, MODEL) for dim in ("mlp", "heads", "vocab"))
 
 @dataclasses.dataclass(frozen=True)
 class Preset:
-    """Rules with a name, over the axes "data" and "model"."""
+    """The rules of a preset, for the axes "data" and "model"."""
 
     rules: Rules
     weights_axis: str | None = None
@@ -46,7 +46,7 @@ class Preset:
         return tuple(dict.fromkeys(axis for _, axis in self.rules.pairs))
 
     def mesh(self, num_devices: int) -> MeshShape:
-        """Returns the mesh over all devices: the most even one, the data axis the longer."""
+        """Returns the mesh of all devices, as even as possible, with the larger axis for data."""
         if len(self.axes) == 1:
             return MeshShape(((self.axes[0], num_devices),))
         data, model = even_factors(num_devices)
@@ -70,21 +70,21 @@ def resolve(
     weights_axis: str | None = None,
     slots_axis: str | None = None,
 ) -> MeshLayout:
-    """Returns the layout that `execution.rules` and `execution.mesh` ask for.
+    """Returns the layout of `execution.rules` and `execution.mesh`.
 
     Args:
-      rules: rules written out ("batch:data;mlp:model"), or the name of a preset.
-      mesh: a mesh ("data:2;model:4"); None for all devices, by the preset.
-      num_devices: how many there are; None for as many as the mesh asks for.
-      dims: the dims of the model's weights and activations: rules of a preset for others are
-        dropped. None keeps all. Rules written out are kept as they are.
-      weights_axis: as in `MeshLayout`; None for that of the preset.
+      rules: explicit rules ("batch:data;mlp:model"), or the name of a preset.
+      mesh: a mesh ("data:2;model:4"); None for all devices, as the preset defines.
+      num_devices: number of devices; None for the number that the mesh needs.
+      dims: the dims of the model's weights and activations: rules of a preset for other dims are
+        dropped. None keeps all rules. Explicit rules are never dropped.
+      weights_axis: as in `MeshLayout`; None for the weights axis of the preset.
       slots_axis: as in `MeshLayout`.
 
     Raises:
-      LayoutError: the mesh or the rules are not written right; the mesh asks for more devices than
-        there are, or lacks an axis of the preset; a preset leaves an axis of its own without use;
-        or rules were written out, and no mesh.
+      LayoutError: the mesh or the rules are malformed; the mesh needs more devices than there are,
+        or lacks an axis of the preset; no rule of a preset uses one of its axes; or the rules are
+        explicit and there is no mesh.
     """
     preset = _preset(rules)
     written = Rules.parse(rules) if preset is None else preset.rules
@@ -92,12 +92,12 @@ def resolve(
         shape = MeshShape.parse(mesh)
     elif preset is None:
         raise LayoutError(
-            f"execution.mesh is not set, and execution.rules {rules!r} are no preset: name the "
+            f"execution.mesh is not set, and execution.rules {rules!r} is not a preset: set the "
             f"axes and their sizes{_example(written, num_devices)}"
         )
     elif num_devices is None:
         raise LayoutError(
-            f"execution.mesh is not set, and the number of devices is not known: set it, for "
+            f"execution.mesh is not set, and the number of devices is not known: set the mesh, for "
             f"example to {str(preset.mesh(8))!r}"
         )
     else:
@@ -111,7 +111,7 @@ def resolve(
 
 
 def even_factors(n: int) -> tuple[int, int]:
-    """Returns the two factors of n that are next to each other, the larger one first."""
+    """Returns the two factors of n that are closest to each other, the larger one first."""
     small = next((d for d in range(math.isqrt(max(n, 0)), 0, -1) if n % d == 0), 1)
     return n // small, small
 
@@ -134,17 +134,17 @@ def _for_model(name: str, preset: Preset, mesh: MeshShape, dims: Collection[str]
     lacking = [axis for axis in preset.axes if axis not in mesh.names]
     if lacking:
         raise LayoutError(
-            f"execution.rules {name!r} split over the axis {' and '.join(lacking)}, which "
+            f"execution.rules {name!r} shards over the axis {' and '.join(lacking)}, which "
             f"execution.mesh {str(mesh)!r} does not have: name its axes as in "
-            f"{str(preset.mesh(mesh.size))!r}, or write the rules out"
+            f"{str(preset.mesh(mesh.size))!r}, or set explicit rules"
         )
     kept = Rules(tuple(pair for pair in preset.rules.pairs if dims is None or pair[0] in dims))
     for axis in preset.axes:
         if mesh.size_of(axis) > 1 and axis not in {used for _, used in kept.pairs}:
             wished = [dim for dim, used in preset.rules.pairs if used == axis]
             raise LayoutError(
-                f"execution.rules {name!r} split {', '.join(wished)} over axis {axis}, and the "
-                f"model has no such dim; it has: {', '.join(sorted(dims or ()))}"
+                f"execution.rules {name!r} shards {', '.join(wished)} over axis {axis}, but the "
+                f"model has none of these dims; it has: {', '.join(sorted(dims or ()))}"
             )
     return kept
 

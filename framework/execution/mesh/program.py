@@ -1,11 +1,11 @@
-"""The program of a task over a mesh: DTensor variables, and steps compiled for all devices at once.
+"""The program of a task on a mesh: DTensor variables, and steps compiled for all devices at once.
 
-    stored weights ─► as used (gathered over the axis that only stores them) ─► theta
+    stored weights ─► all-gather over the weights axis ─► theta
     theta, batch ─► loss, gradients                        one program, one set of devices
-    gradients ─► laid out as the weights are stored ─► learner.update ─► stored weights and slots
+    gradients ─► resharded as the slots ─► learner.update ─► stored weights and slots
 
-The batch is a tensor of its global size whose examples lie on the axis of "batch"; so sums over it
-are sums over the global batch, and nothing is reduced by hand.
+The batch is a tensor of the global size, sharded over the axis of "batch". So sums over it are sums
+over the global batch, and the code has no explicit all-reduce.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tekso.framework.weight_spec import WeightSpec
 
 
 class MeshProgram(ExecutionProgram):
-    """See `ExecutionProgram`; the state is a DVariable a key."""
+    """See `ExecutionProgram`; the state is one DVariable per key."""
 
     def __init__(
         self,
@@ -61,8 +61,8 @@ class MeshProgram(ExecutionProgram):
         self._calls: Calls
         if decode_on == "mesh":
             self._calls = MeshCalls(placement, f"execution.{layout}", self._begin_call)
-            # Several processes have to exchange in one order; and DTensor does not always manage to
-            # compile the loops of one function for several shapes.
+            # Several processes must run their collectives in one order. Also, DTensor sometimes
+            # fails to compile the loops of one function for several shapes.
             self.serialize_calls = True
         else:
             stored = self._compiled(self._evaluation_weights_graph)
@@ -78,7 +78,7 @@ class MeshProgram(ExecutionProgram):
         return self._step.specs.keyed()
 
     def initialize(self) -> None:
-        """See `ExecutionProgram`; every device draws what it holds."""
+        """See `ExecutionProgram`; each process draws only the shards of its devices."""
         specs = self.specs()
         self._assign(lambda key: functools.partial(specs[key].initial_value, self._step.seed))
 
@@ -88,7 +88,7 @@ class MeshProgram(ExecutionProgram):
         self._assign(lambda key: values.pop(key).__getitem__)
 
     def _assign(self, part_of: Callable[[str], Callable[[tuple[slice, ...]], np.ndarray]]) -> None:
-        """Sets the state: `part_of(key)(slices)` is a part of the value of a key."""
+        """Sets the state: `part_of(key)(slices)` returns a shard of the value of a key."""
         self._calls.forget()
         variables, stored = self._variables.keyed(), self._stored.keyed()
         for key, spec in self.specs().items():
@@ -96,7 +96,7 @@ class MeshProgram(ExecutionProgram):
             if key in variables:
                 variables[key].assign(placed)
             else:
-                # All have one name: DTensor compiles the op that makes a variable once for each.
+                # All have one name: DTensor compiles the op that creates a variable once per name.
                 variables[key] = dtensor.DVariable(placed, trainable=False, name="state")
         self._variables = State.of_keys(variables)
 
@@ -111,15 +111,15 @@ class MeshProgram(ExecutionProgram):
     # --- training ---
 
     def train_step(self, batch: Batch, step: int) -> dict[str, Any]:
-        """See `ExecutionProgram`; parts of a batch are computed by one program, called for each."""
+        """See `ExecutionProgram`; one program is called for each accumulation step."""
         self._calls.forget()
         parts = self._step.learner.params.accumulation_steps
         placed, placed_step = self._place(batch, parts), self._placement.put_number(step, np.int64)
         if parts == 1:
             outputs = self._train(placed, placed_step)
         else:
-            # No loop in the graph: the layers may have loops, and DTensor does not always manage
-            # to compile a second graph (of other shapes) after one with loops in loops.
+            # No loop in the graph: the layers may have loops, and DTensor sometimes fails to
+            # compile a second graph (with other shapes) after one with nested loops.
             numbers = [self._placement.put_number(i, np.int32) for i in range(parts)]
             total, weight = self._part(placed, placed_step, numbers[0])
             for number in numbers[1:]:
@@ -128,12 +128,12 @@ class MeshProgram(ExecutionProgram):
         return {name: self._placement.local(value) for name, value in outputs.items()}
 
     def times_run(self, function: str) -> int:
-        """Returns how often a training step runs one of its functions, by the compiled name."""
+        """Returns how often a training step runs a function, given the function's compiled name."""
         is_part = self._part_graph.__name__ in function
         return self._step.learner.params.accumulation_steps if is_part else 1
 
     def _place(self, batch: Batch, parts: int = 1) -> Flat:
-        """Places a batch, its examples split over their axis if that divides them."""
+        """Places a batch, sharded over the axis of "batch" if that divides the examples."""
         sizes = {name: len(array) for name, array in batch.items()}
         if len(set(sizes.values())) != 1:
             raise ExecutionError(f"a batch with leading dims {sizes} has no number of examples")
@@ -162,7 +162,7 @@ class MeshProgram(ExecutionProgram):
         )
 
     def _used(self, weights: Mapping[str, tf.Tensor], ctx: MeshContext) -> Flat:
-        """Returns weights as the model uses them: sharded by the rules alone, cast."""
+        """Returns the weights for a step: cast, and sharded by the rules alone."""
         specs = self._step.specs.weights
         return step_context.used(self._layout, specs, self._step.cast(weights), ctx)
 
@@ -172,7 +172,10 @@ class MeshProgram(ExecutionProgram):
         return self._update(*found, total_weight, step[0])
 
     def _part_graph(self, batch: Flat, step: tf.Tensor, number: tf.Tensor) -> Any:
-        """Gradients and sums of one part of a batch [parts, examples, ...]; weight of the whole."""
+        """Returns gradients and sums of one part of a batch, and the weight of the whole batch.
+
+        The arrays of the batch are [parts, examples, ...].
+        """
         whole = {name: tf.reshape(x, [-1, *x.shape[2:]]) for name, x in batch.items()}
         total_weight = self._step.loss_weight(whole)
         size = next(iter(batch.values())).shape[1]
@@ -208,13 +211,13 @@ class MeshProgram(ExecutionProgram):
         step: Any,
         offset: Any,
     ) -> LossSums:
-        """The sums over a part of a batch; the context is that of this step and part."""
+        """Returns the loss sums of a part of a batch; `ctx` is the context of this part."""
         return self._step.loss(self._used(weights, ctx), batch, ctx)
 
     def _gradients(
         self, batch: Flat, offset: Any, step: Any, total_weight: tf.Tensor, num_examples: int
     ) -> tuple[Flat, Sums]:
-        """The gradients and sums of a part of a batch of `num_examples`."""
+        """Returns the gradients and sums of a part of a batch of `num_examples`."""
         weights = {path: v.read_value() for path, v in self._variables.weights.items()}
         ctx = self._context("train", step, offset, _size(batch), num_examples)
 
@@ -225,7 +228,7 @@ class MeshProgram(ExecutionProgram):
         trained = {path: weights[path] for path in self._step.trained}
         _, sums, gradients = with_gradients(forward, trained)
         relayout, specs = self._placement.relayout, self._step.specs.weights
-        # Sharded as finely as the slots: as the update needs them.
+        # Sharded as the slots, as the update needs them.
         return {p: relayout(g, self._layout.of_slot(specs[p])) for p, g in gradients.items()}, sums
 
     # --- evaluation ---
@@ -246,7 +249,7 @@ class MeshProgram(ExecutionProgram):
         }
 
     def call(self, function: Callable[..., Any], *inputs: Any) -> Any:
-        """See `ExecutionProgram`; on one device, or over the mesh."""
+        """See `ExecutionProgram`; runs on one device, or on the mesh."""
         return self._calls.call(function, inputs)
 
     def _begin_call(self, examples: int) -> tuple[Any, MeshContext]:
@@ -255,12 +258,12 @@ class MeshProgram(ExecutionProgram):
         return self._step.task.theta(self._used(weights, ctx)), ctx
 
     def _evaluation_weights_graph(self) -> Flat:
-        """The weights that are evaluated, cast for use, sharded as they are stored."""
+        """Returns the evaluation weights, cast for use, sharded as they are stored."""
         weights = self._step.cast(self._step.evaluation_weights(self._read()))
         stored = self._stored.weights
         return {path: self._placement.relayout(w, stored[path]) for path, w in weights.items()}
 
 
 def _size(batch: Mapping[str, tf.Tensor]) -> int:
-    """The number of examples."""
+    """Returns the number of examples."""
     return next(iter(batch.values())).shape[0]

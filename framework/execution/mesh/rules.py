@@ -1,4 +1,4 @@
-"""What an experiment writes of a layout: the mesh ("data:2;model:4") and its rules ("mlp:model").
+"""Parses meshes ("data:2;model:4") and rules ("batch:data;mlp:model").
 
 Source:
   Notation: Mesh-TensorFlow (Shazeer et al. 2018, arXiv 1811.02084).
@@ -14,22 +14,22 @@ from collections.abc import Sequence
 
 from tekso.framework.execution.errors import ExecutionError
 
-MAX_PROBLEMS = 8  # so many are named in one error
+MAX_PROBLEMS = 8  # listed in one error
 
-_AXIS_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")  # others crash DTensor
-_RESERVED = frozenset({"any", "match", "scalar", "unsharded"})  # words of DTensor's layouts
+_AXIS_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")  # other names crash DTensor
+_RESERVED = frozenset({"any", "match", "scalar", "unsharded"})  # reserved in DTensor's layouts
 
 
 class LayoutError(ExecutionError):
-    """A mesh or its rules are not written right, or do not fit the model."""
+    """A mesh or its rules are malformed, or do not fit the model."""
 
 
 @dataclasses.dataclass(frozen=True)
 class MeshShape:
-    """The axes of a device mesh with their sizes, in the order written; str() gives the text.
+    """The axes of a device mesh with their sizes, in the given order; str() returns the text.
 
     Raises:
-      LayoutError: there is no axis, one is named twice or not properly, or a size is not positive.
+      LayoutError: there is no axis, a name is invalid or used twice, or a size is not positive.
     """
 
     axes: tuple[tuple[str, int], ...]
@@ -47,22 +47,22 @@ class MeshShape:
             if names.index(name) < i:
                 problems.append(f"axis {name} is named twice")
             if size < 1:
-                problems.append(f"axis {name} has size {size}, want 1 or more")
+                problems.append(f"axis {name} has size {size}, but must be at least 1")
         _raise_misfits("execution.mesh", str(self), problems, "data:2;model:4")
 
     @classmethod
     def parse(cls, text: str) -> MeshShape:
-        """Reads "data:2;model:4"; axes are separated by ";", "," or spaces.
+        """Parses "data:2;model:4"; axes are separated by ";", "," or spaces.
 
         Raises:
-          LayoutError: what was given is no mesh.
+          LayoutError: the text is not a mesh.
         """
         axes, problems = [], []
         for name, size in _pairs("execution.mesh", text, "data:2;model:4"):
             if re.fullmatch(r"[+-]?[0-9]+", size):
                 axes.append((name, int(size)))
             else:
-                problems.append(f"axis {name} has size {size!r}, want a whole number")
+                problems.append(f"axis {name} has size {size!r}, but must be a whole number")
         _raise_misfits("execution.mesh", text, problems, "data:2;model:4")
         return cls(tuple(axes))
 
@@ -88,10 +88,10 @@ class MeshShape:
         raise LayoutError(f"execution.mesh is {str(self)!r}: {no_axis(axis, self.names)}")
 
     def check_devices(self, num_devices: int) -> None:
-        """Checks that there are devices enough.
+        """Checks that there are enough devices.
 
         Raises:
-          LayoutError: the mesh asks for more than there are.
+          LayoutError: the mesh has more devices than there are.
         """
         if self.size <= num_devices:
             return
@@ -103,7 +103,7 @@ class MeshShape:
         nearest = f"; nearest that fit: {' or '.join(near)}" if near else ""
         raise LayoutError(
             f"execution.mesh is {str(self)!r}: {self.size} devices, but there are {num_devices}"
-            f"{nearest}; --cpu_devices={self.size} makes as many of a CPU"
+            f"{nearest}; --cpu_devices={self.size} creates this many logical CPU devices"
         )
 
     def __str__(self) -> str:
@@ -112,9 +112,9 @@ class MeshShape:
 
 @dataclasses.dataclass(frozen=True)
 class Rules:
-    """Pairs (dim, axis): a tensor's dim of that name is split over the axis; str() gives the text.
+    """Pairs (dim, axis): dims with this name are sharded over the axis; str() returns the text.
 
-    No rules at all are legal too: then every device holds and computes everything.
+    No rules at all are legal too: then everything is replicated.
 
     Raises:
       LayoutError: a dim is named twice.
@@ -127,8 +127,8 @@ class Rules:
         for dim, axis in self.pairs:
             wanted.setdefault(dim, []).append(axis)
         problems = [
-            f"dim {dim} is given {len(axes)} times, for {' and '.join(axes)}; a dim is split over "
-            "one axis"
+            f"dim {dim} is given {len(axes)} times, for {' and '.join(axes)}; a dim is sharded "
+            "over one axis"
             for dim, axes in wanted.items()
             if len(axes) > 1
         ]
@@ -136,15 +136,15 @@ class Rules:
 
     @classmethod
     def parse(cls, text: str) -> Rules:
-        """Reads "batch:data;mlp:model"; rules are separated by ";", "," or spaces.
+        """Parses "batch:data;mlp:model"; rules are separated by ";", "," or spaces.
 
         Raises:
-          LayoutError: what was given is no list of rules.
+          LayoutError: the text is not a list of rules.
         """
         return cls(tuple(_pairs("execution.rules", text, "batch:data;mlp:model")))
 
     def axis_of(self, dim: str | None) -> str | None:
-        """Returns the axis that splits a dim, or None."""
+        """Returns the axis that shards a dim, or None."""
         return dict(self.pairs).get(dim) if dim is not None else None
 
     def __str__(self) -> str:
@@ -158,24 +158,24 @@ def _pairs(field: str, text: str, example: str) -> list[tuple[str, str]]:
         if len(parts) == 2 and all(parts):
             pairs.append((parts[0], parts[1]))
         elif piece:
-            problems.append(f"{piece!r} is not two parts with a colon between them (and no space)")
+            problems.append(f"{piece!r} is not two parts separated by a colon (without spaces)")
     _raise_misfits(field, text, problems, example)
     return pairs
 
 
 def _raise_misfits(field: str, text: str, problems: Sequence[str], example: str) -> None:
     if problems:
-        raise LayoutError(f"{field} is {text!r}: {joined(problems)}; want as in {example!r}")
+        raise LayoutError(f"{field} is {text!r}: {joined(problems)}; example: {example!r}")
 
 
 def joined(problems: Sequence[str], separator: str = "; ") -> str:
-    """Returns the first of the problems, and how many more there are."""
+    """Returns the first problems as one text, with the number of the others."""
     more = [f"and {len(problems) - MAX_PROBLEMS} more"] if len(problems) > MAX_PROBLEMS else []
     return separator.join([*problems[:MAX_PROBLEMS], *more])
 
 
 def no_axis(axis: str, names: Sequence[str]) -> str:
-    """Says that a mesh with axes of these names has no such axis, and which may be meant."""
+    """Returns the message that a mesh does not have this axis, with a similar name if any."""
     close = difflib.get_close_matches(axis, names, n=1)
     hint = f"did you mean {close[0]}? " if close else ""
     return f"the mesh has no axis {axis}; {hint}there are: {', '.join(names)}"

@@ -1,8 +1,8 @@
-"""Starts TensorFlow's runtime over several processes; Python's other threads go on meanwhile.
+"""Starts TensorFlow's runtime in several processes without blocking Python's other threads.
 
-TensorFlow holds the interpreter's lock while it waits until all processes have come, and it waits
-for an hour if one has been lost just then; no thread could notice that and say so. Here the same C
-function is called by ctypes, which lets the lock go.
+TensorFlow holds the global interpreter lock (GIL) while it waits for all processes. If a process is
+lost at that moment, it waits for an hour, and no thread could detect and report this. Here the same
+C function is called with ctypes, which releases the GIL.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _LIBRARY = "libtensorflow_cc.so.2"
 
 
 def start(device_type: str) -> None:
-    """Connects the processes that the DTENSOR_ variables of the environment name.
+    """Connects the processes named by the DTENSOR_ environment variables.
 
     Raises:
-      tf.errors.OpError, RuntimeError, ValueError: it does not start.
+      tf.errors.OpError, RuntimeError, ValueError: the runtime does not start.
     """
     with _without_lock():
         dtensor.initialize_accelerator_system(device_type)
@@ -33,7 +33,7 @@ def start(device_type: str) -> None:
 @contextlib.contextmanager
 def _without_lock() -> Iterator[None]:
     path = os.path.join(tf.sysconfig.get_lib(), _LIBRARY)
-    if not os.path.exists(path):  # a build of another kind: it can only wait longer
+    if not os.path.exists(path):  # another build of TensorFlow: the GIL stays held
         yield
         return
     library = ctypes.CDLL(path)
@@ -46,7 +46,7 @@ def _without_lock() -> Iterator[None]:
 
 
 def _enable(library: ctypes.CDLL, context: Any, server_def: bytes) -> None:
-    """TFE_EnableCollectiveOps of TensorFlow's C API."""
+    """Calls TFE_EnableCollectiveOps of TensorFlow's C API."""
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
     library.TF_NewStatus.restype = ctypes.c_void_p

@@ -1,4 +1,4 @@
-"""The context of a step on a mesh, and how its batch and its weights are used there."""
+"""Prepares a step on a mesh: its context, the axis of its batch, and its gathered weights."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tekso.framework.weight_spec import WeightSpec
 
 
 def batch_axis(layout: MeshLayout, examples: int) -> str | None:
-    """Returns the axis of "batch", where it divides the examples: the last of a pass may not."""
+    """Returns the axis of "batch"; None if it does not divide the number of examples."""
     axis = layout.rules.axis_of("batch")
     return axis if axis and examples % layout.mesh.size_of(axis) == 0 else None
 
@@ -34,18 +34,18 @@ def context(
     num_examples: int | None = None,
     fuse: Fuse = no_fusion,
 ) -> MeshContext:
-    """Returns the context of a step over some examples.
+    """Returns the context of a step for some examples.
 
     Args:
       placement: the devices.
       layout: mesh and rules.
-      mode: as of StepContext.
-      seed: as of StepContext.
-      step: as of StepContext.
+      mode: as in StepContext.
+      seed: as in StepContext.
+      step: as in StepContext.
       offset: position of the first example in the global batch.
-      examples: that are computed together.
-      num_examples: of the global batch; None: these.
-      fuse: as of StepContext.
+      examples: number of examples that are computed together.
+      num_examples: number of examples of the global batch; None: `examples`.
+      fuse: as in StepContext.
     """
     if batch_axis(layout, examples) is None:
         layout = layout.without("batch")
@@ -68,15 +68,15 @@ def used(
     weights: Mapping[str, tf.Tensor],
     ctx: MeshContext,
 ) -> dict[str, tf.Tensor]:
-    """Returns weights as a step uses them: sharded by the rules alone.
+    """Returns the weights for a step, sharded by the rules alone, and registers their layouts.
 
-    The context knows their layouts from then on.
+    Weights that `weights_axis` shards are gathered over it.
     """
     made, axes = {}, []
     for path, weight in weights.items():
         spec = specs[path]
         own = layout.of_weight(spec)
-        # Where only the slots are sharded otherwise nothing is gathered, but the gradient needs a
+        # If only the layout of the slots differs, nothing is gathered, but the gradient needs a
         # layout.
         if not own == layout.of_stored_weight(spec) == layout.of_slot(spec):
             weight = ctx.gathered(weight, own)

@@ -1,7 +1,7 @@
-"""Compiles steps for a mesh: what DTensor cannot do is said in a line.
+"""Compiles steps for a mesh, and shortens DTensor's errors to one line.
 
-DTensor's messages carry the whole program (hundreds of kilobytes), and TensorFlow searches them
-with a regular expression that takes minutes over such a text; so they are cut before it does.
+The messages of DTensor contain the whole program (hundreds of kilobytes). TensorFlow searches them
+with a regular expression, which takes minutes for such a text, so they are cut before the search.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from tensorflow.python.framework import error_interpolation
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.mesh.unsupported_ops import refuse_unsupported
 
-_LONGEST = 20_000  # characters of a message that are kept
-# DTensor sometimes compiles the body of a loop twice and makes two different functions of one name.
-# A step that is traced again has other names.
+_LONGEST = 20_000  # length to which messages are cut, in characters
+# DTensor sometimes compiles the body of a loop twice, into two different functions with one name.
+# Tracing the step again gives new names.
 _DUPLICATE_NAME = "Cannot add function"
 _TRIALS = 3
 _OF_DTENSOR = ("dtensor", _DUPLICATE_NAME)
 _OF_COMPILER = re.compile(r"error: (?!'builtin.module')(.*)")
 _ADVICE = (
-    "Leave out rules and extra axes one by one to find the one that does not work; what layers of "
-    'your own should not do is in docs/meshes.md, "Custom layers"'
+    "Remove rules and extra axes one by one to find the one that does not work. "
+    'docs/meshes.md, "Custom layers", lists the ops that custom layers should not use'
 )
 
 _parse_message = error_interpolation.parse_message
@@ -38,37 +38,38 @@ def _parse_cut_message(message: str) -> Any:
 
 
 def compiled(step: Callable[..., Any], where: str, *, advice: str = _ADVICE) -> Callable[..., Any]:
-    """Returns a step as a program of a mesh: a tf.function, `explained`.
+    """Returns a step as a program of a mesh: a tf.function with the errors of `explained`.
 
-    All that is traced of it is looked through for traps: training and evaluation, forward and back.
+    Everything that is traced is searched for unsupported ops: training and evaluation, forward and
+    backward.
 
     Args:
       step: a function of tensors.
-      where: as of `explained`.
-      advice: as of `explained`.
+      where: as in `explained`.
+      advice: as in `explained`.
     """
 
     @functools.wraps(step)
     def checked(*args: Any) -> Any:
         outputs = step(*args)
-        refuse_unsupported(tf.compat.v1.get_default_graph())  # when it is traced, before it runs
+        refuse_unsupported(tf.compat.v1.get_default_graph())  # during tracing, before it runs
         return outputs
 
-    # One tf.function for each shape: in the third program of one, DTensor uses the loops of the
-    # first.
+    # One tf.function per shape: in the third program of one tf.function, DTensor would use the
+    # loops of the first.
     functions: dict[Any, Callable[..., Any]] = {}
 
     @functools.wraps(step)
     def run(*args: Any) -> Any:
         key = tuple((tuple(x.shape), x.dtype) for x in tf.nest.flatten(args) if x is not None)
-        # DTensor numbers collectives as it compiles: processes have to compile equally often.
+        # DTensor numbers collectives as it compiles, so all processes must compile equally often.
         trials = _TRIALS if dtensor.num_clients() == 1 else 1
         for trials_left in reversed(range(trials)):
             if key not in functions:
                 functions.setdefault(key, tf.function(checked, autograph=False))
             try:
                 return functions[key](*args)
-            except tf.errors.OpError as error:  # when it is compiled, before it runs
+            except tf.errors.OpError as error:  # during compilation, before it runs
                 if not trials_left or _DUPLICATE_NAME not in error.message:
                     raise
                 functions.pop(key, None)
@@ -78,12 +79,12 @@ def compiled(step: Callable[..., Any], where: str, *, advice: str = _ADVICE) -> 
 
 
 def explained(step: Callable[..., Any], where: str, *, advice: str = _ADVICE) -> Callable[..., Any]:
-    """Returns `step`, which raises an ExecutionError if its program cannot be laid over the mesh.
+    """Returns `step` with an ExecutionError if DTensor cannot partition its program over the mesh.
 
     Args:
       step: a tf.function.
-      where: the mesh, the rules and what else lays tensors out, for the message.
-      advice: what to do then.
+      where: the mesh, the rules and the extra axes, for the message.
+      advice: end of the message: what to do.
     """
     error_interpolation.parse_message = _parse_cut_message
 

@@ -1,8 +1,8 @@
-"""A loop over depth, written out: the layers of a repeated stack one after the other.
+"""An unrolled loop over depth: the layers of a repeated stack one after the other.
 
-DTensor (TensorFlow 2.21) does not compile the loop of every layer ("operand #0 does not
-dominate this use": attention is such a layer). Written out it does; the time to compile then grows
-with depth. Loops over time stay loops.
+DTensor (TensorFlow 2.21) does not compile a loop over some layers, for example attention ("operand
+#0 does not dominate this use"). It compiles the unrolled layers, and the compilation time then
+grows with depth. Loops over time stay loops.
 """
 
 from __future__ import annotations
@@ -49,6 +49,4 @@ def scan(
 
 
 def _stacked(values: list[Any]) -> Any:
-    return tf.nest.map_structure(
-        lambda *turns: None if turns[0] is None else tf.stack(turns), *values
-    )
+    return tf.nest.map_structure(lambda *each: None if each[0] is None else tf.stack(each), *values)

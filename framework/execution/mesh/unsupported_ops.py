@@ -1,7 +1,7 @@
-"""What DTensor crashes on, or computes wrong without a word, in a layer's code.
+"""Finds ops of layers that crash DTensor, or that it silently computes wrong.
 
-It is looked for in a traced step before it runs: each op knows the line that made it. The bodies of
-loops, branches and functions are looked through too.
+A traced step is searched before it runs, including the bodies of loops, branches and functions.
+Errors name the line of code that created the op.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import tensorflow as tf
 
 from tekso.framework.execution.errors import ExecutionError
 
-_DRAWS = ("Random", "TruncatedNormal", "Multinomial")  # in the types of ops
+_DRAWS = ("Random", "TruncatedNormal", "Multinomial")  # parts of the types of random ops
 
 
 def refuse_unsupported(graph: tf.Graph) -> None:
-    """Checks the ops of a step, or of a part of it.
+    """Rejects a graph with ops that are unsupported on a mesh.
 
     Raises:
-      ExecutionError: there is such an op; names its line, and what to write instead.
+      ExecutionError: there is such an op; the message names its line and what to write instead.
     """
     for op in _ops(graph):
         problem = _problem(op)
@@ -35,7 +35,7 @@ def refuse_unsupported(graph: tf.Graph) -> None:
 
 def _ops(graph: Any) -> Iterator[tf.Operation]:
     yield from graph.get_operations()
-    for function in graph._functions.values():  # the public form has no lines of code
+    for function in graph._functions.values():  # the public API has no line numbers
         if getattr(function, "graph", None) is not None:
             yield from _ops(function.graph)
 
@@ -43,23 +43,23 @@ def _ops(graph: Any) -> Iterator[tf.Operation]:
 def _problem(op: tf.Operation) -> str | None:
     if op.type == "StridedSlice":
         strides = tf.get_static_value(op.inputs[3])
-        is_constant = tf.get_static_value(op.inputs[0]) is not None  # is folded, and harmless
+        is_constant = tf.get_static_value(op.inputs[0]) is not None  # folded, so harmless
         if op.get_attr("new_axis_mask") and not is_constant:
-            return "x[:, None] ends the process in DTensor: write tf.expand_dims(x, 1)"
+            return "x[:, None] crashes DTensor: write tf.expand_dims(x, 1)"
         if strides is not None and (strides < 0).any():
             return (
-                "a slice with a negative step gives wrong numbers along a dim that is split: write "
+                "a slice with a negative step gives wrong values along a sharded dim: write "
                 "tf.gather(x, range(length - 1, -1, -1), axis=…)"
             )
     elif op.type == "SelectV2":
         if op.inputs[0].shape.rank == 0 and op.outputs[0].shape.rank != 0:
             return (
-                "tf.where of a condition without dims ends the process in DTensor: write "
+                "tf.where with a scalar condition crashes DTensor: write "
                 "tf.where(tf.reshape(condition, [1]), …)"
             )
     elif any(word in op.type for word in _DRAWS):
         return (
-            f"{op.type} draws numbers that depend on how tensors lie: draw them by ctx.uniform, or "
-            "use the layer Dropout"
+            f"{op.type} draws numbers that depend on the layout of tensors: draw them with "
+            "ctx.uniform, or use the layer Dropout"
         )
     return None

@@ -1,8 +1,9 @@
-"""Table lookup and softmax cross-entropy over a vocabulary that may be split over a mesh axis.
+"""Table lookup and softmax cross-entropy over a vocabulary that may be sharded over a mesh axis.
 
-Neither gathers the table or the logits: every device looks up the rows that it holds and the parts
-are added up; maxima, sums and the logit of the label are reduced over the axis. An id or a label
-outside of the vocabulary, for which one device raises an error, gives NaN: no step is taken.
+Neither gathers the table or the logits. Every device looks up the rows of its shard, and the
+results are all-reduced. Maxima, sums and the logit of the label are also reduced over the axis. An
+id or a label outside the vocabulary gives NaN, so the step is not applied; on a single device it
+is an error.
 
 Source: Shazeer et al. 2018 (Mesh-TensorFlow), section 4; Shoeybi et al. 2019 (Megatron), section 3.
 """
@@ -58,7 +59,7 @@ def _split_lookup(
     place = tf.expand_dims(ids, 0) - first
     here = tf.logical_and(place >= 0, place < rows)
     place = ctx.reshard(tf.where(here, place, tf.zeros_like(place)), local_axes)
-    # Ids of no part: otherwise their rows would be 0 without a word.
+    # NaN for ids outside the vocabulary: otherwise their rows would silently be 0.
     here = tf.cast(here, table.dtype) + _nan_outside(ids, table.shape[0], table.dtype)
     here = ctx.reshard(here, local_axes)
     found = tf.gather(blocks, place, axis=1, batch_dims=1)
@@ -69,10 +70,10 @@ def _split_lookup(
 def _split_sum(
     ctx: MeshContext, drows: tf.Tensor, ids: tf.Tensor, vocab: int, axes: Any, ids_axes: Any
 ) -> tf.Tensor:
-    """Adds rows up by their ids; every device those of its part of the vocabulary.
+    """Returns the sum of rows with the same id; every device sums the ids of its shard.
 
-    The place of an id within its part does not depend on the part. So the parts are a dim of what
-    is added up, 0 in all parts but one, and that dim is split.
+    The rows get a new dim for the shards of the vocabulary, which is sharded. A row is 0 in all of
+    them except the shard of its id. Rows are then summed by the position of the id in its shard.
     """
     parts = ctx.axis_size(axes[0])
     rows, part_axes = vocab // parts, (*ids_axes, axes[0])
@@ -108,7 +109,7 @@ def cross_entropy(
         for b in bias:
             of_label = _split_lookup(ctx, tf.expand_dims(b, 1), labels, (axes[0], None), lead_axes)
             label_logit += tf.cast(tf.squeeze(of_label, -1), label_logit.dtype)
-        # Pinned, so that a device compares its own part of the vocabulary alone.
+        # Constrained, so that a device compares only with its shard of the vocabulary.
         numbers = ctx.reshard(tf.range(vocab, dtype=labels.dtype), logits_axes[-1:])
         label = ctx.reshard(tf.expand_dims(labels, -1), (*lead_axes, None))
         sums = ctx.fuse(_exponentials, smooths=bool(label_smoothing))
@@ -132,7 +133,7 @@ def cross_entropy(
 
 
 def _label_logit(ctx: MeshContext, logits: tf.Tensor, labels: tf.Tensor, axes: Any) -> tf.Tensor:
-    """Returns the logit of every label; each device looks into its own part, and they add up."""
+    """Returns the logit of every label, from the shard that has it."""
     parts, rank = ctx.axis_size(axes[-1]) if axes[-1] else 1, logits.shape.rank
     rows = logits.shape[-1] // parts
     blocks = ctx.reshard(tf.reshape(logits, [*logits.shape[:-1], parts, rows]), (*axes, None))
@@ -170,7 +171,7 @@ def _logits_gradient(
 
 
 def _nan_outside(ids: tf.Tensor, vocab: int, dtype: Any) -> tf.Tensor:
-    """0 for every id of the vocabulary, NaN for others."""
+    """Returns 0 for every id of the vocabulary, and NaN for other ids."""
     is_inside = tf.logical_and(ids >= 0, ids < vocab)
     return tf.math.log(2 * tf.cast(is_inside, dtype) - 1)  # log(1) or log(-1)
 

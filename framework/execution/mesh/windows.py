@@ -1,19 +1,19 @@
-"""Windows over images on a mesh: convolution and pooling with any dim split.
+"""Convolution and pooling on a mesh, with any dim of the image sharded.
 
-    split                           how it is computed
+    sharded dims                    computation
     batch only                      TensorFlow's kernels, as on one device
-    height or width only            parts with halos (see `halos`), then the kernels, parts as batch
+    height or width only            parts with halos (halos.py), then the kernels; parts as batch
     two or three of them, channels  parts with halos, then slices and products (`window_slices`)
 
-Average pooling and depthwise convolution, whose kernels have no gradients on a mesh, are always
-made of slices. The numbers are those of one device in every case; of equal elements under a
-maximum, the same one gets the gradient.
+Average pooling and depthwise convolution always use slices, because their kernels have no gradients
+on a mesh. In every case the results match a single device. If several elements are the maximum of a
+window, the gradient goes to the same one.
 
-What cannot be split is gathered, and every device computes all of it: a dim whose size the axis
-does not divide, whose part the stride does not divide, or whose window reaches beyond a neighbour's
-part (`halos.why_whole` says which). With padding VALID the windows that lie over the end of the
-image are computed and cut off, and the new size is split again where it divides. Weights are
-gathered for use along a dim whose axis splits the image already.
+A dim that cannot be sharded is gathered, and every device computes all of it. This applies if its
+size is not a multiple of the axis size, the stride does not divide a part, or a window reaches
+beyond the neighbouring part (`halos.why_whole` returns the reason). With padding VALID, the windows
+over the end of the image are computed and sliced off, and the new size is sharded again if it
+divides. Weights are gathered along a dim whose axis already shards the image.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from tekso.framework.primitives.windows import Window
 
 @dataclasses.dataclass(frozen=True)
 class ImageMesh:
-    """What the forms here know of a mesh.
+    """The axes of a mesh that shard images, and functions that reshard tensors.
 
     Attributes:
       axes: {dim: axis} for the dims "batch", "height", "width" and "channels" of images, and
-        "in_channels" and "out_channels" of weights; those that are not split are left out.
+        "in_channels" and "out_channels" of weights; without dims that are not sharded.
       sizes: {axis: size}.
-      relayout: returns a tensor laid out by mesh axes, an axis or None for each dim.
-      gathered: the same for a weight and its gradient.
+      relayout: returns a tensor resharded by mesh axes, an axis or None for each dim.
+      gathered: reshards a weight and its gradient in the same way.
     """
 
     axes: Mapping[str, str]
@@ -49,14 +49,14 @@ class ImageMesh:
 
     @classmethod
     def of(cls, layout: MeshLayout, relayout: Relayout, gathered: Relayout) -> ImageMesh:
-        """Takes the rules of a mesh."""
+        """Returns the ImageMesh of a layout."""
         return cls(dict(layout.rules.pairs), dict(layout.mesh.axes), relayout, gathered)
 
     def image_axes(self, shape: tf.TensorShape) -> Layout:
-        """Returns the axes of [batch, height, width, channels]; None where a size does not divide.
+        """Returns the axes of [batch, height, width, channels]; None if a size does not divide.
 
         Raises:
-          ExecutionError: the rules split two dims of an image over one axis.
+          ExecutionError: the rules shard two dims of an image over one axis.
         """
         found: list[str | None] = []
         for dim, size in zip(("batch", "height", "width", "channels"), shape, strict=True):
@@ -64,18 +64,18 @@ class ImageMesh:
             if axis is not None and axis in found:
                 other = ("batch", "height", "width", "channels")[found.index(axis)]
                 raise ExecutionError(
-                    f"rules {other}:{axis} and {dim}:{axis}: an image {shape.as_list()} cannot be "
-                    f"split twice over one axis; give {dim} another axis"
+                    f"rules {other}:{axis} and {dim}:{axis}: two dims of an image "
+                    f"{shape.as_list()} cannot be sharded over one axis; set another axis for {dim}"
                 )
             found.append(axis)
         return tuple(found)
 
     def constrain_image(self, x: tf.Tensor) -> tf.Tensor:
-        """Returns images laid out by `image_axes`."""
+        """Returns images sharded by `image_axes`."""
         return self.relayout(x, self.image_axes(_static(x)))
 
     def parts(self, axis: str | None) -> int:
-        """Returns over how many devices an axis goes."""
+        """Returns the number of devices along an axis; 1 for None."""
         return self.sizes[axis] if axis is not None else 1
 
     def _usable(self, dim: str, size: int, taken: Layout) -> str | None:
@@ -86,13 +86,13 @@ class ImageMesh:
 def convolution(
     x: tf.Tensor, w: tf.Tensor, b: tf.Tensor | None = None, *, window: Window, mesh: ImageMesh
 ) -> tf.Tensor:
-    """As `ops.convolution`.
+    """See `ops.convolution`.
 
     Shapes:
       x: [batch, height, width, channels], w: [*window.shape, channels / groups, outputs]
       b: [outputs]
-      returns: [batch, new height, new width, outputs]; outputs lie as "out_channels", or else as
-        "channels"
+      returns: [batch, new height, new width, outputs]; outputs are sharded as "out_channels", or
+        as "channels" if there is no rule for it
     """
     axes = mesh.image_axes(_static(x))
     cuts = _cuts(x, window, axes, mesh)
@@ -116,7 +116,7 @@ def convolution(
 def depthwise_convolution(
     x: tf.Tensor, w: tf.Tensor, b: tf.Tensor | None = None, *, window: Window, mesh: ImageMesh
 ) -> tf.Tensor:
-    """As `ops.depthwise_convolution`.
+    """See `ops.depthwise_convolution`.
 
     Shapes:
       x: [batch, height, width, channels], w: [*window.shape, channels, multiplier]
@@ -138,7 +138,7 @@ def depthwise_convolution(
 
 
 def average_pool(x: tf.Tensor, *, window: Window, mesh: ImageMesh) -> tf.Tensor:
-    """As `ops.average_pool`."""
+    """See `ops.average_pool`."""
     axes = mesh.image_axes(_static(x))
     cuts = _cuts(x, window, axes, mesh)
     parts = _parts(x, cuts, axes[0], axes[3], mesh)
@@ -151,7 +151,7 @@ def average_pool(x: tf.Tensor, *, window: Window, mesh: ImageMesh) -> tf.Tensor:
 
 
 def max_pool(x: tf.Tensor, *, window: Window, mesh: ImageMesh) -> tf.Tensor:
-    """As `ops.max_pool`."""
+    """See `ops.max_pool`."""
     axes = mesh.image_axes(_static(x))
     cuts = _cuts(x, window, axes, mesh)
     if axes[3] is None and _is_whole(cuts):
@@ -172,7 +172,7 @@ def _static(x: tf.Tensor) -> tf.TensorShape:
     if x.shape.rank != 4 or not x.shape.is_fully_defined():
         raise ExecutionError(
             f"images on a mesh need 4 dims of known sizes, [batch, height, width, channels], "
-            f"not {x.shape}"
+            f"but the shape is {x.shape}"
         )
     return x.shape
 
@@ -209,9 +209,9 @@ def _parts(
 def _channel_axes(
     shape: tf.TensorShape, groups: int, taken: Layout, mesh: ImageMesh
 ) -> tuple[str | None, str | None]:
-    """Returns the axes that the inputs and the outputs of a weight are split over for its use."""
+    """Returns the axes that shard the inputs and the outputs of a weight in a step."""
     inputs, outputs = shape[2:]
-    if groups > 1:  # groups are split, or nothing
+    if groups > 1:  # only the groups can be sharded
         in_axis, outputs = None, groups
     else:
         in_axis = mesh._usable("in_channels", inputs, taken)
@@ -229,10 +229,10 @@ def _by_slices(
     cuts: tuple[HaloPartition, HaloPartition],
     mesh: ImageMesh,
 ) -> tf.Tensor:
-    """Returns the outputs of the parts; `axes` split the inputs and the outputs of w.
+    """Returns the outputs of the parts; `axes` shard the inputs and the outputs of w.
 
-    What an axis splits is a dim of blocks of its own, so that a sum over the axis is taken of the
-    inputs' gradients and of outputs, never of all the elements of the windows.
+    A sharded dim becomes two dims: blocks, which are sharded, and the rest. So the all-reduces are
+    over gradients of inputs and over outputs, never over all elements of the windows.
     """
     x, (in_axis, out_axis) = parts.x, axes
     kernel, inputs, outputs = w.shape[:2], w.shape[2], w.shape[3]
@@ -247,7 +247,7 @@ def _by_slices(
         if in_axis is not None:
             x = _to_front(tf.reshape(x, [*x.shape[:-1], n, inputs // n]))
             x = mesh.relayout(x, (in_axis, *parts.axes(None)))
-        if out_axis is not None:  # all inputs for each block of outputs; a device holds one
+        if out_axis is not None:  # all inputs for each block of outputs; each device has one block
             ones = tf.ones([m] + [1] * x.shape.rank, x.dtype)
             ones = mesh.relayout(ones, (out_axis, *[None] * x.shape.rank))
             x = tf.expand_dims(x, 0) * ones
@@ -283,7 +283,7 @@ def _with_bias(
 
 
 def _settled(y: tf.Tensor, batch: str | None, channels: str | None, mesh: ImageMesh) -> tf.Tensor:
-    """Pins outputs: channels as they were computed, height and width as the rules say."""
+    """Constrains outputs: channels as they were computed, height and width by the rules."""
     height, width = mesh.image_axes(y.shape)[1:3]
     height, width = (None if axis == channels else axis for axis in (height, width))
     return mesh.relayout(y, (batch, height, width, channels))

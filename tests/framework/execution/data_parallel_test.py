@@ -230,7 +230,7 @@ def test_a_tpu_that_is_not_there_is_told_in_a_line(monkeypatch: pytest.MonkeyPat
         raise URLError("Name or service not known")
 
     monkeypatch.setattr(tf.distribute.cluster_resolver, "TPUClusterResolver", resolver)
-    with pytest.raises(ExecutionError, match=r"no TPU 'mine' to connect to: .*not known"):
+    with pytest.raises(ExecutionError, match=r"cannot connect to the TPU 'mine': .*not known"):
         DataParallel.Params().instantiate().setup_devices(tpu="mine")
 
 

@@ -82,7 +82,7 @@ def test_on_the_model_of_the_paper_its_layout_or_a_better_one_is_the_best(
     assert best.slots_axis == "data"
     said = layout_ranking.verdict(found)
     assert f"{best.mesh}  {best.rules}  slots_axis=data" in said
-    assert f"The layout asked for, {PAPER.mesh}  {PAPER.rules}, takes 1.0" in said
+    assert f"The given layout, {PAPER.mesh}  {PAPER.rules}, takes 1.0" in said
 
 
 @pytest.mark.slow
@@ -185,7 +185,7 @@ def test_memory_decides_where_the_fastest_does_not_fit(monkeypatch: pytest.Monke
     monkeypatch.setitem(device_types.DEVICE_TYPES, "nothing", nothing)
     assert layout_ranking.verdict(
         layout_search.rank(*parts, mesh=mesh, device="nothing")
-    ).startswith("Nothing fits: the smallest layout needs ")
+    ).startswith("No layout fits: the smallest needs ")
 
 
 def test_experts_and_recurrent_models_are_ranked() -> None:
@@ -251,7 +251,7 @@ def test_a_third_axis_is_used_where_it_is_faster() -> None:
 def test_single_device_has_one_layout() -> None:
     (only,) = layout_search.rank(*tiny(), num_devices=1, device="cpu")
     assert (str(only.layout.rules), only.cost.collectives) == ("", ())
-    assert "exchanges next to nothing" in layout_ranking.reasons(only)
+    assert "has almost no communication" in layout_ranking.reasons(only)
 
 
 @pytest.mark.slow
@@ -262,8 +262,8 @@ def test_text_and_json_name_layouts_reasons_and_what_was_asked(
     text = layout_ranking.text("a model", found, top=2, width=500)
     assert "layouts over 512 × tpu_v2 were compared by a cost model" in text
     assert "data:16;model:32  batch:data" in text
-    assert "× all-reduce over model of activations: 436 MB a device" in text
-    assert f"{PAPER.rules}  (asked for)" in text
+    assert "× all-reduce over model of activations: 436 MB per device" in text
+    assert f"{PAPER.rules}  (given)" in text
     assert text.endswith(layout_ranking.verdict(found))
     narrow = layout_ranking.text("a model", found, top=2, width=80)
     assert all(len(line) <= 80 for line in narrow.splitlines())

@@ -101,11 +101,11 @@ def test_slots_that_lack_a_dim_are_laid_out_by_those_they_have() -> None:
 
 def test_remarks_name_what_does_nothing() -> None:
     idle = placed("data:2;model:4", "batch:data").remarks()
-    assert idle == ["no rule uses axis model: its 4 devices hold and compute the same"]
+    assert idle == ["no rule uses axis model: its 4 devices store and compute the same"]
     (weights,) = placed("data:7", "batch:data", weights_axis="data").remarks()
-    assert weights.startswith("weights_axis data splits nothing")
+    assert weights.startswith("weights_axis data shards nothing")
     (slots,) = placed("data:4", "batch:data", weights_axis="data", slots_axis="data").remarks()
-    assert slots.startswith("slots_axis data splits nothing")
+    assert slots.startswith("slots_axis data shards nothing")
 
 
 def test_record_says_which_rule_splits_how_many_weights() -> None:

@@ -206,13 +206,15 @@ def test_durations_may_be_a_mapping_and_differ_by_stage() -> None:
 
 def test_wrong_durations_are_refused() -> None:
     actions = list(schedule_of("gpipe").actions(2, 2))
-    with pytest.raises(ScheduleError, match="no duration for backward at stage 1; given are: "):
+    with pytest.raises(
+        ScheduleError, match="no duration for backward at stage 1; there are durations for: "
+    ):
         simulate(actions, num_devices=2, durations={
             (0, FORWARD): 1.0, (1, FORWARD): 1.0, (0, BACKWARD): 1.0})  # fmt: skip
     for wrong in (-1.0, math.nan, math.inf):
         with pytest.raises(ScheduleError, match="duration of backward at stage 0 is"):
             simulate(actions, num_devices=2, durations=lambda *_, wrong=wrong: wrong)
-    with pytest.raises(ScheduleError, match="handover is -1, want"):
+    with pytest.raises(ScheduleError, match="handover is -1, but must"):
         simulate(actions, num_devices=2, durations=lambda *_: 1.0, handover=-1)
 
 

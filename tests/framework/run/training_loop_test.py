@@ -448,7 +448,7 @@ def test_another_weight_table_is_an_error_that_names_the_weights(tmp_path: Path)
     run = Run(tmp_path)
     run.train(4, checkpoint_every=4)
     before = (tmp_path / "metrics.jsonl").read_bytes()
-    with pytest.raises(CheckpointError, match=r"step_00000004.*weights/w is \[3\], want \[2\]"):
+    with pytest.raises(CheckpointError, match=r"step_00000004.*weights/w is \[3\], must be \[2\]"):
         run.train(8, program=FakeProgram(dim=2))
     assert (tmp_path / "metrics.jsonl").read_bytes() == before
 

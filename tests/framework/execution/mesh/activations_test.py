@@ -1,4 +1,4 @@
-"""Which tensors layers pin, and which rules are refused for them when an experiment is built."""
+"""Which activations layers constrain, and which rules are rejected for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who takes part in a run, from flags, TF_CONFIG and SLURM."""
+"""The cluster of a run, from flags, TF_CONFIG and SLURM."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def test_flags_go_before_tf_config_and_that_before_slurm() -> None:
     ("cluster", "process", "told"),
     [
         ("a:1,b:1", None, "--process=0 to --process=1"),
-        ("a:1,b:1", 2, "which are 0 to 1"),
-        ("a:1,b:1", -1, "which are 0 to 1"),
-        ("a:1,a:1", 0, "a:1 stands there more than once"),
-        ("a,b:1", 0, "'a' is no address"),
-        ("a:1,b:port", 0, "'port' is no port"),
-        ("a:1,b:70000", 0, "'70000' is no port"),
+        ("a:1,b:1", 2, "2 processes, 0 to 1, but"),
+        ("a:1,b:1", -1, "2 processes, 0 to 1, but"),
+        ("a:1,a:1", 0, "a:1 appears more than once"),
+        ("a,b:1", 0, "'a' is not an address"),
+        ("a:1,b:port", 0, "'port' is not a port"),
+        ("a:1,b:70000", 0, "'70000' is not a port"),
         ("a:1,::1:5000", 0, "in brackets"),
         ("", 0, "--cluster is empty"),
         ("none", 1, "--cluster=none is one process"),
@@ -74,14 +74,14 @@ def test_tf_config_lists_the_chief_before_the_workers() -> None:
 @pytest.mark.parametrize(
     ("environment", "told"),
     [
-        ({"TF_CONFIG": "{"}, "TF_CONFIG is no JSON"),
-        ({"TF_CONFIG": "[]"}, "want an object"),
-        (tf_config(worker="a:1"), "want a list"),
-        (tf_config(worker=["a:1", "b:1"], ps=["c:1"]), "cluster.ps takes no part"),
+        ({"TF_CONFIG": "{"}, "TF_CONFIG is not valid JSON"),
+        ({"TF_CONFIG": "[]"}, "must be a JSON object"),
+        (tf_config(worker="a:1"), "must be a list"),
+        (tf_config(worker=["a:1", "b:1"], ps=["c:1"]), "cluster.ps is not supported"),
         (tf_config({"index": 2}, worker=["a:1", "b:1"]), "task.index is 2"),
         (tf_config({"type": "worker"}, worker=["a:1", "b:1"]), "task.index is None"),
         (tf_config({"type": "evaluator", "index": 0}, worker=["a:1", "b:1"]), "'evaluator'"),
-        (tf_config(worker=["a:1", "b"]), "TF_CONFIG: 'b' is no address"),
+        (tf_config(worker=["a:1", "b"]), "TF_CONFIG: 'b' is not an address"),
     ],
 )
 def test_wrong_tf_config_is_told(environment: dict[str, str], told: str) -> None:
@@ -136,7 +136,7 @@ def test_slurm_step_goes_before_the_job() -> None:
     [
         ({"PROCID": "0", "NTASKS": "two", "JOB_NODELIST": "a"}, "SLURM_NTASKS is 'two'"),
         ({"PROCID": "0", "NTASKS": "2"}, "SLURM_JOB_NODELIST is missing"),
-        ({"PROCID": "3", "NTASKS": "2", "JOB_NODELIST": "a,b"}, "which are 0 to 1"),
+        ({"PROCID": "3", "NTASKS": "2", "JOB_NODELIST": "a,b"}, "2 processes, 0 to 1, but"),
         ({"PROCID": "0", "NTASKS": "3", "JOB_NODELIST": "a,b"}, "does not divide"),
         (
             {"PROCID": "0", "NTASKS": "3", "JOB_NODELIST": "a,b", "TASKS_PER_NODE": "2(x2)"},
@@ -144,7 +144,7 @@ def test_slurm_step_goes_before_the_job() -> None:
         ),
         (
             {"PROCID": "0", "NTASKS": "2", "JOB_NODELIST": "a,b", "TASKS_PER_NODE": "1 each"},
-            "want such as",
+            "expected a list such as",
         ),
         (
             {"PROCID": "1", "NTASKS": "4", "JOB_NODELIST": "a,b", "NODEID": "1"},

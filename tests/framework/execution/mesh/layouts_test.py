@@ -74,10 +74,10 @@ def test_text_of_mesh_and_rules_reads_back(sizes: dict[str, int], separator: str
         ("data: 2", "'data:' is not two parts"),
         (":2", "':2' is not two parts"),
         ("data=2", "'data=2' is not two parts"),
-        ("data:two", "axis data has size 'two', want a whole number"),
-        ("data:2.0", "axis data has size '2.0', want a whole number"),
-        ("data:0", "axis data has size 0, want 1 or more"),
-        ("data:-2", "axis data has size -2, want 1 or more"),
+        ("data:two", "axis data has size 'two', but must be a whole number"),
+        ("data:2.0", "axis data has size '2.0', but must be a whole number"),
+        ("data:0", "axis data has size 0, but must be at least 1"),
+        ("data:-2", "axis data has size -2, but must be at least 1"),
         ("data:2;data:4", "axis data is named twice"),
         ("a|b:2", "axis 'a|b' needs another name"),
         ("unsharded:2", "axis 'unsharded' needs another name"),
@@ -87,7 +87,7 @@ def test_mesh_that_is_not_written_right_is_refused(text: str, reason: str) -> No
     with pytest.raises(LayoutError) as caught:
         MeshShape.parse(text)
     assert str(caught.value).startswith(f"execution.mesh is {text!r}: {reason}")
-    assert "want as in 'data:2;model:4'" in str(caught.value)
+    assert "example: 'data:2;model:4'" in str(caught.value)
     assert isinstance(caught.value, ExecutionError)
 
 
@@ -126,7 +126,7 @@ def test_mesh_with_more_devices_than_there_are_is_refused_with_those_that_fit() 
         mesh.check_devices(8)
     assert str(caught.value) == (
         "execution.mesh is 'data:4;model:4': 16 devices, but there are 8; nearest that fit: "
-        "data:2;model:4 or data:4;model:2; --cpu_devices=16 makes as many of a CPU"
+        "data:2;model:4 or data:4;model:2; --cpu_devices=16 creates this many logical CPU devices"
     )
 
 
@@ -297,11 +297,12 @@ def test_size_that_does_not_divide_is_refused_with_the_nearest_choices() -> None
     layout = layout_of("data:2;model:4", "heads:model;mlp:model")
     names = [spec(f"layers/{i}/q", embed=16, heads=6) for i in range(3)]
     assert refusal(layout, *names, spec("ffn", mlp=64)) == (
-        "execution.mesh 'data:2;model:4' and execution.rules 'heads:model;mlp:model' do not fit:\n"
+        "execution.mesh 'data:2;model:4' and execution.rules 'heads:model;mlp:model' do not fit "
+        "the model:\n"
         "  rule heads:model: heads of 6 does not divide over the 4 devices of axis model: "
-        "layers/0/q [embed=16, heads=6] and 2 other tensors; nearest: axis model of 2 or 3 or 6 "
-        "(2 for all dims that the rules split over it), or heads of 4 or 8, or heads:data, "
-        "or heads left whole (execution.rules='mlp:model')"
+        "layers/0/q [embed=16, heads=6] and 2 other tensors; alternatives: axis model of 2 or 3 "
+        "or 6 (2 for all dims that the rules shard over it), or heads of 4 or 8, or heads:data, "
+        "or no rule for heads (execution.rules='mlp:model')"
     )
 
 
@@ -313,9 +314,9 @@ def test_vocab_that_does_not_divide_may_be_padded() -> None:
 def test_two_dims_of_a_weight_on_one_axis_are_refused() -> None:
     text = refusal(layout_of("data:2;model:4", "embed:model;mlp:model"), spec(embed=8, mlp=16))
     assert (
-        "rules embed:model and mlp:model would split two dims of one tensor over axis model: "
-        "w [embed=8, mlp=16]; nearest: embed:data, or embed left whole "
-        "(execution.rules='mlp:model'), or mlp:data, or mlp left whole"
+        "rules embed:model and mlp:model would shard two dims of one tensor over axis model: "
+        "w [embed=8, mlp=16]; alternatives: embed:data, or no rule for embed "
+        "(execution.rules='mlp:model'), or mlp:data, or no rule for mlp"
     ) in text
 
 
@@ -339,8 +340,8 @@ def test_a_rule_for_images_is_refused_only_where_it_splits_none(dim: str) -> Non
 def test_one_dim_twice_in_a_tensor_is_refused() -> None:
     scores = (("batch", "length", "length"), (4, 6, 6))
     text = refusal(layout_of("data:2", "length:data"), scores=scores)
-    assert "rule length:data would split two dims length of one tensor" in text
-    assert "nearest: length left whole (execution.rules='')" in text
+    assert "rule length:data would shard two dims length of one tensor" in text
+    assert "alternatives: no rule for length (execution.rules='')" in text
 
 
 def test_axis_that_does_not_exist_is_refused_with_the_one_that_was_meant() -> None:

@@ -49,7 +49,7 @@ def test_rule_of_a_preset_for_a_dim_that_the_model_lacks_is_dropped() -> None:
 
 
 def test_preset_that_would_leave_its_axis_without_use_is_refused() -> None:
-    with pytest.raises(LayoutError, match="'2d' split mlp, heads, vocab over axis model"):
+    with pytest.raises(LayoutError, match="'2d' shards mlp, heads, vocab over axis model"):
         resolve("2d", dims=("batch", "in_channels", "out_channels"))
     assert str(resolve("2d", n=7, dims=("batch", "in_channels")).mesh) == "data:7;model:1"
 
@@ -58,8 +58,8 @@ def test_preset_on_a_mesh_without_its_axes_is_refused() -> None:
     with pytest.raises(LayoutError) as caught:
         resolve("2d", "x:4;model:2")
     assert str(caught.value) == (
-        "execution.rules '2d' split over the axis data, which execution.mesh 'x:4;model:2' does "
-        "not have: name its axes as in 'data:4;model:2', or write the rules out"
+        "execution.rules '2d' shards over the axis data, which execution.mesh 'x:4;model:2' does "
+        "not have: name its axes as in 'data:4;model:2', or set explicit rules"
     )
 
 

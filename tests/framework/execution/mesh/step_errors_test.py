@@ -29,7 +29,7 @@ def test_a_step_that_does_not_compile_names_rules_and_extra_axes() -> None:
         failing(text)()
     assert str(caught.value).startswith(
         "TensorFlow's DTensor cannot compile this step for execution.mesh 'data:2;model:2', "
-        "rules 'batch:data', slots_axis 'model': cannot split this op. Leave out rules and extra "
+        "rules 'batch:data', slots_axis 'model': cannot split this op. Remove rules and extra "
         "axes one by one"
     )
 

@@ -23,7 +23,7 @@ def graph(function: Callable[[tf.Tensor], Any]) -> tf.Graph:
     [
         (lambda x: x[:, None] * 2.0, "write tf.expand_dims"),
         (lambda x: x[:, ::-1], "write tf.gather"),
-        (lambda x: x + tf.random.normal([3, 4]), r"RandomStandardNormal .* by ctx\.uniform"),
+        (lambda x: x + tf.random.normal([3, 4]), r"RandomStandardNormal .* with ctx\.uniform"),
         (lambda x: x + tf.random.stateless_uniform([3, 4], [1, 2]), "StatelessRandom"),
         (lambda x: x + tf.random.truncated_normal([3, 4]), "TruncatedNormal"),
         (lambda x: tf.random.stateless_categorical(x, 2, [1, 2]), "StatelessMultinomial"),

@@ -179,10 +179,10 @@ def test_mixing_that_no_layer_tells_of_is_refused_in_one_program() -> None:
     [
         (
             {},
-            r"^3 stages need 3 devices, .* are 2 \(a, b\): .* at most 2, or give --cpu_devices=3$",
+            r"^3 stages need 3 devices, .* are 2 \(a, b\): .* at most 2, or set --cpu_devices=3$",
         ),
         ({"num_stages": 1, "num_replicas": 3}, r"^3 replicas of 1 stage need 3 .*--cpu_devices=3$"),
-        ({"workers": ["a:1", "b:2"]}, r"^3 stages need 3 .*, or name more execution\.workers$"),
+        ({"workers": ["a:1", "b:2"]}, r"^3 stages need 3 .*, or add execution\.workers$"),
     ],
     ids=["stages", "replicas", "workers"],
 )
