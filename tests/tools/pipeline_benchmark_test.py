@@ -46,7 +46,7 @@ def test_rows_are_medians_of_the_turns_with_ratios_to_one_device_and_to_gpipe() 
 @pytest.mark.parametrize(
     ("flag", "message"),
     [
-        ("--schedules=1f1b,gpip", "'gpip', want one of gpipe, .*did you mean gpipe"),
+        ("--schedules=1f1b,gpip", "'gpip', expected one of gpipe, .*did you mean gpipe"),
         ("--schedules=interleaved_1f1b", "3 micro-batches"),
         ("--rematerialize=none,al", "'al'.*all"),
     ],

@@ -76,15 +76,15 @@ def test_picture_is_written_where_output_says(
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (["--set=execution.num_stages=9"], "9 pieces or more, and the task has 8:"),
+        (["--set=execution.num_stages=9"], "at least 9 pieces, and the task has 8:"),
         (
             ["--set=execution.num_micro_batches=5"],
             "input.batch_size 16 does not divide evenly over 5 micro-batches "
             "(execution.num_micro_batches); the nearest that do: 15, 20",
         ),
-        (["--set=execution.balance=[3,4]"], "execution.balance [3, 4] adds up to 7, and the task"),
+        (["--set=execution.balance=[3,4]"], "execution.balance [3, 4] adds up to 7, but the task"),
         (["--set=execution.balance=[3,4,1]"], "has 3 numbers for 2 stages"),
-        (["--set=execution.schedule=1f1"], "zero_bubble_h1, or the Params of a Schedule of one's"),
+        (["--set=execution.schedule=1f1"], "zero_bubble_h1, or the Params of a custom"),
         (["--set=execution.num_stages=0"], "execution.num_stages is 0, but must be at least 1"),
         (["--set=execution.rematerialize=some"], "execution.rematerialize"),
         (["--execution=data_parallel"], "is DataParallel, which has no stages: give one, as in"),

@@ -1,4 +1,4 @@
-"""Actions: what the devices of a pipeline do, and what each piece of work waits for.
+"""Actions of a pipeline's devices, and which work each piece of work waits for.
 
     forward(s, m)            waits for forward(s-1, m)
     backward(s, m)           waits for forward(s, m) and backward(s+1, m)
@@ -27,17 +27,17 @@ class ScheduleError(ExecutionError):
 
 
 WorkKey = tuple[int, int, Kind]
-"""A `Work` as a plain tuple: equal, and faster to make."""
+"""A `Work` as a plain tuple: it compares equal to the `Work` and is faster to create."""
 
 
 class Work(NamedTuple):
-    """A piece of work; str() gives its name in messages.
+    """A piece of work; str() returns its name for messages.
 
     Attributes:
       stage: number of the stage, from 0 in model order.
       micro_batch: number of the micro-batch, from 0.
-      kind: "forward"; "backward": the gradients of input and weights, or where the schedule has
-        weight gradients apart, that of the input alone; "weight_gradient".
+      kind: "forward"; "backward": the gradients of inputs and weights, or of the inputs only if
+        the schedule computes weight gradients separately; "weight_gradient".
     """
 
     stage: int
@@ -50,11 +50,11 @@ class Work(NamedTuple):
 
 
 class Action(NamedTuple):
-    """A piece of work with its place; sorted, actions stand by device and then in its order.
+    """A piece of work with its device and tick; actions sort by device, then by tick.
 
     Attributes:
       device: number of the device.
-      tick: place in time. It orders what a device does, and nothing else is made of it.
+      tick: position in time. It is used only to order the actions of a device.
       stage: see `Work`.
       micro_batch: see `Work`.
       kind: see `Work`.
@@ -68,7 +68,7 @@ class Action(NamedTuple):
 
     @property
     def work(self) -> Work:
-        """What is done, without when and where."""
+        """The work, without device and tick."""
         return Work(*self[2:])
 
 
@@ -86,7 +86,7 @@ def device_of(stage: int, num_devices: int) -> int:
 
 
 def needs(work: WorkKey, num_stages: int) -> tuple[WorkKey, ...]:
-    """Returns what a piece of work waits for; see the module."""
+    """Returns the work that a piece of work waits for; see the module docstring."""
     stage, micro_batch, kind = work
     if kind == FORWARD:
         return ((stage - 1, micro_batch, FORWARD),) if stage else ()
@@ -98,17 +98,17 @@ def needs(work: WorkKey, num_stages: int) -> tuple[WorkKey, ...]:
 
 
 def by_device(actions: Iterable[Action], num_devices: int) -> list[list[Action]]:
-    """Returns what each device does, in its order.
+    """Returns the actions of each device, sorted by tick.
 
     Raises:
-      ScheduleError: an action is on a device that there is not.
+      ScheduleError: an action is on a device that does not exist.
     """
     orders: list[list[Action]] = [[] for _ in range(num_devices)]
     for action in actions:
         if not 0 <= action.device < num_devices:
             raise ScheduleError(
-                f"{action}: there are {num_devices} devices, 0 to {num_devices - 1}, and no "
-                f"{action.device}"
+                f"{action}: the devices are numbered 0 to {num_devices - 1}, and "
+                f"{action.device} is not one of them"
             )
         orders[action.device].append(action)
     for order in orders:
@@ -119,30 +119,33 @@ def by_device(actions: Iterable[Action], num_devices: int) -> list[list[Action]]
 def listed(
     made: Callable[[], Iterable[Any]], *, what: str, kind: type[Work] | type[Action], most: int
 ) -> list[Any]:
-    """Returns what code of a user's makes, as far as it is a list of `kind`.
+    """Returns the work or actions that user code yields, as a checked list.
 
     Args:
-      made: makes it.
+      made: the user code; returns an iterable.
       what: its name, for an error.
-      kind: `Work` or `Action`; a plain tuple of the same will do.
-      most: how many there can be at most, if all is well.
+      kind: `Work` or `Action`; plain tuples with the same fields are converted.
+      most: the maximum number of elements of a correct schedule.
 
     Raises:
-      ScheduleError: it makes something else, or does not end.
+      ScheduleError: it yields something else, or does not end.
     """
-    wanted = f"{kind.__name__}({', '.join(kind._fields)})"
+    expected = f"{kind.__name__}({', '.join(kind._fields)})"
     found, given = [], made()
     if not isinstance(given, Iterable):
-        raise ScheduleError(f"{what} is {given!r}, want {wanted}, one after the other")
+        raise ScheduleError(f"{what} is {given!r}, expected an iterable of {expected}")
     for each in given:
         if not _is_tuple_of(kind, each):
             raise ScheduleError(
-                f"{what} has {each!r}, want {wanted}: whole numbers, and for the kind one of "
+                f"{what} has {each!r}, expected {expected}: integers, and as the kind one of "
                 f"{', '.join(KINDS)}"
             )
         found.append(kind(*each))
-        if len(found) > 2 * most + 2:  # what is a little too much is named one by one (`check`)
-            raise ScheduleError(f"{what} does not end: there is work for {most} at most")
+        if len(found) > 2 * most + 2:  # `schedule_check.check` names a few superfluous ones
+            raise ScheduleError(
+                f"{what} does not end: it yields more than {2 * most + 2} elements, and a correct "
+                f"schedule has at most {most}"
+            )
     return found
 
 

@@ -1,15 +1,15 @@
-"""Cuts one traced step in functions that run at different times: forward, backward, their halves.
+"""Cuts one traced step into functions that run at different times, such as forward and backward.
 
     early inputs ──► forward ops ──► outputs
-                         │ what is kept
+                         │ saved activations
     late inputs ─────► backward ops ──► gradients
 
-The whole is traced once, with the gradients that arrive later as inputs. Ops that depend on a late
-input are the backward pass; what they take from the others has to be kept in between, or is
-computed again. So every function is a part of one graph, and all give the same numbers. What is
-made of lasting inputs alone (weights in another type) is computed again: kept, it would be there
-once for each micro-batch. What an op only has to follow (a check, a message) was done in the
-forward pass and is not done again.
+The step is traced once. Its inputs include the gradients of its outputs, which arrive later. Ops
+that depend on a late input are the backward pass. The tensors that they read from other ops are
+either saved in between or recomputed. Every function is a subgraph of one graph, so all of them
+compute the same numbers. Tensors that depend only on lasting inputs (such as a cast weight) are
+always recomputed: saved, they would exist once for each micro-batch. Control dependencies of the
+backward pass on the forward pass (a check, a message) are dropped, because those ops ran already.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ import tensorflow as tf
 
 
 class GraphCut:
-    """A traced function of early and late inputs, of which parts are made to functions.
+    """A traced function of early and late inputs, from which subgraphs are cut as functions.
 
     Args:
       concrete: a concrete function of flat tensors.
-      num_late: how many of its inputs, at the end, arrive late.
-      num_lasting: how many of its inputs, at the front, are there whenever a part runs.
+      num_late: how many of its last inputs arrive late.
+      num_lasting: how many of its first inputs are available whenever a subgraph runs.
     """
 
     def __init__(self, concrete: Any, num_late: int, *, num_lasting: int) -> None:
@@ -43,7 +43,7 @@ class GraphCut:
         self._of_late = self._reached(t.op for t in self.late)
 
     def _reached(self, sources: Iterable[tf.Operation]) -> set[str]:
-        """Names of the ops that depend on some of these."""
+        """Returns the names of these ops and of all ops that depend on any of them."""
         names = {op.name for op in sources}
         for op in self._graph.get_operations():  # in topological order
             before = (*(t.op for t in op.inputs), *op.control_inputs)
@@ -56,9 +56,9 @@ class GraphCut:
         return tensor.op.name in self._of_late
 
     def saved_for(self, outputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns what late ops above `outputs` take from early ones: inputs, and what they made.
+        """Returns the early tensors, inputs included, that the late ops computing `outputs` read.
 
-        Constants and what depends on lasting inputs alone are not among them: they are made again.
+        It omits constants and tensors that depend only on lasting inputs: they are recomputed.
         """
         kept: dict[str, tf.Tensor] = {}
         for op in self._above(outputs, stop=lambda t: not self.is_late(t)):
@@ -67,13 +67,13 @@ class GraphCut:
                     kept[tensor.name] = tensor
         for tensor in outputs:
             if not self.is_late(tensor) and tensor.op.name in self._of_passing:
-                kept[tensor.name] = tensor  # a gradient that depends on no other
+                kept[tensor.name] = tensor  # a gradient that does not depend on late inputs
         return list(kept.values())
 
     def saved_between(
         self, first: Sequence[tf.Tensor], then: Sequence[tf.Tensor]
     ) -> list[tf.Tensor]:
-        """Returns what ops above `then` alone take from late ops above `first`."""
+        """Returns tensors of late ops computing `first` that other ops computing `then` read."""
         done = {op.name for op in self._above(first, stop=lambda t: not self.is_late(t))}
         kept: dict[str, tf.Tensor] = {}
 
@@ -91,7 +91,7 @@ class GraphCut:
         return [t for t in kept.values() if t.name not in late]
 
     def taken(self, feeds: Sequence[tf.Tensor], outputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns which of some tensors are taken by what computes `outputs` from them."""
+        """Returns the tensors of `feeds` that the ops computing `outputs` from them read."""
         known = {t.name for t in feeds}
         above = self._above(outputs, stop=lambda t: t.name in known)
         used = {t.name for op in above for t in op.inputs} | {t.name for t in outputs}
@@ -100,7 +100,7 @@ class GraphCut:
     def _above(
         self, tensors: Sequence[tf.Tensor], *, stop: Callable[[tf.Tensor], bool]
     ) -> list[tf.Operation]:
-        """The ops that tensors depend on, no further than where `stop` holds; no effects."""
+        """Returns the ops that tensors depend on, up to tensors where `stop` holds; no effects."""
         return self._with_all_above([t.op for t in tensors if not stop(t)], stop=stop)
 
     def _with_all_above(
@@ -110,9 +110,9 @@ class GraphCut:
         stop: Callable[[tf.Tensor], bool],
         has_effects: bool = False,
     ) -> list[tf.Operation]:
-        """These ops and all that they depend on, no further than where `stop` holds.
+        """Returns these ops and all ops that they depend on, up to tensors where `stop` holds.
 
-        Early ops that come before others only in time count if it `has_effects`.
+        Control dependencies on early ops are followed only if `has_effects`.
         """
         found: dict[str, tf.Operation] = {}
         todo = list(ops)
@@ -135,11 +135,11 @@ class GraphCut:
         """Returns a compiled function from some tensors of the graph to others.
 
         Args:
-          feeds: what is given. What is not needed of it is left out.
-          fetches: what is returned.
-          kept: what is returned besides, by name.
-          effects: ops that run even if nothing that is returned depends on them; None: this part
-            is not of the forward pass.
+          feeds: the inputs of the function. Those that it does not need are omitted.
+          fetches: the tensors that it returns.
+          kept: tensors that it returns in addition, by name.
+          effects: ops that run even if no returned tensor depends on them; None: this subgraph is
+            not part of the forward pass.
 
         Raises:
           ValueError: the fetches depend on an input that is not fed.
@@ -154,14 +154,14 @@ class GraphCut:
         ops = {op.name: op for op in found}
         missing = [t.name for t in (*self.early, *self.late) if t.op.name in ops]
         if missing:
-            raise ValueError(f"the outputs depend on {missing}, which are not given")
+            raise ValueError(f"the outputs depend on the inputs {missing}, which are not fed")
         part = tf.compat.v1.GraphDef(versions=self._def.versions, library=self._def.library)
         used = {t.name for op in ops.values() for t in op.inputs} & known
         for node in self._def.node:
             if node.name in ops:
                 copy = part.node.add()
                 copy.CopyFrom(node)
-                copy.attr.pop("_class", None)  # colocation with an op that is not here
+                copy.attr.pop("_class", None)  # colocation with an op that may be omitted here
                 del copy.input[:]
                 copy.input.extend(i for i in node.input if i[0] != "^" or i[1:] in ops)
         feeds = [t for t in feeds if t.name in used or t.name in {w.name for w in wanted}]
@@ -185,10 +185,10 @@ class GraphCut:
 
 
 class Subgraph:
-    """A part of a graph as a function of values by name.
+    """A subgraph as a function of a mapping from tensor names to values.
 
     Attributes:
-      feeds: names of what it takes.
+      feeds: names of its inputs.
     """
 
     def __init__(
@@ -200,13 +200,13 @@ class Subgraph:
         kept: Sequence[tf.Tensor],
     ) -> None:
         self._concrete, self.feeds = concrete, feeds
-        backend = {t.name: i for i, t in enumerate(wanted)}
-        self._fetches = [backend[t.name] for t in fetches]
-        self._kept = {t.name: backend[t.name] for t in kept}
+        position = {t.name: i for i, t in enumerate(wanted)}
+        self._fetches = [position[t.name] for t in fetches]
+        self._kept = {t.name: position[t.name] for t in kept}
 
     def __call__(
         self, known: Mapping[str, tf.Tensor]
     ) -> tuple[list[tf.Tensor], dict[str, tf.Tensor]]:
-        """Returns what was asked for, and what is kept, by name."""
+        """Returns the fetches in order, and the saved tensors by name."""
         found = self._concrete(*[known[name] for name in self.feeds])
         return [found[i] for i in self._fetches], {n: found[i] for n, i in self._kept.items()}

@@ -1,7 +1,6 @@
-"""Ops of a traced graph that do more than to compute their outputs from their inputs.
+"""Finds the ops of a traced graph that have side effects, such as a message or a check.
 
-An effect (a message, a check) has to happen in the forward pass, once, even if nothing depends on
-it.
+These ops must run in the forward pass, once, even if no output depends on them.
 """
 
 from __future__ import annotations
@@ -14,5 +13,5 @@ _READS = frozenset({"ReadVariableOp", "VarHandleOp"})
 
 
 def effects(graph: Any) -> list[tf.Operation]:
-    """Returns the ops of a graph that have to run whether or not something depends on them."""
+    """Returns the ops of a graph that must run even if no output depends on them."""
     return [op for op in graph.get_operations() if op.op_def.is_stateful and op.type not in _READS]

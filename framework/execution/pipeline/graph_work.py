@@ -1,7 +1,8 @@
 """Counts the work of a traced graph: floating-point operations, and bytes that are written.
 
-A multiplication and an addition are two operations. What is not a product or a convolution counts
-one a number that comes out (of sums: that goes in). The body of a loop counts once a turn.
+A multiplication and an addition are two operations. An op that is neither a product nor a
+convolution counts one operation per output element; a sum counts one per input element. The body
+of a loop counts once per iteration.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import tensorflow as tf
 
 
 class GraphWork(NamedTuple):
-    """What a graph computes.
+    """The work of a graph.
 
     Attributes:
       flops: floating-point operations.
@@ -49,7 +50,7 @@ _MOVES |= {"StridedSlice", "GatherV2", "Cast", "Tile", "BroadcastTo", "Pad", "Pa
 
 
 def count(graph: Any) -> GraphWork:
-    """Returns the work of all ops of a graph, those of loops and calls inside included."""
+    """Returns the work of all ops of a graph, including ops inside loops and function calls."""
     flops = written = 0.0
     for op in graph.get_operations():
         times, inner = _inside(graph, op)
@@ -66,7 +67,7 @@ def count(graph: Any) -> GraphWork:
 
 
 def _inside(graph: Any, op: Any) -> tuple[int, list[Any]]:
-    """How often an op runs graphs of its own, and which: of several, one at a time."""
+    """Returns how often an op runs its inner graphs, and these graphs; it runs one at a time."""
     if op.type in ("While", "StatelessWhile"):
         turns = tf.get_static_value(op.inputs[1])  # the largest number of iterations
         return int(turns) if turns is not None and turns >= 0 else 1, _graphs(graph, op, "body")

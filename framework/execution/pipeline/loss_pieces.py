@@ -1,4 +1,4 @@
-"""The pieces of a task, after a check that no subclass changes only what other executions run."""
+"""Checks that no subclass overrides loss() without pieces(), and returns the pieces of a task."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ def pieces_of_loss(task: Task) -> list[Piece]:
     """Returns `task.pieces()`.
 
     Raises:
-      ExecutionError: a subclass overrides loss() of the task, and not pieces(), so that a pipeline
-        would train another loss than the other executions.
-      TaskError: it is no list of pieces, or a model overrides fprop() and not pieces().
+      ExecutionError: a subclass overrides loss() of the task but not pieces(), so a pipeline would
+        train a different loss than the other executions.
+      TaskError: pieces() does not return a list of pieces, or a model overrides fprop() but not
+        pieces().
     """
     overriding = task_results.overrides(task, "loss")
     if overriding is not None and overriding[1] is not Task:

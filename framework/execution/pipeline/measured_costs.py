@@ -1,6 +1,6 @@
-"""The cost of pieces as measured: seconds of forward and backward over a micro-batch, on a device.
+"""Measures the cost of pieces: seconds of forward and backward over a micro-batch on a device.
 
-Pieces that their model declares alike are measured once, on numbers that mean nothing.
+Pieces that their model declares alike are measured once. The inputs and weights are arbitrary.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tekso.framework.weight_spec import WeightSpec
 REPEATS = 5
 
 Timer = Callable[[], float]
-"""Returns seconds since some time, as `time.perf_counter`."""
+"""Returns seconds since an arbitrary start, like `time.perf_counter`."""
 
 
 def measured_costs(
@@ -34,15 +34,15 @@ def measured_costs(
     timer: Timer = time.perf_counter,
     fuse: Fuse = no_fusion,
 ) -> list[float]:
-    """Returns for each piece the least of the times of `REPEATS` runs, after a first one.
+    """Returns for each piece the shortest time of `REPEATS` runs, after one warm-up run.
 
     Args:
-      pieces: of the task, in order.
-      traces: of the same.
-      specs: of all weights of the task; the weights of a piece are made while it is measured.
+      pieces: the pieces of the task, in order.
+      traces: their traces.
+      specs: specs of all weights of the task; the weights of a piece exist only during its runs.
       batch: signature of a micro-batch.
       device: name of the device; None: TensorFlow's choice.
-      timer: is asked before and after every run.
+      timer: called before and after every run.
       fuse: compiles elementwise clusters.
     """
 
@@ -64,7 +64,7 @@ def _least_seconds(both: PieceGradients, timer: Timer) -> float:
             return tf.identity(flat[-1])
 
     run = tf.function(whole, autograph=False)
-    run(*values).numpy()  # traces it
+    run(*values).numpy()  # traces the function
     times = []
     for _ in range(REPEATS):
         start = timer()

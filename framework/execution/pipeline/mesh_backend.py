@@ -1,10 +1,10 @@
-"""The backend of a stage that is itself sharded over a mesh, and what moves from mesh to mesh.
+"""The backend of a stage that is itself sharded over a mesh of devices.
 
     stage 0   CPU:0 CPU:1   model:2           a value moves as its shards, device to device,
     stage 1   CPU:2 CPU:3   model:2           and keeps its layout
 
-TensorFlow 2.21 runs no program over devices of several meshes, so a tensor leaves one mesh as its
-shards and enters another as such.
+TensorFlow 2.21 cannot run one program over the devices of several meshes. A tensor is therefore
+unpacked into its shards on one mesh, and packed from them on the next.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from tekso.framework.execution.step import Flat
 from tekso.framework.primitives.fusion import Fuse, MarkedFusion, no_fusion
 from tekso.framework.weight_spec import WeightSpec
 
-# DTensor's device has tables without a lock. It runs functions in threads of its own, so one thread
-# at a time calls it, and each waits for the result without holding the lock.
+# DTensor's device has tables without a lock, so only one thread at a time may call it. DTensor runs
+# functions in threads of its own, so each caller waits for the result without holding this lock.
 _DTENSOR = threading.Lock()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Shards:
-    """A tensor outside of its mesh.
+    """The shards of a tensor that was unpacked from its mesh.
 
     Attributes:
       parts: the shard of every device, in the order of the mesh.
-      axes: its layout.
+      axes: layout of the tensor.
     """
 
     parts: tuple[tf.Tensor, ...]
@@ -53,8 +53,8 @@ class MeshBackend(StageBackend):
 
     Args:
       layout: mesh and rules.
-      device_type: of the devices.
-      number: 0 for the first devices of the type, 1 for the next, and so on.
+      device_type: type of the devices.
+      number: position of this mesh: 0 uses the first devices of the type, 1 the next, and so on.
       compiles: whether XLA compiles elementwise clusters.
     """
 
@@ -82,7 +82,7 @@ class MeshBackend(StageBackend):
             return self._placement.put(array, (axis,) + (None,) * (array.ndim - 1))
 
     def scalar(self, value: Any, dtype: Any) -> tf.Tensor:
-        """See `StageBackend`; a vector, see `Placement.put_changing`."""
+        """See `StageBackend`; returns a vector of copies (see `Placement.put_changing`)."""
         if tf.is_tensor(value):
             return self.spread(tf.fill([TOO_MANY_TO_FOLD], tf.cast(value, dtype)))
         with _DTENSOR:
@@ -135,7 +135,8 @@ class MeshBackend(StageBackend):
         """See `StageBackend`."""
         with _DTENSOR:
             value = self._placed(part, spec, kind)
-            # All have one name: DTensor compiles the op that makes a variable once for each name.
+            # All variables share one name: DTensor compiles the op that creates a variable once
+            # for each name.
             return dtensor.DVariable(value, trainable=False, name="state")
 
     def assign(self, variable: Any, part: Part, spec: WeightSpec, kind: Kind) -> None:
@@ -169,8 +170,8 @@ class MeshBackend(StageBackend):
             made = explained(function, self._where)(*args)
             first = next((x for x in tf.nest.flatten(made) if tf.is_tensor(x)), None)
             parts = [] if first is None else dtensor.unpack(first)
-        # Waits by an op, which lets other threads go on: reading the value of a tensor that is not
-        # computed yet holds Python's lock.
+        # This op waits without Python's lock, so other threads continue. Reading the value of a
+        # tensor that is not computed yet would hold Python's lock.
         for part in parts:
             tf.identity(part)
         return made
@@ -180,7 +181,7 @@ class MeshBackend(StageBackend):
         refuse_unsupported(graph)
 
     def trace(self, function: Callable[..., Any], *args: Any) -> None:
-        """See `StageBackend`; DTensor traces when it runs."""
+        """See `StageBackend`; does nothing, because DTensor traces a function when it runs."""
 
     # --- in the graph of a function ---
 
@@ -222,7 +223,7 @@ class MeshBackend(StageBackend):
         return ctx
 
     def used(self, weights: Flat, specs: Specs) -> Flat:
-        """See `StageBackend`; weights that only the storage shards further are all-gathered."""
+        """See `StageBackend`; all-gathers weights that are sharded only in storage."""
         ctx = MeshContext(self._placement, self.layout)
         return step_context.used(self.layout, specs, weights, ctx)
 

@@ -1,9 +1,9 @@
-"""Partitioning: which neighbouring pieces make a stage, so that the slowest stage is fastest.
+"""Partitions a list of pieces into stages, so that the most expensive stage costs least.
 
-Exact: the contiguous partition whose largest cost is least, by bisection over the sums of
-neighbours that there are, O(L² log L), and of all such partitions the one in which the last stages
-are fullest, since the first ones hold the most micro-batches. (A greedy histogram of prefixes
-leaves stages empty: costs 1, 1, 10, 1 in 4 stages.)
+The result is exact: the contiguous partition with the smallest largest cost, found by bisection
+over the sums of neighbouring costs, O(L² log L). If there are several, it is the one whose last
+stages have the most pieces, because the first stages save the activations of the most
+micro-batches. (A greedy histogram of prefixes leaves stages empty: costs 1, 1, 10, 1 in 4 stages.)
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from tekso.framework.execution.errors import ExecutionError
 
 
 def min_max(costs: Sequence[float], num_stages: int) -> list[int]:
-    """Returns how many neighbouring pieces each stage has, at least one.
+    """Returns the number of neighbouring pieces of each stage, which is at least one.
 
     Args:
-      costs: of the pieces, in order; not negative.
-      num_stages: at most as many as pieces.
+      costs: costs of the pieces, in order; not negative.
+      num_stages: number of stages; at most the number of pieces.
     """
     costs = costs[::-1]
     sums = [0.0, *itertools.accumulate(costs)]
 
     def sizes(limit: float) -> list[int] | None:
-        """Sizes in which no stage costs more than `limit`; None if there are none."""
+        """Returns sizes for which no stage costs more than `limit`; None if there are none."""
         result, start = [], 0
         for left in reversed(range(num_stages)):
             end = bisect.bisect_right(sums, sums[start] + limit * (1 + 1e-12)) - 1
-            end = min(end, len(costs) - left)  # a piece at least for each of the others
+            end = min(end, len(costs) - left)  # leave at least one piece for each other stage
             if end <= start:
                 return None
             result.append(end - start)
@@ -40,8 +40,9 @@ def min_max(costs: Sequence[float], num_stages: int) -> list[int]:
     low, high = 0.0, sums[-1]
     best = sizes(high)
     if best is None:
-        raise ValueError(f"{len(costs)} pieces do not make {num_stages} stages")
-    # The least limit is the cost of some stage: narrow the bounds, then take what is reached.
+        raise ValueError(f"{len(costs)} pieces cannot be divided into {num_stages} stages")
+    # The smallest limit is the cost of some stage. So narrow the bounds, and lower the upper bound
+    # to the largest cost of the partition found.
     while True:
         reached = largest(costs, best)
         high = min(high, reached)
@@ -75,19 +76,20 @@ def balance(
     num_devices: int,
     most_devices: int,
 ) -> list[int]:
-    """Returns how many pieces each stage has: as given, or by cost.
+    """Returns the number of pieces of each stage: as given, or by cost.
 
     Args:
-      names: of the pieces, in order.
-      costs: of the same.
-      num_stages: that the schedule makes for so many devices.
-      given: pieces of every stage; None: by cost.
+      names: names of the pieces, in order.
+      costs: costs of the pieces.
+      num_stages: number of stages of the schedule on `num_devices` devices.
+      given: number of pieces of every stage; None: by cost.
       num_devices: execution.num_stages.
-      most_devices: of which the schedule would make no more stages than there are pieces.
+      most_devices: the largest number of devices for which the schedule has no more stages than
+        there are pieces.
 
     Raises:
-      ExecutionError: there are too few pieces, or the given numbers do not add up; shows the list
-        of pieces with their shares of the cost.
+      ExecutionError: there are too few pieces, or the given numbers do not add up; lists the
+        pieces with their shares of the cost.
     """
     what = f"{num_stages} stages"
     if num_stages != num_devices:
@@ -97,14 +99,14 @@ def balance(
         if num_stages != num_devices:
             advice = (
                 f"{advice}, or choose " if most_devices else "choose "
-            ) + "an execution.schedule with fewer stages a device"
+            ) + "an execution.schedule with fewer stages per device"
         if len(names) == 1:
             advice = (
                 "return the parts of its loss from pieces() of the task, in order, so that they "
                 f"can be stages (framework/pieces.py); or {advice}"
             )
         raise ExecutionError(
-            f"a pipeline of {what} needs {num_stages} pieces or more, and the task has "
+            f"a pipeline of {what} needs at least {num_stages} pieces, and the task has "
             f"{len(names)}:\n{listing(names, costs)}\n{advice}"
         )
     if given is None:
@@ -115,10 +117,10 @@ def balance(
     if any(n < 1 for n in given):
         problems.append("leaves a stage without a piece")
     if sum(given) != len(names):
-        problems.append(f"adds up to {sum(given)}, and the task has {len(names)} pieces")
+        problems.append(f"adds up to {sum(given)}, but the task has {len(names)} pieces")
     if problems:
         raise ExecutionError(
-            f"execution.balance {list(given)} {' and '.join(problems)}; by cost it would be "
+            f"execution.balance {list(given)} {' and '.join(problems)}; balanced by cost it is "
             f"{min_max(costs, num_stages)}. The pieces and their shares of the cost:\n"
             f"{listing(names, costs)}"
         )

@@ -1,4 +1,4 @@
-"""The cost of a piece, by which a model is cut: the time of its work on a device."""
+"""Estimates the cost of a piece, by which a model is partitioned: the time of its work."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ BACKWARD = 2.0  # a backward pass computes the gradients of both factors of ever
 
 
 def cost_of(trace: PieceTrace) -> float:
-    """Returns seconds of forward and backward over a micro-batch, on a device of type cpu.
+    """Returns the estimated seconds of forward and backward over a micro-batch on a CPU.
 
-    Only their ratios are of use: computing and moving bytes are weighed against each other as on
-    that type.
+    Only the ratios of costs are used. Operations and moved bytes are weighted as for the device
+    type `cpu`.
     """
     kind = find("cpu")
     flops_per_s = kind.flops_per_s["float32"] * kind.reached

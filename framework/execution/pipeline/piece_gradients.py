@@ -1,4 +1,4 @@
-"""A piece with its backward pass as a function of flat tensors: to be traced, or to be timed."""
+"""Makes a function of flat tensors from a piece and its backward pass, for tracing or timing."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from tekso.framework.weight_spec import WeightSpec
 
 
 class PieceGradients(NamedTuple):
-    """Forward and backward of a piece.
+    """The forward and backward pass of a piece.
 
     Attributes:
-      function: `function(*weights, *inputs, *seeds)` returns what the piece makes, the gradients of
-        weights, and those of inputs; of a large table they are some rows, and the rest is not made.
+      function: `function(*weights, *inputs, *seeds)` returns the outputs of the piece, the
+        gradients of its weights, and the gradients of its inputs. A sparse gradient (of a large
+        embedding table) is returned as its rows and their indices.
       weights: TensorSpecs of the weights.
-      inputs: of what the piece is given.
-      seeds: of the gradients of what it makes, and of that of the loss.
+      inputs: TensorSpecs of the inputs of the piece.
+      seeds: TensorSpecs of the gradients of its outputs and of the gradient of the loss.
     """
 
     function: Callable[..., tuple[list[tf.Tensor], list[tf.Tensor], list[tf.Tensor]]]
@@ -41,15 +42,15 @@ def piece_gradients(
     *,
     fuse: Fuse = no_fusion,
 ) -> PieceGradients:
-    """Returns forward and backward of a piece.
+    """Returns the forward and backward pass of a piece.
 
     Args:
       piece: the piece.
-      own: specs of the weights that it reads, with its rows of stacked ones.
-      learned: paths of those that get a gradient.
+      own: specs of the weights that it reads; of stacked weights, only its rows.
+      learned: paths of the weights that get a gradient.
       given: TensorSpecs of the values of the flow that it reads.
-      trace: what it makes of them.
-      num_examples: of a micro-batch.
+      trace: its trace, which has the specs of its outputs.
+      num_examples: number of examples of a micro-batch.
       fuse: compiles elementwise clusters.
     """
     made = {name: nest for name, nest in trace.writes.items() if name not in (LOSS_SUM, METRICS)}
@@ -86,7 +87,7 @@ def piece_gradients(
 
 
 def _parts(gradients: Sequence[Any]) -> list[tf.Tensor]:
-    """The tensors of which gradients consist."""
+    """Returns the tensors that gradients consist of."""
     found: list[Any] = []
     for gradient in gradients:
         is_sparse = isinstance(gradient, tf.IndexedSlices)

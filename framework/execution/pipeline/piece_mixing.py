@@ -1,7 +1,8 @@
-"""Refuses what mixes the examples of a batch: layers that say so, and pieces that do so.
+"""Rejects layers and pieces that couple the examples of a batch.
 
-A piece is run twice on numbers that mean nothing, the second time with all examples but the first
-changed: what it makes of the first one has to stay. Pieces that are declared alike run once.
+Layers declare it (`couples_examples`). Pieces are tested: a piece runs twice on arbitrary numbers,
+the second time with all examples except the first one changed, and its output for the first example
+must not change. Of several pieces that are declared alike, only one is tested.
 """
 
 from __future__ import annotations
@@ -21,36 +22,36 @@ from tekso.framework.task import Task
 from tekso.framework.weight_spec import WeightSpec
 
 TOLERANCE = 1e-3
-"""Of roundoff, as a share of the largest number that a piece makes."""
+"""Tolerance for rounding, relative to the largest absolute value of an output."""
 
 
 def check_layers(task: Task, *, form: Literal["host", "spmd"]) -> None:
-    """Refuses layers that say that they mix examples.
+    """Rejects layers that declare that they couple examples.
 
-    Statistics of a micro-batch (BatchNorm) are taken where the host drives the stages, and the
-    moving ones are those of the whole batch.
+    Batch statistics (BatchNorm) are allowed if the host drives the stages: the layer normalises by
+    the statistics of a micro-batch, and its moving statistics are those of the whole batch.
 
     Args:
       task: the task.
-      form: what drives the stages.
+      form: execution.form, which says whether the host drives the stages.
 
     Raises:
-      ExecutionError: a layer mixes examples.
+      ExecutionError: a layer couples examples.
     """
     for layer in task.walk():
         if not layer.couples_examples:
             continue
         if type(layer).updated_statistics is Layer.updated_statistics:
             raise ExecutionError(
-                f"{layer.path} ({type(layer).__name__}) mixes the examples of a batch, so its "
-                "output would depend on the number of micro-batches: it cannot be part of a "
-                "pipeline; use --execution=data_parallel"
+                f"{layer.path} ({type(layer).__name__}) couples the examples of a batch, so its "
+                "output would depend on the number of micro-batches; it cannot be part of a "
+                "pipeline: use --execution=data_parallel"
             )
         if form == "spmd":
             raise ExecutionError(
-                f"{layer.path} ({type(layer).__name__}) mixes the examples of a batch, which "
-                "cannot be part of a pipeline of execution.form='spmd'; set "
-                "execution.form='host', or use --execution=mesh_sharded"
+                f"{layer.path} ({type(layer).__name__}) couples the examples of a batch, which "
+                "execution.form='spmd' does not support; set execution.form='host', or use "
+                "--execution=mesh_sharded"
             )
 
 
@@ -60,18 +61,19 @@ def check_pieces(
     specs: Mapping[str, WeightSpec],
     batch: Signature,
 ) -> None:
-    """Runs each kind of piece, as in evaluation, which draws no random numbers.
+    """Rejects pieces that couple examples, after running each kind of piece.
 
-    Sums over the examples, as the loss is one, are not looked at.
+    Pieces run as in evaluation, which draws no random numbers. Sums over the examples, such as the
+    loss, are not checked.
 
     Args:
-      pieces: of the task, in order.
-      traces: of the same.
-      specs: of all weights of the task; those of a piece are made while it runs.
+      pieces: the pieces of the task, in order.
+      traces: their traces.
+      specs: specs of all weights of the task; the weights of a piece exist only while it runs.
       batch: signature of a micro-batch.
 
     Raises:
-      ExecutionError: a piece mixes examples.
+      ExecutionError: a piece couples examples.
     """
 
     def find(piece: Piece, trace: PieceTrace, own: Mapping[str, WeightSpec], given: Flow) -> None:
@@ -106,23 +108,23 @@ def _check(
 
     try:
         whole = tf.compat.v1.wrap_function(run, [tf.TensorSpec(x.shape, x.dtype) for x in values])
-    except KeyError:  # it reads from a copy of the flow, of which its trace has not told
+    except KeyError:  # it reads a value through a copy of the flow, which its trace did not record
         return
     computed = whole.prune(whole.inputs, whole.outputs)  # no checks or messages of the piece
     try:
         results = [computed(*values), computed(*others)]
     except tf.errors.OpError:
-        return  # these numbers are not what it takes
+        return  # the piece does not accept arbitrary numbers
     for one, two in zip(*results, strict=True):
         if not one.dtype.is_floating:
             continue
         scale, apart = tf.reduce_max(tf.abs(one)), tf.reduce_max(tf.abs(one[0] - two[0]))
         if float(apart) > TOLERANCE * float(scale):
             raise ExecutionError(
-                f"{piece.name} mixes the examples of a batch: what it makes of one changes with "
-                "the others, so it would depend on the number of micro-batches and cannot be part "
-                "of a pipeline; use --execution=data_parallel, and set couples_examples = True in "
-                "the layer"
+                f"{piece.name} couples the examples of a batch: its output for one example changes "
+                "with the other examples, so it would depend on the number of micro-batches and "
+                "cannot be part of a pipeline; use --execution=data_parallel, and set "
+                "couples_examples = True in the layer"
             )
 
 
@@ -134,7 +136,10 @@ def _value(spec: Any, number: int) -> tf.Tensor:
 
 
 def _changed(x: tf.Tensor) -> tf.Tensor:
-    """All examples but the first, turned; of floats also moved."""
+    """Returns x with all examples except the first in reverse order, plus 0.2 for floats.
+
+    Integers are set to 0 instead.
+    """
     rest = tf.reverse(x[1:], [0])
     if x.dtype.is_floating:
         rest = rest + tf.cast(0.2, x.dtype)

@@ -1,7 +1,7 @@
-"""What each piece of a task reads, makes and computes, found by tracing it; allocates nothing.
+"""Traces each piece of a task to find what it reads, writes and computes; allocates nothing.
 
-Pieces that a model declares alike (`Piece.kind`), of layers with the same Params and on inputs of
-the same shapes, are traced once: a thousand layers take the time of a few.
+Pieces that a model declares alike (`Piece.kind`), whose layers have the same Params and whose
+inputs have the same shapes, are traced once: a thousand layers take the time of a few.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class PieceTrace:
-    """What is known of a piece.
+    """The result of tracing a piece.
 
     Attributes:
-      reads: names of the values of the flow that it uses.
-      writes: what it changes or adds: {name: nest of TensorSpecs}.
-      flops: of the forward pass over a micro-batch.
-      bytes_written: by the forward pass.
-      weight_bytes: of the weights that it reads.
+      reads: names of the values of the flow that it reads.
+      writes: values that it changes or adds: {name: nest of TensorSpecs}.
+      flops: floating-point operations of the forward pass over a micro-batch.
+      bytes_written: bytes that the forward pass writes.
+      weight_bytes: bytes of the weights that it reads.
     """
 
     reads: frozenset[str]
@@ -43,12 +43,12 @@ class PieceTrace:
 
     @property
     def bytes_moved(self) -> float:
-        """Bytes that the forward pass writes, weights read included."""
+        """Bytes that the forward pass writes, plus the bytes of the weights that it reads."""
         return self.bytes_written + self.weight_bytes
 
 
 def rows_of(spec: WeightSpec, rows: tuple[int, int] | None) -> WeightSpec:
-    """Returns the spec of some rows of a stacked weight; of all of it for None."""
+    """Returns the spec of some rows of a stacked weight; None means all rows."""
     if rows is None:
         return spec
     return dataclasses.replace(spec, shape=(rows[1] - rows[0], *spec.shape[1:]))
@@ -65,13 +65,13 @@ def trace_all(
     """Traces the pieces of a task one after the other.
 
     Args:
-      pieces: in order.
-      specs: of all weights of the task.
+      pieces: the pieces, in order.
+      specs: specs of all weights of the task.
       batch: signature of a micro-batch.
 
     Raises:
-      ExecutionError: a piece hands on what does not count examples, or draws random numbers of its
-        own, or the last makes no loss.
+      ExecutionError: dim 0 of an output of a piece does not count examples, a piece draws random
+        numbers without the context, or the last piece computes no loss.
     """
     flow, size, paths = flow_of(batch), num_examples(batch), sorted(specs)
     traces, known = [], {}
@@ -98,15 +98,15 @@ def of_each(
     batch: Signature,
     find: Callable[[Piece, PieceTrace, dict[str, WeightSpec], Flow], T],
 ) -> list[T]:
-    """Returns what `find` says of every piece; of those that were traced once it is asked once.
+    """Returns the result of `find` for every piece; it runs once for pieces with the same trace.
 
     Args:
-      pieces: of the task, in order.
-      traces: of the same.
-      specs: of all weights.
+      pieces: the pieces of the task, in order.
+      traces: their traces.
+      specs: specs of all weights.
       batch: signature of a micro-batch.
-      find: `find(piece, trace, own, given)` with the specs of the weights that the piece reads and
-        of the values of the flow.
+      find: called as `find(piece, trace, own, given)` with the specs of the weights and of the
+        values of the flow that the piece reads.
     """
     flow, paths = flow_of(batch), sorted(specs)
     known: dict[int, T] = {}
@@ -120,7 +120,7 @@ def of_each(
 
 
 def _kind(piece: Piece, own: Mapping[str, WeightSpec], flow: Flow) -> Any:
-    """Equal for pieces that their model declares alike, on equal inputs; else unique."""
+    """Returns a key that is equal for pieces declared alike with equal inputs, otherwise unique."""
     if piece.kind is None:
         return id(piece)
     layers = tuple(layer.params.to_text() for layer in piece.layers.values())
@@ -129,7 +129,7 @@ def _kind(piece: Piece, own: Mapping[str, WeightSpec], flow: Flow) -> Any:
 
 
 class _Noted(dict[str, Any]):
-    """A flow that notes what a piece asks for."""
+    """A flow that records which names a piece reads."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -166,7 +166,7 @@ def _trace(piece: Piece, own: Mapping[str, WeightSpec], flow: Flow, size: int) -
 def _run(
     graph: Any, piece: Piece, own: Mapping[str, WeightSpec], flow: Flow, size: int, mode: Mode
 ) -> tuple[set[str], dict[str, Any]]:
-    """Returns the names of what a piece reads, and what it makes."""
+    """Returns the names of the values that a piece reads, and the values that it writes."""
     given = _Noted(tf.nest.map_structure(_placeholder, flow))
     weights = {
         path: tf.raw_ops.Placeholder(dtype=spec.dtype, shape=spec.shape)
@@ -177,7 +177,7 @@ def _run(
         with refused(next(iter(piece.layers.values()), None)):
             after = piece.run(piece.theta(weights), given, ctx)
     except Exception as error:
-        error.add_note(f"in the piece {piece.name!r}, which is given {', '.join(sorted(flow))}")
+        error.add_note(f"in the piece {piece.name!r}, whose inputs are {', '.join(sorted(flow))}")
         raise
     reads = given.asked & set(flow)
     writes = {
@@ -218,7 +218,8 @@ def _check_examples(piece: Piece, name: str, value: Any, size: int) -> None:
     for tensor in tensors(value):
         if not tensor.shape.rank or tensor.shape[0] != size:
             raise ExecutionError(
-                f"{piece.name} hands on {name!r} with shape {tensor.shape} where a micro-batch has "
-                f"{size} examples: dim 0 of all that flows between pieces counts examples, so a "
-                "piece that mixes the examples of a batch cannot be part of a pipeline"
+                f"{piece.name} outputs {name!r} with shape {tensor.shape}, but a micro-batch has "
+                f"{size} examples: dim 0 of every tensor passed between pieces must count "
+                "examples, and a piece that couples the examples of a batch cannot be part of a "
+                "pipeline"
             )

@@ -1,4 +1,4 @@
-"""The plan of a pipeline: all that is decided before it runs."""
+"""The plan of a pipeline: everything that is decided before it runs."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ class PipelinePlan:
 
     Attributes:
       stage_plan: the stages.
-      by_device: what each device of a pipeline does, in its order.
+      by_device: the actions of each device of a pipeline, in order.
       devices: names of the devices of every replica, [replica][device].
-      batch_size: examples of the global batch.
-      num_parts: parts of it that go through the pipeline one after the other (accumulation).
-      num_micro_batches: of each part.
-      rematerialize: which micro-batches keep their inputs alone between forward and backward.
-      xla: what is compiled: "clusters" of elementwise work, or "none".
-      costs: where `piece_costs` are from: "traced" graphs, or "measured" times.
-      piece_costs: of every piece of the task, forward and backward; only ratios are of use.
+      batch_size: number of examples of the global batch.
+      num_parts: parts of the batch that go through the pipeline one after the other
+        (accumulation).
+      num_micro_batches: number of micro-batches of each part.
+      rematerialize: which micro-batches save only their stage inputs between forward and backward.
+      xla: what XLA compiles: "clusters" of elementwise ops, or "none".
+      costs: how `piece_costs` were found: from "traced" graphs, or as "measured" times.
+      piece_costs: cost of every piece of the task, forward and backward; only ratios are used.
     """
 
     stage_plan: StagePlan
@@ -44,17 +45,17 @@ class PipelinePlan:
 
     @property
     def num_replicas(self) -> int:
-        """How many pipelines work side by side, each on its share of every micro-batch."""
+        """Number of pipelines that run side by side, each on its share of every micro-batch."""
         return len(self.devices)
 
     @property
     def num_devices(self) -> int:
-        """Devices of a pipeline."""
+        """Number of devices of a pipeline."""
         return len(self.by_device)
 
     @property
     def orders(self) -> Mapping[tuple[int, int], Sequence[Action]]:
-        """`by_device` of all replicas: {(replica, device): what that worker does, in its order}."""
+        """`by_device` of all replicas: {(replica, device): the actions of that worker}."""
         return {
             (replica, device): order
             for replica in range(self.num_replicas)
@@ -63,7 +64,7 @@ class PipelinePlan:
 
     @property
     def micro_batch_size(self) -> int:
-        """Examples that a device computes at a time."""
+        """Number of examples that a device computes at a time."""
         parts = self.num_parts * self.num_micro_batches * self.num_replicas
         return self.batch_size // parts
 
@@ -77,22 +78,22 @@ class PipelinePlan:
         return any(a.kind == WEIGHT_GRADIENT for order in self.by_device for a in order)
 
     def keeps(self, micro_batch: int) -> bool:
-        """Whether a micro-batch keeps what its backward pass needs."""
+        """Whether a micro-batch saves the activations that its backward pass needs."""
         is_last = micro_batch == self.num_micro_batches - 1
         return self.rematerialize == "none" or (self.rematerialize == "except_last" and is_last)
 
     @property
     def keeps_some(self) -> bool:
-        """Whether any micro-batch does."""
+        """Whether any micro-batch saves its activations."""
         return self.rematerialize != "all"
 
     @property
     def recomputes_some(self) -> bool:
-        """Whether any micro-batch does not."""
+        """Whether any micro-batch recomputes its activations."""
         return not all(self.keeps(m) for m in range(self.num_micro_batches))
 
 
 def rows_of_stages(num_stages: int, num_replicas: int) -> str:
-    """Returns what takes devices, for messages: "4 stages", "2 replicas of 4 stages"."""
+    """Returns the stages of a pipeline as text, "4 stages" or "2 replicas of 4 stages"."""
     stages = f"{num_stages} stage{'' if num_stages == 1 else 's'}"
     return stages if num_replicas == 1 else f"{num_replicas} replicas of {stages}"

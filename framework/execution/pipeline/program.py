@@ -1,14 +1,14 @@
-"""The program of the pipelined execution, driven from the host.
+"""The program of the pipelined execution whose stages the host drives.
 
     batch ─► micro-batches ─► the schedule: a thread for every device calls compiled functions
     stage:   weights, inputs ─► outputs; backward: gradients of outputs ─► gradients of inputs
-    then:    squared norms of all stages ─► one decision ─► every stage updates what it keeps
+    then:    squared norms of all stages ─► one decision ─► every stage updates its variables
 
-A stage runs on a backend: one device, or a mesh of its own (see stage_backend.py). A weight that
-several stages read is kept by the first of them: the others get copies, and their gradients are
-added to those of the first.
+A stage runs on a backend: one device, or a mesh of devices (see stage_backend.py). If several
+stages read a weight, the first of them stores it. The others get copies, and the gradients of the
+copies are added to the gradient of the first stage.
 
-Source: Huang et al. 2018, "GPipe" (arXiv 1811.06965); `schedule.py` names those of the schedules.
+Source: Huang et al. 2018, "GPipe" (arXiv 1811.06965); for the schedules, see `schedule.py`.
 """
 
 from __future__ import annotations
@@ -51,22 +51,22 @@ Functions = dict[tuple[int, int], StageFunctions]
 """By replica and stage."""
 
 Others = list[dict[str, list[tf.Tensor]]]
-"""For every stage, {path of a weight that it keeps: gradients of its copies}."""
+"""For every stage, {path of a weight that it stores: gradients of its copies}."""
 
 
 class PipelineProgram(ExecutionProgram):
     """See `ExecutionProgram`.
 
     Args:
-      step: of the task and the learner.
-      plan: all that was decided before: stages, schedule, micro-batches.
-      backends: of the stages of every replica, [replica][stage].
+      step: steps of the task and the learner.
+      plan: stages, schedule, micro-batches.
+      backends: backends of the stages of every replica, [replica][stage].
       batch: signature of the batches that the plan is for.
       replan: returns the plan for batches of another signature, with the same stages.
 
     Attributes:
-      plan: for batches of the last training step.
-      events: what every worker did in the last training step, and when.
+      plan: plan of the batches of the last training step.
+      events: the actions of every worker in the last training step, with start and end.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class PipelineProgram(ExecutionProgram):
         return self._step.specs.keyed()
 
     def initialize(self) -> None:
-        """See `ExecutionProgram`; every device draws what it keeps."""
+        """See `ExecutionProgram`; every device draws the weights that it stores."""
         specs = self.specs()
         self._state.assign(lambda key, where: specs[key].initial_value(self._step.seed, where))
         self._evaluation.forget()
@@ -182,9 +182,9 @@ class PipelineProgram(ExecutionProgram):
             self._updates.append(update)
 
     def _summed(self, batch: Batch, step: int, total_weight: tf.Tensor) -> Sums:
-        """Goes through the schedule with every part of a batch.
+        """Runs the schedule for every part of a batch; returns the sums.
 
-        The weights as they were before the step are freed at its end.
+        The copies of the weights that the step used are freed when this returns.
         """
         plan = self.plan
         replicas = plan.num_replicas
@@ -216,13 +216,13 @@ class PipelineProgram(ExecutionProgram):
 
     @contextlib.contextmanager
     def _lost_are_named(self) -> Iterator[None]:
-        """Says of every error in a step which devices do not answer any more.
+        """Adds to every error in a step the names of devices that do not answer.
 
-        The first to notice that a process is lost may be a stage of another one, and TensorFlow may
-        call it Unavailable, Internal or Cancelled: only asking the devices tells.
+        If a process is lost, a stage on another process may fail first, and TensorFlow may raise
+        Unavailable, Internal or Cancelled. So the only reliable test is to call every device.
 
         Raises:
-          StageError: for errors of TensorFlow's too, which are those outside of the schedule.
+          StageError: the step failed; also for TensorFlow errors outside of the schedule.
         """
         try:
             yield
@@ -250,7 +250,7 @@ class PipelineProgram(ExecutionProgram):
         pairs = list(zip(self._updates, others, strict=True))
         norms = self._workers.map(lambda pair: pair[0].squared_norms(pair[1]), pairs)
         statistics = self._statistics(by_stage)
-        squares = added_pairs(norms)  # of stacked weights, every stage has those of its rows
+        squares = added_pairs(norms)  # for a stacked weight, a stage has the norms of its rows
         whole = joined_sums(by_stage)
         at = tf.constant(step, tf.int64)
         decision = self._decide(squares, self._state.counts(), at, whole.total)
@@ -269,7 +269,10 @@ class PipelineProgram(ExecutionProgram):
         return self._step.report(whole, total_weight, decision.metrics)
 
     def _gradients_of_copies(self) -> Others:
-        """The gradients of other replicas, and of stages that have copies, where they are kept."""
+        """Returns the gradients of copies of weights, on the backends that store the weights.
+
+        Other replicas have copies, and stages that share a weight with an earlier one.
+        """
         stage_plan = self.plan.stage_plan
         found: Others = [collections.defaultdict(list) for _ in stage_plan.stages]
         for (replica, index), functions in sorted(self._functions.items()):
@@ -282,7 +285,10 @@ class PipelineProgram(ExecutionProgram):
         return [dict(each) for each in found]
 
     def _statistics(self, by_stage: Sequence[StepSums]) -> list[dict[str, Any]]:
-        """The sums for the moving statistics of what every stage keeps; of copies, theirs too."""
+        """Returns for every stage the sums for the moving statistics that it stores.
+
+        They include the sums of stages that have copies.
+        """
         found: list[dict[str, Any]] = [{} for _ in by_stage]
         for index, sums in enumerate(by_stage):
             for name, pair in sums.statistics.items():
@@ -323,5 +329,5 @@ def _shape(batch: Signature) -> tuple[Any, ...]:
 
 
 def _reason(error: tf.errors.OpError) -> str:
-    """What failed between the actions of the schedule."""
+    """Returns the message for an error outside of the schedule."""
     return f"a step of the pipeline failed: {type(error).__name__}: {reason_of(error)}"

@@ -1,7 +1,7 @@
-"""Devices of other processes: a server there, whose devices this process drives through gRPC.
+"""Devices of other processes: each process runs a server, and this process drives it over gRPC.
 
-TensorFlow's runtime has no authentication: whoever reaches the port runs what they like. Use it on
-loopback or in a closed network.
+TensorFlow's runtime has no authentication: anyone who can connect to the port can run any code.
+Use loopback or a closed network.
 """
 
 from __future__ import annotations
@@ -16,20 +16,21 @@ from tekso.framework.commands import typed
 from tekso.framework.execution.errors import ExecutionError
 
 JOB = "worker"
-# What both sides of a connection begin with, RFC 9113, section 3.4: a frame of settings has type 4.
+# Both sides of a connection begin with these bytes (RFC 9113, section 3.4). A SETTINGS frame has
+# type 4.
 _HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _HTTP2_SETTINGS = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 
 
 def serve(address: str, *, threads: int) -> tf.distribute.Server:
-    """Starts a server in this process, which runs what it is told until the process ends.
+    """Starts a server in this process, which executes requests until the process ends.
 
     Args:
       address: host:port to listen on.
-      threads: ops that run at the same time.
+      threads: number of ops that run at the same time.
 
     Raises:
-      ExecutionError: the address is not one, or the port is taken.
+      ExecutionError: the address is not host:port, or the port is taken.
     """
     split(address)
     config = tf.compat.v1.ConfigProto(
@@ -52,11 +53,11 @@ def connect(addresses: Sequence[str], *, timeout_s: float = 60.0) -> list[str]:
     """Connects this process to servers; returns the names of their CPU or GPU devices.
 
     Args:
-      addresses: host:port of each.
-      timeout_s: for each of them to answer.
+      addresses: host:port of each server.
+      timeout_s: time limit for each server to answer.
 
     Raises:
-      ExecutionError: one does not answer, or is no server of TensorFlow's.
+      ExecutionError: a server does not answer, or is not a TensorFlow server.
     """
     for address in addresses:
         _wait_for(address, timeout_s)
@@ -71,7 +72,7 @@ def connect(addresses: Sequence[str], *, timeout_s: float = 60.0) -> list[str]:
 
 
 def lost(devices: Sequence[str]) -> list[str]:
-    """Returns those devices of other processes that do not answer any more."""
+    """Returns the devices of other processes that no longer answer."""
     found = []
     for device in dict.fromkeys(devices):
         if f"/job:{JOB}/" not in device:
@@ -92,15 +93,17 @@ def split(address: str) -> tuple[str, int]:
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise ExecutionError(f"{address!r} is no address: want host:port, as localhost:7000")
+        raise ExecutionError(
+            f"{address!r} is not an address: expected host:port, such as localhost:7000"
+        )
     return host, int(port)
 
 
 def _wait_for(address: str, timeout_s: float) -> None:
-    backend, end = split(address), time.monotonic() + timeout_s
+    endpoint, end = split(address), time.monotonic() + timeout_s
     while True:
         try:
-            with socket.create_connection(backend, timeout=_left(end)) as connection:
+            with socket.create_connection(endpoint, timeout=_left(end)) as connection:
                 _check_answer(connection, address, end)
             return
         except OSError as error:
@@ -113,9 +116,9 @@ def _wait_for(address: str, timeout_s: float) -> None:
 
 
 def _check_answer(connection: socket.socket, address: str, end: float) -> None:
-    """Refuses what is no server of gRPC: TensorFlow would wait for its answer for ever."""
+    """Rejects a server that does not speak gRPC: TensorFlow would wait for it forever."""
     connection.sendall(_HTTP2_PREFACE + _HTTP2_SETTINGS)
-    answer, said = b"", "says nothing"
+    answer, said = b"", "sends nothing"
     try:
         while len(answer) < len(_HTTP2_SETTINGS):
             connection.settimeout(_left(end))
@@ -130,11 +133,11 @@ def _check_answer(connection: socket.socket, address: str, end: float) -> None:
     if answer:
         said = f"answers {answer!r}"
     raise ExecutionError(
-        f"what listens at {address} does not answer as a tekso-worker: it takes a connection and "
-        f"{said}; start a worker on a port that is free, and name that one"
+        f"the program that listens at {address} is not a tekso-worker: it accepts a connection and "
+        f"{said}; start a worker on a free port, and give its address"
     )
 
 
 def _left(end: float) -> float:
-    """Seconds until a time of `time.monotonic`, and enough for an answer that is there."""
+    """Returns the seconds until `end`, a time of `time.monotonic`, but at least 0.1."""
     return max(end - time.monotonic(), 0.1)

@@ -1,20 +1,21 @@
-"""Schedules as data: what each device of a pipeline does, and in which order.
+"""Schedules as data: which actions each device of a pipeline runs, and in which order.
 
-| name             | idle / ideal time                  | micro-batches held by device d   |
+| name             | idle / ideal time                  | micro-batches saved on device d  |
 |------------------|------------------------------------|----------------------------------|
 | gpipe            | (K-1) / M                          | M                                |
 | 1f1b             | (K-1) / M                          | min(M, K-d)                      |
 | interleaved_1f1b | (K-1) / (V·M)                      | device 0: min(M, K + (K-1) / V)  |
 | zero_bubble_h1   | (K-1)(F+B-W) / (M(F+B+W))          | min(M, K)                        |
 
-with K devices, M micro-batches, V stages (chunks) a device; F, B, W the times of forward, gradient
-of the input and gradient of the weights, the same at all stages. The ideal time is that of the work
-of a device. That of zero_bubble_h1 holds for M ≥ K and W no longer than F and B. A micro-batch is
-held as long as its activations are: see `simulator.Timeline.held`.
+with K devices, M micro-batches, and V stages (chunks) per device. F, B and W are the times of the
+forward pass, of the gradients of the inputs and of the gradients of the weights; all stages have
+equal times. The ideal time is the time of the work of a device. The figure of zero_bubble_h1 holds
+for M ≥ K, and W at most F and at most B. A micro-batch is saved on a device as long as its
+activations are: see `simulator.Timeline.held`.
 
-A schedule of one's own is a subclass, in the experiment, that says what each device does:
+A custom schedule is a subclass, in the experiment, that yields the work of each device:
 
-    class Mine(Schedule):
+    class Mine(PipelineSchedule):
         def order(self, device, num_devices, num_micro_batches):
             for m in range(num_micro_batches):
                 yield Work(device, m, FORWARD)
@@ -22,7 +23,7 @@ A schedule of one's own is a subclass, in the experiment, that says what each de
 
     execution.schedule = Mine.Params()
 
-Nothing here knows a tensor: who executes a schedule has it checked first (`schedule_check`).
+This module handles no tensors. Check a schedule before executing it (`schedule_check`).
 """
 
 from __future__ import annotations
@@ -47,28 +48,31 @@ from tekso.framework.params import Configurable, param
 
 
 class PipelineSchedule(Configurable):
-    """What each device does. A subclass gives `order`, or `actions` with ticks of its own."""
+    """The work of each device, in order.
+
+    A subclass overrides `order`, or `actions` to set the ticks itself.
+    """
 
     class Params(Configurable.Params):
         """Params of a schedule."""
 
     def num_stages(self, num_devices: int) -> int:
-        """Returns into how many stages the model is cut; `actions.device_of` says who holds one."""
+        """Returns the number of stages; `actions.device_of` assigns them to devices."""
         return num_devices
 
     def order(self, device: int, num_devices: int, num_micro_batches: int) -> Iterator[Work]:
-        """Yields what a device does, in its order."""
-        raise ScheduleError(f"{type(self).__name__} has neither order() nor actions()")
+        """Yields the work of a device, in order."""
+        raise ScheduleError(f"{type(self).__name__} overrides neither order() nor actions()")
 
     def actions(self, num_devices: int, num_micro_batches: int) -> Iterator[Action]:
-        """Returns what all devices do.
+        """Yields the actions of all devices.
 
-        The ticks are those of a world in which all work takes one. A schedule either never has a
-        "weight_gradient", and "backward" means both gradients; or it has one for every stage and
-        micro-batch, and "backward" is the gradient of the input alone.
+        Ticks assume that all work takes one tick. Either a schedule has no "weight_gradient", and
+        "backward" computes both gradients; or it has one for every stage and micro-batch, and
+        "backward" computes only the gradients of the inputs.
 
         Raises:
-          ScheduleError: there is no such schedule for so many devices and micro-batches.
+          ScheduleError: the schedule does not support this number of devices or micro-batches.
         """
         num_stages = num_stages_of(self, num_devices)
         orders = [
@@ -90,12 +94,12 @@ class Gpipe(PipelineSchedule):
         device 1   · 0 1 2 · · a b c ·      a b c  backward of the same
         device 2   · · 0 1 2 a b c · ·
 
-    The backwards go from the first micro-batch to the last, as in all other schedules, so that
-    gradients are added up in the same order and are the same to the last bit.
+    The backward passes run from the first micro-batch to the last, as in all other schedules.
+    Gradients are therefore summed in the same order and are bit-identical.
 
     Source:
-      Huang et al. 2018, "GPipe" (arXiv 1811.06965). Its picture has the backwards in the opposite
-      order, which takes as long and holds as much.
+      Huang et al. 2018, "GPipe" (arXiv 1811.06965). The figure in the paper has the backward passes
+      in the opposite order, which takes the same time and memory.
     """
 
     def order(self, device: int, num_devices: int, num_micro_batches: int) -> Iterator[Work]:
@@ -106,7 +110,7 @@ class Gpipe(PipelineSchedule):
 
 
 class OneFOneB(PipelineSchedule):
-    """One forward, one backward: as fast as GPipe, and a device holds K-d micro-batches at most.
+    """One forward, one backward: as fast as GPipe, but device d saves at most K-d micro-batches.
 
         device 0   0 1 2 · · a 3 b 4 c · d · e
         device 1   · 0 1 · a 2 b 3 c 4 d · e ·
@@ -126,14 +130,14 @@ class OneFOneB(PipelineSchedule):
 
 
 class InterleavedOneFOneB(PipelineSchedule):
-    """1F1B with several smaller stages a device: less idle time, more handovers, more held.
+    """1F1B with several smaller stages per device: less idle time, more transfers, more memory.
 
         device 0   0 1 0 1 2 a 3 b 2 a 3 b · c · d c d      2 devices, 2 chunks:
         device 1   · 0 1 0 a 1 b 2 a 3 b 2 c 3 d c d ·      stages 0 and 2, stages 1 and 3
 
-    Micro-batches go in groups of as many as there are devices: a group through the first chunk,
-    then through the next one, and after the last chunk the next group. The backwards go alike, from
-    the last chunk to the first.
+    Micro-batches run in groups. A group has as many micro-batches as there are devices. It runs
+    through the first chunk, then through the next one, and after the last chunk the next group
+    follows. The backward passes run in the same groups, from the last chunk to the first.
 
     Source:
       Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters Using
@@ -143,7 +147,7 @@ class InterleavedOneFOneB(PipelineSchedule):
     class Params(PipelineSchedule.Params):
         """Params of InterleavedOneFOneB."""
 
-        chunks: int = param("Stages a device.", default=2)
+        chunks: int = param("Stages per device.", default=2)
 
     def num_stages(self, num_devices: int) -> int:
         """See `PipelineSchedule`."""
@@ -157,7 +161,8 @@ class InterleavedOneFOneB(PipelineSchedule):
             near = " or ".join(str(n) for n in (below, below + num_devices) if n)
             raise ScheduleError(
                 f"interleaved_1f1b: {num_micro_batches} micro-batches do not divide evenly over "
-                f"{num_devices} devices; the nearest that do: {near}. Any number will do for 1f1b"
+                f"{num_devices} devices; the nearest numbers that do: {near}. 1f1b supports any "
+                "number"
             )
         return super().actions(num_devices, num_micro_batches)
 
@@ -170,27 +175,27 @@ class InterleavedOneFOneB(PipelineSchedule):
             stages = range(device, chunks * num_devices, num_devices)
             forwards += [Work(s, m, FORWARD) for s in stages for m in group]
             backwards += [Work(s, m, BACKWARD) for s in reversed(stages) for m in group]
-        # Before the first backward a group goes through all chunks but the last, and the first
-        # micro-batch through the devices below, there and back.
+        # Before the first backward pass, a group runs through all chunks except the last, and the
+        # first micro-batch runs through the following devices, forward and backward.
         ahead = (chunks - 1) * num_devices + 2 * (num_devices - 1 - device)
         return _one_by_one(forwards, backwards, min(ahead, len(forwards)))
 
     def _chunks(self) -> int:
         chunks: int = self.params.chunks
         if chunks < 1:
-            raise ScheduleError(f"interleaved_1f1b: chunks is {chunks}, want 1 or more")
+            raise ScheduleError(f"interleaved_1f1b: chunks is {chunks}, expected at least 1")
         return chunks
 
 
 class ZeroBubbleH1(PipelineSchedule):
-    """1F1B with weight gradients apart, which fill the time in which 1F1B is idle.
+    """1F1B with separate weight gradients, which fill the idle time of 1F1B.
 
-        device 0   0 1 2 · · a A 3 b B 4 c C d D e E      a b c  gradient of the input
-        device 1   · 0 1 · a 2 b A 3 c B 4 d C e D E      A B C  gradient of the weights
+        device 0   0 1 2 · · a A 3 b B 4 c C d D e E      a b c  gradients of the inputs
+        device 1   · 0 1 · a 2 b A 3 c B 4 d C e D E      A B C  gradients of the weights
         device 2   · · 0 a 1 b 2 c A 3 d B 4 e C D E
 
-    Nothing waits for a weight gradient but the update. Device d puts them off by d micro-batches;
-    its forwards are K-d ahead, as in 1F1B, so that it holds K micro-batches at most.
+    Only the update waits for weight gradients. Device d delays them by d micro-batches. Its forward
+    passes are K-d micro-batches ahead, as in 1F1B, so it saves at most K micro-batches.
 
     Source:
       Qi et al. 2023, "Zero Bubble Pipeline Parallelism" (arXiv 2401.10241), ZB-H1.
@@ -212,7 +217,7 @@ class ZeroBubbleH1(PipelineSchedule):
 
 
 def _one_by_one(forwards: list[Work], backwards: list[Work], ahead: int) -> Iterator[Work]:
-    """So many forwards first, then one forward and one backward in turn, then the backwards."""
+    """Yields `ahead` forwards, then forwards and backwards alternately, then the last backwards."""
     yield from forwards[:ahead]
     for forward, backward in zip(forwards[ahead:], backwards, strict=False):
         yield forward
@@ -226,29 +231,29 @@ SCHEDULES: dict[str, type[PipelineSchedule]] = {
     "interleaved_1f1b": InterleavedOneFOneB,
     "zero_bubble_h1": ZeroBubbleH1,
 }
-"""By the name that `execution.schedule` takes."""
+"""The schedules by name, as in `execution.schedule`."""
 
 
 def num_stages_of(schedule: PipelineSchedule, num_devices: int) -> int:
-    """Returns into how many stages a schedule cuts the model.
+    """Returns the number of stages of a schedule.
 
     Raises:
-      ScheduleError: what the schedule says is no number of stages.
+      ScheduleError: the schedule does not return a positive integer.
     """
     count = schedule.num_stages(num_devices)
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise ScheduleError(
-            f"{type(schedule).__name__}.num_stages({num_devices}) is {count!r}, want a whole "
-            "number of 1 or more"
+            f"{type(schedule).__name__}.num_stages({num_devices}) is {count!r}, expected an "
+            "integer of at least 1"
         )
     return count
 
 
 def schedule_of(value: str | PipelineSchedule.Params) -> PipelineSchedule:
-    """Returns the schedule of a name, with its defaults, or of Params.
+    """Returns a schedule by its name, with default Params, or from its Params.
 
     Raises:
-      ScheduleError: there is no schedule of that name.
+      ScheduleError: no schedule has that name.
     """
     if isinstance(value, PipelineSchedule.Params):
         built: PipelineSchedule = value.instantiate()
@@ -259,8 +264,8 @@ def schedule_of(value: str | PipelineSchedule.Params) -> PipelineSchedule:
     close = difflib.get_close_matches(name.lower(), SCHEDULES, n=1)
     hint = f"; did you mean {close[0]}?" if close else ""
     raise ScheduleError(
-        f"execution.schedule is {value!r}, want one of {', '.join(SCHEDULES)}, or the Params of a "
-        f"Schedule of one's own{hint}"
+        f"execution.schedule is {value!r}, expected one of {', '.join(SCHEDULES)}, or the Params "
+        f"of a custom PipelineSchedule{hint}"
     )
 
 

@@ -1,4 +1,4 @@
-"""Checks a schedule before anything is executed: all is done, once, where it can be."""
+"""Checks a schedule before it runs: all work is done exactly once, and on the right device."""
 
 from __future__ import annotations
 
@@ -30,17 +30,19 @@ def check(
     """Checks the actions of a schedule.
 
     Args:
-      actions: in any order; that of a device is by tick.
+      actions: in any order; the ticks order the actions of a device.
       num_devices: number of devices.
       num_stages: number of stages.
       num_micro_batches: number of micro-batches.
 
     Raises:
-      ScheduleError: names what is missing, done twice, in the wrong place or too early; or, if all
-        is there, what each device waits for, where none can go on (`StuckError`).
+      ScheduleError: work is missing, done twice, on the wrong device or too early. If all work is
+        there but no device can continue (`StuckError`), it names the work each device waits for.
     """
     sizes = {"devices": num_devices, "stages": num_stages, "micro-batches": num_micro_batches}
-    _raise([f"there are {n} {what}, want 1 or more" for what, n in sizes.items() if n < 1], sizes)
+    _raise(
+        [f"there are {n} {what}, expected 1 or more" for what, n in sizes.items() if n < 1], sizes
+    )
     given = list(actions)
     _raise(list(_out_of_range(given, sizes)), sizes)
     _raise([*_misplaced(given, num_devices), *_counts(given, sizes), *_order(given)], sizes)
@@ -55,10 +57,10 @@ def check(
 def checked_actions(
     schedule: PipelineSchedule, *, num_devices: int, num_micro_batches: int
 ) -> list[Action]:
-    """Returns what all devices do by a schedule, after `check`.
+    """Returns the actions of all devices of a schedule, after checking them with `check`.
 
     Raises:
-      ScheduleError: see `check`; or the schedule has something else than actions.
+      ScheduleError: see `check`; or the schedule yields something other than actions.
     """
     num_stages = num_stages_of(schedule, num_devices)
     actions: list[Action] = listed(
@@ -82,21 +84,24 @@ def _out_of_range(actions: list[Action], sizes: dict[str, int]) -> Iterable[str]
         if kind not in KINDS:
             close = difflib.get_close_matches(str(kind), KINDS, n=1)
             hint = f"; did you mean {close[0]}?" if close else ""
-            yield f"{action}: kind is {kind!r}, want one of {', '.join(KINDS)}{hint}"
+            yield f"{action}: kind is {kind!r}, expected one of {', '.join(KINDS)}{hint}"
         for number, (what, size) in zip((device, stage, micro_batch), sizes.items(), strict=True):
             if not 0 <= number < size:
-                yield f"{action}: there are {size} {what}, 0 to {size - 1}, and no {number}"
+                yield (
+                    f"{action}: the {what} are numbered 0 to {size - 1}, and {number} is not one "
+                    "of them"
+                )
 
 
 def _misplaced(actions: list[Action], num_devices: int) -> Iterable[str]:
     for action in actions:
         holder = device_of(action.stage, num_devices)
         if action.device != holder:
-            yield f"{action.work} is on device {action.device}, and device {holder} holds the stage"
+            yield f"{action.work} is on device {action.device}, but device {holder} holds the stage"
 
 
 def _counts(actions: list[Action], sizes: dict[str, int]) -> Iterable[str]:
-    """What is done twice, or not at all."""
+    """Yields a problem for each work that is done more than once, or is missing."""
     times: Counter[WorkKey] = Counter(action[2:] for action in actions)
     yield from (f"{Work(*key)} is done {n} times" for key, n in times.items() if n > 1)
     apart = sum(kind == WEIGHT_GRADIENT for _, _, kind in times)
@@ -104,7 +109,9 @@ def _counts(actions: list[Action], sizes: dict[str, int]) -> Iterable[str]:
     every = sizes["stages"] * sizes["micro-batches"]
     if len(times) == every * len(kinds):
         return
-    mixed = f" (of {every} there are {apart}; weight gradients are apart for all or for none)"
+    mixed = (
+        f" (there are {apart} of {every}; weight gradients are separate for all work or for none)"
+    )
     for kind in kinds:
         for stage in range(sizes["stages"]):
             for micro_batch in range(sizes["micro-batches"]):
@@ -114,12 +121,12 @@ def _counts(actions: list[Action], sizes: dict[str, int]) -> Iterable[str]:
 
 
 def _order(actions: list[Action]) -> Iterable[str]:
-    """What a device does at the same time as something else, or too early by its own order."""
+    """Yields a problem for two actions of a device at one tick, and for an action too early."""
     at: dict[tuple[int, int], Action] = {}
     ticks: dict[WorkKey, int] = {}
     for action in actions:
-        device, tick = backend = action[:2]
-        other = at.setdefault(backend, action)
+        device, tick = slot = action[:2]
+        other = at.setdefault(slot, action)
         if other is not action:
             yield (
                 f"device {device} has two actions at tick {tick}: {other.work}, and {action.work}"

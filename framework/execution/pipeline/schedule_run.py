@@ -1,7 +1,7 @@
-"""One pass of a schedule over a part of a batch: what is alive between the actions.
+"""Runs a schedule over a part of a batch, and stores the tensors that are alive between actions.
 
-A value goes directly from the stage that makes it to those that read it; so do gradients, the other
-way. The last reader of a value frees it.
+A value is sent directly from the stage that computes it to the stages that read it. Gradients are
+sent directly in the opposite direction. The last reader of a value frees it.
 """
 
 from __future__ import annotations
@@ -26,22 +26,24 @@ Key = tuple[int, int]
 """Replica and stage."""
 
 Sums = dict[int, dict[tuple[int, int, int], list[tf.Tensor]]]
-"""Flat sums by stage, then by first example of the part, micro-batch and replica: a fixed order."""
+"""Flat sums by stage, then by (first example of the part, micro-batch, replica).
+
+The keys fix the order of summation."""
 
 
 class ScheduleRun:
-    """See the module.
+    """One run of a schedule over a part of a batch.
 
     Args:
       plan: stages, schedule, micro-batches.
-      functions: of every stage of every replica.
-      backends: of the same.
-      weights: that each of them reads.
+      functions: functions of every stage of every replica.
+      backends: backends of every stage of every replica.
+      weights: weights that every stage of every replica reads.
       batch: the part of the global batch.
-      start: its first example.
+      start: position of its first example in the global batch.
       step: number of the training step.
-      total_weight: of the global batch.
-      sums: gets the sums of every micro-batch.
+      total_weight: loss weight of the global batch.
+      sums: receives the sums of every micro-batch.
     """
 
     def __init__(
@@ -71,7 +73,7 @@ class ScheduleRun:
         self._held: dict[Any, Tensors] = {}
 
     def perform(self, worker: tuple[int, int], action: Action) -> None:
-        """Does one action of a worker."""
+        """Runs one action of a worker."""
         replica, stage = worker[0], self._plan.stage_plan.stages[action.stage]
         if action.kind == FORWARD:
             self._forward(replica, stage, action.micro_batch)
@@ -81,12 +83,12 @@ class ScheduleRun:
             self._weight_gradient(replica, stage, action.micro_batch)
 
     def _first(self, replica: int, m: int) -> int:
-        """The first example of a micro-batch of a replica, in the part."""
+        """Returns the position in the part of the first example of a replica's micro-batch."""
         size = self._plan.micro_batch_size
         return (m * self._plan.num_replicas + replica) * size
 
     def _known(self, replica: int, stage: Stage, m: int) -> Tensors:
-        """Weights and scalars."""
+        """Returns the weights and scalars of a stage, by name."""
         key = replica, stage.index
         offset = self._start + self._first(replica, m)
         scalars = self._functions[key].scalars(offset, self._step, self._total_weight)
@@ -121,7 +123,7 @@ class ScheduleRun:
             self._sums[stage.index][self._start, m, replica] = own
 
     def _take(self, backend: StageBackend, value: Value, replica: int, m: int) -> list[tf.Tensor]:
-        """The flat tensors of a value on the backend of a reader; the last one frees them."""
+        """Returns the flat tensors of a value on a reader's backend; the last reader frees them."""
         if value.producer == BATCH:
             first = self._first(replica, m)
             array = self._batch[value.name][first : first + self._plan.micro_batch_size]
@@ -147,14 +149,14 @@ class ScheduleRun:
         if functions.is_deferred(keep=keep):
             self._add_sums(replica, stage, m, sums)
         given = iter(gradients)
-        for value in stage.inputs:  # to the stages that made them
+        for value in stage.inputs:  # send gradients to the stages that computed the values
             learned = self._plan.stage_plan.learned(value)
             if any(learned):
                 own = [backend.send(next(given)) for is_learned in learned if is_learned]
                 self._gradients[value, replica, m].append(own)
 
     def _seeds(self, backend: StageBackend, replica: int, stage: Stage, m: int) -> list[tf.Tensor]:
-        """The gradients of what a stage made, added up over all readers."""
+        """Returns the gradients of the outputs of a stage, summed over all readers."""
         found = []
         for name in stage.outputs:
             of_readers = self._gradients.pop((Value(name, stage.index), replica, m), [])

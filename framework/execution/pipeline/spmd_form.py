@@ -1,4 +1,4 @@
-"""A pipeline as one SPMD program: what goes with it, and how it is built.
+"""Builds a pipeline as one SPMD program, and rejects Params that this form does not support.
 
 mesh    stage:K;data:R                  num_stages and num_replicas
 rules   layers:stage;batch:data
@@ -41,7 +41,7 @@ class SpmdForm:
       schedule: its schedule.
 
     Raises:
-      ExecutionError: other Params of the pipeline do not go with it.
+      ExecutionError: a single program does not support other Params of the pipeline.
     """
 
     def __init__(self, pipeline: Any, schedule: PipelineSchedule) -> None:
@@ -49,37 +49,37 @@ class SpmdForm:
         refused = []
         if not isinstance(schedule, Gpipe):
             refused.append(
-                "execution.schedule is another one than gpipe: set 'gpipe', since all stages "
-                "compute in the same tick, forwards and then backwards"
+                "execution.schedule is not gpipe: set 'gpipe', since all stages compute in the "
+                "same tick, first all forward passes and then all backward passes"
             )
         if pipeline.rematerialize == "except_last":
             refused.append(
-                "execution.rematerialize is 'except_last': set 'all' or 'none', since the "
-                "micro-batches are parts of one loop"
+                "execution.rematerialize is 'except_last': set 'all' or 'none', since all "
+                "micro-batches run in one loop"
             )
         if pipeline.balance is not None:
             refused.append(
-                "execution.balance is set: leave it out, since every stage has equally many layers"
+                "execution.balance is set: remove it, since all stages have the same number of "
+                "layers"
             )
         if pipeline.costs != "traced":
             refused.append(
-                f"execution.costs is {pipeline.costs!r}: leave it out, since nothing is shared out "
-                "by cost"
+                f"execution.costs is {pipeline.costs!r}: remove it, since this form does not "
+                "balance stages by cost"
             )
         if pipeline.workers:
             refused.append(
-                "execution.workers are set: leave them out, and start the processes as those of "
-                "one run (--cluster)"
+                "execution.workers is set: remove it, and start the processes as one run "
+                "(--cluster)"
             )
         if pipeline.stages_on is not None:
             refused.append(
-                "execution.stages_on is set: leave it out; a data axis beside the stages is "
-                "execution.num_replicas, and other axes need execution.form='host'"
+                "execution.stages_on is set: remove it; execution.num_replicas adds a data axis, "
+                "and other axes need execution.form='host'"
             )
         if pipeline.xla != "none":
             refused.append(
-                f"execution.xla is {pipeline.xla!r}: set 'none', since this form compiles nothing "
-                "by XLA"
+                f"execution.xla is {pipeline.xla!r}: set 'none', since this form does not use XLA"
             )
         if refused:
             raise ExecutionError(f"execution.form is 'spmd', and {'; and '.join(refused)}")
@@ -103,17 +103,19 @@ class SpmdForm:
         traces: Sequence[PieceTrace],
         specs: Mapping[str, WeightSpec],
     ) -> list[int]:
-        """Returns the number of pieces of every stage: with the first what is before the stack.
+        """Returns the number of pieces of every stage.
 
-        Every stage computes what is before and after it.
+        The pieces before the stack count for the first stage, and those after it for the last,
+        although every stage computes them.
 
         Args:
-          pieces: of the task, in order.
-          traces: of the same.
-          specs: of all weights.
+          pieces: the pieces of the task, in order.
+          traces: their traces.
+          specs: specs of all weights.
 
         Raises:
-          ExecutionError: they are no repeated stack between other pieces, or do not divide.
+          ExecutionError: the pieces are not one repeated stack between other pieces, or the number
+            of stages does not divide its layers.
         """
         stages = self._params.num_stages
         spmd_pieces.find(pieces, traces, specs, stages)  # there is one stack, and it divides
@@ -125,21 +127,21 @@ class SpmdForm:
         return sizes
 
     def layout(self, task: Task, micro_batch: Signature, *, num_devices: int | None) -> MeshLayout:
-        """Returns how all tensors lie.
+        """Returns the mesh and the layout of all tensors.
 
         Args:
           task: the task.
-          micro_batch: signature of what a replica computes at a time.
-          num_devices: how many there are; None: as many as are asked for.
+          micro_batch: signature of a micro-batch of one replica.
+          num_devices: number of devices there are; None: as many as needed.
 
         Raises:
-          ExecutionError: there are too few devices, or the task does not fit.
+          ExecutionError: there are too few devices, or the layout does not fit the task.
         """
         stages, replicas = self._params.num_stages, self._params.num_replicas
         if num_devices is not None and num_devices < stages * replicas:
             raise ExecutionError(
-                f"{rows_of_stages(stages, replicas)} need {stages * replicas} devices, and there "
-                f"are {num_devices}: set a smaller execution.num_stages, or give "
+                f"{rows_of_stages(stages, replicas)} need {stages * replicas} devices, but there "
+                f"are {num_devices}: set a smaller execution.num_stages, or "
                 f"--cpu_devices={stages * replicas}"
             )
         of_all = {n: ((replicas * s[0], *s[1:]), dtype) for n, (s, dtype) in micro_batch.items()}
@@ -159,11 +161,11 @@ class SpmdForm:
         Args:
           task: the task.
           learner: the learner.
-          seed: of weights and of all randomness in the steps.
-          micro_batch: signature of what a replica computes at a time.
+          seed: seed of the weights and of all random numbers in the steps.
+          micro_batch: signature of a micro-batch of one replica.
 
         Raises:
-          ExecutionError: task and devices do not go together.
+          ExecutionError: this form does not support the task, or there are too few devices.
         """
         p, device_type = self._params, self._on_mesh.device_type
         check_layers(task, form="spmd")

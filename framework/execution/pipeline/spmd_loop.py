@@ -1,18 +1,18 @@
-"""A pipeline as one program: in every tick all stages compute, then activations move one stage on.
+"""A pipeline as one program: in every tick all stages compute, then pass on their activations.
 
     tick          0   1   2   3   4        3 micro-batches, 3 stages
-    stage 0       0   1   2   ·   ·        weights [stage, layers of a stage, …], stages on an axis
-    stage 1       ·   0   1   2   ·        state [stage, examples, …]: moves on by one stage a tick
+    stage 0       0   1   2   ·   ·        weights [stage, layers of a stage, …], sharded by stage
+    stage 1       ·   0   1   2   ·        state [stage, examples, …]: shifts by one stage per tick
     stage 2       ·   ·   0   1   2
 
 All stages compute the pieces before the stack (embedding) and after it (softmax), for one
-micro-batch after the other. A stage that has nothing to do (·) computes a micro-batch that it has
-had, or will have, and the result is not used.
+micro-batch after the other. In an idle tick (·), a stage computes its first or last micro-batch,
+and the result is discarded.
 
-Where activations are computed again in the backward pass, and in evaluation, the ticks are a loop
-of the program, as are the pieces before and after the stack: the time to compile does not depend on
-the number of micro-batches. A loop on a mesh saves only its state, so where activations are saved
-instead (rematerialize="none") the ticks are written out one after the other.
+In evaluation, and if the backward pass recomputes activations, the ticks are a loop of the program,
+and so are the pieces before and after the stack. The compile time then does not depend on the
+number of micro-batches. A loop on a mesh saves only its state, so with rematerialize="none" the
+ticks are unrolled.
 
 Source: Xu et al. 2021, "GSPMD" (arXiv 2105.04663), section 3.3: pipelining by a shifting buffer.
 """
@@ -46,9 +46,9 @@ class SpmdLoop:
 
     Attributes:
       parts: the pieces before, in and after the stack.
-      num_stages: devices along the axis of stages.
-      num_micro_batches: equal parts of the batch.
-      rematerialize: whether the backward pass computes each tick again.
+      num_stages: number of devices along the axis of stages.
+      num_micro_batches: number of equal parts of the batch.
+      rematerialize: whether the backward pass recomputes each tick.
     """
 
     parts: StackPieces
@@ -65,14 +65,14 @@ class SpmdLoop:
         context_of: Callable[[Any], MeshContext],
         plain: Callable[[Any], StepContext],
     ) -> LossSums:
-        """Returns the sums over a batch; what is collected goes to `ctx`.
+        """Returns the sums over a batch; `ctx` collects the other outputs of layers.
 
         Args:
-          weights: as they are used, {path: tensor}; `ctx` knows their layouts.
-          batch: of which every device has all.
+          weights: weights as the layers use them, {path: tensor}; `ctx` knows their layouts.
+          batch: the batch, replicated on every device.
           ctx: context of the batch.
-          context_of: returns the context of a micro-batch from a given example on.
-          plain: returns a context without a mesh for examples from a given one on.
+          context_of: returns the context of the micro-batch that starts at a given example.
+          plain: returns a context without a mesh for examples that start at a given one.
         """
         return _Pass(self, weights, ctx, context_of, plain).loss(batch)
 
@@ -107,7 +107,7 @@ class _Pass:
     # --- before and after the stack: one micro-batch after the other ---
 
     def _before(self, batch: Flow, first: tf.Tensor) -> Flow:
-        """Returns [micro-batches, …] of what the pieces before the stack add to the batch."""
+        """Returns the values that the pieces before the stack add, [micro-batches, …]."""
         parts = self._parts
         used = {*parts.writes, *parts.reads, *parts.after_reads}
 
@@ -118,7 +118,7 @@ class _Pass:
         return self._of_micro_batches(parts.before, run, batch, first)
 
     def _after(self, flow: Flow, first: tf.Tensor) -> Any:
-        """Returns [micro-batches] of the sum of losses, and of the sums of metrics."""
+        """Returns the sums of losses and the sums of metrics, each [micro-batches]."""
         used = {*self._parts.writes, *self._parts.after_reads}
 
         def run(given: Flow, weights: Flat, ctx: MeshContext) -> Any:
@@ -154,10 +154,10 @@ class _Pass:
     # --- the stack: one tick after the other ---
 
     def _ticks(self, flow: Flow, size: int) -> Flow:
-        """Returns what leaves the stack: [micro-batches, …]."""
+        """Returns the outputs of the stack, [micro-batches, …]."""
         stages, count = self._loop.num_stages, self._loop.num_micro_batches
         ticks = np.arange(count + stages - 1)
-        which = ticks[:, None] - np.arange(stages)  # [ticks, stages]: the micro-batch there
+        which = ticks[:, None] - np.arange(stages)  # [ticks, stages]: micro-batch of the stage
         held, is_busy = np.clip(which, 0, count - 1), (which >= 0) & (which < count)
         written, read = (
             {n: flow[n] for n in names} for names in (self._parts.writes, self._parts.reads)
@@ -167,11 +167,11 @@ class _Pass:
         def body(theta: Any, state: Any, x: Any, inner: MeshContext) -> Any:
             entering, side, offsets, busy = x
             pairs = zip(state, entering, strict=True)
-            state = [_pinned(self._moved(was, new), inner) for was, new in pairs]
-            side = [_pinned(x, inner) for x in side]
+            state = [_on_stages(self._moved(was, new), inner) for was, new in pairs]
+            side = [_on_stages(x, inner) for x in side]
             flow, sums = self._tick(theta, state_of.unpack(state), side_of.unpack(side), offsets)
             _collect(inner, sums, busy)
-            state = [_pinned(x, inner) for x in state_of.pack(flow)]
+            state = [_on_stages(x, inner) for x in state_of.pack(flow)]
             return state, [self._last(x, inner) for x in state]
 
         xs = (
@@ -179,13 +179,13 @@ class _Pass:
                 _replicated(tf.gather(x, np.minimum(ticks, count - 1)), self._ctx)
                 for x in state_of.pack(written)
             ],
-            [_pinned(tf.gather(x, held), self._ctx, None) for x in side_of.pack(read)],
+            [_on_stages(tf.gather(x, held), self._ctx, None) for x in side_of.pack(read)],
             self._ctx.reshard(tf.constant(held * size, tf.int32), (None, STAGE)),
             self._ctx.reshard(tf.constant(is_busy, tf.float32), (None, STAGE)),
         )
-        # No tf.stack: DTensor cannot stack along a dim that is sharded afterwards.
+        # Not tf.stack: DTensor cannot stack along a dim that is sharded afterwards.
         begin = [
-            _pinned(
+            _on_stages(
                 tf.expand_dims(x[0], 0) * tf.ones([stages] + [1] * (x.shape.rank - 1), x.dtype),
                 self._ctx,
             )
@@ -195,11 +195,12 @@ class _Pass:
         return state_of.unpack([_replicated(x[stages - 1 :], self._ctx) for x in ends])
 
     def _stacked(self) -> Flat:
-        """Returns the weights of the stack: [stages, layers of a stage, …], a stage a device."""
+        """Returns the weights of the stack, [stages, layers of a stage, …], sharded by stage."""
         found = {}
         for path in sorted(self._parts.paths):
             w = self._weights[path]
-            per_stage = w.shape[0] // self._loop.num_stages  # DTensor takes -1 for a shard's size
+            # Explicit, since DTensor resolves -1 to the size of a shard.
+            per_stage = w.shape[0] // self._loop.num_stages
             w = tf.reshape(w, [self._loop.num_stages, per_stage, *w.shape[1:]])
             axes = (STAGE,) + (None,) * (w.shape.rank - 1)
             found[path] = self._ctx.reshard(w, axes)
@@ -207,7 +208,7 @@ class _Pass:
         return found
 
     def _moved(self, state: tf.Tensor, entering: tf.Tensor) -> tf.Tensor:
-        """Every stage has what the one before it had, the first what enters."""
+        """Shifts the state by one stage; the first stage gets `entering`."""
         inner = _LETTERS[: state.shape.rank - 1]
         count = self._loop.num_stages
         shift = tf.constant(np.eye(count, k=-1), state.dtype)
@@ -216,14 +217,14 @@ class _Pass:
         return moved + first * tf.expand_dims(entering, 0)
 
     def _last(self, state: tf.Tensor, ctx: MeshContext) -> tf.Tensor:
-        """Returns what the last stage has, on the devices of all."""
+        """Returns the state of the last stage, replicated over the stages."""
         inner = _LETTERS[: state.shape.rank - 1]
         last = tf.constant(np.eye(self._loop.num_stages)[-1], state.dtype)
         end = tf.einsum(f"z,z{inner}->{inner}", last, state)
         return ctx.constrain(end, _batch_dims(end.shape.rank))
 
     def _tick(self, weights: Flat, state: Flow, side: Flow, offsets: tf.Tensor) -> tuple[Flow, Any]:
-        """Returns what all stages make of what they have, and [stages] of what they collect."""
+        """Computes a tick; returns the outputs of all stages, and what they collect, [stages]."""
         piece, run_rows = self._parts.stack, self._parts.run_rows
         per_stage = next(iter(weights.values())).shape[1]
         first = tf.constant(np.arange(self._loop.num_stages) * per_stage, tf.int32)
@@ -246,19 +247,19 @@ class _Pass:
 
 
 class _Packed:
-    """A nest as a list of tensors without None and bool, neither of which a loop can have."""
+    """Converts a nest to a list of tensors without None and bool, which a loop cannot carry."""
 
     def __init__(self, nest: Any) -> None:
         self._nest = nest
 
     def pack(self, nest: Any) -> list[tf.Tensor]:
-        """Returns the tensors of a nest, which is then the one that `unpack` returns."""
+        """Returns the tensors of a nest; sets the structure that `unpack` returns."""
         self._nest = nest
         leaves = [x for x in tf.nest.flatten(nest) if x is not None]
         return [tf.cast(x, tf.int32) if x.dtype == tf.bool else x for x in leaves]
 
     def unpack(self, tensors: Sequence[tf.Tensor]) -> Any:
-        """Returns tensors, or what a loop has stacked of them, as the nest."""
+        """Returns tensors, also when stacked by a loop, in the structure of the nest."""
         given = iter(tensors)
         leaves = [
             None if x is None else tf.cast(next(given), x.dtype)
@@ -271,26 +272,26 @@ def _batch_dims(rank: int) -> tuple[str | None, ...]:
     return ("batch",) + (None,) * (rank - 1)
 
 
-def _pinned(x: tf.Tensor, ctx: MeshContext, *before: None) -> tf.Tensor:
-    """Returns [stages, examples, …], every stage on its devices."""
+def _on_stages(x: tf.Tensor, ctx: MeshContext, *before: None) -> tf.Tensor:
+    """Returns x, [stages, examples, …], with every stage on its own devices."""
     first = len(before) + 1
     inner = ctx.axes(_batch_dims(x.shape.rank - first), x.shape[first:])
     return ctx.reshard(x, (*before, STAGE, *inner))
 
 
 def _replicated(x: tf.Tensor, ctx: MeshContext) -> tf.Tensor:
-    """Returns [micro-batches, examples, …], all micro-batches on the devices of every stage."""
+    """Returns x, [micro-batches, examples, …], replicated over the stages."""
     if x.shape.rank == 1:
         return ctx.reshard(x, (None,))
     return ctx.reshard(x, (None, *ctx.axes(_batch_dims(x.shape.rank - 1), x.shape[1:])))
 
 
 def _collect(ctx: MeshContext, sums: Any, is_busy: tf.Tensor) -> None:
-    """Adds what the stages with a micro-batch collected."""
+    """Adds to `ctx` what the stages collected, without stages that are idle in this tick."""
     if sums["statistic"]:
         raise ExecutionError(
-            f"{', '.join(sums['statistic'])}: execution.form='spmd' does not take statistics "
-            "of a batch; set execution.form='host'"
+            f"{', '.join(sums['statistic'])}: execution.form='spmd' does not support batch "
+            "statistics; set execution.form='host'"
         )
     for kind, by_name in sums.items():
         for name, (value, weight) in by_name.items():

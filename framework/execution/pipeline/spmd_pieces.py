@@ -1,4 +1,4 @@
-"""The pieces of a task as one repeated stack, and what is before and after it."""
+"""Divides the pieces of a task into one repeated stack and the pieces before and after it."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from tekso.framework.pieces import Flow, Piece, joined
 from tekso.framework.theta import Theta
 from tekso.framework.weight_spec import WeightSpec
 
-_INSTEAD = "execution.form='host' cuts any model"
+_INSTEAD = "execution.form='host' supports any model"
 
 
 @dataclasses.dataclass(frozen=True)
 class StackPieces:
-    """See the module.
+    """The pieces of a task that has one repeated stack.
 
     Attributes:
       before: the pieces before the stack.
-      stack: all layers of it as one piece.
+      stack: all layers of the stack as one piece.
       run_rows: see `Piece`.
-      after: the pieces after it.
-      paths: of the weights of the stack.
-      writes: names of what a layer hands to the next one.
-      reads: names of what else the layers read.
-      after_reads: names of what the pieces after it read.
+      after: the pieces after the stack.
+      paths: paths of the weights of the stack.
+      writes: names of the values that a layer passes to the next layer.
+      reads: names of the other values that the layers read.
+      after_reads: names of the values that the pieces after the stack read.
     """
 
     before: tuple[Piece, ...]
@@ -46,17 +46,17 @@ def find(
     specs: Mapping[str, WeightSpec],
     num_stages: int,
 ) -> StackPieces:
-    """Returns the pieces of a task that one program can pipeline.
+    """Returns the stack of a task and the pieces around it.
 
     Args:
-      pieces: in order.
-      traces: of the same.
-      specs: of all weights.
-      num_stages: over which the layers are divided.
+      pieces: the pieces, in order.
+      traces: their traces.
+      specs: specs of all weights.
+      num_stages: number of stages over which the layers are divided.
 
     Raises:
-      ExecutionError: there is no stack or several, it does not divide over the stages, or its
-        layers do not hand on what they are given.
+      ExecutionError: there is no stack or several, the number of stages does not divide its layers,
+        or its layers do not output the same values.
     """
     whole = joined(pieces)
     stacks = [i for i, piece in enumerate(whole) if piece.rows is not None]
@@ -64,30 +64,35 @@ def find(
     if len(stacks) != 1 or run_rows is None:
         which = "no repeated stack" if not stacks else f"{len(stacks)} repeated stacks"
         raise ExecutionError(
-            f"execution.form is 'spmd', and the task has {which} between its "
-            f"{len(pieces)} pieces: the layers of one RepeatedStack are divided over the stages "
-            f"(task.model.stack=RepeatedStack.Params); {_INSTEAD}"
+            f"execution.form is 'spmd', and the task has {which} among its "
+            f"{len(pieces)} pieces: this form divides the layers of one RepeatedStack over the "
+            f"stages (task.model.stack=RepeatedStack.Params); {_INSTEAD}"
         )
     place = stacks[0]
     stack = whole[place]
     paths = tuple(stack.weights(sorted(specs)))
     first, end = stack.rows or (0, 0)
     if first or any(specs[path].shape[0] != end for path in paths):
-        raise ExecutionError(f"{stack.name} is not the whole of a repeated stack; {_INSTEAD}")
+        raise ExecutionError(
+            f"{stack.name} does not include all layers of its repeated stack; {_INSTEAD}"
+        )
     if end % num_stages:
         near = [n for n in range(1, end + 1) if end % n == 0]
         raise ExecutionError(
-            f"execution.form is 'spmd', and {stack.name} has {end} layers, which do not divide "
-            f"over execution.num_stages {num_stages}; these do: {', '.join(map(str, near))}; "
+            f"execution.form is 'spmd', and execution.num_stages {num_stages} does not divide the "
+            f"{end} layers of {stack.name}; these numbers do: {', '.join(map(str, near))}; "
             f"{_INSTEAD}"
         )
     own = [t for p, t in zip(pieces, traces, strict=True) if p.rows is not None]
     writes = sorted({name for trace in own for name in trace.writes})
     for trace in own:
         if sorted(trace.writes) != writes or str(trace.writes) != str(own[0].writes):
-            raise ExecutionError(f"the layers of {stack.name} do not hand on the same; {_INSTEAD}")
+            raise ExecutionError(
+                f"the layers of {stack.name} do not all output values of the same names and "
+                f"shapes; {_INSTEAD}"
+            )
     if any(not leaf.dtype.is_floating for leaf in tensors(dict(own[0].writes))):
-        raise ExecutionError(f"the layers of {stack.name} hand on integers; {_INSTEAD}")
+        raise ExecutionError(f"the layers of {stack.name} output integers; {_INSTEAD}")
     reads = sorted({name for trace in own for name in trace.reads} - set(writes))
     end_of_stack = max(i for i, piece in enumerate(pieces) if piece.rows is not None)
     after_reads = {name for trace in traces[end_of_stack + 1 :] for name in trace.reads}

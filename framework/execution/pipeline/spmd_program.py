@@ -1,7 +1,7 @@
 """The program of a pipeline that is one SPMD program; see `spmd_loop`.
 
-It is the program of a mesh whose weights of the stack lie on the axis of stages: state, update,
-checkpoints and decoding are those of `MeshProgram`.
+It is a `MeshProgram` in which the weights of the stack are sharded over the axis of stages. State,
+update, checkpoints and decoding are inherited.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ DATA = "data"
 
 
 class SpmdProgram(MeshProgram):
-    """See the module.
+    """A mesh program whose loss is computed by a pipeline.
 
     Args:
       step: the steps of a task and a learner.
       placement: the devices.
-      layout: a mesh with an axis of stages, and maybe one of examples.
-      loop: how a batch goes through the stages.
+      layout: a mesh with an axis of stages, and optionally an axis of examples.
+      loop: runs a batch through the stages.
     """
 
     def __init__(
@@ -49,11 +49,11 @@ class SpmdProgram(MeshProgram):
         self._num_replicas = dict(layout.mesh.axes).get(DATA, 1)
 
     def _compiled(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        advice = "Set execution.form='host', where every stage is a program of its device"
+        advice = "Set execution.form='host', which runs a separate program for every stage"
         return compiled(step, f"{self._layout.mesh}, execution.form='spmd'", advice=advice)
 
     def _place(self, batch: Batch, parts: int = 1) -> Flat:
-        """Every device has all of the batch: micro-batches are parts of it in their order."""
+        """Replicates the batch on every device; micro-batches are slices of it, in order."""
         placed = {}
         for name, array in batch.items():
             if parts > 1:
@@ -117,9 +117,9 @@ _FORMS = {"scan": _scan}
 
 
 class _StageContext(LayoutContext):
-    """The context of a stage: a plain one, but that loops over its layers are written out.
+    """The context of a stage: a plain context that unrolls loops over the layers of the stage.
 
-    A loop would have to be differentiated, which DTensor cannot; see `mesh.control_flow`.
+    DTensor cannot differentiate loops; see `mesh.control_flow`.
     """
 
     forms = _FORMS

@@ -1,8 +1,8 @@
-"""Backends: where the stages of a pipeline run.
+"""Backends that run the stages of a pipeline.
 
 A stage runs on one device (`DeviceBackend`) or on a mesh of devices (`MeshBackend`, see
 mesh_backend.py). Its functions take and return tensors of its backend; `send` and `take` move a
-tensor to another one. Everything else about a pipeline is the same for both.
+tensor to another backend. The rest of a pipeline is the same for both.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tekso.framework.primitives.fusion import Fuse, XlaFusion, no_fusion
 from tekso.framework.weight_spec import WeightSpec
 
 Kind = Literal["weight", "slot"]
-"""What a variable holds; a mesh may shard slots more finely than weights."""
+"""What a variable stores; a mesh may shard slots more finely than weights."""
 
 Part = Callable[[tuple[slice, ...]], np.ndarray]
 """Returns a slice of an array."""
@@ -29,11 +29,11 @@ Specs = Mapping[str, WeightSpec]
 
 
 class StageBackend(abc.ABC):
-    """Where one stage of one replica runs.
+    """The device or devices that run one stage of one replica.
 
     Attributes:
-      name: for messages.
-      device: where what `gather` returns is used.
+      name: name for messages.
+      device: device on which the results of `gather` are used.
     """
 
     name: str
@@ -73,19 +73,19 @@ class StageBackend(abc.ABC):
 
     @abc.abstractmethod
     def variable(self, part: Part, spec: WeightSpec, kind: Kind) -> Any:
-        """Returns a new variable with a value of which every device gets its part."""
+        """Returns a new variable; every device gets its shard of the value."""
 
     @abc.abstractmethod
     def assign(self, variable: Any, part: Part, spec: WeightSpec, kind: Kind) -> None:
-        """Gives a variable of `variable` another value."""
+        """Assigns a value to a variable that `variable` returned."""
 
     @abc.abstractmethod
     def read(self, variable: Any) -> tf.Tensor:
-        """Returns the value of a variable; not for use in a function."""
+        """Returns the value of a variable; only for use outside of compiled functions."""
 
     @abc.abstractmethod
     def whole(self, variable: Any) -> np.ndarray:
-        """Returns all of the value of a variable."""
+        """Returns the whole value of a variable, gathered on the host."""
 
     # --- functions ---
 
@@ -95,15 +95,15 @@ class StageBackend(abc.ABC):
 
     @abc.abstractmethod
     def call(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Returns what a compiled function returns, when it is computed."""
+        """Calls a compiled function; returns its result."""
 
     @abc.abstractmethod
     def trace(self, function: Callable[..., Any], *args: Any) -> None:
-        """Traces a compiled function without running it, where that is possible."""
+        """Traces a compiled function without running it, if the backend can do so."""
 
     @abc.abstractmethod
     def check(self, graph: tf.Graph) -> None:
-        """Refuses a traced graph with ops that this backend does not support.
+        """Rejects a traced graph with ops that this backend does not support.
 
         Raises:
           ExecutionError: names the line of such an op.
@@ -113,11 +113,11 @@ class StageBackend(abc.ABC):
 
     @abc.abstractmethod
     def scalar_spec(self, dtype: tf.DType) -> tf.TensorSpec:
-        """Returns the spec of a scalar that a function is given."""
+        """Returns the spec of a scalar argument of a function."""
 
     @abc.abstractmethod
     def scalar_value(self, x: tf.Tensor) -> tf.Tensor:
-        """Returns a scalar that a function is given, with the shape []."""
+        """Returns a scalar argument of a function as a tensor of shape []."""
 
     @abc.abstractmethod
     def context(
@@ -135,14 +135,14 @@ class StageBackend(abc.ABC):
         """Returns the context of some examples of a batch.
 
         Args:
-          weights: that the stage reads, {path: tensor}.
-          specs: of these weights, with the rows that the stage has.
-          mode: as of StepContext.
-          seed: as of StepContext.
+          weights: weights that the stage reads, {path: tensor}.
+          specs: specs of these weights; of stacked weights, only the rows of the stage.
+          mode: mode of the StepContext.
+          seed: seed of the StepContext.
           step: number of the step.
           offset: position of the first example in the batch.
-          examples: how many are computed together.
-          num_examples: of the batch.
+          examples: number of examples that are computed together.
+          num_examples: number of examples of the batch.
         """
 
     @abc.abstractmethod
@@ -151,18 +151,18 @@ class StageBackend(abc.ABC):
 
     @abc.abstractmethod
     def stored(self, x: tf.Tensor, spec: WeightSpec, kind: Kind) -> tf.Tensor:
-        """Returns a value as a variable of its kind stores it."""
+        """Returns a value sharded as a variable of this kind."""
 
     @abc.abstractmethod
     def replicated(self, x: Any) -> tf.Tensor:
-        """Returns a tensor of which every device has all."""
+        """Returns a tensor replicated on every device."""
 
 
 class DeviceBackend(StageBackend):
-    """One device, of this process or of another.
+    """One device, of this process or of another one.
 
     Args:
-      device: its name.
+      device: name of the device.
       compiles: whether XLA compiles elementwise clusters.
     """
 
@@ -190,7 +190,7 @@ class DeviceBackend(StageBackend):
 
     def take(self, sent: tf.Tensor) -> tf.Tensor:
         """See `StageBackend`."""
-        with tf.device(self.name):  # a function that gets a tensor of another device is cut in two
+        with tf.device(self.name):  # TensorFlow splits a function with inputs of several devices
             return tf.identity(sent)
 
     def local(self, x: tf.Tensor) -> tf.Tensor:

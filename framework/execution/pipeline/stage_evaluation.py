@@ -1,7 +1,7 @@
-"""Evaluation over the stages of a pipeline: forward passes only.
+"""Evaluates a batch over the stages of a pipeline, with forward passes only.
 
-Micro-batches follow each other. As many are in flight as there are stages, and one more, however
-large the batch is.
+Micro-batches follow each other. For a batch of any size, at most one micro-batch more is in flight
+than there are stages.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class StageEvaluation:
     """The forward passes of evaluation, and the weights that they use.
 
     Args:
-      step: of the task and the learner.
+      step: steps of the task and the learner.
       plan: stages and micro-batches.
       state: the variables.
-      specs: of the weights that every stage reads, with its rows of stacked ones.
-      backends: of the stages of the first replica, which evaluates.
+      specs: specs of the weights that every stage reads; of stacked weights, only its rows.
+      backends: backends of the stages of the first replica, which runs evaluation.
     """
 
     def __init__(
@@ -50,18 +50,18 @@ class StageEvaluation:
         self._functions: dict[tuple[int, int, int], Callable[..., Any]] = {}
 
     def forget(self) -> None:
-        """To be called when the state has changed."""
+        """Discards the cached weights; must be called when the state has changed."""
         self._weights = self._gathered = None
 
     def _stage_weights(self) -> list[Flat]:
-        """The weights that every stage reads, as they are evaluated, on its backend."""
+        """Returns the weights that every stage reads in evaluation, on its backend."""
         if self._weights is None:
             found = self._state.with_copies(self._state.evaluated(), replicas=1)
             self._weights = [found[0, stage.index] for stage in self._plan.stage_plan.stages]
         return self._weights
 
     def gathered(self, device: str) -> Flat:
-        """Returns all weights as they are evaluated, whole, on one device."""
+        """Returns all weights as evaluation uses them, gathered on one device."""
         if self._gathered is None:
             stage_plan, found = self._plan.stage_plan, self._stage_weights()
             self._gathered = {}
@@ -82,9 +82,9 @@ class StageEvaluation:
             for stage in stages:
                 device = device_of(stage.index, plan.num_devices)
                 order[device].append(Action(device, m + stage.index, stage.index, m, FORWARD))
-        for actions in order:  # of several stages a device, the first goes on to the next ones
+        for actions in order:  # a device with several stages runs their actions by tick
             actions.sort(key=lambda action: action.tick)
-        most, last = len(stages) + 1, len(stages) - 1  # one for each stage, and one on its way
+        most, last = len(stages) + 1, len(stages) - 1  # one for each stage, and one in transfer
 
         def room(action: Action) -> list[WorkKey]:
             before = action.micro_batch - most
@@ -127,7 +127,7 @@ class StageEvaluation:
 
 
 class _Pass:
-    """One pass over a batch: what is alive between the stages, of each micro-batch."""
+    """One pass over a batch; stores the tensors of each micro-batch that later stages read."""
 
     def __init__(
         self, evaluation: StageEvaluation, weights: list[Flat], batch: Batch, plan: PipelinePlan
@@ -146,7 +146,7 @@ class _Pass:
                 self._last_read[index].append(value.name)
 
     def perform(self, worker: Any, action: Action) -> None:
-        """Runs a stage on a micro-batch; frees what no later stage reads."""
+        """Runs a stage on a micro-batch; frees the tensors that no later stage reads."""
         stage, m = self._stages[action.stage], action.micro_batch
         backend = self._evaluation.backends[stage.index]
         start, end = self.spans[m]

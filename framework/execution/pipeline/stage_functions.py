@@ -1,14 +1,14 @@
-"""The compiled functions of a stage, all parts of one traced graph.
+"""The compiled functions of a stage, which are subgraphs of one traced graph.
 
-    forward          weights, inputs ─► outputs, sums; saved: what backward needs
-    backward         what was saved, gradients of outputs ─► gradients of inputs; totals
-    input_gradient   the same ─► gradients of inputs; saved: what the next one needs, no more
-    weight_gradient  what that saved ─► totals
+    forward          weights, inputs ─► outputs, sums; saves activations
+    backward         saved activations, gradients of outputs ─► gradients of inputs; totals
+    input_gradient   the same ─► gradients of inputs; saves only what weight_gradient needs
+    weight_gradient  tensors saved by input_gradient ─► totals
 
 The gradients of weights are added to `totals` in place.
 
-With rematerialisation a forward saves its inputs only, and backward computes the rest again. A
-stage without outputs (the last) then computes everything in its backward pass, the sums included.
+With rematerialisation, forward saves only its inputs, and backward recomputes the rest. A stage
+without outputs (the last one) then computes everything in its backward pass, including the sums.
 """
 
 from __future__ import annotations
@@ -35,27 +35,27 @@ Tensors = dict[str, tf.Tensor]
 
 
 class Scalars:
-    """What every function is given besides weights and inputs."""
+    """The scalar arguments of every function, after weights and inputs."""
 
     OFFSET, STEP, TOTAL_WEIGHT = range(3)
     DTYPES = (tf.int32, tf.int64, tf.float32)
 
 
 class StageFunctions:
-    """See the module; for micro-batches of one size, on one backend.
+    """The functions of a stage for micro-batches of one size, on one backend.
 
     Args:
       stage: the stage.
-      specs: of the weights that it reads, with its rows of stacked ones.
-      plan: of all stages.
-      step: of the task and the learner.
-      num_examples: of the global batch.
-      micro_batch_size: examples that are computed together.
-      backend: where it runs.
-      totals: those of the same stage for micro-batches of another shape; None: makes variables.
+      specs: specs of the weights that it reads; of stacked weights, only its rows.
+      stage_plan: all stages.
+      step: steps of the task and the learner.
+      num_examples: number of examples of the global batch.
+      micro_batch_size: number of examples that are computed together.
+      backend: backend that runs the stage.
+      totals: sums of the same stage for micro-batches of another shape; None creates variables.
 
     Attributes:
-      totals: {path: variable}: the sums of the gradients of the trained weights.
+      totals: the sums of the gradients of the trained weights, {path: variable}.
     """
 
     def __init__(
@@ -144,8 +144,9 @@ class StageFunctions:
             self._structure = sums
             flat_sums = [backend.replicated(x) for x in tf.nest.flatten(sums)]
             counts.update(outputs=len(outputs), sums=len(flat_sums), inputs=len(of_inputs))
-            # Each output has a tensor of its own, even if two are the same. What TensorFlow makes
-            # of what is returned waits for all that is written, so these are not returned.
+            # tf.identity gives each output a separate tensor, even if two are the same. `whole`
+            # does not return them: the tensors that TensorFlow makes from returned values would
+            # wait for all assignments.
             made.extend(tf.identity(t) for t in (*outputs, *flat_sums, *of_inputs, done))
             backend.check(tf.compat.v1.get_default_graph())
             return []
@@ -180,24 +181,24 @@ class StageFunctions:
         weight = scalars[Scalars.TOTAL_WEIGHT]
         return run_stage(self._stage, self._values, weights, inputs, ctx, total_weight=weight)
 
-    # --- what is given by name ---
+    # --- arguments by name ---
 
     def weights(self, flat: Mapping[str, tf.Tensor]) -> Tensors:
-        """Returns the values of weights {path: tensor}."""
+        """Returns weights, given as {path: tensor}, by the names of their tensors."""
         values = (flat[path] for path in self._specs)
         return dict(zip(self._weight_names, values, strict=True))
 
     def inputs(self, flat: Sequence[tf.Tensor]) -> Tensors:
-        """Returns the values of the flat inputs."""
+        """Returns the flat inputs by the names of their tensors."""
         return dict(zip(self._input_names, flat, strict=True))
 
     def scalars(self, *values: Any) -> Tensors:
-        """Returns the values of `Scalars`: placed here, of numbers or ordinary tensors."""
+        """Places the values of `Scalars` (numbers or ordinary tensors) on the backend, by name."""
         placed = map(self._place.scalar, values, Scalars.DTYPES)
         return dict(zip(self._scalar_names, placed, strict=True))
 
     def seeds(self, flat: Sequence[tf.Tensor]) -> Tensors:
-        """Returns the gradients of the float outputs, and of the total loss, which is 1."""
+        """Returns the given gradients of the float outputs, and 1 for the total loss, by name."""
         one = self._place.scalar(1.0, tf.float32)
         return dict(zip(self._seed_names, [*flat, one], strict=True))
 
@@ -215,12 +216,12 @@ class StageFunctions:
     # --- the functions ---
 
     def prepare(self, *, keep: bool, again: bool, apart: bool) -> None:
-        """Makes the functions that a schedule needs, so that no thread has to.
+        """Creates the functions that a schedule needs, before threads call them.
 
         Args:
-          keep: a forward saves what the backward pass needs.
-          again: a backward pass computes the forward pass again.
-          apart: the gradients of inputs and of weights are computed apart.
+          keep: whether some forward pass saves the activations that the backward pass needs.
+          again: whether some backward pass recomputes the forward pass.
+          apart: whether the gradients of inputs and of weights are computed separately.
         """
         kept = self._cut.saved_for([*self._of_inputs, *self._done])
         between: list[tf.Tensor] = []
@@ -235,14 +236,15 @@ class StageFunctions:
         if keep:
             self._make("forward_keep", self._cut.early, made, kept, self._effects)
         for way, known in ways:
-            # A stage without outputs computes nothing before its backward pass computes it again.
+            # If a stage without outputs recomputes, its forward pass computes nothing, and the
+            # backward pass returns the sums and runs the effects.
             sums, does = (self._sums, self._effects) if way and not self._outputs else ([], None)
             feeds = [*weights, *known, *late]
             if not apart:
                 both = [*self._of_inputs, *sums, *self._done]
                 self._make(f"backward{way}", feeds, both, [], does)
                 continue
-            # What the second half needs of the forward pass has to be there by then.
+            # Save the tensors of the recomputed forward pass that the weight gradients need.
             rest = self._cut.saved_for(self._done) if way else []
             made_first = [*self._of_inputs, *sums]
             self._make(f"input{way}", feeds, made_first, [*rest, *between], does)
@@ -258,13 +260,13 @@ class StageFunctions:
         return found
 
     def is_deferred(self, *, keep: bool) -> bool:
-        """Whether a forward pass has nothing to do, because the backward pass does all of it."""
+        """Whether the backward pass computes everything and the forward pass nothing."""
         return not keep and not self._outputs
 
     def forward(
         self, known: Tensors, *, keep: bool
     ) -> tuple[list[tf.Tensor], list[tf.Tensor], Tensors]:
-        """Returns flat outputs, flat sums, and what is saved by name."""
+        """Returns flat outputs, flat sums, and the saved tensors by name."""
         found, kept = self._run("forward_keep" if keep else "forward", known)
         count = len(self._outputs)
         return found[:count], found[count:], kept
@@ -277,9 +279,9 @@ class StageFunctions:
     def input_gradient(
         self, known: Tensors, *, again: bool
     ) -> tuple[list[tf.Tensor], list[tf.Tensor], Tensors]:
-        """Returns what `backward` does, and what `weight_gradient` is to be given.
+        """Returns gradients of the inputs, deferred sums, and tensors for `weight_gradient`.
 
-        Weights and scalars are not among it: they are there for all micro-batches.
+        These tensors do not include weights and scalars, which are available for all micro-batches.
         """
         found, kept = self._run("input_again" if again else "input", known)
         there, given = {*self._weight_names, *self._scalar_names}, {**known, **kept}
@@ -295,6 +297,6 @@ class StageFunctions:
         self._run("weight", known)
 
     def sums(self, flat: Sequence[tf.Tensor]) -> Sums:
-        """Returns the nest of flat sums."""
+        """Returns flat sums as a nest."""
         nest: Sums = tf.nest.pack_sequence_as(self._structure, list(flat))
         return nest

@@ -1,4 +1,4 @@
-"""One forward pass of a stage over a micro-batch, under any step context."""
+"""Runs the forward pass of a stage over a micro-batch, with any step context."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def run_stage(
 
     Args:
       stage: the stage.
-      values: TensorSpecs of what flows between the stages.
-      weights: {path: tensor} of those that it reads.
-      inputs: flat tensors of what it reads of the flow.
-      ctx: step context; what the pieces collect is among the sums.
-      total_weight: of the global batch.
+      values: TensorSpecs of the values that are passed between stages.
+      weights: weights that the stage reads, {path: tensor}.
+      inputs: flat tensors of the values that it reads.
+      ctx: step context; the sums include what the pieces collect.
+      total_weight: loss weight of the global batch.
     """
     given = iter(inputs)
     flow = {

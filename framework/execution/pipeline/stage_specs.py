@@ -1,4 +1,4 @@
-"""What each stage of a pipeline keeps: its weights, their slots, and its rows of stacked ones."""
+"""Finds the weights, slots and rows of stacked weights that each stage of a pipeline stores."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from tekso.framework.weight_spec import WeightSpec
 
 
 class StageSpecs:
-    """See the module; allocates nothing.
+    """Specs of the weights and slots of every stage; allocates nothing.
 
     Args:
-      plan: the stages.
-      learner: the learner. Its counts belong to no stage: the host keeps them.
-      specs: of all weights and slots.
+      stage_plan: the stages.
+      learner: the learner. Its counts belong to no stage: the host stores them.
+      specs: specs of all weights and slots.
 
     Attributes:
-      groups: of every stage, {group: (learner, specs of the weights that it updates)}.
-      rows: of every stage, its rows of what it keeps; None for all of it.
-      specs: of every stage, the specs of what it keeps, with its rows.
+      groups: for every stage, {group: (learner, specs of the weights that it updates)}.
+      rows: for every stage, its rows of each weight and slot; None: all rows.
+      specs: for every stage, the specs of its weights and slots, with only its rows.
     """
 
     def __init__(

@@ -18,16 +18,17 @@ from tekso.framework.learning_step import APPLIED, COUNTS
 _KINDS: tuple[tuple[Kind, str], ...] = (("weight", WEIGHTS), ("slot", LEARNER))
 
 Value = Callable[[str, tuple[slice, ...]], np.ndarray]
-"""`value(checkpoint key, slices)` returns a part of the array of a key."""
+"""`value(checkpoint key, slices)` returns a slice of the array of a key."""
 
 
 class StageState:
     """Variables by stage; the counts of the learner are variables of the host.
 
     Args:
-      plan: the stages.
-      step: of the task and the learner.
-      backends: of the stages of every replica, [replica][stage]. The first replica keeps the state.
+      stage_plan: the stages.
+      step: steps of the task and the learner.
+      backends: backends of the stages of every replica, [replica][stage]. The first replica stores
+        the state.
 
     Attributes:
       stages: the variables of every stage.
@@ -48,7 +49,7 @@ class StageState:
     # --- values ---
 
     def assign(self, value: Value) -> None:
-        """Sets everything."""
+        """Sets all variables; creates them on the first call."""
         for stage, (specs, rows) in enumerate(zip(self._kept.specs, self._kept.rows, strict=True)):
             home, found = self._backends[0][stage], []
             for i, (kind, prefix) in enumerate(_KINDS):
@@ -69,7 +70,7 @@ class StageState:
                 self._counts[path] = tf.Variable(number, trainable=False)
 
     def whole(self) -> State[np.ndarray]:
-        """Returns everything on the host, the rows of all stages put together."""
+        """Returns the whole state on the host, with the rows of all stages concatenated."""
         found: list[dict[str, np.ndarray]] = []
         for kind in range(2):
             parts: dict[str, list[np.ndarray]] = {}
@@ -115,14 +116,14 @@ class StageState:
         return self._backends[0][stage].used(self._step.cast(weights), own)
 
     def used(self) -> list[Flat]:
-        """Returns the weights that every stage keeps, as its layers use them, on its backend."""
+        """Returns the weights that every stage stores, as its layers use them, on its backend."""
         return [
             self._backends[0][s].call(self._read_used[s]) if variables.weights else {}
             for s, variables in enumerate(self.stages)
         ]
 
     def evaluated(self) -> list[Flat]:
-        """Returns what `used` returns, of the weights that are evaluated."""
+        """Returns the weights that every stage stores, as evaluation uses them, on its backend."""
         applied, found = self.counts()[APPLIED], []
         for s, variables in enumerate(self.stages):
             home = self._backends[0][s]
@@ -131,11 +132,11 @@ class StageState:
         return found
 
     def with_copies(self, kept: Sequence[Flat], *, replicas: int) -> dict[tuple[int, int], Flat]:
-        """Returns {(replica, stage): the weights that it reads}, with copies of others' weights.
+        """Returns {(replica, stage): weights that it reads}, including copies from other stages.
 
         Args:
-          kept: what every stage of the first replica keeps.
-          replicas: how many are asked for.
+          kept: weights that every stage of the first replica stores.
+          replicas: number of replicas to return.
         """
         found = {}
         for replica in range(replicas):
@@ -153,7 +154,7 @@ class StageState:
 
 
 def _shifted(value: Value, key: str, rows: Rows) -> Part:
-    """Parts of the array of a key, or of some rows of it."""
+    """Returns a function that slices the array of a key, or only some of its rows."""
     first = 0 if rows is None else rows[0]
 
     def part(where: tuple[slice, ...]) -> np.ndarray:

@@ -1,9 +1,10 @@
-"""The update of a stage: norms of its gradients, and new values of what it keeps.
+"""Updates a stage: computes norms of its gradients, and new values of its weights and slots.
 
-    totals of the stage, and of its weights' copies elsewhere ─► squared norms ─► the host decides
-    the same, and the decision ─► weights, statistics and slots
+    gradients of the stage and of copies of its weights ─► squared norms ─► the host decides
+    the same gradients, and the decision ─► weights, statistics and slots
 
-One weight after the other: so the old and the new value exist of one weight at a time.
+Weights are updated one after the other, so that only one weight at a time exists in both its old
+and its new value.
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ from tekso.framework.learning_step import Decision
 from tekso.framework.weight_spec import WeightSpec
 
 Others = Mapping[str, Sequence[tf.Tensor]]
-"""{path: gradients of copies of a weight}, on the backend of the stage."""
+"""Gradients of copies of weights, {path: gradients}, on the backend of the stage."""
 
 
 class StageUpdate:
-    """See the module.
+    """The update of one stage.
 
     Args:
-      stage: its number.
-      specs: of the weights that it keeps, with its rows of stacked ones.
-      step: of the task and the learner.
-      state: of all stages.
-      totals: variables with the sums of its gradients, {path: variable}.
-      backend: where the stage keeps its state.
+      stage: number of the stage.
+      specs: specs of the weights that it stores; of stacked weights, only its rows.
+      step: steps of the task and the learner.
+      state: variables of all stages.
+      totals: the sums of its gradients, {path: variable}.
+      backend: backend that stores the state of the stage.
     """
 
     def __init__(
@@ -52,18 +53,18 @@ class StageUpdate:
         self._update = backend.compiled(self._update_graph)
 
     def squared_norms(self, others: Others) -> Any:
-        """Returns {path: squared norms of the gradient, before and after its own clipping}."""
+        """Returns {path: squared norms of the gradient, before and after per-weight clipping}."""
         if not self._groups:
             return {}
         found = self._place.call(self._norms, others)
         return tf.nest.map_structure(self._place.local, found)
 
     def placed(self, decision: Decision, statistics: Pairs) -> tuple[dict[str, Any], Pairs]:
-        """Places what an update reads besides gradients.
+        """Places the other inputs of an update on the backend.
 
         Args:
-          decision: of the learner, on the host.
-          statistics: sums for the weights of the stage that follow statistics of the batch.
+          decision: decision of the learner, on the host.
+          statistics: sums for the weights of the stage that track batch statistics.
         """
         numbers = {
             "finite": self._place.scalar(decision.finite, tf.bool),
@@ -79,16 +80,16 @@ class StageUpdate:
         return numbers, tf.nest.map_structure(self._place.spread, statistics)
 
     def trace(self, *given: Any) -> None:
-        """Traces the update, so that a mistake in an optimizer is found before any weight changes.
+        """Traces the update, so that an optimizer with an error fails before any weight changes.
 
         Args:
-          given: what `update` takes.
+          given: the arguments of `update`.
         """
         if self._specs:
             self._place.trace(self._update, *given)
 
     def update(self, others: Others, numbers: Mapping[str, Any], statistics: Pairs) -> None:
-        """Updates what the stage keeps; the arguments are what `placed` returns."""
+        """Updates the weights and slots of the stage; `placed` returns the last two arguments."""
         if self._specs:
             self._place.call(self._update, others, numbers, statistics)
 
@@ -99,7 +100,8 @@ class StageUpdate:
         found: dict[str, Any] = {}
         for name, (learner, own) in self._groups.items():
             for path, spec in own.items():
-                # All their squares at once would take as much memory as the gradients.
+                # One weight at a time: the squares of all would take as much memory as the
+                # gradients.
                 with tf.control_dependencies([t for pair in found.values() for t in pair][-2:]):
                     group = {name: (learner, {path: spec})}
                     gradients = {path: self._gradient(path, others)}
@@ -110,7 +112,7 @@ class StageUpdate:
     def _update_graph(
         self, others: Others, numbers: Mapping[str, Any], statistics: Pairs
     ) -> tf.Tensor:
-        """Assigns all new values; returns a number, to wait for."""
+        """Assigns all new values; returns a tensor for the caller to wait for."""
         read = tf.nest.map_structure(
             lambda x: None if x is None else self._place.scalar_value(x), dict(numbers)
         )

@@ -1,4 +1,4 @@
-"""Stages: which pieces they have, what flows between them, and which weights each of them holds."""
+"""Groups pieces into stages: their inputs and outputs, and the weights that each stage stores."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from tekso.framework.pieces import LOSS_SUM, METRICS, Piece, joined
 from tekso.framework.theta import SEPARATOR
 from tekso.framework.weight_spec import WeightSpec
 
-BATCH = -1  # the producer of what is in the batch
+BATCH = -1  # the producer of the values of the batch
 
 
 class Value(NamedTuple):
-    """A value of the flow.
+    """A value that is passed between pieces.
 
     Attributes:
-      name: its name there.
-      producer: the stage that made it, or `BATCH`.
+      name: its name in the flow.
+      producer: the stage that computes it, or `BATCH`.
     """
 
     name: str
@@ -34,17 +34,17 @@ Rows = tuple[int, int] | None
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """One partition of a pipeline.
+    """One stage of a pipeline.
 
     Attributes:
-      index: its place in the order.
-      pieces: what it runs; neighbouring layers of a repeated stack are one.
-      piece_names: of the pieces before they were joined.
-      traces: of the same pieces, what each computes.
+      index: its position in the order of stages.
+      pieces: the pieces that it runs; neighbouring layers of a repeated stack are one piece.
+      piece_names: names of the pieces before they were joined.
+      traces: traces of the pieces before they were joined.
       inputs: the values that it reads.
-      outputs: names of the values that it makes and a later stage reads.
-      weights: {path of a weight that it reads: the rows that it has of it, None for all}.
-      is_last: whether it makes the loss.
+      outputs: names of the values that it computes and a later stage reads.
+      weights: {path of a weight that it reads: its rows, or None for all rows}.
+      is_last: whether it computes the loss.
     """
 
     index: int
@@ -62,10 +62,11 @@ class StagePlan:
     """All stages of a pipeline.
 
     Attributes:
-      stages: in order.
+      stages: the stages, in order.
       values: {value: nest of TensorSpecs}, for a micro-batch.
-      owners: {path: stages that hold it}. Of a weight that several read whole (tied tables), the
-        first owns it and the others have copies; of stacked weights each has its own rows.
+      owners: {path: stages that hold the weight}. If several stages use all rows of a weight (tied
+        tables), the first one stores it and the others have copies. Of a stacked weight, each stage
+        stores its own rows.
     """
 
     stages: tuple[Stage, ...]
@@ -73,32 +74,32 @@ class StagePlan:
     owners: Mapping[str, tuple[int, ...]]
 
     def learned(self, value: Value) -> list[bool]:
-        """Returns for every tensor of a value whether the stage that made it gets its gradient."""
+        """Returns for every tensor of a value whether its gradient is sent to its producer."""
         is_made = value.producer != BATCH
         return [is_made and leaf.dtype.is_floating for leaf in tensors(self.values[value])]
 
     def learned_inputs(self, stage: Stage) -> list[int]:
-        """Returns which of the flat inputs of a stage get a gradient."""
+        """Returns the indices of the flat inputs of a stage that get a gradient."""
         of_all = [found for value in stage.inputs for found in self.learned(value)]
         return [i for i, is_learned in enumerate(of_all) if is_learned]
 
     def is_shared(self, path: str) -> bool:
-        """Whether several stages read all of a weight."""
+        """Whether several stages read all rows of a weight."""
         holders = self.owners[path]
         return len(holders) > 1 and self.stages[holders[0]].weights[path] is None
 
     def keeper(self, layer: str, index: int) -> int:
-        """Returns the stage that keeps the own weights of a layer: of shared ones the first.
+        """Returns the stage that stores a layer's direct weights; if shared, the first stage.
 
         Args:
-          layer: its path.
-          index: a stage that runs it, and keeps its rows of weights that are not shared.
+          layer: path of the layer.
+          index: a stage that runs the layer, and stores its rows of weights that are not shared.
         """
         own = (path for path in self.owners if path.rpartition(SEPARATOR)[0] == layer)
         return next((self.owners[path][0] for path in own if self.is_shared(path)), index)
 
     def owned(self, index: int) -> dict[str, Rows]:
-        """Returns the weights that a stage keeps and updates, and its rows of them."""
+        """Returns the weights that a stage stores and updates, with its rows of each."""
         return {
             path: rows
             for path, rows in self.stages[index].weights.items()
@@ -113,17 +114,18 @@ def stage_plan(
     specs: Mapping[str, WeightSpec],
     batch: Signature,
 ) -> StagePlan:
-    """Returns the stages of given numbers of pieces.
+    """Returns the stages that have the given numbers of pieces.
 
     Args:
-      pieces: of the task, in order.
-      traces: what each of them reads and makes.
+      pieces: the pieces of the task, in order.
+      traces: their traces.
       sizes: the number of pieces of every stage.
-      specs: of all weights.
+      specs: specs of all weights.
       batch: signature of a micro-batch.
 
     Raises:
-      ExecutionError: a weight is read by no piece, or in a way that cannot be cut.
+      ExecutionError: no piece reads some weight, or a weight cannot be divided over the stages that
+        read it.
     """
     values: dict[Value, Any] = {Value(n, BATCH): spec for n, spec in flow_of(batch).items()}
     latest = {value.name: value for value in values}
@@ -174,8 +176,8 @@ def _weights(pieces: Sequence[Piece], paths: Sequence[str]) -> dict[str, Rows]:
         for path in piece.weights(paths):
             if path in found and (found[path] != piece.rows or piece.rows is not None):
                 raise ExecutionError(
-                    f"{path} is read by several pieces of a stage by other rows: a repeated "
-                    "stack that a model uses twice cannot be part of a pipeline"
+                    f"several pieces of one stage use rows of {path}: a repeated stack that a "
+                    "model uses twice cannot be part of a pipeline"
                 )
             found[path] = piece.rows
     return found
@@ -187,19 +189,26 @@ def _check_owners(
     for path, holders in owners.items():
         if not holders:
             raise ExecutionError(
-                f"no piece of the task reads the weight {path}: see Task.pieces; "
-                "a piece names the layers whose weights it reads"
+                f"no piece of the task reads the weight {path}: every piece must name the layers "
+                "whose weights it reads (see Task.pieces)"
             )
         rows = [stages[i].weights[path] for i in holders]
         if len(rows) > 1 and any(rows) and not all(rows):
-            raise ExecutionError(f"{path} is read whole by one stage and by rows by another")
+            stage, (first, end) = next(
+                (i, pair) for i, pair in zip(holders, rows, strict=True) if pair
+            )
+            raise ExecutionError(
+                f"stage {holders[rows.index(None)]} uses all layers of the stacked weight "
+                f"{path!r}, stage {stage} only rows {first} to {end - 1}; give both the same "
+                "layers or untie them"
+            )
         pairs = [pair for pair in rows if pair is not None]
         ends = [0, *(end for _, end in pairs)]
         if pairs and (
             [first for first, _ in pairs] != ends[:-1] or ends[-1] != specs[path].shape[0]
         ):
             raise ExecutionError(
-                f"the stages read rows {pairs} of {path}, which has {specs[path].shape[0]}: every "
-                "row has to be read once, in order; a repeated stack that a model uses twice "
+                f"the stages read rows {pairs} of {path}, which has {specs[path].shape[0]} rows: "
+                "every row must be read once, in order; a repeated stack that a model uses twice "
                 "cannot be part of a pipeline"
             )

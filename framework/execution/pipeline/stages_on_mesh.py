@@ -1,4 +1,4 @@
-"""Stages on meshes of their own: what of a pipeline goes with that, and how tensors lie then."""
+"""Shards every stage of a pipeline over a mesh of its own, and rejects unsupported Params."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tekso.framework.task import Task
 
 
 class StagesOnMesh:
-    """Lays every stage of a pipeline over a mesh of its own.
+    """Shards every stage of a pipeline over its own mesh.
 
     Args:
-      execution: says how: mesh, rules and what else a mesh has.
-      pipeline: Params of the pipeline; each of its stages has a mesh.
+      execution: mesh, rules and the other settings of a mesh.
+      pipeline: Params of the pipeline.
 
     Raises:
-      ExecutionError: other Params of the pipeline do not go with it.
+      ExecutionError: other Params of the pipeline cannot be combined with stages on meshes.
     """
 
     def __init__(self, execution: MeshSharded, pipeline: Any) -> None:
@@ -32,33 +32,33 @@ class StagesOnMesh:
         refused = []
         if pipeline.workers:
             refused.append(
-                "execution.workers are set: TensorFlow's DTensor cannot use devices that are lent; "
-                "leave them out, or leave execution.stages_on out"
+                "execution.workers is set: DTensor cannot use the devices of workers; remove "
+                "execution.workers or execution.stages_on"
             )
         if execution.params.decode_on != "one_device":
             refused.append(
-                f"execution.stages_on.decode_on is {execution.params.decode_on!r}: leave it out, "
-                "since every stage is a mesh of its own and a search runs on one device"
+                f"execution.stages_on.decode_on is {execution.params.decode_on!r}: remove it, "
+                "since every stage has its own mesh, and decoding runs on one device"
             )
         if execution.params.xla == "clusters":
             refused.append(
-                "execution.stages_on.xla is 'clusters': set execution.xla, which compiles the "
-                "stages, instead"
+                "execution.stages_on.xla is 'clusters': set execution.xla instead, which compiles "
+                "the stages"
             )
         if refused:
             raise ExecutionError(f"execution.stages_on is set, and {'; and '.join(refused)}")
 
     def setup_devices(self, *, cpu_devices: int | None) -> None:
-        """Sets threads and devices up: those of all meshes."""
+        """Sets up the threads and devices of all meshes."""
         self._execution.setup_devices(cpu_devices=cpu_devices, num_meshes=self._num_meshes)
 
     def layout(self, task: Task, batch: Signature, *, num_devices: int | None) -> MeshLayout:
-        """Returns how the tensors of a stage lie on its mesh.
+        """Returns the mesh of a stage and the layout of its tensors.
 
         Args:
           task: the task.
           batch: signature of a micro-batch.
-          num_devices: of all stages together; None for as many as the mesh asks for.
+          num_devices: number of devices of all stages together; None: as many as the meshes need.
 
         Raises:
           LayoutError: mesh and rules do not fit the model or the devices.
@@ -71,15 +71,15 @@ class StagesOnMesh:
                 raise ExecutionError(
                     f"{rows_of_stages(self._params.num_stages, self._params.num_replicas)} on "
                     f"meshes of {asked or 1} need {needed} devices, "
-                    f"and there are {num_devices}: set a smaller execution.num_stages or "
-                    f"execution.stages_on.mesh, or give --cpu_devices={needed}"
+                    f"but there are {num_devices}: set a smaller execution.num_stages or "
+                    f"execution.stages_on.mesh, or --cpu_devices={needed}"
                 )
             num_devices = of_stage
         try:
             return self._execution.layout(task, batch, num_devices=num_devices)
         except LayoutError as error:
             said = str(error).replace("execution.", "execution.stages_on.")
-            raise LayoutError(f"a stage with its micro-batches on a mesh: {said}") from None
+            raise LayoutError(f"on the mesh of a stage, for a micro-batch: {said}") from None
 
     def names(self, layout: MeshLayout) -> list[str]:
         """Returns a name for the devices of every stage, for messages."""
@@ -90,7 +90,7 @@ class StagesOnMesh:
         ]
 
     def num_devices(self) -> int:
-        """Returns how many devices there are."""
+        """Returns the number of devices."""
         return self._execution.num_devices()
 
     def backends(self, plan: PipelinePlan, layout: MeshLayout) -> list[list[StageBackend]]:
@@ -108,5 +108,5 @@ class StagesOnMesh:
 
     @property
     def activation_dtype(self) -> str:
-        """Type in which a step computes."""
+        """The dtype in which a step computes."""
         return self._execution.params.activation_dtype

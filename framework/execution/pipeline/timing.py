@@ -1,4 +1,4 @@
-"""When each action starts and ends, if every device does its own in order, as early as can be."""
+"""Computes when each action starts and ends if every device runs its actions in order."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ Span = tuple[float, float]
 
 
 class Timed(NamedTuple):
-    """What becomes of the orders of the devices.
+    """The timing of the orders of all devices.
 
     Attributes:
-      spans: of each device, start and end of what it does, in its order.
-      waits: where no device can go on, the devices that are not done: {device: what its next work
-        waits for}.
+      spans: for each device, start and end of its work, in order.
+      waits: {device: work that its next work waits for}, for devices that cannot finish.
     """
 
     spans: list[list[Span]]
@@ -35,7 +34,7 @@ class Timed(NamedTuple):
 
 
 class StuckError(ScheduleError):
-    """No device can go on, and not all is done; the text says what each device waits for."""
+    """No device can continue, and work remains; the text says what each device waits for."""
 
     def __init__(self, orders: Sequence[Sequence[Action]], timed: Timed) -> None:
         places = {action.work: action for order in orders for action in order}
@@ -43,7 +42,7 @@ class StuckError(ScheduleError):
             f"\n  {_sentence(orders[device][len(timed.spans[device])], Work(*need), places)}"
             for device, need in sorted(timed.waits.items())
         ]
-        super().__init__(f"the schedule is stuck, no device can go on:{''.join(lines)}")
+        super().__init__(f"the schedule is stuck, no device can continue:{''.join(lines)}")
 
 
 def timed(
@@ -53,19 +52,19 @@ def timed(
     durations: Mapping[tuple[int, Kind], float],
     handover: float = 0.0,
 ) -> Timed:
-    """Returns when each piece of work starts and ends.
+    """Returns when each piece of work starts and ends, as early as possible.
 
     Args:
-      orders: what each device does, in its order.
+      orders: the work of each device, in order.
       num_stages: number of stages.
-      durations: of the work of every stage and kind.
-      handover: time from one device to another.
+      durations: duration of the work of every stage and kind.
+      handover: time of a transfer from one device to another.
     """
     num_devices = len(orders)
     spans: list[list[Span]] = [[] for _ in orders]
     free = [0.0] * num_devices
     ends: dict[WorkKey, float] = {}
-    waiting: dict[WorkKey, list[int]] = {}  # the devices that wait for it
+    waiting: dict[WorkKey, list[int]] = {}  # the devices that wait for the work
     awake = deque(range(num_devices))
 
     def advance(device: int) -> None:
@@ -94,13 +93,13 @@ def timed(
 
 
 def in_ticks(orders: Iterable[Iterable[Work]], num_stages: int) -> Iterator[Action]:
-    """Yields actions by tick: each as early as can be, if all work takes one tick.
+    """Yields actions by tick, each as early as possible if all work takes one tick.
 
-    Where no device can go on, the rest follows in the order of each device: nothing is lost, and
-    `schedule_check.check` says what is wrong.
+    If no device can continue, the remaining work gets later ticks in the order of each device. No
+    work is lost, and `schedule_check.check` reports the problem.
 
     Args:
-      orders: what each device does, in its order.
+      orders: the work of each device, in order.
       num_stages: number of stages.
     """
     given = [list(order) for order in orders]

@@ -1,4 +1,4 @@
-"""Workers: a thread for every device does its actions, each as soon as its needs are met."""
+"""Runs the actions of every device in a thread, each as soon as the work it needs is done."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ Worker = tuple[int, int]
 
 
 class StageError(ExecutionError):
-    """A stage failed; says which, in what, and why."""
+    """A stage failed; the text names the stage, the action and the reason."""
 
 
 class Workers:
-    """Threads that are kept from step to step.
+    """Threads that stay alive from step to step.
 
     Args:
-      count: how many orders are gone through at a time.
+      count: number of threads.
     """
 
     def __init__(self, count: int) -> None:
         self._pool = ThreadPoolExecutor(max_workers=count, thread_name_prefix="stage")
 
     def map(self, function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-        """Returns `function` of every item, computed side by side.
+        """Returns `function` of every item, computed concurrently.
 
-        Raises: what the first of them to fail, in their order, raises.
+        Raises: the error of the first item, in order, that failed.
         """
         futures = [self._pool.submit(function, item) for item in items]
         wait(futures)
@@ -49,20 +49,19 @@ class Workers:
         name_of: Callable[[Worker, Action], str],
         also_needs: Callable[[Action], Sequence[WorkKey]] = lambda action: (),
     ) -> dict[Worker, list[Event]]:
-        """Does all actions.
+        """Runs all actions.
 
         Args:
-          orders: {(line, device): its actions in its order}. A line is a pipeline: a worker needs
-            nothing that another line does.
-          perform: `perform(worker, action)` does one; what it needs is done.
-          num_stages: number of stages of a line.
-          name_of: says who does what, for an error.
-          also_needs: what an action waits for besides that by which it comes.
+          orders: {(replica, device): its actions in order}. Replicas do not wait for each other.
+          perform: `perform(worker, action)` runs an action after the work that it needs.
+          num_stages: number of stages of a replica.
+          name_of: returns a name of an action for an error.
+          also_needs: work that an action waits for in addition to `actions.needs`.
 
         Returns: {worker: its actions with start and end, in seconds of `time.perf_counter`}.
 
         Raises:
-          StageError: an action failed; all others were ended.
+          StageError: an action failed; all workers were stopped.
         """
         lines = {worker[0]: _Line() for worker in orders}
         failed: list[tuple[str, BaseException]] = []
@@ -87,14 +86,14 @@ class Workers:
 
         try:
             found = self.map(work, list(orders))
-        except BaseException:  # an interruption: no thread may wait for one that will never be
+        except BaseException:  # an interruption: no thread may wait for work that is never done
             for line in lines.values():
                 line.stop()
             raise
         if failed:
             name, error = failed[0]
             if not isinstance(error, (tf.errors.OpError, OSError)):
-                error.add_note(name)  # in code of the user's: the traceback says where
+                error.add_note(name)  # an error in user code: the traceback says where
                 raise error
             kind = type(error).__name__
             raise StageError(f"{name} failed: {kind}: {reason_of(error)}") from error
@@ -102,7 +101,7 @@ class Workers:
 
 
 def reason_of(error: BaseException) -> str:
-    """Returns the line of a message of TensorFlow's that says what is wrong."""
+    """Returns the line of a TensorFlow error message that states the reason."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     frames = ("Graph execution error", "Detected at node", "<stack traces", "File ", "[[")
     said = [line for line in lines if not line.startswith(frames)]
@@ -110,7 +109,7 @@ def reason_of(error: BaseException) -> str:
 
 
 class _Line:
-    """What is done in one pipeline."""
+    """The work that is done in one replica of the pipeline."""
 
     def __init__(self) -> None:
         self._done: set[WorkKey] = set()
@@ -118,7 +117,7 @@ class _Line:
         self._stopped = False
 
     def wait_for(self, work: Sequence[WorkKey]) -> bool:
-        """Waits until all of this is done; returns False if that will never be."""
+        """Waits until all of this work is done; returns False if `stop` was called."""
         with self._changed:
             self._changed.wait_for(lambda: self._stopped or all(w in self._done for w in work))
             return not self._stopped

@@ -220,9 +220,9 @@ def test_wrong_durations_are_refused() -> None:
 
 def test_schedule_that_does_not_work_is_refused() -> None:
     backward_first = [Action(0, 0, 0, 0, BACKWARD), Action(0, 1, 0, 0, FORWARD)]
-    with pytest.raises(ScheduleError, match="stuck, no device can go on"):
+    with pytest.raises(ScheduleError, match="stuck, no device can continue"):
         simulate(backward_first, num_devices=1, durations=lambda *_: 1.0)
-    with pytest.raises(ScheduleError, match="there are 1 devices, 0 to 0, and no 1"):
+    with pytest.raises(ScheduleError, match="the devices are numbered 0 to 0, and 1 is not"):
         simulate(schedule_of("gpipe").actions(2, 2), num_devices=1, durations=lambda *_: 1.0)
 
 

@@ -232,7 +232,7 @@ def test_too_many_stages_for_the_pieces_show_the_pieces_and_the_most_devices() -
     with pytest.raises(ExecutionError) as error:
         tiny(num_stages=9, num_micro_batches=4)
     text = str(error.value)
-    assert "a pipeline of 9 stages needs 9 pieces or more, and the task has 8:" in text
+    assert "a pipeline of 9 stages needs at least 9 pieces, and the task has 8:" in text
     assert "model/stack/layers/3\n" in text and text.endswith("num_stages to at most 8")
 
 
@@ -241,7 +241,7 @@ def test_too_many_stages_of_interleaved_devices_are_told_in_devices() -> None:
         tiny({"input.batch_size": 5}, num_stages=5, num_micro_batches=5,
              schedule="interleaved_1f1b")  # fmt: skip
     text = str(error.value)
-    assert "10 stages (2 on each of 5 devices) needs 10 pieces or more, and the task has 8" in text
+    assert "10 stages (2 on each of 5 devices) needs at least 10 pieces, and the task has 8" in text
     assert "set execution.num_stages to at most 4, or choose an execution.schedule with" in text
 
 

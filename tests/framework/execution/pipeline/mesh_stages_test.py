@@ -145,7 +145,7 @@ def test_what_goes_together_is_accepted() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"workers": ["localhost:7001"]}, r"execution.workers are set"),
+        ({"workers": ["localhost:7001"]}, r"execution.workers is set"),
         (
             {"stages_on.mesh": "model:3"},
             r"execution.stages_on.mesh 'model:3'.*heads of 4 does not divide over the 3 devices",
@@ -155,7 +155,7 @@ def test_what_goes_together_is_accepted() -> None:
             {"stages_on.mesh": "data:8", "stages_on.rules": "batch:data"},
             r"batch of 4 does not divide over the 8 devices of axis data",
         ),
-        ({"stages_on.decode_on": "mesh"}, r"execution.stages_on.decode_on is 'mesh': leave it out"),
+        ({"stages_on.decode_on": "mesh"}, r"execution.stages_on.decode_on is 'mesh': remove it"),
         (
             {"stages_on.xla": "clusters"},
             r"execution.stages_on.xla is 'clusters': set execution.xla",

@@ -61,7 +61,7 @@ def test_a_worker_that_does_not_answer_is_named_with_what_to_start() -> None:
 @pytest.mark.parametrize(
     ("answer", "said", "timeout_s"),
     [
-        (b"", "says nothing", 0.3),
+        (b"", "sends nothing", 0.3),
         (b"HTTP/1.1 400 Bad Request\r\n", r"answers b'HTTP/1\.1 '", 60.0),  # not waited for
     ],
 )
@@ -82,7 +82,7 @@ def test_a_port_that_something_else_listens_on_is_named(
         thread = threading.Thread(target=reply)
         thread.start()
         try:
-            with pytest.raises(ExecutionError, match=rf"{address} does not answer as .*{said};"):
+            with pytest.raises(ExecutionError, match=rf"{address} is not a tekso-worker.*{said};"):
                 remote.connect([address], timeout_s=timeout_s)
         finally:
             is_over.set()
@@ -91,5 +91,5 @@ def test_a_port_that_something_else_listens_on_is_named(
 
 @pytest.mark.parametrize("address", ["localhost", "localhost:0", "localhost:x", ":7000"])
 def test_what_is_no_address_is_refused_at_once(address: str) -> None:
-    with pytest.raises(ExecutionError, match="want host:port"):
+    with pytest.raises(ExecutionError, match="expected host:port"):
         Pipelined.Params(workers=[address]).instantiate()

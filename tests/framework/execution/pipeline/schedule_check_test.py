@@ -67,7 +67,7 @@ def test_device_that_does_not_hold_the_stage_is_named() -> None:
     i = at(actions, 1, 0, FORWARD)
     actions[i] = actions[i]._replace(device=0, tick=-4)
     assert message(actions) == (
-        OF + "forward of micro-batch 0 at stage 1 is on device 0, and device 1 holds the stage"
+        OF + "forward of micro-batch 0 at stage 1 is on device 0, but device 1 holds the stage"
     )
 
 
@@ -110,23 +110,23 @@ def test_backward_before_its_forward_is_named() -> None:
 def test_mixture_of_kinds_is_named() -> None:
     one = [*actions_of("1f1b"), Action(1, 50, 1, 0, WEIGHT_GRADIENT)]
     text = message(one)
-    assert "weight gradient of micro-batch 1 at stage 1 is missing (of 6 there are 1;" in text
+    assert "weight gradient of micro-batch 1 at stage 1 is missing (there are 1 of 6;" in text
     assert "micro-batch 0 at stage 1" not in text and text.count("is missing") == 5
     but_one = actions_of("zero_bubble_h1")
     del but_one[at(but_one, 0, 2, WEIGHT_GRADIENT)]
     assert message(but_one) == (
-        OF + "weight gradient of micro-batch 2 at stage 0 is missing (of 6 there are 5; weight "
-        "gradients are apart for all or for none)"
+        OF + "weight gradient of micro-batch 2 at stage 0 is missing (there are 5 of 6; weight "
+        "gradients are separate for all work or for none)"
     )
 
 
 @pytest.mark.parametrize(
     ("action", "says"),
     [
-        (Action(2, 0, 0, 0, FORWARD), "there are 2 devices, 0 to 1, and no 2"),
-        (Action(-1, 0, 0, 0, FORWARD), "there are 2 devices, 0 to 1, and no -1"),
-        (Action(0, 0, 2, 0, FORWARD), "there are 2 stages, 0 to 1, and no 2"),
-        (Action(0, 0, 0, 3, FORWARD), "there are 3 micro-batches, 0 to 2, and no 3"),
+        (Action(2, 0, 0, 0, FORWARD), "the devices are numbered 0 to 1, and 2 is not one of them"),
+        (Action(-1, 0, 0, 0, FORWARD), "the devices are numbered 0 to 1, and -1 is not one of"),
+        (Action(0, 0, 2, 0, FORWARD), "the stages are numbered 0 to 1, and 2 is not one of them"),
+        (Action(0, 0, 0, 3, FORWARD), "the micro-batches are numbered 0 to 2, and 3 is not one of"),
         (Action(0, 0, 0, 0, "backwards"), "weight_gradient; did you mean backward?"),
     ],
 )
@@ -137,7 +137,7 @@ def test_what_there_is_not_is_named(action: Action, says: str) -> None:
 @pytest.mark.parametrize("none", ["num_devices", "num_stages", "num_micro_batches"])
 def test_nothing_at_all_is_no_schedule(none: str) -> None:
     sizes = {"num_devices": 2, "num_stages": 2, "num_micro_batches": 2, none: 0}
-    with pytest.raises(ScheduleError, match=r"there are 0 .*, want 1 or more"):
+    with pytest.raises(ScheduleError, match=r"there are 0 .*, expected 1 or more"):
         check([], **sizes)
 
 
@@ -160,7 +160,7 @@ def test_devices_that_wait_for_each_other_are_named_with_what_they_wait_for() ->
     with pytest.raises(StuckError) as caught:
         check(actions, num_devices=2, num_stages=2, num_micro_batches=2)
     assert str(caught.value) == (
-        "the schedule is stuck, no device can go on:\n"
+        "the schedule is stuck, no device can continue:\n"
         "  device 0, tick 1: backward of micro-batch 0 at stage 0 waits for backward of "
         "micro-batch 0 at stage 1, which device 1 does at tick 4\n"
         "  device 1, tick 1: forward of micro-batch 1 at stage 1 waits for forward of "
@@ -253,19 +253,22 @@ class Yields(PipelineSchedule):
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        ({"stages": 0}, r"Yields\.num_stages\(2\) is 0, want a whole number of 1 or more"),
+        ({"stages": 0}, r"Yields\.num_stages\(2\) is 0, expected an integer of at least 1"),
         ({"stages": -1}, r"Yields\.num_stages\(2\) is -1"),
         ({"stages": 2.0}, r"Yields\.num_stages\(2\) is 2\.0"),
         ({"stages": None}, r"Yields\.num_stages\(2\) is None"),
-        ({"order_of": None}, r"Yields\.order of device 0 is None, want Work\(stage, micro_batch"),
-        ({"order_of": [3]}, r"Yields\.order of device 0 has 3, want Work\(stage, micro_batch"),
+        (
+            {"order_of": None},
+            r"Yields\.order of device 0 is None, expected an iterable of Work\(stage",
+        ),
+        ({"order_of": [3]}, r"Yields\.order of device 0 has 3, expected Work\(stage, micro_batch"),
         ({"order_of": ["abc"]}, r"Yields\.order of device 0 has 'abc'"),
-        ({"order_of": [(0, "0", FORWARD)]}, r"has \(0, '0', 'forward'\), want Work"),
-        ({"order_of": [(0, 0, None)]}, r"the kind one of forward, backward, weight_gradient"),
-        ({"order_of": [(0, 0, "foward")]}, r"'foward', want one of .*; did you mean forward\?"),
+        ({"order_of": [(0, "0", FORWARD)]}, r"has \(0, '0', 'forward'\), expected Work"),
+        ({"order_of": [(0, 0, None)]}, r"as the kind one of forward, backward, weight_gradient"),
+        ({"order_of": [(0, 0, "foward")]}, r"'foward', expected one of .*; did you mean forward\?"),
         ({"order_of": itertools.repeat(Work(0, 0, FORWARD))}, r"device 0 does not end"),
-        ({"actions_of": 7}, r"Yields\.actions is 7, want Action\(device, tick, stage"),
-        ({"actions_of": [Work(0, 0, FORWARD)]}, r"Yields\.actions has Work\(.*, want Action"),
+        ({"actions_of": 7}, r"Yields\.actions is 7, expected an iterable of Action\(device"),
+        ({"actions_of": [Work(0, 0, FORWARD)]}, r"Yields\.actions has Work\(.*, expected Action"),
         ({"actions_of": [(0, 0.5, 0, 0, FORWARD)]}, r"Yields\.actions has \(0, 0\.5, 0, 0"),
         ({"actions_of": []}, r"forward of micro-batch 0 at stage 0 is missing"),
     ],

@@ -79,15 +79,15 @@ def test_what_goes_together_is_accepted() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"model": "dense"}, r"the task has no repeated stack between its \d+ pieces"),
-        ({"num_stages": 2}, r"has 3 layers, which do not divide over .*num_stages 2.*: 1, 3;"),
-        ({"schedule": "1f1b"}, r"another one than gpipe: set 'gpipe'"),
+        ({"model": "dense"}, r"the task has no repeated stack among its \d+ pieces"),
+        ({"num_stages": 2}, r"num_stages 2 does not divide the 3 layers of .*: 1, 3;"),
+        ({"schedule": "1f1b"}, r"schedule is not gpipe: set 'gpipe'"),
         ({"rematerialize": "except_last"}, r"set 'all' or 'none'"),
-        ({"balance": [1, 1, 5]}, r"execution.balance is set: leave it out"),
-        ({"workers": ["localhost:7001"]}, r"execution.workers are set"),
-        ({"stages_on": MeshSharded.Params()}, r"execution.stages_on is set: leave it out"),
+        ({"balance": [1, 1, 5]}, r"execution.balance is set: remove it"),
+        ({"workers": ["localhost:7001"]}, r"execution.workers is set"),
+        ({"stages_on": MeshSharded.Params()}, r"execution.stages_on is set: remove it"),
         ({"xla": "clusters"}, r"set 'none'"),
-        ({"costs": "measured"}, r"execution.costs is 'measured': leave it out"),
+        ({"costs": "measured"}, r"execution.costs is 'measured': remove it"),
         ({"size": 9}, r"batch_size 9 does not divide"),
     ],
     ids=lambda v: next(iter(v)) if isinstance(v, dict) else "",
@@ -121,5 +121,5 @@ def test_statistics_of_a_batch_are_refused() -> None:
     task = small_models.language_model(stack).instantiate()
     batch = signature_of(small_models.batch("dense", 0))
     execution = Pipelined.Params().set(pipeline(2, 2)).instantiate()
-    with pytest.raises(ExecutionError, match=r"stack/layers \(Mixing\) mixes the examples"):
+    with pytest.raises(ExecutionError, match=r"stack/layers \(Mixing\) couples the examples"):
         execution.plan(task, batch, parts=1, devices=None)

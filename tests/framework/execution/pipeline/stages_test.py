@@ -110,16 +110,16 @@ def test_rows_that_are_read_twice_or_never_are_refused(
 ) -> None:
     task = Rows.Params().instantiate()
     task.times = times
-    with pytest.raises(ExecutionError, match=r"every row has to be read once"):
+    with pytest.raises(ExecutionError, match=r"every row must be read once"):
         plan(task, balance=sizes)
 
 
 def test_what_mixes_examples_is_refused_by_name() -> None:
-    with pytest.raises(ExecutionError, match=r"mean hands on 'x' with shape \(1, 4\)"):
+    with pytest.raises(ExecutionError, match=r"mean outputs 'x' with shape \(1, 4\)"):
         plan(Mean.Params().instantiate())
     task = Rows.Params().instantiate()
     task.child("mixing", Mixing.Params(input_dim=4, output_dim=4))
-    with pytest.raises(ExecutionError, match=r"mixing \(Mixing\) mixes the examples of a batch"):
+    with pytest.raises(ExecutionError, match=r"mixing \(Mixing\) couples the examples of a batch"):
         plan(task)
 
 
@@ -142,7 +142,7 @@ class Centred(Rows):
 def test_a_weight_that_is_not_learned_is_no_excuse_for_mixing() -> None:
     task = Rows.Params().instantiate()
     task.child("mixing", Tempered.Params(input_dim=4, output_dim=4))
-    with pytest.raises(ExecutionError, match=r"mixing \(Tempered\) mixes the examples"):
+    with pytest.raises(ExecutionError, match=r"mixing \(Tempered\) couples the examples"):
         plan(task)
 
 
@@ -152,7 +152,7 @@ def test_mixing_that_no_layer_tells_of_is_found_on_numbers() -> None:
         check_pieces(pieces, trace_all(pieces, specs, BATCH), specs, BATCH)
 
     check(Rows.Params().instantiate())
-    with pytest.raises(ExecutionError, match=r"stack/0 mixes the examples of a batch"):
+    with pytest.raises(ExecutionError, match=r"stack/0 couples the examples of a batch"):
         check(Centred.Params().instantiate())
 
 
@@ -163,14 +163,14 @@ def test_mixing_that_no_layer_tells_of_is_refused_before_stages_lie_anywhere(on_
     params.set({"stages_on": mesh, "rematerialize": "all"} if on_mesh else {})
     names = ["CPU:0", "CPU:0"]
     params.instantiate().plan(Rows.Params().instantiate(), BATCH, parts=1, devices=names)
-    with pytest.raises(ExecutionError, match=r"stack/0 mixes the examples of a batch"):
+    with pytest.raises(ExecutionError, match=r"stack/0 couples the examples of a batch"):
         params.instantiate().plan(Centred.Params().instantiate(), BATCH, parts=1, devices=names)
 
 
 def test_mixing_that_no_layer_tells_of_is_refused_in_one_program() -> None:
     params = Pipelined.Params(form="spmd", num_stages=3, num_micro_batches=2, schedule="gpipe")
     by = Learner.Params(optimizer=SGD.Params(), schedule=Schedule.Params(value=0.1)).instantiate()
-    with pytest.raises(ExecutionError, match=r"stack/0 mixes the examples of a batch"):
+    with pytest.raises(ExecutionError, match=r"stack/0 couples the examples of a batch"):
         params.instantiate().build(Centred.Params().instantiate(), by, seed=0, batch=BATCH)
 
 
@@ -214,5 +214,5 @@ def test_schedule_without_a_stage_is_refused_when_the_pipeline_is_built(count: A
         def num_stages(self, num_devices: int) -> int:
             return count
 
-    with pytest.raises(ExecutionError, match=rf"Stageless\.num_stages\(2\) is {count}, want"):
+    with pytest.raises(ExecutionError, match=rf"Stageless\.num_stages\(2\) is {count}, expected"):
         plan(Rows.Params().instantiate(), schedule=Stageless.Params())
