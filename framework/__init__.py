@@ -1,6 +1,6 @@
-"""The spine: Params, registry, Layer, learner, input, execution, and the run of an experiment.
+"""The core packages: Params, registry, Layer, learner, input, executions, and training runs.
 
-Knows no model and no task, and imports no other room.
+Contains no models and no tasks, and imports no other package of Tekso.
 """
 
 if __name__ != "tekso.framework":

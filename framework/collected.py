@@ -1,4 +1,4 @@
-"""What layers hand to a step besides their output: sums with weights, by kind and name."""
+"""Losses, metrics and statistics that layers collect: sums with weights, by kind and name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ Pairs = dict[str, tuple[Any, Any]]
 
 
 def added_pairs(parts: Iterable[Mapping[str, tuple[Any, Any]]]) -> Pairs:
-    """Returns the sums of the pairs of every name, in the type of the first of it."""
+    """Returns {name: (sum of values, sum of weights)} over all parts.
+
+    A sum has the dtype of the first value with its name.
+    """
     total: Pairs = {}
     for part in parts:
         for name, pair in part.items():
@@ -27,7 +30,7 @@ def added_pairs(parts: Iterable[Mapping[str, tuple[Any, Any]]]) -> Pairs:
 
 
 class Collected:
-    """Sums of (value, weight) by kind and name; values of one name are added up."""
+    """Sums of (value, weight) by kind and name. Values with the same name are summed."""
 
     def __init__(self) -> None:
         self.sums: dict[Kind, dict[str, tuple[tf.Tensor, tf.Tensor]]] = {k: {} for k in KINDS}
@@ -36,15 +39,15 @@ class Collected:
         """Adds a sum and its weight.
 
         Raises:
-          ValueError: one of a loss or a metric is not a scalar.
+          ValueError: the value or weight of a loss or metric is not a scalar.
         """
         value = tf.cast(value, tf.float32)
         weight = tf.cast(weight, tf.float32)
         for what, given in (("value", value), ("weight", weight)):
             if kind != "statistic" and given.shape.rank not in (0, None):
                 raise ValueError(
-                    f"collect_{kind}({name!r}): the {what} has the shape {list(given.shape)}, and "
-                    "has to be a scalar: sum over the examples with tf.reduce_sum"
+                    f"collect_{kind}({name!r}): the {what} has the shape {list(given.shape)}, but "
+                    "must be a scalar: sum over the examples with tf.reduce_sum"
                 )
         before = self.sums[kind].get(name)
         if before is not None:
@@ -52,16 +55,16 @@ class Collected:
         self.sums[kind][name] = (value, weight)
 
     def merge(self, sums: dict[Kind, dict[str, tuple[tf.Tensor, tf.Tensor]]]) -> None:
-        """Adds what another collection holds."""
+        """Adds the sums of another collection."""
         for kind, by_name in sums.items():
             for name, (value, weight) in by_name.items():
                 self.add(kind, name, value, weight)
 
     def reported(self, metrics: Mapping[str, tuple[Any, Any]]) -> Pairs:
-        """Returns the metrics of a task with those of its layers; those of one name are added up.
+        """Returns the metrics of a task and of its layers; metrics with the same name are summed.
 
         Raises:
-          ValueError: a metric is named as the losses are that every step reports.
+          ValueError: a metric has the name of a loss that every step reports.
         """
         merged = added_pairs([metrics, self.sums["metric"]])
         for name in sorted(merged.keys() & LOSSES):
@@ -72,5 +75,5 @@ class Collected:
         return merged
 
     def total(self, kind: Kind) -> tf.Tensor:
-        """Returns the sum over all names of a kind: the auxiliary losses of a step."""
+        """Returns the sum over all names of a kind; for "loss": the auxiliary loss of a step."""
         return tf.add_n([tf.constant(0.0), *(value for value, _ in self.sums[kind].values())])

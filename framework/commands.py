@@ -1,9 +1,9 @@
-"""How a program is typed: texts that tell a command give it as the user's shell finds it.
+"""How to type a program in the user's shell, for messages that suggest a command.
 
-tekso-trainer                        the shell finds it, and it is that of this environment
-.venv/bin/tekso-trainer              it lies below the working directory
-/opt/tekso/bin/tekso-trainer         elsewhere
-python -m tekso.tools.trainer        there is no such program in this environment
+tekso-trainer                        the shell finds this environment's program by name
+.venv/bin/tekso-trainer              the program is below the working directory
+/opt/tekso/bin/tekso-trainer         the program is elsewhere
+python -m tekso.tools.trainer        this environment has no such program
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _MODULES = {"pytest": "pytest", "tensorboard": "tensorboard.main"}
 
 
 def typed(program: str, *, folder: str | None = None) -> str:
-    """Returns how a program of this environment is typed in a shell, quoted.
+    """Returns the shell command for a program of this environment, quoted.
 
     Args:
-      program: its name, as "tekso-trainer".
-      folder: where it is typed; None: in the working directory.
+      program: its name, for example "tekso-trainer".
+      folder: the working directory of the shell; None: the one of this process.
     """
     for scripts in (os.path.dirname(sys.executable), sysconfig.get_path("scripts")):
         path = os.path.join(scripts, program)
@@ -33,7 +33,7 @@ def typed(program: str, *, folder: str | None = None) -> str:
 
 
 def _typed(path: str, folder: str | None) -> str:
-    """The name of a program if the shell finds this one by it, or else its path."""
+    """Returns the name of a program if the shell finds this program by name, otherwise its path."""
     name = os.path.basename(path)
     found = shutil.which(name)
     if found and os.path.isabs(found) and _folder(found) == _folder(path):
@@ -44,7 +44,7 @@ def _typed(path: str, folder: str | None) -> str:
 
 
 def _folder(path: str) -> str:
-    """The folder of a program: not that of what the program links to, as to a system's Python."""
+    """Returns the folder of a program; a link (to the system's Python, say) is not followed."""
     return os.path.realpath(os.path.dirname(path))
 
 

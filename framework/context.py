@@ -1,9 +1,9 @@
-"""Step context: what a layer knows of the step that it runs in. Here layers and executions meet.
+"""Step context: what a layer knows about the step it runs in, the same for all executions.
 
-`StepContext` is the plain form: one device, one whole batch. It works eagerly in a notebook. An
-execution derives from it, or passes other values, to run the same layers on a part of the batch or
-on a mesh. A layer never asks which. What layers compute with are the functions of ops.py, which
-take a context: it says in which form.
+`StepContext` itself is for one device and a whole batch, and works eagerly in a notebook. An
+execution subclasses it, or passes other values, to run the same layers on a part of the batch or on
+a mesh. Layers do not depend on the execution: they compute with the functions of ops.py, which take
+a context and use the implementation that it selects.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ PRIMITIVE_NAMES: set[str] = set()
 
 
 class HasStream(Protocol):
-    """A layer, as far as random numbers and statistics need it."""
+    """The attributes of a layer that random numbers and statistics need."""
 
     @property
     def path(self) -> str:
-        """Where it lies in theta."""
+        """Path of the layer in theta."""
         ...
 
     @property
@@ -45,24 +45,25 @@ class HasStream(Protocol):
 
 
 class StepContext:
-    """The plain step context.
+    """The step context for one device.
 
     Args:
       mode: "train", "eval" or "decode".
-      seed: of the run, in [0, 2**64).
-      step: of the run, an int or int64 scalar.
-      example_offset: position in the global batch of the first example that this context sees.
+      seed: seed of the run, in [0, 2**64).
+      step: step of the run, an int or int64 scalar.
+      example_offset: position in the global batch of the first example of this context.
       num_examples: size of the global batch, needed by `collect_loss`.
       fuse: how elementwise clusters are compiled (see primitives/fusion.py).
 
     Attributes:
       mode, num_examples, example_offset, fuse: as given.
-      forms: {name: form} of the primitives that this context computes in a form of its own; all
-        others are computed as in ops.py. A form is called as the primitive is, the context first.
-      collected: what layers have collected so far.
+      forms: {name: function} of the primitives that this context implements differently. All other
+        primitives use the implementation in ops.py. The arguments are those of the primitive, the
+        context first.
+      collected: losses, metrics and statistics that layers have collected so far.
 
     Raises:
-      ValueError: the mode is another one.
+      ValueError: the mode is unknown.
     """
 
     forms: Mapping[str, Form] = MappingProxyType({})
@@ -79,7 +80,7 @@ class StepContext:
     ) -> None:
         if mode not in get_args(Mode):
             raise ValueError(
-                f"StepContext: mode is {mode!r}, and has to be 'train', 'eval' or 'decode'"
+                f"StepContext: mode is {mode!r}, but must be 'train', 'eval' or 'decode'"
             )
         self.mode = mode
         self.num_examples = num_examples
@@ -89,7 +90,7 @@ class StepContext:
         self._key = counter_hash.root_key(seed, step)
 
     def __getattr__(self, name: str) -> Any:
-        """Says where a function is that layers compute with.
+        """Raises an AttributeError; if the name is a primitive, the message says how to call it.
 
         Raises:
           AttributeError: there is no such attribute.
@@ -101,16 +102,16 @@ class StepContext:
 
     @property
     def is_training(self) -> bool:
-        """Whether dropout drops and batch statistics are taken."""
+        """Whether dropout is applied and batch statistics are computed."""
         return self.mode == "train"
 
     # --- layout ---
 
     def constrain(self, x: tf.Tensor, dims: Sequence[str | None]) -> tf.Tensor:
-        """Constrains the sharding of x by the names of its dims; the identity without a mesh.
+        """Adds a sharding constraint to x by dimension names; without a mesh, returns x itself.
 
         Shapes:
-          x: any, with a name in `dims` for each dim; None leaves one free
+          x: any shape; `dims` has a name for each dim, or None to leave it unconstrained
           returns: x
         """
         return x
@@ -118,28 +119,30 @@ class StepContext:
     # --- randomness ---
 
     def fold(self: Self, index: Any) -> Self:
-        """Returns the context of one iteration: other random numbers, the same collection."""
+        """Returns the context of one loop iteration: same collection, different random numbers."""
         other = copy.copy(self)
         other._key = counter_hash.fold(self._key, index)
         return other
 
     def random_key(self, layer: HasStream, name: str = "") -> tf.Tensor:
-        """Returns the uint32 key of a layer's stream of random numbers in this step."""
+        """Returns the uint32 key of a layer's random numbers in this step."""
         return counter_hash.fold(self._key, counter_hash.stream(f"{layer.pattern}:{name}"))
 
     def uniform(self, layer: HasStream, shape: Sequence[int], name: str = "") -> tf.Tensor:
-        """Returns float32 numbers in [0, 1); dim 0 of `shape` counts the examples of the batch."""
+        """Returns random float32 numbers in [0, 1); dim 0 of `shape` is the batch dimension."""
         return counter_hash.uniform(self.random_key(layer, name), shape, self.example_offset)
 
-    # --- what a step returns besides its output ---
+    # --- outputs of a layer besides its return value ---
 
     def collect_loss(self, name: str, value: tf.Tensor) -> None:
-        """Adds an auxiliary loss: `value` is a sum over examples; its mean joins the total loss.
+        """Adds an auxiliary loss.
+
+        `value` is a sum over examples; its mean over the global batch is added to the total loss.
 
         Shapes:
           value: []
         Raises:
-          ValueError: the context does not know how many examples the global batch has.
+          ValueError: the context has no `num_examples`.
         """
         if self.num_examples is None:
             raise ValueError(
@@ -157,17 +160,17 @@ class StepContext:
         self.collected.add("metric", name, value, weight)
 
     def collect_statistic(self, layer: HasStream, name: str, value: tf.Tensor, weight: Any) -> None:
-        """Adds a sum and its weight, whose mean `layer.updated_statistics` gets after the step.
+        """Adds a sum and its weight; `layer.updated_statistics` gets their mean after the step.
 
         Shapes:
-          value, weight: any, the same
+          value, weight: any shape, both the same
         """
         path = f"{layer.path}{SEPARATOR}{name}" if layer.path else name
         self.collected.add("statistic", path, value, weight)
 
 
 def isolated(ctx: Context) -> Context:
-    """Returns a context that collects for itself, for a body that is traced on its own."""
+    """Returns a copy of a context with an empty collection, for a separately traced body."""
     other = copy.copy(ctx)
     other.collected = Collected()
     return other

@@ -1,14 +1,15 @@
 """Random numbers as a pure function of (key, example, element): a counter hash of integer ops.
 
-Every number depends only on the run's seed, the step, the stream (a layer's path and the indices of
-the loops around it) and the global position of the element, the example first. So a mask is the
-same on any number of devices and micro-batches, in any layout, and when it is computed again.
+A number depends only on the run's seed, the step, the stream (a layer's path and the indices of the
+loops around it), and the global position of the element: its example and its place in the example.
+A dropout mask is therefore the same for any number of devices and micro-batches, in any layout, and
+when it is recomputed in the backward pass.
 
-    key      = mix(seed, step, stream)                              one a layer and step
-    row key  = finalise(key + example * GOLDEN)                     one an example
-    bits     = finalise(position * GOLDEN ^ row key)                one an element
+    key      = mix(seed, step, stream)                              one per layer and step
+    row key  = finalise(key + example * GOLDEN)                     one per example
+    bits     = finalise(position * GOLDEN ^ row key)                one per element
 
-Source: the finaliser is that of MurmurHash3 (Appleby 2011): 2 multiplications, 3 xor-shifts.
+Source: the finaliser is the one of MurmurHash3 (Appleby 2011): 2 multiplications, 3 xor-shifts.
 """
 
 from __future__ import annotations
@@ -59,7 +60,12 @@ def fold(key: tf.Tensor, value: Any) -> tf.Tensor:
 
 
 def root_key(seed: int, step: Any) -> tf.Tensor:
-    """Returns the key of one step of a run; `seed` in [0, 2**64), `step` an int or int64 scalar."""
+    """Returns the key of a step.
+
+    Args:
+      seed: seed of the run, in [0, 2**64).
+      step: an int or int64 scalar.
+    """
     return fold(fold(_word(0x7E450), seed), step)
 
 
@@ -69,7 +75,12 @@ def stream(name: str) -> int:
 
 
 def bits(key: tf.Tensor, shape: Sequence[int], example_offset: Any = 0) -> tf.Tensor:
-    """Returns uint32 bits of `shape`, whose dim 0 counts examples from `example_offset` on.
+    """Returns random uint32 bits.
+
+    Args:
+      key: key of the stream.
+      shape: shape of the result; dim 0 is the batch dimension.
+      example_offset: position of the first example in the global batch.
 
     Shapes:
       key: []
@@ -86,19 +97,20 @@ def bits(key: tf.Tensor, shape: Sequence[int], example_offset: Any = 0) -> tf.Te
 
 
 def uniform(key: tf.Tensor, shape: Sequence[int], example_offset: Any = 0) -> tf.Tensor:
-    """Returns float32 numbers of `shape` in [0, 1), multiples of 2**-24."""
+    """Returns random float32 numbers in [0, 1), multiples of 2**-24; arguments as for `bits`."""
     return _top_24_bits(bits(key, shape, example_offset)) * 2.0**-24
 
 
 def keep_mask(
     key: tf.Tensor, rate: float, shape: Sequence[int], example_offset: Any = 0
 ) -> tf.Tensor:
-    """Returns 0 with probability `rate`, else 1 / (1 - rate): float32 of `shape`."""
+    """Returns a float32 mask: 0 with probability `rate`, otherwise 1 / (1 - rate)."""
     threshold = tf.constant(round(rate * 2**24), tf.float32)
     top = _top_24_bits(bits(key, shape, example_offset))
     return tf.where(top >= threshold, tf.constant(1.0 / (1.0 - rate), tf.float32), 0.0)
 
 
 def _top_24_bits(x: tf.Tensor) -> tf.Tensor:
-    # By way of int32, exact in float32: some devices cannot compare unsigned integers.
+    # Cast by way of int32: some devices cannot compare unsigned integers. 24 bits are exact in
+    # float32.
     return tf.cast(tf.cast(tf.bitwise.right_shift(x, _word(8)), tf.int32), tf.float32)

@@ -1,7 +1,7 @@
-"""Experiments: what is learned, from which data, how, and on which devices.
+"""Experiments: the task, the data, the learner and the execution of a training run.
 
-An experiment is a stateless class whose methods return Params; a variant is a subclass that
-changes a few of them:
+An experiment is a stateless class whose methods return Params. A variant is a subclass that
+overrides some of them:
 
     @register
     class Tiny(Experiment):
@@ -10,7 +10,7 @@ changes a few of them:
         def task(self) -> Params:
             return LanguageModel.Params(model=TransformerLm.Params(num_layers=2))
 
-`tree()` puts them together into the one tree that `--set`, `params.txt` and the reference address.
+`tree()` combines the Params into one tree. The paths of `--set` and `params.txt` refer to it.
 """
 
 from __future__ import annotations
@@ -29,44 +29,42 @@ hide_from_origins(__file__)
 
 
 class Experiment:
-    """Base of all experiments; `task` and `input` have no default."""
+    """Base class of all experiments. A subclass must define `task` and `input`."""
 
     def task(self) -> Params:
-        """What is learned: Params of a Task, the model in it."""
-        raise NotImplementedError(f"{type_name(type(self))}.task() has to return Params of a Task")
+        """Returns the Params of the Task, which contain the model."""
+        raise NotImplementedError(f"{type_name(type(self))}.task() must return Params of a Task")
 
     def input(self) -> Params:
-        """The training data: Params of an Input."""
-        raise NotImplementedError(
-            f"{type_name(type(self))}.input() has to return Params of an Input"
-        )
+        """Returns the Params of the training Input."""
+        raise NotImplementedError(f"{type_name(type(self))}.input() must return Params of an Input")
 
     def eval_inputs(self) -> dict[str, Params]:
-        """The evaluation data by name ("dev", "test"): Params of finite Inputs."""
+        """Returns the Params of the evaluation Inputs by name ("dev", "test"); all are finite."""
         return {}
 
     def learner(self) -> Params:
-        """Optimizer, schedule, clipping: Params of a Learner."""
+        """Returns the Params of a Learner: optimizer, schedule, clipping."""
         from tekso.framework.learner import Learner
 
         return _params_of(Learner)
 
     def execution(self) -> Params:
-        """How a step is laid over devices: Params of an execution."""
+        """Returns the Params of an Execution: how a step is distributed over devices."""
         from tekso.framework.execution import DataParallel
 
         return _params_of(DataParallel)
 
     def run(self) -> Params:
-        """Steps, seed and intervals: Params of a Run."""
+        """Returns the Params of a Run: steps, seed and intervals."""
         return Run.Params()
 
     def tree(self) -> Tree.Params:
-        """All parts as one tree, copied, so that no two trees share anything.
+        """Returns copies of all Params as one tree, so that trees share nothing.
 
         Raises:
-          TypeError: a method returns something else than Params.
-          ValueError: the name of an evaluation input is no plain name.
+          TypeError: a method does not return Params.
+          ValueError: an evaluation input has an invalid name.
         """
         tree = Tree.Params()
         for name in tree.fields():
@@ -76,15 +74,15 @@ class Experiment:
         return tree
 
     def _method(self, name: str) -> Any:
-        """A method of the class that can be called without arguments.
+        """Returns a bound method of the experiment, after a check that it takes no arguments.
 
         Raises:
-          TypeError: it is something else.
+          TypeError: the attribute is not a method, or the method has parameters besides self.
         """
         method = getattr(self, name)
         if not callable(method) or isinstance(method, (type, Params)):
             raise TypeError(
-                f"{type_name(type(self))}.{name} is {describe(method)}, and has to be a method: "
+                f"{type_name(type(self))}.{name} is {describe(method)}, but must be a method: "
                 f"def {name}(self): return ..."
             )
         try:
@@ -93,8 +91,8 @@ class Experiment:
             code = getattr(inspect.unwrap(method), "__code__", None)
             given = ", ".join(code.co_varnames[: code.co_argcount]) if code is not None else "…"
             raise TypeError(
-                f"{type_name(type(self))}.{name}({given}){place_of(method)} has to have one "
-                f"parameter: def {name}(self): return ..."
+                f"{type_name(type(self))}.{name}({given}){place_of(method)} must have self as its "
+                f"only parameter: def {name}(self): return ..."
             ) from None
         return method
 
@@ -102,32 +100,36 @@ class Experiment:
         title, returned = type_name(type(self)), self.eval_inputs()
         if not isinstance(returned, dict):
             raise TypeError(
-                f"{title}.eval_inputs() has to return a dict of Params by name, "
-                f"given {describe(returned)}"
+                f"{title}.eval_inputs() must return a dict of Params by name, but returns "
+                f"{describe(returned)}"
             )
         for name in returned:
             if not isinstance(name, str) or not re.fullmatch(r"[^\W\d][\w-]*", name):
                 raise ValueError(
-                    f"{title}.eval_inputs(): {name!r} is no name; a name has letters, digits, "
-                    "_ and -, and begins with a letter"
+                    f"{title}.eval_inputs(): {name!r} is not a valid name; a name consists of "
+                    "letters, digits, _ and -, and begins with a letter"
                 )
         return {name: self._part(f"eval_inputs.{name}", part) for name, part in returned.items()}
 
     def _part(self, name: str, value: Any) -> Params:
-        """A copy of what a method returned, after a check."""
+        """Returns a copy of the Params that a method returned, after a check.
+
+        Raises:
+          TypeError: the value is not Params, or Params of a different kind of part.
+        """
         if not isinstance(value, Params):
             hint = ""
             if isinstance(value, type) and issubclass(value, Params):
                 hint = f"; call it: {type_name(value)}()"
             raise TypeError(
-                f"{type_name(type(self))}: {name} has to be Params, given {describe(value)}{hint}"
+                f"{type_name(type(self))}: {name} must be Params, given {describe(value)}{hint}"
             )
         base = _BASES.get(name.partition(".")[0], "")
         kinds = {f"{kind.__module__}.{kind.__qualname__}" for kind in value.owner.__mro__}
         if base and base not in kinds and kinds & {*_BASES.values(), *_PARTS_OF_PARTS}:
             raise TypeError(
                 f"{type_name(type(self))}.{name}{place_of(getattr(self, name, None))} returns "
-                f"{type_name(type(value))}, and has to return Params of a subclass of {base}"
+                f"{type_name(type(value))}, but must return Params of a subclass of {base}"
             )
         return value.copy()
 
@@ -140,7 +142,8 @@ _BASES = {
     "execution": "tekso.framework.execution.base.Execution",
     "run": f"{__name__}.Run",
 }
-"""What the parts of an experiment derive from; not imported here, since TensorFlow is slow to."""
+"""Base classes of the parts of an experiment. Named, not imported: they import TensorFlow, which
+is slow."""
 
 _PARTS_OF_PARTS = (
     "tekso.framework.layer.Layer",
@@ -150,7 +153,7 @@ _PARTS_OF_PARTS = (
 
 
 def _defined_at(method: Any) -> Origin:
-    """File and line of a method of an experiment; those of the base class are defaults."""
+    """Returns file and line of a method; "default" for a method of the base class `Experiment`."""
     line = line_of(method)
     return "default" if line is None or line[0] == __file__ else line
 
@@ -161,24 +164,24 @@ def _params_of(owner: Any) -> Params:
 
 
 class KeepBest(Configurable):
-    """Which checkpoints are kept for their evaluation, besides the last ones."""
+    """Which checkpoints are kept because of their evaluation, besides the most recent ones."""
 
     class Params(Configurable.Params):
         """Params of KeepBest."""
 
-        metric: str = param("Name of the metric that decides.", default="loss")
+        metric: str = param("Name of the metric to compare.", default="loss")
         eval_input: str | None = param(
-            "Name of the evaluation input; None is the first one.", default=None
+            "Name of the evaluation input; None: the first one.", default=None
         )
         goal: Literal["min", "max"] | None = param(
-            "Which end of the metric is good; None: the one that the task says (`goals`).",
+            "Whether a small or a large metric is better; None: as the task declares (`goals`).",
             default=None,
         )
-        count: int = param("How many are kept; 0 keeps none.", default=1)
+        count: int = param("Number of checkpoints to keep; 0 keeps none.", default=1)
 
 
 class Run(Configurable):
-    """How long a training runs, and what happens how often."""
+    """Length, seed and intervals of a training run."""
 
     class Params(Configurable.Params):
         """Params of Run."""
@@ -186,7 +189,7 @@ class Run(Configurable):
         steps: int = param("Number of training steps.", default=1000)
         seed: int = param("Seed of weights, data order, dropout and sampling.", default=0)
         deterministic: bool = param(
-            "Whether the same run gives the same bits, at some cost in speed.", default=False
+            "Whether repeated runs are bit-identical, at some cost in speed.", default=False
         )
         log_every_steps: int = param("Steps between two logged lines.", default=50)
         eval_every_steps: int = param(
@@ -195,9 +198,9 @@ class Run(Configurable):
         checkpoint_every_steps: int = param(
             "Steps between two checkpoints; 0 writes one at the end only.", default=500
         )
-        keep_last_checkpoints: int = param("How many of the last ones are kept.", default=3)
+        keep_last_checkpoints: int = param("Number of most recent checkpoints to keep.", default=3)
         keep_best: KeepBest.Params = param(
-            "Which ones are kept for their evaluation.", default=KeepBest.Params()
+            "Which checkpoints are kept because of their evaluation.", default=KeepBest.Params()
         )
         warm_start: dict[str, WarmStart.Params] = param(
             "Checkpoints that a new run takes initial weights from, by a name of your choice.",
@@ -211,7 +214,7 @@ class Run(Configurable):
         """Checks the numbers.
 
         Raises:
-          ValueError: a number is out of its range.
+          ValueError: a number is out of range.
         """
         super().__init__(params)
         least = {
@@ -226,21 +229,21 @@ class Run(Configurable):
         for name, minimum in least.items():
             if self.params.get(name) < minimum:
                 raise ValueError(
-                    f"run.{name} is {self.params.get(name)}, but it has to be at least {minimum}"
+                    f"run.{name} is {self.params.get(name)}, but must be at least {minimum}"
                 )
         if self.params.seed >= 2**64:
-            raise ValueError(f"run.seed is {self.params.seed}, but it has to be below 2**64")
+            raise ValueError(f"run.seed is {self.params.seed}, but must be below 2**64")
 
 
 class Tree(Configurable):
-    """The parts of one experiment; the trainer instantiates them one by one."""
+    """The parts of an experiment. The trainer instantiates them one by one."""
 
     class Params(Configurable.Params):
-        """The root of the tree that `--set` addresses."""
+        """The root of the tree that the paths of `--set` refer to."""
 
-        task: Params = param("What is learned, the model in it.", default=REQUIRED)
+        task: Params = param("The task, which contains the model.", default=REQUIRED)
         input: Params = param("The training data.", default=REQUIRED)
         eval_inputs: dict[str, Params] = param("The evaluation data by name.", default={})
         learner: Params = param("Optimizer, schedule, clipping.", default=REQUIRED)
-        execution: Params = param("How a step is laid over devices.", default=REQUIRED)
+        execution: Params = param("How a step is distributed over devices.", default=REQUIRED)
         run: Run.Params = param("Steps, seed and intervals.", default=Run.Params())

@@ -1,8 +1,8 @@
-"""What a task gives to programs that do not have Tekso: pure functions, by name.
+"""The functions that a task exports for programs without Tekso.
 
-A function is traced for a few fixed shapes, since models need to know theirs. What is exported
-takes any number of examples of any length up to the largest: rows are filled up, and examples
-computed some at a time.
+A function is traced for a few fixed shapes, because models need static shapes. The exported
+function takes any number of examples of any length up to the largest: it pads rows to the next
+traced length, and computes a few examples at a time.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ class ExportedInput:
     """An input of an exported function.
 
     Attributes:
-      doc: what it is.
-      dtype: of its elements.
-      has_length: whether it is [examples, length], and not [examples].
-      padding: what fills up the rows.
-      longest: of its rows, where they cannot be as long as those of other inputs; None: they can.
+      doc: description.
+      dtype: dtype of its elements.
+      has_length: whether its shape is [examples, length] instead of [examples].
+      padding: the value that rows are padded with.
+      longest: maximum length of its rows if it is smaller than that of other inputs; None: the same
+        maximum.
     """
 
     doc: str
@@ -33,7 +34,7 @@ class ExportedInput:
     longest: int | None = None
 
     def length_in(self, length: int) -> int:
-        """Returns the length of its rows, where those of the function are filled up to `length`."""
+        """Returns the padded length of its rows if the function pads rows to `length`."""
         return length if self.longest is None else min(length, self.longest)
 
 
@@ -42,9 +43,9 @@ class ExportedOutput:
     """An output of an exported function.
 
     Attributes:
-      doc: what it is.
-      length_of: the input whose length dim 1 has; empty: none.
-      padding: what fills up the other dims, which are as large as for the longest rows.
+      doc: description.
+      length_of: name of the input whose length is the size of dim 1; empty: none.
+      padding: the value that the other dims are padded with, to their size for the longest rows.
     """
 
     doc: str
@@ -58,13 +59,13 @@ class ExportedFunction:
 
     Attributes:
       doc: what it does, in a sentence.
-      function: pure function(theta, *inputs, ctx), theta that of the task; returns a dict of
-        tensors, the example first, whose shapes are known when it is traced.
+      function: pure function(theta, *inputs, ctx) with the theta of the task. It returns a dict of
+        tensors with static shapes; dim 0 is the example.
       inputs: by name, in the order of the arguments.
-      outputs: by name; others that the function returns are left out.
-      lengths: rows are filled up to the next of these, at most to the last.
-      is_random: whether it draws; then the exported form takes a seed as well.
-      for_litert: whether it is worth a file of its own for small devices.
+      outputs: by name; further results of the function are not exported.
+      lengths: ascending lengths that rows are padded to; the last one is the maximum.
+      is_random: whether it draws random numbers; the exported function then takes a seed too.
+      for_litert: whether it is also exported as a LiteRT file, for small devices.
     """
 
     doc: str
@@ -78,14 +79,14 @@ class ExportedFunction:
 
 @dataclasses.dataclass(frozen=True)
 class ExportedTexts:
-    """What turns texts into the inputs of an exported function, and its outputs into texts.
+    """Converts texts to the inputs of an exported function, and its outputs to texts.
 
     Attributes:
-      read: function(texts by the names of `inputs`) that returns the inputs of the function.
-      write: function(outputs of the function, the texts that were read) that returns texts, or
-        numbers of them, by the names of `outputs`.
-      inputs: what each text is, by name; all are strings, [examples].
-      outputs: what each output is, by name.
+      read: function({name in `inputs`: texts}) that returns the inputs of the exported function.
+      write: function(outputs of the exported function, input texts) that returns texts, or numbers
+        for each text, by the names of `outputs`.
+      inputs: {name: description} of the input texts; all are strings, [examples].
+      outputs: {name: description} of the outputs.
       resources: trackable objects that `read` and `write` use.
     """
 
@@ -97,7 +98,7 @@ class ExportedTexts:
 
 
 def lengths_up_to(longest: int, *, first: int = 16, ratio: int = 4) -> list[int]:
-    """Returns a few lengths that end with the longest: 16, 64, 200."""
+    """Returns a few ascending lengths up to the longest: 16, 64, 200."""
     lengths = []
     while first < longest:
         lengths.append(first)

@@ -1,7 +1,7 @@
-"""All file access: names, reading and atomic writing, on local and on remote file systems.
+"""All file access: names, reading and atomic writing, on local and remote file systems.
 
-A path with a scheme (`gs://`, `ram://`) goes through `tf.io.gfile`, any other through Python's own
-files, which are faster and name their errors better. Every failure is an `OSError`.
+Paths with a scheme (`gs://`, `ram://`) use `tf.io.gfile`. All other paths use Python's own file
+functions, which are faster and have better error messages. Every failure is an `OSError`.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ _UNFINISHED = ".unfinished."
 
 
 def is_local(path: str) -> bool:
-    """Whether a path has no scheme, so that it names a file of this machine."""
+    """Returns whether a path has no scheme, so that it names a file on this machine."""
     return "://" not in path
 
 
 def join(folder: str, *names: str) -> str:
-    """Joins a folder and names below it."""
+    """Returns the path of a file or folder from its folder and names."""
     return os.path.join(folder, *names)
 
 
 def base_name(path: str) -> str:
-    """The last part of a path."""
+    """Returns the last component of a path."""
     return os.path.basename(path)
 
 
 def patterns(text: str) -> list[str]:
-    """The patterns of a text in which commas separate them; ["a", "b"] is understood, too."""
+    """Returns the patterns in a comma-separated text; the form '["a", "b"]' is accepted too."""
     if text.strip().startswith(("['", '["')):
         with contextlib.suppress(SyntaxError, ValueError):
             listed = ast.literal_eval(text.strip())
@@ -47,15 +47,15 @@ def patterns(text: str) -> list[str]:
 
 
 def glob(pattern: str | Sequence[str], *, what: str = "file") -> list[str]:
-    """The files that match, sorted, each once.
+    """Returns the files that match, sorted and without duplicates.
 
     Args:
-      pattern: one or several; in a text, commas separate them. `*`, `?` and `[a-z]` are
-        understood, and on this machine `**` (any folders) and `~`.
-      what: what is looked for, in the words of errors.
+      pattern: one or several patterns, in a text separated by commas. `*`, `?` and `[a-z]` are
+        supported, and for local files also `**` (any folders) and `~`.
+      what: what the files are, for error messages.
 
     Raises:
-      FileNotFoundError: a pattern matches no file; close names in its folder are given.
+      FileNotFoundError: a pattern matches no file; the message suggests similar names.
       IsADirectoryError: a pattern names a folder.
     """
     found: list[str] = []
@@ -69,30 +69,30 @@ def glob(pattern: str | Sequence[str], *, what: str = "file") -> list[str]:
                 )
             text = pattern.strip() if isinstance(pattern, str) else ""
             is_list = len(text) > 2 and text[0] == "[" and text[-1] == "]"
-            hint = f"; write several as {','.join(patterns(text[1:-1]))}" if is_list else ""
+            hint = f"; write a list as {','.join(patterns(text[1:-1]))}" if is_list else ""
             raise FileNotFoundError(f"{what}: {_no_match(one)}{hint}")
         found += plain
     return sorted(set(found))
 
 
 def exists(path: str) -> bool:
-    """Whether there is a file or folder."""
+    """Returns whether a file or folder exists."""
     return os.path.exists(path) if is_local(path) else _gfile().exists(path)
 
 
 def is_folder(path: str) -> bool:
-    """Whether it is a folder."""
+    """Returns whether a path is a folder."""
     return os.path.isdir(path) if is_local(path) else _gfile().isdir(path)
 
 
 def size_bytes(path: str) -> int:
-    """Size of a file."""
+    """Returns the size of a file."""
     with _named(path):
         return os.path.getsize(path) if is_local(path) else int(_gfile().stat(path).length)
 
 
 def open(path: str, mode: str = "rb") -> IO[Any]:
-    """Opens a file; text is UTF-8, its line ends are kept."""
+    """Opens a file. Text is UTF-8, and line ends are not converted."""
     with _named(path):
         if not is_local(path):
             return _gfile().GFile(path, mode)
@@ -102,7 +102,7 @@ def open(path: str, mode: str = "rb") -> IO[Any]:
 
 
 def read(path: str, start: int = 0, size: int | None = None) -> bytes:
-    """Bytes of a file: all, or `size` of them from `start` on."""
+    """Returns the bytes of a file: all from `start` on, or `size` of them."""
     with _named(path), open(path) as file:
         if start:
             file.seek(start)
@@ -111,9 +111,9 @@ def read(path: str, start: int = 0, size: int | None = None) -> bytes:
 
 
 def write_atomically(path: str, data: bytes | str) -> None:
-    """Writes a whole file: afterwards it is there complete, or as it was before.
+    """Writes a whole file; if that fails, the previous file is unchanged.
 
-    Folders above it are made.
+    Creates the folders above it.
     """
     with writing_atomically(path) as file:
         file.write(data.encode("utf-8") if isinstance(data, str) else data)
@@ -121,7 +121,10 @@ def write_atomically(path: str, data: bytes | str) -> None:
 
 @contextlib.contextmanager
 def writing_atomically(path: str) -> Iterator[IO[bytes]]:
-    """A file to write to, which gets its name when the block ends without an error."""
+    """Yields a file to write to, which is renamed to `path` when the block ends without an error.
+
+    Creates the folders above it.
+    """
     unfinished = f"{path}{_UNFINISHED}{os.getpid()}"
     with _named(path):
         make_folder(os.path.dirname(path))
@@ -142,18 +145,21 @@ def writing_atomically(path: str) -> Iterator[IO[bytes]]:
 
 
 def is_unfinished(name: str) -> bool:
-    """Whether a name is that of a file which a process was writing atomically when it ended."""
+    """Returns whether a name is a temporary file of `writing_atomically`.
+
+    Such a file remains if the process was killed while it wrote.
+    """
     return _UNFINISHED in name
 
 
 def append(path: str, text: str) -> None:
-    """Adds to the end of a text file, which is made if need be."""
+    """Appends to a text file; creates the file if it does not exist."""
     with _named(path), open(path, "a") as file:
         file.write(text)
 
 
 def make_folder(path: str) -> None:
-    """Makes a folder and those above it, unless they exist."""
+    """Creates a folder and the folders above it, unless they exist."""
     if path:
         with _named(path):
             if is_local(path):
@@ -163,9 +169,9 @@ def make_folder(path: str) -> None:
 
 
 def copy_folder(folder: str, new_folder: str) -> None:
-    """Copies all that is in a folder, with the folders in it; files of the same names are replaced.
+    """Copies the contents of a folder, including its folders; replaces files with the same names.
 
-    Each file is complete at its new place, or not there.
+    Each file is written atomically.
     """
     make_folder(new_folder)
     for name in names(folder):
@@ -183,27 +189,27 @@ def remove(path: str) -> None:
 
 
 def remove_folder(path: str) -> None:
-    """Removes a folder with all that is in it, if it is there."""
+    """Removes a folder with its contents, if it exists."""
     with _named(path):
         if exists(path):
             shutil.rmtree(path) if is_local(path) else _gfile().rmtree(path)
 
 
 def rename(path: str, new_path: str) -> None:
-    """Renames a file or a folder; on a local file system all at once."""
+    """Renames a file or a folder; atomically on a local file system."""
     with _named(path):
         os.rename(path, new_path) if is_local(path) else _gfile().rename(path, new_path)
 
 
 def names(folder: str) -> list[str]:
-    """Names of the files and folders in a folder, sorted."""
+    """Returns the sorted names of the files and folders in a folder."""
     with _named(folder):
         found = os.listdir(folder) if is_local(folder) else _gfile().listdir(folder)
         return sorted(name.rstrip("/") for name in found)
 
 
 def sync(path: str) -> None:
-    """Waits until a file, or the names in a folder, are on the disk, where there is one."""
+    """Waits until a local file, or the names in a local folder, are on the disk."""
     if is_local(path):
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -212,7 +218,7 @@ def sync(path: str) -> None:
             os.close(descriptor)
 
 
-# What the errors say.
+# Error messages.
 
 
 def _no_match(pattern: str) -> str:
@@ -260,25 +266,25 @@ def _matches(pattern: str) -> list[str]:
         with _named(pattern):
             return list(_gfile().glob(pattern))
     pattern = os.path.expanduser(pattern)
-    if os.path.exists(pattern):  # also a name that has signs of a pattern in it
+    if os.path.exists(pattern):  # a file name may itself contain *, ? or [
         return [pattern]
     return local_glob.glob(pattern, recursive=True)
 
 
 def _gfile() -> Any:
-    import tensorflow as tf  # slow to import: not for those who read local files only
+    import tensorflow as tf  # slow to import, and not needed for local files
 
     return tf.io.gfile
 
 
 @contextlib.contextmanager
 def _named(path: str) -> Iterator[None]:
-    """Names the file in errors, and turns TensorFlow's into the `OSError` that Python has."""
+    """Adds the path to errors, and converts TensorFlow's errors to Python's `OSError`s."""
     if is_local(path):
         try:
             yield
         except OSError as error:
-            if error.filename is None and error.errno is not None:  # a write names no file
+            if error.filename is None and error.errno is not None:  # errors of writes name no file
                 raise OSError(error.errno, error.strerror, path) from error
             raise
         return

@@ -1,13 +1,13 @@
-"""Refuses what would have other values in every process: undeclared variables, random numbers.
+"""Rejects undeclared variables and random ops in layers: their values would differ per process.
 
-Layers hold no variables: an execution makes them from the weight specs. The weights of a
-`tf.Variable` or a Keras layer that a layer brings along are in no checkpoint and no table. Random
-numbers come from the step's context, so that every execution draws the same. Both are found in two
-ways, in every execution:
+Layers have no variables: an execution creates variables from the weight specs. A `tf.Variable` or a
+Keras layer in a layer would be missing from checkpoints and weight tables. Random numbers must come
+from the step context, so that every execution draws the same numbers. Every execution is checked at
+two times:
 
-    check(task)             when an experiment is built: attributes of layers
-    with refused(task): …   when a step is traced: what is made or read inside (globals, closures,
-                            Keras layers that make their variables at the first call)
+    check(task)             when an experiment is built: the attributes of layers
+    with refused(task): …   when a step is traced: variables created or read in it (globals,
+                            closures, Keras layers that create variables in their first call)
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ import tensorflow as tf
 from tekso.framework.layer import Layer
 
 _DEPTH = 4  # of lists and dicts in an attribute
-_WHY = "it would be neither learned, counted nor saved, and have other values in every process"
+_WHY = "it would not be trained, counted or saved, and its values would differ between processes"
 _CURE = (
-    "declare it in the __init__ of the layer by self.weight(name, shape, dims=…, init=…), and read "
-    "it in fprop as theta.name; of a Keras layer, use the layer of Tekso"
+    "declare it in the __init__ of the layer with self.weight(name, shape, dims=…, init=…), and "
+    "read it in fprop as theta.name; replace a Keras layer by the corresponding layer of Tekso"
 )
 
 
 class ForeignVariableError(ValueError):
-    """A layer has or reads a variable that it has not declared as a weight, or random numbers."""
+    """A layer uses a variable that is not one of its weights, or draws unseeded random numbers."""
 
 
 def check(root: Layer) -> None:
-    """Checks that no attribute of a layer, or of one below it, has variables or undeclared layers.
+    """Checks that no attribute of a layer or of its descendants has variables or undeclared layers.
 
     Raises:
-      ForeignVariableError: one has; names the layer and the attribute.
+      ForeignVariableError: an attribute has; the message names the layer and the attribute.
     """
     layers, has_weights = {id(layer) for layer in root.walk()}, bool(root.specs())
     for layer in root.walk():
@@ -55,33 +55,33 @@ def check(root: Layer) -> None:
                     call = "child_list"
                 raise ForeignVariableError(
                     f"{_called(layer)} has an attribute {name!r} with a layer of type {kind} that "
-                    "is none of its children, so its weights would be neither learned nor saved: "
-                    "declare it in "
-                    f"__init__ by self.{call}({name!r}, …), with Params, and call it in fprop as "
+                    "is not one of its children, so its weights would be neither trained nor "
+                    "saved: declare it in "
+                    f"__init__ with self.{call}({name!r}, …) and Params, and call it in fprop as "
                     f"self.{name}{'' if call == 'child' else '[i]'}.fprop(theta.{name}…, x, ctx)"
                 )
             others = [x for x in leaves if not isinstance(x, Layer)]
             found = [v for x in others for v in _variables_of(x)]
-            # A layer of Keras may make its variables when it is called.
+            # A Keras layer may create its variables in its first call.
             if found or (not has_weights and any(map(_is_of_keras, others))):
                 what = type(value).__name__
                 if found and not isinstance(value, tf.Variable):
                     what += f" with {_shown(found)}"
                 raise ForeignVariableError(
-                    f"{_called(layer)} has an attribute {name!r} of type {what}: a layer holds no "
-                    f"variables; {_WHY}: {_CURE}"
+                    f"{_called(layer)} has an attribute {name!r} of type {what}, but layers must "
+                    f"not contain variables: {_WHY}; {_CURE}"
                 )
 
 
 def check_constants(root: Layer, again: Layer) -> None:
-    """Checks that constants in attributes of layers are the same whenever a model is built.
+    """Checks that constants in attributes of layers are the same each time a model is built.
 
     Args:
-      root: the layer, such as a task.
-      again: the same, built a second time from the same Params.
+      root: a layer, such as a task.
+      again: the same layer, built a second time from the same Params.
 
     Raises:
-      ForeignVariableError: one differs; names the layer and the attribute.
+      ForeignVariableError: a constant differs; the message names the layer and the attribute.
     """
     for layer, other in zip(root.walk(), again.walk(), strict=True):
         for name, value in vars(layer).items():
@@ -90,9 +90,9 @@ def check_constants(root: Layer, again: Layer) -> None:
             )
             if any(_differ(one, another) for one, another in pairs):
                 raise ForeignVariableError(
-                    f"{_called(layer)} has an attribute {name!r} with other numbers each time the "
-                    "layer is built, so a checkpoint would not give the same outputs again. Draw "
-                    "them with a fixed seed, np.random.default_rng(0); or declare a weight: "
+                    f"{_called(layer)} has an attribute {name!r} with different numbers each time "
+                    "the layer is built, so a checkpoint would not reproduce its outputs. Draw the "
+                    "numbers with a fixed seed, np.random.default_rng(0), or declare a weight: "
                     f"self.weight({name!r}, shape, dims=…, init=…, trainable=False)"
                 )
 
@@ -106,14 +106,14 @@ def _differ(one: Any, another: Any) -> bool:
 
 
 def check_function(root: Layer | None, function: Callable[[], Any]) -> None:
-    """Traces a function, without running it, and refuses variables and random numbers in it.
+    """Traces a function without running it, and rejects variables and random ops in it.
 
     Args:
-      root: the layer whose methods it may call, such as a task; None: there is none.
+      root: the layer whose methods it may call, such as a task; None: no layer.
       function: takes no arguments.
 
     Raises:
-      ForeignVariableError: it makes or reads a variable, or draws random numbers.
+      ForeignVariableError: the function creates or reads a variable, or draws random numbers.
     """
 
     @tf.function(autograph=False)
@@ -126,22 +126,23 @@ def check_function(root: Layer | None, function: Callable[[], Any]) -> None:
 
 @contextlib.contextmanager
 def refused(root: Layer | None, *, own: Iterable[Any] = ()) -> Iterator[None]:
-    """Refuses variables that are made or read in the block, which traces a pure function.
+    """Rejects variables and random ops in the block, which traces a pure function.
 
     Args:
-      root: the layer, such as a task, whose code is traced, or any below it; None: there is none.
-      own: variables of the execution: where the layers of one replica wait for those of another, it
-        reads the weights of the other replica inside the block.
+      root: the layer whose code is traced, such as a task, or a layer below it; None: no layer.
+      own: variables of the execution. They may be read: if the layers of one replica wait for those
+        of another, the execution reads the weights of the other replica inside the block.
 
     Raises:
-      ForeignVariableError: names the variable, and the layer whose code makes or reads it.
+      ForeignVariableError: the block creates or reads a variable, or draws random numbers; the
+        message names the layer whose code does so.
     """
 
     def refuse(next_creator: Any, **kwargs: Any) -> Any:
         del next_creator
         name = kwargs.get("name") or "Variable"
         shown = f"the variable {name!r}"
-        raise ForeignVariableError(_message(root, traceback.extract_stack(), "makes", shown))
+        raise ForeignVariableError(_message(root, traceback.extract_stack(), "creates", shown))
 
     while root is not None and root._parent is not None:
         root = root._parent
@@ -156,7 +157,7 @@ def refused(root: Layer | None, *, own: Iterable[Any] = ()) -> Iterator[None]:
             yield
         except ForeignVariableError:
             raise
-        except Exception as error:  # a variable is not there for every kind of graph
+        except Exception as error:  # some kinds of graphs cannot capture an eager variable
             found = [v for v in read() if id(v) not in before]
             if found or _is_capture_of_variable(error):
                 frames = traceback.extract_tb(error.__traceback__)
@@ -171,15 +172,15 @@ def refused(root: Layer | None, *, own: Iterable[Any] = ()) -> Iterator[None]:
         if random := _random_op(graph, op):
             layer, where = _layer_at(root, random.traceback)
             raise ForeignVariableError(
-                f"{layer} draws random numbers{where} that no seed of the run decides, so every "
-                "process and every execution would draw others. Take them from the context: "
-                "ctx.uniform(self, shape), tf.math.ndtri(ctx.uniform(self, shape)) for normal "
-                "ones, or ops.dropout(ctx, x, rate, self)"
+                f"{layer} draws random numbers{where} that do not depend on the seed of the run, "
+                "so every process and every execution would draw different numbers. Take them from "
+                "the context: ctx.uniform(self, shape), tf.math.ndtri(ctx.uniform(self, shape)) "
+                "for normal random numbers, or ops.dropout(ctx, x, rate, self)"
             )
 
 
 def _is_random(node: Any) -> bool:
-    """Whether a node draws other numbers each time, whatever the seed of the run."""
+    """Returns whether a node draws random numbers that do not depend on the seed of the run."""
     if node.op.startswith("Stateful"):
         return bool(node.op != "StatefulPartitionedCall")
     return ("seed2" in node.attr and not node.op.startswith("Stateless")) or node.op.startswith(
@@ -188,7 +189,7 @@ def _is_random(node: Any) -> bool:
 
 
 def _random_op(graph: Any, op: Any) -> Any:
-    """Returns the op, or one in the functions that it calls, that draws random numbers; or None."""
+    """Returns the op if it draws random numbers, or such an op in its functions; None: none."""
     if _is_random(op.node_def):
         return op
     for name in ("f", "body", "cond", "then_branch", "else_branch"):
@@ -203,12 +204,12 @@ def _random_op(graph: Any, op: Any) -> Any:
 
 @contextlib.contextmanager
 def _read(graph: Any) -> Iterator[Any]:
-    """Yields a function that returns the variables read in a graph so far, functions included."""
-    if hasattr(graph, "watch_variable"):  # of a tf.function; what functions in it read, it knows
+    """Yields a function that returns the variables read so far in a graph and its functions."""
+    if hasattr(graph, "watch_variable"):  # the graph of a tf.function already records them
         yield lambda: list(graph._watched_variables)
         return
     found: list[Any] = []
-    graph.watch_variable = found.append  # TensorFlow calls it if there is one
+    graph.watch_variable = found.append  # TensorFlow calls this attribute if it exists
     try:
         yield lambda: list(found)
     finally:
@@ -216,7 +217,7 @@ def _read(graph: Any) -> Iterator[Any]:
 
 
 def _leaves(value: Any, depth: int) -> list[Any]:
-    """What nests of lists and dicts hold, down to a depth."""
+    """Returns the leaves of nested lists and dicts, down to a depth."""
     nest = list(value.values()) if isinstance(value, Mapping) else value
     if depth and isinstance(nest, (list, tuple, set, frozenset)):
         return [leaf for one in nest for leaf in _leaves(one, depth - 1)]
@@ -224,7 +225,7 @@ def _leaves(value: Any, depth: int) -> list[Any]:
 
 
 def _variables_of(value: Any) -> list[Any]:
-    """The variables of an attribute that is no nest, and no layer."""
+    """Returns the variables in a value that is neither a nest nor a layer."""
     if isinstance(value, tf.Variable):
         return [value]
     if isinstance(value, tf.Module) or _is_of_keras(value):
@@ -238,14 +239,14 @@ def _is_of_keras(value: Any) -> bool:
 
 
 def _is_capture_of_variable(error: BaseException) -> bool:
-    """Whether a loop or a function could not take in a variable of which its graph has none."""
+    """Returns whether an error was raised because a graph could not capture a variable."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     value: Any = frames[-1].f_locals.get("self")
     return bool(tf.is_tensor(value) and value.dtype == tf.resource)
 
 
 def _place_of_read(graph: Any, variable: Any) -> Iterable[Any]:
-    """Where in the user's code a variable is read, as frames; empty if it is not known."""
+    """Returns the stack frames at which a variable is read; empty if unknown."""
     handle = variable.handle
     for inner, own in _captures(graph, [handle]):
         for op in inner.get_operations():
@@ -255,7 +256,7 @@ def _place_of_read(graph: Any, variable: Any) -> Iterable[Any]:
 
 
 def _captures(graph: Any, outer: list[Any]) -> Iterator[tuple[Any, list[Any]]]:
-    """Yields a graph and all functions in it, with what a tensor from outside is called there."""
+    """Yields a graph and all functions in it, each with its placeholders for the outer tensors."""
     known = [own for given, own in getattr(graph, "captures", ()) if any(given is x for x in outer)]
     yield graph, known
     for function in graph._functions.values():
@@ -265,11 +266,11 @@ def _captures(graph: Any, outer: list[Any]) -> Iterator[tuple[Any, list[Any]]]:
 
 def _message(root: Layer | None, frames: Iterable[Any], does: str, shown: str) -> str:
     name, where = _layer_at(root, frames)
-    return f"{name} {does} {shown}{where}, which is none of its weights; {_WHY}: {_CURE}"
+    return f"{name} {does} {shown}{where}, which is not one of its weights: {_WHY}; {_CURE}"
 
 
 def _layer_at(root: Layer | None, frames: Iterable[Any]) -> tuple[str, str]:
-    """Returns what the layer is called whose code the innermost frame runs, and " (file:line)"."""
+    """Returns the name of the layer whose code the innermost frame runs, and " (file:line)"."""
     frames = [frame for frame in frames if "/tensorflow/" not in frame.filename]
     layers = list(root.walk()) if root else []
     for frame in reversed(frames):
@@ -280,7 +281,7 @@ def _layer_at(root: Layer | None, frames: Iterable[Any]) -> tuple[str, str]:
 
 
 def _has_code(layer: Layer, frame: Any) -> bool:
-    """Whether a line is in a method that the class of a layer, below `Layer`, defines."""
+    """Returns whether a frame runs a method of the layer's class, or of its bases below `Layer`."""
     for kind in type(layer).__mro__:
         if kind is Layer:
             return False

@@ -1,8 +1,9 @@
-"""Initializers: how the first values of a weight are drawn, on the host, block by block.
+"""Initializers: initial values of weights, drawn on the host in blocks.
 
-A weight is drawn in blocks of 65,536 elements of its row-major order, each from a generator seeded
-by (seed, weight path, block). So any part of a weight can be drawn alone, no layout changes
-a value, and layer i of a repeated stack starts like layer i of an unrolled one.
+A weight is drawn in blocks of 65,536 elements in row-major order, each from a generator seeded with
+(seed, weight path, block). So a process can draw only a slice of a weight, initial values do not
+depend on the layout, and layer i of a repeated stack has the same initial values as layer i of an
+unrolled stack.
 """
 
 from __future__ import annotations
@@ -20,25 +21,25 @@ BLOCK_SIZE = 65_536
 
 
 class Initializer(Configurable):
-    """Draws blocks of standard numbers and scales them by the fans of the weight."""
+    """Base class of all initializers. A subclass defines `block`."""
 
     class Params(Configurable.Params):
         """Params of an initializer."""
 
     def block(self, generator: np.random.Generator, size: int, fans: Fans) -> np.ndarray:
-        """Returns `size` float32 numbers; the same generator state gives the same numbers."""
+        """Returns `size` float32 numbers that depend only on the generator's state and the fans."""
         raise NotImplementedError(f"{type(self).__name__} has no block()")
 
 
 class Fans(NamedTuple):
-    """How many inputs a unit of the weight sees, and how many outputs an input has."""
+    """The number of inputs of each output unit, and of outputs of each input unit."""
 
     fan_in: int
     fan_out: int
 
 
 class Constant(Initializer):
-    """Every element has one value."""
+    """All elements have the same value."""
 
     class Params(Initializer.Params):
         """Params of Constant."""
@@ -67,7 +68,7 @@ class Ones(Constant):
 
 
 class Normal(Initializer):
-    """Normal with mean 0."""
+    """Normal distribution with mean 0."""
 
     class Params(Initializer.Params):
         """Params of Normal."""
@@ -80,7 +81,7 @@ class Normal(Initializer):
 
 
 class TruncatedNormal(Normal):
-    """Normal whose draws beyond two standard deviations are drawn again."""
+    """Normal distribution; values beyond two standard deviations are redrawn."""
 
     class Params(Normal.Params):
         """Params of TruncatedNormal."""
@@ -91,7 +92,7 @@ class TruncatedNormal(Normal):
 
 
 class Uniform(Initializer):
-    """Uniform on [-limit, limit)."""
+    """Uniform distribution on [-limit, limit)."""
 
     class Params(Initializer.Params):
         """Params of Uniform."""
@@ -104,7 +105,7 @@ class Uniform(Initializer):
 
 
 class GlorotUniform(Initializer):
-    """Uniform on +-scale * sqrt(6 / (fan_in + fan_out)).
+    """Uniform distribution on +-scale * sqrt(6 / (fan_in + fan_out)).
 
     Source: Glorot & Bengio 2010, eq. 16.
     """
@@ -121,7 +122,7 @@ class GlorotUniform(Initializer):
 
 
 class GlorotNormal(Initializer):
-    """Normal with standard deviation scale * sqrt(2 / (fan_in + fan_out)).
+    """Normal distribution with standard deviation scale * sqrt(2 / (fan_in + fan_out)).
 
     Source: Glorot & Bengio 2010, section 4.2.1.
     """
@@ -138,7 +139,7 @@ class GlorotNormal(Initializer):
 
 
 class HeNormal(Initializer):
-    """Normal with standard deviation scale * sqrt(2 / fan_in), for ReLU layers.
+    """Normal distribution with standard deviation scale * sqrt(2 / fan_in), for ReLU layers.
 
     Source: He et al. 2015, eq. 10.
     """
@@ -155,7 +156,9 @@ class HeNormal(Initializer):
 
 
 class LecunNormal(Initializer):
-    """Normal with standard deviation scale / sqrt(fan_in): a linear layer keeps the variance.
+    """Normal distribution with standard deviation scale / sqrt(fan_in).
+
+    A linear layer with such weights preserves the variance of its input.
 
     Source: LeCun et al. 1998, "Efficient BackProp", eq. 16.
     """
@@ -180,10 +183,18 @@ def draw(
     fans: Fans,
     slices: Sequence[slice] | None = None,
 ) -> np.ndarray:
-    """Returns the first values of a weight, or of the part that `slices` selects.
+    """Returns the initial values of a weight, or of a slice of it.
+
+    Args:
+      initializer: the initializer.
+      shape: shape of the whole weight.
+      seed: seed of the run.
+      path: path of the weight.
+      fans: fans of the weight.
+      slices: one slice per dim; None: the whole weight.
 
     Shapes:
-      returns: float32 of `shape`, or of the selected part
+      returns: float32; `shape`, or the shape of the slice
     Raises:
       ValueError: the slice of dim 0 has a step other than 1.
     """
@@ -202,7 +213,7 @@ def draw(
     flat = np.concatenate(blocks) if blocks else np.zeros(0, np.float32)
     if slices is None or not shape:
         return flat.reshape(shape)
-    # The drawn blocks cover whole rows of dim 0 from the first to the last selected one.
+    # The blocks contain whole rows of dim 0, from the first to the last selected row.
     row = size // shape[0]
     drawn = flat[start - first * BLOCK_SIZE :][: stop - start]
     rows = drawn.reshape((stop - start) // row, *shape[1:])
@@ -215,7 +226,7 @@ def _flat_range(shape: Sequence[int], slices: Sequence[slice] | None) -> tuple[i
         return 0, size
     start, stop, step = slices[0].indices(shape[0])
     if step != 1:
-        raise ValueError(f"slices must have step 1, dim 0 has {slices[0]}")
+        raise ValueError(f"slices must have step 1, but dim 0 has {slices[0]}")
     row = size // shape[0]
     return start * row, max(start, stop) * row
 

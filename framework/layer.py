@@ -1,7 +1,7 @@
-"""Layer: declares weights and children when built, computes in a pure `fprop(theta, x, ctx)`.
+"""Layer: declares weights and children when built, and computes in a pure `fprop(theta, x, ctx)`.
 
-A layer holds no variables and knows no devices. What it declares are weight specs; whoever runs it
-(an execution, or `layer.init(seed)` in a notebook) makes the tensors and passes them as theta.
+A layer has no variables and does not depend on devices. It declares weight specs. An execution, or
+`layer.init(seed)` in a notebook, creates the tensors and passes them to `fprop` as theta.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from tekso.framework.theta import SEPARATOR, Theta
 from tekso.framework.weight_spec import ANY_INDEX, STACK_DIM, WeightSpec
 
 _RENAMED = {"mixes_examples": "couples_examples"}
-"""{attribute of a layer: its name now}."""
+"""{former name of an attribute of layers: its current name}."""
 
 
 class Layer(Configurable):
-    """Base of all layers.
+    """Base class of all layers.
 
     A subclass declares weights and children in `__init__` and computes in `fprop`:
 
@@ -50,24 +50,28 @@ class Layer(Configurable):
         dtype: str = param("Data type of the weights.", default="float32")
 
     couples_examples = False
-    """Whether training couples the examples of a batch (as batch statistics do)."""
+    """Whether the layer couples the examples of a batch in training, as batch statistics do."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Refuses attributes that were renamed: nobody would read them.
+        """Rejects attributes with a former name, which would have no effect.
 
         Raises:
-          TypeError: names the attribute and what it is called now.
+          TypeError: the class has such an attribute; the message gives its current name.
         """
         super().__init_subclass__(**kwargs)
         for old, new in _RENAMED.items():
             if old in vars(cls):
-                raise TypeError(f"{cls.__name__}.{old} is called {new} now: write {new} = …")
+                raise TypeError(f"{cls.__name__}.{old} was renamed to {new}: write {new} = …")
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Refuses attributes that were renamed, as `__init_subclass__` does."""
+        """Rejects attributes with a former name, which would have no effect.
+
+        Raises:
+          AttributeError: the name is a former name; the message gives the current one.
+        """
         if name in _RENAMED:
             new = _RENAMED[name]
-            raise AttributeError(f"{type(self).__name__}: self.{name} is called self.{new} now")
+            raise AttributeError(f"{type(self).__name__}: self.{name} was renamed to self.{new}")
         super().__setattr__(name, value)
 
     def __init__(self, params: Any) -> None:
@@ -76,16 +80,16 @@ class Layer(Configurable):
         self._children: dict[str, Layer | list[Layer]] = {}
         self._parent: Layer | None = None
         self._name = ""
-        self._indexed = False  # a layer of a list of children
-        self._stack_size: int | None = None  # a layer whose weights are stacked
+        self._indexed = False  # whether this layer belongs to a child_list
+        self._stack_size: int | None = None  # number of layers if this is a child_stack
 
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """Explains what is missing where a subclass does not call `Layer.__init__`."""
+            """Raises an AttributeError, with a hint if a subclass did not call `Layer.__init__`."""
             if name in ("params", "_weights", "_children", "_parent"):
                 kind = type(self).__name__
-                raise AttributeError(f"{kind}.__init__ has to begin with super().__init__(params)")
+                raise AttributeError(f"{kind}.__init__ must begin with super().__init__(params)")
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     # --- declaring ---
@@ -105,19 +109,20 @@ class Layer(Configurable):
         """Declares a weight of this layer.
 
         Args:
-          name: its name in theta.
-          shape: its sizes.
-          dims: a name for every dim.
+          name: name of the weight in theta.
+          shape: its shape.
+          dims: a dimension name, or None, for every dim.
           init: Params of its Initializer.
-          fan_in: inputs of a unit; by default the product of all dims but the last.
-          fan_out: outputs of an input; by default the last dim.
+          fan_in: number of inputs of each output unit; by default the product of all dims but the
+            last.
+          fan_out: number of outputs of each input unit; by default the size of the last dim.
           trainable: False for statistics that are not learned.
-          dtype: by default that of the layer's Params.
+          dtype: by default the dtype in the layer's Params.
 
         Raises:
-          TypeError: `init` is no Params.
+          TypeError: `init` is not Params of an Initializer, or the dtype is unknown.
           ValueError: the name is taken or cannot be an attribute of theta, a size is not positive,
-            or dims do not fit the shape.
+            the number of dims differs from the rank of the shape, or a dim is named twice.
         """
         where = f"{type(self).__name__}.weight({name!r})"
         self._check_name(name, where)
@@ -125,22 +130,24 @@ class Layer(Configurable):
         if len(dims) != len(shape) or any(n <= 0 for n in shape):
             raise ValueError(
                 f"{where}: shape {list(shape)} with dims {list(dims)}: "
-                "sizes must be positive and each needs a dim name (or None)"
+                "all sizes must be positive, and each needs a dim name or None"
             )
         named = [d for d in dims if d is not None]
         if len(set(named)) != len(named):
             raise ValueError(
-                f"{where}: dims {list(dims)} name one dim twice; a dim that no mesh axis is to "
-                "shard may be None"
+                f"{where}: dims {list(dims)} contain a name twice; use None for a dim that will "
+                "not be sharded"
             )
         _check_params(init, f"{where}: init", "Normal")
         owner = init.owner
         if not isinstance(owner, type) or not issubclass(owner, Initializer):
-            raise TypeError(f"{where}: init is {type(init).__qualname__}, not of an Initializer")
+            raise TypeError(
+                f"{where}: init is {type(init).__qualname__}, but must be Params of an Initializer"
+            )
         try:
             dtype = str(tf.as_dtype(dtype or self.params.dtype).name)
         except TypeError:
-            raise TypeError(f"{where}: there is no dtype {dtype or self.params.dtype!r}") from None
+            raise TypeError(f"{where}: unknown dtype {dtype or self.params.dtype!r}") from None
         fans = Fans(
             fan_in if fan_in is not None else math.prod(shape[:-1]),
             fan_out if fan_out is not None else (shape[-1] if shape else 1),
@@ -157,10 +164,10 @@ class Layer(Configurable):
         )
 
     def child(self, name: str, params: Any) -> Any:
-        """Builds a child from its Params, keeps it as attribute `name` and returns it.
+        """Builds a child layer from its Params, stores it as attribute `name` and returns it.
 
         Raises:
-          TypeError: given anything but the Params of a layer.
+          TypeError: `params` is not Params of a layer.
           ValueError: the name is taken, or cannot be an attribute of theta.
         """
         layer = self._adopt(name, params)
@@ -168,21 +175,25 @@ class Layer(Configurable):
         return layer
 
     def child_stack(self, name: str, params: Any, size: int) -> Any:
-        """Builds one child for `size` layers, its weights stacked over a leading dim "layers".
+        """Builds one child for `size` layers; a leading dim "layers" of its weights stacks them.
 
-        Use it with `ops.scan` over `theta[name]`; layer i starts as `child_list(name, …)[i]` would.
+        Use it with `ops.scan` over `theta[name]`. The initial values of layer i are the same as for
+        `child_list(name, …)[i]`.
+
+        Raises:
+          ValueError: `size` is below 1.
         """
         if size < 1:
-            raise ValueError(f"{type(self).__name__}.{name}: {size} layers, want at least 1")
+            raise ValueError(f"{type(self).__name__}.{name}: {size} layers, must be at least 1")
         layer = self._adopt(name, params)
         layer._stack_size = size
         self._keep(name, layer)
         return layer
 
     def child_list(self, name: str, params: Sequence[Any]) -> list[Any]:
-        """Builds children `name/0`, `name/1`, …, kept as the list attribute `name`.
+        """Builds children `name/0`, `name/1`, … and stores them as a list in attribute `name`.
 
-        Theta has them by number, in no order; use the number of a layer for both:
+        The children in theta are not ordered; index the list and theta with the same number:
 
             for i, block in enumerate(self.blocks):
                 x = block.fprop(theta.blocks[i], x, ctx)
@@ -196,15 +207,14 @@ class Layer(Configurable):
     def _check_name(self, name: str, where: str) -> None:
         if self._parent is not None:
             raise ValueError(
-                f"{where}: {self.path} is built, and its weights are allocated: declare weights "
-                "and children in __init__"
+                f"{where}: {self.path} is already built; declare weights and children in __init__"
             )
         if name in self._weights or name in self._children:
             raise ValueError(f"{where}: the name is taken")
         if not name.isidentifier() or name.startswith("__") or hasattr(Theta, name):
             raise ValueError(
-                f"{where}: theta.{name} would not be the weight or child; a name is a Python "
-                "identifier and no method of dict"
+                f"{where}: theta.{name} could not be used; a name must be a Python identifier and "
+                "not a method of dict"
             )
 
     def _adopt(self, name: str, params: Any) -> Layer:
@@ -219,11 +229,11 @@ class Layer(Configurable):
         where = f"{type(self).__name__}: child {name!r}"
         self._check_name(name, where)
         if hasattr(self, name):
-            raise ValueError(f"{where}: the layer has an attribute of that name")
+            raise ValueError(f"{where}: the layer already has an attribute with this name")
         self._children[name] = value
         setattr(self, name, value)
 
-    # --- what was declared ---
+    # --- declared weights and children ---
 
     @property
     def path(self) -> str:
@@ -231,13 +241,13 @@ class Layer(Configurable):
         return self._join(self._name, lambda parent: parent.path)
 
     def stack_sizes(self) -> tuple[int, ...]:
-        """Returns the sizes of the repeated stacks that this layer is in, the outermost first."""
+        """Returns the sizes of the repeated stacks that contain this layer, outermost first."""
         above = self._parent.stack_sizes() if self._parent is not None else ()
         return above if self._stack_size is None else (*above, self._stack_size)
 
     @property
     def pattern(self) -> str:
-        """The path with "*" for every index of a stack or list: names its random streams."""
+        """The path with "*" for every index of a stack or list; random streams are named by it."""
         name = self._name
         if self._indexed:
             name = f"{name.rpartition(SEPARATOR)[0]}{SEPARATOR}{ANY_INDEX}"
@@ -250,7 +260,7 @@ class Layer(Configurable):
         return SEPARATOR.join(part for part in (above, name) if part)
 
     def children(self) -> Iterator[tuple[str, Layer]]:
-        """Yields (name, layer) of every direct child; list children as "name/0", …."""
+        """Yields (name, layer) for every direct child; layers of a list as "name/0", …."""
         for name, value in self._children.items():
             if isinstance(value, Layer):
                 yield name, value
@@ -259,13 +269,13 @@ class Layer(Configurable):
                     yield f"{name}{SEPARATOR}{i}", layer
 
     def walk(self) -> Iterator[Layer]:
-        """Yields this layer and all below it."""
+        """Yields this layer and all its descendants."""
         yield self
         for _, layer in self.children():
             yield from layer.walk()
 
     def specs(self) -> dict[str, WeightSpec]:
-        """Returns {path from this layer: spec} of all weights of this layer and below."""
+        """Returns {path from this layer: spec} for the weights of this layer and descendants."""
         specs = dict(self._weights)
         for name, layer in self.children():
             for spec in layer.specs().values():
@@ -284,20 +294,20 @@ class Layer(Configurable):
         return specs
 
     def own_specs(self) -> list[WeightSpec]:
-        """Returns the specs of the weights of this layer itself, none of those below."""
+        """Returns the specs of the weights of this layer itself, without its descendants."""
         return list(self._weights.values())
 
     def init(self, seed: int = 0) -> Theta:
-        """Returns a theta of tensors drawn from `seed`: for eager use, notebooks and tests."""
+        """Returns a theta with initial values drawn from `seed`, for notebooks and tests."""
         return self.theta(
             {path: tf.constant(spec.initial_value(seed)) for path, spec in self.specs().items()}
         )
 
     def theta(self, flat: Mapping[str, Any]) -> Theta:
-        """Returns the nested form of {path from this layer: tensor}; every child has its place.
+        """Returns {path from this layer: tensor} as a nested theta, with a node for every child.
 
         Raises:
-          KeyError: a weight is missing; its path.
+          KeyError: a weight is missing; the message is its path.
         """
         theta = theta_lib.unflatten(flat)
         self._add_places(theta)
@@ -322,11 +332,13 @@ class Layer(Configurable):
     def new_statistics(
         self, weights: Mapping[str, tf.Tensor], means: Mapping[str, tf.Tensor]
     ) -> dict[str, tf.Tensor]:
-        """Returns new values of all untrained weights that a step's statistics change, by path.
+        """Returns {path: new value} of the untrained weights that the statistics of a step change.
+
+        Call it on the root layer.
 
         Args:
-          weights: at least those of the layers in `means`, by path from this layer, the root.
-          means: of what `ctx.collect_statistic` was given: "<layer path>/<name>" -> mean.
+          weights: {path: weight}, at least those of the layers in `means`.
+          means: {"<layer path>/<name>": mean} of the values given to `ctx.collect_statistic`.
         """
         new: dict[str, tf.Tensor] = {}
         theta = theta_lib.unflatten(weights) if means else Theta()
@@ -353,11 +365,12 @@ class Layer(Configurable):
     def updated_statistics(
         self, theta: Theta, statistics: Mapping[str, tf.Tensor]
     ) -> dict[str, tf.Tensor]:
-        """Returns new values of this layer's own untrained weights, by name.
+        """Returns {name: new value} of this layer's own untrained weights.
 
         Args:
-          theta: this layer's weights.
-          statistics: by name, means over the global batch of what `ctx.collect_statistic` got.
+          theta: the weights of this layer.
+          statistics: {name: mean over the global batch} of the values given to
+            `ctx.collect_statistic`.
         """
         raise NotImplementedError(
             f"{type(self).__name__} collects statistics {sorted(statistics)} but has no "
@@ -371,4 +384,4 @@ def _check_params(value: Any, what: str, example: str) -> None:
     given = (
         value.__name__ if isinstance(value, type) else f"an object of type {type(value).__name__}"
     )
-    raise TypeError(f"{what} is {given}, and has to be Params, as {example}.Params(…)")
+    raise TypeError(f"{what} is {given}, but must be Params, for example {example}.Params(…)")

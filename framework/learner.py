@@ -1,6 +1,7 @@
-"""Learners: what becomes of gradients. One for all weights, or several by weight path.
+"""Learners: compute new weights from gradients, with one optimizer or several by weight path.
 
-Both are pure functions on flat dicts keyed by weight path; `learning_step` has what they share.
+Both learners are pure functions on flat dicts keyed by weight path. `learning_step` has their base
+class.
 """
 
 from __future__ import annotations
@@ -31,16 +32,17 @@ __all__ = ["Learner", "LearnerBase", "MultiLearner", "NonFiniteStepsError", "Upd
 class Learner(LearnerBase):
     """One optimizer and one schedule for all weights.
 
-    Clipping multiplies gradients by min(1, limit / norm): first each weight's (each layer's of a
-    stacked weight) by `clip_tensor_norm`, then all by the norm over all weights that are left.
-    The moving average of a weight starts from its first value:
+    Clipping multiplies gradients by min(1, limit / norm). First the gradient of each weight (of
+    each layer of a stacked weight) is clipped by its own norm to `clip_tensor_norm`. Then all
+    gradients are clipped by their global norm to `clip_global_norm`. The moving average of a weight
+    starts from its initial value:
 
         ema = decay * ema + (1 - decay) * new weight
         decay = ema_decay                               ema_start "constant"
         decay = min(ema_decay, (1 + n) / (10 + n))      "ramp", after n updates
 
-    Slots are float32 (float64 for float64 weights). A bfloat16 weight is rounded at every update,
-    which loses small steps: keep float32 weights and cast theta for the computation.
+    Slots are float32 (float64 for float64 weights). A bfloat16 weight is rounded in every update,
+    which loses small updates: keep float32 weights and cast theta for the computation.
 
     Source:
       Clipping: Pascanu, Mikolov & Bengio 2013 (arXiv 1211.5063), algorithm 1.
@@ -52,16 +54,16 @@ class Learner(LearnerBase):
         optimizer: Optimizer.Params = param("The optimizer.", default=REQUIRED)
         schedule: Schedule.Params = param("Learning rate by step.", default=REQUIRED)
         clip_global_norm: float | None = param(
-            "Largest norm of all gradients together; None for any.", default=None
+            "Maximum of the global norm of all gradients; None: no limit.", default=None
         )
         clip_tensor_norm: float | None = param(
-            "Largest norm of the gradient of a weight; None for any.", default=None
+            "Maximum norm of the gradient of one weight; None: no limit.", default=None
         )
         ema_decay: float = param(
-            "Share of the moving average of weights kept per update; 0 keeps none.", default=0.0
+            "Decay of the moving average of weights per update; 0: no moving average.", default=0.0
         )
         ema_start: Literal["constant", "ramp"] = param(
-            "Whether that share is smaller in the first updates.", default="constant"
+            "Whether the decay is constant, or ramps up over the first updates.", default="constant"
         )
 
     def __init__(self, params: Any) -> None:
@@ -76,23 +78,24 @@ class Learner(LearnerBase):
         self.schedule = p.schedule.instantiate()
 
     def groups(self, specs: Specs) -> dict[str, tuple[Learner, dict[str, WeightSpec]]]:
-        """Returns one group, of all weights that are not frozen."""
+        """Returns a single group with all weights that are not frozen."""
         return {"": (self, self.unfrozen(specs))}
 
     def slots_of(self, spec: WeightSpec) -> dict[str, WeightSpec]:
-        """Returns {slot name: spec} of what is kept for one weight."""
+        """Returns {slot name: spec} of the slots of one weight."""
         slots = self.optimizer.slots(spec)
         return {**slots, EMA: slot(spec, EMA)} if self.params.ema_decay else slots
 
     def kind(self, spec: WeightSpec) -> Hashable:
-        """Returns what is equal for weights whose updates are the same function.
+        """Returns a key; weights with equal keys share one compiled update function.
 
-        In a subclass that adds or overrides any method, and not this one, no weights share.
+        In a subclass that adds or overrides other methods but not this one, every weight has its
+        own update function.
         """
         return spec.shape, spec.dtype, spec.stacked, self.optimizer.kind(spec)
 
     def squared_norm(self, spec: WeightSpec, gradient: Any) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the square of a gradient's norm, and of what `clip_tensor_norm` leaves of it."""
+        """Returns a gradient's squared norm, before and after clipping by `clip_tensor_norm`."""
         squares = self._squares(spec, _dense(spec, gradient))
         norm = _wide(tf.reduce_sum(squares), spec)
         if self.params.clip_tensor_norm is None:
@@ -101,12 +104,12 @@ class Learner(LearnerBase):
         return norm, _wide(tf.reduce_sum(left), spec)
 
     def global_factor(self, squared_norm: tf.Tensor) -> tf.Tensor | None:
-        """Returns what all gradients are multiplied by, given the square of their norm."""
+        """Returns the clipping factor of all gradients, given their squared global norm."""
         limit = self.params.clip_global_norm
         return None if limit is None else limit / tf.maximum(tf.sqrt(squared_norm), limit)
 
     def clipped(self, spec: WeightSpec, gradient: Any, factor: tf.Tensor | None) -> tf.Tensor:
-        """Returns a gradient clipped by itself, and multiplied by the factor of all."""
+        """Returns a gradient, clipped by its own norm and multiplied by the global factor."""
         gradient = _dense(spec, gradient)
         own: Any = 1.0
         if self.params.clip_tensor_norm is not None:
@@ -116,7 +119,7 @@ class Learner(LearnerBase):
         return gradient if isinstance(own, float) else gradient * own
 
     def _squares(self, spec: WeightSpec, gradient: tf.Tensor) -> tf.Tensor:
-        """The squared norm of every layer's part."""
+        """Returns the squared norm for each layer of a stacked weight."""
         return layer_sum(tf.square(gradient), spec)
 
     def _tensor_factor(self, squares: tf.Tensor) -> tf.Tensor:
@@ -132,7 +135,7 @@ class Learner(LearnerBase):
         learning_rate: tf.Tensor,
         applied: tf.Tensor,
     ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        """Returns one new weight and its new slots; `applied` updates were done before."""
+        """Returns a new weight and its new slots; `applied` is the number of earlier updates."""
         new_weight, new_slots = self.optimizer.update(
             spec, weight, gradient, slots, learning_rate, applied
         )
@@ -152,10 +155,10 @@ class Learner(LearnerBase):
 class MultiLearner(LearnerBase):
     """Several learners, each for the weights whose path its pattern matches.
 
-    Every trainable weight has to match exactly one pattern. Each learner clips by the norm over its
-    own weights; a step in which any gradient is not finite is skipped by all. Metrics are given for
-    each ("learning_rate/NAME", "gradient_norm/NAME"), the norm also for all together, and
-    "learning_rate" is that of the first.
+    Every trainable weight must match exactly one pattern. Each learner clips by the global norm of
+    its own weights. If any gradient is not finite, all learners skip the step. Metrics are reported
+    for each learner ("learning_rate/NAME", "gradient_norm/NAME"). "gradient_norm" is the norm over
+    all weights, and "learning_rate" is the rate of the first learner.
 
         MultiLearner.Params(
             patterns={"embedding": "embedding/.*", "rest": "(?!embedding/).*"},
@@ -167,7 +170,8 @@ class MultiLearner(LearnerBase):
         """Params of MultiLearner."""
 
         patterns: dict[str, str] = param(
-            "By name of a learner: regular expression of whole weight paths.", default=REQUIRED
+            "{learner name: regular expression}, which must match the whole path of a weight.",
+            default=REQUIRED,
         )
         learners: dict[str, Learner.Params] = param("The learners by name.", default=REQUIRED)
 
@@ -175,23 +179,23 @@ class MultiLearner(LearnerBase):
         """Builds the learners.
 
         Raises:
-          ValueError: a learner without a pattern or the reverse, or one that sets what only all
-            learners together can have.
+          ValueError: a learner has no pattern or a pattern no learner, or a learner sets a field
+            that can only be set for all learners together.
         """
         super().__init__(params)
         p = self.params
         if not p.learners or set(p.learners) != set(p.patterns):
             raise ValueError(
-                "MultiLearner: patterns and learners need the same names, at least one; patterns "
-                f"has {sorted(p.patterns)}, learners has {sorted(p.learners)}"
+                "MultiLearner: patterns and learners must have the same names, at least one; "
+                f"patterns has {sorted(p.patterns)}, learners has {sorted(p.learners)}"
             )
         for field in ("accumulation_steps", "max_consecutive_nonfinite_steps"):
             default = getattr(LearnerBase.Params(), field)
             for name, learner in p.learners.items():
                 if getattr(learner, field) != default:
                     raise ValueError(
-                        f"MultiLearner: {field} belongs to all learners together: set it on the "
-                        f"MultiLearner, not on learners.{name}"
+                        f"MultiLearner: {field} is a setting for all learners together: set it on "
+                        f"the MultiLearner, not on learners.{name}"
                     )
         self.learners = {name: learner.instantiate() for name, learner in p.learners.items()}
         self._patterns = {
@@ -200,7 +204,7 @@ class MultiLearner(LearnerBase):
         }
 
     def groups(self, specs: Specs) -> dict[str, tuple[Learner, dict[str, WeightSpec]]]:
-        """Returns the weights of each learner by its name.
+        """Returns {name: (learner, specs of its weights)}.
 
         Raises:
           ValueError: a weight matches no pattern or several, or a pattern matches no weight.
@@ -233,13 +237,13 @@ class MultiLearner(LearnerBase):
         }
 
     def is_frozen(self, path: str) -> bool:
-        """Returns whether a pattern matches a path, of all learners together or of its own one."""
+        """Returns whether a path matches `frozen` of this learner, or of the path's own learner."""
         owners = [name for name, pattern in self._patterns.items() if path in pattern]
         return super().is_frozen(path) or any(self.learners[n].is_frozen(path) for n in owners)
 
 
 def _dense(spec: WeightSpec, gradient: Any) -> tf.Tensor:
-    """A gradient in the type of the learner's state; one that is sparse is made dense."""
+    """Returns a gradient as a dense tensor in the dtype of the learner's state."""
     return tf.cast(tf.convert_to_tensor(gradient), state_dtype(spec))
 
 

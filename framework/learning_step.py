@@ -1,12 +1,12 @@
-"""The step of a learner: skipping, counting, freezing, and the walk over the weights.
+"""Base class of learners: the update of all weights, skipped steps, frozen weights.
 
     gradients --> clip each --> clip all --> optimizer (slots, schedule) --> new weights --> EMA
         |
-        +-------> norm --> finite? -- no --> everything keeps its value, and the step is counted
+        +-------> norm --> finite? -- no --> weights and slots keep their values; a counter goes up
 
-A learner holds no tensor. `slots` declares what it keeps, as specs of the same kind as those of
-weights, so that an execution places both alike; `update` has no control flow and no side effects,
-so that an execution may compile all of it, or the update of each kind of weight.
+A learner has no tensors. `slots` declares its state as weight specs, so an execution shards slots
+like weights. `update` has no control flow and no side effects, so an execution can compile the
+whole update, or one update function per kind of weight.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ Tensors = Mapping[str, tf.Tensor]
 EMA = "ema"
 NONFINITE_TOTAL = "nonfinite/total"
 NONFINITE_CONSECUTIVE = "nonfinite/consecutive"
-APPLIED = "updates/applied"  # steps that were not skipped, since the slots were made
+APPLIED = "updates/applied"  # number of steps that were not skipped, since the slots were created
 COUNTS = (NONFINITE_TOTAL, NONFINITE_CONSECUTIVE, APPLIED)
 
 SquaredNorms = Mapping[str, tuple[tf.Tensor, tf.Tensor]]
 
 
 class Decision(NamedTuple):
-    """What the gradients of all weights together decide of a step.
+    """The values of a step that depend on the gradients of all weights.
 
     Attributes:
       finite: bool scalar; if False, every weight and slot keeps its value.
-      factors: {group: what its gradients are multiplied by, or None}.
+      factors: {group: clipping factor of its gradients, or None}.
       rates: {group: learning rate}.
-      applied: updates before this one.
+      applied: number of updates before this one.
       counts: new values of the slots in `COUNTS`.
       metrics: {name: float32 scalar}.
     """
@@ -58,11 +58,12 @@ class Decision(NamedTuple):
 
 
 class Update(NamedTuple):
-    """What one step makes; a NamedTuple, so that a `tf.function` can return it.
+    """The results of a step. A NamedTuple, so that a `tf.function` can return it.
 
     Attributes:
-      weights: {path: new weight}, of every weight given; those that are not learned as they were.
-      slots: {path: new slot}, of every slot that `slots(specs)` declares.
+      weights: {path: new weight} for every given weight; weights that are not learned are
+        unchanged.
+      slots: {path: new slot} for every slot that `slots(specs)` declares.
       metrics: {name: float32 scalar}.
     """
 
@@ -76,7 +77,7 @@ class NonFiniteStepsError(ArithmeticError):
 
 
 class _GroupLearner(Protocol):
-    """What the step needs of the learner of a group of weights; `Learner` says what they return."""
+    """The methods that the step calls on the learner of a group; documented in `Learner`."""
 
     optimizer: Optimizer
     schedule: Schedule
@@ -106,20 +107,23 @@ Groups = Mapping[str, tuple[_GroupLearner, Mapping[str, WeightSpec]]]
 
 
 class LearnerBase(Configurable):
-    """What one learner and several share: the step, with its skipping, counting and freezing."""
+    """Base class of learners: updates all weights, skips non-finite steps, freezes weights."""
 
     class Params(Configurable.Params):
-        """Params of a step."""
+        """Params that all learners have."""
 
         accumulation_steps: int = param(
-            "Parts in which an execution computes the gradients of a batch, one after the other.",
+            "Number of parts of a batch whose gradients are computed one after the other and "
+            "accumulated.",
             default=1,
         )
         max_consecutive_nonfinite_steps: int = param(
-            "Number of skipped steps in a row at which training stops with an error.", default=10
+            "Number of consecutive skipped steps after which training stops with an error.",
+            default=10,
         )
         frozen: list[str] = param(
-            'Regular expressions of whole weight paths that keep their values: ["encoder/.*"].',
+            "Weights that keep their values: regular expressions that match whole weight paths, "
+            'for example ["encoder/.*"].',
             default=[],
         )
 
@@ -133,22 +137,22 @@ class LearnerBase(Configurable):
         self._frozen = PathPatterns(p.frozen, name=f"{type(self).__name__}.frozen")
 
     def groups(self, specs: Specs) -> Groups:
-        """Returns {name: (learner, specs of the weights that it learns)}."""
+        """Returns {name: (learner, specs of its weights)}."""
         raise NotImplementedError(f"{type(self).__name__} has no groups()")
 
     def trainable(self, specs: Specs) -> dict[str, WeightSpec]:
-        """Returns the specs of the weights that are learned: those that need a gradient.
+        """Returns the specs of the weights that are learned and therefore need a gradient.
 
         Raises:
-          ValueError: a pattern matches no weight, or nothing is left to learn.
+          ValueError: a pattern matches no weight, or all weights are frozen.
         """
         learned = {path for _, own in self.groups(specs).values() for path in own}
         return {path: spec for path, spec in specs.items() if path in learned}
 
     def slots(self, specs: Specs) -> dict[str, WeightSpec]:
-        """Declares all that the learner keeps: {path: spec}, "<weight path>/<slot name>".
+        """Returns {path: spec} of the learner's slots; a path is "<weight path>/<slot name>".
 
-        Besides, three int64 scalars count updates and skipped steps.
+        Three more slots, int64 scalars, count updates and skipped steps.
 
         Raises:
           ValueError: a pattern of the learner or of its optimizer matches no weight.
@@ -179,17 +183,17 @@ class LearnerBase(Configurable):
     ) -> Update:
         """Computes one step.
 
-        If the norm of all gradients, or the loss, is not a finite float32 number, every weight and
-        slot keeps its value and the step is counted as skipped. Schedules follow `step`; optimizers
-        count the updates that were applied, so a skipped step leaves no trace in them.
+        If the global gradient norm or the loss is not a finite float32 number, every weight and
+        slot keeps its value, and the step is counted as skipped. Schedules depend on `step`.
+        Optimizers depend on the number of applied updates, so a skipped step does not affect them.
 
         Args:
-          specs: the weights of the model, by path.
-          weights: their values.
-          gradients: of all weights of `trainable(specs)`; others are ignored.
-          slots: values of what `slots(specs)` declares.
+          specs: {path: spec} of the model's weights.
+          weights: {path: value} of the weights.
+          gradients: {path: gradient} for all weights in `trainable(specs)`; others are ignored.
+          slots: {path: value} of the slots in `slots(specs)`.
           step: int64 scalar, 0 for the first step of the run.
-          loss: scalar, if it is to be watched too.
+          loss: scalar; if given, a step with a non-finite loss is skipped too.
           fuse: how the update of each weight is compiled (see primitives/fusion.py).
 
         Returns: the new weights and slots, and metrics: "learning_rate", "gradient_norm" (before
@@ -208,10 +212,13 @@ class LearnerBase(Configurable):
             {**weights, **new_weights}, {**new_slots, **decision.counts}, decision.metrics
         )
 
-    # The three parts of an update, for an execution that holds the weights in several places.
+    # The three parts of an update, for an execution whose devices store different weights.
 
     def squared_norms(self, groups: Groups, gradients: Tensors) -> SquaredNorms:
-        """Returns {path: squared norm of its gradient, as it is and clipped by itself}; scalars."""
+        """Returns {path: squared norms of its gradient, before and after clipping by its own norm}.
+
+        All norms are scalars.
+        """
         squares = {}
         for learner, own in groups.values():
             for path, spec in own.items():
@@ -227,14 +234,14 @@ class LearnerBase(Configurable):
         *,
         loss: tf.Tensor | None = None,
     ) -> Decision:
-        """Decides from the norms of all gradients what becomes of the step.
+        """Computes learning rates, clipping factors and counts, and whether the step is skipped.
 
         Args:
-          groups: of `groups(specs)`, all of them.
-          squared_norms: of all learned weights.
-          counts: among others, values of the slots in `COUNTS`.
+          groups: all of `groups(specs)`.
+          squared_norms: {path: result of `squared_norms`} for all learned weights.
+          counts: values of at least the slots in `COUNTS`.
           step: int64 scalar, 0 for the first step of the run.
-          loss: scalar, if it is to be watched too.
+          loss: scalar; if given, a step with a non-finite loss is skipped too.
         """
         factors, rates, squares, metrics = {}, {}, [], {}
         for name, (learner, own) in groups.items():
@@ -272,7 +279,7 @@ class LearnerBase(Configurable):
         *,
         fuse: Fuse = no_fusion,
     ) -> tuple[dict[str, tf.Tensor], dict[str, tf.Tensor]]:
-        """Returns the new values of the weights of some groups, and of their slots."""
+        """Returns {path: new weight} and {path: new slot} for the weights in `groups`."""
         new_weights: dict[str, tf.Tensor] = {}
         new_slots: dict[str, tf.Tensor] = {}
         for name, (learner, own) in groups.items():
@@ -291,26 +298,28 @@ class LearnerBase(Configurable):
         return new_weights, new_slots
 
     def check(self, metrics: Mapping[str, Any]) -> None:
-        """Stops a run that only skips: called on the host with the metrics of a step.
+        """Stops a run after too many skipped steps; call it on the host with a step's metrics.
 
         Raises:
-          NonFiniteStepsError: `max_consecutive_nonfinite_steps` were skipped in a row.
+          NonFiniteStepsError: `max_consecutive_nonfinite_steps` consecutive steps were skipped.
         """
         consecutive = int(metrics["nonfinite_consecutive"])
         limit = self.params.max_consecutive_nonfinite_steps
         if consecutive >= limit:
             raise NonFiniteStepsError(
-                f"the loss or the gradients of {consecutive} steps in a row were not finite "
-                f"({int(metrics['nonfinite_total'])} of the run), so these steps changed nothing. "
-                f"The learning rate is {float(metrics['learning_rate']):.3g}: try a smaller one, a "
-                "longer warm-up, or clip_global_norm; or look for a layer that divides by zero or "
-                f"overflows. The limit is learner.max_consecutive_nonfinite_steps ({limit})."
+                f"the loss or the gradients of {consecutive} consecutive steps were not finite "
+                f"({int(metrics['nonfinite_total'])} in the whole run), so these steps changed "
+                f"nothing. The learning rate is {float(metrics['learning_rate']):.3g}: try a "
+                "smaller one, a longer warm-up, or clip_global_norm; or look for a layer that "
+                "divides by zero or overflows. The limit is "
+                f"learner.max_consecutive_nonfinite_steps ({limit})."
             )
 
     def evaluation_weights(self, weights: Tensors, slots: Tensors) -> dict[str, tf.Tensor]:
-        """Returns the weights for evaluation: the moving average where one is kept.
+        """Returns the weights for evaluation: the moving averages of weights that have one.
 
-        Before the first update it is the weight itself. Shapes and dtypes are those of `weights`.
+        Before the first update, the moving average is the weight itself. Shapes and dtypes are
+        those of `weights`.
         """
         result = dict(weights)
         for path, weight in weights.items():
@@ -324,13 +333,13 @@ class LearnerBase(Configurable):
         """Returns the trainable weights that no pattern of `frozen` matches.
 
         Raises:
-          ValueError: there are no weights, a pattern matches none, or nothing is left to learn.
+          ValueError: there are no weights, a pattern matches no weight, or all weights are frozen.
         """
         if not specs:
             raise ValueError(
-                f"{type(self).__name__}: nothing is left to learn, since the model has no weights: "
-                "declare them in the __init__ of its layers, by self.weight(name, shape, …) or "
-                "self.child(name, Linear.Params(…)); a tf.Variable or a layer of Keras is no weight"
+                f"{type(self).__name__}: the model has no weights to train: declare them in the "
+                "__init__ of its layers with self.weight(name, shape, …) or "
+                "self.child(name, Linear.Params(…)); tf.Variables and Keras layers are not weights"
             )
         missed = self._frozen.missed(specs)
         if missed:
@@ -338,7 +347,7 @@ class LearnerBase(Configurable):
         left = {p: s for p, s in specs.items() if s.trainable and p not in self._frozen}
         if not left:
             frozen = f"frozen={list(self._frozen.patterns)}, weights: {listed(list(specs))}"
-            raise ValueError(f"{type(self).__name__}: nothing is left to learn; {frozen}")
+            raise ValueError(f"{type(self).__name__}: no weight is left to train; {frozen}")
         return left
 
     def is_frozen(self, path: str) -> bool:
@@ -346,24 +355,27 @@ class LearnerBase(Configurable):
         return path in self._frozen
 
     def without_frozen(self, values: Tensors) -> dict[str, tf.Tensor]:
-        """Returns new values by weight path, without those of frozen weights."""
+        """Returns {weight path: value} without the frozen weights."""
         return {path: value for path, value in values.items() if not self.is_frozen(path)}
 
     def _require(self, field: str, holds: bool, allowed: str) -> None:
         if not holds:
             given = getattr(self.params, field)
-            raise ValueError(f"{type(self).__name__}: {field} is {given!r}, it must be {allowed}")
+            raise ValueError(f"{type(self).__name__}: {field} is {given!r}, but must be {allowed}")
 
 
 def _kinds(learner: _GroupLearner) -> Callable[[WeightSpec], Hashable]:
-    """What tells the kinds of weights apart; the path where a user's update may read it."""
+    """Returns the function from a spec to its kind.
+
+    In user-defined learners and optimizers the kind is the path, which their update may use.
+    """
     if _is_changed(type(learner)) or _is_changed(type(learner.optimizer)):
         return lambda spec: spec.path
     return learner.kind
 
 
 def _is_changed(cls: type) -> bool:
-    """Whether a class outside of Tekso has methods, and comes before the one that has `kind`."""
+    """Returns whether a class outside of Tekso adds methods but does not redefine `kind`."""
     for one in cls.__mro__:
         if "kind" in vars(one):
             return False
@@ -383,16 +395,16 @@ def _updated(
     spec: WeightSpec,
     names: tuple[str, ...],
 ) -> list[tf.Tensor]:
-    """The new values of a weight and of its slots; those before if the step is skipped.
+    """Returns the new values of a weight and its slots; the old values if the step is skipped.
 
     Args:
       weight: the weight.
       gradient: its gradient.
-      given: its slots; then whether the gradients are finite, the number of updates before, the
-        learning rate and, if gradients are clipped together, their factor.
+      given: its slots, then whether the gradients are finite, the number of earlier updates, the
+        learning rate and, if gradients are clipped by their global norm, the clipping factor.
       learner: the learner of the weight.
-      spec: of this weight, or of another of the same kind.
-      names: of the slots.
+      spec: spec of this weight, or of another weight of the same kind.
+      names: names of the slots.
     """
     slots, (finite, applied, rate, *factor) = given[: len(names)], given[len(names) :]
     new_weight, new_slots = learner.update_weight(
@@ -408,21 +420,22 @@ def _updated(
 
 
 def is_first_update(applied: tf.Tensor) -> tf.Tensor:
-    """Returns whether no update was applied before."""
+    """Returns whether no update has been applied yet."""
     return tf.equal(applied, tf.constant(0, tf.int64))
 
 
 def select(condition: tf.Tensor, chosen: tf.Tensor, otherwise: tf.Tensor) -> tf.Tensor:
-    """Returns one of two tensors of one shape, by a scalar condition.
+    """Returns one of two tensors of the same shape, depending on a scalar condition.
 
-    The condition takes their rank: on a mesh, a scalar one beside sharded tensors ends the process.
+    The condition is reshaped to their rank, because on a mesh `tf.where` with a scalar condition
+    and sharded tensors crashes the process.
     """
     rank = len(chosen.shape)
     return tf.where(tf.reshape(condition, [1] * rank), chosen, otherwise)
 
 
 def _total(values: list[tf.Tensor]) -> tf.Tensor:
-    """The sum of scalars, in float64 if one is."""
+    """Returns the sum of scalars, in float64 if one of them is float64, otherwise in float32."""
     dtype = tf.float64 if any(v.dtype == tf.float64 for v in values) else tf.float32
     return tf.add_n([tf.cast(v, dtype) for v in values])
 
@@ -435,8 +448,9 @@ def _check_complete(kind: str, declared: Specs, given: Mapping[str, Any]) -> Non
     missing = [path for path in declared if given.get(path) is None]
     if missing:
         cure = {
-            "gradient": "does the loss depend on it? A weight that is not to be learned is named "
-            "in learner.frozen",
-            "slot": "slots are made from learner.slots(specs) and handed on from step to step",
+            "gradient": "does the loss depend on it? List weights that are not to be trained in "
+            "learner.frozen",
+            "slot": "create slots from learner.slots(specs), and pass each step the slots of the "
+            "previous one",
         }[kind]
         raise ValueError(f"no {kind} is given for {listed(missing)}: {cure}")

@@ -1,8 +1,8 @@
-"""The plain forms of `ops.scan` and `ops.rematerialize`: a while loop, and recomputation.
+"""`ops.scan` as a while loop and `ops.rematerialize` as recomputation, for a single device.
 
-Both trace a body that may collect (losses, metrics, statistics); what it collects leaves the body
-as ordinary outputs. Losses and metrics of all turns are added up, statistics are stacked by turn,
-as the weights of the layers are.
+Both trace a body, which may collect losses, metrics and statistics. Collected values leave the body
+as ordinary outputs. Losses and metrics are summed over iterations. Statistics are stacked over
+iterations, like the weights of the layers.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ def scan(
     first: int = 0,
 ) -> tuple[Any, Any]:
     """See `ops.scan`."""
-    turns = num_turns(xs)
+    num_iterations = num_turns(xs)
 
-    def turn(i: Any, state: Any, x: Any) -> tuple[Any, Any, Any]:
+    def run_iteration(i: Any, state: Any, x: Any) -> tuple[Any, Any, Any]:
         inner = isolated(ctx).fold(i + first)
         after, y = body(theta, state, x, inner)
         tf.nest.map_structure(check_same, state, after)
@@ -37,9 +37,9 @@ def scan(
         return after, (y, stacked), {k: v for k, v in sums.items() if k != "statistic"}
 
     if tf.executing_eagerly():
-        state, ys, summed = _python_loop(turn, turns, state, xs)
+        state, ys, summed = _python_loop(run_iteration, num_iterations, state, xs)
     else:
-        state, ys, summed = _graph_loop(turn, turns, state, xs)
+        state, ys, summed = _graph_loop(run_iteration, num_iterations, state, xs)
     y, stacked = ys
     ctx.collected.merge(summed)
     ctx.collected.merge(stacked)
@@ -47,28 +47,34 @@ def scan(
 
 
 def num_turns(xs: Any) -> int:
-    """Returns the leading dim of all tensors of a nest.
+    """Returns the number of iterations: the leading dim of all tensors in `xs`.
 
     Raises:
-      ValueError: there is none, or not one.
+      ValueError: there are no tensors, or their leading dims differ or are unknown.
     """
     flat_xs = tf.nest.flatten(xs)
     if not flat_xs:
-        raise ValueError("scan: xs holds no tensor, so the number of turns is unknown")
+        raise ValueError("scan: xs has no tensors, so the number of iterations is unknown")
     sizes = [x.shape[0] if x.shape.rank else "scalar" for x in flat_xs]
-    turns = sizes[0]
-    if not isinstance(turns, int) or turns < 1 or any(n != turns for n in sizes):
+    num_iterations = sizes[0]
+    if (
+        not isinstance(num_iterations, int)
+        or num_iterations < 1
+        or any(n != num_iterations for n in sizes)
+    ):
         raise ValueError(
-            "scan: the leading dims of xs must be one known size of at least 1 (the number of "
-            f"turns), got {sizes}"
+            "scan: all tensors in xs must have the same known leading dim of at least 1 (the "
+            f"number of iterations), given: {sizes}"
         )
-    return turns
+    return num_iterations
 
 
-def _python_loop(turn: Callable[..., Any], turns: int, state: Any, xs: Any) -> tuple[Any, Any, Any]:
+def _python_loop(
+    run_iteration: Callable[..., Any], num_iterations: int, state: Any, xs: Any
+) -> tuple[Any, Any, Any]:
     ys, summed = [], None
-    for i in range(turns):
-        state, y, sums = turn(i, state, tf.nest.map_structure(lambda x, i=i: x[i], xs))
+    for i in range(num_iterations):
+        state, y, sums = run_iteration(i, state, tf.nest.map_structure(lambda x, i=i: x[i], xs))
         ys.append(y)
         summed = sums if summed is None else tf.nest.map_structure(tf.add, summed, sums)
     return state, tf.nest.map_structure(lambda *y: _stack(y), *ys), summed
@@ -78,40 +84,45 @@ def _stack(values: tuple[Any, ...]) -> Any:
     return None if values[0] is None else tf.stack(values)
 
 
-def _graph_loop(turn: Callable[..., Any], turns: int, state: Any, xs: Any) -> tuple[Any, Any, Any]:
+def _graph_loop(
+    run_iteration: Callable[..., Any], num_iterations: int, state: Any, xs: Any
+) -> tuple[Any, Any, Any]:
     structure: dict[str, Any] = {}
 
     def probe() -> list[tf.Tensor]:
         first = tf.nest.map_structure(lambda x: x[0], xs)
-        _, y, sums = turn(tf.constant(0), state, first)
+        _, y, sums = run_iteration(tf.constant(0), state, first)
         structure["y"], structure["sums"] = y, sums
         return [v for v in tf.nest.flatten((y, sums)) if v is not None]
 
-    # Traced once beside the program, only to learn what the body returns and collects.
+    # Traced once outside of the program, only to find out what the body returns and collects.
     tf.function(probe, autograph=False).get_concrete_function()
     present = [y is not None for y in tf.nest.flatten(structure["y"])]
 
     def chosen(y: Any) -> list[tf.Tensor]:
         return [value for value in tf.nest.flatten(y) if value is not None]
 
-    # None has no array: XLA cannot make the gradient of one that is never written.
-    arrays = [tf.TensorArray(y.dtype, turns, element_shape=y.shape) for y in chosen(structure["y"])]
+    # No TensorArray for None: XLA cannot differentiate an array that is never written.
+    arrays = [
+        tf.TensorArray(y.dtype, num_iterations, element_shape=y.shape)
+        for y in chosen(structure["y"])
+    ]
     inputs = tf.nest.map_structure(
-        lambda x: tf.TensorArray(x.dtype, turns, element_shape=x.shape[1:]).unstack(x), xs
+        lambda x: tf.TensorArray(x.dtype, num_iterations, element_shape=x.shape[1:]).unstack(x), xs
     )
     zeros = tf.nest.map_structure(lambda s: tf.zeros(s.shape, s.dtype), structure["sums"])
 
     def loop_body(i: Any, state: Any, arrays: Any, summed: Any) -> Any:
         x = tf.nest.map_structure(lambda array: array.read(i), inputs)
-        new_state, y, sums = turn(i, state, x)
+        new_state, y, sums = run_iteration(i, state, x)
         arrays = [a.write(i, value) for a, value in zip(arrays, chosen(y), strict=True)]
         return i + 1, new_state, arrays, tf.nest.map_structure(tf.add, summed, sums)
 
     _, state, arrays, summed = tf.while_loop(
-        lambda i, *_: i < turns,
+        lambda i, *_: i < num_iterations,
         loop_body,
         (tf.constant(0), state, arrays, zeros),
-        maximum_iterations=turns,
+        maximum_iterations=num_iterations,
     )
     stacks = iter([a.stack() for a in arrays])
     flat_y = [next(stacks) if there else None for there in present]
@@ -119,11 +130,11 @@ def _graph_loop(turn: Callable[..., Any], turns: int, state: Any, xs: Any) -> tu
 
 
 def check_same(before: Any, after: Any) -> None:
-    """Raises a ValueError if a tensor of the state changed its type or shape in a turn."""
+    """Raises a ValueError if an iteration changed the dtype or shape of a state tensor."""
     if before.dtype != after.dtype or not before.shape.is_compatible_with(after.shape):
         raise ValueError(
-            f"scan: the body turned a state of {before.dtype.name} {before.shape} into "
-            f"{after.dtype.name} {after.shape}; a state keeps its type and shape"
+            f"scan: the body changed a state tensor from {before.dtype.name} {before.shape} to "
+            f"{after.dtype.name} {after.shape}; dtype and shape must stay the same"
         )
 
 
@@ -151,8 +162,8 @@ def rematerialize(
         outputs = run(*args)
 
         def grad(*gradients: tf.Tensor) -> list[tf.Tensor | None]:
-            # The recomputation starts when the gradient arrives, or it would be merged with the
-            # forward pass and keep what it is to forget.
+            # The control dependency delays the recomputation until the gradients are computed.
+            # Otherwise TensorFlow would merge it with the forward pass and save all activations.
             with tf.control_dependencies([g for g in gradients if g is not None]):
                 again = [tf.identity(a) for a in args]
             floats = [i for i, a in enumerate(again) if a.dtype.is_floating]

@@ -124,7 +124,7 @@ def test_task_and_input_have_to_be_there(name: str) -> None:
     class Nothing(Experiment):
         """Without parts."""
 
-    with pytest.raises(NotImplementedError, match=rf"Nothing\.{name}\(\) has to return Params"):
+    with pytest.raises(NotImplementedError, match=rf"Nothing\.{name}\(\) must return Params"):
         getattr(Nothing(), name)()
     assert Nothing().eval_inputs() == {} and Nothing().run() == Run.Params()
 
@@ -146,13 +146,13 @@ def test_other_values_than_params_name_the_method() -> None:
         def eval_inputs(self) -> dict[str, Params]:
             return {"a.b": SHARED}
 
-    with pytest.raises(TypeError, match=r"Wrong: task has to be .* call it: Task\.Params\(\)"):
+    with pytest.raises(TypeError, match=r"Wrong: task must be .* call it: Task\.Params\(\)"):
         Wrong().tree()
-    with pytest.raises(TypeError, match=r"Missing: input has to be Params, given None"):
+    with pytest.raises(TypeError, match=r"Missing: input must be Params, given None"):
         Missing().tree()
-    with pytest.raises(TypeError, match=r"NoDict\.eval_inputs\(\) has to return a dict"):
+    with pytest.raises(TypeError, match=r"NoDict\.eval_inputs\(\) must return a dict"):
         NoDict().tree()
-    with pytest.raises(ValueError, match=r"'a\.b' is no name"):
+    with pytest.raises(ValueError, match=r"'a\.b' is not a valid name"):
         BadName().tree()
 
 
@@ -179,15 +179,15 @@ def test_a_part_that_is_no_method_of_the_experiment_is_named() -> None:
         task = staticmethod(functools.partial(TooMany.run))  # type: ignore[assignment]
 
     assert Bound().tree().task == Small().tree().task
-    with pytest.raises(TypeError, match=r"BoundTooFew\.task\(…\) \(.*:\d+\) has to have one"):
+    with pytest.raises(TypeError, match=r"BoundTooFew\.task\(…\) \(.*:\d+\) must have self"):
         BoundTooFew().tree()
-    with pytest.raises(TypeError, match=r"Attribute\.task is .*, and has to be a method: def task"):
+    with pytest.raises(TypeError, match=r"Attribute\.task is .*, but must be a method: def task"):
         Attribute().tree()
-    with pytest.raises(TypeError, match=r"NoSelf\.task\(\) \(.*:\d+\) has to .*: def task\(self\)"):
+    with pytest.raises(TypeError, match=r"NoSelf\.task\(\) \(.*:\d+\) must .*: def task\(self\)"):
         NoSelf().tree()
-    with pytest.raises(TypeError, match=r"TooMany\.run\(self, steps\) \(.*:\d+\) has to"):
+    with pytest.raises(TypeError, match=r"TooMany\.run\(self, steps\) \(.*:\d+\) must"):
         TooMany().tree()
-    with pytest.raises(TypeError, match=r"Nested\.input is .*, and has to be a method: def input"):
+    with pytest.raises(TypeError, match=r"Nested\.input is .*, but must be a method: def input"):
         Nested().tree()
 
 

@@ -203,7 +203,7 @@ def test_random_numbers_that_are_not_of_the_context_are_refused(
 
 @pytest.mark.parametrize("way", ["random array", "random tensor"])
 def test_constants_that_differ_whenever_a_model_is_built_are_refused(way: str) -> None:
-    what = r"^layers/1 \(Scaled\) has an attribute 'extra' with other numbers each time"
+    what = r"^layers/1 \(Scaled\) has an attribute 'extra' with different numbers each time"
     with pytest.raises(ForeignVariableError, match=what):
         foreign_variables.check_constants(task(way), task(way))
 

@@ -93,7 +93,7 @@ def test_dtype_comes_from_the_params_or_the_weight() -> None:
         ([2, 3], ("a",), "each needs a dim name"),
         ([2, 0], ("a", "b"), "sizes must be positive"),
         ([2, -1], ("a", "b"), "sizes must be positive"),
-        ([2, 3], ("a", "a"), "name one dim twice"),
+        ([2, 3], ("a", "a"), "contain a name twice"),
     ],
 )
 def test_weight_refuses_shapes_that_its_dims_do_not_name(
@@ -176,7 +176,7 @@ def test_names_are_taken_once() -> None:
     ):
         with pytest.raises(ValueError, match="is taken"):
             declare()
-    with pytest.raises(ValueError, match="has an attribute of that name"):
+    with pytest.raises(ValueError, match="already has an attribute with this name"):
         layer.child("params", Empty.Params())
 
 

@@ -50,7 +50,7 @@ def body(theta: Theta, state: Any, x: Any, ctx: StepContext) -> tuple[Any, Any]:
 
 
 def written_out(ctx: StepContext, body: Body, theta: Theta, state: Any, xs: Any) -> tuple[Any, Any]:
-    """The specification: a Python loop over the turns, with one collection for all."""
+    """The specification: a Python loop over the iterations, with one collection for all."""
     ys = []
     for i in range(TURNS):
         x = tf.nest.map_structure(lambda t, i=i: t[i], xs)
@@ -99,7 +99,7 @@ def assert_same(found: Any, expected: Any, rtol: float = 1e-6) -> None:
 @pytest.mark.parametrize("how", ["eager", "graph", "compiled"])
 def test_scan_is_the_loop_written_out_with_gradients_and_all_that_is_collected(how: str) -> None:
     expected = loss_and_all(written_out, *values())
-    # Statistics are a sum of all turns there; a scan keeps them apart by turn, as stacked layers.
+    # Statistics are summed over iterations there; scan stacks them by iteration, like layers.
     total = expected.pop("statistic")
     if how == "eager":
         found = loss_and_all(scan, *values())
@@ -126,7 +126,7 @@ def test_scan_draws_other_numbers_every_turn_and_returns_none_for_none() -> None
     assert len({row.numpy().tobytes() for row in eager["u"]}) == TURNS
 
 
-def test_scan_within_scan_stacks_statistics_by_both_turns() -> None:
+def test_scan_within_scan_stacks_statistics_by_both_iterations() -> None:
     weights = tf.reshape(tf.range(6.0), [2, 3])
 
     def inner(theta: Theta, state: tf.Tensor, x: tf.Tensor, ctx: StepContext) -> Any:
@@ -172,12 +172,12 @@ def test_scan_traces_its_body_a_fixed_number_of_times() -> None:
     ("xs", "message"),
     [
         ({}, "no tensor"),
-        ({"a": tf.ones([2, 3]), "b": tf.ones([3, 2])}, r"one known size.*\[2, 3\]"),
+        ({"a": tf.ones([2, 3]), "b": tf.ones([3, 2])}, r"same known leading dim.*\[2, 3\]"),
         ({"a": tf.ones([0, 3])}, r"at least 1.*\[0\]"),
         ({"a": tf.constant(1.0)}, "scalar"),
     ],
 )
-def test_scan_refuses_inputs_whose_turns_it_cannot_count(xs: Any, message: str) -> None:
+def test_scan_refuses_inputs_whose_iterations_it_cannot_count(xs: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ops.scan(StepContext(), lambda *_: (1, 2), Theta(), tf.constant(0.0), xs)
 
@@ -194,7 +194,7 @@ def test_scan_refuses_a_state_that_changes_its_type(new: tf.Tensor, graph: bool)
             tf.ones([3]),
         )
 
-    with pytest.raises(ValueError, match="keeps its type and shape"):
+    with pytest.raises(ValueError, match="dtype and shape must stay the same"):
         (tf.function(run, autograph=False) if graph else run)()
 
 
