@@ -1,6 +1,6 @@
-"""Registered experiments, numbers and names without logic.
+"""Registered experiments: settings without logic.
 
-`params/lm/python_source.py` holds the experiments `lm.python_source.*`.
+`params/lm/python_source.py` defines the experiments `lm.python_source.*`.
 """
 
 if __name__ != "tekso.params":

@@ -1,4 +1,4 @@
-"""What is learned, a folder a domain: task, input, metrics, decoding.
+"""Tasks, one folder per domain: task, input, metrics, decoding.
 
 Imports tekso.models and tekso.framework.
 """

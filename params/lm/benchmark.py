@@ -1,4 +1,4 @@
-"""Language models of which only the speed counts: random tokens in memory, plain settings."""
+"""Language models for measuring speed: random tokens in memory, simple settings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tekso.tasks.lm.task import LanguageModel
 
 @register
 class Small(Experiment):
-    """4 layers of width 256, 16 rows of 128 tokens out of 8,192."""
+    """4 layers of width 256, 16 rows of 128 tokens, a vocabulary of 8,192."""
 
     VOCAB_SIZE = 8192
     DIM = 256
@@ -29,7 +29,7 @@ class Small(Experiment):
     BATCH_SIZE = 16
 
     def task(self) -> Params:
-        """Tied embedding, sinusoidal positions, pre-norm, ReLU, biases, no dropout."""
+        """Uses a tied embedding, sinusoidal positions, pre-norm, ReLU, biases and no dropout."""
         layer = TransformerLayer.Params(
             attention=MultiHeadAttention.Params(num_heads=self.NUM_HEADS, mask="causal"),
             feed_forward=FeedForward.Params(hidden_dim=4 * self.DIM, activation="relu"),
@@ -61,7 +61,7 @@ class Small(Experiment):
 
 @register
 class Wide(Small):
-    """6 layers of width 512, 8 rows of 128 tokens out of 16,384."""
+    """6 layers of width 512, 8 rows of 128 tokens, a vocabulary of 16,384."""
 
     VOCAB_SIZE = 16_384
     DIM = 512

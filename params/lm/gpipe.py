@@ -1,15 +1,16 @@
-"""The Transformers by which GPipe measures the largest model that fits: Transformer-L, ever deeper.
+"""The language models of GPipe's scaling experiment: Transformer-L with L layers.
 
-Tokens are random, as memory and speed alone are measured. To learn from text:
+Tokens are random, because only memory and speed are measured. To train on text:
 `--set input=tekso.tasks.lm.input:TextStream --set input.files=GLOB …`.
 
-Each is a pipeline over as many accelerators as it needs there, with rematerialisation but for the
-smallest; `--mode=inspect_pipeline` shows it. A micro-batch is an example. Over 32 and more stages a
-batch of 32 would leave the accelerators idle most of the time: there it has 4 examples a stage, the
-least number with which the paper finds the idle time negligible.
+Each model is a pipeline over as many accelerators as in the paper, with rematerialisation except
+for the smallest; `--mode=inspect_pipeline` shows the pipeline. A micro-batch is one example. With
+32 or more stages, a batch of 32 would leave the accelerators idle most of the time. These models
+therefore have 4 examples per stage in a batch, the smallest number for which the paper finds the
+idle time negligible.
 
-Source: Huang et al. 2018 (arXiv 1811.06965), table 1: sequences of 1024, batches of 32, 12 bytes a
-weight (float32 weight, gradient and RMSProp slot). Section 2.3: M ≥ 4K.
+Source: Huang et al. 2018 (arXiv 1811.06965), table 1: sequences of 1024, batches of 32, 12 bytes
+per weight (float32 weight, gradient and RMSProp slot). Section 2.3: M ≥ 4K.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from tekso.tasks.lm.task import LanguageModel
 
 @register
 class Layers3(Experiment):
-    """3 layers of width 2048; 282 million weights: what fits on one accelerator of 8 GB."""
+    """3 layers of width 2048; 282 million weights: the largest for one 8 GB accelerator."""
 
     NUM_LAYERS = 3
     NUM_STAGES = 1
@@ -44,9 +45,9 @@ class Layers3(Experiment):
     REMATERIALIZE: Rematerialize = "none"
 
     def task(self) -> Params:
-        """32 heads, feed-forward 8192, biases, sinusoidal positions, an untied softmax.
+        """Uses 32 heads, feed-forward 8192, biases, sinusoidal positions and an untied softmax.
 
-        There are two norms a layer and none after the last one.
+        There are two norms per layer and no final norm.
         """
         layer = TransformerLayer.Params(
             attention=MultiHeadAttention.Params(num_heads=32, mask="causal"),
@@ -66,7 +67,7 @@ class Layers3(Experiment):
         return SyntheticTokens.Params(vocab_size=32_000, length=1024, batch_size=self.BATCH_SIZE)
 
     def learner(self) -> Params:
-        """RMSProp with one slot a weight."""
+        """RMSProp with one slot per weight."""
         return Learner.Params(
             optimizer=RMSProp.Params(decay=0.99),
             schedule=schedules.InverseSquareRoot.Params(model_dim=2048),
@@ -78,7 +79,7 @@ class Layers3(Experiment):
         return Run.Params(steps=100, log_every_steps=1)
 
     def execution(self) -> Params:
-        """All forwards, then all backwards."""
+        """A GPipe schedule: all forward passes, then all backward passes."""
         return Pipelined.Params(
             num_stages=self.NUM_STAGES,
             num_micro_batches=self.NUM_MICRO_BATCHES,

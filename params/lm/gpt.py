@@ -2,9 +2,8 @@
 
 Text comes from `--set input.files=GLOB`; the last tenth of every file is held out.
 
-Source: Radford et al. 2019 (GPT-2, M124); Shoeybi et al. 2019 (arXiv 1909.08053), section 4, from
-which the settings are; Narayanan et al. 2021 (arXiv 2104.04473), table 1, from which the sizes from
-M1700 on are.
+Source: Radford et al. 2019 (GPT-2, M124); Shoeybi et al. 2019 (arXiv 1909.08053), section 4, for
+the settings; Narayanan et al. 2021 (arXiv 2104.04473), table 1, for the sizes from M1700.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class M124(Experiment):
     BATCH_SIZE = 512
 
     def task(self) -> Params:
-        """Learned positions, pre-norm, GELU, biases, a final norm, tied embedding."""
+        """Uses learned positions, pre-norm, GELU, biases, a final norm and a tied embedding."""
         init = Normal.Params(stddev=0.02)
         into_residual = Normal.Params(stddev=0.02 / math.sqrt(2 * self.NUM_LAYERS))
         norm = LayerNorm.Params(epsilon=1e-5)
@@ -79,14 +78,14 @@ class M124(Experiment):
         """Sub-word tokens of the given files; the pieces are learned from them."""
         return TextStream.Params(
             corpus=TextFiles.Params(),
-            # GPT-2 has 50,257 tokens; Megatron fills the table up to a multiple of 1024.
+            # GPT-2 has 50,257 tokens; Megatron pads the table to a multiple of 1024.
             tokenizer=SentencePiece.Params(vocab_size=51_200),
             length=self.LENGTH,
             batch_size=self.BATCH_SIZE,
         )
 
     def eval_inputs(self) -> dict[str, Params]:
-        """An even selection of what is held out."""
+        """16 batches, spread evenly over the held-out text."""
         return {"dev": HeldOut.Params(split="dev", max_batches=16)}
 
     def learner(self) -> Params:

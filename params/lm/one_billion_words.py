@@ -1,7 +1,7 @@
 """Language models of the One Billion Word benchmark (Chelba et al. 2013), TFDS `lm1b`.
 
-Nothing is downloaded: prepare the data set with tensorflow-datasets, and name its folder by
-`--set input.corpus.data_dir=…` if it is not in its usual place.
+Nothing is downloaded: prepare the data set with tensorflow-datasets. If it is not in the default
+folder, set `--set input.corpus.data_dir=…`.
 """
 
 from __future__ import annotations
@@ -70,17 +70,17 @@ class Dff4096(Experiment):
         )
 
     def eval_inputs(self) -> dict[str, Params]:
-        """What the benchmark holds out; TFDS has it as one split, named "test"."""
+        """The held-out text of the benchmark, which TFDS calls "test"."""
         return {"dev": HeldOut.Params(split="dev")}
 
     def learner(self) -> Params:
-        """Adafactor with its own relative steps."""
+        """Adafactor with relative step sizes."""
         return Learner.Params(
             optimizer=Adafactor.Params(), schedule=schedules.Constant.Params(value=1.0)
         )
 
     def run(self) -> Params:
-        """136,000 steps: ten times through the data."""
+        """136,000 steps: ten passes over the data."""
         return Run.Params(
             steps=136_000, log_every_steps=100, eval_every_steps=5000, checkpoint_every_steps=1000
         )
@@ -88,42 +88,42 @@ class Dff4096(Experiment):
 
 @register
 class Dff8192(Dff4096):
-    """The same with feed-forward 8192 and 8 heads: 0.22B weights, perplexity 31.7."""
+    """Dff4096 with feed-forward 8192 and 8 heads: 0.22B weights, perplexity 31.7."""
 
     D_FF = 8192
 
 
 @register
 class Dff16384(Dff4096):
-    """The same with feed-forward 16,384 and 16 heads."""
+    """Dff4096 with feed-forward 16,384 and 16 heads."""
 
     D_FF = 16_384
 
 
 @register
 class Dff32768(Dff4096):
-    """The same with feed-forward 32,768 and 32 heads."""
+    """Dff4096 with feed-forward 32,768 and 32 heads."""
 
     D_FF = 32_768
 
 
 @register
 class Dff65536(Dff4096):
-    """The same with feed-forward 65,536 and 64 heads."""
+    """Dff4096 with feed-forward 65,536 and 64 heads."""
 
     D_FF = 65_536
 
 
 @register
 class Dff131072(Dff4096):
-    """The same with feed-forward 131,072 and 128 heads."""
+    """Dff4096 with feed-forward 131,072 and 128 heads."""
 
     D_FF = 131_072
 
 
 @register
 class Dff262144(Dff4096):
-    """The same with feed-forward 262,144 and 256 heads: 4.90B weights, perplexity 24.0."""
+    """Dff4096 with feed-forward 262,144 and 256 heads: 4.90B weights, perplexity 24.0."""
 
     D_FF = 262_144
 
@@ -132,15 +132,15 @@ class Dff262144(Dff4096):
 class MeshDff4096(Dff4096):
     """Dff4096 on a mesh of batch:16;model:4: batch over one axis, all large dims over the other.
 
-    The layout of the paper: words, heads and feed-forward units over "model". The paper's largest
-    model is on 512 devices, batch:16;model:32; the smaller ones have as many along "model" as they
-    have heads.
+    As in the paper, vocabulary, heads and feed-forward units are sharded over "model". The paper's
+    largest model uses 512 devices, batch:16;model:32. For the smaller ones, the size of "model" is
+    the number of heads.
 
     Source: Shazeer et al. 2018, "Mesh-TensorFlow", sections 5 and 9.1.
     """
 
     def execution(self) -> Params:
-        """Rules of the paper over 16 by as many devices as there are heads, at most 32."""
+        """The paper's rules on a mesh of 16 by the number of heads, at most 32."""
         model = min(32, self.D_FF // 1024)
         return MeshSharded.Params(
             mesh=f"batch:16;model:{model}", rules="batch:batch;vocab:model;mlp:model;heads:model"
@@ -199,7 +199,7 @@ class LstmWord(Dff4096):
     VOCAB_SIZE = 793_472
 
     def task(self) -> Params:
-        """LSTM-8192-1024; training estimates the softmax by 8192 sampled words."""
+        """LSTM-8192-1024; training estimates the softmax with 8192 sampled words."""
         model = LstmLm.Params(
             vocab_size=self.VOCAB_SIZE,
             embedding_dim=1024,
@@ -214,7 +214,7 @@ class LstmWord(Dff4096):
         return LanguageModel.Params(model=model)
 
     def input(self) -> Params:
-        """Words between white space, sentences packed into 128 rows of 64."""
+        """Words separated by white space; sentences packed into 128 rows of 64."""
         return (
             super()
             .input()
@@ -222,7 +222,7 @@ class LstmWord(Dff4096):
         )
 
     def learner(self) -> Params:
-        """Adagrad at 0.2, gradients of a weight clipped to norm 1."""
+        """Adagrad at 0.2; the gradient of each weight is clipped to norm 1."""
         return Learner.Params(
             optimizer=Adagrad.Params(initial_sum_of_squares=1.0),
             schedule=schedules.Constant.Params(value=0.2),

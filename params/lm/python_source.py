@@ -1,4 +1,4 @@
-"""Language models of Python source: the standard library of the interpreter that runs."""
+"""Language models of Python source: the standard library of the running interpreter."""
 
 from __future__ import annotations
 
@@ -77,16 +77,16 @@ class Tiny(Experiment):
         )
 
     def run(self) -> Params:
-        """1,500 steps: about two minutes on two free cores, by the CPU time of a step."""
+        """1,500 steps: about two minutes on two idle cores, from the CPU time of a step."""
         return Run.Params(steps=1500, eval_every_steps=500, checkpoint_every_steps=500)
 
 
 @register
 class TinyMesh(Tiny):
-    """Tiny on a mesh of 2 x 4 devices; `--cpu_devices=8` makes them of any machine."""
+    """Tiny on a mesh of 2 x 4 devices; `--cpu_devices=8` creates them on any machine."""
 
     def execution(self) -> Params:
-        """Examples over "data"; feed-forward units, heads and bytes over "model"."""
+        """The batch over "data"; feed-forward units, heads and vocabulary over "model"."""
         return MeshSharded.Params(
             mesh="data:2;model:4", rules="batch:data;mlp:model;heads:model;vocab:model"
         )
@@ -94,19 +94,19 @@ class TinyMesh(Tiny):
 
 @register
 class TinyPipeline(Tiny):
-    """Tiny as a pipeline of 4 devices, made of any machine; 8 micro-batches of 2 examples."""
+    """Tiny as a pipeline of 4 devices, logical ones on a CPU; 8 micro-batches of 2 examples."""
 
     def execution(self) -> Params:
-        """A layer on each device; the first embeds as well, the last computes the loss."""
+        """One layer on each device, the embedding on the first, the loss on the last."""
         return Pipelined.Params(num_stages=4, num_micro_batches=8, schedule="1f1b")
 
 
 @register
 class TinyMeshPipeline(Tiny):
-    """Tiny as a pipeline of 2 stages, each split over 2 devices; 8 micro-batches of 2 examples."""
+    """Tiny as a pipeline of 2 stages, each a mesh of 2 devices; 8 micro-batches of 2 examples."""
 
     def execution(self) -> Params:
-        """Two layers a stage; feed-forward units, heads and bytes over its devices."""
+        """Two layers per stage; feed-forward units, heads and vocabulary over its devices."""
         return Pipelined.Params(
             num_stages=2,
             num_micro_batches=8,
@@ -116,16 +116,16 @@ class TinyMeshPipeline(Tiny):
 
 @register
 class TinySpmdPipeline(Tiny):
-    """Tiny with its layers repeated, as one program of 2 stages; 4 micro-batches of 4 examples."""
+    """Tiny with a repeated stack, as one program of 2 stages; 4 micro-batches of 4 examples."""
 
     def task(self) -> Params:
-        """The same layers, their weights stacked."""
+        """The same layers, with stacked weights."""
         params = super().task()
         layer = params.get("model.stack.layer")
         return params.set({"model.stack": RepeatedStack.Params(num_layers=4, layer=layer)})
 
     def execution(self) -> Params:
-        """Two layers a stage; all stages have and compute embedding and softmax."""
+        """Two layers per stage; all stages store and compute embedding and softmax."""
         return Pipelined.Params(
             form="spmd", num_stages=2, num_micro_batches=4, schedule="gpipe", rematerialize="all"
         )
@@ -133,10 +133,10 @@ class TinySpmdPipeline(Tiny):
 
 @register
 class TinyMoe(Tiny):
-    """Tiny with 8 experts in every second layer, of which a byte sees one: 2.7M weights."""
+    """Tiny with 8 experts in every second layer, each byte routed to one: 2.7M weights."""
 
     def task(self) -> Params:
-        """Switch Transformer: each expert is of the size of the feed-forward layer it replaces."""
+        """Switch Transformer: each expert has the size of the feed-forward layer it replaces."""
         params = super().task()
         dense = params.get("model.stack.layer")
         experts = MixtureOfExperts.Params(
@@ -160,7 +160,7 @@ class TinyLstm(Tiny):
     """Byte-level LSTM of 2 layers of 256 units: 1.0M weights."""
 
     def task(self) -> Params:
-        """Bytes embedded in 128 numbers; the state is 0 where an example begins."""
+        """Byte embeddings of width 128; the state is 0 at the start of every example."""
         model = LstmLm.Params(
             embedding_dim=128,
             stack=RecurrentStack.Params(num_layers=2, cell=LstmCell.Params(hidden_dim=256)),
@@ -168,7 +168,7 @@ class TinyLstm(Tiny):
         return super().task().set(model=model)
 
     def learner(self) -> Params:
-        """Weights other than the biases decay."""
+        """Weight decay on all weights except biases."""
         return super().learner().set({"optimizer.weight_decay_exclude": [".*/b"]})
 
     def run(self) -> Params:
@@ -201,5 +201,5 @@ class Small(Tiny):
         return super().learner().set({"schedule.initial_value": 0.002})
 
     def run(self) -> Params:
-        """4,000 steps: about as many tokens as the text has."""
+        """4,000 steps: about one pass over the text."""
         return super().run().set(steps=4000)

@@ -1,7 +1,6 @@
 """Language models of any text: `--set input.files='texts/*.txt'`.
 
-The last tenth of every file is held out for evaluation, unless `input.corpus.dev_files` names
-files for that.
+The last tenth of every file is held out for evaluation, unless `input.corpus.dev_files` is set.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from tekso.tasks.lm.task import LanguageModel
 
 
 def samples(max_new_tokens: int = 384) -> TextDecoder.Params:
-    """Samples that go on from the beginnings of three training examples."""
+    """Returns Params that continue the beginnings of three training examples."""
     return TextDecoder.Params(
         num_samples=3, max_new_tokens=max_new_tokens, temperature=0.8, top_p=0.95
     )
@@ -43,14 +42,14 @@ def samples(max_new_tokens: int = 384) -> TextDecoder.Params:
 class Char(Experiment):
     """Small character-level GPT: 4 layers, 4 heads, width 128, 64 characters of context.
 
-    Size and settings are those of nanoGPT's recipe for a CPU, which is stated to reach 1.88 nats a
-    character on Tiny Shakespeare.
+    Size and settings follow nanoGPT's recipe for a CPU, which its README reports to reach 1.88 nats
+    per character on Tiny Shakespeare.
 
     Source: Karpathy, nanoGPT, README, "I only have a macbook"; Radford et al. 2019 (GPT-2).
     """
 
     def task(self) -> Params:
-        """GPT-2: learned positions, pre-norm, GELU, tied embedding; here without biases."""
+        """GPT-2: learned positions, pre-norm, GELU, tied embedding; but without biases."""
         num_layers = 4
         init = Normal.Params(stddev=0.02)
         into_residual = Normal.Params(stddev=0.02 / math.sqrt(2 * num_layers))
@@ -71,7 +70,7 @@ class Char(Experiment):
         model = TransformerLm.Params(
             dim=128,
             embedding=Embedding.Params(init=init),
-            positions=LearnedPositions.Params(init=init),  # one for each of the input's length
+            positions=LearnedPositions.Params(init=init),  # as many as the input's length
             stack=Stack.Params(num_layers=num_layers, layer=layer),
             final_norm=norm,
         )
@@ -84,7 +83,7 @@ class Char(Experiment):
         )
 
     def eval_inputs(self) -> dict[str, Params]:
-        """All of what is held out."""
+        """All held-out text."""
         return {"dev": HeldOut.Params(split="dev", batch_size=64)}
 
     def learner(self) -> Params:
@@ -107,7 +106,7 @@ class Bytes(python_source.Tiny):
     """Byte-level Transformer of 4 layers and width 128, as `lm.python_source.Tiny`."""
 
     def task(self) -> Params:
-        """The same model; samples go on from the text."""
+        """The same model; samples continue training examples."""
         return super().task().set(decode=samples())
 
     def input(self) -> Params:
@@ -120,7 +119,7 @@ class SentencePiece(python_source.Small):
     """Sub-word Transformer of 4 layers and width 256, as `lm.python_source.Small`."""
 
     def task(self) -> Params:
-        """The same model; samples go on from the text."""
+        """The same model; samples continue training examples."""
         return super().task().set(decode=samples(max_new_tokens=192))
 
     def input(self) -> Params:

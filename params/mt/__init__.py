@@ -1,1 +1,1 @@
-"""Registered experiments of sequence to sequence."""
+"""Registered sequence-to-sequence experiments."""

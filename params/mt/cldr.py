@@ -1,7 +1,7 @@
-"""Translation of what CLDR writes out in English and other languages: real text, no download.
+"""Translation of phrases generated from CLDR, from English to other languages, without a download.
 
-Dates, times, intervals, numbers, amounts of money, units, lists of names. No English text of the
-held-out parts is in the training data.
+The phrases are dates, times, intervals, numbers, amounts of money, units and lists of names. No
+held-out English text is in the training data.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class EnDe(Experiment):
     """English to German by a Transformer of 3 + 3 layers of width 128."""
 
     def task(self) -> Params:
-        """One table for both languages; beside the scores, what looking up would score."""
+        """One table for both languages; evaluation adds a nearest-neighbour baseline."""
         model = transformer(num_layers=3, dim=128, hidden_dim=512, num_heads=4, dropout_rate=0.1)
         return Translation.Params(model=model, label_smoothing=0.1).set({"scoring.nearest": 500})
 
     def input(self) -> Params:
-        """100,000 pairs in pieces learned from both sides; 2,048 tokens a side in a batch."""
+        """100,000 pairs, pieces learned from both sides, 2,048 tokens per side in a batch."""
         return BucketedPairs.Params(
             corpus=Cldr.Params(locales=["de"]),
             tokenizer=SentencePiece.Params(vocab_size=2000),
@@ -44,7 +44,7 @@ class EnDe(Experiment):
         )
 
     def eval_inputs(self) -> dict[str, Params]:
-        """About 2,000 pairs whose English was never seen."""
+        """About 2,000 pairs whose English text is not in the training data."""
         return {"dev": HeldOut.Params(split="dev", batch_size=128)}
 
     def learner(self) -> Params:
@@ -56,7 +56,7 @@ class EnDe(Experiment):
         )
 
     def execution(self) -> Params:
-        """On the local devices; of so narrow a model XLA makes no step faster, but starts later."""
+        """The local devices without XLA, which would only delay the start of so narrow a model."""
         return DataParallel.Params(xla="none")
 
     def run(self) -> Params:
@@ -81,10 +81,10 @@ class EnDeLstm(EnDe):
 
 @register
 class Many(EnDe):
-    """English to 100 languages by one model: a token before the source says which."""
+    """English to 100 languages by one model; a token before the source selects the language."""
 
     def task(self) -> Params:
-        """Twice as wide."""
+        """The Transformer of EnDe at twice the width."""
         model = transformer(num_layers=3, dim=256, hidden_dim=1024, num_heads=4, dropout_rate=0.1)
         by_letter = dict.fromkeys(("ja", "km", "lo", "my", "th", "zh"), "char")  # no spaces
         return (
@@ -101,7 +101,7 @@ class Many(EnDe):
         )
 
     def input(self) -> Params:
-        """4,000 pairs a language; 8,000 pieces for all writing systems."""
+        """4,000 pairs per language; 8,000 pieces for all writing systems."""
         return (
             super()
             .input()

@@ -1,15 +1,16 @@
 """The multilingual Transformers of GPipe: T(L, H, A), one model for all languages.
 
-L encoder and L decoder layers of width 1024, feed-forward H, A heads of 64, 64,000 tokens. Each is
-a pipeline over as many accelerators as there, which `--mode=inspect_pipeline` shows.
+T(L, H, A) has L encoder and L decoder layers of width 1024, feed-forward H, A heads of 64 and a
+vocabulary of 64,000 tokens. Each model is a pipeline over as many accelerators as in the paper;
+`--mode=inspect_pipeline` shows the pipeline.
 
-The corpus of the paper, 25 billion pairs of 103 languages with English, was never published. Give
-one, in lines of source, target and language of the target between tabs:
+The corpus of the paper, 25 billion pairs of 103 languages with English, was never published. Use
+your own, with lines of tab-separated source, target and target language:
 `--set input.corpus.files=GLOB --set input.corpus.languages=['de','fr',…]`.
 
-Source: Huang et al. 2018 (arXiv 1811.06965), section 5; languages by temperature 5: Arivazhagan et
-al. 2019. Not in the paper, and chosen here: norms before each part, biases everywhere, three tables
-apart (with which the sizes are those printed), batches and steps.
+Source: Huang et al. 2018 (arXiv 1811.06965), section 5; languages sampled with temperature 5:
+Arivazhagan et al. 2019. Chosen here, because the paper does not have them: pre-norm layers, biases
+everywhere, three separate tables (which give the published sizes), batch size and steps.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class T6H8192A16(Experiment):
     NUM_STAGES = 2
 
     def task(self) -> Params:
-        """L + L layers; labels smoothed by 0.1."""
+        """L + L layers; label smoothing 0.1."""
         layer = TransformerLayer.Params(
             attention=MultiHeadAttention.Params(num_heads=self.HEADS, head_dim=64),
             feed_forward=FeedForward.Params(hidden_dim=self.D_FF),
@@ -60,7 +61,7 @@ class T6H8192A16(Experiment):
         return Translation.Params(model=model, label_smoothing=0.1)
 
     def input(self) -> Params:
-        """64,000 sub-word pieces of all languages; 256 rows of 256."""
+        """64,000 sub-word pieces for all languages; 256 rows of 256."""
         return PackedPairs.Params(
             corpus=Tsv.Params(language_column=2),
             tokenizer=SentencePiece.Params(vocab_size=64_000),
@@ -71,7 +72,7 @@ class T6H8192A16(Experiment):
         )
 
     def eval_inputs(self) -> dict[str, Params]:
-        """What is held out, as it is."""
+        """The held-out pairs, with languages in their natural proportions."""
         return {"dev": HeldOut.Params(split="dev", changes={"temperature": 1.0})}
 
     def learner(self) -> Params:
@@ -92,7 +93,7 @@ class T6H8192A16(Experiment):
         )
 
     def execution(self) -> Params:
-        """All forwards, then all backwards; four micro-batches a stage, recomputed."""
+        """A GPipe schedule with four micro-batches per stage and rematerialisation."""
         return Pipelined.Params(
             num_stages=self.NUM_STAGES,
             num_micro_batches=4 * self.NUM_STAGES,
@@ -103,7 +104,7 @@ class T6H8192A16(Experiment):
 
 @register
 class T12H16384A32(T6H8192A16):
-    """T(12, 16384, 32), the wide one of 1.3B weights: 2 accelerators."""
+    """T(12, 16384, 32), the wide model of 1.3B weights: 2 accelerators."""
 
     NUM_LAYERS, D_FF, HEADS = 12, 16_384, 32
     NUM_STAGES = 2
@@ -111,7 +112,7 @@ class T12H16384A32(T6H8192A16):
 
 @register
 class T24H8192A16(T6H8192A16):
-    """T(24, 8192, 16), the deep one of 1.3B weights: 4 accelerators."""
+    """T(24, 8192, 16), the deep model of 1.3B weights: 4 accelerators."""
 
     NUM_LAYERS, D_FF, HEADS = 24, 8192, 16
     NUM_STAGES = 4

@@ -1,8 +1,8 @@
-"""Translation of any parallel text of one's own: two files, line by line.
+"""Translation of your own parallel text: two files, line by line.
 
     --set input.corpus.source_files=train.en --set input.corpus.target_files=train.de
 
-Without `input.corpus.dev_source_files` and `dev_target_files`, a part of the pairs is held out.
+Without `input.corpus.dev_source_files` and `dev_target_files`, a share of the pairs is held out.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from tekso.tasks.mt.task import Translation
 def transformer(
     *, num_layers: int, dim: int, hidden_dim: int, num_heads: int, dropout_rate: float
 ) -> EncoderDecoder.Params:
-    """A pre-norm Transformer with one table for source, target and softmax.
+    """Returns a pre-norm Transformer with one table for source, target and softmax.
 
-    Dropout is where Vaswani et al. 2017 have it: of embeddings, and of what a sublayer adds.
+    As in Vaswani et al. 2017, dropout applies to embeddings and to the outputs of sublayers.
     """
     layer = TransformerLayer.Params(
         attention=MultiHeadAttention.Params(num_heads=num_heads),
@@ -56,12 +56,12 @@ class Base(Experiment):
     """
 
     def task(self) -> Params:
-        """Label smoothing, and beams of 4 hypotheses."""
+        """The Transformer with label smoothing 0.1; beam search with 4 hypotheses."""
         model = transformer(num_layers=4, dim=128, hidden_dim=256, num_heads=4, dropout_rate=0.3)
         return Translation.Params(model=model, label_smoothing=0.1)
 
     def input(self) -> Params:
-        """About 4,096 tokens a side in a batch; 6,000 pieces, learned from both languages."""
+        """About 4,096 tokens per side in a batch; 6,000 pieces, learned from both languages."""
         return BucketedPairs.Params(
             corpus=ParallelFiles.Params(),
             tokenizer=SentencePiece.Params(vocab_size=6000),
@@ -74,11 +74,11 @@ class Base(Experiment):
         )
 
     def eval_inputs(self) -> dict[str, Params]:
-        """All of what is held out."""
+        """All held-out pairs."""
         return {"dev": HeldOut.Params(split="dev", batch_size=64)}
 
     def learner(self) -> Params:
-        """Adam, inverse square root of the step after a warm-up, average of the weights."""
+        """Adam, warm-up and inverse square root decay; evaluates a moving average of weights."""
         return Learner.Params(
             optimizer=Adam.Params(beta2=0.98, epsilon=1e-9),
             schedule=schedules.InverseSquareRoot.Params(
@@ -92,7 +92,7 @@ class Base(Experiment):
         )
 
     def execution(self) -> Params:
-        """On the local devices; of so narrow a model XLA makes no step faster, but starts later."""
+        """The local devices without XLA, which would only delay the start of so narrow a model."""
         return DataParallel.Params(xla="none")
 
     def run(self) -> Params:
@@ -109,15 +109,16 @@ class Base(Experiment):
 class Lstm(Base):
     """LSTMs with attention for tens of thousands of pairs: 2 + 2 layers of 256 units, much dropout.
 
-    Source: Bahdanau et al. 2015 (arXiv 1409.0473); the attention feeds the next step.
+    Source: Bahdanau et al. 2015 (arXiv 1409.0473); the attention output is an input of the next
+      step.
     """
 
     def task(self) -> Params:
-        """As for the Transformer, with another model."""
+        """The settings of the Transformer with an LSTM model."""
         return super().task().set(model=LstmEncoderDecoder.Params(dim=256, dropout_rate=0.3))
 
     def input(self) -> Params:
-        """About 2,048 tokens a side in a batch: a token costs three times the Transformer's."""
+        """About 2,048 tokens per side in a batch: a token costs three times the Transformer's."""
         return super().input().set(batch_size=16)
 
     def learner(self) -> Params:

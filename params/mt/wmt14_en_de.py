@@ -1,8 +1,8 @@
 """The Transformers of "Attention is all you need" on WMT 2014 English to German (4.5M pairs).
 
-Nothing is downloaded: prepare `wmt14_translate/de-en` with tensorflow-datasets, and name its folder
-by `--set input.corpus.data_dir=…` if it is not in its usual place. For text files, of which a part
-is held out for dev and test:
+Nothing is downloaded: prepare `wmt14_translate/de-en` with tensorflow-datasets. If it is not in the
+default folder, set `--set input.corpus.data_dir=…`. To use text files, with a share held out for
+dev and test:
 
     --set input.corpus=tekso.tasks.mt.parallel_files:ParallelFiles
     --set input.corpus.source_files=train.en --set input.corpus.target_files=train.de
@@ -33,8 +33,8 @@ from tekso.tasks.mt.tfds_pairs import TfdsPairs
 class Base(Experiment):
     """Transformer (base): 6 + 6 layers of width 512, feed-forward 2048, 8 heads; BLEU 27.3.
 
-    63.0 million weights with 37,000 tokens: one table for source, target and softmax, norms after
-    each part, no biases in attention.
+    63.0 million weights with 37,000 tokens: one table for source, target and softmax, post-norm, no
+    biases in attention.
 
     Source: Vaswani et al. 2017, sections 3, 5 and table 3.
     """
@@ -44,7 +44,7 @@ class Base(Experiment):
     STEPS = 100_000
 
     def task(self) -> Params:
-        """The published sizes; labels smoothed by 0.1."""
+        """The published sizes; label smoothing 0.1."""
         layer = TransformerLayer.Params(
             norm_position="post",
             attention=MultiHeadAttention.Params(num_heads=self.HEADS, use_bias=False),
@@ -62,7 +62,7 @@ class Base(Experiment):
         return Translation.Params(model=model, label_smoothing=0.1)
 
     def input(self) -> Params:
-        """37,000 sub-word pieces of both languages; 96 rows of 256, nearly 25,000 tokens a side."""
+        """37,000 sub-word pieces; 96 rows of 256, nearly 25,000 tokens per side."""
         return PackedPairs.Params(
             corpus=TfdsPairs.Params(
                 name="wmt14_translate/de-en", source_feature="en", target_feature="de"

@@ -1,13 +1,13 @@
 """The translation models of the Mesh-TensorFlow paper on WMT 2014 English to French (36M pairs).
 
-Nothing is downloaded: prepare `wmt14_translate/fr-en` with tensorflow-datasets, and name its folder
-by `--set input.corpus.data_dir=…` if it is not in its usual place.
+Nothing is downloaded: prepare `wmt14_translate/fr-en` with tensorflow-datasets. If it is not in the
+default folder, set `--set input.corpus.data_dir=…`.
 
-Every size is on the mesh that it was trained on: batch over one axis; words, feed-forward units and
-heads over the other, where there is one.
+Every model uses the mesh of the paper: the batch is sharded over one axis; if there is a second
+axis, vocabulary, feed-forward units and heads are sharded over it.
 
 Source: Shazeer et al. 2018, "Mesh-TensorFlow", section 9.2 and table 3; the meshes, batches and
-steps are those of its code in tensor2tensor, models/mtf_transformer.py.
+steps are from its code in tensor2tensor, models/mtf_transformer.py.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Dff2048(Experiment):
     MESH = "batch:32"
 
     def task(self) -> Params:
-        """The published sizes; heads grow with the feed-forward layer. Labels smoothed by 0.1."""
+        """The published sizes; heads grow with the feed-forward layer. Label smoothing 0.1."""
         layer = TransformerLayer.Params(
             norm=RMSNorm.Params(),
             attention=MultiHeadAttention.Params(
@@ -81,19 +81,19 @@ class Dff2048(Experiment):
         return {"dev": HeldOut.Params(split="dev"), "test": HeldOut.Params(split="test")}
 
     def learner(self) -> Params:
-        """Adafactor with its own relative steps."""
+        """Adafactor with relative step sizes."""
         return Learner.Params(
             optimizer=Adafactor.Params(), schedule=schedules.Constant.Params(value=1.0)
         )
 
     def run(self) -> Params:
-        """154,000 steps: three times through the data."""
+        """154,000 steps: three passes over the data."""
         return Run.Params(
             steps=154_000, log_every_steps=100, eval_every_steps=5000, checkpoint_every_steps=1000
         )
 
     def execution(self) -> Params:
-        """The mesh of this size, with the rules of the paper for the axes that it has."""
+        """The mesh of this model, with the paper's rules for its axes."""
         rules = "batch:batch"
         if "model" in self.MESH:
             rules += ";vocab:model;mlp:model;heads:model"

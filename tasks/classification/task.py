@@ -23,24 +23,24 @@ from tekso.models.mlp import Mlp
 ACCURACY = "accuracy"
 X, LABELS, WEIGHTS = "x", "labels", "weights"
 MOST_CLASSES_PER_LABEL = 10
-"""Labels that leave more classes without an example are taken for IDs."""
+"""Labels are taken for IDs if the classes are more than this factor times the distinct labels."""
 
 
 class Classification(Task):
     """Minimises the softmax cross-entropy between labels and the scores of a model.
 
-    Batches, as the input `Arrays` makes them: "x" [batch, ...], what the model takes; "labels"
+    The input `Arrays` makes such batches: "x" [batch, ...], the input of the model; "labels"
     [batch], integers from 0 to num_classes - 1; "weights" [batch] float32, 0 for padding.
 
     The model is any layer whose `fprop(theta, x, ctx)` returns scores (logits) [batch,
-    num_classes]. Its sizes `input_dim` and `output_dim`, where it has such Params and they are
-    open, are taken from the data. A pipeline can cut between the layers of an `Mlp`, of a `Stack`,
-    and between the pieces of a model that has a method `pieces()`, whose last piece leaves the
-    scores as "x"; any other model is one piece.
+    num_classes]. If it has the Params `input_dim` and `output_dim` and they are not set, they are
+    taken from the data. A pipeline can cut between the layers of an `Mlp` or a `Stack`, and
+    between the pieces of a model that has a method `pieces()`, whose last piece returns the
+    scores as "x". Any other model is one piece.
 
-    A subclass that overrides `sums` has another loss or more metrics.
+    For another loss or more metrics, override `sums` in a subclass.
 
-    Reports "accuracy", the weighted share of examples whose largest score is that of the label.
+    Reports "accuracy", the weighted share of examples whose label has the largest score.
     """
 
     class Params(Task.Params):
@@ -48,8 +48,8 @@ class Classification(Task):
 
         model: Layer.Params = param("From features to scores.", default=Mlp.Params())
         num_classes: int = param(
-            "Number of classes; left open, the largest label of the training data + 1, if at least "
-            "a tenth of these have an example.",
+            "Number of classes. If not set: the largest label of the training data + 1, provided "
+            "that at least a tenth of these classes have an example.",
             default=REQUIRED,
         )
 
@@ -72,17 +72,17 @@ class Classification(Task):
 
     @classmethod
     def complete(cls, params: Any, input: Input) -> Any:
-        """Fills in what is open of num_classes, and of the model's input_dim and output_dim.
+        """Sets num_classes, and the model's input_dim and output_dim, where they are not set.
 
         Raises:
           InputError: the data does not fit the task.
-          ValueError: the number of classes is open, and the input does not know all its labels.
+          ValueError: num_classes is not set, and the input does not have all labels at once.
         """
         params = params.copy()
         model = params.model
         takes_input_dim = "input_dim" in model and model.input_dim is REQUIRED
         if params.num_classes is REQUIRED or takes_input_dim:
-            if not hasattr(input, "batch"):  # nothing is read yet, and the sizes are in the data
+            if not hasattr(input, "batch"):  # the sizes are in the data, which is not read yet
                 input = input.params.instantiate()
             _check_arrays("input", input)
             if params.num_classes is REQUIRED:
@@ -96,13 +96,13 @@ class Classification(Task):
     def check_inputs(self, inputs: Mapping[str, Any]) -> list[str]:
         """Checks names, shapes and types of the arrays, and the range of the labels.
 
-        All labels are checked of inputs that have `arrays`; of others, those of a batch.
+        If an input has `arrays`, all its labels are checked; otherwise only those of one batch.
 
         Returns:
-          a warning if classes have no training example.
+          A warning if classes have no training example.
 
         Raises:
-          InputError: they do not fit.
+          InputError: an array is missing, or has a wrong shape, type or label.
         """
         for path, input in inputs.items():
             _check_arrays(path, input)
@@ -115,7 +115,7 @@ class Classification(Task):
         """Checks the range of the labels.
 
         Raises:
-          InputError: one is no class.
+          InputError: a label is out of range.
         """
         self._check_labels(what, batch[LABELS])
 
@@ -130,12 +130,12 @@ class Classification(Task):
             )
 
     def _check_features(self, path: str, input: Input, train: Any) -> None:
-        """Checks that the model can compute held-out examples of another shape than in training.
+        """Checks that the model accepts held-out examples if their shape differs from training.
 
-        It is traced on them, which computes nothing.
+        Traces the model on them, without computing anything.
 
         Raises:
-          InputError: it cannot.
+          InputError: the model cannot compute examples of this shape.
         """
         batch, wanted = input.batch(0), form_of(train.batch(0))[X]
         form = form_of(batch)[X]
@@ -166,7 +166,7 @@ class Classification(Task):
         """Returns the scores of examples, and the classes with the largest scores.
 
         Shapes:
-          batch: "x" [batch, ...]; other arrays are not read
+          batch: "x" [batch, ...]; other arrays are ignored
           returns: "logits" [batch, num_classes], float32 or wider; "labels" [batch], int32
 
         Raises:
@@ -174,12 +174,12 @@ class Classification(Task):
         """
         if X not in batch:
             given = ", ".join(map(repr, batch)) or "none"
-            raise ValueError(f"the batch has no array {X!r} (features); given are {given}")
+            raise ValueError(f"the batch has no array {X!r} (features), but has {given}")
         logits = self._scores(self.model.fprop(theta.model, batch[X], ctx))
         return {"logits": logits, LABELS: tf.argmax(logits, 1, output_type=tf.int32)}
 
     def pieces(self) -> list[Piece]:
-        """See `Task`: the pieces of the model, and the sums over its scores."""
+        """Returns the pieces of the model, and one for loss and metrics; see `Task`."""
         return [*self._model_pieces(), Piece("loss", {}, self._run_sums)]
 
     def _model_pieces(self) -> list[Piece]:
@@ -210,7 +210,7 @@ class Classification(Task):
 
         Shapes:
           logits: [batch, num_classes], at least float32
-          batch: "labels" and "weights" [batch], and what else the input has, but "x"
+          batch: "labels" and "weights" [batch], and all other arrays of the input except "x"
           returns: sums over the examples
         """
         labels, weights = tf.cast(batch[LABELS], tf.int64), tf.cast(batch[WEIGHTS], logits.dtype)
@@ -220,7 +220,7 @@ class Classification(Task):
         return LossSums(tf.reduce_sum(weights * nats), {ACCURACY: accuracy})
 
     def _scores(self, logits: tf.Tensor) -> tf.Tensor:
-        """Returns what the model returned, in float32 or wider.
+        """Returns the scores in float32 or wider.
 
         Raises:
           ValueError: its shape is not [batch, num_classes].
@@ -229,14 +229,14 @@ class Classification(Task):
         shape = list(logits.shape) if tf.is_tensor(logits) else type(logits).__name__
         if not isinstance(shape, list) or len(shape) != 2 or shape[1] != num_classes:
             raise ValueError(
-                f"{type(self.model).__name__}.fprop returns scores of shape {shape}, and has to "
+                f"{type(self.model).__name__}.fprop returns scores of shape {shape}, but must "
                 f"return a tensor [batch, {num_classes}]: task.num_classes is {num_classes}"
             )
         return widen(logits)
 
 
 def _known_arrays(input: Input) -> dict[str, np.ndarray]:
-    """Returns the arrays of a batch, of an input in memory those of all examples."""
+    """Returns the arrays of all examples for an input in memory, else those of one batch."""
     return {**input.batch(0), **(input.arrays or {})}
 
 
@@ -244,29 +244,30 @@ def _labels(input: Input) -> np.ndarray:
     """Returns all labels of an input.
 
     Raises:
-      ValueError: it does not know them.
+      ValueError: the input is not in memory.
     """
     if input.arrays is None:
         raise ValueError(
-            f"task.num_classes is open, and {type(input).__name__} does not have all labels at "
-            "once, as Arrays does: set it"
+            f"task.num_classes is not set, and {type(input).__name__} does not have all labels in "
+            "memory, as Arrays does: set task.num_classes"
         )
     return _known_arrays(input)[LABELS]
 
 
 def _num_classes(labels: np.ndarray) -> int:
-    """Returns the number of classes that labels stand for: the largest + 1.
+    """Returns the number of classes: the largest label + 1.
 
     Raises:
-      InputError: so few of them have an example that the labels must be something else.
+      InputError: so few classes have an example that the labels are probably IDs.
     """
     num_distinct, num_classes = len(np.unique(labels)), int(labels.max()) + 1
     if num_classes > MOST_CLASSES_PER_LABEL * num_distinct:
         raise InputError(
-            f"input: the largest label is {num_classes - 1:,}, and there are {num_distinct:,} "
-            f"different ones: task.num_classes is open, and would be {num_classes:,}, almost all "
-            "without an example. If labels are IDs, number them before the data is split: labels "
-            "= np.unique(labels, return_inverse=True)[1]. If there are so many classes, set "
+            f"input: the largest label is {num_classes - 1:,}, but there are only "
+            f"{num_distinct:,} different labels. task.num_classes is not set, and would be "
+            f"{num_classes:,}, with almost all classes without an example. If the labels are IDs, "
+            "number them before you split the data: labels = np.unique(labels, "
+            f"return_inverse=True)[1]. If there really are {num_classes:,} classes, set "
             "task.num_classes"
         )
     return num_classes
@@ -288,34 +289,34 @@ def _absent_classes(train: Any) -> list[str]:
 
 
 def _check_arrays(path: str, input: Input) -> None:
-    """Checks that an input has the arrays of the task, in its shapes and types.
+    """Checks that an input has the arrays of the task, with the right shapes and types.
 
     Raises:
-      InputError: it has not.
+      InputError: an array is missing, or has a wrong shape or type.
     """
     if input.num_batches == 0:
         raise InputError(
-            f"{path} ({input.describe()}) has no examples. Give it some, or leave it out of "
+            f"{path} ({input.describe()}) has no examples. Add examples, or remove it from "
             "eval_inputs"
         )
     arrays = _known_arrays(input)
     missing = [name for name in (X, LABELS, WEIGHTS) if name not in arrays]
     if missing:
         raise InputError(
-            f"{path} has no array {missing[0]!r}: Classification takes {X!r} (features), "
-            f"{LABELS!r} and {WEIGHTS!r}; given are {', '.join(map(repr, arrays)) or 'none'}"
+            f"{path} has no array {missing[0]!r}: Classification requires {X!r} (features), "
+            f"{LABELS!r} and {WEIGHTS!r}; given: {', '.join(map(repr, arrays)) or 'none'}"
         )
     for name in (LABELS, WEIGHTS):
         if arrays[name].ndim != 1:
             shape = ["examples", *arrays[name].shape[1:]]
             raise InputError(
-                f"{path}: {name!r} is {_dims(shape)}, and has to be [examples], one number per "
-                "example. For one-hot labels take labels.argmax(1), for a column labels[:, 0]; a "
-                "tf.data.Dataset has to be unbatched"
+                f"{path}: {name!r} is {_dims(shape)}, but must be [examples], one number per "
+                "example. For one-hot labels use labels.argmax(1), for a column labels[:, 0]; a "
+                "tf.data.Dataset must be unbatched"
             )
     if arrays[LABELS].dtype.kind not in "bui":
         raise InputError(
-            f"{path}: {LABELS!r} is of type {arrays[LABELS].dtype}, and has to be of integers, the "
+            f"{path}: {LABELS!r} has type {arrays[LABELS].dtype}, but must be integers, the "
             "numbers of the classes from 0: labels.astype('int32')"
         )
 

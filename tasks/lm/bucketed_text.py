@@ -1,4 +1,4 @@
-"""Texts one a row, in batches of similar length."""
+"""One text per row, in batches of similar length."""
 
 from __future__ import annotations
 
@@ -16,27 +16,28 @@ from tekso.tasks.lm.input import Indices, TextInput
 
 
 class BucketedText(TextInput):
-    """One text a row, filled up to the length of its bucket; a longer one is cut into several rows.
+    """One text per row, padded to the length of its bucket; long texts are cut into several rows.
 
-    Batches have as many shapes as there are buckets. Every text is taken once an epoch.
+    Each bucket has one batch shape. Every text is used once per epoch.
     """
 
     class Params(TextInput.Params):
         """Params of BucketedText."""
 
         batch_size: int = param(
-            "Rows in a batch of the longest bucket, and of every bucket with fill='examples'. "
-            "fill='tokens': a batch of shorter rows has more, about as many tokens as the longest.",
+            "Rows in a batch of the longest bucket; with fill='examples', of every bucket. With "
+            "fill='tokens', a batch of shorter rows has more rows, and about the same number of "
+            "tokens.",
             default=REQUIRED,
         )
         bounds: list[int] = param(
-            "Longest length of each bucket, ascending, below `length`, which is the last. Empty: a "
-            "quarter and a half of it.",
+            "Maximum length of each bucket, ascending and below `length`; `length` itself is added "
+            "as the last. Empty: a quarter and a half of `length`.",
             default=[],
         )
         fill: Literal["examples", "tokens"] = param(
-            "examples: batch_size rows in a batch of every bucket. tokens: that of the longest; "
-            "twice as many rows where they are at most half as long, and so on.",
+            "examples: a batch of every bucket has batch_size rows. tokens: a batch of the longest "
+            "bucket has batch_size rows, a bucket of half that length twice as many, and so on.",
             default="examples",
         )
 
@@ -62,22 +63,22 @@ class BucketedText(TextInput):
 
     @property
     def num_examples(self) -> int:
-        """Rows of an epoch that are not there to fill up."""
+        """Number of rows in an epoch, without padding rows."""
         return len(self._pieces.lengths)
 
     @property
     def num_batches(self) -> int | None:
-        """Batches of one pass; None: there is no end."""
+        """Number of batches in one pass; None if the input is endless."""
         return self._buckets.num_batches if self.params.order == "once" else None
 
     def batch(self, step: int) -> Batch:
-        """The global batch of a step.
+        """Returns the global batch of a step.
 
         Shapes:
-          returns: as in the docstring of tasks/lm/input.py, B and L those of the step's bucket
+          returns: as in the docstring of tasks/lm/input.py; B and L depend on the step's bucket
 
         Raises:
-          IndexError: the step is negative, or the pass has fewer batches.
+          IndexError: the step is negative, or beyond the last batch of the pass.
         """
         check_step(step, self.num_batches)
         chosen = self._chosen(step)
@@ -90,7 +91,7 @@ class BucketedText(TextInput):
         return ~self._chosen(step).real
 
     def at(self, position: npt.NDArray[np.int64]) -> Batch:
-        """Refuses: there are no examples of one shape."""
+        """Raises TypeError: the examples have several shapes."""
         raise TypeError("BucketedText has rows of several lengths and cannot be part of a mixture")
 
     def _chosen(self, step: int) -> BucketBatch:

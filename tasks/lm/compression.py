@@ -1,4 +1,4 @@
-"""What common compressors make of text: the yardstick for bits per byte."""
+"""Bits per byte of common compressors, for comparison with a language model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 
 def compressed_bits_per_byte(texts: Iterable[str]) -> dict[str, float]:
-    """Bits per byte of gzip and xz, at their strongest, on the texts one after the other.
+    """Returns the bits per byte of gzip and xz, at their highest level, on the joined texts.
 
     Raises:
       ValueError: there is no text.

@@ -1,4 +1,4 @@
-"""Decoding for people: samples after prompts, and the score of given files, as text and records."""
+"""Decoding with a language model: samples after prompts, and scores of files."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from tekso.models.decoding.sampling import check_sampling
 from tekso.tasks.lm.generation import Generator, PromptBlock
 from tekso.tasks.lm.scoring import ScoredModel, TextScorer
 
-DEFAULT_WINDOW = 1024  # tokens, where neither decode.window nor the input's length says
+DEFAULT_WINDOW = 1024  # tokens, if neither decode.window nor the length of the input is set
 RULER_WIDTH = 80  # columns
-PROMPT_LENGTH = 24  # characters of an example of a prompt
+PROMPT_LENGTH = 24  # most characters of a suggested prompt
 
 
 class TextDecoder(Configurable):
@@ -31,36 +31,47 @@ class TextDecoder(Configurable):
         """Params of TextDecoder."""
 
         prompts: list[str] = param(
-            'Texts to go on from; "" begins a new one. Empty: the first training examples.',
+            'Texts to continue; "" starts a new text. Empty list: the first training examples.',
             default=[],
         )
         num_samples: int = param(
-            "Samples after each prompt; or examples taken, where there are no prompts.", default=1
+            "Samples for each prompt; without prompts, the number of examples.", default=1
         )
-        prompt_tokens: int = param("Tokens of an example that are taken as prompt.", default=16)
-        max_new_tokens: int = param("Tokens drawn after a prompt.", default=256)
-        temperature: float = param("Logits are divided by it; 0 is greedy.", default=1.0)
-        top_k: int | None = param("Only the so many likeliest tokens are drawn.", default=None)
-        top_p: float = param("Only the likeliest tokens of this share are drawn.", default=1.0)
+        prompt_tokens: int = param("Tokens of an example that are used as prompt.", default=16)
+        max_new_tokens: int = param("Most tokens sampled after a prompt.", default=256)
+        temperature: float = param("Divisor of the logits; 0 is greedy.", default=1.0)
+        top_k: int | None = param("Sample only from the k likeliest tokens.", default=None)
+        top_p: float = param(
+            "Sample only from the likeliest tokens with this total probability.", default=1.0
+        )
         window: int | None = param(
-            "Tokens that the model sees at once; longer texts slide. None: the input's length.",
+            "Context length in tokens; longer texts use a sliding window. None: the length of the "
+            "input.",
             default=None,
         )
-        score_files: list[str] = param("Text files, or globs of them, to score.", default=[])
+        score_files: list[str] = param("Text files or globs to score.", default=[])
         score_overlap: int = param(
-            "Tokens that each window of a scored file sees again, for context.", default=0
+            "Tokens of context that each window of a scored file shares with the one before.",
+            default=0,
         )
 
     def __init__(self, params: Any, *, task: ScoredModel) -> None:
-        """Checks the Params; `task` is a LanguageModel."""
+        """Checks the Params.
+
+        Args:
+          params: see Params.
+          task: a LanguageModel.
+        """
         super().__init__(params)
         p = self.params
         check_sampling(temperature=p.temperature, top_k=p.top_k, top_p=p.top_p, where="task.decode")
         for name in ("num_samples", "prompt_tokens", "max_new_tokens"):
             if getattr(p, name) < 1:
-                raise ValueError(f"task.decode.{name} is {getattr(p, name)}: want at least 1")
+                raise ValueError(f"task.decode.{name} is {getattr(p, name)}, must be at least 1")
         if p.window is not None and p.window < 2:
-            raise ValueError(f"task.decode.window is {p.window}: want at least 2 tokens, or None")
+            raise ValueError(
+                f"task.decode.window is {p.window}, must be at least 2 tokens, or None"
+            )
         self._model = task.model
         self._scorer = TextScorer(
             task.log_probs, window=p.window or DEFAULT_WINDOW, overlap=p.score_overlap
@@ -68,11 +79,11 @@ class TextDecoder(Configurable):
         self._generate: dict[Any, Callable[..., dict[str, tf.Tensor]]] = {}
 
     def decode(self, program: Program, input: Input) -> Decoded | None:
-        """Returns samples and scores; None if the input has no tokenizer, so there is no text.
+        """Returns samples and scores; None if the input has no tokenizer.
 
         Raises:
           OSError: a file is missing or cannot be read.
-          ValueError: a file is no text.
+          ValueError: a file is not text.
         """
         tokenizer = getattr(input, "tokenizer", None)
         if tokenizer is None:
@@ -84,7 +95,7 @@ class TextDecoder(Configurable):
         return Decoded("\n".join(_shown(record) for record in records), records)
 
     def example_prompt(self, inputs: Iterable[Any]) -> str:
-        """Returns the first prompt that is not empty, or the beginning of a text of the inputs."""
+        """Returns the first non-empty prompt, or the beginning of a text of the inputs."""
         for prompt in self.params.prompts:
             if prompt:
                 return prompt
@@ -127,7 +138,7 @@ class TextDecoder(Configurable):
         return [ids[: p.prompt_tokens] for ids in batch["ids"][:count]]
 
     def _generate_with(self, tokenizer: Any) -> Callable[..., dict[str, tf.Tensor]]:
-        """Returns the pure function for `program.call`: the same one every time."""
+        """Returns the pure function for `program.call`, built once per tokenizer."""
         p = self.params
         key = tokenizer.end_id, tuple(tokenizer.unused_ids)
         if key not in self._generate:
@@ -153,7 +164,7 @@ class TextDecoder(Configurable):
             text = to_text(files.read(path))
         except NotTextError as error:
             raise ValueError(
-                f"task.decode.score_files: {path} is no text, see byte {error.offset}: {error}"
+                f"task.decode.score_files: {path} is not text, see byte {error.offset}: {error}"
             ) from error
         ids = np.concatenate([[tokenizer.end_id], tokenizer.encode(text)])
         num_bytes = int(tokenizer.token_num_bytes[ids].sum())
@@ -174,7 +185,7 @@ def _shown(record: dict[str, Any]) -> str:
     if record["kind"] == "score":
         return (
             f"score of {record['file']}: {record['bits_per_byte']:.4f} bits per byte, "
-            f"{record['loss']:.4f} nats a token, log-probability {record['log_prob']:.2f} nats, "
+            f"{record['loss']:.4f} nats per token, log-probability {record['log_prob']:.2f} nats, "
             f"{record['tokens']:,} tokens"
         )
     prompt = repr(record["prompt"])
@@ -184,5 +195,5 @@ def _shown(record: dict[str, Any]) -> str:
     shown = f"{title:-<{RULER_WIDTH}}\n{record['text']}\n"
     if record["unknown"]:
         names = ", ".join(map(repr, record["unknown"]))
-        return f"warning: the vocabulary does not have what the prompt has: {names}\n{shown}"
+        return f"warning: parts of the prompt are not in the vocabulary: {names}\n{shown}"
     return shown

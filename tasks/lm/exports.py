@@ -1,4 +1,4 @@
-"""What a language model gives to programs that do not have Tekso: scores and generated tokens."""
+"""Exports a language model to programs without Tekso: scoring, generation and sampling."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ def language_model_exports(
     end_id: int | None,
     forbidden_ids: Sequence[int] = (),
 ) -> dict[str, ExportedFunction]:
-    """Returns the functions of a language model: "score", "generate" and, if it draws, "sample".
+    """Returns the functions "score" and "generate", and "sample" if the temperature is not 0.
 
-    A prompt is read as `TextDecoder` reads it, up to as many tokens as the model sees at once; what
-    is drawn is equal up to the order of sums.
+    They read prompts as `TextDecoder` does, up to the length of the window. The tokens are the same
+    up to the order of sums.
 
     Args:
       task: a LanguageModel.
-      decode: how it decodes: window, number of new tokens, sampling.
-      end_id: a row ends with this token; None: with none.
-      forbidden_ids: tokens that are never drawn.
+      decode: how to decode: window, number of new tokens, sampling.
+      end_id: a row ends with this token; None: there is no end token.
+      forbidden_ids: tokens that are never sampled.
     """
     window = decode.window or DEFAULT_WINDOW
-    ids = ExportedInput("the tokens of a text, the end token before the first", has_length=True)
-    labels = ExportedInput("the token after each of them", has_length=True)
+    ids = ExportedInput("the tokens of a text, preceded by the end token", has_length=True)
+    labels = ExportedInput("the token after each of the ids", has_length=True)
     functions = {
         "score": ExportedFunction(
-            doc="The log-probability of every label, given the ids up to there.",
+            doc="The log-probability of every label, given the ids up to its position.",
             function=lambda *arguments: {"log_probs": task.log_probs(*arguments)},
             inputs={"ids": ids, "labels": labels},
             outputs={
@@ -55,11 +55,11 @@ def language_model_exports(
             decode.copy().set(temperature=0.0),
             end_id,
             forbidden_ids,
-            doc="The likeliest token, one after the other.",
+            doc="Greedy decoding: the likeliest token at every step.",
         ),
     }
     if decode.temperature > 0.0:
-        doc = "Tokens drawn as task.decode says; seed 0 draws as the run does."
+        doc = "Tokens sampled with the settings of task.decode; seed 0 gives the run's samples."
         functions["sample"] = _generating(task, decode, end_id, forbidden_ids, doc=doc)
     return functions
 
@@ -84,15 +84,19 @@ def _generating(
     )
     is_random = decode.temperature > 0.0
     return ExportedFunction(
-        doc=f"{doc} A row ends with the end token, or after {decode.max_new_tokens} new ones.",
+        doc=f"{doc} A row ends with the end token, or after {decode.max_new_tokens} new tokens.",
         function=_from_first_token(generator),
         inputs={
-            "ids": ExportedInput("prompts, filled up with any id", has_length=True),
-            "lengths": ExportedInput("tokens of each prompt, at least 1"),
+            "ids": ExportedInput("prompts, padded with any id", has_length=True),
+            "lengths": ExportedInput("number of tokens of each prompt, at least 1"),
         },
         outputs={
-            "ids": ExportedOutput("prompts and what follows, then 0: int32, [examples, longest]"),
-            "lengths": ExportedOutput("tokens of each row, the prompt's too: int32, [examples]"),
+            "ids": ExportedOutput(
+                "prompts and new tokens, padded with 0: int32, [examples, longest]"
+            ),
+            "lengths": ExportedOutput(
+                "number of tokens of each row, prompt included: int32, [examples]"
+            ),
         },
         lengths=lengths_up_to(decode.window or DEFAULT_WINDOW),
         is_random=is_random,
@@ -101,7 +105,7 @@ def _generating(
 
 
 def _from_first_token(generator: Generator) -> Callable[..., dict[str, tf.Tensor]]:
-    """The function of a generator in which rows may be of any length from 1 on."""
+    """Returns the generator's function for prompts of any length from 1."""
 
     def generate(
         theta: Theta, ids_BL: tf.Tensor, lengths_B: tf.Tensor, ctx: StepContext

@@ -1,13 +1,13 @@
-"""Generating tokens after prompts: one loop in one graph, over a key-value cache.
+"""Generates tokens after prompts, in one loop of one graph, with a key-value cache.
 
-    prompts:  head (S tokens that all rows have, one block) + tail (the rest of the longer ones)
+    prompts:  head (the first S tokens of every row) + tail (further tokens of longer prompts)
 
-    buffer    h h h h h t t . | . . . . . . .        h: read at once into the cache
-              └─ head ─┘ ↑ one token a turn          t: forced, .: drawn
+    buffer    h h h h h t t . | . . . . . . .        h: one block, written to the cache at once
+              └─ head ─┘ ↑ one token per iteration   t: forced, .: sampled
 
-A model that sees at most `window` tokens at once slides: when its cache is full, the later half of
-the window is read again, as one block, into an empty cache. So the context of a token is never
-shorter than half a window, and a text may be longer than what the model was trained on.
+With a sliding window, the model sees at most `window` tokens: when its cache is full, the later
+half of the window is computed again, as one block, into an empty cache. The context of a token is
+then never shorter than half a window, and a text may be longer than the training examples.
 
 Legend: B prompts, S head, R tail, N new tokens, T = S + R + N, V vocabulary.
 """
@@ -35,8 +35,8 @@ class PromptBlock:
 
     Attributes:
       head: [B, S] int32, S the length of the shortest prompt.
-      tail: [B, R] int32, what longer prompts have beyond it, padded with 0.
-      lengths: [B] int32, tokens of every prompt.
+      tail: [B, R] int32, the further tokens of longer prompts, padded with 0.
+      lengths: [B] int32, number of tokens of every prompt.
     """
 
     head: np.ndarray
@@ -48,14 +48,14 @@ class PromptBlock:
         """Returns the block of token ids.
 
         Raises:
-          ValueError: there is no prompt, or an empty one: the first token is drawn given one.
+          ValueError: there is no prompt, or a prompt has no token.
         """
         rows = [np.asarray(prompt, np.int32) for prompt in prompts]
         lengths = np.array([len(row) for row in rows], np.int32)
         if not len(lengths) or lengths.min() < 1:
             raise ValueError(
-                f"prompts of {lengths.tolist()} tokens: want at least one prompt, and of at least "
-                "one token each"
+                f"prompts of {lengths.tolist()} tokens: generation needs at least one prompt, and "
+                "at least one token in each"
             )
         shortest, longest = int(lengths.min()), int(lengths.max())
         ids = np.zeros([len(rows), longest], np.int32)
@@ -66,17 +66,17 @@ class PromptBlock:
 
 @dataclasses.dataclass(frozen=True)
 class Generator:
-    """Draws `max_new_tokens` after every prompt, fewer where `stop_id` is drawn.
+    """Samples `max_new_tokens` tokens after every prompt, or fewer if it samples `stop_id`.
 
     Attributes:
       model: a language model with `init_cache` and `extend_step`.
-      max_new_tokens: a row ends so many tokens after its prompt.
-      window: most tokens in the cache; None: all of the text.
+      max_new_tokens: most tokens of a row after its prompt.
+      window: most tokens in the cache; None: the whole text.
       stop_id: a row ends with this token.
       temperature: see `sample`; 0 is greedy.
       top_k: see `sample`.
       top_p: see `sample`.
-      forbidden_ids: tokens that are never drawn.
+      forbidden_ids: tokens that are never sampled.
     """
 
     model: Any
@@ -91,9 +91,9 @@ class Generator:
     def __post_init__(self) -> None:
         """Checks the sizes."""
         if self.max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens is {self.max_new_tokens}, want at least 1")
+            raise ValueError(f"max_new_tokens is {self.max_new_tokens}, must be at least 1")
         if self.window is not None and self.window < 2:
-            raise ValueError(f"window is {self.window}, want at least 2 tokens")
+            raise ValueError(f"window is {self.window}, must be at least 2 tokens")
 
     def generate(
         self,
@@ -103,13 +103,13 @@ class Generator:
         lengths_B: tf.Tensor,
         ctx: StepContext,
     ) -> dict[str, tf.Tensor]:
-        """Returns the prompts with what was drawn after them; pure.
+        """Returns the prompts followed by the sampled tokens; pure.
 
-        The number for a token is that of its position and row, so a sample does not depend on
-        the device, nor on the length of other prompts.
+        The random number of a token depends on its row and position, so a sample does not depend
+        on the device, or on the length of other prompts.
 
         Shapes:
-          theta: that of the model
+          theta: weights of the model
           returns: {"ids": [B, T] int32, padded with 0; "lengths": [B] int32, prompt included}
         """
         batch_size, head = head_BS.shape
@@ -174,7 +174,7 @@ class Generator:
     def _read(
         self, theta: Theta, ids_TB: tf.Tensor, start: Any, size: int, window: int, ctx: StepContext
     ) -> tuple[tf.Tensor, Any]:
-        """Reads a block into an empty cache; returns the logits of the token after it."""
+        """Writes a block into an empty cache; returns the logits after it, and the cache."""
         batch_size = ids_TB.shape[1]
         block_BS = tf.transpose(tf.slice(ids_TB, [start, 0], [size, batch_size]))
         cache = self.model.init_cache(batch_size, window)

@@ -1,8 +1,8 @@
-"""Text for language models: from a source and a tokenizer to batches of next-token prediction.
+"""Text inputs for language models: batches of next-token prediction from a source and a tokenizer.
 
 Every batch has "ids" and "labels" [B, L] int32, "weights" [B, L] float32 (0 is padding) and
-"num_bytes" [B] float32: UTF-8 bytes of the text that the weighted labels stand for. Packed text has
-"segment_ids" (0 is padding) and "positions" [B, L] int32 as well.
+"num_bytes" [B] float32: the number of UTF-8 bytes of the weighted labels. Packed text also has
+"segment_ids" (0 is padding) and "positions" [B, L] int32.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from tekso.tasks.lm.token_text import TokenText, texts, token_text
 
 Indices = npt.NDArray[np.int64]
 
-MAX_COMPRESSED_BYTES = 20_000_000  # xz takes about a second for each million
+MAX_COMPRESSED_BYTES = 20_000_000  # xz takes about a second per million bytes
 
 
 class TextInput(ExampleInput):
-    """Base of text inputs: reads the source, makes or loads the tokenizer, encodes.
+    """Base of text inputs: reads the source, learns or loads the tokenizer, encodes the text.
 
     Attributes:
       text: the tokens of the split.
-      tokenizer: what made them.
+      tokenizer: encodes the text.
     """
 
     class Params(ExampleInput.Params):
         """Params of TextInput."""
 
         length: int = param("Tokens in an example.", default=REQUIRED)
-        corpus: Source.Params = param("Where the text is.", default=TextFiles.Params())
+        corpus: Source.Params = param("Source of the text.", default=TextFiles.Params())
         files: str = param(
             "Read these text files instead of the corpus: globs, separated by commas.", default=""
         )
-        tokenizer: Tokenizer.Params = param("What makes text tokens.", default=Bytes.Params())
+        tokenizer: Tokenizer.Params = param("Encodes text as tokens.", default=Bytes.Params())
 
     padding_keys = ("weights", "num_bytes")
     tokenizer: Tokenizer
@@ -62,15 +62,15 @@ class TextInput(ExampleInput):
 
         Raises:
           InputError: there is no text, too much of it is malformed, or the vocabulary in
-            `assets_dir` was made from other text.
+            `assets_dir` was learned from other text.
           OSError: a file is missing, or assets cannot be written.
         """
         super().__init__(params, seed=seed, assets_dir=assets_dir, train=train)
         if self.params.length < 1:
             raise ValueError(
-                f"{self.params.path_of('length')} is {self.params.length}, but has to be at least 1"
+                f"{self.params.path_of('length')} is {self.params.length}, but must be at least 1"
             )
-        if self.params.files:  # under this name, and not that of the corpus's field
+        if self.params.files:  # errors name this field, not the field of the corpus
             files.glob(self.params.files, what=self.params.path_of("files"))
         self._source: Source = corpus_of(self.params).instantiate(split=self.params.split)
         self.tokenizer = self.params.tokenizer.instantiate(
@@ -85,28 +85,28 @@ class TextInput(ExampleInput):
         return {**tokens_of(params), "num_bytes": ((params.batch_size,), np.dtype(np.float32))}
 
     def texts(self) -> Iterator[str]:
-        """The texts of the split, as they are."""
+        """Yields the texts of the split, without changes."""
         for text in texts(self._source):
             yield text if isinstance(text, str) else self.tokenizer.decode(text)
 
     @property
     def num_bytes(self) -> int:
-        """UTF-8 bytes of all texts of the split, as the tokenizer counts them."""
+        """Number of UTF-8 bytes in all texts of the split, as the tokenizer counts them."""
         counts = np.bincount(self.text.tokens, minlength=self.tokenizer.vocab_size)
         return int(counts @ self._num_bytes_of.astype(np.int64))
 
     def skipped(self) -> SkipReport:
-        """What of the data was malformed and left out."""
+        """Returns a report of the malformed data that was skipped."""
         return self._source.skipped()
 
     def reference_bits_per_byte(self) -> dict[str, float]:
-        """What gzip and xz make of the split; nothing if it is too large for them."""
+        """Returns the bits per byte of gzip and xz on the split; empty if it is too large."""
         if self.num_bytes > MAX_COMPRESSED_BYTES:
             return {}
         return compressed_bits_per_byte(self.texts())
 
     def describe(self) -> str:
-        """The data in a line."""
+        """Returns a description of the data in one line."""
         skipped = f", {self.skipped().count} skipped" if self.skipped().count else ""
         return (
             f"{self._source.describe()}, {self.params.split}: {self.text.num_texts:,} texts of "
@@ -114,10 +114,10 @@ class TextInput(ExampleInput):
         )
 
     def window(self, first: Indices, length: int) -> Batch:
-        """Ids and labels of windows that are full: label i is the token after id i.
+        """Returns ids and labels of full windows: label i is the token after id i.
 
         Shapes:
-          first: [n], where the ids begin in the tokens
+          first: [n], index of the first id of each window in the tokens
           returns: "ids", "labels" and "weights" [n, length], "num_bytes" [n]
         """
         tokens = self.text.tokens[first[:, None] + np.arange(length + 1)]
@@ -127,12 +127,12 @@ class TextInput(ExampleInput):
         return batch
 
     def count_bytes(self, batch: Batch) -> None:
-        """Sets "num_bytes" to what the labels of weight 1 stand for."""
+        """Sets "num_bytes" to the number of bytes of the labels with weight 1."""
         num_bytes = self._num_bytes_of[batch["labels"]] * (batch["weights"] > 0)
         batch["num_bytes"] = num_bytes.sum(axis=1).astype(np.float32)
 
     def _training_text(self, train: Any) -> TrainingText:
-        """Text to learn a vocabulary from: that of the training input, never what is held out."""
+        """Returns the text to learn a vocabulary from: training text, never held-out text."""
         of = train if train is not None and "corpus" in train else self.params
         corpus = corpus_of(of)
         is_own = self.params.split == "train" and corpus == corpus_of(self.params)
@@ -152,7 +152,7 @@ class TextInput(ExampleInput):
 
 
 def tokens_of(params: Any) -> Signature:
-    """What "ids", "labels" and "weights" look like, by the Params of an input."""
+    """Returns the shapes and types of "ids", "labels" and "weights" for the Params of an input."""
     shape = (params.batch_size, params.length)
     return {
         "ids": (shape, np.dtype(np.int32)),
@@ -162,7 +162,7 @@ def tokens_of(params: Any) -> Signature:
 
 
 def corpus_of(params: Any) -> Any:
-    """Params of the source that a text input reads: its corpus, or TextFiles of its `files`."""
+    """Returns Params of the source that a text input reads: its corpus, or TextFiles of `files`."""
     if not params.files:
         return params.corpus
     corpus = params.corpus.copy()
@@ -172,18 +172,18 @@ def corpus_of(params: Any) -> Any:
 
 
 class TextStream(TextInput):
-    """All texts one after the other, cut into windows of `length`.
+    """Joins all texts and cuts them into windows of `length`.
 
-    In training every epoch cuts at another place (if it is shuffled). In one pass ("once") every
-    token but the first is a label of weight 1 exactly once; the last window is filled up.
+    With order "shuffled", every epoch cuts at another offset. With order "once", every token except
+    the first is a label of weight 1 exactly once, and the last window is padded.
     """
 
     class Params(TextInput.Params):
         """Params of TextStream."""
 
         overlap: int = param(
-            "In a pass of order once: tokens that a window sees again before its new ones, for "
-            "context; in [0, length).",
+            "With order once: tokens of context that a window shares with the one before; in "
+            "[0, length).",
             default=0,
         )
 
@@ -191,13 +191,13 @@ class TextStream(TextInput):
         """Reads and encodes the split.
 
         Raises:
-          InputError: as TextInput; or training text is shorter than one window.
+          InputError: as TextInput; or the training text is shorter than one window.
         """
         super().__init__(params, **kwargs)
         p = self.params
         if not 0 <= p.overlap < p.length:
             raise ValueError(
-                f"{p.path_of('overlap')} is {p.overlap}, but has to be in [0, length={p.length})"
+                f"{p.path_of('overlap')} is {p.overlap}, but must be in [0, length={p.length})"
             )
         self._stride = p.length - p.overlap
         self._offset_key = shuffle.key_of(self.seed, "offset")
@@ -209,7 +209,7 @@ class TextStream(TextInput):
         if num_labels < p.length:
             raise InputError(
                 f"{self._source.describe()}, split {p.split}: {num_labels + 1} tokens are not "
-                f"enough for one window of {p.length}: give more text, or set "
+                f"enough for one window of {p.length}. Add text, or set "
                 f"{p.path_of('length')} below {num_labels + 1}"
             )
         self._num_windows = num_labels // p.length
@@ -220,11 +220,11 @@ class TextStream(TextInput):
 
     @property
     def num_examples(self) -> int:
-        """Windows of an epoch."""
+        """Number of windows in an epoch."""
         return self._num_windows
 
     def examples(self, index: Indices, epoch: Indices) -> Batch:
-        """Some windows.
+        """Returns the windows with the given indices.
 
         Shapes:
           index, epoch: [n]

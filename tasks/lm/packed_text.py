@@ -1,4 +1,4 @@
-"""Texts packed side by side into rows, each a segment of its own."""
+"""Packs several texts into each row, one segment per text."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from tekso.tasks.lm.input import Indices, TextInput, tokens_of
 
 
 class PackedText(TextInput):
-    """Whole texts, packed into rows of `length`; a longer one is cut into several segments.
+    """Packs whole texts into rows of `length`; a longer text is cut into several segments.
 
-    Every token of a text, and its end, is a label of weight 1 exactly once an epoch.
+    Every token of a text, and its end token, is a label of weight 1 exactly once per epoch.
     """
 
     def __init__(self, params: Any, **kwargs: Any) -> None:
@@ -39,11 +39,11 @@ class PackedText(TextInput):
 
     @property
     def num_examples(self) -> int:
-        """Rows."""
+        """Number of rows."""
         return self._packing.num_rows
 
     def examples(self, index: Indices, epoch: Indices) -> Batch:
-        """Some rows.
+        """Returns the rows with the given indices.
 
         Shapes:
           index, epoch: [n]
@@ -52,7 +52,7 @@ class PackedText(TextInput):
         del epoch
         segments = self._packing.in_rows(index)
         sizes = self._pieces.lengths[segments.examples]
-        within = count_up(sizes)  # of each token: its place in its segment
+        within = count_up(sizes)  # position of each token in its segment
         place = np.repeat(segments.row, sizes), np.repeat(segments.columns(sizes), sizes) + within
         source = np.repeat(self._pieces.starts[segments.examples], sizes) + within
         shape = (len(index), self.params.length)

@@ -1,4 +1,4 @@
-"""The default text: the Python standard library's own source, which is on every machine."""
+"""The default text: the source code of Python's standard library, part of every installation."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _NOT_THE_LIBRARY = {"site-packages", "dist-packages", "__pycache__"}
 
 
 class PythonSource(TextRanges):
-    """Every *.py file of a folder as a text, split by a hash of the path in it.
+    """Reads every *.py file of a folder as a text; a hash of its relative path gives its split.
 
-    Empty files are left out; what is no UTF-8 is skipped and counted.
+    Empty files are left out. Files that are not UTF-8 are skipped and counted.
     """
 
     class Params(TextRanges.Params):
@@ -33,21 +33,21 @@ class PythonSource(TextRanges):
             "Folder to read; empty: the standard library of this interpreter.", default=""
         )
         exclude: list[str] = param(
-            "Names of folders that are left out. The library's tests are as large as all the rest, "
-            "repeat themselves, and are not installed everywhere.",
+            "Names of folders that are left out. The library's tests are as large as all other "
+            "files, are repetitive, and are not installed everywhere.",
             default=["test"],
         )
-        dev_fraction: float = param("Share of the files for dev.", default=0.05)
-        test_fraction: float = param("Share of the files for test.", default=0.05)
+        dev_fraction: float = param("Share of the files in the dev split.", default=0.05)
+        test_fraction: float = param("Share of the files in the test split.", default=0.05)
         max_skipped: int = param(
-            "Malformed files that are skipped before it is an error.", default=100
+            "Most malformed files that are skipped; more are an error.", default=100
         )
 
     def __init__(self, params: Any, *, split: Split = "train") -> None:
         """Finds and checks the files.
 
         Raises:
-          InputError: there are no files, or too many are no text.
+          InputError: there are no files, or too many are not text.
         """
         super().__init__(params, split=split)
         p = self.params
@@ -57,7 +57,7 @@ class PythonSource(TextRanges):
         if not names:
             raise InputError(
                 f"there is no *.py file in {root}: point {p.path_of('root')} at a folder of "
-                "Python source, or read other text by --set input.files='texts/*.txt'"
+                "Python source, or read other text with --set input.files='texts/*.txt'"
             )
         chosen = [
             name for name in names if split_of(name, p.dev_fraction, p.test_fraction) == split
@@ -65,7 +65,7 @@ class PythonSource(TextRanges):
         self._index([os.path.join(root, *name.split("/")) for name in chosen])
 
     def describe(self) -> str:
-        """The collection in a few words."""
+        """Returns a short description of the source."""
         if self.params.root:
             return f"Python source in {self.params.root}"
         return f"standard library of Python {platform.python_version()}"
@@ -77,9 +77,9 @@ class PythonSource(TextRanges):
 
 
 def find(root: str, *, exclude: Sequence[str] = ()) -> list[str]:
-    """All *.py files below a folder, as sorted relative paths with "/".
+    """Returns all *.py files below a folder, as sorted relative paths with "/".
 
-    Left out are installed packages, and folders of the names in `exclude`.
+    Installed packages and the folders named in `exclude` are left out.
     """
     left_out = _NOT_THE_LIBRARY.union(exclude)
     if not files.is_folder(root):

@@ -1,7 +1,7 @@
-"""Scoring a given text: the log-probability of every token but the first.
+"""Scores a given text: the log-probability of every token except the first.
 
-The text is cut into windows as long as those of training. With an overlap, each window sees the
-last tokens of the one before again, unscored, so that no token is predicted from almost nothing:
+The text is cut into windows as long as the training examples. With an overlap, each window starts
+with the last tokens of the one before, which only give context and are not scored again:
 
     window 0   s s s s s s s s             s scored, c context only
     window 1             c c s s s s s s   (overlap 2)
@@ -39,12 +39,12 @@ class ScoredModel(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class TextScore:
-    """What a model says of a text.
+    """Score of a text.
 
     Attributes:
       token_ids: [n] int32, all tokens of the text.
-      log_probs: [n - 1] float32 in nats, of every token but the first given those before it.
-      num_bytes: UTF-8 bytes that the scored tokens stand for.
+      log_probs: [n - 1] float32 in nats, of every token except the first, given the tokens before.
+      num_bytes: UTF-8 bytes of the scored tokens.
     """
 
     token_ids: np.ndarray
@@ -58,12 +58,12 @@ class TextScore:
 
     @property
     def loss(self) -> float:
-        """Nats a token."""
+        """Nats per token."""
         return -self.total / len(self.log_probs)
 
     @property
     def bits_per_byte(self) -> float:
-        """Bits a UTF-8 byte."""
+        """Bits per UTF-8 byte."""
         return -self.total / math.log(2.0) / self.num_bytes
 
 
@@ -72,8 +72,9 @@ class TextScorer:
     """Scores texts of any length.
 
     Attributes:
-      log_probs: pure `function(theta, ids_BL, labels_BL, ctx)`, the log-probability of each label.
-      window: tokens that the model sees at once.
+      log_probs: pure `function(theta, ids_BL, labels_BL, ctx)` that returns the log-probability of
+        each label.
+      window: context length in tokens.
       overlap: tokens of a window that only give context, fewer than `window`.
       batch_size: windows computed together.
     """
@@ -87,26 +88,27 @@ class TextScorer:
         """Checks the sizes."""
         if self.window < 1 or not 0 <= self.overlap < self.window:
             raise ValueError(
-                f"scoring with windows of {self.window} tokens that overlap by {self.overlap}: "
-                "want at least 1 token, and an overlap that is smaller"
+                f"scoring with windows of {self.window} tokens that overlap by {self.overlap}: a "
+                "window needs at least 1 token, and the overlap must be at least 0 and smaller "
+                "than the window"
             )
 
     def score(self, program: Program, token_ids: npt.ArrayLike, *, num_bytes: int) -> TextScore:
         """Returns the score of a text.
 
         Args:
-          program: calls with the weights of the run.
+          program: runs a function with the weights of the run.
           token_ids: the text, at least two tokens.
           num_bytes: UTF-8 bytes of the text without its first token.
 
         Raises:
-          ValueError: there is nothing to score.
+          ValueError: the text has fewer than two tokens.
         """
         ids = np.asarray(token_ids, np.int32)
         if len(ids) < 2:
-            raise ValueError(f"a text of {len(ids)} tokens has none to score: want at least 2")
+            raise ValueError(f"a text of {len(ids)} tokens cannot be scored: needs at least 2")
         num_scored, stride = len(ids) - 1, self.window - self.overlap
-        # Windows begin `stride` apart; the last may be partly beyond the text.
+        # Windows begin `stride` tokens apart; the last one may extend beyond the text.
         count = 1 + max(0, math.ceil((num_scored - self.window) / stride))
         rows = math.ceil(count / self.batch_size) * self.batch_size
         padded = np.zeros((rows - 1) * stride + self.window + 1, np.int32)

@@ -1,4 +1,4 @@
-"""Random tokens in memory, for measuring speed: nothing can be learned, nothing is read."""
+"""Random tokens in memory, for measuring speed; no file is read and nothing can be learned."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tekso.tasks.lm.input import Indices, tokens_of
 
 
 class SyntheticTokens(ExampleInput):
-    """Windows of a stream of uniform random ids; "ids", "labels" and "weights", no bytes."""
+    """Windows of a stream of uniform random ids: "ids", "labels", "weights", no "num_bytes"."""
 
     class Params(ExampleInput.Params):
         """Params of SyntheticTokens."""
 
         length: int = param("Tokens in an example.", default=REQUIRED)
         vocab_size: int = param("Number of ids.", default=REQUIRED)
-        num_tokens: int = param("Tokens that are drawn, once.", default=1 << 20)
+        num_tokens: int = param("Length of the stream in tokens.", default=1 << 20)
 
     def __init__(self, params: Any, **kwargs: Any) -> None:
         """Draws the tokens.
@@ -51,11 +51,11 @@ class SyntheticTokens(ExampleInput):
 
     @property
     def num_examples(self) -> int:
-        """Windows."""
+        """Number of windows in an epoch."""
         return (len(self._tokens) - 1) // self.params.length
 
     def examples(self, index: Indices, epoch: Indices) -> Batch:
-        """Some windows.
+        """Returns the windows with the given indices.
 
         Shapes:
           index, epoch: [n]

@@ -21,26 +21,29 @@ from tekso.tasks.lm.decode import TextDecoder
 from tekso.tasks.lm.exports import language_model_exports
 
 BITS_PER_BYTE = "bits_per_byte"
-MAX_EXPONENT = 80.0  # a loss beyond it has no perplexity worth printing
+MAX_EXPONENT = 80.0  # caps the perplexity of very large losses
 
 
 class LanguageModel(Task):
     """Minimises the cross-entropy of every next token.
 
     Batches: "ids" and "labels" [B, L] int32, "weights" [B, L] float32 (0 is padding), "num_bytes"
-    [B] float32 (UTF-8 bytes that the weighted labels stand for), and of packed text "segment_ids"
-    (0 is padding) and "positions", [B, L] int32.
+    [B] float32 (UTF-8 bytes of the weighted labels). Packed text also has "segment_ids" (0 is
+    padding) and "positions", [B, L] int32.
     """
 
     class Params(Task.Params):
         """Params of LanguageModel."""
 
         model: Layer.Params = param(
-            "The network. Its vocab_size, left open, is that of the tokenizer.", default=REQUIRED
+            "The network. If its vocab_size is not set, the tokenizer's is used.", default=REQUIRED
         )
-        label_smoothing: float = param("Share of the target that is spread evenly.", default=0.0)
+        label_smoothing: float = param(
+            "Share of the target probability that is spread evenly.", default=0.0
+        )
         decode: TextDecoder.Params | None = param(
-            "What is sampled and scored at the end; None: nothing.", default=TextDecoder.Params()
+            "Sampling and scoring at the end of a run; None: neither.",
+            default=TextDecoder.Params(),
         )
 
     goals = {BITS_PER_BYTE: "min", "perplexity": "min"}  # noqa: RUF012
@@ -51,7 +54,7 @@ class LanguageModel(Task):
         super().__init__(params)
         if not 0.0 <= self.params.label_smoothing < 1.0:
             raise ValueError(
-                f"task.label_smoothing is {self.params.label_smoothing}: want a share in [0, 1)"
+                f"task.label_smoothing is {self.params.label_smoothing}, must be in [0, 1)"
             )
         self.child("model", self.params.model)
         decode, model = self.params.decode, self.params.model
@@ -59,32 +62,32 @@ class LanguageModel(Task):
         if window and "positions.max_length" in model and window > model.positions.max_length:
             raise ValueError(
                 f"task.decode.window is {window}, but the model has learned "
-                f"{model.positions.max_length} positions: set at most that"
+                f"{model.positions.max_length} positions: set at most {model.positions.max_length}"
             )
         self._decoder = decode.instantiate(task=self) if decode is not None else None
 
     @classmethod
     def complete(cls, params: Any, input: Input) -> Any:
-        """Fills in what is open: vocabulary, learned positions, and the window of decoding.
+        """Sets the vocabulary size, learned positions and decoding window, where they are not set.
 
-        The last two are the length of the input's examples.
+        Positions and window get the length of the input's examples.
 
         Raises:
-          ValueError: the size of the vocabulary is nowhere said, or smaller than the input's.
+          ValueError: the vocabulary size is set nowhere, or is smaller than the input's.
         """
         params = params.copy()
         vocab_size = getattr(input, "vocab_size", None)
         if params.model.vocab_size is REQUIRED:
             if vocab_size is None:
                 raise ValueError(
-                    "task.model.vocab_size is open: in training the text tells it; where no text "
-                    "is read, set it, as in --set task.model.vocab_size=100"
+                    "task.model.vocab_size is not set: training takes it from the text; without "
+                    "text, set it, as in --set task.model.vocab_size=100"
                 )
             params.model.vocab_size = vocab_size
         elif vocab_size is not None and params.model.vocab_size < vocab_size:
             raise ValueError(
                 f"task.model.vocab_size is {params.model.vocab_size}, but the input has "
-                f"{vocab_size} tokens: leave it unset, or set at least that"
+                f"{vocab_size} tokens: leave it unset, or set at least {vocab_size}"
             )
         length = input.params.length if "length" in input.params else None
         path = "positions.max_length"
@@ -101,13 +104,14 @@ class LanguageModel(Task):
     def loss(self, theta: Theta, batch: Batch, ctx: StepContext) -> LossSums:
         """Returns the sum of nats over the weighted labels.
 
-        Label smoothing acts in training only, where bits per byte are then not reported.
+        Label smoothing applies to training only; bits per byte are then reported in evaluation
+        only.
         """
         smoothing = self.params.label_smoothing if ctx.is_training else 0.0
         return self._sums(self._nats(theta, batch, ctx, smoothing), batch, smoothing)
 
     def pieces(self) -> list[Piece]:
-        """See Task: the pieces of the model, and the sums of what it returns."""
+        """Returns the pieces of the model, and one for loss and metrics; see Task."""
         smoothing = self.params.label_smoothing
         pieces = [piece.below("model") for piece in self.model.pieces(label_smoothing=smoothing)]
         return [*pieces, Piece("loss", {}, self._run_sums)]
@@ -155,15 +159,15 @@ class LanguageModel(Task):
 
     @classmethod
     def decodes_data(cls, params: Any) -> bool:
-        """See Task: prompts are taken from the input where none are given."""
+        """Returns whether decoding takes prompts from the input; see Task."""
         return params.decode is not None and not params.decode.prompts
 
     def decode(self, program: Program, input: Input) -> Decoded | None:
-        """Returns samples after the prompts, and scores of files, as the decode Params say."""
+        """Returns samples after the prompts and scores of files, according to the decode Params."""
         return self._decoder.decode(program, input) if self._decoder is not None else None
 
     def exports(self, input: Input) -> dict[str, ExportedFunction]:
-        """Returns what scores texts and goes on from prompts, as the decode Params say."""
+        """Returns functions that score texts and continue prompts, using the decode Params."""
         decode = self.params.decode if self.params.decode is not None else TextDecoder.Params()
         tokenizer = getattr(input, "tokenizer", None)
         return language_model_exports(
@@ -174,6 +178,6 @@ class LanguageModel(Task):
         )
 
     def setting_to_try(self, eval_inputs: Mapping[str, Any]) -> str | None:
-        """Returns a prompt: the first of its own, or the beginning of a text that is held out."""
+        """Returns a suggested prompt: the first of the Params, or the start of a held-out text."""
         prompt = self._decoder and self._decoder.example_prompt(eval_inputs.values())
         return f"task.decode.prompts={literals.write([prompt])}" if prompt else None

@@ -1,8 +1,8 @@
-"""A collection of texts as one array of tokens, encoded once and kept.
+"""A collection of texts as one array of tokens, encoded once and cached.
 
     end | tokens of text 0 | end | tokens of text 1 | end | … | end
 
-So every text is told where it begins and has to say where it ends; each token of it, and one end a
+The end token marks where every text begins and ends. Each token of a text, and one end token per
 text, is a label exactly once.
 """
 
@@ -26,7 +26,7 @@ from tekso.framework.input.tokenizers import Tokenizer
 
 _FORMAT = "tokens 1"
 _CHUNK = 1 << 22  # characters that are encoded together
-_KEPT_FROM = 1 << 20  # bytes of tokens from which on keeping them pays
+_KEPT_FROM = 1 << 20  # bytes; fewer tokens are not worth a file
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,8 +34,8 @@ class TokenText:
     """Texts as tokens.
 
     Attributes:
-      tokens: [tokens] ids, of the smallest type that holds them.
-      ends: [texts + 1] int64, where the ends lie in `tokens`: the first is 0, the last the last.
+      tokens: [tokens] ids, of the smallest type that can hold them.
+      ends: [texts + 1] int64, indices of the end tokens in `tokens`: from 0 to the last index.
     """
 
     tokens: np.ndarray
@@ -48,15 +48,15 @@ class TokenText:
 
 
 def token_text(source: Source, tokenizer: Tokenizer, *, assets_dir: str | None) -> TokenText:
-    """Encodes all texts of a source, or reads what was kept of an earlier time.
+    """Encodes all texts of a source, or reads cached tokens.
 
     Args:
-      source: gives str, bytes of UTF-8, or arrays of ids; what is malformed is skipped.
-      tokenizer: what encodes them.
-      assets_dir: folder to keep the tokens in, where encoding takes longer than reading them.
+      source: yields str, bytes of UTF-8, or arrays of ids; malformed texts are skipped.
+      tokenizer: encodes the texts.
+      assets_dir: folder for cached tokens, used if encoding takes longer than reading them.
 
     Raises:
-      InputError: too much is malformed, or nothing is left.
+      InputError: too many texts are malformed, or no text is left.
     """
     keeps = assets_dir is not None and files.is_local(assets_dir) and not tokenizer.is_fast
     if not keeps:
@@ -74,10 +74,10 @@ def token_text(source: Source, tokenizer: Tokenizer, *, assets_dir: str | None) 
 
 
 def texts(source: Source) -> Iterator[str | np.ndarray]:
-    """All texts of a source, and arrays of ids as they are; malformed ones are skipped.
+    """Yields all texts of a source; arrays of ids are unchanged, malformed texts are skipped.
 
     Raises:
-      InputError: too much is malformed.
+      InputError: too many texts are malformed.
     """
     for origin, record in source.records():
         try:
@@ -93,13 +93,13 @@ def _text(record: Any) -> str | np.ndarray:
         return to_text(record)
     if isinstance(record, np.ndarray) and record.dtype.kind in "iu" and record.ndim == 1:
         return record
-    raise NotTextError(f"wanted a text or an array of token ids, given {type(record).__name__}")
+    raise NotTextError(f"expected a text or an array of token ids, got {type(record).__name__}")
 
 
 def _encoded(source: Source, tokenizer: Tokenizer) -> TokenText:
     end = np.array([tokenizer.end_id], tokenizer.dtype)
     tokens, sizes = [end], [np.zeros(1, np.int64)]
-    for chunk in _chunks(source):  # joined by chunk, as small arrays take more room than tokens
+    for chunk in _chunks(source):  # joined by chunk: many small arrays would take more memory
         encoded = [ids for ids in _encode_chunk(chunk, tokenizer) if len(ids)]
         if encoded:
             tokens.append(np.concatenate([part for ids in encoded for part in (ids, end)]))
@@ -136,21 +136,21 @@ def _encode_chunk(chunk: list[str | np.ndarray], tokenizer: Tokenizer) -> Iterat
 
 
 class TokenFiles:
-    """Tokens in files, mapped into memory.
+    """Token files, mapped into memory.
 
     <path>.bin    the ids
     <path>.npy    the ends
-    <path>.json   sizes, and what was skipped; written last
+    <path>.json   sizes, and the report of skipped texts; written last
     """
 
     def __init__(self, path: str) -> None:
         self._path = path
 
     def read(self, source: Source, tokenizer: Tokenizer) -> TokenText | None:
-        """The tokens; None if they are not there, or damaged.
+        """Returns the tokens; None if the files are missing or damaged.
 
         Raises:
-          InputError: more was skipped than the source now allows.
+          InputError: more texts were skipped than the source now allows.
         """
         if not files.exists(f"{self._path}.json"):
             return None
@@ -162,14 +162,14 @@ class TokenFiles:
             if [len(tokens), len(ends)] != about["sizes"] or ends[-1] != len(tokens) - 1:
                 raise ValueError("sizes differ")
         except (OSError, ValueError, KeyError, TypeError) as error:
-            logging.warning("%s is damaged (%s) and is made again", self._path, error)
+            logging.warning("%s is damaged (%s) and will be created again", self._path, error)
             return None
         for skip in skipped.named:
             source.skips.add(Origin(skip.file, skip.offset), skip.reason)
         return TokenText(tokens, ends)
 
     def write(self, text: TokenText, skipped: SkipReport) -> None:
-        """Keeps the tokens, if there is room."""
+        """Writes the files; logs a warning if that fails, for example on a full disk."""
         about = {"sizes": [len(text.tokens), len(text.ends)], "skipped": skipped.to_json()}
         try:
             with files.writing_atomically(f"{self._path}.bin") as file:
@@ -178,7 +178,7 @@ class TokenFiles:
                 np.save(file, text.ends)
             files.write_atomically(f"{self._path}.json", json.dumps(about) + "\n")
         except OSError as error:
-            logging.warning("tokens are not kept in %s: %s", self._path, error)
+            logging.warning("tokens are not cached in %s: %s", self._path, error)
             for suffix in (".bin", ".npy"):
                 with contextlib.suppress(OSError):
                     files.remove(self._path + suffix)

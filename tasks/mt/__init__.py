@@ -1,1 +1,1 @@
-"""Sequence to sequence: parallel corpora, input, task, translation, scores."""
+"""Sequence-to-sequence tasks: parallel corpora, input, task, translation, scores."""

@@ -1,4 +1,4 @@
-"""Pictures of attention: which token of the source every token of a translation looks at."""
+"""Plots of attention weights between the tokens of a translation and of its source."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import numpy as np
 
 _INCHES_PER_TOKEN = 0.28
 _MAX_TOKENS = 60
-"""Of each side: what is longer is left out of the picture."""
+"""Most tokens of each side in a picture; further tokens are left out."""
 
 
 def draw(
     attention_TS: np.ndarray, *, source: Sequence[str], target: Sequence[str], title: str
 ) -> bytes:
-    """Returns a PNG of how much every target token looks at every source token.
+    """Returns a PNG of the attention weights of every target token over the source tokens.
 
     Args:
-      attention_TS: shares, each row with a sum of 1.
-      source: tokens of the source, S at least.
-      target: tokens of the target, T at least.
-      title: over the picture.
+      attention_TS: attention weights; each row sums to 1.
+      source: at least S tokens of the source.
+      target: at least T tokens of the target.
+      title: title of the picture.
     """
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -35,7 +35,7 @@ def draw(
     figure = Figure(figsize=size, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    plain: Any = {"parse_math": False}  # a text with two dollars is none
+    plain: Any = {"parse_math": False}  # two dollar signs are not a formula
     axes.set_title(title, fontsize=9, **plain)
     axes.imshow(attention_TS[:rows, :columns], vmin=0.0, vmax=1.0, cmap="Greys", aspect="auto")
     sides = [_shown(t) for t in source[:columns]], [_shown(t) for t in target[:rows]]
@@ -49,5 +49,5 @@ def draw(
 
 
 def _shown(token: str) -> str:
-    """A token with its spaces visible."""
+    """Returns a token with visible spaces and line ends."""
     return token.replace(" ", "␣").replace("\n", "⏎") or "∅"

@@ -1,4 +1,4 @@
-"""Pairs one a row, in batches of similar length."""
+"""One pair per row, in batches of similar length."""
 
 from __future__ import annotations
 
@@ -15,29 +15,30 @@ from tekso.tasks.mt.input import Indices, TranslationInput
 
 
 class BucketedPairs(TranslationInput):
-    """A pair a row, filled up to the bounds of its bucket, which both of its sides fit into.
+    """One pair per row, padded to the length of the smallest bucket that fits both sides.
 
-    Batches have as many shapes as there are buckets. In training every pair is taken once an epoch.
-    Other orders keep that of the data: a batch is in the bucket that all of its pairs fit into.
+    Each bucket has one batch shape. With order "shuffled", every pair is used once per epoch. Other
+    orders keep the order of the data: a batch has the smallest bucket that fits all its pairs.
     """
 
     class Params(TranslationInput.Params):
         """Params of BucketedPairs."""
 
         batch_size: int = param(
-            "Rows in a batch of the longest bucket, and of every bucket with fill='examples'. "
-            "fill='tokens': a batch of shorter rows has more, about as many tokens as the longest.",
+            "Rows in a batch of the longest bucket; with fill='examples', of every bucket. With "
+            "fill='tokens', a batch of shorter rows has more rows, and about the same number of "
+            "tokens.",
             default=REQUIRED,
         )
         bounds: list[int] = param(
-            "Most tokens of either side in each bucket, ascending; the last bucket is for the "
-            "larger one of source_length and target_length. Empty: a quarter and half of it.",
+            "Maximum tokens of either side in each bucket, ascending. The larger of source_length "
+            "and target_length is added as the last bucket. Empty: a quarter and a half of it.",
             default=[],
         )
         fill: Literal["examples", "tokens"] = param(
-            "examples: batch_size rows in a batch of every bucket. tokens: that of the longest; "
-            "twice as many rows where they are at most half as long, and so on; where batches are "
-            "shuffled.",
+            "examples: a batch of every bucket has batch_size rows. tokens: a batch of the longest "
+            "bucket has batch_size rows, a bucket of half that length twice as many, and so on. "
+            "Orders other than shuffled always use batch_size.",
             default="examples",
         )
 
@@ -64,13 +65,13 @@ class BucketedPairs(TranslationInput):
         self._key = shuffle.key_of(self.seed, "buckets")
 
     def batch(self, step: int) -> Batch:
-        """The global batch of a step.
+        """Returns the global batch of a step.
 
         Shapes:
-          returns: as in the docstring of tasks/mt/input.py, B, S and T those of the step's bucket
+          returns: as in the docstring of tasks/mt/input.py; B, S and T depend on the step's bucket
 
         Raises:
-          IndexError: the step is negative, or the pass has fewer batches.
+          IndexError: the step is negative, or beyond the last batch of the pass.
         """
         check_step(step, self.num_batches)
         if self.params.order != "shuffled":
@@ -85,7 +86,7 @@ class BucketedPairs(TranslationInput):
         return (self.params.order == "once") & (self._places(step) >= self.num_examples)
 
     def at(self, position: Indices) -> Batch:
-        """Refuses: there are no examples of one shape."""
+        """Raises TypeError: the examples have several shapes."""
         raise TypeError("BucketedPairs has rows of several lengths and cannot be part of a mixture")
 
     def _chosen(self, step: int) -> BucketBatch:

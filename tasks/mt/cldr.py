@@ -1,8 +1,8 @@
-"""Real parallel sentences without a download: what CLDR knows to write in hundreds of languages.
+"""Parallel sentences generated from CLDR data, without a download.
 
 The source is English: "Thursday, May 7, 2026", "in 3 days", "€12.50", "12.5 kilometers", "Austria,
-German, or Swiss francs". The target is the same in another language, with its order of words, its
-cases and plurals. Both are written by the package Babel, so nothing has to be read.
+German, or Swiss francs". The target is its translation, with the word order, cases and plurals of
+the target language. The package Babel writes both, so no file is read.
 """
 
 from __future__ import annotations
@@ -29,56 +29,58 @@ mn mr ms my nb ne nl nn or pa pl ps pt rm ro ru sc sd si sk sl so sq sr sv sw ta
 ug uk ur uz vi yo zh zu
 """
 LOCALES = tuple(_CODES.split())
-"""Languages that CLDR has words of nearly everything for: at least 98 of 100 phrases."""
+"""Languages in which CLDR can write nearly all phrases: at least 98 of 100."""
 
 TextPair = tuple[str, str]
 
-_MOST_DRAWN = 20  # phrases that are drawn for each pair that is wanted, before it is given up
+_MOST_DRAWN = 20  # gives up after drawing this many phrases per requested pair
 
 
 class Cldr(PairSource):
-    """Pairs of English and other languages, drawn at random; all of them are different.
+    """Draws random pairs of English and other languages; all pairs are different.
 
-    Which split a pair is in depends on its source alone, so that no source of one split is in
-    another, not even with another language. In dev and test there is also no target that is one of
-    training in the same language.
+    The split of a pair depends on its source alone, so no source is in two splits, not even with
+    another language. In dev, no target is a training target of the same language; in test, no
+    target is a training or dev target.
     """
 
     class Params(PairSource.Params):
         """Params of Cldr."""
 
         locales: list[str] = param(
-            "Target languages, as 'de' or 'zh_Hant'; several are told apart by a language token.",
+            "Target languages, such as 'de' or 'zh_Hant'. If there are several, a language token "
+            "selects one.",
             default=["de"],
         )
-        num_pairs: int = param("Pairs a language, all splits together.", default=100_000)
+        num_pairs: int = param("Pairs per language, in all splits together.", default=100_000)
         kinds: list[str] = param(
-            "What is written, each kind as often as it is named. Empty: all kinds.", default=[]
+            "Kinds of phrases; a kind listed twice is drawn twice as often. Empty: all kinds.",
+            default=[],
         )
-        dev_fraction: float = param("Share of the sources for dev.", default=0.02)
-        test_fraction: float = param("Share of the sources for test.", default=0.02)
-        seed: int = param("Of what is drawn.", default=1)
+        dev_fraction: float = param("Share of the sources in the dev split.", default=0.02)
+        test_fraction: float = param("Share of the sources in the test split.", default=0.02)
+        seed: int = param("Seed of the random phrases.", default=1)
 
     def __init__(self, params: Any, *, split: Split = "train") -> None:
         """Draws the pairs.
 
         Raises:
-          InputError: there is no such locale or kind, or the kinds do not give so many pairs.
+          InputError: a locale or kind does not exist, or the kinds do not give enough pairs.
         """
         super().__init__(params, split=split)
         p = self.params
         check_fractions(p)
         if not p.locales or len(set(p.locales)) != len(p.locales):
             raise InputError(
-                f"{p.path_of('locales')} is {list(p.locales)}: wanted one or more, each once"
+                f"{p.path_of('locales')} is {list(p.locales)}, must be one or more, each once"
             )
         if p.num_pairs < 1:
-            raise ValueError(f"{p.path_of('num_pairs')} is {p.num_pairs}, but has to be at least 1")
+            raise ValueError(f"{p.path_of('num_pairs')} is {p.num_pairs}, but must be at least 1")
         kinds = tuple(p.kinds) or tuple(cldr_phrases.KINDS)
         unknown = [kind for kind in kinds if kind not in cldr_phrases.KINDS]
         if unknown:
             raise InputError(
-                f"{p.path_of('kinds')} has {', '.join(unknown)}; there are "
+                f"{p.path_of('kinds')} has unknown kinds: {', '.join(unknown)}; the kinds are "
                 f"{', '.join(cldr_phrases.KINDS)}"
             )
         self.languages = self.languages_of(p)
@@ -97,17 +99,17 @@ class Cldr(PairSource):
         return int(self._ends[-1])
 
     def origin(self, index: int) -> Origin:
-        """Where a record lies."""
+        """Returns the location of a record."""
         return Origin(f"{self.split} pair {index} of CLDR")
 
     def fingerprint(self) -> str:
-        """A digest of what the records hold."""
+        """Returns a digest of all records."""
         texts = (text for pairs in self._pairs for pair in pairs for text in pair)
         counts = [str(len(pairs)) for pairs in self._pairs]
         return digest(text.encode() for text in itertools.chain(self.params.locales, counts, texts))
 
     def describe(self) -> str:
-        """The collection in a few words."""
+        """Returns a short description of the source."""
         locales = self.params.locales
         names = ", ".join(locales) if len(locales) <= 5 else f"{len(locales)} languages"
         return f"CLDR phrases, English to {names}"
@@ -118,7 +120,7 @@ class Cldr(PairSource):
         return Pair(*self._pairs[number][index - first], *self.languages[number : number + 1])
 
     def _own(self, drawn: tuple[TextPair, ...]) -> list[TextPair]:
-        """What of a language is in this split."""
+        """Returns the pairs of a language that are in this split."""
         p = self.params
         splits = [split_of(source, p.dev_fraction, p.test_fraction) for source, _ in drawn]
         before = {"train": (), "dev": ("train",), "test": ("train", "dev")}[self.split]
@@ -134,21 +136,22 @@ class Cldr(PairSource):
 
 @functools.lru_cache(maxsize=128)
 def pairs_of(code: str, count: int, *, kinds: tuple[str, ...], seed: int) -> tuple[TextPair, ...]:
-    """Draws pairs of English and a language; every source once.
+    """Draws pairs of English and a language; every source occurs once.
 
-    A source that would have two targets is left out.
+    A source with two different targets is left out.
 
     Raises:
-      InputError: CLDR has no such language, or the kinds do not give so many pairs.
+      InputError: CLDR does not have the language, or the kinds do not give enough pairs.
     """
     writer = Writer(code)
-    targets: dict[str, str | None] = {}  # None: of a source that has several
+    targets: dict[str, str | None] = {}  # None: the source has several targets
     left = count
     for number, (phrase, source) in enumerate(_sources(kinds, seed)):
         if number >= _MOST_DRAWN * count:
             raise InputError(
-                f"after {number:,} phrases of the kinds {', '.join(kinds)} there are only "
-                f"{count - left:,} different ones in {code!r}: ask for fewer pairs, or more kinds"
+                f"{number:,} phrases of the kinds {', '.join(kinds)} gave only {count - left:,} "
+                f"different pairs in {code!r}, but num_pairs is {count:,}: set fewer pairs, or "
+                "more kinds"
             )
         if source in targets and targets[source] is None:
             continue
@@ -168,7 +171,7 @@ def pairs_of(code: str, count: int, *, kinds: tuple[str, ...], seed: int) -> tup
 
 
 class _Sources:
-    """Phrases and their English text, kept for the languages that come next."""
+    """Phrases and their English text, cached so that all languages use the same ones."""
 
     def __init__(self, kinds: tuple[str, ...], seed: int) -> None:
         self._phrases = cldr_phrases.draw(kinds, seed=seed)

@@ -1,8 +1,9 @@
-"""Draws phrases at random, so that English says which one it is.
+"""Draws random phrases whose English text is unambiguous.
 
-What a target language needs to know must be in the English text. So of two widths that are equal in
-English the first is taken ("May 5, 2026" is long, never medium), years are those of one century
-(a short date has two digits of them), and units and names that English writes alike are left out.
+The English text must contain everything that the translation depends on. If two widths give the
+same English text, the first is used ("May 5, 2026" is long, never medium). All years are in one
+span of 100 years, because a short date has two digits. Units and names with the same English text
+are left out.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ T = TypeVar("T")
 _FIRST_DAY = datetime.date(1950, 1, 1).toordinal()
 _NUM_DAYS = datetime.date(2050, 1, 1).toordinal() - _FIRST_DAY
 _DATE_WIDTHS = ("full", "long", "medium", "short", "yMMMM", "MMMMd", "yMMMEd", "MMMEd", "yQQQQ")
-_IN_USE = datetime.date(2025, 1, 1)  # currencies of this day
-_NUM_WORDS = 64  # random numbers that a phrase may need
-_TOGETHER = 4096  # phrases that are drawn at once
+_IN_USE = datetime.date(2025, 1, 1)  # only currencies in use on this day
+_NUM_WORDS = 64  # random numbers per phrase
+_TOGETHER = 4096  # phrases per block of random numbers
 
 
 class Draw:
@@ -36,15 +37,15 @@ class Draw:
         self._words = iter(words)
 
     def below(self, end: int) -> int:
-        """A number in [0, end)."""
+        """Draws a number in [0, end)."""
         return next(self._words) % end
 
     def one_of(self, items: Sequence[T]) -> T:
-        """One of some items."""
+        """Draws one of the items."""
         return items[self.below(len(items))]
 
     def decimal(self, most_digits: int, most_decimals: int) -> str:
-        """A positive number, small ones about as often as large ones."""
+        """Draws a positive number; small numbers are about as likely as large ones."""
         number = 1 + self.below(10 ** (1 + self.below(most_digits)))
         decimals = self.below(most_decimals + 1)
         if not decimals:
@@ -54,10 +55,10 @@ class Draw:
 
 
 def draw(kinds: Sequence[str], *, seed: int) -> Iterator[Phrase]:
-    """Phrases of some kinds, without end.
+    """Yields an endless sequence of random phrases.
 
     Args:
-      kinds: keys of KINDS, each as often as it is named.
+      kinds: keys of KINDS; a key listed twice is drawn twice as often.
       seed: phrase i is a function of seed and i.
     """
     key = shuffle.key_of(seed, "cldr")
@@ -78,7 +79,7 @@ def _day(one: Draw) -> int:
 
 
 def _is_may(day: int) -> bool:
-    """Whether the short name of its month is the long one."""
+    """Returns whether the day is in May, whose short and long English names are the same."""
     return datetime.date.fromordinal(day).month == 5
 
 
@@ -127,7 +128,7 @@ def _money(one: Draw) -> Phrase:
     currency = one.one_of(_currencies())
     value = str(1 + one.below(10 ** (1 + one.below(6))))
     decimals = numbers.get_currency_precision(currency)
-    if decimals:  # all of them are written, zeros too, and plurals depend on them
+    if decimals:  # all decimals are written, also zeros, and plurals depend on them
         fraction = 0 if one.below(2) else one.below(10**decimals)
         value += f".{fraction:0{decimals}d}"
     return "money", value, currency, one.one_of(("standard", "name"))
@@ -180,12 +181,12 @@ _PARTS = ("date", "time", "number", "percent", "money", "amount", "relative", "n
 _TABLES = ("languages", "territories", "currencies")
 
 
-# What English tells apart.
+# What English distinguishes.
 
 
 @functools.cache
 def english() -> Writer:
-    """Writes sources."""
+    """Returns the writer of English sources."""
     return Writer("en")
 
 
@@ -204,10 +205,10 @@ def _currencies() -> tuple[str, ...]:
 
 @functools.cache
 def _names() -> dict[str, list[tuple[str, str]]]:
-    """Of each table the names that no other entry has: (table, code).
+    """Returns the entries (table, code) of each table whose English name is unique.
 
-    Languages are those with a code of two letters: the well-known ones, which have a name in nearly
-    every other language, and are few enough to be met often.
+    Only languages with a code of two letters are included. They have a name in nearly every other
+    language, and are few enough to occur often.
     """
     tables = {
         "languages": sorted(
@@ -229,23 +230,23 @@ def _names() -> dict[str, list[tuple[str, str]]]:
 
 @functools.cache
 def _units() -> list[tuple[str, str]]:
-    """Units and widths that English tells apart."""
+    """Returns the units and widths whose English texts differ."""
     units = sorted(english().locale._data["unit_patterns"])
-    units.remove("concentr-percent")  # English writes it as a share in percent
+    units.remove("concentr-percent")  # same English text as a percentage
     forms = [(unit, width) for width in ("long", "short") for unit in units]
     return _apart({form: ("amount", "3", *form) for form in forms})
 
 
 @functools.cache
 def _relative_units() -> list[tuple[str, str]]:
-    """Units of relative times, and widths, that English tells apart."""
+    """Returns the units of relative times, and widths, whose English texts differ."""
     units = ("second", "minute", "hour", "day", "week", "month", "year")
     forms = [(unit, width) for width in ("long", "short") for unit in units]
     return _apart({form: ("relative", 3, *form) for form in forms})
 
 
 def _apart(examples: dict[tuple[str, str], Phrase]) -> list[tuple[str, str]]:
-    """The first width of those that are alike, and none where two units are."""
+    """Returns one width per English text, and none if two units share the text."""
     alike: dict[str, list[tuple[str, str]]] = collections.defaultdict(list)
     for form, phrase in examples.items():
         try:

@@ -1,9 +1,9 @@
-"""Writes phrases (a date, an amount of money, a list of countries, …) in a language, by CLDR.
+"""Writes phrases (a date, an amount of money, a list of countries, …) in a language, using CLDR.
 
-A phrase says what is meant, and in which width; it is a tuple of the name of a method of Writer and
-its arguments, plain and hashable: ("amount", "3.5", "length-kilometer", "long").
+A phrase is a hashable tuple: the name of a method of Writer, and its arguments. For example:
+("amount", "3.5", "length-kilometer", "long").
 
-Source: Unicode CLDR, as it is in the package Babel; UTS 35 says how patterns are used.
+Source: Unicode CLDR, as included in the package Babel; UTS 35 defines how patterns are used.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ _UNIT_SECONDS = {
 
 
 class UnwritableError(Exception):
-    """The data of a language has no words for a phrase."""
+    """CLDR lacks the data to write a phrase in a language."""
 
 
 class Writer:
     """Writes phrases in one language, in Latin digits.
 
-    No-break and thin spaces, which nobody types, are written as plain ones.
+    No-break and thin spaces, which nobody types, are replaced by plain spaces.
 
     Args:
-      code: of the language, as "de" or "zh_Hant".
+      code: code of the language, such as "de" or "zh_Hant".
 
     Raises:
-      InputError: CLDR has no such language.
+      InputError: CLDR does not have the language.
     """
 
     def __init__(self, code: str) -> None:
@@ -46,17 +46,17 @@ class Writer:
             self.locale = Locale.parse(code)
         except (UnknownLocaleError, ValueError) as error:
             raise InputError(f"CLDR has no locale {code!r}") from error
-        # Babel gives no access to these two by name.
+        # Babel has no public access to these two.
         self._unit_patterns: Any = self.locale._data["unit_patterns"]
         self._fields: Any = self.locale._data["date_fields"]
         short = str(dates.get_time_format("short", self.locale).pattern)
         self._hours = "Hm" if "H" in short or "k" in short else "hm"
 
     def write(self, phrase: Phrase) -> str:
-        """The text of a phrase.
+        """Returns the text of a phrase.
 
         Raises:
-          UnwritableError: the language has no words for it.
+          UnwritableError: CLDR lacks the data to write it in this language.
         """
         return self._write(phrase).translate(_PLAIN_SPACES)
 
@@ -66,10 +66,10 @@ class Writer:
             raise UnwritableError(phrase)
         return text
 
-    # Dates and times. A day is its number from 1 January of the year 1 on.
+    # Dates and times. A day is a proleptic Gregorian ordinal: 1 January of the year 1 is day 1.
 
     def date(self, day: int, width: str) -> str:
-        """A date: of width full, long, medium or short, or of a skeleton as yMMMM."""
+        """Writes a date with width full, long, medium or short, or a skeleton such as yMMMM."""
         value = datetime.date.fromordinal(day)
         if width in ("full", "long", "medium", "short"):
             return dates.format_date(value, width, self.locale)
@@ -78,34 +78,34 @@ class Writer:
         return dates.format_skeleton(width, value, fuzzy=False, locale=self.locale)
 
     def time(self, second: int, width: str) -> str:
-        """A time of the day, of width medium or short."""
+        """Writes a time of day with width medium or short."""
         return dates.format_time(_time(second), width, locale=self.locale)
 
     def date_time(self, day: int, second: int, width: str) -> str:
-        """A date and a time, of width long, medium or short; the time always short."""
+        """Writes a date with width long, medium or short, and a short time."""
         found = dates.get_datetime_format(width, self.locale)  # type: ignore[arg-type]
         pattern = str(found).replace("'", "")
         time = self.time(second, "short")
         return pattern.replace("{0}", time).replace("{1}", self.date(day, width))
 
     def days(self, first: int, last: int, skeleton: str) -> str:
-        """From one day to another."""
+        """Writes an interval from one day to another."""
         if skeleton not in self.locale.interval_formats:
             raise UnwritableError(skeleton)
         begin, end = datetime.date.fromordinal(first), datetime.date.fromordinal(last)
         return dates.format_interval(begin, end, skeleton, fuzzy=False, locale=self.locale)
 
     def hours(self, first: int, last: int) -> str:
-        """From one time of the day to another."""
+        """Writes an interval from one time of day to another."""
         if self._hours not in self.locale.interval_formats:
             raise UnwritableError(self._hours)
         begin, end = _time(first), _time(last)
         return dates.format_interval(begin, end, self._hours, fuzzy=False, locale=self.locale)
 
     def relative(self, count: int, unit: str, width: str) -> str:
-        """How long ago (below 0) or ahead: "in 3 days"."""
+        """Writes a relative time such as "in 3 days"; a negative count is in the past."""
         widths = ("short", "long") if width == "short" else ("long",)
-        for each in widths:  # CLDR: what has no short form has the long one
+        for each in widths:  # CLDR: the long form replaces a missing short form
             fields = self._fields.get(unit if each == "long" else f"{unit}-{each}", {})
             if "future" in fields and "past" in fields:
                 break
@@ -120,15 +120,15 @@ class Writer:
             locale=self.locale,
         )
 
-    # Numbers; they are given as text, so that a phrase is exact.
+    # Numbers are strings, so that a phrase is exact.
 
     def number(self, value: str) -> str:
-        """A number."""
+        """Writes a number."""
         return numbers.format_decimal(Decimal(value), locale=self.locale)
 
     def compact(self, value: str) -> str:
-        """A large number in words, as "1.2 million"."""
-        for width in ("long", "short"):  # CLDR: what has no long form has the short one
+        """Writes a large number with words, such as "1.2 million"."""
+        for width in ("long", "short"):  # CLDR: the short form replaces a missing long form
             if width in self.locale.compact_decimal_formats:
                 return numbers.format_compact_decimal(
                     Decimal(value),
@@ -139,13 +139,13 @@ class Writer:
         raise UnwritableError(value)
 
     def percent(self, value: str) -> str:
-        """A share of 1 in percent."""
+        """Writes a fraction of 1 as a percentage."""
         return numbers.format_percent(
             Decimal(value), locale=self.locale, decimal_quantization=False
         )
 
     def money(self, value: str, currency: str, style: str) -> str:
-        """An amount of money, of style standard (with a sign) or name."""
+        """Writes an amount of money, with the currency symbol (standard) or name (name)."""
         if currency not in self.locale.currencies:
             raise UnwritableError(currency)
         return numbers.format_currency(
@@ -156,11 +156,11 @@ class Writer:
         )
 
     def amount(self, value: str, unit: str, width: str) -> str:
-        """So many units, of width long or short."""
+        """Writes a number of units, with width long or short."""
         of_unit = self._unit_patterns.get(unit, {})
         number = Decimal(value)
         plural = self.locale.plural_form(number)
-        for each in (width, "short"):  # CLDR: what has no long form has the short one
+        for each in (width, "short"):  # CLDR: the short form replaces a missing long form
             patterns = of_unit.get(each, {})
             if plural in patterns or "other" in patterns:
                 pattern: str = patterns.get(plural) or patterns["other"]
@@ -170,18 +170,18 @@ class Writer:
     # Names and lists.
 
     def name(self, table: str, code: str) -> str:
-        """The name of one of the languages, territories or currencies."""
+        """Writes the name of a language, territory or currency."""
         found: str | None = getattr(self.locale, table).get(code)
         if not found:
             raise UnwritableError(code)
         return found
 
     def variety(self, language: str, territory: str) -> str:
-        """A language as it is spoken in a territory."""
+        """Writes a language as spoken in a territory."""
         return f"{self.name('languages', language)} ({self.name('territories', territory)})"
 
     def listed(self, style: str, *phrases: Phrase) -> str:
-        """Several phrases, of style standard (and) or "or"."""
+        """Writes a list of phrases, joined with "and" (standard) or "or"."""
         texts = [self._write(phrase) for phrase in phrases]
         return lists.format_list(texts, style, self.locale)  # type: ignore[arg-type]
 

@@ -1,6 +1,6 @@
-"""What a translation model gives to programs that do not have Tekso: translations and scores.
+"""Exports a translation model to programs without Tekso: beam search, greedy search and scoring.
 
-Tokens go in and come out: the tokenizers lie beside the model.
+Inputs and outputs are tokens. The tokenizers are exported as files next to the model.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from tekso.tasks.mt.translator import PairModel
 
 _SOURCE = {
     "source_ids": ExportedInput(
-        "the tokens of each source, its end (and before them its language, where there are "
-        "several), filled up with any id",
+        "the tokens of each source and its end token, padded with any id; if there are several "
+        "languages, the language token comes first",
         has_length=True,
     ),
-    "source_lengths": ExportedInput("tokens of each source, its end among them"),
+    "source_lengths": ExportedInput("number of tokens of each source, end included"),
 }
 _FOUND = {
     "ids": ExportedOutput(
-        "tokens of each target, its end among them, then 0: int32, [examples, targets, longest]"
+        "tokens of each target, end included, padded with 0: int32, [examples, targets, longest]"
     ),
     "lengths": ExportedOutput(
-        "tokens of each target, 0: there is none; int32, [examples, targets]"
+        "number of tokens of each target, 0 if there is no target: int32, [examples, targets]"
     ),
-    "scores": ExportedOutput("what targets are ranked by: float32, [examples, targets]"),
+    "scores": ExportedOutput("scores that rank the targets: float32, [examples, targets]"),
     "log_probs": ExportedOutput("nats: float32, [examples, targets]"),
 }
 
@@ -54,9 +54,9 @@ def translation_exports(
 
     Args:
       task: a Translation.
-      search: how targets are found.
-      end_id: ends a target, and stands for the token before the first.
-      forbidden_ids: tokens that no target gets.
+      search: the search for targets.
+      end_id: the token that ends a target, and the decoder's first input.
+      forbidden_ids: tokens that are never in a target.
       longest: most tokens of a source.
       longest_target: most tokens of a target that is scored.
     """
@@ -68,7 +68,7 @@ def translation_exports(
     return {
         "translate": _translating(task, search, tokens, longest, f"The best targets by {beam}."),
         "greedy": _translating(
-            task, greedy, tokens, longest, "The likeliest token, one after the other."
+            task, greedy, tokens, longest, "Greedy decoding: the likeliest token at every step."
         ),
         "score": _scoring(task, end_id, longest, longest_target),
     }
@@ -131,11 +131,11 @@ def _scoring(task: PairModel, end_id: int, longest: int, longest_target: int) ->
             "source_ids": dataclasses.replace(_SOURCE["source_ids"], longest=longest),
             "source_lengths": _SOURCE["source_lengths"],
             "target_labels": ExportedInput(
-                "the tokens of each target, its end among them",
+                "the tokens of each target, end included",
                 has_length=True,
                 longest=longest_target,
             ),
-            "target_lengths": ExportedInput("tokens of each target, its end among them"),
+            "target_lengths": ExportedInput("number of tokens of each target, end included"),
         },
         outputs={
             "log_probs": ExportedOutput(
@@ -147,6 +147,6 @@ def _scoring(task: PairModel, end_id: int, longest: int, longest_target: int) ->
 
 
 def _segments(ids: tf.Tensor, lengths: tf.Tensor) -> tf.Tensor:
-    """1 for tokens, 0 for what fills up."""
+    """Returns 1 for tokens and 0 for padding."""
     places = tf.range(ids.shape[1])
     return tf.cast(places < tf.expand_dims(lengths, 1), tf.int32)

@@ -1,14 +1,14 @@
-"""Pairs of texts for sequence to sequence: from a parallel corpus and tokenizers to batches.
+"""Inputs for sequence-to-sequence models: batches of pairs from a parallel corpus and tokenizers.
 
-Every batch has, in int32 unless said otherwise (B rows, S and T tokens of the sides):
+Every batch has these arrays, int32 unless noted (B rows, S source tokens, T target tokens):
 
-    source_ids          [B, S]  tokens of the source, then the end; filled up with ends
-    source_segment_ids  [B, S]  0 fills up, 1 the first pair of a row, 2 the second, …
-    target_ids          [B, T]  what a decoder reads: an end (for "begin"), then the target's tokens
-    target_labels       [B, T]  what it predicts: the target's tokens, then the end
-    target_weights      [B, T]  float32, 1 for every label, 0 for what fills up
-    target_segment_ids  [B, T]  as of the source: pair n of a row is segment n of both sides
-    source_positions, target_positions [B, S], [B, T]  only where rows are packed; from 0 in a pair
+    source_ids          [B, S]  tokens of the source, then the end token; padded with end tokens
+    source_segment_ids  [B, S]  0: padding, 1: the first pair of a row, 2: the second, …
+    target_ids          [B, T]  decoder input: the end token (as start), then the target's tokens
+    target_labels       [B, T]  decoder output: the target's tokens, then the end token
+    target_weights      [B, T]  float32, 1 for every label, 0 for padding
+    target_segment_ids  [B, T]  like the source's: pair n of a row is segment n of both sides
+    source_positions, target_positions [B, S], [B, T]  packed rows only; from 0 in each pair
 """
 
 from __future__ import annotations
@@ -36,44 +36,48 @@ Indices = npt.NDArray[np.int64]
 
 
 class TranslationInput(PairTexts, ExampleInput):
-    """Base of inputs of pairs: reads the corpus, makes or loads tokenizers, encodes, filters.
+    """Base of inputs of pairs: reads the corpus, learns or loads tokenizers, encodes, filters.
 
-    Pairs are numbered in the order of the data, those that are left out not counted.
+    Pairs are numbered in the order of the data, without the pairs that are left out.
 
     Attributes:
       tokens: the corpus as tokens.
-      chosen: which pairs of it are taken.
-      rows: what puts them into batches.
+      chosen: the pairs of the corpus that are used.
+      rows: puts them into batches.
     """
 
     class Params(ExampleInput.Params):
         """Params of TranslationInput."""
 
-        corpus: PairSource.Params = param("Where the pairs are.", default=ParallelFiles.Params())
+        corpus: PairSource.Params = param("Source of the pairs.", default=ParallelFiles.Params())
         tokenizer: Tokenizer.Params = param(
-            "What makes text of both sides tokens, learned from both.", default=Bytes.Params()
+            "Tokenizer of both sides, learned from both.", default=Bytes.Params()
         )
         source_tokenizer: Tokenizer.Params | None = param(
-            "One for the source alone; then target_tokenizer is wanted, too.", default=None
+            "Tokenizer of the source alone; requires target_tokenizer.", default=None
         )
-        target_tokenizer: Tokenizer.Params | None = param("One for the target alone.", default=None)
+        target_tokenizer: Tokenizer.Params | None = param(
+            "Tokenizer of the target alone; requires source_tokenizer.", default=None
+        )
         source_length: int = param(
-            "Tokens of the source side of a row; longer sources, with their end (and language), "
-            "are left out.",
+            "Source tokens in a row. Pairs with a longer source, counting its end token and "
+            "language token, are left out.",
             default=REQUIRED,
         )
         target_length: int = param(
-            "Tokens of the target side; longer targets, with their end, are left out.",
+            "Target tokens in a row. Pairs with a longer target, counting its end token, are left "
+            "out.",
             default=REQUIRED,
         )
         max_ratio: float | None = param(
-            "Leave out pairs of which one side has more than so many times the tokens of the "
-            "other, ends counted; not in a pass of order once. None: any.",
+            "Leave out pairs if one side has more than this many times the tokens of the other, "
+            "counting end tokens; ignored with order once. None: no limit.",
             default=None,
         )
         temperature: float = param(
-            "With several languages of n pairs each, shuffled: they are met as often as "
-            "n ** (1 / temperature). 1: as often as they are; above: rare ones more often.",
+            "With several languages and order shuffled: a language of n pairs is sampled in "
+            "proportion to n ** (1 / temperature). 1: in proportion to its pairs; above 1: rare "
+            "languages more often.",
             default=1.0,
         )
 
@@ -90,8 +94,8 @@ class TranslationInput(PairTexts, ExampleInput):
         """Reads, encodes and filters the split.
 
         Raises:
-          InputError: there is no pair, too many are malformed or too long, or the vocabulary in
-            `assets_dir` was made from other text.
+          InputError: no pair is left, too many are malformed, or the vocabulary in `assets_dir`
+            was learned from other text.
           OSError: a file is missing, or assets cannot be written.
           ValueError: a number is out of range.
         """
@@ -100,7 +104,7 @@ class TranslationInput(PairTexts, ExampleInput):
         for name, least in {"source_length": 2, "target_length": 2, "temperature": 1}.items():
             if p.get(name) < least:
                 raise ValueError(
-                    f"{p.path_of(name)} is {p.get(name)}, but has to be at least {least}"
+                    f"{p.path_of(name)} is {p.get(name)}, but must be at least {least}"
                 )
         self.corpus: PairSource = p.corpus.instantiate(split=p.split)
         self.languages = self.corpus.languages
@@ -127,7 +131,7 @@ class TranslationInput(PairTexts, ExampleInput):
             target_end=self.target_tokenizer.end_id,
             first_language=self.source_tokenizer.vocab_size if self.languages else None,
         )
-        self._stream = np.arange(self.num_pairs)  # what an epoch takes, before it is shuffled
+        self._stream = np.arange(self.num_pairs)  # pairs of an epoch, before shuffling
         if p.order == "shuffled" and p.temperature > 1 and self.languages:
             self._stream = sampled(
                 self.tokens.languages[self.chosen.pairs],
@@ -156,19 +160,19 @@ class TranslationInput(PairTexts, ExampleInput):
 
     @property
     def num_pairs(self) -> int:
-        """Pairs of the split that are not left out."""
+        """Number of pairs of the split, without those that are left out."""
         return len(self.chosen.pairs)
 
     @property
     def num_examples(self) -> int:
-        """Examples of an epoch."""
+        """Number of examples in an epoch."""
         return len(self._stream)
 
     def pairs(self, numbers: Iterable[int] | slice | None = None) -> list[Pair]:
-        """Pairs as texts, as they are in the corpus.
+        """Returns pairs as texts, unchanged from the corpus.
 
         Args:
-          numbers: which, each in [0, num_pairs); None: all.
+          numbers: numbers of the pairs, each in [0, num_pairs); None: all.
         """
         if numbers is None or isinstance(numbers, slice):
             numbers = range(self.num_pairs)[numbers or slice(None)]
@@ -177,25 +181,25 @@ class TranslationInput(PairTexts, ExampleInput):
 
     @property
     def num_corpus_pairs(self) -> int:
-        """Pairs of the split, those among them that are left out for their length."""
+        """Number of pairs of the split, including those left out for their length."""
         return len(self.tokens)
 
     def corpus_pairs(self, numbers: Iterable[int]) -> list[Pair]:
-        """Pairs as texts, by number in the order of the data, each in [0, num_corpus_pairs)."""
+        """Returns pairs as texts, by number in the data, each in [0, num_corpus_pairs)."""
         records = self.tokens.records[np.fromiter(numbers, np.int64)]
         return [self.corpus[index] for index in records.tolist()]
 
     def training_pairs(self) -> Iterator[Pair]:
-        """All pairs of the training split: of the training input that this one belongs to."""
+        """Yields all pairs of the training split of the experiment."""
         source, _ = training_source(self.params, self.corpus, self._train)
         return (pair for _, pair in source().records())
 
     def skipped(self) -> SkipReport:
-        """What of the data was malformed and left out."""
+        """Returns a report of the malformed data that was skipped."""
         return self.corpus.skipped()
 
     def describe(self) -> str:
-        """The data in a line."""
+        """Returns a description of the data in one line."""
         pairs = self.chosen.pairs
         sizes = [
             int((np.diff(side.ends)[pairs]).sum())
@@ -215,22 +219,22 @@ class TranslationInput(PairTexts, ExampleInput):
 
 
 def pairs_of(input: Input | PairTexts) -> TranslationInput:
-    """Returns an input as one of pairs; of held-out data, the input that it is of.
+    """Returns the input as a TranslationInput, unwrapped if it is wrapped for evaluation.
 
     Raises:
-      InputError: it has no pairs, or no data was read.
+      InputError: the input has no pairs, or has not read its data.
     """
     found = texts_of(input)
     if not isinstance(found, TranslationInput):
-        raise InputError("the task needs the pairs of its input, and only its tokens are known")
+        raise InputError("the task needs the pairs of its input, but its data is not loaded")
     return found
 
 
 class PaddedPairs(TranslationInput):
-    """A pair a row, all batches of one shape."""
+    """One pair per row; all batches have the same shape."""
 
     def examples(self, index: Indices, epoch: Indices) -> Batch:
-        """Some pairs.
+        """Returns the pairs with the given indices.
 
         Shapes:
           index, epoch: [n]

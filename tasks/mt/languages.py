@@ -1,8 +1,7 @@
-"""Many languages in one model: their corpora together, and how often each is met in training.
+"""Several target languages in one model: joint corpora, and temperature-based sampling.
 
-An epoch takes every pair of the largest language once, and pairs of a language of n pairs so often
-that the languages are met in the ratio of n ** (1 / temperature). So a rare language is repeated,
-never cut.
+An epoch uses every pair of the largest language once. The pairs of smaller languages are repeated
+so that a language of n pairs occurs in proportion to n ** (1 / temperature). No pair is dropped.
 
 Source: Arivazhagan et al. 2019, "Massively multilingual neural machine translation in the wild",
 section 4.2 (temperature based sampling).
@@ -27,25 +26,27 @@ Indices = npt.NDArray[np.int64]
 
 
 class ManyLanguages(PairSource):
-    """Corpora of several target languages, one after the other."""
+    """Concatenates corpora of several target languages."""
 
     class Params(PairSource.Params):
         """Params of ManyLanguages."""
 
         corpora: dict[str, PairSource.Params] = param(
-            "{target language: its pairs}, in the order of the languages' tokens.", default=REQUIRED
+            "{target language: its corpus}, in the order of the language tokens.", default=REQUIRED
         )
 
     def __init__(self, params: Any, *, split: Split = "train") -> None:
         """Opens all corpora.
 
         Raises:
-          InputError: there is none, one names languages itself, or nothing is in it.
+          InputError: there is no corpus, or a corpus has several languages or no pairs.
         """
         super().__init__(params, split=split)
         p = self.params
         if not p.corpora:
-            raise InputError(f"{p.path_of('corpora')} is empty: give one for each target language")
+            raise InputError(
+                f"{p.path_of('corpora')} is empty: give one corpus for each target language"
+            )
         self.languages = self.languages_of(p)
         self._corpora: list[PairSource] = [
             corpus.instantiate(split=split) for corpus in p.corpora.values()
@@ -53,8 +54,8 @@ class ManyLanguages(PairSource):
         for language, corpus in zip(self.languages, self._corpora, strict=True):
             if corpus.languages:
                 raise InputError(
-                    f"{p.path_of('corpora')}.{language} has {len(corpus.languages)} languages of "
-                    "its own: wanted one"
+                    f"{p.path_of('corpora')}.{language} has {len(corpus.languages)} languages, "
+                    "must have one"
                 )
         self._ends = np.cumsum([len(corpus) for corpus in self._corpora])
 
@@ -67,21 +68,21 @@ class ManyLanguages(PairSource):
         return int(self._ends[-1])
 
     def origin(self, index: int) -> Origin:
-        """Where a record lies."""
+        """Returns the location of a record."""
         number, within = self._place(index)
         return self._corpora[number].origin(within)
 
     def fingerprint(self) -> str:
-        """A digest of what the records hold."""
+        """Returns a digest of all records."""
         parts = zip(self.languages, self._corpora, strict=True)
         return digest(f"{name} {corpus.fingerprint()}".encode() for name, corpus in parts)
 
     def describe(self) -> str:
-        """The collection in a few words."""
+        """Returns a short description of the source."""
         return f"corpora of {len(self.params.corpora)} languages"
 
     def skipped(self) -> SkipReport:
-        """What was skipped so far."""
+        """Returns a report of the records skipped so far."""
         return sum((corpus.skipped() for corpus in self._corpora), super().skipped())
 
     def _read(self, index: int) -> Pair:
@@ -96,7 +97,7 @@ class ManyLanguages(PairSource):
                 yield origin, record if is_bad else record._replace(language=language)
 
     def _place(self, index: int) -> tuple[int, int]:
-        """Which corpus a record is in, and its index there."""
+        """Returns the number of a record's corpus, and its index in the corpus."""
         number = int(np.searchsorted(self._ends, index, side="right"))
         return number, index - (int(self._ends[number - 1]) if number else 0)
 
@@ -104,17 +105,17 @@ class ManyLanguages(PairSource):
 def sampled(
     languages: npt.NDArray[np.integer[Any]], *, temperature: float, key: shuffle.Words
 ) -> Indices:
-    """The pairs that an epoch takes, by language; those of rare ones repeatedly.
+    """Returns the pairs of an epoch, ordered by language; pairs of rare languages are repeated.
 
     Args:
       languages: number of the language of each pair.
-      temperature: at least 1; 1 takes every pair once.
-      key: which pairs are taken once more than others, where it does not come out even.
+      temperature: at least 1; with 1, every pair occurs once.
+      key: random key that selects which pairs are repeated once more than others.
 
     Shapes:
       languages: [pairs]
       key: [1]
-      returns: [taken]
+      returns: [pairs in the epoch]
     """
     members = [np.flatnonzero(languages == number) for number in np.unique(languages)]
     most = max(len(one) for one in members)

@@ -1,8 +1,8 @@
-"""Pairs in the lines of text files: what parallel files, TSV and JSON lines have in common.
+"""Base class of parallel files, TSV and JSON lines: one pair per line.
 
-A record is made of one line of each of some parallel files: of two, where the source and the target
-have files of their own, or of a single one. Files are read once when this is built, to find the
-lines; of a record nothing is kept but where its lines are.
+A record consists of one line of each of its files: two files if source and target have separate
+files, otherwise one. The constructor reads the files once to find the lines. In memory is only the
+location of each line.
 """
 
 from __future__ import annotations
@@ -23,42 +23,40 @@ from tekso.tasks.mt.pairs import Pair, PairSource
 
 
 class UnequalLinesError(InputError):
-    """Files that are read line by line side by side have different numbers of lines."""
+    """Parallel files have different numbers of lines."""
 
     def __init__(self, paths: Sequence[str], counts: Sequence[int]) -> None:
         listed = ", ".join(
             f"{path} has {count:,} lines" for path, count in zip(paths, counts, strict=True)
         )
         super().__init__(
-            f"{listed}: line by line they have to be translations of each other, so their numbers "
-            "must be equal"
+            f"{listed}: line i of one file must be the translation of line i of the other, so the "
+            "files must have the same number of lines"
         )
         self.paths = tuple(paths)
         self.counts = tuple(counts)
 
 
 class LinePairs(PairSource):
-    """Base of corpora with a pair a line; a subclass names the files and reads the lines."""
+    """Base of corpora with one pair per line; a subclass lists the files and parses the lines."""
 
     class Params(PairSource.Params):
         """Params of LinePairs."""
 
         holdout: Literal["end", "hash"] = param(
-            "What is held out where dev has no files of its own: the end of each file, or pairs by "
-            "a hash of their source, so that equal sources are on one side.",
+            "What is held out if dev or test has no files: the end of each file, or pairs by a "
+            "hash of their source, so that equal sources are in the same split.",
             default="end",
         )
-        dev_fraction: float = param(
-            "Share held out for dev, without files of its own.", default=0.02
-        )
-        test_fraction: float = param("Share held out for test, likewise.", default=0.0)
+        dev_fraction: float = param("Share held out for dev, if dev has no files.", default=0.02)
+        test_fraction: float = param("Share held out for test, if test has no files.", default=0.0)
 
     def __init__(self, params: Any, *, split: Split = "train") -> None:
         """Finds the files and the lines in them.
 
         Raises:
           FileNotFoundError: a glob matches nothing.
-          InputError: no files are given, they do not belong together, or nothing is left.
+          InputError: no files are given, the files do not match, or no pair is left.
         """
         super().__init__(params, split=split)
         check_fractions(self.params)
@@ -75,8 +73,8 @@ class LinePairs(PairSource):
             all_lines.append(lines.astype(np.int32))
             all_bounds.append(np.stack([one[lines] for one in bounds], axis=1))
             self._digests.append(bytes.fromhex(digest(data)))
-        self._line = np.concatenate(all_lines)  # of each record: which line of its files,
-        self._row = np.repeat(  # index of its files,
+        self._line = np.concatenate(all_lines)  # line number of each record
+        self._row = np.repeat(  # index of the files of each record
             np.arange(len(all_lines), dtype=np.int32), [len(lines) for lines in all_lines]
         )
         self._begins = np.concatenate([bounds[..., 0] for bounds in all_bounds])  # [records, files]
@@ -90,31 +88,31 @@ class LinePairs(PairSource):
         return len(self._line)
 
     def origin(self, index: int) -> Origin:
-        """Where a record lies: the line of its first file."""
+        """Returns the location of a record: its line in the first file."""
         return self._origins(index)[0]
 
     def fingerprint(self) -> str:
-        """A digest of what the records hold."""
+        """Returns a digest of all records."""
         return digest([*self._digests, self._row.tobytes(), self._line.tobytes()])
 
     def _choose(self, split: Split) -> tuple[list[tuple[str, ...]], float, float]:
-        """The files of a split, those side by side together, and what of them is dev and test."""
+        """Returns the tuples of parallel files of a split, and their shares of dev and test."""
         raise NotImplementedError
 
     def _pair(self, lines: Sequence[bytes], origins: Sequence[Origin], where: str) -> Pair:
-        """A pair of its lines.
+        """Parses lines into a pair.
 
         Raises:
-          BadRecordError: they are malformed; its text begins with `where`.
+          BadRecordError: a line is malformed; the message begins with `where`.
         """
         raise NotImplementedError
 
     def _source_of(self, line: bytes) -> bytes:
-        """What of the line of a first file is the source, for a hash; of a bad line, anything."""
+        """Returns the source text in a line of the first file; any bytes if it is malformed."""
         raise NotImplementedError
 
     def _chosen(self, data: bytes, bounds: np.ndarray, dev: float, test: float) -> np.ndarray:
-        """Numbers of the lines that are in this split."""
+        """Returns the numbers of the lines in this split."""
         if self.params.holdout == "end" or dev + test in (0.0, 1.0):
             return np.arange(*part(len(bounds), self.split, dev, test))
         chosen = []
@@ -165,10 +163,10 @@ class LinePairs(PairSource):
 
 
 def _read_text(path: str) -> bytes:
-    """The bytes of a file.
+    """Returns the bytes of a file.
 
     Raises:
-      InputError: it has another encoding, in which lines end elsewhere.
+      InputError: the file has an encoding with other line ends, such as UTF-16.
     """
     data = files.read(path)
     try:
@@ -181,17 +179,17 @@ def _read_text(path: str) -> bytes:
 def split_fractions(
     params: Any, split: Split, *, dev_has_files: bool, test_has_files: bool, what: str
 ) -> tuple[float, float]:
-    """What of the training files is held out for dev and test.
+    """Returns the shares of the split's files that are dev and test.
 
     Args:
-      params: with dev_fraction and test_fraction.
+      params: Params with dev_fraction and test_fraction.
       split: the split that is read.
-      dev_has_files: whether dev has files of its own, so that nothing is held out for it.
-      test_has_files: as dev_has_files.
+      dev_has_files: whether dev has separate files, so that no training text is held out for it.
+      test_has_files: the same for test.
       what: name of the Param with the files of the split, for the error.
 
     Raises:
-      InputError: there is nothing in the split.
+      InputError: the split is empty.
     """
     if {"train": False, "dev": dev_has_files, "test": test_has_files}[split]:
         return (1.0 if split == "dev" else 0.0), (1.0 if split == "test" else 0.0)

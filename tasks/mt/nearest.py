@@ -1,6 +1,6 @@
-"""A translation by looking up: the target of the training pair whose source is most alike.
+"""Nearest-neighbour translation: the target of the training pair with the most similar source.
 
-What a model has to beat on data as regular as dates and units: it can only copy what it has seen.
+It is a baseline for regular data such as dates and units: it can only copy training targets.
 """
 
 from __future__ import annotations
@@ -10,25 +10,25 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-_LENGTH = 3  # characters of a piece
-_EDGE = "\x02"  # stands for the beginning and the end of a text
+_LENGTH = 3  # characters of an n-gram
+_EDGE = "\x02"  # marks the beginning and the end of a text
 _BUCKETS = 1 << 20
 
 
 class NearestSource:
-    """Finds the training source with the highest cosine over weighted character trigrams.
+    """Finds the training source with the highest cosine similarity of weighted character trigrams.
 
-    A trigram weighs log(number of sources / number of sources that have it); of several sources
-    that are equally near, the first is taken.
+    The weight of a trigram is log(number of sources / number of sources that have it). If several
+    sources are equally similar, the first is used.
 
     Source: Salton & Buckley 1988, "Term-weighting approaches in automatic text retrieval".
     """
 
     def __init__(self, pairs: Iterable[tuple[str, str]]) -> None:
-        """Makes the index of (source, target) pairs.
+        """Builds the index of (source, target) pairs.
 
         Raises:
-          ValueError: there are none.
+          ValueError: there is no pair.
         """
         self._targets: list[str] = []
         keys: list[np.ndarray] = []
@@ -50,7 +50,7 @@ class NearestSource:
         self._norms = np.sqrt(np.maximum(squares, np.finfo(np.float64).tiny))
 
     def translate(self, sources: Iterable[str]) -> Iterator[str]:
-        """Returns the target of the nearest training source of each text."""
+        """Yields, for each text, the target of the nearest training source."""
         for source in sources:
             similarity = np.zeros(len(self._targets))
             for key in _pieces(source):
@@ -60,7 +60,7 @@ class NearestSource:
 
 
 def _pieces(text: str) -> np.ndarray:
-    """The trigrams of a text, each once, as numbers."""
+    """Returns the distinct trigrams of a text, hashed to numbers."""
     codes = np.array([ord(c) for c in f"{_EDGE}{text}{_EDGE}"], np.uint64)
     key = np.zeros(max(len(codes) - _LENGTH + 1, 1), np.uint64)
     for i in range(_LENGTH):

@@ -1,4 +1,4 @@
-"""Pairs packed side by side into rows, each a segment of both sides."""
+"""Packs several pairs into each row, one segment per pair on both sides."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from tekso.tasks.mt.pair_packing import pack_in_order, pack_pairs
 
 
 class PackedPairs(TranslationInput):
-    """Several pairs a row: sources side by side on the source side, targets on the target side.
+    """Packs several pairs into each row: their sources on the source side, targets on the other.
 
-    What lies in which row is planned once; an epoch shuffles rows. Other orders keep that of the
-    data: a row takes the pairs that come next, as long as both sides fit.
+    With order "shuffled", pairs are assigned to rows once, and every epoch shuffles the rows. Other
+    orders keep the order of the data: a row is filled with the next pairs while both sides fit.
     """
 
     def __init__(self, params: Any, **kwargs: Any) -> None:
@@ -45,11 +45,11 @@ class PackedPairs(TranslationInput):
 
     @property
     def num_examples(self) -> int:
-        """Rows."""
+        """Number of rows."""
         return self._packing.num_rows
 
     def examples(self, index: Indices, epoch: Indices) -> Batch:
-        """Some rows.
+        """Returns the rows with the given indices.
 
         Shapes:
           index, epoch: [n]

@@ -1,4 +1,4 @@
-"""Parallel corpora of one file: TSV and JSON lines, a pair in every line."""
+"""Parallel corpora in one file: TSV and JSON lines, with one pair per line."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ from tekso.tasks.mt.pairs import Pair, check_language, text_of
 
 
 class PairFiles(LinePairs):
-    """Base: files with both sides of a pair in every line."""
+    """Base of files with both sides of a pair in every line."""
 
     class Params(LinePairs.Params):
         """Params of PairFiles."""
 
         files: str = param("Training files: globs, separated by commas.", default="")
-        dev_files: str = param("Held-out files; empty holds out a part of `files`.", default="")
-        test_files: str = param("As dev_files, for the end.", default="")
+        dev_files: str = param("Dev files. Empty: a share of `files` is held out.", default="")
+        test_files: str = param("Test files. Empty: a share of `files` is held out.", default="")
         languages: list[str] = param(
-            "Target languages, in the order of their tokens, where pairs name one.", default=[]
+            "Target languages, in the order of their tokens, if pairs name their language.",
+            default=[],
         )
 
     def describe(self) -> str:
-        """The collection in a few words."""
+        """Returns a short description of the source."""
         given = self.params.get(files_param(self.params, self.split))
         return f"{type(self).__name__} files {given}"
 
@@ -45,7 +46,7 @@ class PairFiles(LinePairs):
         name = files_param(p, split)
         if not p.get(name):
             raise InputError(
-                f"{p.path_of(name)} is empty: say where the pairs are, as in --set "
+                f"{p.path_of(name)} is empty: set the files with the pairs, as in --set "
                 f"{p.path_of(name)}='pairs/*'"
             )
         paths = files.glob(p.get(name), what=p.path_of(name))
@@ -71,18 +72,18 @@ class PairFiles(LinePairs):
             return line
 
     def _fields(self, line: str) -> tuple[str, str, str]:
-        """Source, target and language of a line.
+        """Returns source, target and language of a line.
 
         Raises:
-          ValueError: it is malformed.
+          ValueError: the line is malformed.
         """
         raise NotImplementedError
 
 
 class Tsv(PairFiles):
-    """Columns between tabs: the source, the target, and others that are not read.
+    """Tab-separated columns: the source, the target, and others that are ignored.
 
-    There is no quoting: a text has no tab and no line end in it.
+    There is no quoting: a text cannot contain a tab or a line end.
     """
 
     class Params(PairFiles.Params):
@@ -101,15 +102,17 @@ class Tsv(PairFiles):
         if p.language_column is not None:
             wanted.append(p.language_column)
         if not 0 <= min(wanted) <= max(wanted) < len(columns):
-            raise ValueError(f"{len(columns)} columns, but wanted column {max(wanted)}")
+            raise ValueError(
+                f"{len(columns)} columns, but column {max(wanted)} is needed (the first is 0)"
+            )
         texts = [columns[column] for column in wanted]
         return texts[0], texts[1], texts[2] if p.language_column is not None else ""
 
 
 class JsonLines(PairFiles):
-    """A JSON object a line, with a field for each side.
+    """One JSON object per line, with a field for each side.
 
-    A dot in the name of a field leads into an object, as in "translation.en".
+    A dot in the name of a field selects a field of a nested object, as in "translation.en".
     """
 
     class Params(PairFiles.Params):
@@ -126,23 +129,23 @@ class JsonLines(PairFiles):
         try:
             record = json.loads(line)
         except (json.JSONDecodeError, RecursionError) as error:
-            raise ValueError(f"no JSON: {error}") from error
+            raise ValueError(f"not valid JSON: {error}") from error
         language = _field(record, p.language_field) if p.language_field else ""
         return _field(record, p.source_field), _field(record, p.target_field), language
 
 
 def _field(record: Any, path: str) -> str:
-    """A text in an object.
+    """Returns the text of a field.
 
     Raises:
-      ValueError: it is not there, or no text.
+      ValueError: the field is missing, or is not text.
     """
     value = record
     for name in [path] if isinstance(record, dict) and path in record else path.split("."):
         if not isinstance(value, dict) or name not in value:
-            has = ", ".join(map(str, value)) if isinstance(value, dict) else "no fields"
-            raise ValueError(f"no field {path!r}: it has {has}")
+            has = ", ".join(map(str, value)) if isinstance(value, dict) else "none"
+            raise ValueError(f"no field {path!r}; the fields are: {has}")
         value = value[name]
     if not isinstance(value, str):
-        raise ValueError(f"field {path!r} is no text but {type(value).__name__}")
+        raise ValueError(f"field {path!r} must be text, is {type(value).__name__}")
     return value

@@ -1,4 +1,4 @@
-"""Which pairs lie in which row, so that both sides of a row hold all of them.
+"""Assigns pairs to rows, so that both sides of every row fit.
 
 source   [ a a a | b b b b | c c ]
 target   [ a a | b b b b | c c c ]
@@ -18,12 +18,12 @@ Ints = npt.NDArray[np.int64]
 def pack_pairs(
     lengths: tuple[Ints, Ints], capacities: tuple[int, int], *, key: shuffle.Words
 ) -> Packing:
-    """Packs pairs into few rows, by the share of a row that the longer side of each takes.
+    """Packs pairs into few rows, by the larger share of a row that either side of a pair takes.
 
     Args:
-      lengths: of the source and of the target of each pair, at most as long as a row.
-      capacities: length of a row on either side.
-      key: which pairs of equal length meet in a row.
+      lengths: lengths of the source and of the target of each pair, at most as long as a row.
+      capacities: length of a row on the source side and on the target side.
+      key: random key that orders pairs of equal length.
 
     Shapes:
       lengths: two of [pairs]
@@ -37,11 +37,11 @@ def pack_pairs(
 
 
 def pack_in_order(lengths: tuple[Ints, Ints], capacities: tuple[int, int]) -> Packing:
-    """Packs pairs in the order given: a row ends where the next pair does not fit.
+    """Packs pairs in the given order; a new row begins when the next pair does not fit.
 
     Args:
-      lengths: of the source and of the target of each pair, at most as long as a row.
-      capacities: length of a row on either side.
+      lengths: lengths of the source and of the target of each pair, at most as long as a row.
+      capacities: length of a row on the source side and on the target side.
 
     Shapes:
       lengths: two of [pairs]

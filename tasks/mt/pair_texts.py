@@ -1,7 +1,7 @@
-"""Texts of both sides as tokens, and back: what a model of pairs reads and writes.
+"""Converts sources to tokens, and target tokens to text, for models of pairs.
 
-Where a corpus has several target languages, a token of the wanted language is before the source;
-its id is the size of the source's tokenizer plus the number of the language.
+If a corpus has several target languages, the source begins with a token of the target language. Its
+id is the vocabulary size of the source tokenizer plus the number of the language.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from tekso.tasks.mt.vocabulary import Side
 
 
 class PairTexts:
-    """Base of what knows the tokens of both sides.
+    """Base of classes with the tokenizers of both sides.
 
     Attributes:
-      params: of the input.
-      source_tokenizer: of the source.
-      target_tokenizer: of the target; the same object where one is shared.
-      tokenizer: that of the target.
-      languages: target languages in the order of their tokens; empty where there is one only.
+      params: Params of the input.
+      source_tokenizer: tokenizer of the source.
+      target_tokenizer: tokenizer of the target; the same object if both sides share one.
+      tokenizer: the same as target_tokenizer.
+      languages: target languages in the order of their tokens; empty if there is only one.
     """
 
     params: Any
@@ -45,27 +45,27 @@ class PairTexts:
 
     @property
     def source_vocab_size(self) -> int:
-        """Number of ids of the source side, those of languages among them."""
+        """Number of ids of the source side, including language tokens."""
         return self.source_tokenizer.vocab_size + len(self.languages)
 
     @property
     def target_vocab_size(self) -> int:
-        """Number of ids of the target side: that of the source where they share a tokenizer."""
+        """Number of ids of the target side; equal to the source's if they share a tokenizer."""
         is_shared = self.source_tokenizer is self.target_tokenizer
         return self.source_vocab_size if is_shared else self.target_tokenizer.vocab_size
 
     def encode_source(self, text: str, language: str | None = None) -> npt.NDArray[np.int32]:
-        """What a model reads of a source: the language's token, if any, the text's, the end.
+        """Returns the model input of a source: a language token if needed, the text, the end token.
 
         Raises:
-          InputError: the language is missing, or unknown.
+          InputError: the language is missing or unknown.
         """
         ids = self.source_tokenizer.encode(text).tolist()
         whole = [*self._language_ids(language), *ids, self.source_tokenizer.end_id]
         return np.array(whole, np.int32)
 
     def decode_target(self, ids: Iterable[int]) -> str:
-        """The text of target tokens, up to the first end."""
+        """Returns the text of target tokens, up to the first end token."""
         tokens = [int(i) for i in ids]
         end = self.target_tokenizer.end_id
         return self.target_tokenizer.decode(
@@ -73,7 +73,7 @@ class PairTexts:
         )
 
     def source_token(self, token: int) -> str:
-        """The text of a token of the source side; <de> for the token of a language."""
+        """Returns the text of a source token; a language token is written as <de>."""
         number = token - self.source_tokenizer.vocab_size
         if 0 <= number < len(self.languages):
             return f"<{self.languages[number]}>"
@@ -82,26 +82,28 @@ class PairTexts:
     def _language_ids(self, language: str | None) -> list[int]:
         if not self.languages:
             if language:
-                raise InputError(f"there is one target language only, so {language!r} is too much")
+                raise InputError(
+                    f"there is only one target language, without a name: leave out {language!r}"
+                )
             return []
         if language not in self.languages:
             close = difflib.get_close_matches(language or "", self.languages, n=3)
             hint = f"; did you mean {', '.join(close)}?" if close else ""
             raise InputError(
-                f"there is no target language {language!r}, only {', '.join(self.languages)}{hint}"
+                f"no target language {language!r}; there are {', '.join(self.languages)}{hint}"
             )
         return [self.source_tokenizer.vocab_size + self.languages.index(language)]
 
     def _make_tokenizers(
         self, assets_dir: str | None, training: Callable[[Side], TrainingText] | None
     ) -> None:
-        """Sets the tokenizers: those of a run, or learned from `training(side)`."""
+        """Sets the tokenizers: loads those of a run, or learns them from `training(side)`."""
         p = self.params
         if (p.source_tokenizer is None) != (p.target_tokenizer is None):
             missing = "source" if p.source_tokenizer is None else "target"
             raise InputError(
-                f"{p.path_of(f'{missing}_tokenizer')} is missing: give one for each side, or for "
-                "neither, and both share `tokenizer`"
+                f"{p.path_of(f'{missing}_tokenizer')} is missing: set a tokenizer for each side, "
+                "or for neither, so that both share `tokenizer`"
             )
 
         def make(tokenizer: Any, side: Side) -> Tokenizer:
@@ -121,28 +123,28 @@ class PairTexts:
 
 
 def texts_of(input: Input | PairTexts) -> PairTexts:
-    """Returns an input as the tokens of both sides; of held-out data, the input that it is of.
+    """Returns the input as PairTexts, unwrapped if it is wrapped for evaluation.
 
     Raises:
-      InputError: it has none.
+      InputError: the input is not one of pairs.
     """
     found = getattr(input, "inner", input)
     if not isinstance(found, PairTexts):
         raise InputError(
-            f"the task needs an input of pairs, a TranslationInput, and its input is "
+            f"the task needs an input of pairs (a TranslationInput), but its input is "
             f"{type(found).__name__}"
         )
     return found
 
 
 class KnownPairs(PairTexts):
-    """What a run has learned of its texts, without its data."""
+    """The tokenizers and languages of a run, loaded without its data."""
 
     def __init__(self, params: Any, *, assets_dir: str | None) -> None:
         """Loads the tokenizers.
 
         Raises:
-          InputError: the run has not learned them.
+          InputError: the run has no learned tokenizer.
           OSError: a file cannot be read.
         """
         self.params = params

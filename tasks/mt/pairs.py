@@ -1,4 +1,4 @@
-"""Parallel corpora: sources whose records are pairs of texts that say the same."""
+"""Parallel corpora: sources whose records are pairs of a text and its translation."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tekso.framework.params import param
 
 
 class Pair(NamedTuple):
-    """A text, what it is in another language, and which one that is.
+    """A text, its translation and the target language.
 
     Attributes:
       source: the text.
       target: its translation.
-      language: the target's language; empty where a corpus has only one.
+      language: the target language; empty if the corpus has only one.
     """
 
     source: str
@@ -27,18 +27,18 @@ class Pair(NamedTuple):
 
 
 class PairSource(Source):
-    """Base of parallel corpora: every record is a Pair, none of its texts blank.
+    """Base of parallel corpora: every record is a Pair of two texts that are not blank.
 
     Attributes:
-      languages: target languages that records name, in the order of their tokens; empty where
-        there is only one, which then has no name.
+      languages: target languages that records name, in the order of their tokens; empty if there
+        is only one, which then has no name.
     """
 
     class Params(Source.Params):
         """Params of PairSource."""
 
         max_skipped: int = param(
-            "Malformed or blank pairs (or files) that are skipped before it is an error; large "
+            "Most malformed or blank pairs (or files) that are skipped; more are an error. Large "
             "corpora have some.",
             default=1000,
         )
@@ -47,12 +47,12 @@ class PairSource(Source):
 
     @classmethod
     def languages_of(cls, params: Any) -> tuple[str, ...]:
-        """The languages that a corpus of these Params names, told without any data."""
+        """Returns the languages that a corpus with these Params names, without reading data."""
         return tuple(params.languages) if "languages" in params else ()
 
 
 class InMemoryPairs(PairSource):
-    """Pairs that are in memory already."""
+    """Pairs in memory."""
 
     class Params(PairSource.Params):
         """Params of InMemoryPairs."""
@@ -60,68 +60,68 @@ class InMemoryPairs(PairSource):
         train: list[tuple[str, ...]] = param(
             "Pairs to train on: (source, target), or (source, target, language).", default=[]
         )
-        dev: list[tuple[str, ...]] = param("Pairs held out.", default=[])
-        test: list[tuple[str, ...]] = param("Pairs held out to the end.", default=[])
+        dev: list[tuple[str, ...]] = param("Pairs of the dev split.", default=[])
+        test: list[tuple[str, ...]] = param("Pairs of the test split.", default=[])
         load: Callable[..., Any] | None = param(
-            "Instead of these: a function of the split that returns a sequence of such pairs. A "
-            "run with a logdir cannot store a function: write a PairSource.",
+            "Instead of these: a function that takes the split and returns a sequence of such "
+            "pairs. A run with a logdir cannot store a function: write a PairSource.",
             default=None,
         )
         languages: list[str] = param("Target languages that pairs name.", default=[])
         max_skipped: int = param(
-            "Malformed or blank pairs that are skipped before it is an error.", default=10
+            "Most malformed or blank pairs that are skipped; more are an error.", default=10
         )
 
     def __init__(self, params: Any, *, split: Split = "train") -> None:
         """Takes the pairs of the split.
 
         Raises:
-          InputError: there is none.
+          InputError: the split has no pairs, or both pairs and load are given.
         """
         super().__init__(params, split=split)
         p = self.params
         if p.load is not None and (p.train or p.dev or p.test):
-            raise InputError("pairs in memory: give either pairs or load, not both")
+            raise InputError("pairs in memory: set either train, dev and test, or load, not both")
         self._records: Sequence[Any] = p.get(split) if p.load is None else p.load(split)
         self.languages = self.languages_of(p)
         if not len(self._records):
-            raise InputError(f"pairs in memory: there is none in the split {split}")
+            raise InputError(f"pairs in memory: the split {split} has none")
 
     def __len__(self) -> int:
         return len(self._records)
 
     def origin(self, index: int) -> Origin:
-        """Where a record lies."""
+        """Returns the location of a record."""
         return Origin(f"{self.split} pair {index} in memory")
 
     def fingerprint(self) -> str:
-        """A digest of what the records hold."""
+        """Returns a digest of all records."""
         texts = (text for record in self._records for text in (str(len(record)), *record))
         return digest(text.encode("utf-8", "surrogatepass") for text in texts)
 
     def describe(self) -> str:
-        """The collection in a few words."""
+        """Returns a short description of the source."""
         return "pairs in memory"
 
     def _read(self, index: int) -> Pair:
         record, origin = self._records[index], self.origin(index)
         if not 2 <= len(record) <= 3:
-            raise BadRecordError(origin, f"wanted (source, target), given {len(record)} texts")
+            raise BadRecordError(origin, f"expected (source, target), got {len(record)} texts")
         pair = Pair(text_of(record[0], origin), text_of(record[1], origin), *record[2:])
         check_language(pair.language, self.languages, origin)
         return pair
 
 
 def text_of(data: str | bytes, origin: Origin, where: str = "") -> str:
-    """One side of a pair.
+    """Returns one side of a pair as a checked text.
 
     Args:
       data: the text, or bytes of UTF-8.
-      origin: where it lies.
-      where: more about that, in the words of the error, as "line 3: ".
+      origin: location of the record.
+      where: prefix of the error message, such as "line 3: ".
 
     Raises:
-      BadRecordError: it is blank, or no text.
+      BadRecordError: the data is blank, or not text.
     """
     try:
         text = to_text(data) if isinstance(data, bytes) else check_text(data)
@@ -136,11 +136,11 @@ def text_of(data: str | bytes, origin: Origin, where: str = "") -> str:
 def check_language(
     language: str, languages: Sequence[str], origin: Origin, where: str = ""
 ) -> None:
-    """Checks that the language of a pair is one of those of its corpus.
+    """Checks that the language of a pair is one of the languages of its corpus.
 
     Raises:
-      BadRecordError: it is not.
+      BadRecordError: the corpus does not have the language.
     """
     if language not in (languages or ("",)):
-        wanted = f"one of {', '.join(languages)}" if languages else "none"
-        raise BadRecordError(origin, f"{where}its language is {language!r}, but wanted {wanted}")
+        wanted = f"one of {', '.join(languages)}" if languages else "empty"
+        raise BadRecordError(origin, f"{where}its language is {language!r}, must be {wanted}")

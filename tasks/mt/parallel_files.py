@@ -1,4 +1,4 @@
-"""Parallel corpora of two files: line i of one is the translation of line i of the other."""
+"""Parallel corpora in two files: line i of one is the translation of line i of the other."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tekso.tasks.mt.pairs import Pair, text_of
 
 
 class ParallelFiles(LinePairs):
-    """Pairs of lines of two text files, or of several such pairs of files.
+    """Reads pairs from the lines of two parallel text files, or of several such pairs of files.
 
-    Files are paired in the order of the globs; those of one glob are sorted by name. A pair of
-    which a line is blank or no UTF-8 is skipped and counted.
+    Files are paired in the order of the globs; the files of one glob are sorted by name. If a line
+    is blank or not UTF-8, its pair is skipped and counted.
     """
 
     class Params(LinePairs.Params):
@@ -25,16 +25,23 @@ class ParallelFiles(LinePairs):
         source_files: str = param(
             "Training files of the source language: globs, separated by commas.", default=""
         )
-        target_files: str = param("The target's, as many, in the same order of names.", default="")
-        dev_source_files: str = param(
-            "Held-out files; empty holds out a part of the training files.", default=""
+        target_files: str = param(
+            "Training files of the target language: as many, in the same order of names.",
+            default="",
         )
-        dev_target_files: str = param("The target's.", default="")
-        test_source_files: str = param("As dev_source_files, for the end.", default="")
-        test_target_files: str = param("The target's.", default="")
+        dev_source_files: str = param(
+            "Dev files of the source language. Empty: a share of the training files is held out.",
+            default="",
+        )
+        dev_target_files: str = param("Dev files of the target language.", default="")
+        test_source_files: str = param(
+            "Test files of the source language. Empty: a share of the training files is held out.",
+            default="",
+        )
+        test_target_files: str = param("Test files of the target language.", default="")
 
     def describe(self) -> str:
-        """The collection in a few words."""
+        """Returns a short description of the source."""
         return f"parallel files {self.params.source_files} and {self.params.target_files}"
 
     def _choose(self, split: Split) -> tuple[list[tuple[str, ...]], float, float]:
@@ -52,14 +59,15 @@ class ParallelFiles(LinePairs):
         for name in names:
             if not p.get(name):
                 raise InputError(
-                    f"{p.path_of(name)} is empty: say where both sides are, as in --set "
+                    f"{p.path_of(name)} is empty: set the files of both sides, as in --set "
                     f"{p.path_of(names[0])}='train.en' --set {p.path_of(names[1])}='train.de'"
                 )
         sides = [_in_order(p.get(name), what=p.path_of(name)) for name in names]
         if len(sides[0]) != len(sides[1]):
             raise InputError(
-                f"{p.path_of(names[0])} names {len(sides[0])} files ({', '.join(sides[0])}), and "
-                f"{p.path_of(names[1])} {len(sides[1])} ({', '.join(sides[1])}): wanted as many"
+                f"{p.path_of(names[0])} has {len(sides[0])} files ({', '.join(sides[0])}), but "
+                f"{p.path_of(names[1])} has {len(sides[1])} ({', '.join(sides[1])}): both need the "
+                "same number"
             )
         return list(zip(*sides, strict=True)), dev, test
 
@@ -74,6 +82,6 @@ class ParallelFiles(LinePairs):
 
 
 def _in_order(text: str, *, what: str) -> list[str]:
-    """The files of several globs, in their order, each once."""
+    """Returns the files of several globs, in the order of the globs, each once."""
     found = [path for one in files.patterns(text) for path in files.glob(one, what=what)]
     return list(dict.fromkeys(found))

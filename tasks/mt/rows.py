@@ -1,4 +1,4 @@
-"""Rows of a batch: pairs of tokens laid side by side, or one a row."""
+"""Rows of a batch: one pair of token sequences per row, or several packed into a row."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ Indices = npt.NDArray[np.int64]
 
 
 class PairRows:
-    """Puts pairs into rows; the arrays are those of the docstring of tasks/mt/input.py.
+    """Puts pairs into rows; the docstring of tasks/mt/input.py describes the arrays.
 
     Args:
       tokens: the pairs of a corpus.
-      pairs: which of them are numbered 0, 1, …
-      source_end: id of the end of a source.
-      target_end: id of the end of a target.
-      first_language: id of the token of language 0; None: no token is before the source.
+      pairs: the pairs of the corpus that get the numbers 0, 1, …
+      source_end: id of the end token of a source.
+      target_end: id of the end token of a target.
+      first_language: id of the token of language 0; None: sources have no language token.
     """
 
     def __init__(
@@ -36,20 +36,20 @@ class PairRows:
         self._pairs = pairs
         self._ends = source_end, target_end
         self._first_language = first_language
-        self._before = 0 if first_language is None else 1  # tokens before those of a source
+        self._before = 0 if first_language is None else 1  # language tokens of a source
 
     def source_lengths(self, numbers: Indices) -> Indices:
-        """Tokens that pairs take on the source side: [n]."""
+        """Returns the number of source tokens of each pair, [n]."""
         ends, pairs = self._tokens.source.ends, self._pairs[numbers]
         return ends[pairs + 1] - ends[pairs] + self._before
 
     def target_lengths(self, numbers: Indices) -> Indices:
-        """Tokens that pairs take on the target side: [n]."""
+        """Returns the number of target tokens of each pair, [n]."""
         ends, pairs = self._tokens.target.ends, self._pairs[numbers]
         return ends[pairs + 1] - ends[pairs]
 
     def one_a_row(self, numbers: Indices, source_length: int, target_length: int) -> Batch:
-        """Pairs one a row, without positions.
+        """Returns one pair per row, without positions.
 
         Shapes:
           numbers: [n]
@@ -75,13 +75,13 @@ class PairRows:
         columns: tuple[Indices, Indices],
         shape: tuple[int, int, int],
     ) -> Batch:
-        """Pairs anywhere in rows, with positions.
+        """Returns rows with pairs at the given rows and columns, with positions.
 
         Args:
-          numbers: the pairs.
-          row: where each goes.
-          segment: its segment there.
-          columns: where it begins on the source and on the target side.
+          numbers: numbers of the pairs.
+          row: row of each pair.
+          segment: segment of each pair in its row.
+          columns: first column of each pair on the source side and on the target side.
           shape: rows, source_length, target_length.
 
         Shapes:

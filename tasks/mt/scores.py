@@ -1,4 +1,4 @@
-"""Scores of translations: BLEU and chrF by sacrebleu, of all pairs and of every language."""
+"""Scores of translations: BLEU and chrF by sacrebleu, over all pairs and per language."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ BLEU, CHRF = "bleu", "chrf"
 
 @dataclasses.dataclass(frozen=True)
 class Scores:
-    """What sacrebleu says.
+    """Scores computed by sacrebleu.
 
     Attributes:
-      figures: {"bleu", "chrf", and of several languages "bleu/de", "chrf/de", …: out of 100}.
-      signatures: {"bleu", "chrf": how it was computed, which a published score has beside it}.
+      figures: {"bleu", "chrf", and with several languages "bleu/de", "chrf/de", …: 0 to 100}.
+      signatures: {"bleu", "chrf": sacrebleu's signature, to be published with the score}.
     """
 
     figures: dict[str, float]
     signatures: dict[str, str]
 
     def lines(self) -> list[str]:
-        """Returns the scores for people, a line each; languages from the best chrF to the worst."""
+        """Returns a readable line per score; languages are sorted by chrF, the best first."""
         lines = [
             f"{name} {self.figures[key]:.2f}  {self.signatures[key]}"
             for key, name in ((BLEU, "BLEU"), (CHRF, "chrF"))
@@ -52,11 +52,11 @@ class Scorer(Configurable):
         """Params of Scorer."""
 
         bleu_tokenizer: str = param(
-            "How sacrebleu cuts text into words: 13a, intl, zh, char, none, ….", default="13a"
+            "sacrebleu's tokenizer for BLEU: 13a, intl, zh, char, none, ….", default="13a"
         )
         tokenizers: dict[str, str] = param(
-            "{target language: its own}, of the scores of each language; for all others, and for "
-            "all together, bleu_tokenizer.",
+            "{target language: BLEU tokenizer} for the scores per language. Other languages, and "
+            "the score over all pairs, use bleu_tokenizer.",
             default={},
         )
         lowercase: bool = param("Whether BLEU and chrF ignore case.", default=False)
@@ -65,7 +65,7 @@ class Scorer(Configurable):
         """Checks the tokenizer.
 
         Raises:
-          ValueError: sacrebleu has no such tokenizer, or it lacks something here.
+          ValueError: sacrebleu does not have the tokenizer, or a package for it is missing.
         """
         super().__init__(params)
         from sacrebleu.metrics import bleu
@@ -95,16 +95,16 @@ class Scorer(Configurable):
 
         Args:
           hypotheses: detokenised translations.
-          references: as they are.
-          languages: of each pair; empty, or all the same: scores of the whole alone.
+          references: detokenised references.
+          languages: target language of each pair; empty, or all the same: no scores per language.
 
         Raises:
-          ValueError: there is nothing to score, or the numbers of texts differ.
+          ValueError: there are no translations, or the numbers of texts differ.
         """
         if not hypotheses or len(hypotheses) != len(references):
             raise ValueError(
-                f"{len(hypotheses)} translations and {len(references)} references: want as many "
-                "of both, and at least one"
+                f"{len(hypotheses)} translations and {len(references)} references: the numbers "
+                "must be equal, and at least 1"
             )
         p = self.params
         figures, signatures = self._of(hypotheses, references, p.bleu_tokenizer)

@@ -1,4 +1,4 @@
-"""What decoding an evaluation input shows: scores, samples beside references, attention."""
+"""Decodes an evaluation input: scores, samples with references, plots of attention weights."""
 
 from __future__ import annotations
 
@@ -34,25 +34,32 @@ class Scoring(Configurable):
         scorer: Scorer.Params = param("How translations are compared.", default=Scorer.Params())
         pairs: int | None = param(
             "Pairs of an evaluation input that are translated, spread evenly over it. None: all, "
-            "those among them that are too long for the loss; of a source that is, the beginning.",
+            "including pairs that are too long for the loss; of a source that is too long, only "
+            "the beginning is translated.",
             default=None,
         )
-        shown: int = param("Translations that are shown beside their references.", default=10)
-        plots: int = param("Of these, those whose attention is drawn.", default=2)
+        shown: int = param("Translations that are shown with their references.", default=10)
+        plots: int = param("Of these, translations whose attention weights are drawn.", default=2)
         nearest: int = param(
-            "Pairs that, at the last evaluation, are also looked up: what the target of the most "
-            "similar training source scores. 0: none.",
+            "Pairs for a nearest-neighbour baseline at the last evaluation: the score of the "
+            "target of the most similar training source. 0: no baseline.",
             default=0,
         )
 
     def __init__(self, params: Any, *, task: PairModel, translator: Translator) -> None:
-        """Checks the numbers; `task` is a Translation."""
+        """Checks the numbers.
+
+        Args:
+          params: see Params.
+          task: a Translation.
+          translator: translates the pairs.
+        """
         super().__init__(params)
         p = self.params
         for name in ("pairs", "shown", "plots", "nearest"):
             least = 1 if name == "pairs" else 0
             if p.get(name) is not None and p.get(name) < least:
-                raise ValueError(f"{p.path_of(name)} is {p.get(name)}: want at least {least}")
+                raise ValueError(f"{p.path_of(name)} is {p.get(name)}, must be at least {least}")
         self._model, self._translator = task.model, translator
         self._scorer = p.scorer.instantiate()
 
@@ -64,7 +71,7 @@ class Scoring(Configurable):
         is_last: bool,
         stopped: Callable[[], bool],
     ) -> Scored | None:
-        """See `Task.score`."""
+        """Returns scores, samples and plots of an evaluation input; see `Task.score`."""
         p = self.params
         pairs = input.corpus_pairs(_spread(input.num_corpus_pairs, p.pairs))
         sources = [pair.source for pair in pairs]
@@ -91,7 +98,7 @@ class Scoring(Configurable):
     def _nearest(
         self, input: TranslationInput, pairs: Sequence[Any], found: Translations
     ) -> tuple[dict[str, float], str]:
-        """What looking up the nearest training source scores, and the model on the same pairs."""
+        """Returns the scores of the nearest-neighbour baseline, and a text that compares them."""
         chosen = _spread(len(pairs), self.params.nearest).tolist()
         looked_up = dict.fromkeys(chosen, "")
         for language in {pairs[i].language for i in chosen}:
@@ -116,7 +123,7 @@ class Scoring(Configurable):
         found: Translations,
         shown: Sequence[int],
     ) -> dict[str, bytes]:
-        """Pictures of where the translations of some pairs looked in their sources, if it tells."""
+        """Returns plots of the attention weights of some pairs, if the model provides them."""
         images: dict[str, bytes] = {}
         if not hasattr(self._model, "attention"):
             return images
@@ -127,7 +134,7 @@ class Scoring(Configurable):
             target = found.hypotheses[i][0].ids
             batch = self._forced(source, target, input)
             tensors = (tf.constant(batch[name]) for name in _FORCED_NAMES)
-            values = program.call(self._look, *tensors)
+            values = program.call(self._attention_weights, *tensors)
             images[f"attention_{number}"] = attention_plot.draw(
                 np.asarray(values)[0, : len(target) + 1, : len(source)],
                 source=[input.source_token(int(token)) for token in source],
@@ -137,7 +144,7 @@ class Scoring(Configurable):
         return images
 
     def _forced(self, source: np.ndarray, target: np.ndarray, input: TranslationInput) -> Batch:
-        """A batch of one pair, filled up so that few shapes are traced."""
+        """Returns a batch of one pair, padded so that few shapes are traced."""
         longest = input.params.source_length, self._translator.longest_target
         sizes = [
             min(1 << max(4, int(size - 1).bit_length()), most or 1 << 30)
@@ -151,7 +158,7 @@ class Scoring(Configurable):
         segment_ids = (np.arange(ids.shape[1]) < len(read)).astype(np.int32)[None]
         return {**batch, "target_ids": ids, "target_segment_ids": segment_ids}
 
-    def _look(self, theta: Theta, *tensors_and_ctx: Any) -> tf.Tensor:
+    def _attention_weights(self, theta: Theta, *tensors_and_ctx: Any) -> tf.Tensor:
         *tensors, ctx = tensors_and_ctx
         batch = dict(zip(_FORCED_NAMES, tensors, strict=True))
         return self._model.attention(theta.model, batch, ctx)
@@ -161,17 +168,17 @@ _FORCED_NAMES = ("source_ids", "source_segment_ids", "target_ids", "target_segme
 
 
 def _told(count: int, input: TranslationInput, found: Translations) -> str:
-    """What was translated of an input, and what was not as it is."""
+    """Returns a line on the pairs that were translated, cut or skipped."""
     parts = [f"{count:,} of {input.num_corpus_pairs:,} pairs"]
     if found.num_cut:
-        parts.append(f"of {found.num_cut:,} only the beginning was read")
+        parts.append(f"of {found.num_cut:,} sources only the beginning was translated")
     if input.skipped().count:
         parts.append(f"{input.skipped().count:,} more are malformed or blank")
     return "; ".join(parts)
 
 
 def _spread(count: int, limit: int | None) -> np.ndarray:
-    """Indices, evenly spread over all."""
+    """Returns at most `limit` indices, spread evenly over `count`."""
     taken = count if limit is None else min(count, limit)
     return np.arange(taken) * count // max(taken, 1)
 

@@ -27,43 +27,47 @@ from tekso.tasks.mt.scoring import Scoring
 from tekso.tasks.mt.text_exports import text_exports
 from tekso.tasks.mt.translator import Translator, one_line
 
-MAX_EXPONENT = 80.0  # a loss beyond it has no perplexity worth printing
+MAX_EXPONENT = 80.0  # caps the perplexity of very large losses
 
-_NATS = "nats"  # the mean loss where labels are not smoothed, whose exponent is the perplexity
+_NATS = "nats"  # the mean loss without label smoothing; its exponential is the perplexity
 
-NUM_EXAMPLES = 3  # pairs that are shown where no texts are given
+NUM_EXAMPLES = 3  # pairs that are translated if no texts are given
 
 
 class Translation(Task):
-    """Minimises the cross-entropy of every token of the target, its end included.
+    """Minimises the cross-entropy of every target token, including the end token.
 
-    Batches: "source_ids", "source_segment_ids" [B, S], "target_ids" (what is read), "target_labels"
-    (what is predicted), "target_segment_ids" [B, T] int32, "target_weights" [B, T] float32 (0 is
-    padding), and of packed rows "source_positions" [B, S] and "target_positions" [B, T] int32.
+    Batches: "source_ids", "source_segment_ids" [B, S], "target_ids" (decoder inputs),
+    "target_labels" (to be predicted), "target_segment_ids" [B, T] int32, "target_weights" [B, T]
+    float32 (0 is padding). Packed rows also have "source_positions" [B, S] and "target_positions"
+    [B, T] int32.
     """
 
     class Params(Task.Params):
         """Params of Translation."""
 
         model: Layer.Params = param(
-            "The network, a SequenceToSequence. Vocabularies, left open, are those of the "
-            "tokenizers.",
+            "The network, a SequenceToSequence. Vocabulary sizes that are not set are taken from "
+            "the tokenizers.",
             default=REQUIRED,
         )
-        label_smoothing: float = param("Share of the target that is spread evenly.", default=0.0)
+        label_smoothing: float = param(
+            "Share of the target probability that is spread evenly.", default=0.0
+        )
         translator: Translator.Params = param(
             "How texts are translated.", default=Translator.Params()
         )
         scoring: Scoring.Params | None = param(
-            "What is translated and scored at evaluations; None: nothing.",
+            "Translation and scoring during evaluations; None: neither.",
             default=Scoring.Params(),
         )
         decode: list[str] = param(
-            "Texts that --mode=decode translates. Empty: the first sources of the training data.",
+            "Texts that --mode=decode translates. Empty list: the first training sources.",
             default=[],
         )
         decode_language: str | None = param(
-            "Language to translate them into, of a model of several; None: the first.", default=None
+            "Target language of these texts, if the model has several; None: the first.",
+            default=None,
         )
 
     goals = {BLEU: "max", CHRF: "max", "perplexity": "min"}  # noqa: RUF012
@@ -74,7 +78,7 @@ class Translation(Task):
         super().__init__(params)
         if not 0.0 <= self.params.label_smoothing < 1.0:
             raise ValueError(
-                f"task.label_smoothing is {self.params.label_smoothing}: want a share in [0, 1)"
+                f"task.label_smoothing is {self.params.label_smoothing}, must be in [0, 1)"
             )
         self.child("model", self.params.model)
         p = self.params
@@ -85,10 +89,11 @@ class Translation(Task):
 
     @classmethod
     def complete(cls, params: Any, input: Input) -> Any:
-        """Fills in what is open: vocabularies, learned positions, and how long targets may be.
+        """Sets vocabulary sizes, learned positions and the longest target, where they are not set.
 
         Raises:
-          ValueError: the size of a vocabulary is nowhere said, or smaller than the input's.
+          ValueError: a vocabulary size is set nowhere, or is smaller than the input's; or there
+            are too few learned positions.
         """
         params = params.copy()
         for name in ("source_vocab_size", "target_vocab_size"):
@@ -96,14 +101,14 @@ class Translation(Task):
             if told is REQUIRED:
                 if size is None:
                     raise ValueError(
-                        f"task.model.{name} is open: in training the text tells it; where no text "
-                        f"is read, set it, as in --set task.model.{name}=100"
+                        f"task.model.{name} is not set: training takes it from the text; without "
+                        f"text, set it, as in --set task.model.{name}=100"
                     )
                 params.model.set({name: size})
             elif size is not None and told < size:
                 raise ValueError(
                     f"task.model.{name} is {told}, but the input has {size} tokens: leave it "
-                    "unset, or set at least that"
+                    f"unset, or set at least {size}"
                 )
         for side in ("source", "target"):
             length, path = f"{side}_length", f"{side}_positions.max_length"
@@ -124,18 +129,18 @@ class Translation(Task):
         return tf.reduce_sum(batch["target_weights"])
 
     def loss(self, theta: Theta, batch: Batch, ctx: StepContext) -> LossSums:
-        """Returns the sum of nats over the weighted labels; labels are smoothed in training."""
+        """Returns the sum of nats over the weighted labels; label smoothing applies in training."""
         smoothing = self.params.label_smoothing if ctx.is_training else 0.0
         nats = self.model.token_cross_entropy(theta.model, batch, ctx, label_smoothing=smoothing)
         return LossSums(*self._sums(nats, batch, smoothing))
 
     def _sums(self, nats: tf.Tensor, batch: Batch, smoothing: float) -> Any:
-        """The sum of the losses, and the metrics."""
+        """Returns the sum of the losses, and the metrics."""
         loss_sum = tf.reduce_sum(batch["target_weights"] * nats)
         return loss_sum, {} if smoothing else {_NATS: (loss_sum, self.loss_weight(batch))}
 
     def pieces(self) -> list[Piece]:
-        """See Task: the pieces of the model, and the sum of what it returns."""
+        """Returns the pieces of the model, and one for loss and metrics; see Task."""
         smoothing = self.params.label_smoothing
         pieces = [piece.below("model") for piece in self.model.pieces(label_smoothing=smoothing)]
         return [*pieces, Piece("loss", {}, self._run_sums)]
@@ -154,7 +159,7 @@ class Translation(Task):
         return int(np.count_nonzero(batch["target_weights"])), "tokens"
 
     def summarize(self, sums: Mapping[str, tuple[float, float]]) -> dict[str, float]:
-        """Adds the perplexity to the means; there is none of a loss with smoothed labels."""
+        """Adds the perplexity to the means, except with label smoothing."""
         figures = super().summarize(sums)
         nats = figures.pop(_NATS, None)
         if nats is not None:
@@ -169,18 +174,18 @@ class Translation(Task):
         is_last: bool,
         stopped: Callable[[], bool] = lambda: False,
     ) -> Scored | None:
-        """Returns BLEU and chrF of translated pairs, samples, and pictures of attention."""
+        """Returns BLEU and chrF of translated pairs, samples, and plots of attention weights."""
         if self._scoring is None:
             return None
         return self._scoring.score(program, pairs_of(input), is_last=is_last, stopped=stopped)
 
     @classmethod
     def decodes_data(cls, params: Any) -> bool:
-        """See Task: pairs of the input are translated where no texts are given."""
+        """Returns whether decoding translates pairs of the input; see Task."""
         return not params.decode
 
     def decode(self, program: Program, input: Input) -> Decoded | None:
-        """Returns the translations of the texts of the Params, with n-best lists."""
+        """Returns n-best translations of the texts in the Params, or of the first pairs."""
         p, known = self.params, texts_of(input)
         texts, references = list(p.decode), []
         if not texts:
@@ -206,22 +211,23 @@ class Translation(Task):
         shown = [_shown(record) for record in records]
         if found.num_cut:
             shown.append(
-                f"of {found.num_cut} texts that are longer than the sources of training, only the "
-                "beginning was translated (task.translator.max_source_length)"
+                f"{found.num_cut} texts are longer than the training sources; only their beginning "
+                "was translated (task.translator.max_source_length)"
             )
         return Decoded("\n".join(shown), records)
 
     def exports(self, input: Input) -> dict[str, ExportedFunction]:
-        """Returns what translates, and scores translations, tokens in and out.
+        """Returns functions on tokens that translate, and that score translations.
 
         Raises:
-          ValueError: the search is no beam search.
+          ValueError: the search is not a beam search.
         """
         search = self.params.translator.search
         if not isinstance(search, BeamSearch.Params):
             raise ValueError(
-                f"task.translator.search is {type(search).owner.__name__}: export searches with "
-                "beams; --set task.translator.search=tekso.models.decoding.beam_search:BeamSearch"
+                f"task.translator.search is {type(search).owner.__name__}, but export supports "
+                "only beam search: --set "
+                "task.translator.search=tekso.models.decoding.beam_search:BeamSearch"
             )
         known = texts_of(input)
         return translation_exports(
@@ -234,19 +240,19 @@ class Translation(Task):
         )
 
     def text_exports(self, input: Input) -> dict[str, ExportedTexts]:
-        """Returns how "translate" and "greedy" take and give texts; see text_exports.py."""
+        """Returns the text inputs and outputs of "translate" and "greedy"; see text_exports.py."""
         known = texts_of(input)
         return text_exports(known, longest=self.translator.longest_source(known))
 
     def setting_to_try(self, eval_inputs: Mapping[str, Any]) -> str | None:
-        """Returns a source that the model has not seen, to be translated."""
+        """Returns a suggested decode setting: the first source of an evaluation input."""
         for input in eval_inputs.values():
             return f"task.decode={literals.write([pairs_of(input).pairs(slice(1))[0].source])}"
         return None
 
 
 def _complete_one_sequence(params: Any, input: Input) -> None:
-    """As `complete`, for learned positions of source and target as one sequence."""
+    """Completes Params of a model with learned positions over source and target together."""
     path = "positions.max_length"
     if path not in params.model or "source_length" not in input.params:
         return
@@ -257,8 +263,8 @@ def _complete_one_sequence(params: Any, input: Input) -> None:
     longest_source = params.translator.max_source_length or source_length
     if learned <= longest_source:
         raise ValueError(
-            f"task.model.{path} is {learned}, and sources have up to {longest_source} tokens: "
-            "set it higher, so that there is room for targets"
+            f"task.model.{path} is {learned}, but sources alone have up to {longest_source} "
+            "tokens: set it higher, so that there is room for targets"
         )
     if search.max_length is None:
         search.max_length = learned - longest_source
@@ -274,7 +280,7 @@ def _shown(record: Mapping[str, Any]) -> str:
 
 
 def _vocab_size(input: Input, name: str) -> int | None:
-    """What an input tells of a vocabulary; one that has read no data may know the tokenizer's."""
+    """Returns the vocabulary size of an input, also before it has read data; None if unknown."""
     size = getattr(input, name, None)
     if size is None and (
         "source_tokenizer" not in input.params or not input.params.source_tokenizer

@@ -1,9 +1,9 @@
-"""Translation of texts by programs that do not have Tekso: tokenizers within the SavedModel.
+"""Exports translation of texts to programs without Tekso, with tokenizers in the SavedModel.
 
     text ─ SentencePiece ─ cut ─ "translate" of exports.py ─ bytes of the tokens ─ text
 
-Needs the package tensorflow-text, where it is exported and where it is loaded. Texts are those of
-`Translator`: the same tokens go into the same search.
+Export and loading both require the package tensorflow-text. The translations equal those of
+`Translator`, because the same tokens are input to the same search.
 
 Legend: B texts, H targets of each, T most tokens of a target, S most tokens of a source.
 """
@@ -26,13 +26,13 @@ _PACKAGE = "tensorflow_text"
 
 
 def text_exports(input: PairTexts, *, longest: int) -> dict[str, ExportedTexts]:
-    """Returns what makes texts of the tokens of "translate" and "greedy"; {} where it cannot.
+    """Returns text inputs and outputs for "translate" and "greedy".
 
-    It cannot where tensorflow-text is missing, or sources are not read by SentencePiece.
+    Returns {} if tensorflow-text is not installed, or the source tokenizer is not SentencePiece.
 
     Args:
-      input: the tokens of both sides.
-      longest: most tokens of a source, its end included.
+      input: the tokenizers of both sides.
+      longest: most tokens of a source, end included.
     """
     if not isinstance(input.source_tokenizer, SentencePiece):
         return {}
@@ -41,12 +41,12 @@ def text_exports(input: PairTexts, *, longest: int) -> dict[str, ExportedTexts]:
     except ImportError:
         return {}
     reader = _Reader(package, input, longest)
-    inputs = {"texts": "to be translated"}
+    inputs = {"texts": "texts to translate"}
     if input.languages:
-        inputs["languages"] = f"to translate each into: {', '.join(input.languages)}"
+        inputs["languages"] = f"target language of each text: {', '.join(input.languages)}"
     outputs = {
-        "texts": "translations, the best first, empty where there is none: [examples, targets]",
-        "scores": "what they are ranked by, -inf where there is none: [examples, targets]",
+        "texts": "translations, the best first, empty if there is none: [examples, targets]",
+        "scores": "scores that rank them, -inf if there is none: [examples, targets]",
     }
     table = [*map(bytes, input.target_tokenizer.token_bytes), REPLACEMENT.encode()]
     return {
@@ -82,7 +82,11 @@ class _Reader:
         }
 
     def _encoded(self, texts_B: tf.Tensor) -> tf.RaggedTensor:
-        """[B, tokens]; SentencePiece takes its own sign of a space for a space: it is spelled."""
+        """Returns tokens, [B, tokens].
+
+        SentencePiece takes the character U+2581 for a space. Where a text contains it, this inserts
+        the tokens of that character.
+        """
         parts = tf.strings.split(texts_B, SPACE)
         pieces = self.tokenizer.tokenize(parts.flat_values)
         spelled = tf.tile([self._spelled_space], [pieces.nrows(), 1])
@@ -95,7 +99,7 @@ class _Reader:
             return tf.RaggedTensor.from_tensor(self._column(given, 0)[:, :0])
         is_one = tf.equal(tf.expand_dims(given["languages"], 1), tf.constant(self._languages))
         known = tf.debugging.assert_equal(
-            tf.reduce_any(is_one, 1), True, message=f"want languages of {self._languages}"
+            tf.reduce_any(is_one, 1), True, message=f"languages must be in {self._languages}"
         )
         with tf.control_dependencies([known]):
             ids_B = self._first_language + tf.argmax(is_one, 1, output_type=tf.int32)
@@ -108,10 +112,10 @@ class _Reader:
 def _written(
     found: Mapping[str, tf.Tensor], given: Mapping[str, tf.Tensor], table: list[bytes]
 ) -> dict[str, tf.Tensor]:
-    """Texts and scores [B, H] of the ids of targets; a text without tokens has none."""
+    """Returns texts and scores [B, H] for target ids; a blank source has no translation."""
     ids_BHT, lengths_BH1 = found["ids"], tf.expand_dims(found["lengths"], -1)
-    is_token = tf.range(tf.shape(ids_BHT)[2]) < lengths_BH1  # the end stands for no bytes
-    known_BHT = tf.minimum(ids_BHT, len(table) - 1)  # languages and the like stand for no text
+    is_token = tf.range(tf.shape(ids_BHT)[2]) < lengths_BH1  # the end token has no bytes
+    known_BHT = tf.minimum(ids_BHT, len(table) - 1)  # ids beyond the tokenizer's have no text
     bytes_BHT = tf.where(is_token, tf.gather(tf.constant(table), known_BHT), "")
     texts_BH = tf.strings.reduce_join(bytes_BHT, -1)
     texts_BH = tf.strings.unicode_transcode(texts_BH, "UTF-8", "UTF-8", errors="replace")

@@ -1,4 +1,4 @@
-"""Parallel corpora of tensorflow-datasets, as `wmt14_translate/de-en`; nothing is downloaded."""
+"""Parallel corpora from tensorflow-datasets, such as `wmt14_translate/de-en`, without download."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from tekso.tasks.mt.pairs import Pair, PairSource, text_of
 
 
 class TfdsPairs(PairSource):
-    """Two features of every example of a data set: the source and the target."""
+    """Reads pairs from a data set: one feature is the source, another the target."""
 
     class Params(PairSource.Params):
         """Params of TfdsPairs."""
 
         name: str = param(
-            "Name of the data set, as 'wmt14_translate/de-en' or with a version, "
+            "Name of the data set, such as 'wmt14_translate/de-en', or with a version, "
             "'wmt14_translate/de-en:1.0.0'.",
             default=REQUIRED,
         )
         data_dir: str | None = param(
-            "Folder of prepared data sets. None: tensorflow-datasets' own.", default=None
+            "Folder of prepared data sets. None: the default of tensorflow-datasets.", default=None
         )
         splits: dict[str, str] = param(
-            "What train, dev and test are called there; slices, as 'train[:90%]', are understood.",
+            "Names of train, dev and test in the data set; slices such as 'train[:90%]' work.",
             default={"train": "train", "dev": "validation", "test": "test"},
         )
         source_feature: str = param("The feature that is the source.", default=REQUIRED)
@@ -37,7 +37,7 @@ class TfdsPairs(PairSource):
         """Finds the data set.
 
         Raises:
-          InputError: there is no such data set here, or no such split or feature in it.
+          InputError: the data set is not in the folder, or lacks the split or a feature.
         """
         super().__init__(params, split=split)
         p = self.params
@@ -47,22 +47,22 @@ class TfdsPairs(PairSource):
         for feature in (p.source_feature, p.target_feature):
             if feature not in has:
                 raise InputError(
-                    f"{self.describe()} has no feature {feature!r}, only {', '.join(has)}"
+                    f"{self.describe()} has no feature {feature!r}; it has {', '.join(has)}"
                 )
 
     def __len__(self) -> int:
         return len(self._examples)
 
     def origin(self, index: int) -> Origin:
-        """Where a record lies."""
+        """Returns the location of a record."""
         return self._examples.origin(index)
 
     def fingerprint(self) -> str:
-        """A digest of what the records hold."""
+        """Returns a digest of all records."""
         return self._examples.fingerprint()
 
     def describe(self) -> str:
-        """The collection in a few words."""
+        """Returns a short description of the source."""
         return f"TFDS data set {self.params.name}"
 
     def _read(self, index: int) -> Pair:

@@ -1,4 +1,4 @@
-"""A parallel corpus as two arrays of tokens, encoded once, and which pairs are short enough."""
+"""A parallel corpus as two arrays of tokens, encoded once, and the choice of pairs by length."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ Ints = npt.NDArray[np.int64]
 
 _FORMAT = "token pairs 1"
 _CHUNK = 1 << 22  # characters that are encoded together
-_KEPT_FROM = 1 << 20  # bytes of tokens from which on keeping them pays
+_KEPT_FROM = 1 << 20  # bytes; fewer tokens are not worth a file
 
 
 @dataclasses.dataclass(frozen=True)
 class TokenPairs:
-    """Pairs as tokens: text i of the source side and text i of the target side are one.
+    """Pairs as tokens: text i of the target side is the translation of text i of the source side.
 
     Attributes:
-      source: tokens of all sources, an end before and after each.
-      target: tokens of all targets.
-      records: [pairs] index of each in the corpus.
-      languages: [pairs] number of the target's language among those of the corpus.
+      source: tokens of all sources, with an end token before and after each.
+      target: tokens of all targets, in the same format.
+      records: [pairs] index of each pair in the corpus.
+      languages: [pairs] number of the target language in the languages of the corpus.
     """
 
     source: TokenText
@@ -49,16 +49,16 @@ def token_pairs(
     *,
     assets_dir: str | None = None,
 ) -> TokenPairs:
-    """Encodes all pairs of a corpus, or reads what was kept of an earlier time.
+    """Encodes all pairs of a corpus, or reads cached tokens.
 
     Args:
       corpus: the pairs; malformed ones are skipped.
-      source_tokenizer: what encodes the sources.
-      target_tokenizer: what encodes the targets.
-      assets_dir: folder to keep the tokens in, where encoding takes longer than reading them.
+      source_tokenizer: encodes the sources.
+      target_tokenizer: encodes the targets.
+      assets_dir: folder for cached tokens, used if encoding takes longer than reading them.
 
     Raises:
-      InputError: too much is malformed, or nothing is left.
+      InputError: too many pairs are malformed, or no pair is left.
     """
     tokenizers = source_tokenizer, target_tokenizer
     is_fast = all(tokenizer.is_fast for tokenizer in tokenizers)
@@ -77,7 +77,7 @@ def token_pairs(
 
 
 class KeptPairs:
-    """Token pairs in files: <path>.pairs.npy, and both sides as `TokenFiles` has them."""
+    """Cached token pairs: <path>.pairs.npy, and the `TokenFiles` of both sides."""
 
     def __init__(self, path: str) -> None:
         self._path = f"{path}.pairs.npy"
@@ -86,10 +86,10 @@ class KeptPairs:
     def read(
         self, corpus: PairSource, source_tokenizer: Tokenizer, target_tokenizer: Tokenizer
     ) -> TokenPairs | None:
-        """The pairs; None if they are not there, or damaged.
+        """Returns the pairs; None if the files are missing or damaged.
 
         Raises:
-          InputError: more was skipped than the corpus now allows.
+          InputError: more pairs were skipped than the corpus now allows.
         """
         if not files.exists(self._path):
             return None
@@ -102,19 +102,19 @@ class KeptPairs:
             if not len(records) == source.num_texts == target.num_texts:
                 raise ValueError("sizes differ")
         except (OSError, ValueError, EOFError) as error:
-            logging.warning("%s is damaged (%s) and is made again", self._path, error)
+            logging.warning("%s is damaged (%s) and will be created again", self._path, error)
             return None
         return TokenPairs(source, target, records, languages.astype(np.int16))
 
     def write(self, pairs: TokenPairs, corpus: PairSource) -> None:
-        """Keeps the pairs, if there is room."""
+        """Writes the files; logs a warning if that fails, for example on a full disk."""
         for side, text in zip(self._sides, (pairs.source, pairs.target), strict=True):
             side.write(text, corpus.skipped())
         try:
             with files.writing_atomically(self._path) as file:
                 np.save(file, np.stack([pairs.records, pairs.languages.astype(np.int64)]))
         except OSError as error:
-            logging.warning("pairs are not kept in %s: %s", self._path, error)
+            logging.warning("pairs are not cached in %s: %s", self._path, error)
 
 
 def _encoded(
@@ -134,7 +134,7 @@ def _encoded(
 
 
 class _Side:
-    """Collects the tokens of one side; in few arrays, as small ones take more room than tokens."""
+    """Collects the tokens of one side in few large arrays, which take less memory."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -165,11 +165,11 @@ def _chunks(corpus: PairSource) -> Iterator[list[tuple[int, Pair]]]:
 
 @dataclasses.dataclass(frozen=True)
 class Selection:
-    """Which pairs are taken.
+    """The pairs of a corpus that are used.
 
     Attributes:
-      pairs: [taken] numbers of the pairs, in the order of the data.
-      left_out: {why: how many}, of those that are not; a pair is counted under the first reason.
+      pairs: [pairs used] numbers of the pairs, in the order of the data.
+      left_out: {reason: number of pairs left out}; a pair is counted under the first reason.
     """
 
     pairs: Ints
@@ -177,7 +177,7 @@ class Selection:
 
     @property
     def num_left_out(self) -> int:
-        """How many are not taken."""
+        """Number of pairs that are left out."""
         return sum(self.left_out.values())
 
 
@@ -189,14 +189,14 @@ def choose(
     target_length: int,
     max_ratio: float | None,
 ) -> Selection:
-    """Takes the pairs that are short enough, and of lengths that go together.
+    """Selects the pairs that are short enough and whose lengths are similar enough.
 
     Args:
-      source_lengths: tokens of each source.
-      target_lengths: tokens of each target.
-      source_length: the longest source taken.
-      target_length: the longest target taken.
-      max_ratio: a side may be so many times as long as the other; None: any.
+      source_lengths: number of tokens of each source.
+      target_lengths: number of tokens of each target.
+      source_length: most tokens of a source.
+      target_length: most tokens of a target.
+      max_ratio: largest ratio between the lengths of the two sides; None: no limit.
 
     Shapes:
       source_lengths, target_lengths: [pairs], at least 1

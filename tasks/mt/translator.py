@@ -1,12 +1,12 @@
-"""Translator: texts in, translations out, by a search with the weights of a run.
+"""Translates texts by a search with the weights of a run.
 
-    texts ─ encode ─ sort by length ─ batches of few shapes ─ search ─ decode ─ in the order given
+    texts ─ encode ─ sort by length ─ batches of few shapes ─ search ─ decode ─ original order
 
-On CPU a batch keeps little more than one core busy, so several are searched at a time.
+On a CPU, a batch keeps little more than one core busy, so several batches are searched at a time.
 
-Every shape of a batch is traced and compiled once, so there are few: sources are filled up to one
-of a few lengths, and those of a length go in batches of one number of rows. Where there are fewer
-than fill a batch, that is the next power of two; a text alone is answered at once.
+Every batch shape is traced and compiled once, so there are few shapes: sources are padded to one of
+a few lengths, and all batches of a length have the same number of rows. If the texts do not fill a
+batch, the number of rows is the next power of two. A single text is a batch of one row.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tekso.models.decoding.beam_search import BeamSearch
 from tekso.models.decoding.search import Search
 from tekso.tasks.mt.pair_texts import PairTexts
 
-_SHORTEST = 16  # tokens: sources are filled up to this, twice this, and so on
+_SHORTEST = 16  # tokens: sources are padded to this length, twice this length, and so on
 _FEWEST_ROWS = 8
 
 Batch = dict[str, np.ndarray]
@@ -52,10 +52,10 @@ class Hypothesis:
     """A translation.
 
     Attributes:
-      text: detokenised.
-      ids: its tokens, without the end.
-      score: what hypotheses are ranked by: the log-probability, normalised as the search says.
-      log_prob: of all tokens and the end, in nats.
+      text: the detokenised text.
+      ids: its tokens, without the end token.
+      score: ranks hypotheses: the log-probability, normalised by the search.
+      log_prob: log-probability of all tokens and the end token, in nats.
     """
 
     text: str
@@ -64,17 +64,18 @@ class Hypothesis:
     log_prob: float
 
     def record(self) -> dict[str, Any]:
-        """Returns what is told of it, for JSON."""
+        """Returns text, score and log-probability, for JSON."""
         return {"text": self.text, "score": self.score, "log_prob": self.log_prob}
 
 
 @dataclasses.dataclass(frozen=True)
 class Translations:
-    """What came of some texts.
+    """Translations of texts.
 
     Attributes:
-      hypotheses: of each text, the best first; none where it was left off.
-      num_cut: texts longer than `max_source_length`, of which the beginning was translated.
+      hypotheses: the hypotheses of each text, the best first; empty if the translation was stopped
+        before the text, or the text is blank.
+      num_cut: number of texts longer than `max_source_length`, whose beginning was translated.
     """
 
     hypotheses: list[list[Hypothesis]]
@@ -82,12 +83,12 @@ class Translations:
 
     @property
     def best(self) -> list[str]:
-        """The best translation of each text."""
+        """The best translation of each text, "" if there is none."""
         return [own[0].text if own else "" for own in self.hypotheses]
 
 
 class _Plan(NamedTuple):
-    """Of a batch: which texts are in it, its rows, and the tokens of a row."""
+    """A batch: indices of its texts, number of rows, and tokens per row."""
 
     texts: Sequence[int]
     rows: int
@@ -100,33 +101,38 @@ class Translator(Configurable):
     class Params(Configurable.Params):
         """Params of Translator."""
 
-        search: Search.Params = param("How targets are found.", default=BeamSearch.Params())
+        search: Search.Params = param("The search for targets.", default=BeamSearch.Params())
         batch_tokens: int = param(
-            "Source tokens that are translated together, but at least 8 texts.", default=2048
+            "Most source tokens in a batch, but a batch has at least 8 texts.", default=2048
         )
         num_searches: int | None = param(
-            "Batches that are searched at a time; each takes memory of its own. None: one for each "
-            "core of a CPU, at most 4, and one on other devices.",
+            "Batches that are searched at a time; each needs memory. None: one per CPU core, at "
+            "most 4, and one on other devices.",
             default=None,
         )
         max_source_length: int | None = param(
-            "Tokens of a source; of a longer one, the beginning is translated. None: source_length "
-            "of the input.",
+            "Most tokens of a source; only the beginning of a longer source is translated. None: "
+            "source_length of the input.",
             default=None,
         )
         xla: Literal["none", "search"] = param(
-            "What XLA compiles: nothing, or a whole search as one program. That takes seconds for "
-            "each shape of a batch, and pays for many texts and a small model.",
+            "What XLA compiles: nothing, or a whole search as one program. Compilation takes "
+            "seconds per batch shape; it pays off with many texts and a small model.",
             default="none",
         )
 
     def __init__(self, params: Any, *, task: PairModel) -> None:
-        """Checks the numbers; `task` is a Translation."""
+        """Checks the numbers.
+
+        Args:
+          params: see Params.
+          task: a Translation.
+        """
         super().__init__(params)
         p = self.params
         for name in ("batch_tokens", "num_searches", "max_source_length"):
             if p.get(name) is not None and p.get(name) < 1:
-                raise ValueError(f"{p.path_of(name)} is {p.get(name)}: want at least 1")
+                raise ValueError(f"{p.path_of(name)} is {p.get(name)}, must be at least 1")
         self._model = task.model
         self._vocab_size = task.params.model.target_vocab_size
         self._search = p.search.instantiate()
@@ -144,11 +150,11 @@ class Translator(Configurable):
         """Returns the translations of texts.
 
         Args:
-          program: calls with the weights of the run.
-          input: a translation Input: makes ids of texts and texts of ids.
-          texts: to translate; the translation of a text without tokens is empty.
-          languages: to translate each into, of a model of several.
-          stopped: asked before every batch whether to leave off.
+          program: runs a function with the weights of the run.
+          input: a translation input, which encodes and decodes texts.
+          texts: texts to translate; a blank text has no translation.
+          languages: target language of each text, if the model has several.
+          stopped: called before every batch; if it returns True, the translation stops.
         """
         targets = list(languages) or [None] * len(texts)
         longest = self.longest_source(input)
@@ -179,7 +185,7 @@ class Translator(Configurable):
     def _plans(
         self, by_length: Mapping[int, Sequence[int]], *, is_one: bool, is_filled: bool
     ) -> list[_Plan]:
-        """All batches: that of the shortest texts, to be searched alone, then the longest first."""
+        """Returns all batches: one of the shortest texts, then from the longest to the shortest."""
         found = []
         for length, own in by_length.items():
             rows = 1 if is_one else self._rows(len(own), length, is_filled=is_filled)
@@ -194,28 +200,28 @@ class Translator(Configurable):
         return 1 if program.serialize_calls else wanted
 
     def _rows(self, num_texts: int, length: int, *, is_filled: bool) -> int:
-        """Rows of a batch of texts of a length: a power of two."""
+        """Returns the rows of a batch of texts of a length, a power of two."""
         most = max(_FEWEST_ROWS, _power_of_two(self.params.batch_tokens // length))
         if is_filled or (self.params.xla == "search" and num_texts > _FEWEST_ROWS):
-            return most  # to compile one more shape takes longer than to search for nothing
+            return most  # compiling another shape would take longer than searching padding rows
         return min(most, max(_FEWEST_ROWS, 1 << (num_texts - 1).bit_length()))
 
     @property
     def longest_target(self) -> int | None:
-        """Most tokens of a translation, its end included; None: its source alone tells."""
+        """Most tokens of a translation, end included; None: depends on the source alone."""
         longest: int | None = self._search.params.max_length
         return longest
 
     def encode(self, input: PairTexts, text: str, language: str | None) -> np.ndarray:
-        """Returns what is read of a text: its tokens, those of a text that is too long cut."""
+        """Returns the model input of a text; a text that is too long is cut."""
         return _cut(input.encode_source(text, language=language), self.longest_source(input))
 
     def longest_source(self, input: PairTexts) -> int:
-        """Most tokens of a source, its end included."""
+        """Returns the most tokens of a source, end included."""
         return int(self.params.max_source_length or input.params.source_length)
 
     def forbidden_ids(self, tokenizer: Any) -> range:
-        """Returns the targets that the model has and the tokenizer has not, as of languages."""
+        """Returns the target ids of the model that its tokenizer lacks, such as language tokens."""
         return range(tokenizer.vocab_size, self._vocab_size)
 
     def _call(self, program: Program, tokenizer: Any, batch: Mapping[str, np.ndarray]) -> Any:
@@ -225,13 +231,13 @@ class Translator(Configurable):
         found = {name: np.asarray(value) for name, value in result.items()}
         if np.isnan(found["scores"]).any():
             raise ValueError(
-                "the scores of translations are no numbers: some weights are not finite "
-                f"({typed('tekso-ckpt')} inspect shows which); take an earlier checkpoint"
+                "the scores of translations are NaN: some weights are not finite "
+                f"({typed('tekso-ckpt')} inspect shows which); use an earlier checkpoint"
             )
         return found
 
     def _function(self, end_id: int, forbidden_ids: range) -> Callable[..., Any]:
-        """Returns the pure function for `program.call`: the same one every time."""
+        """Returns the pure function for `program.call`, built once per end id and forbidden ids."""
         key = end_id, forbidden_ids
         if key not in self._functions:
 
@@ -260,9 +266,9 @@ def _side_by_side(
     most: int,
     stopped: Callable[[], bool],
 ) -> Iterator[tuple[_Plan, Any]]:
-    """Yields batches as they are done, with what came of each; at most so many run at a time.
+    """Yields batches with their results as they finish; at most `most` run at a time.
 
-    The first runs alone: what a program keeps from call to call, it makes then.
+    The first batch runs alone, because the first call creates what later calls reuse.
     """
     with ThreadPoolExecutor(most) as pool:
         begun: dict[Future[Any], _Plan] = {}
@@ -302,7 +308,7 @@ def one_line(text: str) -> str:
 def _by_length(
     encoded: Sequence[np.ndarray], texts: Sequence[str], shortest: int, longest: int
 ) -> dict[int, list[int]]:
-    """{length of a batch: the texts in it, the longest first}; empty texts are in none."""
+    """Returns {length of a row: texts, the longest first}, without blank texts."""
     members: dict[int, list[int]] = {}
     for i in sorted(range(len(texts)), key=lambda i: -len(encoded[i])):
         if texts[i].strip():
@@ -314,12 +320,12 @@ def _by_length(
 
 
 def _cut(ids: np.ndarray, longest: int) -> np.ndarray:
-    """The first tokens, and the end."""
+    """Returns at most `longest` tokens: the first ones, and the end token."""
     return ids if len(ids) <= longest else np.concatenate([ids[: longest - 1], ids[-1:]])
 
 
 def _power_of_two(number: int) -> int:
-    """The largest that is not larger; 1 at least."""
+    """Returns the largest power of two up to `number`, at least 1."""
     return 1 << max(number.bit_length() - 1, 0)
 
 

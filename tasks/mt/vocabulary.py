@@ -1,4 +1,4 @@
-"""What tokenizers of pairs are learned from: training text of one side, or of both in turn."""
+"""Training text for the tokenizers of pairs: one side, or both sides alternating."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ Side = Literal["source", "target", "both"]
 
 
 def training_text(params: Any, corpus: PairSource, train: Any, side: Side) -> TrainingText:
-    """Text to learn a vocabulary from: that of the training input, never what is held out.
+    """Returns the text to learn a vocabulary from: training text, never held-out text.
 
     Args:
-      params: of the input, with corpus and split.
-      corpus: what the input reads.
-      train: for an evaluation input: Params of the training input that it belongs to.
-      side: whose text.
+      params: Params of the input, with corpus and split.
+      corpus: the corpus of the input.
+      train: for an evaluation input: Params of its training input; otherwise None.
+      side: the side or sides to learn from.
     """
     source, name = training_source(params, corpus, train)
     return TrainingText(
@@ -32,12 +32,12 @@ def training_text(params: Any, corpus: PairSource, train: Any, side: Side) -> Tr
 def training_source(
     params: Any, corpus: PairSource, train: Any
 ) -> tuple[Callable[[], PairSource], str]:
-    """The training split that an input belongs to: a function that opens it once, and its name.
+    """Returns a function that opens the training split of an input once, and the split's name.
 
     Args:
-      params: of the input, with corpus and split.
-      corpus: what the input reads.
-      train: for an evaluation input: Params of the training input that it belongs to.
+      params: Params of the input, with corpus and split.
+      corpus: the corpus of the input.
+      train: for an evaluation input: Params of its training input; otherwise None.
     """
     of = train.corpus if train is not None and "corpus" in train else params.corpus
     is_own = params.split == "train" and of == params.corpus
@@ -52,11 +52,10 @@ def training_source(
 
 
 def texts_of(pairs: Iterable[Pair], side: Side) -> Iterator[str]:
-    """The texts of one side; of both, the target of every other pair before its source.
+    """Yields the texts of one side, or of both; half of the pairs then yield the target first.
 
-    Which pairs these are is the Thue-Morse sequence: whoever takes every other text again and again
-    to have fewer of them, as it is done before pieces are learned, still has both sides in equal
-    parts.
+    The Thue-Morse sequence determines these pairs. Learning subword pieces may repeatedly drop
+    every other text to reduce their number, and this order keeps both sides in equal parts.
     """
     for number, pair in enumerate(pairs):
         if side != "both":

@@ -48,7 +48,7 @@ def test_its_parts_fit_together(key: str) -> None:
     tree.execution.instantiate()
     learner = schedules.end_with_run(tree.learner, run.params.steps).instantiate()
     if key in NEEDS_TEXT:
-        with pytest.raises(ValueError, match=r"task\.model\.vocab_size is open"):
+        with pytest.raises(ValueError, match=r"task\.model\.vocab_size is not set"):
             inspection.task_of(tree)
         tree.task.model.vocab_size = 70
     task = inspection.task_of(tree)

@@ -511,7 +511,7 @@ def test_a_list_has_a_dash_and_the_reason_where_weights_cannot_be_counted(
     assert main("--list=lm.text_files.Char") == 0
     first, *rest = capsys.readouterr().out.splitlines()
     assert first == (
-        "lm.text_files.Char  (LanguageModel, - weights: task.model.vocab_size is open)"
+        "lm.text_files.Char  (LanguageModel, - weights: task.model.vocab_size is not set)"
     )
     assert len(rest) == 2
     assert main("--list=lines.*Faulty") == 0
@@ -625,7 +625,7 @@ def test_inspect_model_of_a_run_knows_the_vocabulary_that_it_has_learned(
     logdir.write_params("lm.text_files.Char", tree, tree)
     flags = [f"--logdir={logdir.path}", "--mode=inspect_model"]
     assert main(*flags) == 1  # nothing was learned yet
-    assert "task.model.vocab_size is open" in capsys.readouterr().err
+    assert "task.model.vocab_size is not set" in capsys.readouterr().err
     tree.input.instantiate(assets_dir=logdir.assets)
     assert main(*flags, "--format=json") == 0
     weights = json.loads(capsys.readouterr().out)["weights"]

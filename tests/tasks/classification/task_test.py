@@ -88,7 +88,7 @@ def test_predictions_are_scores_and_the_class_of_the_largest() -> None:
     logits = np.asarray(x).reshape(3, 6) @ w + b
     np.testing.assert_allclose(found["logits"], logits, rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(found["labels"], logits.argmax(1))
-    with pytest.raises(ValueError, match=r"has no array 'x' .*given are 'labels'"):
+    with pytest.raises(ValueError, match=r"has no array 'x' .*, but has 'labels'"):
         task.predict(theta, {"labels": x}, StepContext(mode="decode"))
 
 
@@ -150,12 +150,12 @@ def test_pieces_of_any_model_are_its_fprop(model: Any, pieces: int) -> None:
 def test_scores_of_another_shape_are_refused() -> None:
     task = checked(Classification.Params(model=Linear.Params(input_dim=3, output_dim=4)))
     batch = tensors(inputs()["input"].batch(0))
-    with pytest.raises(ValueError, match=r"Linear.fprop returns scores of shape \[4, 2, 4\], and "):
+    with pytest.raises(ValueError, match=r"Linear.fprop returns scores of shape \[4, 2, 4\], but "):
         task.loss(task.init(1), batch, StepContext())
     for given, kind in ((None, "NoneType"), ((batch["x"], 1), "tuple")):
         task = checked()
         task.model.pieces = lambda given=given: [Piece("p", {}, lambda *_: {**batch, "x": given})]
-        with pytest.raises(ValueError, match=rf"returns scores of shape {kind}, and has to return"):
+        with pytest.raises(ValueError, match=rf"returns scores of shape {kind}, but must return"):
             task.loss(task.init(1), batch, StepContext())
 
 
@@ -231,7 +231,7 @@ X5, FIVE = DEV["x"], np.array([0, 1, 2, 3, 1])
         (
             changed(TRAIN, labels=TRAIN["labels"] * 1.0),
             changed(DEV, labels=DEV["labels"] * 1.0),
-            "'labels' is of type float32, and has to be of integers",
+            "'labels' has type float32, but must be integers",
         ),
         (
             changed(TRAIN, weights=np.ones([7, 2])),
@@ -258,7 +258,7 @@ class Made(ExampleInput):
 
 def test_an_input_without_all_labels_at_once_needs_the_number_of_classes() -> None:
     input = Made.Params(batch_size=4).instantiate()
-    with pytest.raises(ValueError, match=r"num_classes is open, and Made does not .* set it"):
+    with pytest.raises(ValueError, match=r"num_classes is not set, and Made does not .* set it"):
         Classification.complete(Classification.Params(), input)
     params = Classification.complete(Classification.Params(num_classes=3), input)
     task: Any = params.instantiate()

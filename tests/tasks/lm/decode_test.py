@@ -73,7 +73,7 @@ def test_what_of_a_prompt_the_vocabulary_does_not_have_is_named(program_of: Any)
     decoded = task.decode(program_of(task), SimpleNamespace(tokenizer=tokenizer))
     unknown = [["ø", "=", "→"], [], ["β"]]
     assert [r["unknown"] for r in decoded.records] == [one for one in unknown for _ in range(2)]
-    assert decoded.text.startswith("warning: the vocabulary does not have what the prompt has: 'ø'")
+    assert decoded.text.startswith("warning: parts of the prompt are not in the vocabulary: 'ø'")
     assert decoded.text.count("warning: ") == 4
 
 
@@ -128,7 +128,7 @@ def test_an_input_without_text_has_nothing_to_show(program_of: Any) -> None:
 def test_files_that_cannot_be_scored_are_named(program_of: Any, tmp_path: Path) -> None:
     (tmp_path / "picture.bin").write_bytes(b"ab\xff\xfe\x00")
     task = make_task(score_files=[str(tmp_path / "picture.bin")])
-    with pytest.raises(ValueError, match=r"picture\.bin is no text, see byte"):
+    with pytest.raises(ValueError, match=r"picture\.bin is not text, see byte"):
         task.decode(program_of(task), text_input())
     task = make_task(score_files=[str(tmp_path / "pictures.bin")])
     with pytest.raises(FileNotFoundError, match=r"score_files: .* did you mean .*picture\.bin"):

@@ -409,5 +409,5 @@ def test_a_mixture_of_streams_has_the_bytes_of_its_parts() -> None:
 def test_a_length_or_overlap_out_of_range_is_refused() -> None:
     with pytest.raises(ValueError, match="length is 0"):
         make(TextStream, ["abcdefgh"], length=0)
-    with pytest.raises(ValueError, match=r"overlap is 5, but has to be in \[0, length=5\)"):
+    with pytest.raises(ValueError, match=r"overlap is 5, but must be in \[0, length=5\)"):
         make(TextStream, ["abcdefgh"], overlap=5)

@@ -196,7 +196,7 @@ def test_a_vocabulary_that_is_too_small_is_refused() -> None:
 
 
 def test_a_vocabulary_that_nobody_knows_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"task\.model\.vocab_size is open: in training the"):
+    with pytest.raises(ValueError, match=r"task\.model\.vocab_size is not set: training takes"):
         LanguageModel.complete(task_params(vocab_size=None), input_of(None))
 
 

@@ -183,11 +183,11 @@ def test_a_hundred_languages_can_be_written() -> None:
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"locales": []}, "locales is .*wanted one or more"),
+        ({"locales": []}, "locales is .*must be one or more"),
         ({"locales": ["de", "de"]}, "each once"),
         ({"locales": ["xx_YY"]}, "no locale 'xx_YY'"),
-        ({"kinds": ["dates"]}, "kinds has dates; there are date, time"),
-        ({"kinds": ["name"], "num_pairs": 1000}, r"only 629 different ones in 'de'"),
+        ({"kinds": ["dates"]}, "kinds has unknown kinds: dates; the kinds are date, time"),
+        ({"kinds": ["name"], "num_pairs": 1000}, r"only 629 different pairs in 'de'"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(kwargs: Any, message: str) -> None:

@@ -78,7 +78,7 @@ class TestParallelFiles:
 
     def test_unequal_numbers_of_files_name_them(self, tmp_path: Path) -> None:
         write(tmp_path, a_en="1", b_en="1", a_de="1")
-        with pytest.raises(InputError, match=r"source_files names 2 files .*target_files 1 "):
+        with pytest.raises(InputError, match=r"source_files has 2 files .*target_files has 1 "):
             parallel(tmp_path)
 
     def test_bad_lines_are_skipped_with_file_and_line(self, tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ class TestTsv:
         one = self.source(tmp_path)
         assert all_of(one) == [Pair("one", "eins"), Pair("four", "vier")]
         assert [skip.reason for skip in one.skipped().named] == [
-            "line 2: 1 columns, but wanted column 1",
+            "line 2: 1 columns, but column 1 is needed (the first is 0)",
             "line 3: empty",
             "line 4: source empty",
         ]
@@ -197,7 +197,7 @@ class TestTsv:
         assert all_of(one) == [Pair("one", "eins", "de"), Pair("one", "un", "fr")]
         assert one.languages == ("fr", "de")
         reason = one.skipped().named[0].reason
-        assert reason == "line 3: its language is 'xx', but wanted one of fr, de"
+        assert reason == "line 3: its language is 'xx', must be one of fr, de"
 
     def test_a_hash_looks_at_the_source_alone(self, tmp_path: Path) -> None:
         rows = "".join(f"{i % 50}\ttarget {i}\n" for i in range(200))
@@ -239,11 +239,11 @@ class TestJsonLines:
         one = self.source(tmp_path)
         assert all_of(one) == [Pair("a", "b")]
         reasons = [skip.reason for skip in one.skipped().named]
-        assert reasons[0].startswith("line 2: no JSON: Expecting property name")
+        assert reasons[0].startswith("line 2: not valid JSON: Expecting property name")
         assert reasons[1:] == [
-            "line 3: no field 'source': it has no fields",
-            "line 4: no field 'target': it has source",
-            "line 5: field 'target' is no text but int",
+            "line 3: no field 'source'; the fields are: none",
+            "line 4: no field 'target'; the fields are: source",
+            "line 5: field 'target' must be text, is int",
             "line 6: source empty",
             "line 7: source a lone surrogate, which UTF-8 cannot say",
         ]

@@ -132,7 +132,7 @@ def test_learned_positions_of_one_sequence_follow_the_longest_source() -> None:
     params = one_sequence(19)
     params.translator.max_source_length = 12
     assert Translation.complete(params, input).translator.search.max_length == 7
-    with pytest.raises(ValueError, match=r"positions.max_length is 9, and sources have up to 9"):
+    with pytest.raises(ValueError, match=r"max_length is 9, but sources alone have up to 9"):
         Translation.complete(one_sequence(9), input)
 
 
@@ -163,7 +163,7 @@ def test_vocabularies_that_are_open_or_too_small_are_refused() -> None:
     apart = SentencePiece.Params()
     told = PackedPairs.Params(source_tokenizer=apart, target_tokenizer=apart)
     unread = types.SimpleNamespace(params=told, vocab_size=20)
-    with pytest.raises(ValueError, match=r"task\.model\.source_vocab_size is open"):
+    with pytest.raises(ValueError, match=r"task\.model\.source_vocab_size is not set"):
         Translation.complete(task_params(REQUIRED), unread)
     read = types.SimpleNamespace(params=told, source_vocab_size=11, target_vocab_size=12)
     with pytest.raises(ValueError, match=r"target_vocab_size is 11, but the input has 12"):

@@ -140,7 +140,7 @@ def test_the_language_comes_before_the_text() -> None:
         for text, language in zip(["a dog", "a dog", "of two"], languages, strict=True)
     ]
     check([[t.decode() for t in row] for row in found["texts"].numpy()], found["scores"], expected)
-    with pytest.raises(tf.errors.InvalidArgumentError, match="want languages of"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="languages must be in"):
         translate(texts=given, languages=tf.constant(["fr", "it", "de"]))
 
 

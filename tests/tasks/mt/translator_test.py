@@ -259,7 +259,7 @@ def test_scores_that_are_no_numbers_are_told() -> None:
 
 @pytest.mark.parametrize("name", ["batch_tokens", "num_searches", "max_source_length"])
 def test_numbers_out_of_range_are_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name} is 0: want at least 1"):
+    with pytest.raises(ValueError, match=f"{name} is 0, must be at least 1"):
         task_of(pairs_input(train=PLAIN), **{f"translator.{name}": 0})
 
 
@@ -319,7 +319,7 @@ def test_pairs_that_are_too_long_for_the_loss_are_scored_too() -> None:
     assert (input.num_pairs, input.num_corpus_pairs) == (1, 2)
     scored = task_of(input).score(PlainProgram(), input, is_last=True)
     assert scored is not None and scored.figures["bleu"] < 60
-    assert "2 of 2 pairs; of 1 only the beginning was read" in scored.text
+    assert "2 of 2 pairs; of 1 sources only the beginning was translated" in scored.text
 
 
 def test_fewer_pairs_are_scored_where_that_is_said() -> None:
@@ -368,14 +368,16 @@ def test_samples_are_drawn_where_the_search_is_a_sampler() -> None:
 def test_a_sampler_is_not_exported() -> None:
     input = pairs_input(train=PLAIN)
     task = task_of(input, **{"translator.search": Sampler.Params()})
-    with pytest.raises(ValueError, match=r"search is Sampler: export searches with beams; --set"):
+    with pytest.raises(
+        ValueError, match=r"is Sampler, but export supports only beam search: --set"
+    ):
         task.exports(input)
 
 
 def test_texts_that_are_cut_are_told() -> None:
     input = pairs_input(train=PLAIN, length=8)
     decoded = task_of(input, decode=["x" * 30]).decode(PlainProgram(), input)
-    assert decoded is not None and "of 1 texts that are longer" in decoded.text
+    assert decoded is not None and "1 texts are longer" in decoded.text
 
 
 def test_training_pairs_are_decoded_where_no_texts_are_given() -> None:
