@@ -374,7 +374,7 @@ WRONG = [
     ([LINE, "--set=*.dropot=0.5"], "did you mean task.dropout?"),
     ([LINE, "--set=run.steps"], "a setting reads path=value"),
     ([LINE, "--format=json"], "writes its figures as JSON to metrics.jsonl"),
-    ([LINE, "--steps=-3"], "run.steps is -3, but it has to be at least 0"),
+    ([LINE, "--steps=-3"], "run.steps is -3, but must be at least 0"),
     ([LINE, "--steps=many"], "--steps=many: wanted a whole number; --help"),
     ([LINE, "--steps="], "--steps=: wanted a whole number; --help"),
     ([LINE, "--execution=pipelind"], "data_parallel, mesh_sharded, pipelined"),
@@ -438,7 +438,7 @@ def test_an_execution_for_one_process_is_refused_before_others_are_waited_for(
     flags = ["--cluster=localhost:1,localhost:2", "--process=0", f"--logdir={tmp_path}"]
     assert main(LINE, *flags) == 1
     told = capsys.readouterr().err
-    assert "DataParallel runs in one process, and --cluster says that there are 2" in told
+    assert "DataParallel runs in one process, but --cluster defines 2" in told
     assert "--execution=mesh_sharded" in told and "--cluster=none" in told
 
 
