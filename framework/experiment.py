@@ -188,6 +188,10 @@ class Run(Configurable):
 
         steps: int = param("Number of training steps.", default=1000)
         seed: int = param("Seed of weights, data order, dropout and sampling.", default=0)
+        activation_dtype: Literal["float32", "bfloat16"] = param(
+            "Type in which layers compute. Weights, gradients and sums stay float32.",
+            default="float32",
+        )
         deterministic: bool = param(
             "Whether repeated runs are bit-identical, at some cost in speed.", default=False
         )

@@ -67,7 +67,7 @@ def run(
         mesh=mesh,
         num_devices=num_devices,
         device=device,
-        activation_dtype=plan.execution.params.activation_dtype,
+        activation_dtype=plan.activation_dtype,
         compare=compare,
     )
     if as_json:

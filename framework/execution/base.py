@@ -55,7 +55,13 @@ class Execution(Configurable, abc.ABC):
 
     @abc.abstractmethod
     def build(
-        self, task: Task, learner: LearnerBase, *, seed: int, batch: Signature
+        self,
+        task: Task,
+        learner: LearnerBase,
+        *,
+        seed: int,
+        batch: Signature,
+        dtype: str = "float32",
     ) -> ExecutionProgram:
         """Returns the program of a task; allocates nothing yet.
 
@@ -64,6 +70,8 @@ class Execution(Configurable, abc.ABC):
           learner: a Learner.
           seed: seed of the initial weights and of all randomness in the steps.
           batch: shape and dtype of every array of the global batch.
+          dtype: type in which the layers get float32 weights, and so compute: "float32" or
+            "bfloat16". The weights themselves, their gradients and all sums stay float32.
 
         Raises:
           ExecutionError: the task, the batch and the devices are incompatible.

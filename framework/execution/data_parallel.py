@@ -63,7 +63,13 @@ class DataParallel(Execution):
         self._strategy = _make_strategy(tpu, cpu_devices)
 
     def build(
-        self, task: Task, learner: LearnerBase, *, seed: int, batch: Signature
+        self,
+        task: Task,
+        learner: LearnerBase,
+        *,
+        seed: int,
+        batch: Signature,
+        dtype: str = "float32",
     ) -> ExecutionProgram:
         """See `Execution`."""
         batch_size = num_examples(batch)
@@ -82,7 +88,7 @@ class DataParallel(Execution):
         xla = self._xla(strategy)
         if coupling and replicas > 1:
             _check_outside_of_loops(coupling, task, parts=parts, xla=xla)
-        step = Step(task, learner, seed=seed)
+        step = Step(task, learner, seed=seed, dtype=dtype)
         return DataParallelProgram(step, strategy, towers=towers, xla=xla)
 
     def _num_towers(

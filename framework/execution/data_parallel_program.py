@@ -265,7 +265,8 @@ class DataParallelProgram(ExecutionProgram):
 
             def run(*inputs: Any) -> Any:
                 ctx = StepContext(mode="decode", seed=self._step.seed)
-                return function(self._step.task.theta(self._evaluation_weights()), *inputs, ctx)
+                weights = self._step.cast(self._evaluation_weights())
+                return function(self._step.task.theta(weights), *inputs, ctx)
 
             self._calls[function] = tf.function(run, autograph=False)
         return self._calls[function](*inputs)

@@ -63,7 +63,9 @@ class MeshSharded(Execution):
             default=None,
         )
         activation_dtype: Literal["float32", "bfloat16"] = param(
-            "Type in which a step computes; the stored weights stay float32.", default="float32"
+            "Set run.activation_dtype instead, which applies to every execution. bfloat16 here, as "
+            "earlier versions set it, means the same.",
+            default="float32",
         )
         decode_on: Literal["one_device", "mesh"] = param(
             "Where search, sampling and scoring run. one_device: gathers the weights to one "
@@ -106,7 +108,13 @@ class MeshSharded(Execution):
         return None if self.params.mesh is None else MeshShape.parse(self.params.mesh).size
 
     def build(
-        self, task: Task, learner: LearnerBase, *, seed: int, batch: Signature
+        self,
+        task: Task,
+        learner: LearnerBase,
+        *,
+        seed: int,
+        batch: Signature,
+        dtype: str = "float32",
     ) -> ExecutionProgram:
         """See `Execution`."""
         accumulation = learner.params.accumulation_steps
@@ -114,10 +122,14 @@ class MeshSharded(Execution):
         layout = self.layout(task, part, num_devices=self.num_devices())
         warn_of_idle_axes(layout, "execution")
         mesh = mesh_devices.make_mesh(layout.mesh, self._device_type)
-        step = Step(task, learner, seed=seed, dtype=self.params.activation_dtype)
+        step = Step(task, learner, seed=seed, dtype=self.activation_dtype(dtype))
         return MeshProgram(
             step, Placement(mesh), layout, decode_on=self.params.decode_on, fuse=self._fuse()
         )
+
+    def activation_dtype(self, dtype: str) -> str:
+        """Returns the type of activations, given `run.activation_dtype`."""
+        return "bfloat16" if self.params.activation_dtype == "bfloat16" else dtype
 
     def _fuse(self) -> Fuse:
         xla = self.params.xla

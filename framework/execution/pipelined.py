@@ -157,26 +157,38 @@ class Pipelined(Execution):
             devices.setup_cpu(logical_devices=cpu_devices or needed, threads_per_op=1)
 
     def build(
-        self, task: Task, learner: LearnerBase, *, seed: int, batch: Signature
+        self,
+        task: Task,
+        learner: LearnerBase,
+        *,
+        seed: int,
+        batch: Signature,
+        dtype: str = "float32",
     ) -> ExecutionProgram:
         """See `Execution`."""
         parts = learner.params.accumulation_steps
         if self._spmd is not None:
             micro = self.micro_batch(batch, parts=parts)
-            return self._spmd.build(task, learner, seed=seed, micro_batch=micro)
-        on_mesh = self._on_mesh
+            return self._spmd.build(task, learner, seed=seed, micro_batch=micro, dtype=dtype)
+        on_mesh, dtype = self._on_mesh, self.activation_dtype(dtype)
         if on_mesh is not None:
             layout = self.stage_layout(task, batch, parts=parts, num_devices=on_mesh.num_devices())
             names = on_mesh.names(layout)
-            plan = self.plan(task, batch, parts=parts, devices=names)
-            step = Step(task, learner, seed=seed, dtype=on_mesh.activation_dtype)
+            plan = self.plan(task, batch, parts=parts, devices=names, dtype=dtype)
             backends = on_mesh.backends(plan, layout)
         else:
             names = self._devices or _local_devices()
-            plan = self.plan(task, batch, parts=parts, devices=names)
-            step, backends = Step(task, learner, seed=seed), device_backends(plan)
-        replan = functools.partial(self.plan, task, parts=parts, devices=names, like=plan)
+            plan = self.plan(task, batch, parts=parts, devices=names, dtype=dtype)
+            backends = device_backends(plan)
+        step = Step(task, learner, seed=seed, dtype=dtype)
+        replan = functools.partial(
+            self.plan, task, parts=parts, devices=names, dtype=dtype, like=plan
+        )
         return PipelineProgram(step, plan, backends, batch=batch, replan=replan)
+
+    def activation_dtype(self, dtype: str) -> str:
+        """Returns the type of activations, given `run.activation_dtype`."""
+        return dtype if self._on_mesh is None else self._on_mesh.activation_dtype(dtype)
 
     def micro_batch(
         self, batch: Signature, *, parts: int, num_micro_batches: int | None = None
@@ -255,6 +267,7 @@ class Pipelined(Execution):
         *,
         parts: int,
         devices: list[str] | None,
+        dtype: str = "float32",
         like: PipelinePlan | None = None,
     ) -> PipelinePlan:
         """Returns the plan of a pipeline: the stages of a task, their devices and the schedule.
@@ -267,6 +280,7 @@ class Pipelined(Execution):
           batch: signature of the global batch.
           parts: number of accumulation steps.
           devices: names of the available devices; None: placeholder names for those needed.
+          dtype: type of activations, as in `build`.
           like: the plan for batches of another shape. The stages have the same pieces, and a batch
             that the micro-batches do not divide is split into fewer.
 
@@ -292,8 +306,8 @@ class Pipelined(Execution):
         traces = trace_all(pieces, specs, micro)
         if devices is not None and like is None:
             check_pieces(pieces, traces, specs, micro)
-        if self._on_mesh is not None and self._on_mesh.activation_dtype != "float32":
-            specs = used_specs(specs, self._on_mesh.activation_dtype)
+        if dtype != "float32":
+            specs = used_specs(specs, dtype)
             traces = trace_all(pieces, specs, micro)
         costs: Sequence[float]
         if like is None:

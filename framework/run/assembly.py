@@ -141,7 +141,9 @@ def assemble(
     learner = schedules.end_with_run(tree.learner, run.params.steps).instantiate()
     if reads_data:
         _check_functions(task, learner, signature, run.params.steps)
-    program = execution.build(task, learner, seed=seed, batch=signature)
+    program = execution.build(
+        task, learner, seed=seed, batch=signature, dtype=run.params.activation_dtype
+    )
     if isinstance(execution, DataParallel):
         _check_eval_batches(eval_inputs, _num_devices(tpu=tpu, cpu_devices=cpu_devices))
     if reads_data:

@@ -30,12 +30,14 @@ class MeshPlan:
       learner: the learner.
       execution: the execution.
       batch: shape and dtype of every array of the global batch.
+      activation_dtype: type of activations.
     """
 
     task: Task
     learner: LearnerBase
     execution: MeshSharded
     batch: Signature
+    activation_dtype: str
 
     def layout(self, num_devices: int | None = None) -> MeshLayout:
         """Returns mesh and rules as the experiment asks for them.
@@ -65,7 +67,7 @@ class MeshPlan:
             self.learner,
             layout,
             self.batch,
-            activation_dtype=self.execution.params.activation_dtype,
+            activation_dtype=self.activation_dtype,
         )
 
 
@@ -87,9 +89,11 @@ def plan_of(tree: Tree.Params, *, assets_dir: str | None = None) -> MeshPlan:
             f"the execution of this experiment is {name}, which lays nothing over a mesh: give "
             f"one, as in {EXAMPLE}"
         )
+    execution: MeshSharded = tree.execution.instantiate()
     return MeshPlan(
         task=inspection.task_of(tree, assets_dir=assets_dir),
         learner=schedules.end_with_run(tree.learner, tree.run.steps).instantiate(),
-        execution=tree.execution.instantiate(),
+        execution=execution,
         batch=inspection.batch_of(tree, assets_dir=assets_dir),
+        activation_dtype=execution.activation_dtype(tree.run.activation_dtype),
     )

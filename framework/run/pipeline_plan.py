@@ -56,7 +56,8 @@ def figures(tree: Tree.Params, *, assets_dir: str | None = None) -> PipelineFigu
     batch = inspection.batch_of(tree, assets_dir=assets_dir)
     execution: Pipelined = tree.execution.instantiate()
     parts = learner.params.accumulation_steps
-    plan = execution.plan(task, batch, parts=parts, devices=None)
+    dtype = execution.activation_dtype(tree.run.activation_dtype)
+    plan = execution.plan(task, batch, parts=parts, devices=None, dtype=dtype)
     specs, micro = task.specs(), execution.micro_batch(batch, parts=parts)
     traces = [trace for stage in plan.stage_plan.stages for trace in stage.traces]
     kept = saved_bytes(

@@ -154,7 +154,13 @@ class SpmdForm:
         return on_mesh.layout(task, of_all, num_devices=num_devices)
 
     def build(
-        self, task: Task, learner: LearnerBase, *, seed: int, micro_batch: Signature
+        self,
+        task: Task,
+        learner: LearnerBase,
+        *,
+        seed: int,
+        micro_batch: Signature,
+        dtype: str,
     ) -> SpmdProgram:
         """Returns the program.
 
@@ -163,6 +169,7 @@ class SpmdForm:
           learner: the learner.
           seed: seed of the weights and of all random numbers in the steps.
           micro_batch: signature of a micro-batch of one replica.
+          dtype: type of activations, as in `Execution.build`.
 
         Raises:
           ExecutionError: this form does not support the task, or there are too few devices.
@@ -176,4 +183,4 @@ class SpmdForm:
         loop = SpmdLoop(parts, p.num_stages, p.num_micro_batches, p.rematerialize == "all")
         layout = self.layout(task, micro_batch, num_devices=self._on_mesh.num_devices())
         placement = Placement(mesh_devices.make_mesh(layout.mesh, device_type))
-        return SpmdProgram(Step(task, learner, seed=seed), placement, layout, loop)
+        return SpmdProgram(Step(task, learner, seed=seed, dtype=dtype), placement, layout, loop)

@@ -106,7 +106,6 @@ class StagesOnMesh:
             for f in first
         ]
 
-    @property
-    def activation_dtype(self) -> str:
-        """The dtype in which a step computes."""
-        return self._execution.params.activation_dtype
+    def activation_dtype(self, dtype: str) -> str:
+        """Returns the type of activations, given `run.activation_dtype`."""
+        return self._execution.activation_dtype(dtype)
