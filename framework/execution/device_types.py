@@ -68,7 +68,7 @@ def _peaks(float32: float, bfloat16: float) -> dict[str, float]:
 
 
 _ALL = (
-    # A TPU multiplies float32 matrices in one pass of bfloat16 unless told otherwise.
+    # A TPU multiplies float32 matrices in one pass of bfloat16 by default.
     DeviceType("tpu_v2", _peaks(23e12, 23e12), 8e9, 350e9, 62e9),
     DeviceType("tpu_v3", _peaks(61.5e12, 61.5e12), 16e9, 450e9, 82e9),
     DeviceType("tpu_v4", _peaks(275e12, 275e12), 34.3e9, 1200e9, 50e9),

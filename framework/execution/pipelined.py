@@ -97,7 +97,7 @@ class Pipelined(Execution):
             default="host",
         )
         stages_on: MeshSharded.Params | None = param(
-            "Shards every stage over a mesh of its own, by rules; None: one device per stage.",
+            "Shards every stage over its own mesh, by rules; None: one device per stage.",
             default=None,
         )
         xla: Literal["none", "clusters"] = param(

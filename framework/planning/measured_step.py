@@ -45,7 +45,7 @@ class MeasuredStep:
         return [
             *draw_text(self._timelines(), width=width, unit=_UNIT),
             f"measured {longest:.1f} {_UNIT}, predicted {self.predicted.makespan:.1f} {_UNIT}, "
-            f"ratio {self.ratio:.3f} (forward and backward passes)",
+            f"ratio {self.ratio:.3f} (forward and backward)",
         ]
 
     def png(self, title: str) -> bytes:

@@ -74,13 +74,13 @@ def why_whole(size: int, window: Window, d: int, parts: int) -> str | None:
         return f"{name} {size} is not divisible by {parts} parts"
     part = size // parts
     if part % stride:
-        return f"stride {stride} does not divide {part}, a part of {name} {size} in {parts}"
+        return f"stride {stride} does not divide a part of {part} ({name} {size} in {parts} parts)"
     before = window.pads(size, d)[0]
     after = _reach(window, d) - stride - before
     if max(before, after) > part:
         return (
             f"a window of {_reach(window, d)} reaches {max(before, after)} beyond a part of "
-            f"{part}, which is more than one neighbour has ({name} {size} in {parts} parts)"
+            f"{part} ({name} {size} in {parts} parts)"
         )
     return None
 

@@ -71,9 +71,9 @@ def test_a_dim_that_cannot_be_cut_is_left_whole_for_a_reason() -> None:
     assert halos.why_whole(16, window, 0, 4) is None
     assert halos.why_whole(15, window, 0, 4) == "height 15 is not divisible by 4 parts"
     why = halos.why_whole(12, window, 0, 4)
-    assert why == "stride 2 does not divide 3, a part of height 12 in 4"
+    assert why == "stride 2 does not divide a part of 3 (height 12 in 4 parts)"
     why = halos.why_whole(4, window, 1, 4)
-    assert why == "a window of 5 reaches 2 beyond a part of 1, width 4 in 4"
+    assert why == "a window of 5 reaches 2 beyond a part of 1 (width 4 in 4 parts)"
     whole = halos.cut(15, window, 0, axis="model", parts=4)
     assert (whole.axis, whole.parts, whole.outputs) == (None, 1, 8)
 
