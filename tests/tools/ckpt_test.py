@@ -127,7 +127,7 @@ def test_inspect_counts_what_is_not_finite(
         (["average", "nowhere/at/all", "--output=x"], 1, "there is no checkpoint in nowhere/"),
         (["average", "--logdir=run", "--last=2", "--output=x/step_00000020"], 2, "is of step 30"),
         (["average", "run/checkpoints/step_00000010", "o/step_00000005", "--output=x"], 1,
-         "only checkpoints of one experiment are averaged"),
+         "only checkpoints of one experiment can be averaged"),
         (["average", "run/checkpoints/step_00000010", "o/step_00000006", "--output=x"], 1,
          "weights/w is"),
         (["list"], 2, "--logdir is missing"),

@@ -87,7 +87,7 @@ def test_picture_is_written_where_output_says(
         (["--set=execution.schedule=1f1"], "zero_bubble_h1, or the Params of a custom"),
         (["--set=execution.num_stages=0"], "execution.num_stages is 0, want 1 or more"),
         (["--set=execution.rematerialize=some"], "execution.rematerialize"),
-        (["--execution=data_parallel"], "is DataParallel, which has no stages: give one, as in"),
+        (["--execution=data_parallel"], "is DataParallel, which has no stages: set one, as in"),
     ],
 )
 def test_what_does_not_fit_is_told_without_a_traceback(
