@@ -129,7 +129,7 @@ def test_inspect_counts_what_is_not_finite(
         (["average", "run/checkpoints/step_00000010", "o/step_00000005", "--output=x"], 1,
          "only checkpoints of one experiment can be averaged"),
         (["average", "run/checkpoints/step_00000010", "o/step_00000006", "--output=x"], 1,
-         "weights/w is"),
+         "weights/w has shape"),
         (["list"], 2, "--logdir is missing"),
         (["list", "--logdir=nowhere"], 2, "has no checkpoints"),
         (["list", "--logdir=run", "--last=2"], 2, "--last goes with average, not with list"),
