@@ -1,4 +1,4 @@
-"""A run: from the Params of an experiment to a trained model, and what it leaves in its logdir.
+"""Runs an experiment: from its Params to a trained model and the files in its logdir.
 
     modes ─► logdir, checkpoints ─► assembly ─► training_loop ─► evaluation, report
 

@@ -1,9 +1,9 @@
-"""Assembly: the parts of an experiment, built from its tree in the right order.
+"""Builds the parts of an experiment from its tree of Params, in the right order.
 
     devices ─► inputs ─► task (completed from the input) ─► learner ─► program
 
 A command assembles one experiment in its process; a notebook may assemble several, one after the
-other. TensorFlow's threads and logical devices are those of the first (`execution/devices.py`).
+other. The first one determines TensorFlow's threads and logical devices (`execution/devices.py`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tekso.framework.task import Task
 
 @dataclasses.dataclass(frozen=True)
 class Assembly:
-    """The parts of an experiment, built; the program has no state yet."""
+    """The parts of an experiment; the program has no state yet."""
 
     tree: Tree.Params
     run: Run
@@ -42,13 +42,14 @@ class Assembly:
     learner: LearnerBase
     program: ExecutionProgram
     warnings: tuple[str, ...] = ()
-    """What may be wrong with the inputs, to be shown before the first step."""
+    """Possible problems with the inputs, to be shown before the first step."""
 
     def try_task(self, *, is_new: bool) -> list[str]:
-        """Tries the task on a few examples, or on padding alone; returns what seems wrong.
+        """Checks the task on a few examples, or only its handling of padding; returns warnings.
 
         Args:
-          is_new: whether the program has its first weights, and trains from them.
+          is_new: whether the program starts training from its initial weights; otherwise only
+            padding is checked.
 
         Raises:
           LossError: the loss of the task is not a sum over examples.
@@ -61,7 +62,7 @@ class Assembly:
         return list(loss_check.check_padding(self.task, self.program, inputs))
 
     def description(self, model: str) -> Description:
-        """Returns what every checkpoint of this experiment says of itself."""
+        """Returns the description that every checkpoint of this experiment has."""
         return Description(
             step=0,
             model=model,
@@ -85,20 +86,20 @@ def assemble(
     reads_data: bool = True,
     trains: bool = True,
 ) -> Assembly:
-    """Builds the parts of an experiment, best before anything else runs TensorFlow in this process.
+    """Builds the parts of an experiment; call it before other code of this process runs TensorFlow.
 
     Args:
       tree: the Params.
-      assets_dir: where inputs keep what they make once.
+      assets_dir: folder in which inputs store assets such as tokenizers.
       tpu: name or address of a TPU.
       cpu_devices: number of logical CPU devices.
-      group: the processes over which the program is laid; all assemble it at the same time.
-      reads_data: False: texts are given, so the input is what is known without its data, where
-        that says enough, and nothing is evaluated.
+      group: the processes that run the program; all of them must call this at the same time.
+      reads_data: False: the texts to decode are given, so the input is built without its data if
+        possible, and there are no evaluation inputs.
       trains: False: the training data may have changed since the run began.
 
     Raises:
-      ValueError: a part says that its Params make no sense, or do not fit those of another.
+      ValueError: Params of a part are invalid, or do not fit the Params of another part.
     """
     run = tree.run.instantiate()
     devices.set_determinism(run.params.deterministic)
@@ -112,7 +113,7 @@ def assemble(
     seed = run.params.seed
     eval_inputs = {}
     if reads_data:
-        with group.first_before_others():  # it makes the assets
+        with group.first_before_others():  # the first process creates the assets
             input = tree.input.instantiate(seed=seed, assets_dir=assets_dir)
             eval_inputs = {
                 name: params.instantiate(seed=seed, assets_dir=assets_dir, train=tree.input)
@@ -129,7 +130,7 @@ def assemble(
         check_data(group, batch)
         signature = signature_of(batch)
     else:
-        with group.first_before_others():  # what is not known is read, and makes assets
+        with group.first_before_others():  # this may read the data and create assets
             input = inspection.known_input(tree, assets_dir)
             signature = inspection.batch_of(tree, assets_dir=assets_dir)
     task = task_results.complete(tree.task, input).instantiate()
@@ -157,7 +158,7 @@ def with_paths(input: Input, eval_inputs: Mapping[str, Input]) -> dict[str, Inpu
 
 
 def _check_functions(task: Task, learner: LearnerBase, batch: Signature, steps: int) -> None:
-    """Checks what is a function of Params and batch alone: constants, loss_weight, schedules."""
+    """Checks that constants, loss_weight and schedules use no variables and random numbers."""
     foreign_variables.check_constants(task, task.params.instantiate())
     foreign_variables.check_function(task, lambda: task_results.loss_weight(task, _zeros(batch)))
     for one, _ in learner.groups(task.specs()).values():
@@ -165,8 +166,8 @@ def _check_functions(task: Task, learner: LearnerBase, batch: Signature, steps: 
             foreign_variables.check_function(None, functools.partial(one.schedule, 0))
         except foreign_variables.ForeignVariableError as error:
             raise ValueError(
-                f"{type(one.schedule).__name__} makes or reads a variable or draws random numbers: "
-                "a schedule is a function of the step and of its Params alone"
+                f"{type(one.schedule).__name__} creates or reads a variable, or draws random "
+                "numbers: a schedule must be a function of only the step and its Params"
             ) from error
         schedules.check_values(one.schedule, steps)
 
@@ -176,7 +177,7 @@ def _zeros(batch: Signature) -> dict[str, tf.Tensor]:
 
 
 def _check_eval_batches(eval_inputs: Mapping[str, Input], num_devices: int) -> None:
-    """Raises an ExecutionError for evaluation batches that leave devices without an example."""
+    """Raises an ExecutionError if an evaluation batch has fewer examples than there are devices."""
     for name, input in eval_inputs.items():
         size = num_examples(signature_of(input.batch(0))) if input.num_batches != 0 else num_devices
         if size < num_devices:
@@ -187,7 +188,7 @@ def _check_eval_batches(eval_inputs: Mapping[str, Input], num_devices: int) -> N
 
 
 def _num_devices(*, tpu: str | None, cpu_devices: int | None) -> int:
-    """Returns the number of devices over which `DataParallel` lays a step."""
+    """Returns the number of devices of `DataParallel`."""
     if not tpu and cpu_devices:
         return cpu_devices
     found = len(tf.config.list_logical_devices("TPU" if tpu else "GPU"))

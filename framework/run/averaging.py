@@ -1,11 +1,11 @@
-"""Averaging checkpoints: the weights of several, as one checkpoint; a tensor at a time in memory.
+"""Averages the weights of several checkpoints into one; has one tensor at a time in memory.
 
-    weights/…            floating: the mean over all checkpoints, statistics of layers among them
-    learner/…/ema        the same: where a moving average is kept, evaluation reads that
+    weights/…            floating: the mean over all checkpoints, including statistics of layers
+    learner/…/ema        the mean: evaluation reads the moving average of a weight, if there is one
     everything else      as in the last checkpoint: integers, slots of the optimizer, counters
 
-So the result is evaluated, decoded and restored like any other checkpoint, and training can go on
-from it: with averaged weights, and the optimizer as it was at the last step.
+The result is evaluated, decoded and restored like any other checkpoint. Training can continue from
+it, with averaged weights and with the optimizer state of the last step.
 
 Source: Vaswani et al. 2017, "Attention is all you need", section 6.1 (the last 5 or 20).
 """
@@ -25,18 +25,18 @@ from tekso.framework.run import checkpoint_files
 from tekso.framework.run.checkpoint_files import Checkpoint, CheckpointError, Description
 
 _PART_BYTES = 1 << 26  # tensors smaller than this are written together
-_SHOWN = 3  # names, or lines of Params, that a message gives
+_SHOWN = 3  # maximum number of changed Params in a message
 
 
 def write_average(path: str, checkpoints: Sequence[Checkpoint]) -> Description:
-    """Writes the average of checkpoints, the last of them last; complete at `path`, or not at all.
+    """Writes the average of checkpoints, given in order of steps; the write is atomic.
 
-    The sums are float64, rounded once to the type of the weight. The description is that of the
-    last checkpoint, without metrics, and names all of them.
+    The sums are float64, rounded once to the dtype of the weight. The description is copied from
+    the last checkpoint, without metrics, and names all checkpoints.
 
     Raises:
-      CheckpointError: they are of several experiments, their tensors differ, a weight is not
-        finite, or the result cannot be written.
+      CheckpointError: the checkpoints are of several experiments, their tensors differ, a weight is
+        not finite, or the result cannot be written.
     """
     check_same_tensors(checkpoints)
     last = checkpoints[-1]
@@ -60,26 +60,26 @@ def check_same_tensors(checkpoints: Sequence[Checkpoint]) -> None:
         if one.description.model != last.description.model:
             raise CheckpointError(
                 f"{one.path} is of {one.description.model} and {last.path} of "
-                f"{last.description.model}: only checkpoints of one experiment are averaged"
+                f"{last.description.model}: only checkpoints of one experiment can be averaged"
             )
         if other := sorted(one.keys ^ last.keys):
             where = one.path if other[0] in one.keys else last.path
             more = f", and {len(other) - 1} more differ" if len(other) > 1 else ""
             raise CheckpointError(
-                f"{one.path} and {last.path} have different tensors: {other[0]} is in {where} "
-                f"alone{more}"
+                f"{one.path} and {last.path} have different tensors: {other[0]} is only in "
+                f"{where}{more}"
             )
         for key in sorted(last.keys):
             found, wanted = (c.shape(key) for c in (one, last))
             if found != wanted:
                 raise CheckpointError(
-                    f"{key} is {list(found)} in {one.path} and {list(wanted)} in {last.path}: "
-                    "weights of different shapes have no average"
+                    f"{key} has shape {list(found)} in {one.path} and {list(wanted)} in "
+                    f"{last.path}: weights of different shapes cannot be averaged"
                 )
 
 
 def differences(checkpoints: Sequence[Checkpoint]) -> list[str]:
-    """Returns what to warn of: checkpoints whose Params are not those of the last."""
+    """Returns a warning for each checkpoint whose Params differ from those of the last."""
     last = checkpoints[-1]
     told = []
     for one in checkpoints[:-1]:
@@ -96,16 +96,16 @@ def differences(checkpoints: Sequence[Checkpoint]) -> list[str]:
 
 
 def is_averaged(key: str, dtype: tf.DType) -> bool:
-    """Whether a tensor of a checkpoint is averaged; else it is that of the last checkpoint."""
+    """Whether a tensor is averaged; otherwise it is copied from the last checkpoint."""
     is_evaluated = key.startswith(WEIGHTS) or (key.startswith(LEARNER) and key.endswith(f"/{EMA}"))
     return is_evaluated and dtype.is_floating
 
 
 def average(key: str, checkpoints: Sequence[Checkpoint]) -> np.ndarray:
-    """Returns one tensor of the average: the mean, or the last checkpoint's.
+    """Returns one tensor of the average: the mean, or the tensor of the last checkpoint.
 
     Raises:
-      CheckpointError: a value to average is not finite, or a checkpoint cannot be read any more.
+      CheckpointError: a value to average is not finite, or a checkpoint can no longer be read.
     """
     last = checkpoints[-1]
     if not is_averaged(key, last.dtype(key)):
@@ -137,6 +137,6 @@ def _read(checkpoint: Checkpoint, key: str) -> np.ndarray:
         return checkpoint.read(key)
     except tf.errors.OpError as error:
         raise CheckpointError(
-            f"{checkpoint.path} cannot be read any more: {error.message.splitlines()[0]}. A run "
-            "that goes on removes old checkpoints: run.keep_last_checkpoints says how many it keeps"
+            f"{checkpoint.path} can no longer be read: {error.message.splitlines()[0]}. A run in "
+            "progress deletes old checkpoints; run.keep_last_checkpoints sets how many it keeps"
         ) from error

@@ -1,4 +1,4 @@
-"""Which checkpoint of a run is best: the metric that decides, and which end of it is good."""
+"""Finds the metric that decides which checkpoint of a run is best, and whether larger is better."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from tekso.framework.task import LOSS, Goal
 
 
 def metric_of_best(tree: Any) -> str:
-    """Returns "evaluation/metric" that says which checkpoint of an experiment is best, or "".
+    """Returns the "evaluation/metric" by which the best checkpoint is chosen, or "".
 
     Raises:
-      ValueError: the experiment has no such evaluation.
+      ValueError: the experiment does not have the evaluation input.
     """
     names, keep_best = list(tree.eval_inputs), tree.run.keep_best
     eval_input = keep_best.eval_input or (names[0] if names else "")
@@ -24,10 +24,10 @@ def metric_of_best(tree: Any) -> str:
 
 
 def goal_of_best(tree: Any) -> Goal:
-    """Returns which end of the metric is good: what `goal` says, or else the task.
+    """Returns "min" or "max": `run.keep_best.goal` if it is set, otherwise what the task declares.
 
     Raises:
-      ValueError: neither says it.
+      ValueError: neither is set.
     """
     keep_best, task = tree.run.keep_best, tree.task.owner
     if keep_best.goal is not None:
@@ -37,13 +37,13 @@ def goal_of_best(tree: Any) -> Goal:
     for cls in reversed(getattr(task, "__mro__", ())):
         known |= vars(cls).get("goals", {})
     metric = keep_best.metric
-    for name in (metric, metric.partition("/")[0]):  # "bleu/de": of one language
+    for name in (metric, metric.partition("/")[0]):  # "bleu/de": BLEU of one language
         if name in known:
             return known[name]
     name = getattr(task, "__name__", "the task")
     goals = ", ".join(f"{metric} ({goal})" for metric, goal in sorted(known.items()))
     raise ValueError(
-        f"run.keep_best.metric is {metric!r}, and {name} does not say whether large or small "
-        "values of it are good: --set run.keep_best.goal=max or --set run.keep_best.goal=min, or "
-        f"set goals = {{{metric!r}: 'max'}} in {name}; known are {goals}"
+        f"run.keep_best.metric is {metric!r}, and {name} does not declare whether larger or "
+        "smaller values are better: --set run.keep_best.goal=max or --set run.keep_best.goal=min, "
+        f"or set goals = {{{metric!r}: 'max'}} in {name}; declared are {goals}"
     )

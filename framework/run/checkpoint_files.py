@@ -1,11 +1,12 @@
-"""One checkpoint: a directory with TensorFlow's tensor files and a JSON that describes them.
+"""Reads and writes one checkpoint: a directory with TensorFlow's tensor files and a JSON file.
 
     step_00000100/
       tensors.index, tensors.data-…   readable by tf.train.load_checkpoint("step_00000100/tensors")
-      checkpoint.json                 written last; without it the rest is no checkpoint
+      checkpoint.json                 written last; without it the checkpoint is incomplete
 
-On a local file system everything is written in a hidden directory, synced to the disk and renamed,
-so a directory with the final name is complete. Elsewhere (gs://, ram://) the JSON is the seal.
+On a local file system, all files are written to a hidden directory, synced to the disk, and the
+directory is renamed. A directory with the final name is therefore complete. On other file systems
+(gs://, ram://), the JSON file marks the checkpoint as complete.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class CheckpointError(Exception):
 
 
 class DiskFullError(CheckpointError):
-    """There is no room for a checkpoint."""
+    """There is not enough disk space for a checkpoint."""
 
 
 class DamagedCheckpointError(CheckpointError):
@@ -51,21 +52,22 @@ class DamagedCheckpointError(CheckpointError):
 
 @dataclasses.dataclass(frozen=True)
 class Description:
-    """What a checkpoint says of itself.
+    """The content of checkpoint.json.
 
     Attributes:
       step: training steps done.
       model: key of the experiment.
       params: text of the whole Params tree.
-      task: text of the Params of the task, with what was left open filled in from the data; "" if
-        an earlier version wrote the checkpoint.
-      metrics: {"evaluation/metric": value} of the evaluations at this very step.
-      input: where the training input stands.
+      task: text of the Params of the task, completed with the sizes from the data; "" if an earlier
+        version wrote the checkpoint.
+      metrics: figures of the evaluations at this step, {"evaluation/metric": value}.
+      input: seed and position of the training input.
       tensors: {key: {"shape", "dims", "dtype"}} of every tensor in the file.
-      versions: of what wrote it.
+      versions: versions of the software that wrote the checkpoint.
       created: time of writing, UTC.
       files: {name: {"size_bytes", "sha256"}} of the tensor files.
-      averaged: the checkpoints whose mean it is; empty for one of a training.
+      averaged: the checkpoints of which this one is the average; empty for a checkpoint of a
+        training run.
     """
 
     step: int
@@ -99,11 +101,11 @@ class Description:
         """Reads what `to_json` wrote.
 
         Raises:
-          ValueError: it is no description, or one of a later format.
+          ValueError: the text is not a description, or has a later format.
         """
         fields = json.loads(text)
         if not isinstance(fields, dict) or fields.pop("format", None) != FORMAT:
-            raise ValueError(f"no description of a checkpoint of format {FORMAT}")
+            raise ValueError(f"not the description of a checkpoint of format {FORMAT}")
         known = {field.name for field in dataclasses.fields(Description)}
         if missing := {"step", "model", "params", "files"} - fields.keys():
             raise ValueError(f"the description lacks {', '.join(sorted(missing))}")
@@ -111,7 +113,7 @@ class Description:
 
 
 class Checkpoint:
-    """A good checkpoint, open for reading."""
+    """A checkpoint, open for reading."""
 
     def __init__(self, path: str, description: Description) -> None:
         self.path = path
@@ -135,7 +137,7 @@ class Checkpoint:
         return np.asarray(self._reader.get_tensor(key))
 
     def shape(self, key: str) -> tuple[int, ...]:
-        """Returns the shape of the array of a key; nothing of it is read."""
+        """Returns the shape of the array of a key without reading the array."""
         return tuple(self._shapes[key])
 
     def dtype(self, key: str) -> tf.DType:
@@ -148,7 +150,7 @@ class Checkpoint:
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of what writes a checkpoint."""
+    """Returns the versions of Tekso, Python, TensorFlow and NumPy in this process."""
     try:
         ours = importlib.metadata.version("tekso")
     except importlib.metadata.PackageNotFoundError:  # a checkout
@@ -162,16 +164,16 @@ def versions() -> dict[str, str]:
 
 
 def write(path: str, tensors: Mapping[str, np.ndarray], description: Description) -> Description:
-    """Writes a checkpoint: complete at `path`, or not at all.
+    """Writes a checkpoint atomically: it is complete at `path`, or there is nothing at `path`.
 
     Args:
-      path: directory of the checkpoint; the one above it must exist.
+      path: directory of the checkpoint; its parent must exist.
       tensors: the arrays by key.
-      description: all but `created`, `versions` and `files`, which are filled in.
+      description: the description without `created`, `versions` and `files`, which are filled in.
 
     Raises:
-      DiskFullError: there is no room; nothing is left behind.
-      CheckpointError: it could not be written for another reason; nothing is left behind.
+      DiskFullError: there is not enough disk space; all files written so far are removed.
+      CheckpointError: writing failed for another reason; all files written so far are removed.
     """
     size_bytes = sum(array.nbytes for array in tensors.values())
     return _write(path, lambda prefix: _write_tensors(prefix, tensors), description, size_bytes)
@@ -184,16 +186,16 @@ def write_parts(
     *,
     size_bytes: int,
 ) -> Description:
-    """Writes a checkpoint of which one part after the other is in memory.
+    """Writes a checkpoint in parts, with one part in memory at a time.
 
     Args:
       path: as in `write`.
       parts: arrays by key; the parts have no key in common.
       description: as in `write`.
-      size_bytes: of all arrays together.
+      size_bytes: total bytes of all arrays.
 
     Raises:
-      CheckpointError: as in `write`; also after an error of `parts` nothing is left behind.
+      CheckpointError: as in `write`; files are also removed if `parts` raises an error.
     """
 
     def save(prefix: str) -> None:
@@ -237,37 +239,39 @@ def _write(
     except DiskFullError:
         raise
     except (OSError, tf.errors.OpError) as error:
-        free = _free_bytes(above)  # before what was written is taken away again
+        free = _free_bytes(above)  # before the files written so far are removed
         _remove_quietly(place)
         if _means_disk_full(error):
             raise DiskFullError(_disk_full_text(path, needed, free, error)) from error
         reason = _first_line(error)
         raise CheckpointError(f"cannot write the checkpoint {path}: {reason}") from error
-    except BaseException:  # of what makes the tensors, or an interruption
+    except BaseException:  # an error while computing the tensors, or an interruption
         _remove_quietly(place)
         raise
     return description
 
 
 def describe(path: str) -> Description:
-    """Reads the description of a checkpoint, and no more.
+    """Reads only the description of a checkpoint.
 
     Raises:
-      DamagedCheckpointError: there is none, or it cannot be read.
+      DamagedCheckpointError: there is no description, or it cannot be read.
     """
     try:
         return Description.from_json(files.read(files.join(path, DESCRIPTION)).decode("utf-8"))
     except FileNotFoundError:
-        raise DamagedCheckpointError(f"it has no {DESCRIPTION}: its writing was cut off") from None
+        raise DamagedCheckpointError(
+            f"it has no {DESCRIPTION}: writing it was interrupted"
+        ) from None
     except (ValueError, TypeError, OSError) as error:
         raise DamagedCheckpointError(f"{DESCRIPTION} is damaged: {_first_line(error)}") from error
 
 
 def open_verified(path: str) -> Checkpoint:
-    """Opens a checkpoint after comparing every byte with its checksums.
+    """Opens a checkpoint after verifying the checksums of all its files.
 
     Raises:
-      DamagedCheckpointError: a file is missing, cut off or changed; the text says which.
+      DamagedCheckpointError: a file is missing, truncated or changed; the text says which.
     """
     description = describe(path)
     if not description.files:
@@ -279,14 +283,16 @@ def open_verified(path: str) -> Checkpoint:
             raise DamagedCheckpointError(f"{name} cannot be read: {error.strerror}") from error
         if found["size_bytes"] != wanted.get("size_bytes"):
             raise DamagedCheckpointError(
-                f"{name} has {found['size_bytes']:,} bytes, "
+                f"{name} has {found['size_bytes']:,} bytes, but "
                 f"{wanted.get('size_bytes', 0):,} were written"
             )
         if found != wanted:
             raise DamagedCheckpointError(f"the bytes of {name} have changed (sha256 differs)")
     checkpoint = Checkpoint(path, description)
     if description.tensors and (other := checkpoint.keys ^ description.tensors.keys()):
-        raise DamagedCheckpointError(f"{DESCRIPTION} does not fit the tensors: {sorted(other)[:3]}")
+        raise DamagedCheckpointError(
+            f"{DESCRIPTION} and the files have different tensors: {sorted(other)[:3]}"
+        )
     return checkpoint
 
 
@@ -330,16 +336,17 @@ def _means_disk_full(error: Exception) -> bool:
 
 def _disk_full_text(path: str, needed: int, free: int | None, error: Exception | None) -> str:
     cause = f" ({_first_line(error)})" if error is not None else ""
-    have = f"{free:,} are free" if free is not None else "the file system gives no more"
+    have = f"{free:,} are free" if free is not None else "the file system is full"
     return (
-        f"no room for the checkpoint {path}: it needs {needed:,} bytes, {have}{cause}. Earlier "
-        "checkpoints are as they were, and nothing is left of this one. Make room and start again "
-        "with the same command; run.keep_last_checkpoints says how many are kept"
+        f"not enough disk space for the checkpoint {path}: it needs {needed:,} bytes, {have}"
+        f"{cause}. Earlier checkpoints are unchanged, and the files of this one were removed. Free "
+        "disk space and repeat the command; run.keep_last_checkpoints sets how many checkpoints "
+        "are kept"
     )
 
 
 def _remove_quietly(path: str) -> None:
-    with contextlib.suppress(OSError):  # the first error is the one to tell
+    with contextlib.suppress(OSError):  # the first error is the one to report
         files.remove_folder(path)
 
 

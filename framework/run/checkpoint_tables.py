@@ -1,4 +1,4 @@
-"""What is told of checkpoints: which there are, good or damaged, and the tensors of one."""
+"""Lists the checkpoints of a folder, and the tensors of a checkpoint, as records and as text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST_METRICS = 3  # columns
 
 
 def records(folder: str) -> Iterator[dict[str, Any]]:
-    """Yields a record for each checkpoint in a folder, by step; all their bytes are read.
+    """Yields a record for each checkpoint in a folder, by step; reads and verifies all files.
 
     Raises:
       OSError: the folder cannot be read.
@@ -55,7 +55,7 @@ def _size_bytes(path: str) -> int:
 
 
 def list_text(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Returns records of checkpoints as text: a line each, and why one is damaged."""
+    """Returns records of checkpoints as text: a line for each, then why some are damaged."""
     names = list(dict.fromkeys(name for row in rows for name in row["metrics"]))[:_MOST_METRICS]
     table = [
         (
@@ -80,10 +80,11 @@ def list_text(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def tensor_records(checkpoint: Checkpoint, keys: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yields a record for each of some tensors of a checkpoint; one at a time is in memory.
+    """Yields a record for each of some tensors of a checkpoint; has one in memory at a time.
 
-    "norm" is the square root of the sum of squares, "rms" that of their mean; both, and "largest"
-    (of the absolute values), are of the finite elements, and "not_finite" counts the others.
+    "norm" is the square root of the sum of squares, "rms" the square root of their mean, and
+    "largest" the largest absolute value. All three are computed from the finite elements;
+    "not_finite" counts the others.
     """
     for key in keys:
         about = checkpoint.description.tensors.get(key, {})

@@ -1,11 +1,11 @@
-"""Checkpoints of a run: written in the background, verified when read, the last and the best kept.
+"""Manages the checkpoints of a run: writes in the background, verifies, keeps the last and best.
 
     checkpoints = Checkpoints("run/checkpoints", keep_last=2, metric="dev/loss")
     checkpoints.save(program.state, Description(step=100, model=…, params=…))  # returns at once
-    checkpoints.wait()  # on the disk now
+    checkpoints.wait()  # now it is on the disk
     good = checkpoints.newest_good()  # a Checkpoint, or None if there is none yet
 
-A checkpoint that turns out damaged is named and passed over; it is never deleted.
+A damaged checkpoint is skipped with a warning; it is never deleted.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ _LEAVING = ".deleted_"
 
 
 class Checkpoints:
-    """The checkpoints of a run, a directory each. One process writes, any number read.
+    """The checkpoints of a run, one directory each. One process writes, any number may read.
 
     Args:
-      directory: where they lie.
-      keep_last: number of newest ones that are kept.
-      keep_best: number of best ones that are kept besides; 0: none.
-      metric: "evaluation/metric" that says which is best.
-      goal: which end of the metric is good.
-      warn: takes the text of a warning.
+      directory: directory of all checkpoints.
+      keep_last: number of newest checkpoints to keep.
+      keep_best: number of best checkpoints to keep in addition; 0: none.
+      metric: "evaluation/metric" by which the best are chosen.
+      goal: whether the smallest or the largest value of the metric is best.
+      warn: called with the text of a warning.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Checkpoints:
     ) -> None:
         if keep_last < 1 or keep_best < 0:
             raise ValueError(
-                f"keep_last is {keep_last} and keep_best {keep_best}, want at least 1 and 0"
+                f"keep_last is {keep_last} and keep_best {keep_best}, expected at least 1 and 0"
             )
         self.directory = directory
         self._keep_last, self._keep_best = keep_last, keep_best
@@ -76,7 +76,7 @@ class Checkpoints:
     # --- writing ---
 
     def prepare(self) -> None:
-        """Makes the directory ready for writing: removes what an ended process left unfinished."""
+        """Prepares the directory for writing; removes incomplete files of earlier processes."""
         files.make_folder(self.directory)
         for name in files.names(self.directory):
             if name.startswith((checkpoint_files.UNFINISHED, _LEAVING)):
@@ -84,16 +84,17 @@ class Checkpoints:
         self._values = self._read_values()
 
     def save(self, state: Callable[[], Mapping[str, np.ndarray]], description: Description) -> None:
-        """Starts writing a checkpoint and returns; waits first until the one before is written.
+        """Waits until the previous checkpoint is written, then starts writing one, and returns.
 
-        Does nothing if this step is the one that was saved or read last.
+        Does nothing if the checkpoint of this step was the last one saved or read.
 
         Args:
-          state: returns arrays by key, which nobody changes any more; called before this returns.
+          state: returns arrays by key, which are not changed later; called before this returns.
           description: step, model, params, metrics and input; the rest is filled in.
 
         Raises:
-          CheckpointError: the one before could not be written (DiskFullError: for lack of room).
+          CheckpointError: the previous checkpoint could not be written (DiskFullError: not enough
+            disk space).
         """
         self.wait()
         if self._saved == description.step:
@@ -105,12 +106,12 @@ class Checkpoints:
         self._pending = self._writer.submit(self._write, dict(state()), description)
 
     def check(self) -> None:
-        """Raises the error of a write that has failed, without waiting for one that goes on."""
+        """Raises the error of a failed write, without waiting for a write in progress."""
         if self._pending is not None and self._pending.done():
             self.wait()
 
     def wait(self) -> None:
-        """Waits for the write that goes on, and raises its error if it failed."""
+        """Waits for a write in progress, and raises its error if it failed."""
         if self._pending is not None:
             pending, self._pending = self._pending, None
             try:
@@ -121,11 +122,11 @@ class Checkpoints:
                 raise
 
     def close(self) -> None:
-        """Waits for the write that goes on, whatever comes of it. Nothing can be saved any more."""
+        """Waits for a write in progress and ignores its errors. Nothing can be saved afterwards."""
         self._writer.shutdown(wait=True)
 
     def would_be_best(self, metrics: Mapping[str, float]) -> bool:
-        """Whether a checkpoint with these metrics would be among the best that are kept."""
+        """Whether a checkpoint with these metrics would be one of the best that are kept."""
         value = self._value(metrics)
         if value is None or not self._keep_best:
             self._warn_of_no_metric(metrics)
@@ -134,21 +135,21 @@ class Checkpoints:
         return len(kept) < self._keep_best or self._rank(value) < kept[-1]
 
     def _warn_of_no_metric(self, metrics: Mapping[str, float]) -> None:
-        """Says once that an evaluation has no figure by which the best could be known."""
+        """Warns once if an evaluation does not report the metric of the best checkpoint."""
         name = self._metric.partition("/")[0]
         there = [key.partition("/")[2] for key in metrics if key.startswith(f"{name}/")]
         if there and self._keep_best and self._metric not in metrics and not self._has_warned:
             self._has_warned = True
             self._warn(
-                f"no best checkpoint is kept: {self._metric} (run.keep_best.metric) is not "
-                f"reported, only {', '.join(there)}"
+                f"no best checkpoint is kept: the evaluation does not report {self._metric} "
+                f"(run.keep_best.metric), only {', '.join(there)}"
             )
 
     def _write(self, tensors: Mapping[str, np.ndarray], description: Description) -> None:
         path = self.path(description.step)
         if files.exists(path):
             aside = self._set_aside(path, "earlier")
-            self._warn(f"{path} was there already: it was renamed to {aside}")
+            self._warn(f"{path} already existed and was renamed to {aside}")
         checkpoint_files.write(path, tensors, description)
         self._remove_surplus()
 
@@ -163,7 +164,7 @@ class Checkpoints:
             if step in kept:
                 continue
             path = self.path(step)
-            if files.is_local(path):  # so that it is never seen half deleted
+            if files.is_local(path):  # so that no reader sees a partly deleted checkpoint
                 leaving = self._path(_LEAVING + _name(step))
                 files.rename(path, leaving)
                 path = leaving
@@ -178,7 +179,7 @@ class Checkpoints:
             try:
                 metrics = checkpoint_files.describe(self.path(step)).metrics
             except DamagedCheckpointError:
-                continue  # told when it is opened
+                continue  # reported when it is opened
             value = self._value(metrics)
             if value is not None:
                 values[step] = value
@@ -194,7 +195,7 @@ class Checkpoints:
     # --- reading ---
 
     def path(self, step: int) -> str:
-        """Returns where the checkpoint of a step lies."""
+        """Returns the directory of the checkpoint of a step."""
         return self._path(_name(step))
 
     def best_step(self) -> int | None:
@@ -203,7 +204,7 @@ class Checkpoints:
         return kept[0][1] if kept else None
 
     def steps(self) -> list[int]:
-        """Returns the steps of all checkpoints, good or damaged, the oldest first."""
+        """Returns the steps of all checkpoints, including damaged ones, in ascending order."""
         if not files.exists(self.directory):
             return []
         names = files.names(self.directory)
@@ -211,13 +212,13 @@ class Checkpoints:
         return sorted(int(number) for number in numbers if number.isascii() and number.isdigit())
 
     def newest_good(self, *, set_aside: bool = False) -> Checkpoint | None:
-        """Opens the newest checkpoint that is whole; warns of every damaged one.
+        """Opens the newest undamaged checkpoint; warns of every damaged one that it skips.
 
         Args:
-          set_aside: rename the damaged ones to "damaged_step_…", so that their names are free.
+          set_aside: rename damaged checkpoints to "damaged_step_…", so that their names are free.
 
         Raises:
-          CheckpointError: there are checkpoints, and all are damaged.
+          CheckpointError: all checkpoints are damaged.
         """
         damaged: dict[str, str] = {}
         good = None
@@ -232,19 +233,19 @@ class Checkpoints:
         if good is None and any(map(_is_sealed, damaged)):
             told = "; ".join(f"{path}: {reason}" for path, reason in damaged.items())
             raise CheckpointError(
-                f"no good checkpoint is left in {self.directory} ({told}). Nothing was deleted. To "
-                "train from the beginning, give another --logdir or move this one away"
+                f"all checkpoints in {self.directory} are damaged ({told}). Nothing was deleted. "
+                "To train from the beginning, give another --logdir or move this folder away"
             )
         for path, reason in damaged.items():
             aside = f"; renamed to {self._set_aside(path, 'damaged')}" if set_aside else ""
-            self._warn(f"passed over the damaged checkpoint {path}: {reason}{aside}")
+            self._warn(f"skipped the damaged checkpoint {path}: {reason}{aside}")
         return good
 
     def open(self, path: str) -> Checkpoint:
-        """Opens the checkpoint at a path, or of a step of this run ("100", "step_00000100").
+        """Opens a checkpoint by its path, or by its step in this run ("100", "step_00000100").
 
         Raises:
-          CheckpointError: there is none, or it is damaged.
+          CheckpointError: it does not exist, or is damaged.
         """
         number = path.removeprefix(_STEP)
         if number.isascii() and number.isdigit():
@@ -253,7 +254,7 @@ class Checkpoints:
         if not files.exists(path):
             there = ", ".join(_name(step) for step in self.steps()) or "none"
             raise CheckpointError(
-                f"there is no checkpoint {path}; in {self.directory} there are: {there}"
+                f"there is no checkpoint {path}; checkpoints in {self.directory}: {there}"
             )
         try:
             return checkpoint_files.open_verified(path)
@@ -261,14 +262,14 @@ class Checkpoints:
             raise CheckpointError(f"checkpoint {path} is damaged: {error}") from error
 
     def best(self, metric: str, goal: Literal["min", "max"]) -> Checkpoint:
-        """Opens the best one of those that are kept.
+        """Opens the best checkpoint.
 
         Args:
-          metric: "evaluation/metric" that decides.
-          goal: which end of it is good.
+          metric: "evaluation/metric" by which the best is chosen.
+          goal: whether the smallest or the largest value of the metric is best.
 
         Raises:
-          CheckpointError: none has the metric, or the best is damaged.
+          CheckpointError: no checkpoint has the metric, or the best one is damaged.
         """
         self._metric, self._goal = metric, goal
         self._values = self._read_values()
@@ -277,14 +278,14 @@ class Checkpoints:
             there = ", ".join(map(_name, self.steps())) or "none"
             raise CheckpointError(
                 f"no checkpoint in {self.directory} was evaluated by {metric or 'any metric'} "
-                f"(run.keep_best), so none is the best; there are: {there}"
+                f"(run.keep_best), so the best one is unknown; checkpoints: {there}"
             )
         return self.open(self.path(step))
 
     def _open(self, path: str) -> Checkpoint:
         checkpoint = checkpoint_files.open_verified(path)
         if _name(checkpoint.step) != os.path.basename(path):
-            raise DamagedCheckpointError(f"it says that it is of step {checkpoint.step}")
+            raise DamagedCheckpointError(f"its description is for step {checkpoint.step}")
         return checkpoint
 
     def _set_aside(self, path: str, why: str) -> str:
@@ -303,6 +304,6 @@ def _name(step: int) -> str:
 
 
 def _is_sealed(path: str) -> bool:
-    """False for what was cut off on a file system without renames: it never was a checkpoint."""
+    """Whether the checkpoint was completed; without renames, incomplete ones may remain."""
     description = files.join(path, checkpoint_files.DESCRIPTION)
     return files.is_local(path) or files.exists(description)

@@ -1,4 +1,4 @@
-"""A connection between two processes: JSON objects over a socket, one a line."""
+"""A connection between two processes: JSON objects over a socket, one per line."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _KEEP_ALIVE = {
 
 
 class Connection:
-    """Sends messages from any thread and receives them in one.
+    """Sends messages from any thread, and receives messages in one thread.
 
-    It breaks off when the other process ends, or half a minute after its machine is gone.
+    The connection breaks when the other process ends, or half a minute after its machine fails.
     """
 
     def __init__(self, connected: socket.socket) -> None:
@@ -32,24 +32,24 @@ class Connection:
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in _KEEP_ALIVE.items():
-            if hasattr(socket, name):  # of Linux
+            if hasattr(socket, name):  # options that only Linux has
                 self._socket.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
         self._file = connected.makefile("rb")
         self._sending = threading.Lock()
 
     @classmethod
     def to(cls, address: str, *, timeout_s: float) -> Connection:
-        """Connects to an address; an OSError if nobody answers there."""
+        """Connects to an address; raises OSError if no process answers."""
         return cls(socket.create_connection(host_and_port(address), timeout=timeout_s))
 
     def send(self, message: Message) -> None:
-        """Sends a message; one to somebody who has gone is dropped, the receiving side tells."""
+        """Sends a message; drops it if the other process is gone, which `receive` then reports."""
         data = json.dumps(message).encode() + b"\n"
         with self._sending, contextlib.suppress(OSError):
             self._socket.sendall(data)
 
     def receive(self, *, timeout_s: float | None = None) -> Message | None:
-        """Returns the next message; None if there will be none, or nothing sensible."""
+        """Returns the next message; None if the connection ended or the message is invalid."""
         try:
             self._socket.settimeout(timeout_s)
             message = json.loads(self._file.readline(_LONGEST))
@@ -58,7 +58,7 @@ class Connection:
         return message if isinstance(message, dict) else None
 
     def is_closed(self) -> bool:
-        """Whether the other side has gone, if nothing of it waits to be received."""
+        """Whether the other side closed the connection and all its messages were received."""
         try:
             readable, _, _ = select.select([self._socket], [], [], 0)
             return bool(readable) and not self._socket.recv(1, socket.MSG_PEEK)
@@ -66,7 +66,7 @@ class Connection:
             return True
 
     def close(self) -> None:
-        """Ends it; what was sent still arrives."""
+        """Closes the connection; messages already sent still arrive."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         with contextlib.suppress(OSError):
@@ -75,7 +75,7 @@ class Connection:
 
 
 def listen(port: int) -> socket.socket:
-    """Returns a socket that takes connections at a port on all addresses of this machine.
+    """Returns a socket that accepts connections at a port on all addresses of this machine.
 
     Raises:
       OSError: the port is in use.

@@ -1,4 +1,4 @@
-"""What is alike in all processes of a run; a difference is told before anything is trained."""
+"""Checks before training that all processes of a run have the same settings and data."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from tekso.framework.execution.mesh.cluster import ClusterError
 from tekso.framework.params import Params
 from tekso.framework.run.process_group import ProcessGroup
 
-_DIFFERENCES = 5  # that are shown
+_DIFFERENCES = 5  # maximum number in a message
 
 
 def check_settings(group: ProcessGroup, tree: Params, settings: Mapping[str, Any]) -> None:
-    """Raises a ClusterError if a process was started in another way than the first one.
+    """Raises a ClusterError if a process was started with other settings than process 0.
 
     Args:
       group: the processes.
       tree: the Params of the experiment.
-      settings: further values, by what they are called in the message.
+      settings: other values that must be equal, by their names in the message.
     """
     mine = {"TensorFlow": tf.__version__, **settings}
     all_of_them = group.gather([tree.to_text(), {k: str(v) for k, v in mine.items()}])
@@ -44,7 +44,7 @@ def check_settings(group: ProcessGroup, tree: Params, settings: Mapping[str, Any
 
 
 def check_data(group: ProcessGroup, batch: Mapping[str, np.ndarray]) -> None:
-    """Raises a ClusterError if the first batch of a process differs from that of the first one."""
+    """Raises a ClusterError if the first batch of a process differs from that of process 0."""
     checksum = 0
     for name in sorted(batch):
         array = np.ascontiguousarray(batch[name])

@@ -1,4 +1,4 @@
-"""Evaluation: one pass over a finite input, as sums, so that every example counts once."""
+"""Evaluates one pass over a finite input by adding sums, so that every example counts once."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from tekso.framework.execution.base import ExecutionProgram
 from tekso.framework.task import LOSS, Scored, Task
 
 Stopped = Callable[[], bool]
-"""Asked now and then whether to leave off."""
+"""Called regularly; returns whether to stop."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """What an evaluation found.
+    """The results of an evaluation.
 
     Attributes:
-      figures: those of the pass, and those of decoding.
-      scored: what decoding shows besides; None if the task decodes nothing.
+      figures: figures of the pass and of decoding.
+      scored: decoded outputs and their figures; None if the task decodes nothing.
     """
 
     figures: dict[str, float]
@@ -28,11 +28,11 @@ class Evaluation:
 
 
 class EvaluationError(ValueError):
-    """An input cannot be evaluated on."""
+    """An evaluation input cannot be evaluated."""
 
 
 class StoppedError(Exception):
-    """The evaluation was asked to stop in the middle."""
+    """The evaluation was stopped before its end."""
 
 
 def evaluate_and_score(
@@ -49,16 +49,16 @@ def evaluate_and_score(
 
     Args:
       program: runs `eval_step`.
-      task: summarises.
-      batches: of one pass.
-      score: decodes the evaluation input, as `task_results.score` does; takes `stopped`.
-      name: of the evaluation, for errors.
-      stopped: asked after every batch, while decoding and at the end.
+      task: summarises the sums.
+      batches: batches of one pass.
+      score: decodes the evaluation input like `task_results.score`; its argument is `stopped`.
+      name: name of the evaluation, for errors.
+      stopped: called after every batch, while decoding and at the end.
       before_score: called between the pass and decoding.
 
     Raises:
-      EvaluationError: the pass has no example that counts.
-      StoppedError: `stopped` said so.
+      EvaluationError: the pass has no example with a weight above 0.
+      StoppedError: `stopped` returned True.
     """
     figures = evaluate(program, task, batches, name=name, stopped=stopped)
     before_score()
@@ -69,7 +69,7 @@ def evaluate_and_score(
 
 
 def step_figures(task: Task, metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Returns the figures of a training step, as they are reported; waits for them."""
+    """Returns the figures of a training step for the report; waits until they are computed."""
     return task_results.summarize(
         task, {name: (float(value), 1.0) for name, value in metrics.items()}
     )
@@ -87,15 +87,15 @@ def evaluate(
 
     Args:
       program: runs `eval_step`.
-      task: checks the batches, and summarises.
-      batches: of one pass.
-      name: of the evaluation, for errors.
-      stopped: asked after every batch whether to go on.
+      task: checks the batches, and summarises the sums.
+      batches: batches of one pass.
+      name: name of the evaluation, for errors.
+      stopped: called after every batch.
 
     Raises:
-      EvaluationError: the pass has no example that counts.
-      ValueError: the task refuses a batch.
-      StoppedError: `stopped` said so.
+      EvaluationError: the pass has no example with a weight above 0.
+      ValueError: the task rejects a batch.
+      StoppedError: `stopped` returned True.
     """
     sums: dict[str, tuple[float, float]] = {}
     for number, batch in enumerate(batches):
@@ -106,5 +106,7 @@ def evaluate(
         if stopped():
             raise StoppedError
     if not sums.get(LOSS, (0.0, 0.0))[1]:
-        raise EvaluationError(f"eval_inputs.{name} has no example that counts: is its data empty?")
+        raise EvaluationError(
+            f"eval_inputs.{name} has no example with a weight above 0: is its data empty?"
+        )
     return task_results.summarize(task, sums)

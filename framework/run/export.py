@@ -1,4 +1,4 @@
-"""Exporting a checkpoint: a SavedModel, and LiteRT files beside it. No execution is needed."""
+"""Exports a checkpoint as a SavedModel and LiteRT files; needs no execution."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tekso.framework.run.checkpoint_files import Checkpoint
 from tekso.framework.run.weights import weights_of
 from tekso.framework.task import Task
 
-_ABOUT = ".json"  # beside what a run learned from its data
-_TOKENIZERS = ("source_tokenizer", "target_tokenizer", "tokenizer")  # of inputs
+_ABOUT = ".json"  # suffix of the file that describes an asset
+_TOKENIZERS = ("source_tokenizer", "target_tokenizer", "tokenizer")  # attributes of inputs
 
 
 class ExportError(ValueError):
@@ -29,9 +29,9 @@ class ExportSettings:
     """How functions are exported.
 
     Attributes:
-      batch_size: examples that are computed together.
-      lengths: rows are filled up to the next of these; empty: as the task says.
-      litert: which LiteRT files are written besides: "float32", "int8"; each of one example.
+      batch_size: number of examples that are computed together.
+      lengths: rows are padded to the next of these lengths; empty: the lengths of the task.
+      litert: LiteRT files to write in addition: "float32", "int8"; each computes one example.
     """
 
     batch_size: int = 8
@@ -41,13 +41,13 @@ class ExportSettings:
 
 @dataclasses.dataclass(frozen=True)
 class Exported:
-    """What was exported.
+    """The files and functions that were exported.
 
     Attributes:
       path: folder of the SavedModel.
-      functions: by the names of their signatures.
-      litert: {path of the file: its bytes}.
-      texts: of the functions that also take texts, by name; what takes them is in `texts_path`.
+      functions: the functions by the names of their signatures.
+      litert: LiteRT files, {path: size in bytes}.
+      texts: the functions that also take texts, by name; their SavedModel is in `texts_path`.
     """
 
     path: str
@@ -57,7 +57,7 @@ class Exported:
 
     @property
     def texts_path(self) -> str:
-        """Folder of the SavedModel that takes texts."""
+        """Folder of the SavedModel whose functions take texts."""
         return files.join(self.path, saved_model.TEXTS)
 
 
@@ -70,18 +70,18 @@ def export(
     path: str,
     settings: ExportSettings,
 ) -> Exported:
-    """Writes what the task of an experiment exports; complete at `path`, or not at all.
+    """Writes the functions that the task of an experiment exports; the write is atomic.
 
     Args:
       model: key of the experiment.
-      tree: its Params.
+      tree: Params of the experiment.
       checkpoint: the weights.
-      assets_dir: what the run has learned from its data.
+      assets_dir: folder of the run's assets, such as tokenizers.
       path: folder to write, which must not exist.
-      settings: how.
+      settings: how to export.
 
     Raises:
-      ExportError: the task has nothing to export, or a length is none that it can have.
+      ExportError: the task exports nothing, or a length is invalid.
       CheckpointError: the checkpoint does not fit the task.
       LiteRtError: a function cannot be converted.
     """
@@ -132,14 +132,14 @@ def export(
 def _with_lengths(
     functions: Mapping[str, ExportedFunction], lengths: tuple[int, ...]
 ) -> dict[str, ExportedFunction]:
-    """The functions with other lengths, each with those that are not too long for it."""
+    """Returns the functions with other lengths; a function gets those up to its own maximum."""
     if not lengths:
         return dict(functions)
     longest = max(one.lengths[-1] for one in functions.values())
     if list(lengths) != sorted(set(lengths)) or lengths[0] < 1 or lengths[-1] > longest:
         raise ExportError(
-            f"lengths {', '.join(map(str, lengths))}: want ascending ones from 1 to {longest}, the "
-            "most tokens that the model sees at once"
+            f"lengths {', '.join(map(str, lengths))}: expected ascending lengths from 1 to "
+            f"{longest}, the maximum number of tokens of the model"
         )
     changed = {}
     for name, one in functions.items():
@@ -156,7 +156,7 @@ def _converted(
 
 
 def _vocabularies(input: Input) -> dict[str, Any]:
-    """What every id stands for, of each tokenizer of an input, as JSON can hold it."""
+    """Returns the meaning of every id, for each tokenizer of an input, as JSON data."""
     found: dict[str, Any] = {}
     told: dict[str, Any] = {}
     for name in _TOKENIZERS:
@@ -179,7 +179,7 @@ def _vocabularies(input: Input) -> dict[str, Any]:
 
 
 def _assets(assets_dir: str) -> dict[str, str]:
-    """{name: path} of what a run learned from its data: files that have a JSON beside them."""
+    """Returns the assets of a run, {name: path}: files that are described by a JSON file."""
     found: dict[str, str] = {}
     for prefix, folder in {"": assets_dir, **_sides(assets_dir)}.items():
         names = files.names(folder) if files.is_folder(folder) else []
@@ -192,5 +192,5 @@ def _assets(assets_dir: str) -> dict[str, str]:
 
 
 def _sides(assets_dir: str) -> dict[str, str]:
-    """Where what was learned from one side alone lies."""
+    """Returns the folders of assets of one side (source or target), by prefix of their names."""
     return {f"{side}_": files.join(assets_dir, side) for side in ("source", "target")}

@@ -1,7 +1,8 @@
-"""What the processes of a run have where the first one writes: they compute all, write nothing.
+"""Console, checkpoints and report of all processes of a run except the first; they write nothing.
 
-The first process of a run claims the logdir, reports and writes the checkpoints. The others take
-part in every step, evaluation and gathering of the state, and read what the first one restores.
+The first process of a run claims the logdir, reports and writes the checkpoints. The others run
+every step and evaluation, join the gathering of the state, and read the checkpoint that the first
+one restores.
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ from tekso.framework.task import Scored
 
 
 class FollowingConsole:
-    """Shows what concerns this process: warnings, and what is said in good style."""
+    """Shows only lines about this process: warnings, and lines of style "good"."""
 
     def __init__(self, console: Console, process: int) -> None:
         self._console, self._process = console, process
 
     @property
     def width(self) -> int:
-        """Columns that a line may have."""
+        """Maximum number of columns of a line."""
         return self._console.width
 
     def line(self, text: str, style: Style = "plain") -> None:
-        """Shows the line if it concerns this process."""
+        """Shows the line if it is about this process."""
         if style in ("good", "warning"):
             self._console.line(f"process {self._process}: {text}", style)
 
@@ -41,16 +42,19 @@ class FollowingConsole:
 
 
 class FollowingCheckpoints(Checkpoints):
-    """Takes the state when the first process does, and writes nothing."""
+    """Gathers the state when the first process does, and writes nothing."""
 
     def prepare(self) -> None:
         """Does nothing: the first process prepares the folder."""
 
     def follow(self, step: int | None) -> Checkpoint | None:
-        """Opens the checkpoint that the first process restores; None if it restores none.
+        """Opens the checkpoint that the first process restores.
+
+        Args:
+          step: step of the checkpoint; None if the first process restores none.
 
         Raises:
-          CheckpointError: this process does not see it, or finds it damaged.
+          CheckpointError: this process cannot read the checkpoint, or it is damaged.
         """
         if step is None:
             return None
@@ -72,7 +76,7 @@ class FollowingReport(Report):
         """Does nothing."""
 
     def evaluated(self, step: int) -> dict[str, dict[str, float]]:
-        """Returns nothing: the first process knows."""
+        """Returns an empty dict: only the first process has reported evaluations."""
         return {}
 
     def train(

@@ -1,6 +1,6 @@
-"""Inspection: the Params tree and the weight table of an experiment, without running anything.
+"""Shows the Params tree and the weight table of an experiment, without running it.
 
-Weights are counted from their specs: nothing is allocated, whatever the size of the model.
+Weights are counted from their specs, so models of any size can be inspected without allocation.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _INDENT_DOC, _MOST_INDENT = 6, 44
 
 
 def params_record(model: str, tree: Tree.Params) -> dict[str, Any]:
-    """Returns every value with its type, doc and origin, in a form that JSON can hold."""
+    """Returns every value with its type, doc and origin, as JSON data."""
     rows: list[dict[str, Any]] = []
 
     def add(path: str, value: Any, field: Any) -> None:
@@ -49,7 +49,7 @@ def params_record(model: str, tree: Tree.Params) -> dict[str, Any]:
 
 
 def params_text(record: Mapping[str, Any]) -> str:
-    """Returns the tree as text: a heading a node, below it its values, origins and docs."""
+    """Returns the tree as text: a heading for each node, then its values, origins and docs."""
     lines = [record["model"]]
     by_node: dict[str, list[Mapping[str, Any]]] = {path: [] for path in record["owners"]}
     for row in record["params"]:
@@ -76,10 +76,10 @@ def task_of(tree: Tree.Params, *, assets_dir: str | None = None) -> Any:
 
     Args:
       tree: the Params.
-      assets_dir: what a run of it has learned from the data, if there was one.
+      assets_dir: folder of the assets of a run, if there was one.
 
     Raises:
-      ValueError: the size of the vocabulary is open, and only the data can tell it.
+      ValueError: the size of the vocabulary is not set, and only the data determines it.
     """
     input: Any = _Unread(tree.input)
     if assets_dir is not None:
@@ -90,15 +90,15 @@ def task_of(tree: Tree.Params, *, assets_dir: str | None = None) -> Any:
 
 
 def known_input(tree: Tree.Params, assets_dir: str) -> Any:
-    """Returns what a run knows of its texts without its data, or the training input, if need be.
+    """Returns what is known of the input without its data, or else builds the training input.
 
     Args:
       tree: the Params.
-      assets_dir: what the run has learned from the data.
+      assets_dir: folder of the assets of the run.
 
     Raises:
-      InputError: the data is needed and cannot be read.
-      OSError: a file of it is missing.
+      InputError: the data is needed, but cannot be read.
+      OSError: the data is needed, but a file is missing.
     """
     known = _known(tree, assets_dir)
     if known is not None:
@@ -107,9 +107,9 @@ def known_input(tree: Tree.Params, assets_dir: str) -> Any:
 
 
 def input_if_readable(tree: Tree.Params, assets_dir: str) -> Any:
-    """Returns `known_input`, or, where its data cannot be read, what the Params alone tell of it.
+    """Returns `known_input`; if its data cannot be read, returns what the Params determine.
 
-    A task whose sizes are all known needs no more.
+    The latter suffices only if the task has no open sizes; otherwise the error is raised.
     """
     try:
         return known_input(tree, assets_dir)
@@ -120,7 +120,7 @@ def input_if_readable(tree: Tree.Params, assets_dir: str) -> Any:
 
 
 def _known(tree: Tree.Params, assets_dir: str) -> Any:
-    with contextlib.suppress(InputError, OSError):  # the run did not come so far
+    with contextlib.suppress(InputError, OSError):  # the run did not write its assets
         return tree.input.owner.known(tree.input, assets_dir=assets_dir)
     return None
 
@@ -128,11 +128,11 @@ def _known(tree: Tree.Params, assets_dir: str) -> Any:
 def batch_of(tree: Tree.Params, *, assets_dir: str | None = None) -> Signature:
     """Returns shape and dtype of every array of a training batch.
 
-    The data is read only if nothing else tells them.
+    The data is read only if the Params do not determine them.
 
     Args:
       tree: the Params.
-      assets_dir: what a run of it has learned from the data, if there was one.
+      assets_dir: folder of the assets of a run, if there was one.
     """
     told: Any = tree.input.owner.signature(tree.input)
     if told is not None:
@@ -142,14 +142,14 @@ def batch_of(tree: Tree.Params, *, assets_dir: str | None = None) -> Signature:
 
 
 class _Unread:
-    """What the Params tell of an input before any data is read."""
+    """What the Params determine about an input before any data is read."""
 
     def __init__(self, params: Any) -> None:
         self.params = params
 
     @property
     def vocab_size(self) -> int | None:
-        """The size that the Params give, or that all tokenizers of this class have."""
+        """The size that the Params set, or that all tokenizers of this class have."""
         tokenizer = self.params.tokenizer if "tokenizer" in self.params else None
         for params in (tokenizer, self.params):
             given = params.vocab_size if params is not None and "vocab_size" in params else None
@@ -160,7 +160,7 @@ class _Unread:
 
 
 def model_record(model: str, task: Task) -> dict[str, Any]:
-    """Returns the weight table of a task and its sums, in a form that JSON can hold."""
+    """Returns the weight table of a task and its sums, as JSON data."""
     specs = list(task.specs().values())
     return {
         "model": model,
@@ -221,7 +221,7 @@ def model_text(record: Mapping[str, Any], *, max_rows: int = 400) -> str:
 
 
 def list_record(entry: Any) -> dict[str, Any]:
-    """Returns what a list says of a registered experiment."""
+    """Returns the entry of a registered experiment in the list of experiments."""
     record = {
         "key": entry.key,
         "task": None,
@@ -234,7 +234,7 @@ def list_record(entry: Any) -> dict[str, Any]:
         tree = entry.cls().tree()
         record["task"] = type_name(tree.task.owner)
         record["total_weights"] = sum(spec.size for spec in task_of(tree).specs().values())
-    except Exception as error:  # one broken experiment must not hide the others
+    except Exception as error:  # one failing experiment must not hide the others
         kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
         record["problem"] = f"{kind}{error}".splitlines()[0]
     return record
@@ -253,13 +253,13 @@ def list_text(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _reason(row: Mapping[str, Any]) -> str:
-    """Why the weights were not counted, in a few words; --format=json has all of them."""
+    """Returns a short reason why the weights were not counted; --format=json has all of it."""
     first = re.match(r"(?:\w+(?:Error|Exception): )?[^:;]+", row.get("problem", ""))
     return textwrap.shorten(first[0] if first else "unknown", 60, placeholder=" …")
 
 
 def relative(path: str) -> str:
-    """Returns a path as seen from the working directory, if it lies below."""
+    """Returns a path relative to the working directory, if it is inside of it."""
     path = os.path.realpath(path)
     inside = os.path.relpath(path)
     return path if inside.startswith("..") else inside
@@ -287,7 +287,7 @@ def _shown(value: Any) -> str:
 
 
 def _parts(specs: Sequence[Any]) -> dict[str, tuple[int, int]]:
-    """{part: (weights, tensors)} by the first level below what all paths have in common."""
+    """Returns {part: (weights, tensors)}; a part is the first level below the common prefix."""
     paths = [spec.path.split("/") for spec in specs]
     depth = 0
     while paths and all(len(p) > depth + 1 for p in paths) and len({p[depth] for p in paths}) == 1:
@@ -307,7 +307,7 @@ def _share(count: int, total: int) -> str:
 def columns(
     header: tuple[str, ...], rows: Sequence[tuple[str, ...]], *, right: tuple[int, ...]
 ) -> list[str]:
-    """Returns a table as lines; the columns whose numbers are in `right` are aligned there."""
+    """Returns a table as lines; the columns with an index in `right` are right-aligned."""
     widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
     return [
         "  ".join(

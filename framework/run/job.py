@@ -1,4 +1,4 @@
-"""Job: what the trainer is asked to do with an experiment, and where; alone or with others."""
+"""The job of a trainer process: an experiment, its logdir, and the processes of the run."""
 
 from __future__ import annotations
 
@@ -24,21 +24,22 @@ C = TypeVar("C", bound=Checkpoints)
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What the trainer is asked to do.
+    """The job of the trainer.
 
     Attributes:
       model: key of the experiment.
-      tree: its Params, with all that was set.
-      registered: its Params as registered.
-      logdir: of the run.
-      console: where lines go.
-      command: as typed.
-      imports: packages of the user's own that the experiment needs.
+      tree: Params of the experiment, with all settings.
+      registered: Params of the experiment as registered.
+      logdir: logdir of the run.
+      console: shows lines.
+      command: the command as typed.
+      imports: packages of the user that the experiment needs.
       tpu: name or address of a TPU.
       cpu_devices: number of logical CPU devices.
       cluster: the processes of the run, if there are several.
-      cluster_timeout_s: how long to wait for all of them to come.
-      shows_step: show what the devices did in a training step, where the execution knows.
+      cluster_timeout_s: how long to wait for all processes to connect.
+      shows_step: whether to show the timeline of the devices in a training step, if the execution
+        records it.
     """
 
     model: str
@@ -63,20 +64,20 @@ class Job:
     def meet(
         self, goes_on: Callable[[], str] = lambda: "", **settings: Any
     ) -> Iterator[ProcessGroup]:
-        """Brings the processes of the run together, for a block in which all do the same.
+        """Connects the processes of the run for a block that all of them run.
 
         Args:
-          goes_on: says how the same command goes on after a process was lost.
-          settings: what has to be equal in all, besides the Params.
+          goes_on: returns text for errors: from where the same command resumes.
+          settings: values that must be equal in all processes, in addition to the Params.
 
         Raises:
-          ClusterError: not all come, or they were started with different settings.
-          LostProcessError: one is lost.
+          ClusterError: a process does not connect, or was started with different settings.
+          LostProcessError: a process is lost.
         """
         if self.cluster is None:
             yield ProcessGroup()
             return
-        self.tree.execution.instantiate().join(self.cluster)  # before waiting for anybody
+        self.tree.execution.instantiate().join(self.cluster)  # checks before waiting for others
 
         def with_advice(text: str) -> str:
             return f"{text}; start all processes again with the same command{goes_on()}"
@@ -103,14 +104,14 @@ class Job:
             others = ", ".join(cluster.addresses)
             self.console.line(f"{cluster.size} processes by {cluster.source}: {others}")
         else:
-            text = f"one of {cluster.size}; {cluster.name(0)} tells how the run goes"
+            text = f"one of {cluster.size} processes; {cluster.name(0)} reports the run"
             self.console.line(text, "good")
 
     def goes_on(self) -> str:
-        """Returns where the training goes on with the same command."""
+        """Returns text for errors: from which step the same command resumes training."""
         steps = self.checkpoints().steps()
         where = f"step {steps[-1]}" if steps else "the beginning, since nothing was saved yet"
-        return f", which goes on from {where}"
+        return f", which resumes from {where}"
 
     def assemble(
         self, group: ProcessGroup, *, reads_data: bool = True, trains: bool = True
@@ -131,19 +132,19 @@ class Job:
         return self.checkpoints_as(Checkpoints)
 
     def checkpoints_as(self, kind: type[C]) -> C:
-        """Returns the checkpoints of the run as the class `kind` handles them."""
+        """Returns the checkpoints of the run as an instance of `kind`."""
         warn = functools.partial(self.console.line, style="warning")
         return checkpoints_of(kind, self.tree, self.logdir, warn=warn)
 
 
 def checkpoints_of(kind: type[C], tree: Any, logdir: Logdir, *, warn: Callable[[str], None]) -> C:
-    """Returns the checkpoints of a run, of which as many are kept as its Params say.
+    """Returns the checkpoints of a run; its Params set how many are kept.
 
     Args:
-      kind: the class that handles them.
+      kind: class of the result.
       tree: the Params of the experiment.
-      logdir: of the run.
-      warn: takes the text of a warning.
+      logdir: logdir of the run.
+      warn: called with the text of a warning.
     """
     run, metric = tree.run, metric_of_best(tree)
     keep_best = run.keep_best.count if metric else 0

@@ -1,8 +1,9 @@
-"""Leaves Keras out while TensorFlow is imported.
+"""Prevents the import of Keras while TensorFlow is imported.
 
-`import tensorflow` ends with an import of Keras, which takes a quarter of its time, by way of
-Matplotlib and others, and which it does without where Keras cannot be imported. Tekso uses none of
-it. `tf.keras` and `import keras` work afterwards as ever: they import it when they are reached.
+`import tensorflow` imports Keras at its end. Keras imports Matplotlib and other packages, which
+takes a quarter of the total time. If the import of Keras fails, TensorFlow continues without it.
+Tekso does not use Keras. Afterwards `tf.keras` and `import keras` work as usual: they import Keras
+on first use.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ _KERAS = "keras"
 
 
 class _Refused(importlib.abc.Loader):
-    """Fails to load a module, as if it lacked something."""
+    """Raises ImportError when a module is loaded."""
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
         return None
 
     def exec_module(self, module: ModuleType) -> None:
-        raise ImportError(f"{module.__name__} is left for later")
+        raise ImportError(f"the import of {module.__name__} is deferred")
 
 
 class _KerasFinder(importlib.abc.MetaPathFinder):
-    """Finds Keras where it is, for TensorFlow looks for its folder, and does not load it."""
+    """Finds Keras, because TensorFlow looks for its folder, but does not load it."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -43,7 +44,7 @@ class _KerasFinder(importlib.abc.MetaPathFinder):
 
 @contextlib.contextmanager
 def lazy_keras() -> Iterator[None]:
-    """Imports of Keras fail within the block, unless it was imported before."""
+    """Makes imports of Keras fail within the block, unless Keras was imported before."""
     finder = _KerasFinder()
     sys.meta_path.insert(0, finder)
     try:

@@ -1,4 +1,4 @@
-"""Writing a function of a task as a LiteRT file (formerly TensorFlow Lite), of one shape."""
+"""Converts a function of a task, for one input shape, to LiteRT (formerly TensorFlow Lite)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Numbers = Literal["float32", "int8"]
 
 
 class LiteRtError(ValueError):
-    """A function cannot be converted; the text says which operations are in the way."""
+    """A function cannot be converted; the text names the unsupported operations."""
 
 
 def convert(
@@ -26,14 +26,14 @@ def convert(
     length: int | None = None,
     numbers: Numbers = "float32",
 ) -> bytes:
-    """Returns the bytes of the file; its one signature has the inputs and outputs by name.
+    """Returns the bytes of a LiteRT file; its one signature has the inputs and outputs by name.
 
     Args:
       module: the weights.
-      exported: the function; not one that draws.
-      batch_size: examples, always so many.
-      length: of the rows, always so long; None: the longest.
-      numbers: int8 keeps large weights as int8, a scale a row; activations are float32.
+      exported: the function; it must not draw random numbers.
+      batch_size: the fixed number of examples.
+      length: the fixed length of rows; None: the maximum length.
+      numbers: int8 stores large weights as int8 with a scale per row; activations are float32.
 
     Raises:
       LiteRtError: the converter fails.
@@ -45,10 +45,10 @@ def convert(
         converter.optimizations = [tf.lite.Optimize.DEFAULT]
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the converter, about itself
+            warnings.simplefilter("ignore")  # the converter warns about itself
             data: bytes = converter.convert()
-    except Exception as error:  # the converter has a class of its own for every version
+    except Exception as error:  # the class of the error differs between versions
         named = re.findall(r"tf\.\w+", str(error))
         what = ", ".join(sorted(set(named))) or str(error).splitlines()[0]
-        raise LiteRtError(f"LiteRT cannot convert it: {what}") from error
+        raise LiteRtError(f"LiteRT cannot convert the function: {what}") from error
     return data

@@ -1,11 +1,11 @@
-"""The logdir of a run: where each file lies, whose run it is, and that one process writes to it.
+"""The logdir of a run: the paths of its files, its experiment, and a lock for one writer.
 
     params.txt  params.diff.txt  command.txt     what was run
     checkpoints/  assets/  events/               state, tokenizers, TensorBoard
-    metrics.jsonl  curves.png  samples.txt       what came out
+    metrics.jsonl  curves.png  samples.txt       results
     decoded/NAME/                                texts and pictures of an evaluation input
 
-All in one folder, which belongs to one experiment.
+A logdir belongs to one experiment.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class LogdirError(Exception):
 
 
 class Logdir:
-    """Paths below a logdir, and the marks that a run leaves there."""
+    """The paths of the files in a logdir, and the files that identify its run."""
 
     def __init__(self, path: str) -> None:
         self.path = path.rstrip("/") or "/"
@@ -48,7 +48,7 @@ class Logdir:
 
     @property
     def assets(self) -> str:
-        """Folder of what inputs make once and keep, such as tokenizers."""
+        """Folder of the assets that inputs create once, such as tokenizers."""
         return self.file("assets")
 
     @property
@@ -72,16 +72,16 @@ class Logdir:
         return self.file("samples.txt")
 
     def decoded(self, name: str) -> str:
-        """Folder of what was decoded of an evaluation input."""
+        """Returns the folder of the decoded outputs of an evaluation input."""
         return files.join(self.file("decoded"), name)
 
     def write_decoded(
         self, name: str, title: str, text: str, images: Mapping[str, bytes], *, prefix: str = ""
     ) -> None:
-        """Writes what was decoded of an evaluation input; pictures take the place of earlier ones.
+        """Writes the decoded outputs of an evaluation input; pictures replace earlier ones.
 
         Raises:
-          OSError: it cannot be written.
+          OSError: a file cannot be written.
         """
         folder = self.decoded(name)
         if text:
@@ -90,7 +90,7 @@ class Logdir:
             files.write_atomically(files.join(folder, f"{prefix}{image}.png"), picture)
 
     def model(self) -> str | None:
-        """Returns the key of the experiment whose logdir this is; None if it is nobody's."""
+        """Returns the key of the experiment of this logdir; None if it has none."""
         try:
             text = files.read(self.file(PARAMS)).decode("utf-8", "replace")
         except (FileNotFoundError, NotADirectoryError):
@@ -99,52 +99,52 @@ class Logdir:
         return line.removeprefix(_MODEL).strip() if line.startswith(_MODEL) else None
 
     def experiment(self) -> tuple[str, Any]:
-        """Returns the key of the experiment whose logdir this is, and the tree in params.txt.
+        """Returns the key of the experiment of this logdir, and the tree in params.txt.
 
         Raises:
-          LogdirError: it is nobody's, or params.txt cannot be read.
+          LogdirError: the logdir has no experiment, or params.txt cannot be read.
         """
         path, model = self.file(PARAMS), self.model()
         if model is None:
-            raise LogdirError(f"{path} is not there: give the experiment by --model")
+            raise LogdirError(f"{path} does not exist: name the experiment with --model")
         try:
             text = files.read(path).decode("utf-8")
             return model, Params.from_text(text, origin=PARAMS)
         except (ValueError, ImportError) as error:
             raise LogdirError(
-                f"{path} cannot be read: {error}. If it needs a package of yours, name it: "
+                f"{path} cannot be read: {error}. If it needs a package of yours, add "
                 "--import=your.package"
             ) from error
 
     def check_model(self, model: str) -> None:
-        """Raises LogdirError if the logdir belongs to another experiment; the text names both."""
+        """Raises a LogdirError if the logdir belongs to another experiment; names both."""
         owner = self.model()
         if owner is not None and owner != model:
             raise LogdirError(
-                f"{self.path} is the logdir of {owner}, and the model is {model}: give each its "
-                f"own --logdir, or --model={owner} to go on with that one"
+                f"{self.path} is the logdir of {owner}, but the model is {model}: use another "
+                f"--logdir, or --model={owner} to continue that run"
             )
 
     def claim(self, model: str) -> None:
-        """Makes the logdir and takes it for this process and this experiment.
+        """Creates the logdir, and locks it for this process and this experiment.
 
         Raises:
           LogdirError: it belongs to another experiment, another process trains in it, or it cannot
-            be made.
+            be created.
         """
         try:
             files.make_folder(self.path)
         except (FileExistsError, NotADirectoryError):
-            raise LogdirError(f"{self.path} cannot be a logdir: a file is in its place") from None
+            raise LogdirError(f"{self.path} cannot be a logdir: it is a file") from None
         self.check_model(model)
         if files.is_local(self.path):
             self._take_lock()
-        for name in files.names(self.path):  # what a killed process was just writing
+        for name in files.names(self.path):  # files that a killed process was writing
             if files.is_unfinished(name):
                 files.remove(self.file(name))
 
     def _take_lock(self) -> None:
-        """One process at a time; the lock goes with the process, however it ends."""
+        """Locks the logdir for this process; the lock is released whenever the process ends."""
         lock = os.open(self.file(".lock"), os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -154,31 +154,31 @@ class Logdir:
             if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
                 raise LogdirError(
                     f"another process (id {holder or 'unknown'}) is training in {self.path}: wait "
-                    "until it ends, or give another --logdir"
+                    "until it ends, or use another --logdir"
                 ) from None
             return  # a file system without locks
         self._lock = lock
-        with contextlib.suppress(OSError):  # a full disk: the lock holds without a name
+        with contextlib.suppress(OSError):  # a full disk: the lock works without the process id
             os.ftruncate(lock, 0)
             os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
 
     def release(self) -> None:
-        """Lets another process train here."""
+        """Releases the lock, so that another process can train here."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
 
     def write_params(self, model: str, tree: Params, defaults: Params) -> None:
-        """Writes params.txt, and how it differs from the experiment as registered."""
+        """Writes params.txt, and params.diff.txt with the changes to the registered Params."""
         self.write(PARAMS, f"{_MODEL}{model}\n{tree.to_text(origins=True)}")
         self.write("params.diff.txt", defaults.diff(tree) or "as registered\n")
 
     def add_command(self, command: Sequence[str]) -> None:
-        """Adds a command to command.txt, with the time and the folder it was given in."""
+        """Appends a command to command.txt, with the time and the working directory."""
         now = time.strftime("%Y-%m-%d %H:%M:%S %z")
         text = f"# {now}, in {os.getcwd()}\n{shlex.join(command)}\n"
         files.append(self.file("command.txt"), text)
 
     def write(self, name: str, text: str) -> None:
-        """Writes a text file, whole or not at all."""
+        """Writes a text file atomically."""
         files.write_atomically(self.file(name), text)

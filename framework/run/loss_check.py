@@ -1,20 +1,21 @@
-"""Tries a task on a few examples before the first step: is its loss a sum, is every weight used?
+"""Checks a task on a few examples before the first step: is its loss a sum, is every weight used?
 
     loss of {0, 1, 2} = loss of {0} + loss of {1, 2}   else it is a mean, or couples examples
     metrics of {0, 1, 2} = sums / sums of weights      else they depend on how a batch is divided
     loss of {0, 1}  =  loss of {0, 1} by pieces()      else a pipeline trains another loss
-    sums of {0, padding} = sums of {0}                 else they count what only pads a batch
+    sums of {0, padding} = sums of {0}                 else they count padding examples
     a gradient of every learned weight                 else the loss does not depend on it
 
-It is computed on the host with the weights that the run begins with, op by op (or traced, if there
-are loops). So it knows no execution, and costs little beside the first step.
+The host computes these values with the initial weights of the run, op by op (or traced, if there
+are loops). The check is independent of the execution and takes little time compared to the first
+step.
 
-What layers give to `ctx.collect_metric` is a warning where it counts padding: a layer may not know
-which examples are padding.
+If a layer counts padding in `ctx.collect_metric`, this is only a warning, because a layer may not
+know which examples are padding.
 
-Not checked: models of more than `MOST_BYTES`, executions whose calls come one at a time (meshes
-over several processes), and padding of inputs without an end; of tasks that couple examples,
-whether their loss is a sum.
+Not checked: models of more than `MOST_BYTES`, executions with `serialize_calls` (meshes over
+several processes), padding of infinite inputs, and whether the loss of a task that couples examples
+is a sum.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ from tekso.framework.task import LossSums, Program, Task, TaskError
 from tekso.framework.theta import flatten
 
 MOST_BYTES = 512 * 1024**2
-"""Weights of larger models are not copied to the host for it."""
+"""Larger models are not checked, because their weights would be copied to the host."""
 
-_MOST_WORK = 10**9  # weights times elements of the examples that are tried
+_MOST_WORK = 10**9  # maximum number of weights times elements of the examples
 _TOLERANCE, _TOLERANCE_OF_16_BITS = 1e-3, 0.02  # relative; a mean of two is half of their sum
 
 Batch = Mapping[str, np.ndarray]
@@ -49,7 +50,7 @@ _Loss = Callable[..., LossSums]
 
 
 class LossError(ValueError):
-    """The loss of a task is no sum over examples."""
+    """The loss of a task is not a sum over examples."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,11 +61,11 @@ class _Sums:
     of_layers: dict[str, tuple[float, float]]
 
     def named(self) -> dict[str, float]:
-        """The loss and the parts of the metrics by what they are of "{}"."""
+        """Returns the loss and the parts of the metrics by name; "{}" stands for the method."""
         return {"the loss sum of {}": self.loss, **_named(self.metrics)}
 
     def named_of_layers(self) -> dict[str, float]:
-        """The parts of the metrics that layers collect."""
+        """Returns the parts of the metrics that layers collect, by name."""
         return _named(self.of_layers)
 
 
@@ -81,18 +82,19 @@ def check(
 ) -> list[str]:
     """Checks a task on examples of its inputs; returns warnings.
 
-    All processes of a run call it alike. Nothing is checked of models of more than `MOST_BYTES`.
+    All processes of a run must call it. Models of more than `MOST_BYTES` are not checked.
 
     Args:
       task: the task.
-      learner: says which weights are learned.
-      program: has the first weights.
+      learner: determines which weights are learned.
+      program: has the initial weights.
       inputs: {path in the tree: input}; the training input is "input".
 
     Raises:
-      LossError: the loss, or its weight, is no sum over examples; or pieces() gives another loss.
+      LossError: the loss, or its weight, is not a sum over examples; or pieces() computes another
+        loss.
       InputError: the loss or a metric counts padding examples.
-      TaskError: the task returns no sums.
+      TaskError: the task does not return sums.
     """
 
     def tried(trial: _Trial) -> list[str]:
@@ -106,15 +108,15 @@ def check(
             return warnings
         return [
             *warnings,
-            f"the loss does not depend on {listed(unused)}: no gradient reaches what is learned "
-            "there. Use it in fprop, or name it in learner.frozen",
+            f"the loss does not depend on {listed(unused)}: these learned weights get no gradient. "
+            "Use them in fprop, or name them in learner.frozen",
         ]
 
     return _try(task, program, tried)
 
 
 def check_padding(task: Task, program: Program, inputs: Mapping[str, Input]) -> list[str]:
-    """Checks that a task counts no padding examples; as `check`, without the rest."""
+    """Checks only that a task does not count padding examples; returns warnings."""
     return _try(task, program, lambda trial: _check_padding(trial, inputs))
 
 
@@ -128,11 +130,11 @@ def _try(task: Task, program: Program, function: Callable[[_Trial], list[str]]) 
             return function(_Trial(task, weights))
     except (LossError, InputError, TaskError):
         raise
-    except Exception as error:  # of the user's code, which may take none but whole batches
+    except Exception as error:  # in user code, which may accept only batches of the full size
         reason = str(error).partition("\n")[0]
         return [
-            f"{type(task).__name__} could not be tried on a few examples, so nothing says "
-            f"whether its loss is a sum and counts no padding: {type(error).__name__}: {reason}"
+            f"{type(task).__name__} could not be checked on a few examples (is its loss a sum, "
+            f"does it count padding?): {type(error).__name__}: {reason}"
         ]
 
 
@@ -142,7 +144,7 @@ def _theta(theta: Any, ctx: StepContext) -> Any:
 
 
 def _couples_examples(task: Task) -> bool:
-    """Whether a layer says so, other than by statistics, which an evaluation does not take."""
+    """Whether a layer couples examples, other than by batch statistics (training only)."""
     return any(
         layer.couples_examples and type(layer).updated_statistics is Layer.updated_statistics
         for layer in task.walk()
@@ -153,7 +155,7 @@ def _check_is_sum(trial: _Trial, batch: Batch) -> None:
     rows = [0, 1, -1] if len(next(iter(batch.values()))) > 2 else [0, -1]
     both, again = (trial.sums(_rows(batch, rows)) for _ in range(2))
     if both != again:
-        return  # random numbers that no seed of the run decides: nothing can be compared
+        return  # random numbers that do not depend on the seed: nothing can be compared
     parts = trial.sums(_rows(batch, rows[:1])), trial.sums(_rows(batch, rows[1:]), offset=1)
     name = type(trial.task).__name__
     for method, together, apart in (
@@ -162,13 +164,13 @@ def _check_is_sum(trial: _Trial, batch: Batch) -> None:
     ):
         if trial.differ(together, sum(apart), scale=sum(map(abs, apart))):
             raise LossError(
-                f"{task_results.method_of(trial.task, method)} is no sum over the examples of a "
-                f"batch: of {len(rows)} examples together it is {together:g}, and of a part and "
-                f"the rest {apart[0]:g} and {apart[1]:g}. Return sums (tf.reduce_sum, not "
-                "tf.reduce_mean): the loss that is reported is loss_sum / loss_weight, both over "
-                "the global batch; "
-                "a penalty on weights goes to ctx.collect_loss. If examples are coupled on "
-                f"purpose, set couples_examples = True in {name}, or in the layer that does so"
+                f"{task_results.method_of(trial.task, method)} is not a sum over the examples of "
+                f"a batch: for {len(rows)} examples together it is {together:g}, and for two parts "
+                f"of them {apart[0]:g} and {apart[1]:g}. Return sums (tf.reduce_sum, not "
+                "tf.reduce_mean): the reported loss is loss_sum / loss_weight, both over the "
+                "global batch; pass a penalty on weights to ctx.collect_loss. If examples are "
+                f"coupled on purpose, set couples_examples = True in {name}, or in the layer that "
+                "couples them"
             )
     for metric, pair in both.metrics.items():
         pairs = [part.metrics.get(metric, (np.nan, np.nan)) for part in parts]
@@ -177,8 +179,8 @@ def _check_is_sum(trial: _Trial, batch: Batch) -> None:
         if trial.differ(together, added, scale=abs(together)):
             raise LossError(
                 f"the metric {metric!r} of {task_results.method_of(trial.task, 'loss')} depends on "
-                f"how a batch is divided: of {len(rows)} examples together it is {together:g}, and "
-                f"of a part and the rest, added up, {added:g}. Give it as (sum over the examples, "
+                f"how a batch is divided: for {len(rows)} examples together it is {together:g}, "
+                f"and from the sums of two parts {added:g}. Return it as (sum over the examples, "
                 "sum of their weights): the report divides them once, over the global batch"
             )
 
@@ -188,7 +190,7 @@ def _ratio(one: float, weight: float) -> float:
 
 
 def _check_pieces(trial: _Trial, batch: Batch) -> None:
-    """Refuses a task with a loss() and pieces() of its own that differ."""
+    """Rejects a task whose own loss() and pieces() compute different losses."""
     loss, pieces = type(trial.task).loss, type(trial.task).pieces
     is_default = loss is Task.loss or pieces is Task.pieces
     if is_default or all(one.__module__.startswith("tekso.") for one in (loss, pieces)):
@@ -196,19 +198,19 @@ def _check_pieces(trial: _Trial, batch: Batch) -> None:
     whole, again = (trial.sums(batch).loss for _ in range(2))
     try:
         by_pieces = trial.sums(batch, by=Task.loss).loss
-    except ValueError:  # a piece that reads some rows of a stack runs in a pipeline only
+    except ValueError:  # a piece that reads only some rows of a stack runs only in a pipeline
         return
     if whole == again and trial.differ(whole, by_pieces, scale=abs(whole)):
         raise LossError(
             f"{task_results.method_of(trial.task, 'loss')} and "
-            f"{task_results.method_of(trial.task, 'pieces')} differ: of two examples the sum is "
-            f"{whole:g} by loss(), and {by_pieces:g} by pieces(), which a pipeline runs. Let both "
-            "compute the same, or leave one of them out"
+            f"{task_results.method_of(trial.task, 'pieces')} differ: for two examples the sum is "
+            f"{whole:g} by loss(), and {by_pieces:g} by pieces(), which a pipeline runs. Both must "
+            "compute the same, or remove one of them"
         )
 
 
 def _check_padding(trial: _Trial, inputs: Mapping[str, Input]) -> list[str]:
-    """Refuses a task that counts padding; returns warnings about layers that do."""
+    """Rejects a task that counts padding; returns warnings about layers that count it."""
     warnings = []
     for path, input in inputs.items():
         found = padding(input)
@@ -223,8 +225,9 @@ def _check_padding(trial: _Trial, inputs: Mapping[str, Input]) -> list[str]:
         for what, how in _counted(trial, *(sums.named_of_layers() for sums in trials)):
             what = what.replace("{}", "ctx.collect_metric")
             warnings.append(
-                f"{path}: {what} counts examples that only fill a batch up: {how}. Leave them out "
-                f"in the layer, or set {path}.batch_size to a divisor of the number of examples"
+                f"{path}: {what} counts padding examples, which only fill up a batch: {how}. Omit "
+                f"them in the layer, or set {path}.batch_size to a divisor of the number of "
+                "examples"
             )
             break
     return warnings
@@ -233,21 +236,21 @@ def _check_padding(trial: _Trial, inputs: Mapping[str, Input]) -> list[str]:
 def _counted(
     trial: _Trial, alone: dict[str, float], again: dict[str, float], together: dict[str, float]
 ) -> Iterator[tuple[str, str]]:
-    """Yields which sums differ with padding, and how; `again` is computed as `alone` was."""
+    """Yields the sums that change with padding, and how; `again` is a repetition of `alone`."""
     for what, value in alone.items():
         if not np.isfinite(value) or np.isclose(together[what], value, trial.tolerance, 1e-6):
             continue
-        if again[what] == value:  # or it depends on random numbers that no seed of the run decides
+        if again[what] == value:  # otherwise it depends on random numbers without a seed
             yield what, f"without padding it is {value:g}, with it {together[what]:g}"
 
 
 def _with_padding(
     trial: _Trial, input: Input, step: int, is_padding: np.ndarray
 ) -> tuple[Batch, Batch]:
-    """Returns some real examples, and the same with padding as the batch of a step has it.
+    """Returns some real examples, and the same examples with padding like the batch of a step.
 
-    One padding example may add 0 by chance, so all real ones are repeated, and half of them once
-    more, which changes a mean: the arrays that are 0 in padding alone are set to 0.
+    One padding example may add 0 by chance. So the padding repeats all real examples, and half of
+    them once more, which also changes a mean. Arrays that are 0 only for padding are set to 0.
     """
     batch, first = input.batch(step), input.batch(0)
     pads_first = input.is_padding(0)
@@ -267,15 +270,15 @@ class _LoopError(Exception):
 
 
 class _NoLoops(StepContext):
-    """A context for what is computed op by op, where a loop would take long."""
+    """A context for computing op by op, without loops, which would take long."""
 
     def scan(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuses: to be traced instead."""
+        """Raises an error, so that the task is traced instead."""
         raise _LoopError
 
 
 class _Trial:
-    """The loss of a task over few examples: op by op, or traced if there are loops."""
+    """Computes the loss of a task over few examples: op by op, or traced if there are loops."""
 
     def __init__(self, task: Task, weights: Mapping[str, tf.Tensor]) -> None:
         self.task, self._weights = task, weights
@@ -313,12 +316,12 @@ class _Trial:
 
     @property
     def tolerance(self) -> float:
-        """How much sums may differ by rounding, relative to their size."""
+        """Relative tolerance of sums for rounding."""
         sizes = {weight.dtype.size for weight in self._weights.values()}
         return _TOLERANCE_OF_16_BITS if sizes & {1, 2} else _TOLERANCE
 
     def differ(self, one: float, other: float, *, scale: float) -> bool:
-        """Whether two sums differ by more than rounding; False where one is no number."""
+        """Whether two sums differ by more than rounding; False if one of them is not finite."""
         finite = bool(np.isfinite([one, other]).all())
         return finite and abs(one - other) > self.tolerance * scale + 1e-6
 
@@ -327,8 +330,8 @@ class _Trial:
 
         Args:
           batch: the examples.
-          offset: position of the first one in the global batch, on which random numbers depend.
-          by: what computes the loss, (task, theta, batch, ctx) -> sums.
+          offset: position of the first example in the global batch; random numbers depend on it.
+          by: function that computes the loss, (task, theta, batch, ctx) -> sums.
         """
         loss, weight, _, *metrics = self._sums(batch, "eval", offset, by)
         pairs = [
@@ -338,16 +341,16 @@ class _Trial:
         return _Sums(float(loss), float(weight), *pairs)
 
     def most_rows(self, batch: Batch) -> int:
-        """Returns how many examples are cheap to compute, from 1 to 32."""
+        """Returns the number of examples that are cheap to compute, from 1 to 32."""
         elements = max(array[0].size for array in batch.values())
         weights = sum(int(tf.size(weight)) for weight in self._weights.values())
         return int(np.clip(_MOST_WORK // max(1, elements * weights), 1, 32))
 
     def unused(self, batch: Batch, learned: Iterable[str]) -> list[str]:
-        """Returns the paths of learned weights that no gradient reaches."""
+        """Returns the paths of learned weights that get no gradient."""
         sources = {path: self._weights[path] for path in learned}
         unused = list(sources)
-        for mode in ("eval", "train"):  # training may use more
+        for mode in ("eval", "train"):  # training may use more weights
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch(sources)
                 total = self._sums(batch, mode)[2]

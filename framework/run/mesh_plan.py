@@ -1,4 +1,4 @@
-"""An experiment on a mesh, without its data and without the devices: for looking at layouts."""
+"""Plans an experiment on a mesh without devices, to inspect its layout."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EXAMPLE = (
 
 @dataclasses.dataclass(frozen=True)
 class MeshPlan:
-    """The parts of an experiment that decide what lies where.
+    """The parts of an experiment that determine its layout on a mesh.
 
     Attributes:
       task: the task.
@@ -40,27 +40,27 @@ class MeshPlan:
     activation_dtype: str
 
     def layout(self, num_devices: int | None = None) -> MeshLayout:
-        """Returns mesh and rules as the experiment asks for them.
+        """Returns the layout with the mesh and rules of the experiment.
 
         Args:
-          num_devices: how many there would be; None for as many as `execution.mesh` asks for.
+          num_devices: assumed number of devices; None: the size of `execution.mesh`.
 
         Raises:
-          LayoutError: they do not fit the model or the devices.
+          LayoutError: mesh and rules do not fit the model or the devices.
         """
         part = part_of(self.batch, self.learner.params.accumulation_steps)
         return self.execution.layout(self.task, part, num_devices=num_devices)
 
     def sharding(self, layout: MeshLayout) -> sharding.Sharding:
-        """Returns what a device holds."""
+        """Returns the shards and bytes of weights and optimizer slots on a device."""
         specs = self.task.specs()
         return sharding.of_model(layout, specs, self.learner.slots(specs))
 
     def collectives(self, layout: MeshLayout) -> collectives.StepCollectives:
-        """Returns what a training step exchanges; compiles it.
+        """Compiles a training step, and returns its collectives.
 
         Raises:
-          ExecutionError: DTensor cannot compile it.
+          ExecutionError: DTensor cannot compile the step.
         """
         return collectives.of_step(
             self.task,
@@ -72,22 +72,22 @@ class MeshPlan:
 
 
 def plan_of(tree: Tree.Params, *, assets_dir: str | None = None) -> MeshPlan:
-    """Returns the plan of an experiment; reads its data only if nothing else tells its shapes.
+    """Returns the plan of an experiment; reads data only if the Params do not determine shapes.
 
     Args:
       tree: the Params.
-      assets_dir: what a run of it has learned from the data, if there was one.
+      assets_dir: folder of the assets of a run, if there was one.
 
     Raises:
-      ExecutionError: the experiment is not laid over a mesh.
-      ValueError: a part says that its Params make no sense.
+      ExecutionError: the experiment is not sharded over a mesh.
+      ValueError: the Params of a part are invalid.
     """
     owner = tree.execution.owner
     if owner is None or not issubclass(owner, MeshSharded):
         name = owner.__name__ if owner is not None else type(tree.execution).__name__
         raise ExecutionError(
-            f"the execution of this experiment is {name}, which lays nothing over a mesh: give "
-            f"one, as in {EXAMPLE}"
+            f"the execution of this experiment is {name}, which does not use a mesh: set one, as "
+            f"in {EXAMPLE}"
         )
     execution: MeshSharded = tree.execution.instantiate()
     return MeshPlan(

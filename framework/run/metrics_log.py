@@ -1,7 +1,7 @@
-"""metrics.jsonl: one JSON object a logged step or evaluation, at once in the file.
+"""Writes metrics.jsonl: one JSON object per logged step or evaluation, written immediately.
 
-A process that is killed loses nothing that it logged. One that starts again from an earlier step
-takes the lines beyond that step away first, so the file reads like that of one long run.
+A killed process loses nothing that it logged. A process that resumes from an earlier step first
+removes the lines of later steps, so the file reads like the file of one uninterrupted run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class MetricsLog:
         self._file: Any = None
 
     def keep_until(self, step: int) -> None:
-        """Removes the records of later steps, and a last line that was cut off; all or nothing."""
+        """Removes the records of later steps, and an incomplete last line; the write is atomic."""
         if not files.exists(self.path):
             return
         content = files.read(self.path)
@@ -42,7 +42,7 @@ class MetricsLog:
             files.write_atomically(self.path, kept)
 
     def append(self, record: Record) -> None:
-        """Writes one record; it is in the file when this returns. NaN and inf become null."""
+        """Writes one record to the file before it returns. NaN and inf become null."""
         line = json.dumps({name: _jsonable(value) for name, value in record.items()}) + "\n"
         data = line.encode()
         try:
@@ -55,7 +55,7 @@ class MetricsLog:
             raise OSError(error.errno, error.strerror, self.path) from error
 
     def _open(self) -> Any:
-        # Without a buffer, which would hold what a full disk does not take.
+        # No buffer: it would keep data that a full disk does not accept.
         local = files.is_local(self.path)
         return open(self.path, "ab", buffering=0) if local else files.open(self.path, "ab")
 
@@ -71,7 +71,7 @@ class MetricsLog:
             self._file = None
 
     def read(self) -> list[dict[str, Any]]:
-        """Returns all whole records, in the order of the file."""
+        """Returns all complete records, in the order of the file."""
         if not files.exists(self.path):
             return []
         lines = files.read(self.path).splitlines()

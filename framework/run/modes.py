@@ -1,4 +1,4 @@
-"""What the trainer does with an experiment: train it, evaluate it, decode with it."""
+"""The modes of the trainer: train an experiment, evaluate a checkpoint, decode with one."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _train(job: Job, group: ProcessGroup) -> int:
             if warm_start:
                 _warm_start(job, parts, warn)
             _try_task(job, parts, is_new=checkpoint is None)
-            if group.is_first:  # only now is it sure that the logdir is this experiment's
+            if group.is_first:  # only now it is certain that the experiment fits the logdir
                 job.logdir.write_params(job.model, job.tree, job.registered)
                 job.logdir.add_command(job.command)
             outcome = loop.run(step)
@@ -99,7 +99,7 @@ def _train(job: Job, group: ProcessGroup) -> int:
 
 
 def _claim(job: Job, group: ProcessGroup) -> tuple[Checkpoints, Checkpoint | None]:
-    """Returns the checkpoints of the run, and the one from which it goes on."""
+    """Claims the logdir; returns the checkpoints of the run, and the one to resume from."""
     if group.is_first:
         job.logdir.claim(job.model)
         checkpoints = job.checkpoints()
@@ -114,7 +114,7 @@ def _claim(job: Job, group: ProcessGroup) -> tuple[Checkpoints, Checkpoint | Non
 def evaluate_checkpoint(job: Job, checkpoint: Checkpoint) -> dict[str, Any]:
     """Evaluates a checkpoint on all evaluation inputs; returns the figures.
 
-    They are shown, and added to evaluations.jsonl in the logdir.
+    It also prints the figures, and appends them to evaluations.jsonl in the logdir.
 
     Raises:
       ValueError: there are no evaluation inputs.
@@ -160,8 +160,8 @@ def _evaluate(job: Job, checkpoint: Checkpoint, group: ProcessGroup) -> dict[str
                     job.logdir.write_decoded(
                         name, "eval", scored.text, scored.images, prefix="eval_"
                     )
-        except OSError as error:  # of a run that is somebody else's
-            job.console.line(f"not added to {log.path}: {error.strerror}", "warning")
+        except OSError as error:  # for example, the run belongs to another user
+            job.console.line(f"cannot write to {log.path}: {error.strerror}", "warning")
         found[name] = values
     log.close()
     job.console.close()
@@ -169,7 +169,7 @@ def _evaluate(job: Job, checkpoint: Checkpoint, group: ProcessGroup) -> dict[str
 
 
 def decode(job: Job, checkpoint: Checkpoint) -> Any:
-    """Decodes with a checkpoint as the task's Params say; returns the task's Decoded.
+    """Decodes with a checkpoint by the Params of the task; returns the `Decoded` of the task.
 
     Raises:
       ValueError: the task decodes nothing.
@@ -255,16 +255,16 @@ def _restored(
     return parts
 
 
-# --- what a run tells at its beginning and end ---
+# --- the lines at the beginning and the end of a run ---
 
 
 def _introduce(job: Job, checkpoint: Checkpoint | None) -> None:
-    """What is known before anything slow is built."""
+    """Prints the first lines, before anything slow is built."""
     run = job.tree.run
     job.console.line(f"{job.model} in {job.logdir.path}: {run.steps} steps, seed {run.seed}")
     if checkpoint is not None:
         left = max(0, run.steps - checkpoint.step)
-        job.console.line(f"going on from {checkpoint.path}: {left} steps are left", "good")
+        job.console.line(f"resuming from {checkpoint.path}: {left} steps are left", "good")
         for line in changes(checkpoint.description.params, job.tree):
             job.console.line(f"  changed since then: {line}")
 
@@ -284,21 +284,21 @@ def _introduce_parts(job: Job, parts: Assembly) -> None:
 
 
 def changes(before: str, tree: Params) -> list[str]:
-    """Returns what differs from the Params of a checkpoint, a line a difference."""
+    """Returns the differences from the Params of a checkpoint, one line for each."""
     try:
         return Params.from_text(before).diff(tree).splitlines()
     except (ValueError, ImportError, AttributeError, TypeError) as error:
-        return [f"the Params of the checkpoint cannot be read any more: {error}"]
+        return [f"the Params of the checkpoint can no longer be read: {error}"]
 
 
 def _try_task(job: Job, parts: Assembly, *, is_new: bool) -> None:
-    """Tries the task on two examples, or on padding alone; reports what seems wrong."""
+    """Checks the task on a few examples, or only its handling of padding; prints warnings."""
     for line in parts.try_task(is_new=is_new):
         job.console.line(line, "warning")
 
 
 def _references(parts: Assembly) -> dict[str, dict[str, float]]:
-    """{evaluation: {name: bits per byte}} of what text is compared with."""
+    """Returns bits per byte of other methods, {evaluation: {name: bits per byte}}."""
     return {name: input.reference_bits_per_byte() for name, input in parts.eval_inputs.items()}
 
 
@@ -314,7 +314,7 @@ def _show_text(job: Job, text: str) -> None:
 
 
 def _show_step(job: Job, parts: Assembly) -> None:
-    """What the devices did in the last step: lines here, a picture in the logdir."""
+    """Prints the timeline of the devices in the last step, and draws it to the logdir."""
     trace = measured_step_of(parts.program)
     if trace is None or not job.is_first:
         return
@@ -324,8 +324,8 @@ def _show_step(job: Job, parts: Assembly) -> None:
     try:
         files.write_atomically(path, trace.png(job.model))
         job.console.line(f"as a picture: {path}")
-    except OSError as error:  # no picture is worth a run
-        job.console.line(f"{path} is not drawn: {error.strerror}", "warning")
+    except OSError as error:  # a failed picture must not end a run
+        job.console.line(f"cannot write {path}: {error.strerror}", "warning")
 
 
 def _conclude(

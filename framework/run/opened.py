@@ -1,8 +1,8 @@
-"""A run on disk, opened: one of its checkpoints, the folder it belongs to, its Params and task.
+"""Opens a run on disk: one of its checkpoints, the folder of the run, its Params and its task.
 
 run = open_run("runs/ende")                               # the newest good checkpoint
-run = open_run("runs/ende", "best")                       # or the best, or one by step or path
-run = open_run("runs/ende/checkpoints/step_00002000")     # or an average, wherever it is
+run = open_run("runs/ende", "best")                       # the best one, or one by step or path
+run = open_run("runs/ende/checkpoints/step_00002000")     # any checkpoint, also an average
 run.checkpoint, run.logdir, run.tree(), run.task()
 """
 
@@ -24,7 +24,7 @@ from tekso.framework.run.checkpoints import Checkpoint, CheckpointError, Checkpo
 from tekso.framework.run.logdir import PARAMS, Logdir
 
 BEST = "best"
-"""Names the checkpoint with the best evaluation."""
+"""The name of the checkpoint with the best evaluation."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,8 +32,8 @@ class OpenedRun:
     """A checkpoint and the run it belongs to.
 
     Attributes:
-      checkpoint: the weights, and what the checkpoint says of itself.
-      logdir: the folder of the run, with what it learned from its data.
+      checkpoint: the weights and the description of the checkpoint.
+      logdir: the folder of the run, with its assets.
     """
 
     checkpoint: Checkpoint
@@ -48,14 +48,14 @@ class OpenedRun:
         """Returns the Params of the experiment that wrote the checkpoint.
 
         Raises:
-          CheckpointError: they cannot be read any more.
+          CheckpointError: they can no longer be read.
         """
         return self._params(self.checkpoint.description.params)
 
     def completed_tree(self) -> Any:
-        """Returns `tree()`, in which sizes of the task that were left open are filled in.
+        """Returns `tree()`, with open sizes of the task filled in.
 
-        A checkpoint that does not know them, since an earlier version wrote it, leaves them open.
+        They stay open if an earlier version wrote the checkpoint, which then lacks these sizes.
 
         Raises:
           CheckpointError: as in `tree`.
@@ -73,8 +73,8 @@ class OpenedRun:
 
         Raises:
           CheckpointError: as in `tree`.
-          ValueError: an earlier version wrote the checkpoint, and the task needs something that
-            only the data can tell.
+          ValueError: an earlier version wrote the checkpoint, and the task needs a size that only
+            the data determines.
         """
         if not self.checkpoint.description.task:
             return inspection.task_of(self.tree(), assets_dir=self.logdir.assets)
@@ -88,24 +88,24 @@ class OpenedRun:
         except (ValueError, ImportError) as error:
             raise CheckpointError(
                 f"the Params of {self.checkpoint.path} cannot be read: {error}. If a package of "
-                "yours or a notebook cell defines these classes, import or run it first; commands "
-                "take --import=your.package"
+                "yours or a notebook cell defines these classes, import or run it first; for a "
+                "command, add --import=your.package"
             ) from error
 
 
 def open_run(
     path: str, which: str | None = None, *, warn: Callable[[str], None] = logging.warning
 ) -> OpenedRun:
-    """Opens a checkpoint, by the folder of its run or by its own.
+    """Opens a checkpoint, given its own folder or the folder of its run.
 
     Args:
-      path: of a run, or of a checkpoint, whose run is then the nearest folder above with a
-        `params.txt`.
-      which: of the checkpoints of a run: a step, a path, or "best"; None: the newest good one.
-      warn: takes the text of a warning.
+      path: folder of a run, or of a checkpoint. The run of a checkpoint is the nearest parent
+        folder with a `params.txt`.
+      which: the checkpoint of the run: a step, a path, or "best"; None: the newest good one.
+      warn: called with the text of a warning.
 
     Raises:
-      CheckpointError: there is none, or it is damaged.
+      CheckpointError: there is no such checkpoint, or it is damaged.
     """
     path = os.path.expanduser(os.fspath(path)).rstrip("/") or "/"
     if which is None and files.exists(files.join(path, checkpoint_files.DESCRIPTION)):
@@ -117,8 +117,8 @@ def open_run(
     newest = checkpoints.newest_good()
     if newest is None:
         raise CheckpointError(
-            f"there is no checkpoint in {logdir.checkpoints}: give the folder of a run that has "
-            "saved one, or the folder of a checkpoint"
+            f"there is no checkpoint in {logdir.checkpoints}: give the folder of a run that saved "
+            "a checkpoint, or the folder of a checkpoint"
         )
     run = OpenedRun(newest, logdir)
     if which != BEST:
@@ -129,7 +129,7 @@ def open_run(
 
 
 def _logdir_of(checkpoint: str) -> Logdir:
-    """Returns the nearest folder above a checkpoint that a run wrote its Params to."""
+    """Returns the logdir of a checkpoint: the nearest parent folder with a `params.txt`."""
     folder = os.path.abspath(checkpoint) if files.is_local(checkpoint) else checkpoint
     found = os.path.dirname(os.path.dirname(folder))
     while (above := os.path.dirname(folder)) not in ("", folder):

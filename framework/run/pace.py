@@ -1,4 +1,4 @@
-"""Pace: how fast training goes, and how much of the time it waits for input."""
+"""Measures the speed of training, and the share of the time in which it waits for input."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterator
 
-_MEMORY = 0.8  # share of the past in the running mean that tells the time left
+_MEMORY = 0.8  # weight of the past in the running mean, from which the remaining time is estimated
 
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-    """The pace since the reading before.
+    """The pace since the previous reading.
 
     Attributes:
-      units_per_s: of whatever the task counts.
+      units_per_s: units per second; the task determines the unit.
       wait_share: share of the time in which a step waited for its batch.
       seconds_per_step: running mean over the readings so far.
     """
@@ -26,7 +26,7 @@ class Reading:
 
 
 class Pace:
-    """A stop watch that runs while training does; `clock` returns seconds."""
+    """A stopwatch for training; `clock` returns seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
@@ -53,7 +53,7 @@ class Pace:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Leaves the time of the block out: an evaluation, a checkpoint."""
+        """Excludes the time of the block, such as an evaluation or a checkpoint."""
         begin = self._clock()
         try:
             yield
@@ -61,7 +61,7 @@ class Pace:
             self._paused_s += self._clock() - begin
 
     def read(self) -> Reading | None:
-        """Returns the pace of the interval and begins a new one; None if no step was done in it."""
+        """Returns the pace of the interval, or None if it had no step; begins a new interval."""
         seconds = max(self._clock() - self._begin - self._paused_s, 1e-9)
         units, steps, waited = self._units, self._steps, self._waited_s
         self.restart()

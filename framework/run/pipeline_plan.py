@@ -1,4 +1,4 @@
-"""An experiment as a pipeline, without its data and without the devices: for looking at it."""
+"""Plans an experiment as a pipeline without devices, to inspect it."""
 
 from __future__ import annotations
 
@@ -18,37 +18,38 @@ EXAMPLE = "--execution=pipelined --set execution.num_stages=4 --set execution.nu
 
 
 def check_is_pipelined(tree: Tree.Params, what: str) -> None:
-    """Raises an ExecutionError if an experiment has no pipeline; `what` is for one."""
+    """Raises an ExecutionError if an experiment is not a pipeline; `what` requires one."""
     owner = tree.execution.owner
     if owner is None or not issubclass(owner, Pipelined):
         name = owner.__name__ if owner is not None else type(tree.execution).__name__
         raise ExecutionError(
-            f"{what} is for pipelines, and the execution of this experiment is {name}, which has "
-            f"no stages: give one, as in {EXAMPLE}"
+            f"{what} requires a pipeline, but the execution of this experiment is {name}, which "
+            f"has no stages: set one, as in {EXAMPLE}"
         )
 
 
 def check_can_be_traced(tree: Tree.Params) -> None:
-    """Raises an ExecutionError if the host does not see what the stages of an experiment do."""
+    """Raises an ExecutionError if the host cannot observe the stages of an experiment."""
     check_is_pipelined(tree, "--trace_pipeline")
     if tree.execution.get("form") == "spmd":
         raise ExecutionError(
-            "--trace_pipeline shows when the host began what, and execution.form='spmd' is one "
-            "program, which it only starts: leave the flag out, or set execution.form='host'"
+            "--trace_pipeline shows the actions that the host starts, but with "
+            "execution.form='spmd' the host starts only one program: remove the flag, or set "
+            "execution.form='host'"
         )
 
 
 def figures(tree: Tree.Params, *, assets_dir: str | None = None) -> PipelineFigures:
-    """Returns what the stages of an experiment hold and compute, and how its schedule goes.
+    """Returns the memory and the work of the stages of an experiment, and its schedule's timeline.
 
     Args:
       tree: the Params.
-      assets_dir: what a run of it has learned from the data, if there was one.
+      assets_dir: folder of the assets of a run, if there was one.
 
     Raises:
-      ExecutionError: the experiment has no pipeline, or stages, micro-batches and schedule do not
-        fit the task and each other.
-      ValueError: a part says that its Params make no sense.
+      ExecutionError: the experiment is not a pipeline, or stages, micro-batches and schedule do not
+        fit the task or each other.
+      ValueError: the Params of a part are invalid.
     """
     check_is_pipelined(tree, "--mode=inspect_pipeline")
     task = inspection.task_of(tree, assets_dir=assets_dir)

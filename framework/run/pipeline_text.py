@@ -1,4 +1,4 @@
-"""A pipeline as text, as an object for JSON and as a picture: its stages, then its schedule."""
+"""Shows a pipeline as text, as JSON data and as a picture: its stages, then its schedule."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from tekso.framework.planning.stage_figures import PipelineFigures, StageFigures
 from tekso.framework.planning.timeline_drawing import draw_png, draw_text
 from tekso.framework.run.report.lines import WIDTH, magnitude, size
 
-UNIT = "the time that the slowest stage works on a micro-batch"
+UNIT = "the time of the slowest stage for one micro-batch"
 _INDENT = "  "
 _MANY_ROWS, _MOST_ROWS = 16, 40
 _COSTS = {
-    "traced": "cost: operations and bytes that are moved, of the traced graphs of the pieces",
-    "measured": "cost: the time of each kind of piece, forward and backward, as measured here",
+    "traced": "cost: operations and moved bytes, counted in the traced graphs of the pieces",
+    "measured": "cost: measured time of each kind of piece, forward and backward",
 }
 
 
 def record(figures: PipelineFigures) -> dict[str, Any]:
-    """Returns all figures in a form that JSON can hold."""
+    """Returns all figures as JSON data."""
     plan, timeline = figures.plan, figures.timeline
     return {
         "schedule": figures.schedule,
@@ -88,7 +88,7 @@ def _stage_record(figures: StageFigures, cost_share: float) -> dict[str, Any]:
 
 
 def text(model: str, figures: PipelineFigures, *, width: int = WIDTH) -> str:
-    """Returns the stages, what every device holds, and the simulated timeline."""
+    """Returns the stages, the memory of every device, and the simulated timeline, as text."""
     lines = [model, "", *textwrap.wrap(_layout(figures), width), ""]
     lines += [*_stages(figures, width), ""]
     if figures.on_mesh is None or not figures.on_mesh.is_program:
@@ -126,9 +126,9 @@ def _layout(figures: PipelineFigures) -> str:
 
 
 def _stages(figures: PipelineFigures, width: int) -> list[str]:
-    """Two lines for each stage: its figures, and its pieces."""
+    """Returns two lines for each stage: its figures, and its pieces."""
     header = ("stage", "device", "weights", "bytes", "optimizer", "flops", "+backward",
-              "hands on", "cost")  # fmt: skip
+              "output", "cost")  # fmt: skip
     rows = [
         _Row(
             (each.stage.index, each.device),
@@ -149,15 +149,15 @@ def _stages(figures: PipelineFigures, width: int) -> list[str]:
 
 
 def _notes(figures: PipelineFigures, width: int) -> list[str]:
-    """What the table leaves open."""
+    """Returns the notes below the table of stages."""
     total = sum(each.weights for each in figures.stages)
     notes = [
-        f"together {total:,} weights; flops and bytes that are handed on are of a micro-batch",
+        f"total: {total:,} weights; flops and output bytes are per micro-batch",
         _COSTS[figures.plan.costs],
     ]
     notes += [
-        f"stage {each.stage.index} is given copies of {', '.join(each.copies)} "
-        f"({size(each.copy_bytes)}, among its bytes), which an earlier stage keeps"
+        f"stage {each.stage.index} gets copies of {', '.join(each.copies)} from an earlier stage "
+        f"({size(each.copy_bytes)}, included in its bytes)"
         for each in figures.stages
         if each.copies
     ]
@@ -165,8 +165,8 @@ def _notes(figures: PipelineFigures, width: int) -> list[str]:
 
 
 def _devices(figures: PipelineFigures, width: int) -> list[str]:
-    """A line for each device: what it holds between and in the steps."""
-    header = ("device", "weights, optimizer, gradients", "micro-batches held", "their bytes")
+    """Returns a line for each device: its memory between steps and during a step."""
+    header = ("device", "weights, optimizer, gradients", "saved micro-batches", "their bytes")
     rows = []
     for device, held in enumerate(figures.timeline.held):
         fixed = sum(
@@ -179,14 +179,14 @@ def _devices(figures: PipelineFigures, width: int) -> list[str]:
 
 
 def _shards(on_mesh: MeshFigures, width: int) -> list[str]:
-    """A line for each stage: what every device of its mesh holds."""
+    """Returns a line for each stage: the memory of each device of its mesh."""
     layout = on_mesh.layout
     rules = str(layout.rules) or "none"
-    said = f"a device above is a mesh; each of its devices holds, by the rules {rules}:"
+    said = f"a device above is a mesh; memory of each of its devices, with the rules {rules}:"
     if on_mesh.is_program:
         said = (
-            f"one program over the mesh {layout.mesh}, rules {rules}: what is before and after "
-            "the stack is on all stages, which share what a rule splits; a device holds:"
+            f"one program over the mesh {layout.mesh}, rules {rules}: all stages compute the "
+            "layers before and after the stack, sharded where a rule applies; memory of a device:"
         )
     header = ("stage", "weights", "copies", "optimizer", "gradients")
     rows = [
@@ -199,23 +199,24 @@ def _shards(on_mesh: MeshFigures, width: int) -> list[str]:
 def _course(figures: PipelineFigures) -> str:
     plan, timeline = figures.plan, figures.timeline
     times = 1 + (not plan.is_apart) + plan.recomputes_some
-    backward = f"{('as', 'twice as', 'three times as')[times - 1]} long as a forward"
+    backward = f"{('as', 'twice as', 'three times as')[times - 1]} long as a forward pass"
     if plan.recomputes_some:
-        backward += ", which it computes again"
+        backward += ", which it recomputes"
         if plan.keeps_some:
-            backward += " but for the last micro-batch"
+            backward += " except for the last micro-batch"
     if plan.is_apart:
-        backward += ", a weight gradient as long as a forward"
+        backward += ", a weight gradient takes as long as a forward pass"
     takes = "takes" if plan.num_micro_batches == 1 else "take"
     return (
         f"{figures.schedule}: {_count(plan.num_micro_batches, 'micro-batch', 'es')} {takes} "
-        f"{timeline.makespan:.2f}, of which the devices are idle {timeline.idle_share:.1%}. 1 is "
-        f"{UNIT}, stage {figures.slowest}; a backward takes {backward}, a handover takes no time."
+        f"{timeline.makespan:.2f}, and the devices are idle for {timeline.idle_share:.1%} of it. "
+        f"1 is {UNIT}, stage {figures.slowest}; a backward pass takes {backward}, a transfer takes "
+        "no time."
     )
 
 
 class _Row(NamedTuple):
-    """Of a table: numbers that grow from row to row, the other cells, and what stands below."""
+    """A row of a table: numbers that increase from row to row, other cells, names below them."""
 
     numbers: tuple[int, ...]
     cells: tuple[str, ...]
@@ -223,7 +224,7 @@ class _Row(NamedTuple):
 
 
 def _table(header: Sequence[str], rows: Sequence[_Row], width: int) -> list[str]:
-    """Columns to the right; in a long table neighbours that are alike are one row."""
+    """Returns right-aligned columns; in a long table, equal neighbouring rows are merged."""
     groups = [[row] for row in rows]
     if len(rows) > _MANY_ROWS:
         groups = _alike(rows)
@@ -249,7 +250,7 @@ def _table(header: Sequence[str], rows: Sequence[_Row], width: int) -> list[str]
 
 
 def _alike(rows: Sequence[_Row]) -> list[list[_Row]]:
-    """Groups of neighbours whose cells are the same and whose numbers all go up by one."""
+    """Returns groups of neighbours with equal cells, whose numbers all increase by one."""
     groups: list[list[_Row]] = []
     for row in rows:
         before = groups[-1][-1] if groups else None

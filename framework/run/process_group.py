@@ -1,14 +1,14 @@
-"""The processes of a run, and what they tell each other beside TensorFlow.
+"""The process group of a run: exchanges values between processes, apart from TensorFlow.
 
     process 1 ──┐
     process 2 ──┼── a connection each ──► process 0
     process 3 ──┘
 
-TensorFlow's own runtime moves tensors. Here the processes meet before it starts, agree on what all
-have to do alike (what to restore, when to stop), and learn which one is lost: a connection that
-breaks off is a process that was killed, or a machine that is gone. A process that is there and
-silent is TensorFlow's to find, by its heartbeats: ours would have to come from Python, whose lock
-TensorFlow holds while it waits for a tensor.
+TensorFlow's runtime moves tensors. The process group connects the processes before TensorFlow
+starts, lets them agree on common decisions (which step to restore, when to stop), and detects lost
+processes: if a connection breaks, the process was killed or its machine failed. TensorFlow's own
+heartbeats detect a process that is connected but does not respond. Heartbeats of this group would
+have to be sent by Python, whose lock TensorFlow holds while it waits for a tensor.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from tekso.framework.run.connection import Connection, Message
 from tekso.framework.run.rendezvous import Rendezvous
 
 _TELL_S = 30.0
-_GRACE_S = 15.0  # for the main thread to notice that a process is lost
-_TENSORFLOW_S = 5.0  # by which TensorFlow may be ahead of us in seeing that a process is lost
+_GRACE_S = 15.0  # time for the main thread to notice that a process is lost
+_TENSORFLOW_S = 5.0  # by how much TensorFlow may detect a lost process earlier than this group
 _TASK = re.compile(r"(?:unhealthy|remote target)[^/]*/job:worker/(?:replica:\d+/)?task:(\d+)")
 
 _OF_CONNECTIONS = (
@@ -43,18 +43,18 @@ _OF_CONNECTIONS = (
 
 
 class LostProcessError(RuntimeError):
-    """Another process of the run is gone, so this one cannot go on."""
+    """Another process of the run was lost, so this one cannot continue."""
 
 
 class ProcessGroup:
-    """The processes of a run as one of them sees them. This class: there is one."""
+    """The processes of a run, as seen by one of them. This base class is a single process."""
 
     cluster: Cluster | None = None
     process = 0
     size = 1
 
     def name(self, process: int) -> str:
-        """Returns how a process is called in messages."""
+        """Returns the name of a process for messages."""
         return self.cluster.name(process) if self.cluster is not None else f"process {process}"
 
     @property
@@ -63,28 +63,28 @@ class ProcessGroup:
         return self.process == 0
 
     def gather(self, value: Any) -> list[Any]:
-        """Returns the values of all processes, all of which have to call it.
+        """Returns the values of all processes; all processes must call it.
 
         Args:
-          value: what JSON can carry.
+          value: a value that JSON can represent.
 
         Raises:
-          LostProcessError: a process is gone.
+          LostProcessError: a process was lost.
         """
         return [value]
 
     def from_first(self, value: Any) -> Any:
-        """Returns the value that the first process gives; all have to call it."""
+        """Returns the value that process 0 passes; all processes must call it."""
         return self.gather(value if self.is_first else None)[0]
 
     @contextlib.contextmanager
     def explaining(self) -> Iterator[None]:
-        """Makes a LostProcessError of the error of TensorFlow that a lost process has caused."""
+        """Converts a TensorFlow error that a lost process caused to a LostProcessError."""
         yield
 
     @contextlib.contextmanager
     def first_before_others(self) -> Iterator[None]:
-        """The first process runs the block before all others do."""
+        """Runs the block in process 0 first, then in all other processes."""
         if not self.is_first:
             self.gather(None)
         yield
@@ -96,10 +96,10 @@ class ConnectedProcessGroup(ProcessGroup):
     """Several processes: `with ConnectedProcessGroup(cluster, …) as group:`.
 
     Args:
-      cluster: who takes part.
-      timeout_s: how long to wait for all to come.
-      tell: takes a line about who is waited for.
-      last_words: takes the error of a process that is ended because it hangs in TensorFlow.
+      cluster: the processes.
+      timeout_s: how long to wait for all processes to connect.
+      tell: called with a line that says which processes are awaited.
+      last_words: called with the error before a process that hangs in TensorFlow is ended.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class ConnectedProcessGroup(ProcessGroup):
     ) -> None:
         try:
             if error is None:
-                self.gather(None)  # so that nobody ends while another still needs it
+                self.gather(None)  # so that no process ends while another one needs it
             elif not isinstance(error, LostProcessError):
                 text = str(error).partition("\n")[0] or type(error).__name__
                 self._lose(self.process, f"ended with an error: {text}")
@@ -146,7 +146,7 @@ class ConnectedProcessGroup(ProcessGroup):
                 connection.send({"kind": "bye"})
                 connection.close()
 
-    # --- agreeing ---
+    # --- exchanging values ---
 
     def gather(self, value: Any) -> list[Any]:
         """See `ProcessGroup`."""
@@ -181,21 +181,21 @@ class ConnectedProcessGroup(ProcessGroup):
                 self._changed.wait_for(lambda: self._loss, timeout=_TENSORFLOW_S)
             found = _TASK.search(str(error))
             if self._loss is None and found and int(found[1]) != self.process:
-                self._lose(int(found[1]), "was lost: TensorFlow does not reach it any more")
+                self._lose(int(found[1]), "was lost: TensorFlow can no longer reach it")
             if self._loss is None and not _is_of_connections(error):
                 raise
             self._noticed.set()
             reason = str(error).partition("\n")[0]
-            loss = self._loss or f"a process was lost; TensorFlow says: {reason}"
+            loss = self._loss or f"a process was lost; TensorFlow reports: {reason}"
             raise LostProcessError(loss) from error
 
-    # --- who is there ---
+    # --- detecting lost processes ---
 
     def _listen(self, process: int, connection: Connection) -> None:
         while (message := connection.receive()) is not None:
             self._take(process, message)
         if process not in self._left and not self._closing.is_set():
-            self._lose(process, "was lost: its connection broke off (was it killed?)")
+            self._lose(process, "was lost: its connection broke (was it killed?)")
 
     def _take(self, process: int, message: Message) -> None:
         if message["kind"] == "lost":
@@ -208,12 +208,12 @@ class ConnectedProcessGroup(ProcessGroup):
             self._changed.notify_all()
 
     def _lose(self, process: int, how: str) -> None:
-        """Takes note of the first loss, and tells those who may not see it."""
+        """Records the first loss, and sends it to processes that may not detect it."""
         with self._changed:
             if self._loss is not None:
                 return
             self._loss = f"{self.name(process)} {how}"
-            # Before anyone here takes note of it, who might say good-bye first.
+            # Send it before a thread of this process sees the loss and sends "bye".
             for connection in self._connections.values():
                 connection.send({"kind": "lost", "process": process, "how": how})
             self._changed.notify_all()

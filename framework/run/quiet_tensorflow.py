@@ -1,7 +1,7 @@
-"""Imports TensorFlow without the lines that it writes to stderr about itself.
+"""Imports TensorFlow without the log lines about itself that it writes to stderr.
 
-Its C++ part writes them before any setting could stop it. So stderr goes to a file while it is
-imported, and whatever else was written there is passed on afterwards.
+TensorFlow's C++ code writes them before any setting has an effect. So stderr is redirected to a
+file during the import, and all other lines are written to stderr afterwards.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _CHATTER = re.compile(
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keeps TensorFlow quiet in the block in which it is imported, and mostly after it."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # errors come as exceptions, too
+    """Suppresses TensorFlow's log lines in the block that imports it, and most of them later."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # errors also raise exceptions
     sys.stderr.flush()
     with tempfile.TemporaryFile() as file:
         stderr = os.dup(2)

@@ -1,8 +1,8 @@
-"""Rendezvous: the processes of a run find each other before TensorFlow starts.
+"""Rendezvous: connects the processes of a run before TensorFlow starts.
 
-The first process listens at its address, the others connect to it and say who they are. When all
-are there, it stops listening, so that TensorFlow can take the address. Who does not come in time is
-named, to all.
+Process 0 listens at its address. The others connect to it and send their process index. When all
+are connected, process 0 stops listening, so that TensorFlow can use the address. If a process does
+not connect in time, all processes report which one.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from typing import Any
 from tekso.framework.execution.mesh.cluster import Cluster, ClusterError, host_and_port
 from tekso.framework.run.connection import Connection, Message, listen
 
-_ANSWER_S = 10.0  # for who connects to say who it is
+_ANSWER_S = 10.0  # time for a connected process to send its index
 _AGAIN_S = 0.2
 _TELL_AFTER_S = 10.0
-_FREE_S = 20.0  # for an earlier run to leave the port
+_FREE_S = 20.0  # time for an earlier run to release the port
 
 
 class Rendezvous:
-    """Brings the processes together: `connections = Rendezvous(cluster, …).hold()`.
+    """Connects the processes: `connections = Rendezvous(cluster, …).hold()`.
 
     Args:
-      cluster: who takes part.
-      timeout_s: how long to wait for all to come.
-      tell: takes a line about who is waited for.
+      cluster: the processes.
+      timeout_s: how long to wait for all processes to connect.
+      tell: called with a line that says which processes are awaited.
     """
 
     def __init__(self, cluster: Cluster, *, timeout_s: float, tell: Callable[[str], None]) -> None:
@@ -39,17 +39,17 @@ class Rendezvous:
         self._changed = threading.Condition()
 
     def hold(self) -> dict[int, Connection]:
-        """Returns connections by process: the first has one to every other, they have one to it.
+        """Returns connections by process: process 0 is connected to all others, they only to it.
 
         Raises:
-          ClusterError: not all came in time, or they do not agree on who takes part.
+          ClusterError: a process did not connect in time, or was started with other addresses.
         """
         self._deadline = time.monotonic() + self._timeout_s
         self._tell_at = time.monotonic() + _TELL_AFTER_S
         listener = self._listen()
         if self._cluster.process == 0:
             return self._receive_all(listener)
-        listener.close()  # the address is free: TensorFlow will take it
+        listener.close()  # the address is free, so TensorFlow can use it
         return {0: self._go_to_first()}
 
     def _listen(self) -> socket.socket:
@@ -62,12 +62,12 @@ class Rendezvous:
                 if time.monotonic() > deadline:
                     raise ClusterError(
                         f"{self._name(self._cluster.process)} cannot listen at its port: "
-                        f"{error.strerror}. End what uses it, or give another port"
+                        f"{error.strerror}. End the program that uses it, or give another port"
                     ) from None
             self._tell_late(f"waiting until the port of {own} is free")
             time.sleep(_AGAIN_S)
 
-    # --- the first process ---
+    # --- process 0 ---
 
     def _receive_all(self, listener: socket.socket) -> dict[int, Connection]:
         others = range(1, self._cluster.size)
@@ -100,7 +100,7 @@ class Rendezvous:
     def _greet(self, accepted: socket.socket) -> None:
         connection = Connection(accepted)
         hello = connection.receive(timeout_s=_ANSWER_S)
-        if hello is None or "process" not in hello:  # somebody who means something else
+        if hello is None or "process" not in hello:  # not a process of a run
             connection.close()
             return
         with self._changed:
@@ -110,14 +110,14 @@ class Rendezvous:
                 self._there[hello["process"]] = connection
                 self._changed.notify_all()
         if refusal is not None:
-            self._tell(f"refused a process: {refusal}")
+            self._tell(f"rejected a process: {refusal}")
             connection.close()
 
     def _refusal(self, hello: Message) -> str | None:
         process, addresses = hello["process"], tuple(hello["addresses"])
         if addresses != self._cluster.addresses:
             return (
-                f"process {process} was told of other processes than process 0: "
+                f"process {process} was started with other addresses than process 0: "
                 f"{','.join(addresses)} instead of {','.join(self._cluster.addresses)}"
             )
         if self._is_over or process == 0 or process in self._there:
@@ -143,7 +143,7 @@ class Rendezvous:
                 if answer is not None:
                     return self._wait_for_others(connection, answer)
                 connection.close()
-                reason = "what answers there is no process of this run"
+                reason = "the program that answers is not a process of this run"
             if time.monotonic() > self._deadline:
                 raise self._missing([0], f" ({reason})")
             self._tell_late(f"waiting for {self._name(0)}: {reason}")
@@ -174,9 +174,9 @@ class Rendezvous:
 
     def _missing(self, missing: Iterable[int], why: str = "") -> ClusterError:
         return ClusterError(
-            f"{self._names(missing)} did not come within {self._timeout_s:g} s{why}: start every "
-            f"process with the same addresses (here from {self._cluster.source}), or wait longer "
-            "by --cluster_timeout_s"
+            f"{self._names(missing)} did not connect within {self._timeout_s:g} s{why}: start "
+            f"every process with the same addresses (here from {self._cluster.source}), or wait "
+            "longer with --cluster_timeout_s"
         )
 
     def _names(self, processes: Iterable[int]) -> str:

@@ -1,16 +1,16 @@
-"""Writing the functions of a task as a SavedModel, which needs no Tekso to be loaded.
+"""Writes the functions of a task as a SavedModel, which can be loaded without Tekso.
 
     runs/tiny/export/
       saved_model.pb, variables/       tf.saved_model.load("runs/tiny/export").signatures
-      assets/export.json               what the functions take and return, what every id stands for
-      assets/…                         what the run learned from its data: tokenizers
-      texts/                           the same for texts, where the task has functions of texts
+      assets/export.json               inputs and outputs of the functions, the meaning of every id
+      assets/…                         assets of the run, such as tokenizers
+      texts/                           the same for texts, if the task has functions of texts
 
 A signature takes any number of examples of any length up to the longest:
 
-    ids [5, 9]  ─ fill up rows ─►  [5, 16]  ─ some at a time ─►  [4, 16] [4, 16]  ─►  outputs [5, …]
+    ids [5, 9]  ─ pad rows ─►  [5, 16]  ─ split into batches ─►  [4, 16] [4, 16]  ─►  outputs [5, …]
 
-Each shape that is computed is a function of its own in the file, over the same weights.
+The file has a separate function for each shape; all of them share the weights.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from tekso.framework.task import Task
 SEED = "seed"
 DESCRIPTION = "export.json"
 TEXTS = "texts"
-_GRADIENT = "_gradient_op_type"  # of a node: name of its custom gradient
+_GRADIENT = "_gradient_op_type"  # attribute of a node: the name of its custom gradient
 
 
 class ExportModule(tf.Module):
     """The weights as variables, and the traced functions of a task over them.
 
     Args:
-      task: the Task.
-      weights: by path.
-      seed: of the run: what is drawn depends on it.
+      task: the task.
+      weights: the weights, by path.
+      seed: seed of the run; random numbers depend on it.
     """
 
     def __init__(self, task: Task, weights: Mapping[str, np.ndarray], *, seed: int) -> None:
@@ -56,10 +56,10 @@ class ExportModule(tf.Module):
         }
 
     def trace(self, exported: ExportedFunction, *, batch_size: int, length: int) -> Any:
-        """Returns the concrete function of one shape.
+        """Returns the concrete function for one shape.
 
-        It takes the inputs by name; if it draws, besides "seed" [] int64 and "offset" [] int32, the
-        number of the first example among all.
+        Its arguments are the inputs by name. If it draws random numbers, it also has the arguments
+        "seed" ([] int64) and "offset" ([] int32), the position of the first example among all.
         """
         shapes = {
             name: tf.TensorSpec(
@@ -88,11 +88,12 @@ class ExportModule(tf.Module):
         return tf.function(compute, autograph=False).get_concrete_function(**shapes)
 
     def signature(self, exported: ExportedFunction, *, batch_size: int) -> Any:
-        """Returns the function for any number of examples of any length, to be exported.
+        """Returns the function to export, for any number of examples of any length.
 
         Args:
           exported: the function.
-          batch_size: examples that are computed together; one alone is computed alone.
+          batch_size: number of examples that are computed together; a single example is computed
+            without padding to this number.
         """
         sizes = sorted({1, batch_size})
         traces = [
@@ -130,7 +131,7 @@ class ExportModule(tf.Module):
     def text_signature(
         self, exported: ExportedFunction, texts: ExportedTexts, *, batch_size: int
     ) -> Any:
-        """Returns the function of texts, to be exported; see `signature`."""
+        """Returns the function of texts to export; see `signature`."""
         compute = self.signature(exported, batch_size=batch_size)
         specs = {name: tf.TensorSpec([None], tf.string, name) for name in texts.inputs}
 
@@ -141,16 +142,16 @@ class ExportModule(tf.Module):
 
 
 def _fit(name: str, exported: ExportedFunction, length: tf.Tensor) -> Any:
-    """The check that the rows of an input are not too long."""
+    """Returns an op that checks that the rows of an input are not too long."""
     longest = exported.inputs[name].length_in(exported.lengths[-1])
     return tf.debugging.assert_less_equal(
-        length, longest, message=f"rows of {name} are longer than {longest}, the longest exported"
+        length, longest, message=f"rows of {name} are longer than the exported maximum, {longest}"
     )
 
 
 @dataclasses.dataclass(frozen=True)
 class _Trace:
-    """A function of one shape."""
+    """A function for one shape."""
 
     function: Any
     batch_size: int
@@ -163,15 +164,15 @@ def _computed(
     inputs: Mapping[str, tf.Tensor],
     longest: Any,
 ) -> dict[str, tf.Tensor]:
-    """The outputs of inputs of any size by a trace, as large as those of the longest."""
+    """Returns the outputs of a trace for any number of examples, padded to the longest outputs."""
     size = trace.batch_size
     count = tf.shape(next(iter(inputs.values())))[0]
-    turns = (count + size - 1) // size
-    rows = tf.minimum(tf.range(turns * size), count - 1)  # the last one again fills up
+    iterations = (count + size - 1) // size
+    rows = tf.minimum(tf.range(iterations * size), count - 1)  # repeat the last one as padding
 
     def parts(name: str) -> tf.Tensor:
         one, value = exported.inputs[name], inputs[name]
-        shape = [turns, size]
+        shape = [iterations, size]
         if one.has_length:
             length = one.length_in(trace.length)
             missing = length - tf.shape(value)[1]
@@ -179,19 +180,20 @@ def _computed(
             shape.append(length)
         return tf.reshape(tf.gather(value, rows), shape)
 
-    def turn(arguments: tuple[dict[str, tf.Tensor], tf.Tensor]) -> dict[str, tf.Tensor]:
+    def iteration(arguments: tuple[dict[str, tf.Tensor], tf.Tensor]) -> dict[str, tf.Tensor]:
         values, offset = arguments
         extra = {SEED: inputs[SEED], "offset": offset} if exported.is_random else {}
         return dict(trace.function(**values, **extra))
 
     values = {name: parts(name) for name in exported.inputs}
     kinds = {name: tensor.dtype for name, tensor in trace.function.structured_outputs.items()}
-    found = tf.map_fn(turn, (values, tf.range(turns) * size), fn_output_signature=kinds)
+    offsets = tf.range(iterations) * size
+    found = tf.map_fn(iteration, (values, offsets), fn_output_signature=kinds)
     outputs = {}
     for name, one in exported.outputs.items():
         own = trace.function.structured_outputs[name].shape[1:]
         wanted = longest.structured_outputs[name].shape[1:]
-        whole = tf.reshape(found[name], [turns * size, *own])[:count]
+        whole = tf.reshape(found[name], [iterations * size, *own])[:count]
         widths = [[0, 0], *([0, most - n] for n, most in zip(own, wanted, strict=True))]
         whole = tf.pad(whole, widths, constant_values=tf.cast(one.padding, whole.dtype))
         if one.length_of:
@@ -210,18 +212,18 @@ def write(
     assets: Mapping[str, str],
     texts: Mapping[str, ExportedTexts],
 ) -> None:
-    """Writes the SavedModel of some functions, and that of those that take texts.
+    """Writes the SavedModel of some functions, and a second one of the functions that take texts.
 
-    The latter is one of its own, since it needs a package where it is loaded.
+    The second one is separate because loading it needs an additional package.
 
     Args:
-      path: folder, which must not exist.
+      path: folder to write, which must not exist.
       module: the weights.
       exported: the functions by the names of their signatures.
       batch_size: see `ExportModule.signature`.
-      about: goes to `assets/export.json` besides what is said of the functions.
-      assets: {name: path} of files to be kept with it.
-      texts: how some of the functions take and give texts, by the names of their signatures.
+      about: values to write to `assets/export.json`, in addition to the functions.
+      assets: files to include, {name: path}.
+      texts: how some of the functions read and write texts, by the names of their signatures.
     """
     signatures = {
         name: module.signature(one, batch_size=batch_size) for name, one in exported.items()
@@ -257,9 +259,9 @@ def _save(module: ExportModule, path: str, signatures: Mapping[str, Any]) -> Non
 
 
 def _forget_custom_gradients(path: str) -> None:
-    """Takes the names of custom gradients out of a saved graph: they are not saved with it.
+    """Removes the names of custom gradients from a saved graph, which does not contain them.
 
-    With them every process that loads it is warned, once a function, that it has no gradients.
+    Otherwise loading it would warn, once for each function, that the gradients are missing.
     """
     graph = saved_model_pb2.SavedModel.FromString(files.read(path))
     for meta in graph.meta_graphs:
@@ -283,7 +285,11 @@ def _told(exported: ExportedFunction) -> dict[str, Any]:
         for name, one in exported.inputs.items()
     }
     if exported.is_random:
-        inputs[SEED] = {"dtype": "int64", "shape": [], "doc": "another one draws anew"}
+        inputs[SEED] = {
+            "dtype": "int64",
+            "shape": [],
+            "doc": "another seed draws other random numbers",
+        }
     return {
         "doc": exported.doc,
         "inputs": inputs,

@@ -1,11 +1,11 @@
-"""An experiment in a Python process or notebook: its parts, training steps, losses and weights.
+"""Runs an experiment in a Python process or notebook: training steps, losses, weights.
 
     session = Session("lm.python_source.Tiny", {"input.batch_size": 4})
     figures = session.train(20)
     loss = session.loss(session.theta(), session.input.batch(0))
     dev = session.evaluate("dev")
 
-Pass a key of the registry, or a class that need not be registered.
+Pass a key of the registry, or a class, which does not have to be registered.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ from tekso.framework.theta import SEPARATOR, Theta, flatten
 
 Batch = Mapping[str, Any]
 
-_UNREADABLE = re.compile(r"__main__:[\w.]+|[\w.]+:[\w.]*<locals>[\w.]*")  # in the text of Params
+# Classes in the text of Params that other processes cannot import.
+_UNREADABLE = re.compile(r"__main__:[\w.]+|[\w.]+:[\w.]*<locals>[\w.]*")
 
 
 class SessionError(ValueError):
@@ -51,27 +52,27 @@ class SessionError(ValueError):
 
 
 class Session:
-    """An experiment, built and initialized, with the program that the trainer runs.
+    """An experiment with initialized weights, and the program that the trainer would run.
 
     The first weights are drawn from `run.seed`, and step s trains on `input.batch(s)`, as in
     `tekso-trainer`. Only `save` writes files.
 
     Args:
-      experiment: key of a registered experiment, or the class of one.
-      settings: {path: value} to change in its Params.
+      experiment: key of a registered experiment, or the class of an experiment.
+      settings: changes to its Params, {path: value}.
       cpu_devices: number of logical CPU devices; None: as many as the execution needs.
 
     Attributes:
       tree: the Params.
-      task, input, eval_inputs, learner, program: what is built from them.
+      task, input, eval_inputs, learner, program: the parts built from the Params.
       step: training steps done.
-      history: the figures of all steps, the first one first.
+      history: the figures of all steps, in order.
 
     Raises:
       SessionError: the experiment is neither a key nor a class.
       UnknownExperimentError: no experiment has the key.
       ExecutionError: the execution needs more logical devices than there are.
-      ValueError: Params make no sense, or do not fit each other.
+      ValueError: Params are invalid, or do not fit each other.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class Session:
             if isinstance(kind, type):
                 given = f"the class {type_name(kind)}"
             raise SessionError(
-                f"Session takes the key or the class of an Experiment, given {given}: "
+                f"Session expects the key or the class of an Experiment, given {given}: "
                 'Session("lm.text_files.Bytes") or Session(Mine)'
             )
         self.tree = kind().tree().set(settings)
@@ -102,7 +103,7 @@ class Session:
         self.step = 0
         self.history: list[dict[str, float]] = []
         self._is_checked = False
-        # One object, so that its trace is kept.
+        # One object for all calls, so that it is traced only once.
         self._predict = functools.partial(task_results.predict, self.task)
         self._signature: Signature = signature_of(self.input.batch(0))
         self.program.initialize()
@@ -112,24 +113,24 @@ class Session:
             ).restore(self.program)
 
     def train(self, steps: int) -> list[dict[str, float]]:
-        """Trains some steps; returns the figures of each, as the trainer writes them.
+        """Trains some steps; returns the figures of each step, as the trainer reports them.
 
-        An interruption (Ctrl-C, "interrupt kernel") waits for the end of a step, and a second one
-        does not. What was done is in `history`; call `train` again to continue.
+        An interruption (Ctrl-C, "interrupt kernel") takes effect at the end of a step, a second one
+        immediately. `history` has the steps that were done; call `train` again to continue.
 
         Before the first step it checks the task on a few examples, as the trainer does, and logs
-        what may be wrong.
+        warnings.
 
         Raises:
           SessionError: the run or its input has fewer steps left, or `steps` is negative.
           LossError: the loss of the task is not a sum over examples.
           InputError: the loss or a metric counts padding.
-          ValueError: the task refuses a batch.
+          ValueError: the task rejects a batch.
           NonFiniteStepsError: too many steps in a row were not finite.
         """
         ends = [n for n in (self.tree.run.steps, self.input.num_batches) if n is not None]
         if steps < 0:
-            raise SessionError(f"steps is {steps}, and has to be at least 0")
+            raise SessionError(f"steps is {steps}, but must be at least 0")
         if self.step + steps > min(ends):
             raise SessionError(
                 f"cannot train {steps} steps: {self.step} are done, run.steps is "
@@ -156,13 +157,13 @@ class Session:
         self._is_checked = True
 
     def loss(self, theta: Theta, batch: Batch, *, mode: Mode = "train") -> tf.Tensor:
-        """Returns the total loss of a batch, which `tf.GradientTape` differentiates.
+        """Returns the total loss of a batch, which `tf.GradientTape` can differentiate.
 
         In mode "train" it is the loss of the next training step on that batch, with its dropout and
         auxiliary losses, computed on one device.
 
         Args:
-          theta: of the task, as `theta()` returns.
+          theta: weights of the task, as `theta()` returns them.
           batch: NumPy arrays or tensors, as in `input.batch(step)`, of any number of examples.
           mode: "train" or "eval".
 
@@ -170,8 +171,8 @@ class Session:
           returns: []
 
         Raises:
-          SessionError: the batch has other names, dtypes or ranks than those of the input, or its
-            shapes do not fit the task.
+          SessionError: the batch has other names, dtypes or ranks than the input, or its shapes do
+            not fit the task.
         """
         self._check_batch(batch)
         size = next(iter(batch.values())).shape[0]
@@ -188,10 +189,10 @@ class Session:
             return sums.total(weight, ctx.collected.total("loss"))
 
     def gradients(self, theta: Theta, batch: Batch) -> Theta:
-        """Returns the gradients of `loss(theta, batch)` by weight: dense, 0 where it needs none.
+        """Returns dense gradients of `loss(theta, batch)`; 0 for weights that do not affect it.
 
         Shapes:
-          returns: those of theta
+          returns: the shapes of theta
 
         Raises:
           SessionError: as in `loss`.
@@ -204,24 +205,24 @@ class Session:
         return self.task.theta({p: tf.convert_to_tensor(g) for p, g in flatten(gradients).items()})
 
     def predict(self, batch: Batch) -> dict[str, np.ndarray]:
-        """Returns what `Task.predict` returns for examples, as NumPy arrays.
+        """Returns the result of `Task.predict` for examples, as NumPy arrays.
 
-        The weights are those of evaluation, and all examples are computed at once.
+        It uses the weights of evaluation, and computes all examples at once.
 
         Args:
-          batch: NumPy arrays or tensors of any number of examples; what only the loss reads may be
-            left out. float64 becomes float32.
+          batch: NumPy arrays or tensors of any number of examples; arrays that only the loss reads
+            may be omitted. float64 becomes float32.
 
         Raises:
-          SessionError: the arrays have other ranks than those of the input, or their shapes do not
-            fit the task.
+          SessionError: the arrays have other ranks than the input, or their shapes do not fit the
+            task.
           NotImplementedError: the task has no `predict`.
           ValueError: the task needs an array that is not given.
         """
         given = {name: _narrowed(value) for name, value in batch.items()}
         _refuse(self._problems_of_shapes(given))
         if type(self.task).predict is Task.predict:
-            self.task.predict(self.theta(), given, StepContext())  # raises what is to be done
+            self.task.predict(self.theta(), given, StepContext())  # raises NotImplementedError
         with self._explaining(given):
             found = self.program.call(self._predict, given)
         return {name: np.asarray(value) for name, value in found.items()}
@@ -230,14 +231,14 @@ class Session:
         """Returns the figures of an evaluation input, as the trainer computes them.
 
         Args:
-          name: of the evaluation input.
-          max_batches: of the pass; None: all, and what `Task.score` adds to a whole pass.
+          name: name of the evaluation input.
+          max_batches: maximum number of batches; None: all, and the figures of `Task.score`.
 
         Raises:
           SessionError: there is no such evaluation input, or `max_batches` is less than 1.
         """
         if max_batches is not None and max_batches < 1:
-            raise SessionError(f"max_batches is {max_batches}, and has to be at least 1 or None")
+            raise SessionError(f"max_batches is {max_batches}, but must be at least 1, or None")
         if name not in self.eval_inputs:
             there = ", ".join(self.eval_inputs) or "none"
             raise SessionError(f"there is no evaluation input {name!r}; there are: {there}")
@@ -254,10 +255,10 @@ class Session:
         return found.figures
 
     def theta(self, *, use: Use = "training") -> Theta:
-        """Returns a copy of the weights as they are now.
+        """Returns a copy of the current weights.
 
         Args:
-          use: "training", or "evaluation": moving averages where the learner keeps them.
+          use: "training", or "evaluation": moving averages if the learner keeps them.
         """
         check_use(use)
         state = self.program.state()
@@ -268,15 +269,15 @@ class Session:
         return self.task.theta(flat)
 
     def assign(self, theta: Mapping[str, Any], *, path: str = "") -> None:
-        """Sets weights, of all the task or of a layer; moving averages of them start anew.
+        """Sets weights of the task or of a layer; also sets their moving averages to these values.
 
         Args:
-          theta: weights by name, nested, as `theta()` and `load_weights` return.
-          path: of the layer: `session.task.model.stack.path`; "" for the task.
+          theta: weights by name, nested, as `theta()` and `load_weights` return them.
+          path: path of the layer, such as `session.task.model.stack.path`; "" for the task.
 
         Raises:
-          SessionError: a weight is unknown, has another shape, or is complex or not finite. Nothing
-            is changed.
+          SessionError: a weight is unknown, has another shape, or is complex or not finite. No
+            weight is changed.
         """
         state, problems = self.program.state(), []
         for name, value in flatten(theta, path).items():
@@ -284,9 +285,10 @@ class Session:
             if key not in state:
                 problems.append(f"unknown {name}")
             elif not (tf.as_dtype(array.dtype).is_floating or array.dtype.kind in "biu"):
-                problems.append(f"{name} has the dtype {array.dtype}, want {state[key].dtype}")
+                problems.append(f"{name} has the dtype {array.dtype}, expected {state[key].dtype}")
             elif array.shape != state[key].shape:
-                problems.append(f"{name} is {list(array.shape)}, want {list(state[key].shape)}")
+                shape = list(state[key].shape)
+                problems.append(f"{name} has the shape {list(array.shape)}, expected {shape}")
             else:
                 state[key] = array.astype(state[key].dtype)
                 if not np.isfinite(state[key].astype(np.float64)).all():
@@ -301,16 +303,16 @@ class Session:
     def save(self, logdir: str) -> str:
         """Writes the folder of a run with a checkpoint of this step; returns the checkpoint's path.
 
-        It has the Params, the checkpoint with the state of the optimizer, and the tokenizers that
-        were learned, so every command, `load_task` and `load_weights` read it like a run of
-        `tekso-trainer`, in any process that can import the classes of the Params. To resume the
-        training, the experiment has to be registered.
+        The folder has the Params, the checkpoint with the optimizer state, and learned tokenizers.
+        All commands, `load_task` and `load_weights` can read it like a run of `tekso-trainer`, in
+        any process that can import the classes of the Params. To resume training with
+        `tekso-trainer`, the experiment must be registered.
 
         Args:
           logdir: a new folder, or one that this session has saved to.
 
         Raises:
-          SessionError: the folder holds another run.
+          SessionError: the folder contains another run.
           LogdirError: a process trains in the folder, or it cannot be made.
           CheckpointError: the checkpoint cannot be written.
         """
@@ -321,12 +323,12 @@ class Session:
         holds_run = place.model() is not None and key not in self._saved
         if holds_run or not saved.issuperset(checkpoints.steps()):
             raise SessionError(
-                f"{place.path} holds a run that this session did not save: give a new folder"
+                f"{place.path} contains a run that this session did not save: give a new folder"
             )
         model = registry.key_of(self._kind)
         place.claim(model)
         try:
-            self._saved[key] = saved | {self.step}  # what fails below can be tried again
+            self._saved[key] = saved | {self.step}  # so that a failed save can be repeated
             files.copy_folder(self._assets.name, place.assets)
             place.write_params(model, self.tree, self._kind().tree())
             checkpoints.prepare()
@@ -338,22 +340,22 @@ class Session:
             place.release()
         if unreadable := _UNREADABLE.findall(description.params):
             logging.warning(
-                "%s names classes that other programs cannot import: %s. load_task works where "
-                "they are defined; for commands, define them in a module",
+                "%s names classes that other programs cannot import: %s. load_task works in a "
+                "process that defines them; for commands, define them in a module",
                 place.path,
                 ", ".join(sorted(set(unreadable))),
             )
         return checkpoints.path(self.step)
 
     def _check_batch(self, batch: Batch) -> None:
-        """Raises a SessionError if a batch is not like those of the input."""
+        """Raises a SessionError if a batch has other names, dtypes or ranks than the input."""
         wanted = self._signature
         problems = [f"{name!r} is missing" for name in wanted if name not in batch]
         problems += [f"{name!r} is unknown" for name in batch if name not in wanted]
         for name in wanted.keys() & batch.keys():
             dtype = np.dtype(wanted[name][1])
             if (found := _dtype(batch[name])) != dtype:
-                problems.append(f"{name!r} is {found}, want {dtype}")
+                problems.append(f"{name!r} is {found}, expected {dtype}")
         _refuse([*problems, *self._problems_of_shapes(batch)])
 
     def _problems_of_shapes(self, batch: Batch) -> list[str]:
@@ -362,7 +364,7 @@ class Session:
             shape = list(value.shape)
             if name in self._signature and len(shape) != len(self._signature[name][0]):
                 rank = len(self._signature[name][0])
-                problems.append(f"{name!r} has shape {shape}, want {rank} dims")
+                problems.append(f"{name!r} has shape {shape}, expected {rank} dims")
             if shape:
                 sizes[name] = shape[0]
         if len(set(sizes.values())) > 1:
@@ -371,7 +373,7 @@ class Session:
 
     @contextlib.contextmanager
     def _explaining(self, batch: Batch) -> Iterator[None]:
-        """Makes an error of a block a SessionError, if shapes differ from those of the input."""
+        """Converts an error of the block to a SessionError if shapes differ from the input."""
         try:
             yield
         except (ValueError, tf.errors.InvalidArgumentError) as error:
@@ -381,7 +383,7 @@ class Session:
                 raise
             reason = str(error).partition("\n")[0]
             raise SessionError(
-                f"the task cannot compute a batch of shapes {shapes}; those of the input have "
+                f"the task cannot compute a batch of shapes {shapes}; batches of the input have "
                 f"{wanted}: {reason}"
             ) from error
 
@@ -410,7 +412,7 @@ def _uninterrupted() -> Iterator[None]:
 
 
 def _dtype(value: Any) -> np.dtype[Any]:
-    """Returns the dtype of an array or a tensor, as NumPy's."""
+    """Returns the dtype of an array or a tensor, as a NumPy dtype."""
     found: np.dtype[Any] = tf.as_dtype(value.dtype).as_numpy_dtype
     return np.dtype(found)
 

@@ -1,4 +1,4 @@
-"""A layout as text: the mesh, what the rules do, what a device holds, what it exchanges."""
+"""Shows a layout as text: the mesh, the effect of the rules, the shards, the collectives."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from tekso.framework.planning.collectives import StepCollectives
 from tekso.framework.planning.sharding import ShardedWeight, Sharding
 from tekso.framework.run.report.lines import WIDTH, size
 
-HOW_COUNTED = "in the program that DTensor compiles for this mesh, which is not run"
+HOW_COUNTED = "in the program that DTensor compiles for this mesh, without running it"
 
 _INDENT = "  "
 _MOST_ROWS = 200
-_INDEX = re.compile(r"(?<=/)\d+(?=/)")  # of a layer, in a path
+_INDEX = re.compile(r"(?<=/)\d+(?=/)")  # index of a layer in a path
 
 
 def sharding_text(model: str, sharding: Sharding, *, width: int = WIDTH) -> str:
-    """Returns all but the collectives."""
+    """Returns the layout as text, without the collectives."""
     layout = sharding.layout
     lines = [model, "", f"mesh {layout.mesh}: {_devices(layout.mesh.size)}, by number"]
     lines += [
         _INDENT + line for line in layout_drawing.draw(layout.mesh, width=width - len(_INDENT))
     ]
     rules = _rules(sharding)
-    lines += ["", "rules" if rules else "no rules: every device holds and computes everything"]
+    lines += ["", "rules" if rules else "no rules: every device stores and computes everything"]
     lines += [_INDENT + line for line in rules]
     for remark in sharding.remarks():
         lines += textwrap.wrap(
@@ -38,11 +38,11 @@ def sharding_text(model: str, sharding: Sharding, *, width: int = WIDTH) -> str:
 
 
 def collectives_text(found: StepCollectives, *, width: int = WIDTH) -> str:
-    """Returns what a step exchanges."""
-    heading = f"what a device exchanges in a training step, counted {HOW_COUNTED}"
+    """Returns the collectives of a training step as text."""
+    heading = f"collectives of a device in a training step, counted {HOW_COUNTED}"
     lines = ["", *textwrap.wrap(heading, width)]
     if not found.collectives:
-        return "\n".join([*lines, f"{_INDENT}nothing"])
+        return "\n".join([*lines, f"{_INDENT}none"])
     rows = [("kind", "axis", "tensors", "bytes")]
     rows += [(c.kind, c.axis, f"{c.count:,}", size(c.bytes)) for c in found.collectives]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -64,16 +64,16 @@ def _rules(sharding: Sharding) -> list[str]:
     for dim, axis in layout.rules.pairs:
         split = sharding.split_by(dim, axis)
         sizes = sorted({w.spec.shape[w.spec.dims.index(dim)] for w in split})
-        parts = ", ".join(f"{n} into {n // layout.mesh.size_of(axis)} a device" for n in sizes)
-        does = f"splits {_weights(len(split))}: {parts}" if split else "splits activations only"
+        parts = ", ".join(f"{n} into {n // layout.mesh.size_of(axis)} per device" for n in sizes)
+        does = f"shards {_weights(len(split))}: {parts}" if split else "shards only activations"
         rows.append((f"{dim}:{axis}", does))
     if layout.weights_axis:
         count = f"{len(sharding.split_further())} of {_weights(len(sharding.weights))}"
-        does = f"splits {count} between steps; gathered for use"
+        does = f"shards {count} between steps; all-gathered for use"
         rows.append((f"weights_axis={layout.weights_axis}", does))
     if layout.slots_axis:
-        does = "splits what the optimizer keeps, and the update"
-        does = does if sharding.slots_are_split_further() else "splits nothing"
+        does = "shards the optimizer slots and the update"
+        does = does if sharding.slots_are_split_further() else "shards nothing"
         rows.append((f"slots_axis={layout.slots_axis}", does))
     longest = max((len(name) for name, _ in rows), default=0)
     return [f"{name:<{longest}}  {does}" for name, does in rows]
@@ -84,7 +84,7 @@ def _weights(count: int) -> str:
 
 
 def _table(weights: Sequence[ShardedWeight], width: int) -> list[str]:
-    """Two lines for each weight; weights of layers that are alike are one row."""
+    """Returns two lines for each weight; weights that differ only in their layer are one row."""
     rows = []
     for alike in _alike(weights):
         first = alike[0]
@@ -93,7 +93,7 @@ def _table(weights: Sequence[ShardedWeight], width: int) -> list[str]:
         held = sum(w.bytes_per_device for w in alike)
         slots = sum(w.optimizer_bytes_per_device for w in alike)
         rows.append((_path(alike), f"{many}{part}", size(held), size(slots), _placed(first)))
-    header = ("weight", "a device holds", "bytes", "optimizer")
+    header = ("weight", "shard of a device", "bytes", "optimizer")
     shown = rows if len(rows) <= _MOST_ROWS else rows[: _MOST_ROWS // 2] + rows[-_MOST_ROWS // 2 :]
     ends = [max(len(row[i]) for row in [header, *shown]) for i in range(4)]
     ends[0] = min(ends[0], width - sum(ends[1:]) - 6)
@@ -114,7 +114,7 @@ def _line(row: Sequence[str], ends: Sequence[int]) -> str:
 
 
 def _placed(weight: ShardedWeight) -> str:
-    """Dims with their sizes, and the axes that split them."""
+    """Returns dims with their sizes, and the axes that shard them."""
     parts = []
     placed = zip(
         weight.spec.dims, weight.spec.shape, weight.layout, weight.used_layout, strict=True
@@ -122,11 +122,11 @@ def _placed(weight: ShardedWeight) -> str:
     for dim, count, axis, used in placed:
         how = f" over {axis}" if axis else ""
         parts.append(f"{dim or '-'}={count}{how}{' between steps' if axis != used else ''}")
-    return ", ".join(parts) or "whole"
+    return ", ".join(parts) or "scalar"
 
 
 def _alike(weights: Sequence[ShardedWeight]) -> list[list[ShardedWeight]]:
-    """Groups of weights that differ only in the number of their layer."""
+    """Returns groups of weights that differ only in the index of their layer."""
     groups: dict[tuple[object, ...], list[ShardedWeight]] = {}
     for w in weights:
         key = (_INDEX.sub("*", w.spec.path), w.spec.dims, w.spec.shape, w.spec.dtype, w.layout)
@@ -135,7 +135,7 @@ def _alike(weights: Sequence[ShardedWeight]) -> list[list[ShardedWeight]]:
 
 
 def _path(alike: Sequence[ShardedWeight]) -> str:
-    """The path of a group: where its paths differ, the numbers as ranges."""
+    """Returns the path of a group, with ranges of layer indices where its paths differ."""
     paths = [w.spec.path.split("/") for w in alike]
     return "/".join(_numbers(part) for part in zip(*paths, strict=True))
 
@@ -156,12 +156,12 @@ def _totals(sharding: Sharding) -> list[str]:
     whole = [w for w in sharding.weights if not any(w.layout)]
     held = sum(w.bytes_per_device for w in whole)
     lines = [
-        f"a device holds {size(sharding.weight_bytes_per_device)} of "
+        f"a device stores {size(sharding.weight_bytes_per_device)} of "
         f"{size(sharding.weight_bytes)} of weights, and "
         f"{size(sharding.optimizer_bytes_per_device)} of {size(sharding.optimizer_bytes)} of the "
         "optimizer"
     ]
     if whole and sharding.layout.mesh.size > 1:
         of = f"{len(whole)} of {_weights(len(sharding.weights))}"
-        lines.append(f"whole on every device: {of}, {size(held)}")
+        lines.append(f"replicated on every device: {of}, {size(held)}")
     return lines

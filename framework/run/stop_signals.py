@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM: the first asks the loop to save and end, the second ends at once."""
+"""SIGINT and SIGTERM: the first signal makes the loop save and stop, the second ends at once."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopSignals:
-    """While it is entered, the first SIGINT or SIGTERM only sets `received`.
+    """Within its `with` block, the first SIGINT or SIGTERM only sets `received`.
 
         with StopSignals() as stop:
             while not stop.received:
                 ...
 
-    Outside the main thread it does nothing: Python handles signals there only.
+    Outside the main thread it does nothing, because Python handles signals only in that thread.
     """
 
     def __init__(self) -> None:
@@ -45,16 +45,16 @@ class StopSignals:
         if self.received is not None:
             os._exit(exit_code(signal.Signals(number)))
         self.received = signal.Signals(number)
-        # Not print(): the signal may have come in the middle of one.
-        text = f"\n{self.received.name}: saving and stopping; once more to stop at once\n"
+        # Not print(): the signal may have interrupted one.
+        text = f"\n{self.received.name}: saving and stopping; repeat to stop at once\n"
         os.write(2, text.encode())
 
 
 class AgreedStop:
-    """The signal by which all processes of a run stop, at the same point.
+    """Makes all processes of a run stop at the same step when one of them receives a signal.
 
     Attributes:
-      received: it, once `poll` has found one.
+      received: the signal, after `poll` has found one.
     """
 
     def __init__(self, signals: StopSignals, group: ProcessGroup) -> None:
@@ -62,7 +62,7 @@ class AgreedStop:
         self.received: signal.Signals | None = None
 
     def poll(self) -> bool:
-        """Whether a process has received a signal; all have to ask."""
+        """Whether any process has received a signal; all processes must call it."""
         if self.received is None:
             numbers = self._group.gather(int(self._signals.received or 0))
             self.received = next((signal.Signals(n) for n in numbers if n), None)
@@ -70,5 +70,5 @@ class AgreedStop:
 
 
 def exit_code(received: signal.Signals) -> int:
-    """Returns the code that a shell gives a process that a signal ended."""
+    """Returns the exit code that a shell reports for a process that a signal ended."""
     return 128 + received

@@ -1,7 +1,7 @@
-"""Connecting to a TPU: told before it begins, and ended if nothing answers.
+"""Limits the time to connect to a TPU.
 
-TensorFlow waits for a TPU without end and inside of C++, where neither an exception nor Ctrl-C
-reaches it. So after a time the process is ended from another thread; nothing is trained yet then.
+TensorFlow waits for a TPU forever, in C++ code that neither an exception nor Ctrl-C can interrupt.
+So another thread ends the process after a time limit; training has not started yet then.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ LIMIT_S = 600.0  # a large pod takes minutes
 
 @contextlib.contextmanager
 def connecting(tpu: str | None, *, limit_s: float = LIMIT_S) -> Iterator[None]:
-    """For the block that connects to a TPU; it ends the process if the block takes too long.
+    """Ends the process if the block, which connects to a TPU, takes too long.
 
     Args:
-      tpu: name or address of the TPU; None: there is nothing to connect to.
-      limit_s: seconds that the block may take.
+      tpu: name or address of the TPU; None: no TPU is used, and there is no limit.
+      limit_s: maximum duration of the block in seconds.
     """
     if tpu is None:
         yield
@@ -32,7 +32,7 @@ def connecting(tpu: str | None, *, limit_s: float = LIMIT_S) -> Iterator[None]:
         print(f"{os.path.basename(sys.argv[0])}: {text}", file=sys.stderr, flush=True)
         os._exit(1)
 
-    print(f"connecting to TPU {tpu!r}, for {limit_s:.0f} s at most …", file=sys.stderr, flush=True)
+    print(f"connecting to TPU {tpu!r}, at most {limit_s:.0f} s …", file=sys.stderr, flush=True)
     timer = threading.Timer(limit_s, give_up)
     timer.daemon = True
     timer.start()

@@ -1,10 +1,10 @@
-"""The training loop: steps, evaluations, checkpoints when they are due, from where it was left off.
+"""The training loop: restores a checkpoint, then runs steps, evaluations and saves checkpoints.
 
     restore ─► step ─► report ─► evaluate ─► save ─► step … ─► evaluate ─► save ─► done
                                  └── when due ──┘
 
-An evaluation is reported before the checkpoint of the same step is saved, so whatever a checkpoint
-covers is in the log; what goes beyond it is taken back when a run goes on from there.
+An evaluation is reported before the checkpoint of its step is saved, so the log contains everything
+that a checkpoint covers. When a run resumes from a checkpoint, later reports are removed.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from tekso.framework.run.report.report import Report
 from tekso.framework.run.stop_signals import AgreedStop, StopSignals
 from tekso.framework.task import Scored, Task
 
-_WARM_UP_STEPS = 5  # of a process: the first are traced and compiled
+_WARM_UP_STEPS = 5  # of a process: the first steps are traced and compiled
 
 Batch = Mapping[str, np.ndarray]
 Batches = Callable[[int], Iterator[Batch]]
-"""Returns the batches from a step on."""
+"""Returns an iterator over the batches, starting at a step."""
 Score = Callable[[str, bool, Stopped], Scored | None]
 """Decodes an evaluation input: `score(name, is_last, stopped)`; see `Task.score`."""
 Evaluations = dict[str, dict[str, float]]
@@ -46,10 +46,10 @@ Evaluations = dict[str, dict[str, float]]
 
 @dataclasses.dataclass(frozen=True)
 class Timetable:
-    """When a run does what; 0 for an interval means at the end only.
+    """The intervals of reports, evaluations and checkpoints; 0 means only at the end.
 
     Attributes:
-      steps: of the whole run.
+      steps: number of steps of the whole run.
       log_every: steps between two reports.
       eval_every: steps between two evaluations.
       checkpoint_every: steps between two checkpoints.
@@ -61,7 +61,7 @@ class Timetable:
     checkpoint_every: int
 
     def logs(self, step: int) -> bool:
-        """Whether a step is reported: the first, the last and every so many."""
+        """Whether a step is reported: the first, the last, and every `log_every` steps."""
         return step in (1, self.steps) or step % self.log_every == 0
 
     def evaluates(self, step: int) -> bool:
@@ -79,13 +79,13 @@ class Timetable:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What a loop came to.
+    """The result of a training loop.
 
     Attributes:
       step: steps done.
       first_step: steps that were done before.
-      evaluations: {evaluation: figures} at `step`.
-      stopped_by: the signal that ended it early; None if all steps are done.
+      evaluations: figures at `step`, {evaluation: figures}.
+      stopped_by: the signal that stopped the loop early; None if all steps are done.
     """
 
     step: int
@@ -98,19 +98,18 @@ class TrainingLoop:
     """Trains a program: `loop.run(loop.restore(checkpoint))`.
 
     Args:
-      program: of the execution, neither initialised nor restored.
-      task: checks batches, counts what they hold and summarises figures.
-      learner: checks the figures of a step for trouble.
-      batches: of the training input.
+      program: program of the execution, neither initialised nor restored.
+      task: checks batches, counts their units and summarises figures.
+      learner: checks the figures of a step for errors such as non-finite values.
+      batches: batches of the training input.
       eval_batches: {evaluation: batches of one pass}.
-      timetable: when to do what.
-      checkpoints: where the state is kept.
-      description: of checkpoints; step, metrics and position are filled in.
-      report: takes what there is to tell.
-      group: the processes that run this loop side by side.
+      timetable: intervals of reports, evaluations and checkpoints.
+      checkpoints: saves the state.
+      description: description of checkpoints; step, metrics and position are filled in.
+      report: reports steps and evaluations.
+      group: the processes that run this loop together.
       score: decodes an evaluation input after its pass.
-      show_step: shows what the devices did in a step; called once, after a step that is as fast as
-        those that follow.
+      show_step: shows the timeline of the devices in a step; called once, after the warm-up steps.
     """
 
     def __init__(
@@ -139,7 +138,7 @@ class TrainingLoop:
         self._shapes: set[frozenset[Any]] = set()  # of batches for which the step is compiled
 
     def restore(self, checkpoint: Checkpoint | None) -> int:
-        """Takes the state from a checkpoint, or draws the first one; returns the steps done.
+        """Restores the state from a checkpoint, or initializes it; returns the steps done.
 
         Raises:
           CheckpointError: the checkpoint does not fit the program.
@@ -154,11 +153,11 @@ class TrainingLoop:
         return step
 
     def run(self, first_step: int) -> Outcome:
-        """Trains from a restored step to the last one, or to a signal.
+        """Trains from a restored step to the last step, or until a signal.
 
         Raises:
           CheckpointError: a checkpoint cannot be written.
-          ValueError: the task refuses a batch, or the training input ends.
+          ValueError: the task rejects a batch, or the training input ends.
           NonFiniteStepsError: too many steps in a row were not finite.
         """
         step = first_step
@@ -196,19 +195,19 @@ class TrainingLoop:
         return Outcome(step, first_step, evaluations, stop.received)
 
     def _catch_up(self, step: int, stop: AgreedStop) -> Evaluations:
-        """Does the evaluations of the first step that an earlier process did not get to."""
+        """Runs evaluations of the restored step that an earlier process did not finish."""
         if not self._timetable.evaluates(step):
             return {}
         done = self._group.from_first(self._report.evaluated(step))
         return self._evaluate_if_due(step, stop, done=done)
 
     def _check(self, metrics: Mapping[str, Any]) -> None:
-        """Stops a run that goes wrong; one step late, so that no step waits for the host."""
+        """Raises an error for bad figures of a step; one step late, so that no step waits."""
         if metrics:
             self._learner.check(metrics)
 
     def _train_step(self, batch: Batch, step: int) -> Mapping[str, Any]:
-        """Does a step. The first with batches of new shapes is compiled, so it is not timed."""
+        """Runs a step; does not time the first step of a new batch shape, which is compiled."""
         metrics: Mapping[str, Any]
         shapes = frozenset((name, array.shape) for name, array in batch.items())
         if shapes in self._shapes:
@@ -250,7 +249,7 @@ class TrainingLoop:
     def _evaluate_if_due(
         self, step: int, stop: AgreedStop, *, done: Evaluations | None = None
     ) -> Evaluations:
-        """Returns the figures of all evaluations; nothing if none is due or a signal came."""
+        """Returns the figures of all evaluations; {} if none is due or a signal was received."""
         done = dict(done or {})
         left = {n: b for n, b in self._eval_batches.items() if n not in done}
         if not self._timetable.evaluates(step) or not left:
@@ -299,17 +298,17 @@ class TrainingLoop:
 
 
 def restore(program: ExecutionProgram, checkpoint: Checkpoint) -> None:
-    """Gives a program the state of a checkpoint.
+    """Restores the state of a program from a checkpoint.
 
     Raises:
-      CheckpointError: it does not fit the program; names the tensors.
+      CheckpointError: the checkpoint does not fit the program; names the tensors.
     """
     try:
         program.restore(checkpoint.read, checkpoint.keys)
     except ValueError as error:
         raise CheckpointError(
-            f"{checkpoint.path} cannot be restored: {error}. Take back what was changed since it "
-            "was saved, or train in another --logdir"
+            f"{checkpoint.path} cannot be restored: {error}. Undo the changes since it was saved, "
+            "or train in another --logdir"
         ) from error
 
 

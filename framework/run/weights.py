@@ -1,10 +1,10 @@
-"""Weights of a run, for its task or for any layer: what a notebook loads.
+"""Loads the weights of a run, for its task or for any layer, for example in a notebook.
 
     task = load_task("runs/ende")
     theta = load_weights(task, "runs/ende")
     theta = load_weights(task.model.encoder, "runs/ende/checkpoints/step_00002000")
 
-The layer takes them as `layer.fprop(theta, x, ctx)`. Every execution writes the same checkpoints.
+Pass them to the layer: `layer.fprop(theta, x, ctx)`. All executions write the same checkpoints.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from tekso.framework.run.opened import open_run
 from tekso.framework.theta import SEPARATOR, Theta
 
 Use = Literal["evaluation", "training"]
-"""Which weights: those that evaluation and decoding use, which are the moving averages where the
-learner keeps them, or those that training continues from."""
+"""Which weights to load: "evaluation": the weights that evaluation and decoding use, which are
+moving averages if the learner keeps them; "training": the weights that training continues from."""
 
-_MOST_PROBLEMS = 8  # in a message
+_MOST_PROBLEMS = 8  # maximum number in a message
 
 
 def load_task(run: str) -> Any:
@@ -37,8 +37,8 @@ def load_task(run: str) -> Any:
 
     Raises:
       CheckpointError: there is no good checkpoint, or its Params cannot be read.
-      ValueError: an earlier version wrote the checkpoint, and the task needs something that only
-        the data can tell.
+      ValueError: an earlier version wrote the checkpoint, and the task needs a size that only the
+        data determines.
     """
     return open_run(run).task()
 
@@ -54,21 +54,20 @@ def load_weights(
     """Returns the weights of a layer from a checkpoint.
 
     Args:
-      layer: a task, or any layer of it, or a layer of its own.
-      run: a run's folder, of which the newest good checkpoint is read, or the folder of a
-        checkpoint.
-      use: "evaluation": moving averages where the run keeps them; "training": the weights.
-      prefix: path of the layer in the checkpoint, "model/encoder"; None: `layer.path`.
-      index: of a layer in a repeated stack, which of its repetitions; one number for every stack
-        that the layer is in.
+      layer: a task, a layer of a task, or a separate layer.
+      run: the folder of a run, whose newest good checkpoint is read, or the folder of a checkpoint.
+      use: "evaluation": moving averages if the run keeps them; "training": the weights.
+      prefix: path of the layer in the checkpoint, such as "model/encoder"; None: `layer.path`.
+      index: which repetition to load of a layer in a repeated stack; one number for every stack
+        that contains the layer.
 
     Shapes:
-      returns: those of `layer.specs()`, in their dtypes
+      returns: the shapes of `layer.specs()`, in their dtypes
 
     Raises:
       CheckpointError: there is no good checkpoint; or weights are missing, are unknown to the
-        layer, or have other shapes. Names their paths.
-      ValueError: `use` or `index` is wrong.
+        layer, or have other shapes. The text names their paths.
+      ValueError: `use` or `index` is invalid.
     """
     flat = weights_of(layer, open_run(run).checkpoint, use=use, prefix=prefix, index=index)
     return layer.theta(flat)
@@ -92,7 +91,7 @@ def weights_of(
         value = read_weight(_join(prefix, path), checkpoint.read, checkpoint.keys, use)
         if any(not -size <= row < size for row, size in zip(rows, value.shape, strict=False)):
             raise ValueError(
-                f"index is {index}, and {_join(prefix, path)} is repeated "
+                f"index is {index}, but {_join(prefix, path)} is repeated "
                 f"{' x '.join(map(str, value.shape[: len(rows)]))} times: count from 0"
             )
         flat[path] = tf.cast(tf.constant(value[rows]), spec.dtype)
@@ -100,9 +99,9 @@ def weights_of(
 
 
 def check_use(use: str) -> None:
-    """Raises a ValueError if `use` is no `Use`."""
+    """Raises a ValueError if `use` is not a `Use`."""
     if use not in ("evaluation", "training"):
-        raise ValueError(f"use is {use!r}, and has to be 'evaluation' or 'training'")
+        raise ValueError(f"use is {use!r}, but must be 'evaluation' or 'training'")
 
 
 def read_weight(
@@ -111,10 +110,10 @@ def read_weight(
     """Returns a weight of a state, or its moving average.
 
     Args:
-      path: of the weight.
+      path: path of the weight.
       read: returns the whole array of a key.
-      keys: of the state.
-      use: which of the two.
+      keys: keys of the state.
+      use: "training": the weight; "evaluation": its moving average, if there is one.
     """
     average = f"{LEARNER}{path}{SEPARATOR}{EMA}"
     if use == "evaluation" and average in keys:
@@ -125,29 +124,30 @@ def read_weight(
 
 
 def _rows(layer: Layer, index: int | Sequence[int] | None) -> tuple[int, ...]:
-    """Returns which repetition of every stack that a layer is in, the outermost first."""
+    """Returns the repetition of each stack that contains a layer, the outermost stack first."""
     sizes = layer.stack_sizes()
     if index is None:
         if sizes:
             raise ValueError(
-                f"{layer.path} is a repeated layer, of which one is loaded at a time: index says "
-                f"which, {' and '.join(f'from 0 to {size - 1}' for size in sizes)}. To load all, "
-                "load the layer that has the stack"
+                f"{layer.path} is a repeated layer, and only one repetition can be loaded at a "
+                "time: set index to its number, "
+                f"{' and '.join(f'from 0 to {size - 1}' for size in sizes)}. To load all, load "
+                "the layer that contains the stack"
             )
         return ()
     rows = tuple(index) if isinstance(index, Sequence) else (index,)
     if any(isinstance(row, bool) or not isinstance(row, int | np.integer) for row in rows):
-        raise ValueError(f"index is {index!r}, and has to be an integer, or one for each stack")
+        raise ValueError(f"index is {index!r}, but must be an integer, or one for each stack")
     if sizes and len(rows) != len(sizes):
-        raise ValueError(f"index is {index}, and {layer.path} is in {len(sizes)} repeated stacks")
+        raise ValueError(f"index is {index}, but {layer.path} is in {len(sizes)} repeated stacks")
     return rows
 
 
 def _check(checkpoint: Checkpoint, layer: Layer, prefix: str, num_rows: int) -> None:
-    """Checks that a checkpoint has the weights of a layer, and no others below its path.
+    """Checks that a checkpoint has exactly the weights of a layer below its path.
 
     Raises:
-      CheckpointError: it does not; names the paths.
+      CheckpointError: weights differ; the text names their paths.
     """
     specs, problems = layer.specs(), []
     for path, spec in specs.items():
@@ -156,7 +156,7 @@ def _check(checkpoint: Checkpoint, layer: Layer, prefix: str, num_rows: int) -> 
             problems.append(f"missing {_join(prefix, path)}")
         elif checkpoint.shape(key)[num_rows:] != spec.shape:
             problems.append(
-                f"{_join(prefix, path)} is {list(checkpoint.shape(key))}, and the layer's is "
+                f"{_join(prefix, path)} has the shape {list(checkpoint.shape(key))}, in the layer "
                 f"{['…'] * num_rows + list(spec.shape)}".replace("'…'", "…")
             )
     below = WEIGHTS + (prefix + SEPARATOR if prefix else "")
@@ -173,7 +173,7 @@ def _check(checkpoint: Checkpoint, layer: Layer, prefix: str, num_rows: int) -> 
 
 
 def _hint(checkpoint: Checkpoint, paths: Any, prefix: str) -> str:
-    """Returns where the checkpoint has weights of these paths, to be given as prefix."""
+    """Returns the prefixes at which the checkpoint has weights of these paths, as a hint."""
     first = next(iter(paths), None)
     if first is None:
         return ""

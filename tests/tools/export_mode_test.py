@@ -188,7 +188,7 @@ def test_what_cannot_be_exported_is_told_in_a_line(
     monkeypatch.chdir(trained)
     for words, code, message in (
         (["--output=out"], 2, "out exists: give another --output"),
-        (["--output=new", "--export_lengths=4,30"], 1, "want ascending ones from 1 to 20"),
+        (["--output=new", "--export_lengths=4,30"], 1, "expected ascending lengths from 1 to 20"),
         (["--output=new", "--export_lengths=4,long"], 2, "'long' is no length"),
         (["--output=new", "--litert=int4"], 2, "there is no 'int4'; want float32 or int8"),
         (["--output=new", "--checkpoint=3"], 1, "there is no checkpoint"),

@@ -32,7 +32,7 @@ def test_text_shows_stages_devices_and_the_schedule(capsys: pytest.CaptureFixtur
     assert lines[0] == "lm.python_source.TinyPipeline"
     assert lines[2].startswith("4 stages on 4 devices in a row; 16 examples in 8 micro-batches of")
     assert "  model/embedding … model/stack/layers/0 (2)" in lines
-    assert "together 853,120 weights" in text
+    assert "total: 853,120 weights" in text
     assert re.search(r"^ +1 +3\.1 MB +3 +\d\.\d MB$", text, re.MULTILINE)  # 4 numbers a weight
     assert re.search(r"^device 3 │.*│ holds 1$", text, re.MULTILINE)
     assert all(len(line) <= 80 for line in lines)
@@ -87,7 +87,7 @@ def test_picture_is_written_where_output_says(
         (["--set=execution.schedule=1f1"], "zero_bubble_h1, or the Params of a custom"),
         (["--set=execution.num_stages=0"], "execution.num_stages is 0, but must be at least 1"),
         (["--set=execution.rematerialize=some"], "execution.rematerialize"),
-        (["--execution=data_parallel"], "is DataParallel, which has no stages: give one, as in"),
+        (["--execution=data_parallel"], "is DataParallel, which has no stages: set one, as in"),
     ],
 )
 def test_what_does_not_fit_is_told_without_a_traceback(
@@ -106,7 +106,7 @@ def test_flags_of_another_mode_are_refused(capsys: pytest.CaptureFixture[str]) -
     assert "--output goes with --mode=inspect_pipeline" in capsys.readouterr().err
     assert trainer.main([*trace, "--execution=data_parallel"]) == 1
     error = capsys.readouterr().err
-    assert "--trace_pipeline is for pipelines, and the execution of this experiment is" in error
+    assert "--trace_pipeline requires a pipeline, but the execution of this experiment is" in error
 
 
 # --- a training ---

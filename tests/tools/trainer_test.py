@@ -259,8 +259,8 @@ def test_kill_9_and_the_same_command_give_the_same_run_to_the_last_bit(
         data.write_bytes(data.read_bytes()[:-7])
     again = run(package, LINE, f"--logdir={tmp_path}", *DETERMINISTIC)
     assert again.returncode == 0, again.stderr
-    assert "going on from" in again.stdout
-    assert ("passed over the damaged checkpoint" in again.stdout) == torn
+    assert "resuming from" in again.stdout
+    assert ("skipped the damaged checkpoint" in again.stdout) == torn
     assert losses(tmp_path) == losses(whole[0])
     assert losses(tmp_path, "dev") == losses(whole[0], "dev")
 
@@ -299,7 +299,7 @@ def test_a_logdir_of_another_experiment_is_refused(
 ) -> None:
     assert main("--model=lines.experiments.Other", f"--logdir={whole[0]}") == 1
     error = capsys.readouterr().err
-    assert "logdir of lines.experiments.Line, and the model is lines.experiments.Other" in error
+    assert "logdir of lines.experiments.Line, but the model is lines.experiments.Other" in error
     assert len(error.splitlines()) == 1
 
 
@@ -310,7 +310,7 @@ def test_another_shape_of_weights_is_an_error_that_names_them_and_what_changed(
     done = run(package, LINE, f"--logdir={whole[0]}", "--set=task.dim=5", "--set=*.dim=5")
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert "weights/w is [3], must be [5]" in done.stderr
-    assert "Take back what was changed since it was saved, or train in another" in done.stderr
+    assert "Undo the changes since it was saved, or train in another" in done.stderr
     assert "changed since then: task.dim : 3 -> 5  # --set" in done.stdout
     assert (whole[0] / "params.txt").read_bytes() == before
 
@@ -348,7 +348,8 @@ def test_a_full_disk_is_an_error_that_says_what_is_needed(package: Path, tmp_pat
     done = processes.run(["-c", FULL_DISK, *flags], cwd=package, timeout=120)
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert re.search(
-        r"no room for the checkpoint .*step_0000\d+: it needs 6\d,\d+ bytes", done.stderr
+        r"not enough disk space for the checkpoint .*step_0000\d+: it needs 6\d,\d+ bytes",
+        done.stderr,
     )
     assert not list((tmp_path / "checkpoints").iterdir())
 
@@ -470,7 +471,7 @@ def test_evaluating_without_a_checkpoint_says_what_to_do(
     assert main(LINE, f"--logdir={tmp_path}", "--mode=eval") == 1
     assert "there is no checkpoint in" in capsys.readouterr().err
     assert main(f"--logdir={tmp_path}") == 1
-    assert "give the experiment by --model" in capsys.readouterr().err
+    assert "name the experiment with --model" in capsys.readouterr().err
 
 
 # --- what is shown ---
@@ -596,7 +597,7 @@ def test_inspect_sharding_prints_lines_that_fit(package: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert all(len(line) <= 100 for line in done.stdout.splitlines())
     assert "rows ↓ │ columns →  0  1  2" in done.stdout
-    assert "embed:columns  splits 1 weight: 3 into 1 a device" in done.stdout
+    assert "embed:columns  shards 1 weight: 3 into 1 per device" in done.stdout
     assert re.search(r"^w +1 +4 B +8 B$", done.stdout, re.MULTILINE)
     assert re.search(r"^  all-reduce +rows +3 ", done.stdout, re.MULTILINE)
     wrong = inspect_sharding(package, *flags, "--set=execution.rules=batch:rows;embedd:columns")
@@ -611,7 +612,7 @@ def test_inspect_sharding_without_a_mesh_says_how_to_give_one(
 ) -> None:
     assert main(LINE, "--mode=inspect_sharding") == 1
     message = capsys.readouterr().err
-    assert "DataParallel, which lays nothing over a mesh" in message
+    assert "DataParallel, which does not use a mesh" in message
     assert "--execution=mesh_sharded --set execution.mesh=" in message
 
 

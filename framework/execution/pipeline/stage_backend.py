@@ -95,7 +95,7 @@ class StageBackend(abc.ABC):
 
     @abc.abstractmethod
     def call(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Calls a compiled function; returns its result."""
+        """Calls a compiled function; returns its result when it is computed."""
 
     @abc.abstractmethod
     def trace(self, function: Callable[..., Any], *args: Any) -> None:

@@ -1,4 +1,4 @@
-"""Shards every stage of a pipeline over a mesh of its own, and rejects unsupported Params."""
+"""Shards every stage of a pipeline over its own mesh, and rejects unsupported Params."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What a run tells: lines on a console, curves, TensorBoard events, and a summary at its end."""
+"""Reporting of a run: console lines, curves, TensorBoard events, and a summary at the end."""

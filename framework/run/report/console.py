@@ -1,4 +1,4 @@
-"""Where lines for people go: plain to files and pipes, with a live progress bar on a terminal."""
+"""Console output: plain lines for files and pipes, a live progress bar on a terminal."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ _COLOURS = {"plain": "", "evaluation": "cyan", "good": "green", "warning": "yell
 
 
 class Console(Protocol):
-    """Takes lines, and how far training is."""
+    """Shows lines, and the progress of training."""
 
     @property
     def width(self) -> int:
-        """Columns that a line may have."""
+        """Maximum number of columns of a line."""
         ...
 
     def line(self, text: str, style: Style = "plain") -> None:
-        """Shows a line that stays."""
+        """Shows a permanent line."""
         ...
 
     def progress(self, done: int, total: int, doing: str = "") -> None:
-        """Shows how far training is and what it is doing, where that can be shown."""
+        """Shows the progress of training and the current activity, if the console can."""
         ...
 
     def close(self) -> None:
-        """Ends what moves; lines can still be written."""
+        """Removes the progress bar; lines can still be written."""
         ...
 
 
 def console_for(stream: TextIO | None = None) -> Console:
-    """Returns the console for a stream (stdout): a live one if it is a terminal."""
+    """Returns the console for a stream (default: stdout); a live console for a terminal."""
     stream = stream or sys.stdout
     if stream.isatty() and os.environ.get("TERM", "dumb") != "dumb":
         return LiveConsole(stream)
@@ -43,18 +43,18 @@ def console_for(stream: TextIO | None = None) -> Console:
 
 
 class PlainConsole:
-    """Lines and nothing else: no colours, nothing that moves."""
+    """Writes lines only, without colours and without a progress bar."""
 
     def __init__(self, stream: TextIO, width: int = WIDTH) -> None:
         self._stream, self._width = stream, width
 
     @property
     def width(self) -> int:
-        """Columns that a line may have."""
+        """Maximum number of columns of a line."""
         return self._width
 
     def line(self, text: str, style: Style = "plain") -> None:
-        """Writes the line; warnings are marked by a word."""
+        """Writes the line; a warning begins with "warning: "."""
         prefix = "warning: " if style == "warning" else ""
         self._stream.write(f"{prefix}{text}\n")
         self._stream.flush()
@@ -67,7 +67,7 @@ class PlainConsole:
 
 
 class LiveConsole:
-    """Lines in colour above a progress bar that stays at the bottom."""
+    """Writes coloured lines above a progress bar at the bottom."""
 
     def __init__(self, stream: TextIO) -> None:
         from rich.console import Console as RichConsole
@@ -78,7 +78,7 @@ class LiveConsole:
 
     @property
     def width(self) -> int:
-        """Columns of the terminal now."""
+        """Current number of columns of the terminal, at most 120."""
         return min(shutil.get_terminal_size((WIDTH, 24)).columns, 120)
 
     def line(self, text: str, style: Style = "plain") -> None:
@@ -87,7 +87,7 @@ class LiveConsole:
         self._rich.print(f"{prefix}{text}", style=_COLOURS[style], markup=False)
 
     def progress(self, done: int, total: int, doing: str = "") -> None:
-        """Moves the bar."""
+        """Updates the progress bar."""
         if self._bar is None:
             self._start(done, total)
         self._bar.update(self._task, completed=done, total=total, description=doing or "training")
@@ -112,7 +112,7 @@ class LiveConsole:
         self._bar.start()
 
     def close(self) -> None:
-        """Takes the bar away; lines can still be written."""
+        """Removes the progress bar; lines can still be written."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None

@@ -1,4 +1,4 @@
-"""curves.png: the curves of a run, drawn from its records."""
+"""Draws curves.png, the curves of a run, from the records of its metrics."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LABELS = {
 _MAX_POINTS = 2000
 _SMOOTHED_POINTS = 20
 _HEADROOM = 0.05
-_CUT_OFF = 0.05  # share of the largest training losses that the picture need not show
+_CUT_OFF = 0.05  # share of the largest training losses that may be cut off
 
 
 def draw(
@@ -29,12 +29,12 @@ def draw(
     title: str,
     references: Mapping[str, float] | None = None,
 ) -> bytes | None:
-    """Returns a PNG of the curves, None if there is nothing to draw.
+    """Returns a PNG of the curves, or None if there is nothing to draw.
 
     Args:
-      records: those of metrics.jsonl.
-      title: over the picture.
-      references: {name: bits per byte} of what the model is compared with.
+      records: the records of metrics.jsonl.
+      title: title of the picture.
+      references: bits per byte of other methods for comparison, {name: bits per byte}.
     """
     curves = _curves(records)
     panels = [name for name in _PANELS if name in curves]
@@ -66,7 +66,7 @@ Curve = list[tuple[int, float]]
 
 
 def _curves(records: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Curve]]:
-    """{metric: {split: [(step, value)]}} of all finite values."""
+    """Returns all finite values as {metric: {split: [(step, value)]}}."""
     curves: dict[str, dict[str, Curve]] = {}
     for record in records:
         for name in (*_PANELS, "perplexity"):
@@ -109,7 +109,7 @@ def _draw_quality(
 
 
 def smoothed(values: Sequence[float]) -> list[float]:
-    """Returns the mean of each value and its neighbours; as they are if they are few."""
+    """Returns the mean of each value and its neighbours; returns few values unchanged."""
     reach = min(len(values) // 40, _SMOOTHED_POINTS)
     sums = [0.0]
     for value in values:

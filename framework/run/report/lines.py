@@ -1,13 +1,12 @@
-"""How figures read on a terminal: one line a logged step or evaluation, never wider than asked.
+"""Formats figures for a terminal: one line per logged step or evaluation, of limited width.
 
     step 1200/2000  loss 1.4567  2.102 bits/byte  grad 0.53  lr 3.0e-3  13.1k tok/s  1m45s left
 
-and with less room
+and with a smaller width
 
     step 1200/2000 loss 1.4567 2.102 bpb grad 0.53 lr 3.0e-3 13.1k/s wait  0%  1m45s
 
-The figures of a step stand below those of the step before, whatever they are. Functions of numbers
-only.
+The figures of all steps are aligned in columns. The functions depend only on their arguments.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import math
 import textwrap
 from collections.abc import Mapping, Sequence
 
-WIDTH = 80  # columns, where the output is no terminal
+WIDTH = 80  # columns, if the output is not a terminal
 
 _SCORES = {"bleu": "BLEU", "chrf": "chrF"}
 _SHORT_UNITS = {"tokens": "tok", "examples": "ex"}
@@ -37,15 +36,16 @@ def train_line(
 
     Args:
       step: steps done.
-      steps: of the whole run.
-      values: "loss" and what else the step reports.
-      speed: units a second; None if unknown.
-      unit: what is counted: "tokens", "examples".
+      steps: number of steps of the whole run.
+      values: "loss" and the other figures of the step.
+      speed: units per second; None if unknown.
+      unit: the unit that is counted: "tokens", "examples".
       wait_share: share of the time in which the step waited for input; None if unknown.
-      seconds_left: to the end of training; None if unknown.
-      width: columns; words are shortened, and what matters least is left out, until it fits.
+      seconds_left: seconds to the end of training; None if unknown.
+      width: maximum number of columns; words are shortened, and the least important figures are
+        omitted, until the line fits.
     """
-    # (importance, text, short text): the least important go first where there is no room.
+    # (importance, text, short text): the least important parts are omitted first.
     parts = [
         _part(9, f"step {step:>{len(str(steps))}}/{steps}"),
         _part(9, f"loss {number(values['loss']):>6}"),
@@ -62,7 +62,7 @@ def train_line(
         parts.append(_part(4, f"grad {number(values['gradient_norm'], 2):>4}"))
     if "learning_rate" in values:
         parts.append(_part(3, f"lr {scientific(values['learning_rate']):>6}"))
-    # What is not known keeps its room: the first and the last line are laid out as those between.
+    # Unknown figures are replaced by spaces, so that the first and last lines align with the rest.
     units = f"{magnitude(speed or 0.0):>5}"
     left = f"{duration(seconds_left or 0.0):>6}"
     parts += [
@@ -96,7 +96,7 @@ def eval_line(
 
 
 def quality_of(values: Mapping[str, float]) -> str:
-    """Returns bits per byte, or else the perplexity, or else nothing."""
+    """Returns bits per byte as text; otherwise the perplexity; otherwise ""."""
     if "bits_per_byte" in values:
         return f"{number(values['bits_per_byte'], 3)} bits/byte"
     if "perplexity" in values:
@@ -105,18 +105,18 @@ def quality_of(values: Mapping[str, float]) -> str:
 
 
 def scores_of(values: Mapping[str, float]) -> list[str]:
-    """Returns what is said of decoded text: BLEU and chrF, out of 100."""
+    """Returns the scores of decoded text: BLEU and chrF, from 0 to 100."""
     return [f"{name} {values[key]:.2f}" for key, name in _SCORES.items() if key in values]
 
 
 def others_of(values: Mapping[str, float]) -> list[str]:
-    """Returns the figures that are neither the loss, nor quality, nor scores: "accuracy 0.92"."""
+    """Returns figures other than loss, bits per byte, perplexity and scores: "accuracy 0.92"."""
     shown = ("loss", "bits_per_byte", "perplexity", *_SCORES)
     return [f"{key} {number(value)}" for key, value in values.items() if key not in shown]
 
 
 Part = tuple[float, str, str]
-"""Importance, text, and the text where there is little room."""
+"""Importance, text, and a short text for small widths."""
 
 
 def _part(importance: float, text: str, short: str | None = None) -> Part:
@@ -129,7 +129,7 @@ def _known(value: float | None, part: Part) -> Part:
 
 
 def fit(parts: Sequence[Part], width: int) -> str:
-    """Joins texts by two spaces, or one; or short ones, without the least important ones."""
+    """Joins texts by two spaces; to fit `width`, by one, with short texts, or omitting some."""
     parts = [part for part in parts if part[1]]
     short = [(importance, text, text) for importance, _, text in parts]
     while True:
@@ -143,7 +143,7 @@ def fit(parts: Sequence[Part], width: int) -> str:
 
 
 def wrapped(text: str, width: int = WIDTH) -> list[str]:
-    """Returns a text as lines that fit; the later ones are indented, and no word is broken."""
+    """Returns a text wrapped at `width`; continuation lines are indented, words are not broken."""
     indent = " " * (len(text) - len(text.lstrip()))
     return textwrap.wrap(
         text.lstrip(),
@@ -156,7 +156,7 @@ def wrapped(text: str, width: int = WIDTH) -> list[str]:
 
 
 def number(value: float, digits: int = 4) -> str:
-    """Returns a number with about `digits` digits that count: 12.35, 0.1235, 1.2e+08."""
+    """Returns a number with about `digits` significant digits: 12.35, 0.1235, 1.2e+08."""
     if not math.isfinite(value):
         return str(value)
     if value == 0 or 1e-3 <= abs(value) < 10 ** (digits + 1):
@@ -166,13 +166,13 @@ def number(value: float, digits: int = 4) -> str:
 
 
 def scientific(value: float) -> str:
-    """Returns a number as 3.0e-3: of the same width for all that are not extreme."""
+    """Returns a number as 3.0e-3, with the same width for all exponents of one digit."""
     mantissa, _, exponent = f"{value:.1e}".partition("e")
     return f"{mantissa}e{int(exponent)}" if exponent else mantissa
 
 
 def magnitude(value: float) -> str:
-    """Returns a count with three digits and a letter: 950, 13.1k, 2.05M."""
+    """Returns a count with three significant digits and a letter: 950, 13.1k, 2.05M."""
     for limit, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= limit:
             return f"{value / limit:.3g}{letter}"

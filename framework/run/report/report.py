@@ -1,4 +1,4 @@
-"""Report of a run: every figure to people (a line), to programs (JSON) and to TensorBoard."""
+"""Reports the figures of a run: as console lines, as JSON lines and to TensorBoard."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _CURVES_EVERY_S = 20.0
 
 
 class Report:
-    """Takes what a training run has to tell.
+    """Reports the steps and evaluations of a training run.
 
     Args:
-      logdir: where files are written.
-      console: where lines go.
-      title: of the run: the key of its experiment.
-      steps: of the whole run.
+      logdir: logdir to which files are written.
+      console: shows lines.
+      title: title of the run: the key of its experiment.
+      steps: number of steps of the whole run.
     """
 
     def __init__(
@@ -43,12 +43,12 @@ class Report:
         self._drawn = -_CURVES_EVERY_S
 
     def go_on_from(self, step: int) -> None:
-        """Takes back what an earlier process reported beyond the step that was restored."""
+        """Removes what an earlier process reported after the step that was restored."""
         self._log.keep_until(step)
         self._events.keep_until(step)
 
     def evaluated(self, step: int) -> dict[str, dict[str, float]]:
-        """Returns {evaluation: figures} that were reported at a step."""
+        """Returns the evaluations that were reported at a step, {evaluation: figures}."""
         return {
             record[SPLIT]: {k: v for k, v in record.items() if k not in (SPLIT, STEP)}
             for record in self._log.read()
@@ -58,7 +58,7 @@ class Report:
     def train(
         self, step: int, values: Mapping[str, float], reading: Reading | None, *, unit: str
     ) -> None:
-        """Reports a training step; `reading` is the pace since the report before, if known."""
+        """Reports a training step; `reading` is the pace since the previous report, if known."""
         speed: dict[str, float] = {}
         if reading is not None:
             speed = {f"{unit}_per_second": reading.units_per_s, "wait_share": reading.wait_share}
@@ -78,7 +78,7 @@ class Report:
         self.progress(step)
 
     def compiled(self, step: int, size: str, *, seconds: float) -> None:
-        """Reports the first step with batches of another size, which the step is compiled for."""
+        """Reports the first step with batches of a new size, for which the step was compiled."""
         took = lines.duration(seconds)
         self._console.line(f"step {step} is the first with batches of {size}: {took}", "dim")
 
@@ -93,7 +93,7 @@ class Report:
         self._console.line(line, "evaluation")
 
     def scored(self, name: str, step: int, scored: Scored) -> None:
-        """Keeps what decoding an evaluation input showed: in the logdir and in TensorBoard."""
+        """Writes the decoded outputs of an evaluation input to the logdir and to TensorBoard."""
         for note in scored.notes:
             self._console.line(f"  {note}", "dim")
         try:
@@ -102,9 +102,9 @@ class Report:
                 self._events.append_text(step, name, "decoded", scored.text)
             for title, picture in scored.images.items():
                 self._events.append_image(step, name, title, picture)
-        except OSError as error:  # no sample is worth a run
+        except OSError as error:  # a failed sample must not end a run
             folder = self._logdir.decoded(name)
-            self._console.line(f"{folder} is not written: {error.strerror}", "warning")
+            self._console.line(f"cannot write {folder}: {error.strerror}", "warning")
 
     def _write(self, step: int, split: str, values: Mapping[str, float]) -> None:
         elapsed = time.perf_counter() - self._begin
@@ -112,30 +112,30 @@ class Report:
         self._events.append(step, split, values)
 
     def progress(self, step: int, doing: str = "") -> None:
-        """Shows how far training is, and what it is doing if it is not training."""
+        """Shows the progress of training, and the current activity if it is not training."""
         self._console.progress(step, self._steps, doing)
 
     def draw_curves_if_old(self) -> None:
-        """Draws curves.png anew, unless that was done a moment ago."""
+        """Draws curves.png, unless it was drawn less than 20 seconds ago."""
         if time.perf_counter() - self._drawn >= _CURVES_EVERY_S:
             self.draw_curves()
 
     def draw_curves(self, *, references: Mapping[str, float] | None = None) -> None:
-        """Draws curves.png anew.
+        """Draws curves.png.
 
         Args:
-          references: {name: bits per byte} of what the model is compared with.
+          references: bits per byte of other methods for comparison, {name: bits per byte}.
         """
         picture = curves.draw(self._log.read(), title=self._title, references=references)
         try:
             if picture is not None:
                 files.write_atomically(self._logdir.curves, picture)
-        except OSError as error:  # no picture is worth a run
-            self._console.line(f"{self._logdir.curves} is not drawn: {error.strerror}", "warning")
+        except OSError as error:  # a failed picture must not end a run
+            self._console.line(f"cannot write {self._logdir.curves}: {error.strerror}", "warning")
         self._drawn = time.perf_counter()
 
     def sync(self) -> None:
-        """Waits until what was reported is on the disk, before a checkpoint relies on it."""
+        """Waits until all reported figures are on the disk; to be called before a checkpoint."""
         self._log.sync()
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The end of a run in words: how good it is, where everything lies, and what to type next."""
+"""Summarizes a finished run: its figures, where its files are, and which commands to try next."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def finished(
     evaluations: Mapping[str, Mapping[str, float]],
     references: Mapping[str, Mapping[str, float]],
 ) -> list[str]:
-    """Returns the lines that say how a run ended.
+    """Returns lines with the final figures of a run.
 
     Args:
-      steps: done in all.
-      seconds: of this process.
-      evaluations: {evaluation: figures} at the end.
-      references: {evaluation: {name: bits per byte}} of what they are compared with.
+      steps: total number of steps done.
+      seconds: duration of this process.
+      evaluations: final figures, {evaluation: figures}.
+      references: bits per byte of other methods, {evaluation: {name: bits per byte}}.
     """
     lines = ["", f"done: {steps} steps, {duration(seconds)} in this process"]
     width = max(map(len, evaluations), default=0)
@@ -45,21 +45,21 @@ def finished(
         others = references.get(name, {})
         if others and "bits_per_byte" in values:
             told = ", ".join(f"{other} {value:.4f}" for other, value in others.items())
-            lines.append(f"  {'':<{width}}  bits/byte of the same text by others: {told}")
+            lines.append(f"  {'':<{width}}  bits/byte of other methods on the same text: {told}")
     return lines
 
 
 def places(logdir: Logdir, *, newest: int, best: int | None, width: int = WIDTH) -> list[str]:
-    """Returns the lines that say where everything lies."""
-    best_text = f", the best is of step {best}" if best is not None and best != newest else ""
+    """Returns lines that list the files of a run."""
+    best_text = f", the best at step {best}" if best is not None and best != newest else ""
     rows = [
-        ("checkpoints", f"{logdir.checkpoints}/", f"(the newest is of step {newest}{best_text})"),
+        ("checkpoints", f"{logdir.checkpoints}/", f"(the newest at step {newest}{best_text})"),
         ("figures", logdir.metrics, ""),
         ("curves", logdir.curves, ""),
         *([("samples", logdir.samples, "")] if files.exists(logdir.samples) else []),
         ("parameters", logdir.file("params.txt"), "(changes in params.diff.txt)"),
     ]
-    lines = ["where it lies:"]
+    lines = ["files of this run:"]
     for name, path, remark in rows:
         line = f"  {name:<12} {path}"
         whole = f"{line}  {remark}".rstrip()
@@ -76,12 +76,12 @@ def next_commands(
     decodes: bool = True,
     decoding: str | None = None,
 ) -> list[str]:
-    """Returns the lines that say what to type next; each takes its Params from the logdir.
+    """Returns lines with commands to try next; each command reads its Params from the logdir.
 
     Args:
-      logdir: of the run.
-      steps: done.
-      imports: packages of the user's own that have to be imported.
+      logdir: logdir of the run.
+      steps: steps done.
+      imports: packages of the user that must be imported.
       evaluates: whether there are evaluation inputs.
       decodes: whether the task decodes.
       decoding: a setting to try in decoding, "path=value".
@@ -100,8 +100,8 @@ def next_commands(
 
 
 def stopped(signal_name: str, step: int, steps: int, checkpoint: str) -> list[str]:
-    """Returns the lines that say that a run was stopped early."""
+    """Returns lines for a run that a signal stopped early."""
     return [
         f"stopped by {signal_name} after step {step} of {steps}; saved in {checkpoint}",
-        "the same command goes on from there",
+        "to resume from there, repeat the command",
     ]

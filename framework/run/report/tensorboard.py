@@ -1,7 +1,7 @@
-"""TensorBoard events: a folder a split, so that its curves lie over each other.
+"""TensorBoard events: one folder per split, so that TensorBoard draws the splits in one chart.
 
-A file is a row of records: length (8 bytes), checksum (4), an Event, checksum (4). What lies beyond
-the step that a run goes on from is taken out of the files, so that no reader sees it twice.
+A file is a sequence of records: length (8 bytes), checksum (4), an Event, checksum (4). When a run
+resumes from a step, later events are removed from the files, so that no reader sees a step twice.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from tekso.framework import files
 
 _PATTERN = "events.out.tfevents"
 _LENGTH_BYTES, _CHECKSUM_BYTES = 8, 4
-_PNG_SIZE_AT = 16  # width and height, after the signature and the head of the first chunk
+_PNG_SIZE_AT = 16  # offset of width and height, after the signature and the first chunk's header
 
 
 class TensorBoardEvents:
-    """Writes scalars, texts and pictures below a folder."""
+    """Writes scalars, texts and pictures to files in a folder."""
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
@@ -33,7 +33,7 @@ class TensorBoardEvents:
         self._first_step: int | None = None
 
     def keep_until(self, step: int) -> None:
-        """Removes what earlier processes wrote of later steps; tells a running TensorBoard too."""
+        """Removes events of later steps from the files, and from a running TensorBoard."""
         self._first_step = step + 1
         if files.exists(self._directory):
             for folder, _, names in tf.io.gfile.walk(self._directory):
@@ -45,7 +45,7 @@ class TensorBoardEvents:
         """Writes one point of every curve of a split.
 
         Raises:
-          OSError: it cannot be written.
+          OSError: the file cannot be written.
         """
         self._append(
             step,
@@ -57,10 +57,10 @@ class TensorBoardEvents:
         )
 
     def append_text(self, step: int, split: str, tag: str, text: str) -> None:
-        """Writes a text, shown as it is: indented by four, which is code in Markdown.
+        """Writes a text, indented by four spaces so that Markdown shows it verbatim.
 
         Raises:
-          OSError: it cannot be written.
+          OSError: the file cannot be written.
         """
         shown = textwrap.indent(text, "    ", lambda line: True)
         metadata = tf.compat.v1.SummaryMetadata(
@@ -71,10 +71,10 @@ class TensorBoardEvents:
         self._append(step, split, [value])
 
     def append_image(self, step: int, split: str, tag: str, picture: bytes) -> None:
-        """Writes a picture, a PNG file.
+        """Writes a picture, given as the bytes of a PNG file.
 
         Raises:
-          OSError: it cannot be written.
+          OSError: the file cannot be written.
         """
         width, height = struct.unpack_from(">II", picture, _PNG_SIZE_AT)
         image = tf.compat.v1.Summary.Image(
@@ -119,7 +119,7 @@ class TensorBoardEvents:
 
 
 def _cut(path: str, step: int) -> None:
-    """Removes events of later steps, and a last record that was cut off, from a file."""
+    """Removes events of later steps, and an incomplete last record, from a file."""
     content = files.read(path)
     kept, start = [], 0
     while start + _LENGTH_BYTES <= len(content):

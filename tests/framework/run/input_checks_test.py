@@ -104,7 +104,8 @@ def test_task_that_counts_rows_is_refused_where_rows_are_padding() -> None:
     message = str(error.value)
     assert message.startswith("eval_inputs.dev: 1 of the 4 examples of a batch are")
     assert re.search(
-        r"Counting.loss_weight \(.*\) counts them: of these alone it is 1 instead of 0", message
+        r"Counting.loss_weight \(.*\) counts them: for these examples alone it is 1 instead of 0",
+        message,
     )
     check(numbers(11), Counting)
 
@@ -130,33 +131,33 @@ def test_evaluation_input_without_an_end_is_refused(order: str) -> None:
     message = str(error.value)
     assert f"eval_inputs.dev.order is {order!r}" in message
     assert "set eval_inputs.dev.order='once'" in message
-    with pytest.raises(InputError, match=r"eval_inputs.dev \(Endless\) has no end.*num_batches"):
+    with pytest.raises(InputError, match=r"eval_inputs.dev \(Endless\) is infinite.*num_batches"):
         input_checks.check_ends({"dev": Endless.Params().instantiate()})
 
 
 def test_training_input_that_ends_before_the_run_is_refused() -> None:
     input_checks.check_lasts(numbers(4, "shuffled"), 10**9)
     input_checks.check_lasts(numbers(4), 3)
-    message = "has 3 batches, and run.steps is 4: set input.order='shuffled'"
+    message = "has 3 batches, but run.steps is 4: set input.order='shuffled'"
     with pytest.raises(InputError, match=message):
         input_checks.check_lasts(numbers(4), 4)
     short: Any = PaddedFirst.Params(batch_size=4).instantiate()
-    with pytest.raises(InputError, match=r"has 2 batches, and run.steps is 3: "):
+    with pytest.raises(InputError, match=r"has 2 batches, but run.steps is 3: "):
         input_checks.check_lasts(short, 3)
 
 
 @pytest.mark.parametrize(
     ("batch", "message"),
     [
-        (None, "eval_inputs.dev: Numbers.examples() returns a NoneType, and has to return {name:"),
-        ([np.ones(4)], "eval_inputs.dev: Numbers.examples() returns a list, and has to return"),
-        ({}, "returns a dict, and has to return"),
+        (None, "eval_inputs.dev: Numbers.examples() returns a NoneType, expected {name:"),
+        ([np.ones(4)], "eval_inputs.dev: Numbers.examples() returns a list, expected"),
+        ({}, "returns a dict, expected"),
         ({"x": [1.0, 2.0]}, "'x' of Numbers.examples(): it is a list; np.asarray() makes an array"),
         ({"x": tf.ones(3)}, "it is a EagerTensor; np.asarray()"),
-        ({1: np.ones(3)}, "1 of Numbers.examples(): a name has to be a str"),
+        ({1: np.ones(3)}, "1 of Numbers.examples(): a name must be a str"),
         ({"x": np.float32(3)}, "it is a float32; np.asarray()"),
         ({"x": np.array(3.0)}, "it has no dim of examples"),
-        ({"x": np.array([[1], [1, 2]], object)}, "it holds Python objects"),
+        ({"x": np.array([[1], [1, 2]], object)}, "it contains Python objects"),
         ({"x": np.ones(3), "y": np.ones(4)}, "has arrays of {'x': 3, 'y': 4} examples"),
         ({"x": np.ones((0, 2))}, "has arrays of {'x': 0} examples"),
     ],
@@ -188,7 +189,7 @@ def test_batch_larger_than_the_data_is_told_by_its_path() -> None:
     assert input_checks.repeats(numbers(12)) is None
     told = input_checks.repeats(numbers(12, "shuffled"))
     assert told is not None
-    assert "batch_size is 12, and there are 11 examples: every batch has some" in told
+    assert "batch_size is 12, but there are only 11 examples: every batch contains some" in told
 
 
 class InMemory(Arrays):
@@ -206,5 +207,5 @@ def test_a_split_of_the_same_examples_as_training_is_a_warning() -> None:
         for split in splits
     }
     (line,) = input_checks.warnings({"input": train, **inputs})
-    assert line.startswith("eval_inputs.dev has the same examples as the training input, though")
+    assert line.startswith("eval_inputs.dev has the same examples as the training input, although")
     assert input_checks.warnings({"input": numbers(12, "shuffled"), "eval_inputs.dev": numbers(4)})

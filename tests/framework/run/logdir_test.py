@@ -41,7 +41,7 @@ def test_every_command_is_kept(tmp_path: Path) -> None:
 def test_a_logdir_of_another_experiment_is_refused_and_stays_as_it_is(tmp_path: Path) -> None:
     Logdir(str(tmp_path)).write_params("lm.some.Model", tree(), tree())
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    with pytest.raises(LogdirError, match=r"logdir of lm.some.Model, and the model is lm.other.M"):
+    with pytest.raises(LogdirError, match=r"logdir of lm.some.Model, but the model is lm.other.M"):
         Logdir(str(tmp_path)).claim("lm.other.Model")
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 

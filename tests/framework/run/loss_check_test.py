@@ -154,7 +154,7 @@ def test_pieces_that_give_another_loss_are_refused_with_both_figures() -> None:
     with pytest.raises(LossError) as error:
         check("nothing", kind=OtherInPieces)
     assert re.fullmatch(
-        r"OtherInPieces.loss \(.*:\d+\) and OtherInPieces.pieces \(.*:\d+\) differ: of two "
+        r"OtherInPieces.loss \(.*:\d+\) and OtherInPieces.pieces \(.*:\d+\) differ: for two "
         r"examples the sum is \S+ by loss\(\), and \S+ by pieces\(\), which a pipeline runs. .*",
         str(error.value),
     )
@@ -171,17 +171,17 @@ def test_means_are_refused_with_the_figures_that_show_it(way: str, what: str) ->
         check(way)
     message = str(error.value)
     assert message.startswith(f"Squares.{what} ({__file__}:")
-    assert "is no sum over the examples of a batch: of 3 examples together it is" in message
+    assert "is not a sum over the examples of a batch: for 3 examples together it is" in message
     assert "tf.reduce_sum, not tf.reduce_mean" in message
 
 
 def test_a_penalty_in_the_sum_is_refused_though_it_is_small() -> None:
-    with pytest.raises(LossError, match=r"a penalty on weights goes to ctx.collect_loss"):
+    with pytest.raises(LossError, match=r"pass a penalty on weights to ctx.collect_loss"):
         check("penalty")
 
 
 def test_a_metric_that_is_a_mean_is_refused() -> None:
-    what = r"^the metric 'size' of Squares.loss \(.*\) depends on how a batch is divided: of 3"
+    what = r"^the metric 'size' of Squares.loss \(.*\) depends on how a batch is divided: for 3"
     with pytest.raises(LossError, match=what):
         check("metric is a mean")
 
@@ -230,7 +230,7 @@ def test_a_metric_that_does_not_count_padding_passes_though_it_is_not_0(way: str
 def test_a_metric_of_a_layer_that_counts_padding_is_a_warning() -> None:
     told, _ = check("layer metric counts")
     assert told.startswith("eval_inputs.dev: the sum of the metric 'mean square' of ctx.collect_m")
-    assert "counts examples that only fill a batch up: without padding it is" in told
+    assert "counts padding examples, which only fill up a batch: without padding it is" in told
     assert len(check("layer metric of the weights")) == 1  # the weight that is not used
 
 
@@ -260,4 +260,4 @@ def test_what_only_training_uses_has_a_gradient(way: str) -> None:
 
 def test_a_task_that_takes_only_whole_batches_is_told() -> None:
     (told,) = check("fixed")
-    assert "Squares could not be tried on a few examples" in told
+    assert "Squares could not be checked on a few examples" in told

@@ -96,8 +96,9 @@ def test_tied_table_is_kept_by_one_stage_and_copied_to_another() -> None:
     assert (first.copies, last.copies) == ((), ("model/embedding/table",))
     assert last.copy_bytes == 256 * 128 * 4
     assert last.gradient_bytes == last.weight_bytes + last.copy_bytes
-    assert "stage 1 is given copies of model/embedding/table (131.1 kB" in pipeline_text.text(
-        "m", tiny(tied, num_stages=2, num_micro_batches=4), width=120
+    assert (
+        "stage 1 gets copies of model/embedding/table from an earlier stage (131.1 kB"
+        in pipeline_text.text("m", tiny(tied, num_stages=2, num_micro_batches=4), width=120)
     )
 
 
@@ -221,7 +222,7 @@ def test_costs_that_are_measured_are_those_of_the_figures() -> None:
     share = math.fsum(costs[:7]) / math.fsum(costs)
     assert found.cost_shares == pytest.approx([share, 1 - share])
     record, text = pipeline_text.record(found), pipeline_text.text("m", found)
-    assert record["costs"] == "measured" and "as measured here" in text
+    assert record["costs"] == "measured" and "cost: measured time" in text
     assert "of the traced graphs" in pipeline_text.text("m", tiny(num_stages=2))
 
 

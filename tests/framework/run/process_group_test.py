@@ -216,7 +216,7 @@ def test_error_of_tensorflow_is_explained_by_the_loss(addresses: tuple[str, ...]
             "target /job:worker/replica:0/task:1 while calling /tensorflow.WorkerService/RecvBuf",
             "process 1 (",
         ),
-        ("something else\nmore", "a process was lost; TensorFlow says: something else"),
+        ("something else\nmore", "a process was lost; TensorFlow reports: something else"),
     ],
 )
 def test_task_that_tensorflow_names_is_told(
@@ -274,12 +274,14 @@ def test_missing_process_is_named_to_those_who_came(addresses: tuple[str, ...]) 
 
     for error in in_threads(lambda: run(0), lambda: run(2)):
         assert isinstance(error, ClusterError)
-        assert f"process 1 ({addresses[1]}) did not come within 1 s" in str(error)
+        assert f"process 1 ({addresses[1]}) did not connect within 1 s" in str(error)
 
 
 def test_missing_first_process_is_named(addresses: tuple[str, ...]) -> None:
     with (
-        pytest.raises(ClusterError, match=r"process 0 \(localhost:\d+\) did not come within 1 s"),
+        pytest.raises(
+            ClusterError, match=r"process 0 \(localhost:\d+\) did not connect within 1 s"
+        ),
         of(addresses, 1, timeout_s=1.0),
     ):
         raise AssertionError("met")
@@ -301,8 +303,8 @@ def test_process_of_another_cluster_is_refused(addresses: tuple[str, ...]) -> No
             raise AssertionError("met")
 
     first, other = in_threads(lambda: run(0, 3), lambda: run(1, 2))
-    assert "did not come" in str(first)
-    assert "process 1 was told of other processes than process 0" in str(other)
+    assert "did not connect" in str(first)
+    assert "process 1 was started with other addresses than process 0" in str(other)
 
 
 def test_index_given_twice_is_refused(addresses: tuple[str, ...]) -> None:

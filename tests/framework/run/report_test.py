@@ -405,7 +405,7 @@ def test_the_summary_compares_says_where_things_lie_and_what_to_type(tmp_path: P
     text = "\n".join(summary.places(logdir, newest=2000, best=1600))
     for name in ("checkpoints", "metrics.jsonl", "curves.png", "samples.txt", "params.txt"):
         assert f"{tmp_path}/a run/{name}" in text
-    assert "the newest is of step 2000, the best is of step 1600" in text
+    assert "the newest at step 2000, the best at step 1600" in text
     trainer = typed("tekso-trainer")
     text = "\n".join(summary.next_commands(logdir, 2000, imports=["mine"]))
     assert f"{trainer} --import=mine '--logdir={tmp_path}/a run' --steps=4000" in text

@@ -94,7 +94,9 @@ def test_any_number_of_rows_of_any_length_up_to_the_longest(layer: Table) -> Non
         bucket = next(n for n in (3, 5, 8) if n >= length)
         assert (found["entries"].numpy()[:, length:bucket] == 0).all()  # id 0, which fills up
         assert (found["entries"].numpy()[:, bucket:] == -1).all()
-    with pytest.raises(tf.errors.InvalidArgumentError, match="rows of ids are longer than 8"):
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match="rows of ids are longer than the exported maximum, 8"
+    ):
         signature(ids=tf.constant(ids(2, 9)), offsets=tf.constant([0, 0]))
 
 
@@ -155,7 +157,7 @@ def test_weights_are_those_of_evaluation(layer: Table, tmp_path: Path) -> None:
     np.testing.assert_array_equal(found["table"], TABLE)
     found = weights("none", weights__table=TABLE, learner__updates__applied=np.int64(5))
     np.testing.assert_array_equal(found["table"], TABLE)
-    with pytest.raises(CheckpointError, match=r"table is \[3\], and the layer's is \[12\]"):
+    with pytest.raises(CheckpointError, match=r"table has the shape \[3\], in the layer \[12\]"):
         weights("small", weights__table=TABLE[:3], learner__updates__applied=np.int64(5))
     with pytest.raises(CheckpointError, match="missing table"):
         weights("absent", learner__updates__applied=np.int64(5))

@@ -25,7 +25,7 @@ def test_predictions_are_those_of_the_model_with_averaged_weights(found: Any) ->
 
 
 def test_examples_of_other_shapes_are_not_predicted(found: Any) -> None:
-    assert found["one example"] == "SessionError: wrong batch: 'x' has shape [6], want 2 dims"
+    assert found["one example"] == "SessionError: wrong batch: 'x' has shape [6], expected 2 dims"
     assert found["narrow"].startswith("SessionError: the task cannot compute a batch of shapes")
 
 
@@ -54,12 +54,12 @@ def test_the_loss_can_be_traced(found: Any) -> None:
 
 
 def test_arguments_without_sense_are_sentences(found: Any) -> None:
-    assert "model/layers/0/b has the dtype complex64, want float32" in found["complex"]
+    assert "model/layers/0/b has the dtype complex64, expected float32" in found["complex"]
     assert "model/layers/0/b has values that are not finite" in found["nan"]
     assert "given an instance of Mine: Session(" in found["instance"]
     assert "given the class int: Session(" in found["class"]
-    assert found["minus"] == "SessionError: steps is -1, and has to be at least 0"
-    assert all("has to be at least 1 or None" in text for text in found["batches"])
+    assert found["minus"] == "SessionError: steps is -1, but must be at least 0"
+    assert all("must be at least 1, or None" in text for text in found["batches"])
 
 
 def test_replicas_and_meshes_of_one_process_do_not_meet(found: Any) -> None:

@@ -83,7 +83,7 @@ def test_threads_that_stay_are_reported_in_one_line(found: Any) -> None:
 
 def test_wrong_batches_and_too_many_steps_are_sentences(found: Any) -> None:
     assert found["batch"] == (
-        "SessionError: wrong batch: 'weights' is missing; 'ids' is float64, want int32"
+        "SessionError: wrong batch: 'weights' is missing; 'ids' is float64, expected int32"
     )
     assert found["predict"].startswith(
         "NotImplementedError: LanguageModel has no predict(): define LanguageModel.predict("
@@ -93,7 +93,8 @@ def test_wrong_batches_and_too_many_steps_are_sentences(found: Any) -> None:
 
 def test_a_loss_that_is_a_mean_is_refused_before_the_first_step(found: Any) -> None:
     assert (
-        found["mean"].startswith("LossError: ") and "is no sum over the examples" in found["mean"]
+        found["mean"].startswith("LossError: ")
+        and "is not a sum over the examples" in found["mean"]
     )
 
 

@@ -35,7 +35,7 @@ def test_a_connection_that_is_made_is_told_and_watched_no_longer(
         (watch,) = [one for one in threading.enumerate() if isinstance(one, threading.Timer)]
     watch.join(timeout=10)
     assert not watch.is_alive()
-    assert capsys.readouterr().err == "connecting to TPU 'mine', for 600 s at most …\n"
+    assert capsys.readouterr().err == "connecting to TPU 'mine', at most 600 s …\n"
 
 
 def test_without_a_tpu_nothing_is_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -73,7 +73,7 @@ DEADLINE_S = 200.0
 AN_END_S = 60.0  # in which the others have to end when a process is lost
 LOST = re.compile(
     r"^tekso-trainer: process (\d) \((localhost:\d+)\) was lost: .*; start all processes again "
-    r"with the same command, which goes on from step (\d+)$"
+    r"with the same command, which resumes from step (\d+)$"
 )
 LAYOUTS = {
     "data:2": ("batch:data", 1),
@@ -174,14 +174,14 @@ def test_lost_process_is_named_and_the_same_command_goes_on(
     deadline = time.monotonic() + DEADLINE_S
     ends = [trainer.end(deadline) for trainer in two_processes(package, args)]
     assert [code for code, _, _ in ends] == [0, 0], ends
-    assert f"going on from {logdir}/checkpoints/step_{int(told[3]):08d}" in ends[0][1]
+    assert f"resuming from {logdir}/checkpoints/step_{int(told[3]):08d}" in ends[0][1]
     found = losses(logdir)
     assert list(found) == list(range(1, 21))
     assert {step: found[step] for step in before} == before  # to the last bit
     # Sums over devices are taken in another order than in one process.
     assert found == pytest.approx(expected, rel=1e-6)
     assert losses(logdir, "dev") == pytest.approx(losses(tmp_path / "alone", "dev"), rel=1e-6)
-    assert "loss" not in ends[1][1], "one process tells how the run goes"
+    assert "loss" not in ends[1][1], "one process reports the run"
 
     deadline = time.monotonic() + DEADLINE_S
     evaluating = [f"--logdir={logdir}", "--mode=eval", "--format=json", f"--cpu_devices={devices}"]
