@@ -77,7 +77,7 @@ def batch(dtype: str) -> dict[str, np.ndarray]:
     }
 
 
-def run(execution: str, *, dtype: str, frozen: list[str]) -> dict[str, Any]:
+def run(execution: str, *, dtype: str, frozen: list[str], activation_dtype: str) -> dict[str, Any]:
     """Returns the losses of some steps, the weights after them, and what changed."""
     task = Classification.Params(num_classes=CLASSES, model=Net.Params(dtype=dtype)).instantiate()
     learner = Learner.Params(
@@ -87,7 +87,7 @@ def run(execution: str, *, dtype: str, frozen: list[str]) -> dict[str, Any]:
     program = (
         EXECUTIONS[execution]()
         .instantiate()
-        .build(task, learner, seed=3, batch=signature_of(examples))
+        .build(task, learner, seed=3, batch=signature_of(examples), dtype=activation_dtype)
     )
     program.initialize()
     before = program.state()
@@ -103,12 +103,13 @@ def run(execution: str, *, dtype: str, frozen: list[str]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Reads {"executions": [names], "dtype", "frozen"}, and prints a result for each."""
+    """Reads {"executions": [names], "dtype", "frozen", "activation_dtype"}, and prints a result for each."""
     job = json.loads(sys.argv[1])
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 4)
     MeshSharded.Params(mesh="data:4").instantiate().setup_devices()
-    rest = {"dtype": job.get("dtype", "float32"), "frozen": job.get("frozen", [])}
+    defaults = {"dtype": "float32", "frozen": [], "activation_dtype": "float32"}
+    rest = {name: job.get(name, default) for name, default in defaults.items()}
     print(json.dumps([run(name, **rest) for name in job["executions"]]))
 
 

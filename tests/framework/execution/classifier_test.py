@@ -29,10 +29,18 @@ def test_a_float64_model_runs_under_every_execution() -> None:
             np.testing.assert_allclose(one["weights"][path], value, within, err_msg=path)
 
 
-def test_a_perceptron_computes_in_the_type_of_activations_of_a_mesh() -> None:
-    mesh, half = run("mesh", "half")
-    assert half["losses"] != mesh["losses"]
-    np.testing.assert_allclose(half["losses"], mesh["losses"], rtol=0.03)
+def test_activations_are_bfloat16_under_every_execution() -> None:
+    (full,) = run("alone")
+    alone, *others = run("alone", "mesh", "stages", "stages on meshes", activation_dtype="bfloat16")
+    assert alone["losses"] != full["losses"]
+    np.testing.assert_allclose(alone["losses"], full["losses"], rtol=0.03)
+    for one in others:
+        np.testing.assert_allclose(one["losses"], alone["losses"], rtol=0.01)
+
+
+def test_the_type_of_activations_may_be_set_as_earlier_versions_did() -> None:
+    (half,), (wanted,) = run("half"), run("mesh", activation_dtype="bfloat16")
+    assert half["losses"] == wanted["losses"]
 
 
 def test_frozen_batch_statistics_stay_as_they_are_under_every_execution() -> None:
