@@ -1,15 +1,16 @@
-"""Turns oneDNN on: TensorFlow's kernels by Intel for convolutions and products on x86 CPUs.
+"""Enables oneDNN, Intel's kernels for convolutions and matrix products in TensorFlow on x86 CPUs.
 
-TensorFlow itself uses it on CPUs with AVX-512 only. On other x86 CPUs it is often faster, and it
-alone has gradients of grouped and of dilated convolutions there. So `tekso.framework` turns it on
-before TensorFlow is loaded, unless TF_ENABLE_ONEDNN_OPTS is set.
+By default TensorFlow uses oneDNN only on CPUs with AVX-512. On other x86 CPUs oneDNN is often
+faster too, and only oneDNN has gradients of grouped and dilated convolutions there.
+`tekso.framework` therefore enables it before TensorFlow is imported, unless TF_ENABLE_ONEDNN_OPTS
+is set.
 
-It turns oneDNN off where ONEDNN_MAX_CPU_ISA keeps it below AVX-512: on a CPU that has AVX-512,
-TensorFlow (2.21) asks oneDNN for products of bfloat16 all the same, and the process ends with a
-segmentation fault.
+If ONEDNN_MAX_CPU_ISA excludes AVX-512, oneDNN is disabled instead: on a CPU with AVX-512,
+TensorFlow (2.21) would still use oneDNN for bfloat16 matrix products, and crash with a segmentation
+fault.
 
-TensorFlow reads the variable once, when it is imported. If that happened before the first import
-of `tekso`, its choice stays; results are right with both, and differ in rounding.
+TensorFlow reads TF_ENABLE_ONEDNN_OPTS once, when it is imported. If TensorFlow is imported before
+`tekso`, its default remains. Results are correct with both settings and differ in rounding.
 """
 
 from __future__ import annotations
@@ -20,20 +21,20 @@ import sys
 
 VARIABLE = "TF_ENABLE_ONEDNN_OPTS"
 LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
-"""Variables that say which instructions oneDNN may use; the second, an older name, if the first is
-empty."""
+"""Environment variables that limit the instructions of oneDNN. The second, an older name, is used
+if the first is empty."""
 
 _BELOW_AVX512 = {"SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2"}
 
 
 def enable() -> None:
-    """Makes TensorFlow use oneDNN, where it is not loaded yet and the user did not choose."""
+    """Enables oneDNN, unless TensorFlow is already imported or the user has set the variable."""
     if _is_x86() and "tensorflow" not in sys.modules:
         os.environ.setdefault(VARIABLE, "0" if _is_limited() else "1")
 
 
 def is_enabled() -> bool:
-    """Returns whether TensorFlow uses oneDNN on an x86 CPU; False where that is unknown."""
+    """Returns whether TensorFlow uses oneDNN on an x86 CPU; False if unknown."""
     if not _is_x86():
         return False
     try:  # TensorFlow has no public function for it
@@ -45,7 +46,7 @@ def is_enabled() -> bool:
 
 
 def _is_limited() -> bool:
-    """Returns whether oneDNN may not use AVX-512 even where the CPU has it."""
+    """Returns whether the environment forbids oneDNN to use AVX-512."""
     given = next((os.environ[name] for name in LIMITS if os.environ.get(name)), "")
     return given.upper() in _BELOW_AVX512
 

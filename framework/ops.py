@@ -1,13 +1,14 @@
-"""Primitives: what layers compute with, each a function of the step context and tensors.
+"""Primitives: the ops that layers compute with, functions of the step context and tensors.
 
     y = ops.project(ctx, x, theta.w, theta.b)
 
-A primitive has a gradient or a fast form of its own, or another form where tensors are sharded.
-Here are the plain forms. `ctx.forms` has those of an execution, by name: on a mesh a projection
-keeps its operands sharded, and a lookup reduces over the shards of the vocabulary.
+An op is a primitive because it has a custom gradient, a fast implementation, or a different
+implementation for sharded tensors. This file has the implementations for one device (the plain
+forms). `ctx.forms` has those of an execution, by name: on a mesh, a projection keeps its operands
+sharded, and a lookup reduces over the shards of the vocabulary.
 
-To add a primitive: a function here, with `@primitive`. If DTensor's propagation of layouts does not
-do on a mesh what it should, its form in `execution/mesh/forms.py` as well.
+To add a primitive, write a function in this file with `@primitive`. If DTensor does not shard it
+correctly by layout propagation, write its mesh form in `execution/mesh/forms.py` too.
 """
 
 from __future__ import annotations
@@ -42,17 +43,17 @@ R = TypeVar("R")
 Context = TypeVar("Context", bound=StepContext)
 
 PRIMITIVES: dict[str, Callable[..., Any]] = {}
-"""The plain form of every primitive, by name."""
+"""{name: implementation for one device} of every primitive."""
 
 IMAGE_DIMS = ("batch", "height", "width", "channels")
-"""Names of the dims of images, between any two layers."""
+"""Dimension names of images."""
 
 
 class Primitive(Generic[P, R]):
-    """A function of a step context that executions may have other forms of.
+    """A function of a step context that an execution can implement differently.
 
     Attributes:
-      plain: the form without a mesh.
+      plain: the implementation for one device.
     """
 
     def __init__(self, plain: Callable[Concatenate[Any, P], R]) -> None:
@@ -63,18 +64,18 @@ class Primitive(Generic[P, R]):
         PRIMITIVE_NAMES.add(self._name)
 
     def __call__(self, ctx: StepContext, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Computes the form of the execution that the context is of."""
+        """Calls the implementation in `ctx.forms`, or `plain` if there is none."""
         form: Callable[..., R] = ctx.forms.get(self._name, self.plain)
         return form(ctx, *args, **kwargs)
 
 
 def primitive(plain: Callable[Concatenate[Any, P], R]) -> Primitive[P, R]:
-    """Declares a primitive by its plain form."""
+    """Declares a primitive by its implementation for one device; use it as a decorator."""
     return Primitive(plain)
 
 
 def methods_as_forms(kind: type[StepContext]) -> dict[str, Callable[..., Any]]:
-    """Returns the methods of a context that have the names of primitives: its forms of them."""
+    """Returns the methods of a context class that are named like primitives and implement them."""
     return {name: form for name, form in vars(kind).items() if name in PRIMITIVES}
 
 
@@ -90,7 +91,7 @@ def project(
     *,
     num_contracted: int = 1,
 ) -> tf.Tensor:
-    """Contracts the last `num_contracted` dims of x with the first ones of w, and adds b.
+    """Contracts the last `num_contracted` dims of x with the first dims of w, and adds b.
 
     Shapes:
       x: [..., *inner], w: [*inner, *outer], b: [*outer]
@@ -108,7 +109,7 @@ def layer_norm(
     *,
     epsilon: float,
 ) -> tf.Tensor:
-    """(x - mean) / sqrt(variance + epsilon) * scale + bias over the last dim.
+    """Returns (x - mean) / sqrt(variance + epsilon) * scale + bias over the last dim.
 
     Shapes:
       x: [..., dim], scale, bias: [dim]
@@ -119,7 +120,7 @@ def layer_norm(
 
 @primitive
 def rms_norm(ctx: StepContext, x: tf.Tensor, scale: tf.Tensor, *, epsilon: float) -> tf.Tensor:
-    """X / sqrt(mean(x**2) + epsilon) * scale over the last dim.
+    """Returns x / sqrt(mean(x**2) + epsilon) * scale over the last dim.
 
     Shapes:
       x: [..., dim], scale: [dim]
@@ -130,7 +131,7 @@ def rms_norm(ctx: StepContext, x: tf.Tensor, scale: tf.Tensor, *, epsilon: float
 
 @primitive
 def activate(ctx: StepContext, name: str, x: tf.Tensor) -> tf.Tensor:
-    """Applies an activation, by its name (see primitives/activations.py), to every element."""
+    """Applies a named activation (see primitives/activations.py) to every element."""
     return activations.activate(name, x, fuse=ctx.fuse)
 
 
@@ -140,7 +141,7 @@ def dropout(
 ) -> tf.Tensor:
     """Sets elements to 0 with probability `rate` and scales the others by 1 / (1 - rate).
 
-    The identity outside training. The mask depends on the global position of each element.
+    Returns x itself outside of training. The mask depends on the global position of each element.
 
     Shapes:
       x: [batch, ...]
@@ -168,19 +169,19 @@ def attend(
     dropout_rate: float = 0.0,
     layer: HasStream | None = None,
 ) -> tf.Tensor:
-    """softmax(scale * q k^T + bias, where mask) v, for every head.
+    """Returns softmax(scale * q k^T + bias) v for every head; the softmax is over unmasked keys.
 
     Shapes:
       q: [batch, queries, heads, head_dim]
       k, v: [batch, keys, kv_heads, head_dim]; kv_heads divides heads (grouped queries)
-      mask: bool, broadcastable to [batch, heads, queries, keys]; False is not attended to
-      bias: float, broadcastable to [batch, heads, queries, keys]; gets a gradient
+      mask: bool, broadcastable to [batch, heads, queries, keys]; False: not attended to
+      bias: float, broadcastable to [batch, heads, queries, keys]; differentiable
       returns: [batch, queries, heads, head_dim]
     """
     key = None
     if ctx.is_training and dropout_rate:
         if layer is None:
-            raise ValueError("attend: dropout needs the layer whose random stream it uses")
+            raise ValueError("attend: dropout requires the argument layer, for its random numbers")
         key = ctx.random_key(layer, "attention")
     return attention.attend(
         q,
@@ -205,12 +206,12 @@ def attend_known(
     mask: tf.Tensor | None = None,
     bias: tf.Tensor | None = None,
 ) -> tf.Tensor:
-    """Computes `attend` over cached keys and values; without dropout.
+    """Returns the attention output for cached keys and values, without dropout.
 
     Shapes:
       q: [batch, queries, heads, head_dim]
       k, v: [batch, kv_heads, keys, head_dim]; kv_heads divides heads (grouped queries)
-      mask, bias: as of `attend`
+      mask, bias: as in `attend`
       returns: [batch, queries, heads, head_dim]
     """
     return attention.attend_known(q, k, v, scale=scale, mask=mask, bias=bias)
@@ -218,7 +219,7 @@ def attend_known(
 
 @primitive
 def rotate(ctx: StepContext, x: tf.Tensor, sine: Any, cosine: Any) -> tf.Tensor:
-    """Rotates each pair (x[i], x[i + head_dim/2]) by an angle of known sine and cosine.
+    """Rotates each pair (x[i], x[i + head_dim/2]) by an angle, given its sine and cosine.
 
     Shapes:
       x: [batch, length, heads, head_dim]
@@ -241,9 +242,9 @@ def lookup(ctx: StepContext, table: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
 def lookup_shared(
     ctx: StepContext, table: tf.Tensor, ids: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns rows of a table, and the table for a later use of it (a tied softmax).
+    """Returns rows of a table, and the table itself for further use, for example a tied softmax.
 
-    The same numbers as `lookup`; passing the returned table on makes the gradient cheaper.
+    The rows are the same as from `lookup`. Use the returned table for a cheaper gradient.
 
     Shapes:
       table: [vocab, embed], ids: [...]
@@ -271,8 +272,8 @@ def cross_entropy(
 ) -> tf.Tensor:
     """Returns -log softmax(x table^T + bias)[label] for every position, in nats.
 
-    With label smoothing e, the target is (1 - e) on the label plus e / vocab everywhere
-    (Szegedy et al. 2016, section 7).
+    With label smoothing e, the target distribution is (1 - e) on the label plus e / vocab on every
+    id (Szegedy et al. 2016, section 7).
 
     Shapes:
       x: [..., embed], table: [vocab, embed], labels: [...] int, bias: [vocab]
@@ -288,7 +289,7 @@ def cross_entropy(
 
 @primitive
 def constrain_image(ctx: StepContext, x: tf.Tensor) -> tf.Tensor:
-    """Constrains the sharding of images; only large enough ones have height and width sharded.
+    """Adds a sharding constraint to images; height and width are sharded only in large images.
 
     Shapes:
       x: [batch, height, width, channels]
@@ -306,7 +307,7 @@ def convolution(
     *,
     window: Window,
 ) -> tf.Tensor:
-    """Convolves images, in groups of channels if w has fewer inputs than x has channels.
+    """Convolves images; the convolution is grouped if w has fewer inputs than x has channels.
 
     Shapes:
       x: [batch, height, width, channels], w: [*window.shape, channels / groups, outputs]
@@ -325,7 +326,7 @@ def depthwise_convolution(
     *,
     window: Window,
 ) -> tf.Tensor:
-    """Convolves every channel of [batch, height, width, channels] with its own kernels.
+    """Convolves every channel of images [batch, height, width, channels] with its own kernels.
 
     Shapes:
       w: [*window.shape, channels, multiplier], b: [channels * multiplier]
@@ -361,13 +362,13 @@ def scan(
 ) -> tuple[Any, Any]:
     """Runs `state, y = body(theta, state, x, ctx)` over the leading dim of xs.
 
-    The one loop over depth (xs: weights stacked over layers) or time (xs: inputs, time first).
-    `first` is the number of the first iteration, where the others are run elsewhere.
+    Use it to loop over layers (xs: stacked weights) or time (xs: inputs, time first). `first` is
+    the number of the first iteration, if earlier iterations run elsewhere.
 
     Shapes:
-      state: nest of tensors, the same shapes after every iteration
+      state: nest of tensors, with the same shapes after every iteration
       xs: nest of [iterations, …]
-      returns: last state, nest of [iterations, …] of the ys (None where body gives None)
+      returns: last state, nest of stacked ys [iterations, …] (None where the body returns None)
     """
     return loops.scan(ctx, body, theta, state, xs, first=first)
 
@@ -376,9 +377,10 @@ def scan(
 def rematerialize(
     ctx: StepContext, function: Callable[..., Any], theta: Theta, *inputs: Any
 ) -> Any:
-    """Returns `function(theta, *inputs, ctx)`, computed again in the backward pass.
+    """Returns `function(theta, *inputs, ctx)`, and recomputes it in the backward pass.
 
-    Only theta and the inputs are saved in between. Random numbers are the same both times.
+    Only theta and the inputs are saved for the backward pass. Random numbers are the same both
+    times.
     Source: Chen et al. 2016, "Training deep nets with sublinear memory cost".
     """
     return loops.rematerialize(ctx, function, theta, *inputs)
@@ -386,10 +388,10 @@ def rematerialize(
 
 @primitive
 def capture(ctx: StepContext, nest: Any) -> Any:
-    """Makes outer tensors usable in the body of a `tf.while_loop` or a `tf.cond` of your own.
+    """Makes outer tensors usable in the body of a custom `tf.while_loop` or `tf.cond`.
 
-    Weights and other tensors from outside, and the state of a loop, go through it at the beginning
-    of the body.
+    At the beginning of the body, pass weights and other outer tensors, and the state of the loop,
+    through this function.
     """
     return nest
 
@@ -399,7 +401,7 @@ def capture(ctx: StepContext, nest: Any) -> Any:
 
 @primitive
 def sum_over_replicas(ctx: StepContext, x: tf.Tensor) -> tf.Tensor:
-    """Returns the sum of x over the parts of the batch that run at the same time.
+    """Returns the sum of x over replicas: the parts of the batch that run concurrently.
 
     Shapes:
       x: any
@@ -413,10 +415,10 @@ def sum_over_replicas(ctx: StepContext, x: tf.Tensor) -> tf.Tensor:
 
 @primitive
 def fill_rows(ctx: StepContext, buffer: tf.Tensor, index: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
-    """Returns a buffer with some of its rows filled, which are 0 in the one that is given.
+    """Returns a buffer in which some rows are filled; in the given buffer they must be 0.
 
     Shapes:
-      buffer: [rows of the buffer, ...], index: [rows, 1] int, each once; rows: [rows, ...]
+      buffer: [buffer rows, ...], index: [rows, 1] int, without duplicates; rows: [rows, ...]
       returns: shape and dtype of the buffer
     """
     return tf.tensor_scatter_nd_update(buffer, index, rows)
@@ -424,9 +426,9 @@ def fill_rows(ctx: StepContext, buffer: tf.Tensor, index: tf.Tensor, rows: tf.Te
 
 @primitive
 def filling_in_place(ctx: Context) -> Context:
-    """Returns a context whose `fill_rows` copies no buffer, for CPU and GPU without XLA.
+    """Returns a context whose `fill_rows` does not copy the buffer, for CPU and GPU without XLA.
 
-    XLA needs no such thing, and has no kernel for it; nor has LiteRT.
+    XLA and LiteRT have no kernel for it, and XLA does not need it.
     """
     other = copy.copy(ctx)
     other.forms = {**ctx.forms, "fill_rows": _fill_in_place}
@@ -436,5 +438,5 @@ def filling_in_place(ctx: Context) -> Context:
 def _fill_in_place(
     ctx: StepContext, buffer: tf.Tensor, index: tf.Tensor, rows: tf.Tensor
 ) -> tf.Tensor:
-    # Unlike TensorScatterUpdate, which always copies.
+    # TensorScatterUpdate would always copy the buffer.
     return tf.raw_ops.ScatterNdNonAliasingAdd(input=buffer, indices=index, updates=rows)

@@ -1,6 +1,6 @@
-"""Patterns: regular expressions that choose weights by their path.
+"""Patterns: regular expressions that select weights by path.
 
-A pattern has to match the whole path: ".*/bias" chooses "decoder/ffn/bias", "bias" alone does not.
+A pattern must match the whole path: ".*/bias" matches "decoder/ffn/bias", "bias" does not.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections.abc import Iterable, Sequence
 
 
 class PathPatterns:
-    """A list of patterns; a path is in it if any pattern matches all of the path."""
+    """A list of patterns; `path in patterns` if any pattern matches the whole path."""
 
     def __init__(self, patterns: Sequence[str], *, name: str) -> None:
-        """Compiles the patterns; `name` says in errors whose they are.
+        """Compiles the patterns; error messages contain `name`, the setting they come from.
 
         Raises:
-          ValueError: a pattern is no regular expression.
+          ValueError: a pattern is not a valid regular expression.
         """
         self.name = name
         self.patterns = tuple(patterns)
@@ -27,11 +27,11 @@ class PathPatterns:
                 self._compiled.append(re.compile(pattern))
             except re.error as error:
                 raise ValueError(
-                    f"{name}: {pattern!r} is no regular expression: {error}"
+                    f"{name}: {pattern!r} is not a valid regular expression: {error}"
                 ) from error
 
     def __contains__(self, path: str) -> bool:
-        """Returns whether a pattern matches all of the path."""
+        """Returns whether any pattern matches the whole path."""
         return any(pattern.fullmatch(path) for pattern in self._compiled)
 
     def missed(self, paths: Iterable[str]) -> list[str]:
@@ -44,7 +44,7 @@ class PathPatterns:
         ]
 
     def explain_miss(self, missed: Sequence[str], paths: Iterable[str]) -> str:
-        """Returns the text of an error about patterns that match no weight."""
+        """Returns an error message about patterns that match no weight."""
         paths = list(paths)
         return "; ".join(
             f"{self.name}: {pattern!r} matches no weight{_hint(pattern, paths)}"

@@ -1,4 +1,4 @@
-"""Pieces: a task as an ordered list of parts, between which a pipeline may cut it into stages."""
+"""Pieces: a task as an ordered list of parts. A pipeline stage consists of neighbouring pieces."""
 
 from __future__ import annotations
 
@@ -13,32 +13,33 @@ from tekso.framework.layer import Layer
 from tekso.framework.theta import SEPARATOR, Theta
 
 Flow: TypeAlias = dict[str, Any]
-"""What is handed from piece to piece, by name: tensors whose dim 0 counts examples, nests of them,
-or None. A piece returns what it was given, with what it changes and adds; so a value may be read
-by any later piece."""
+"""{name: value} that pieces pass on: tensors with the batch as dim 0, nests of such tensors, or
+None. A piece returns its input with changed and added values, so all later pieces can read them."""
 
 Run: TypeAlias = Callable[[Theta, Flow, StepContext], Flow]
 
 LOSS_SUM = "loss_sum"
 METRICS = "metrics"
-"""What the last piece of a task adds to the flow: the fields of `LossSums`."""
+"""Names that the last piece of a task adds to the flow: the fields of `LossSums`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """A part of a model that is never cut.
+    """A part of a model that always belongs to one stage.
 
     Attributes:
-      name: what is computed, as a path: "embedding", "stack/layers/0", …, "softmax".
-      layers: the layers whose weights it reads, by their paths from the model. Two pieces may read
-        the same layer (an embedding and the softmax that is tied to it).
-      run: `run(theta, flow, ctx) -> flow`, pure. Of the model's theta it reads `layers` alone.
-      rows: of weights that are stacked over layers, those that it reads: from the first up to, not
-        including, the second. None where no weight of `layers` is stacked, or all is read.
-      kind: equal for pieces of a model that read and make values of the same names and compute the
-        same, given layers with the same Params; they are then traced once. None: like no other.
-      run_rows: `run_rows(first, theta, flow, ctx)`, with theta of any such rows, of which the first
-        is the layer of number `first`: runs several neighbours at once.
+      name: the computation, as a path: "embedding", "stack/layers/0", …, "softmax".
+      layers: {path from the model: layer} of the layers whose weights it reads. Two pieces may read
+        the same layer (an embedding and its tied softmax).
+      run: pure function `run(theta, flow, ctx) -> flow`. It reads only `layers` of the model's
+        theta.
+      rows: (first, end) of the rows of stacked weights that it reads, without `end`. None: no
+        weight of `layers` is stacked, or it reads all rows.
+      kind: the same for pieces that read and write flow values of the same names, and compute the
+        same for layers with the same Params. Such pieces are traced once. None: different from all
+        other pieces.
+      run_rows: `run_rows(first, theta, flow, ctx)` computes several neighbouring pieces; theta has
+        their rows, and `first` is the number of the first one.
     """
 
     name: str
@@ -49,7 +50,11 @@ class Piece:
     kind: str | None = None
 
     def weights(self, paths: Sequence[str]) -> list[str]:
-        """Returns which of some paths from the model, in alphabetical order, `owns` holds for."""
+        """Returns those of the paths that this piece reads.
+
+        Args:
+          paths: weight paths from the model, sorted.
+        """
         found: list[str] = []
         for layer_path in self.layers:
             prefix = _prefix(layer_path)
@@ -59,15 +64,15 @@ class Piece:
         return found
 
     def owns(self, path: str) -> bool:
-        """Whether the weight at a path from the model is read by this piece."""
+        """Returns whether this piece reads the weight at a path from the model."""
         return any(path.startswith(_prefix(layer_path)) for layer_path in self.layers)
 
     def theta(self, flat: Mapping[str, Any]) -> Theta:
         """Returns the part of the model's theta that `run` reads.
 
         Args:
-          flat: {path from the model: tensor} of at least the weights that this piece reads; those
-            that are stacked over layers with its `rows` alone.
+          flat: {path from the model: tensor} of at least the weights that this piece reads; stacked
+            weights have only its `rows`.
         """
         root = Theta()
         for path, layer in self.layers.items():
@@ -83,7 +88,7 @@ class Piece:
         return root
 
     def below(self, child: str) -> Piece:
-        """Returns this piece of a model as one of the task, or model, that has it as a child."""
+        """Returns this piece as a piece of the parent that has the model as its child `child`."""
         return dataclasses.replace(
             self,
             name=f"{child}{SEPARATOR}{self.name}",
@@ -113,12 +118,12 @@ def rows_of_stack(
     count: int,
     run_rows: Callable[[int, Theta, Flow, StepContext], Flow],
 ) -> list[Piece]:
-    """Returns the layers of a repeated stack as a piece each.
+    """Returns one piece for each layer of a repeated stack.
 
     Args:
-      name: of the stack; a piece is called "<name>/<number>".
-      layers: the stack, by its path.
-      count: its number of layers.
+      name: name of the stack; its pieces are named "<name>/<number>".
+      layers: {path: stack}.
+      count: number of layers.
       run_rows: see `Piece`.
     """
     return [
@@ -135,7 +140,7 @@ def rows_of_stack(
 
 
 def joined(pieces: Sequence[Piece]) -> list[Piece]:
-    """Returns pieces in which neighbouring layers of one repeated stack are one loop."""
+    """Returns the pieces, with neighbouring layers of a repeated stack merged into one loop."""
     result: list[Piece] = []
     for piece in pieces:
         last = result[-1] if result else None
@@ -158,7 +163,14 @@ def joined(pieces: Sequence[Piece]) -> list[Piece]:
 
 
 def run_all(pieces: Iterable[Piece], flat: Mapping[str, Any], flow: Flow, ctx: StepContext) -> Flow:
-    """Runs pieces one after the other on the weights {path: tensor} that they read."""
+    """Runs pieces one after the other.
+
+    Args:
+      pieces: the pieces.
+      flat: {path from the model: tensor} of at least the weights that they read.
+      flow: input of the first piece.
+      ctx: the step context.
+    """
     paths = sorted(flat)
     for piece in pieces:
         own = {path: flat[path] for path in piece.weights(paths)}

@@ -1,8 +1,9 @@
-"""The registry of experiments: `@register`, and from a key to its class.
+"""The registry of experiments: `@register`, and lookup by key.
 
-The key comes from the path of the module: what follows the last package named `params`,
-`tekso.params.lm.python_source` -> `lm.python_source.Tiny`; without such a package the whole path,
-`their_package.experiments.Mine`. Only the module that a key names is imported.
+A key consists of a module path and a class name. The module path begins after the last package
+named `params`: class `Tiny` in `tekso.params.lm.python_source` has the key `lm.python_source.Tiny`.
+Without such a package it is the whole path: `their_package.experiments.Mine`. A lookup imports only
+the module in the key.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ T = TypeVar("T", bound=Experiment)
 
 
 class UnknownExperimentError(LookupError):
-    """There is no experiment of that name."""
+    """There is no experiment with this key."""
 
 
 class DuplicateExperimentError(ValueError):
-    """Two experiments would have the same key."""
+    """Two experiments have the same key."""
 
 
 @dataclass(frozen=True)
@@ -51,17 +52,17 @@ _NO_EXPERIMENTS = re.compile(r"__main__|conftest|tests|test_.*|.*_test")
 
 
 def register(cls: type[T]) -> type[T]:
-    """Registers an experiment class under the key that its module and name give.
+    """Registers an experiment class under the key of its module and name.
 
-    In a notebook or an interactive Python, a class takes the place of an earlier one of its key, so
+    In a notebook or an interactive Python, a class replaces an earlier class with the same key, so
     that a cell can be changed and run again.
 
     Raises:
-      DuplicateExperimentError: another class has the key; both source lines are named.
-      TypeError: it is no Experiment.
+      DuplicateExperimentError: another class has the same key; the message has both source lines.
+      TypeError: the class is not an Experiment.
     """
     if not (isinstance(cls, type) and issubclass(cls, Experiment)):
-        raise TypeError(f"@register takes a class that derives from Experiment, given {cls!r}")
+        raise TypeError(f"@register requires a subclass of Experiment, given {cls!r}")
     frame = sys._getframe(1)
     key = key_of(cls)
     entry = Entry(key, cls, _summary(cls), frame.f_code.co_filename, frame.f_lineno)
@@ -72,27 +73,27 @@ def register(cls: type[T]) -> type[T]:
             f"two experiments have the key {key}: {known.file}:{known.line} and "
             f"{entry.file}:{entry.line}"
         )
-    _ENTRIES[key] = entry  # the same lines again: the module is being reloaded
+    _ENTRIES[key] = entry  # replaces the entry with the same lines if the module is reloaded
     return cls
 
 
 def _is_interactive(module: str) -> bool:
-    """Whether a module is the `__main__` of a notebook or interactive Python: it has no file."""
+    """Returns whether a module is the `__main__` of a notebook or interactive Python."""
     return module == "__main__" and not hasattr(sys.modules.get(module), "__file__")
 
 
 def key_of(cls: type[Experiment]) -> str:
-    """The key of an experiment class, registered or not."""
+    """Returns the key of an experiment class, whether it is registered or not."""
     return f"{_module_key(cls.__module__)}.{cls.__name__}"
 
 
 def get(key: str) -> type[Experiment]:
-    """The experiment of a key; imports its module if need be, and no other.
+    """Returns the experiment with a key; imports only its module.
 
-    An error in that module surfaces as it is.
+    Errors raised by that module are not caught.
 
     Raises:
-      UnknownExperimentError: there is none; the message says what is close.
+      UnknownExperimentError: there is no such experiment; the message suggests similar keys.
     """
     key = key.strip().removeprefix(PACKAGE + ".")
     if key in _ENTRIES:
@@ -107,15 +108,15 @@ def get(key: str) -> type[Experiment]:
 
 
 def has_module(key: str) -> bool:
-    """Whether there is a module in which the experiment of a key could be; nothing is imported."""
+    """Returns whether the module of a key exists below `tekso.params`, without importing it."""
     return key.strip().removeprefix(PACKAGE + ".").rpartition(".")[0] in _modules_on_disk()
 
 
 def import_package(name: str) -> None:
-    """Imports a package with all its submodules, so that the experiments in it are registered.
+    """Imports a package with all its submodules, which registers its experiments.
 
-    Tests and `__main__` in it are left out. A package in the working directory is found even if
-    that is not on `sys.path`. An error in one of its modules surfaces as it is.
+    Tests and `__main__` are not imported. A package in the working directory is found even if the
+    working directory is not on `sys.path`. Errors raised by its modules are not caught.
     """
     if name.partition(".")[0] not in sys.modules and os.getcwd() not in sys.path:
         importlib.invalidate_caches()
@@ -128,7 +129,7 @@ def import_package(name: str) -> None:
 
 
 def list_experiments(pattern: str = "*") -> list[Entry]:
-    """The experiments whose keys match a pattern with wildcards, sorted; imports all modules."""
+    """Returns the experiments whose keys match a wildcard pattern, sorted; imports all modules."""
     for module in _modules_on_disk():
         importlib.import_module(f"{PACKAGE}.{module}")
     found = [entry for key, entry in _ENTRIES.items() if fnmatch.fnmatchcase(key, pattern)]
@@ -136,9 +137,10 @@ def list_experiments(pattern: str = "*") -> list[Entry]:
 
 
 def like(pattern: str) -> list[str]:
-    """The keys that somebody may have meant by a pattern that matches none; imports all modules.
+    """Returns suggestions for a wildcard pattern that matches no key; imports all modules.
 
-    Those that contain it, whatever the case, or else those that are close to it.
+    The suggestions are the keys that contain the pattern's words in any case, or, if there are
+    none, similar keys.
     """
     keys = {entry.key.casefold(): entry.key for entry in list_experiments()}
     words = [word for word in re.split(r"[*?]+", pattern.casefold()) if word.strip(".")]
@@ -164,13 +166,13 @@ def _summary(cls: type) -> str:
 
 
 def _natural(key: str) -> list[tuple[int, int, str]]:
-    """Sorts Layers3 before Layers13."""
+    """Returns a sort key by which Layers3 comes before Layers13."""
     parts = re.findall(r"\d+|\D+", key)
     return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts]
 
 
 def _modules_on_disk() -> Iterator[str]:
-    """Names of the modules below `tekso.params`, relative to it; none of them is imported."""
+    """Yields the names of the modules below `tekso.params`, relative to it; imports none."""
     yield from _walk(importlib.import_module(PACKAGE).__path__, "")
 
 
@@ -184,7 +186,7 @@ def _walk(folders: Iterable[str], prefix: str) -> Iterator[str]:
 
 
 def _explain(key: str, modules: list[str]) -> str:
-    """What to say of a key that is not there, from the level where the typo is."""
+    """Returns an error message for an unknown key, depending on which part of it is wrong."""
     module, _, name = key.rpartition(".")
     registered = {known.rpartition(".")[0] for known in _ENTRIES}
     if key in modules or key in registered:
@@ -192,7 +194,7 @@ def _explain(key: str, modules: list[str]) -> str:
             importlib.import_module(f"{PACKAGE}.{key}")
         return f"{key!r} is a module; its experiments are: {_listed(key)}"
     if module and _is_class(module, name):
-        return f"{key} is a class, and not registered: put @register above it"
+        return f"{key} is a class that is not registered: put @register above it"
     if module in modules or module in registered:
         close = difflib.get_close_matches(name, _classes_in(module), n=3, cutoff=0.5)
         hint = _did_you_mean(f"{module}.{match}" for match in close)
@@ -204,13 +206,13 @@ def _explain(key: str, modules: list[str]) -> str:
     package = module.partition(".")[0]
     packages = {known.partition(".")[0] for known in everything}
     if package and package not in packages and package not in sys.modules:
-        hint += f"; if {package} is a package of yours, import it first (--import={package})"
+        hint += f"; if {package} is your own package, import it first (--import={package})"
     shown = ", ".join(everything) or "none"
     return f"there is no experiment {key!r}{hint}; modules with experiments: {shown}"
 
 
 def _is_class(module: str, name: str) -> bool:
-    """Whether a module that is imported, below `tekso.params` or the user's own, has a class."""
+    """Returns whether an imported module, in `tekso.params` or by its full name, has a class."""
     found = sys.modules.get(f"{PACKAGE}.{module}") or sys.modules.get(module)
     return isinstance(getattr(found, name, None), type)
 
@@ -226,7 +228,7 @@ def _listed(module: str) -> str:
 
 
 def _classes_in(module: str) -> list[str]:
-    """Names of the experiments of a module: the registered ones, and those its source shows."""
+    """Returns the names of a module's experiments: those registered, and those in its source."""
     names = [key.rpartition(".")[2] for key in _ENTRIES if key.rpartition(".")[0] == module]
     for folder in importlib.import_module(PACKAGE).__path__:
         file = os.path.join(folder, *module.split(".")) + ".py"

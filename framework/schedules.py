@@ -1,15 +1,15 @@
 r"""Schedules: a learning rate (or any factor) as a pure function of the step.
 
-Every schedule may begin with a linear warm-up, and schedules compose:
+Every schedule can begin with a linear warm-up, and schedules can be combined:
 
     value |      /^^^\__
-          |    /        \__        warmup_steps counts from step 0;
-          |  /             \__     total_steps too, the warm-up included: from there on
+          |    /        \__        warmup_steps and total_steps count from step 0,
+          |  /             \__     so total_steps includes the warm-up; after it,
           +-+----+------------+--  a decaying schedule keeps its final value
             0    warmup_steps total_steps
 
-A step is an optimizer update, counted from 0. Steps stay integers (int64) until a difference of two
-of them is taken, so nothing is lost beyond 2**24 or 2**31 steps.
+A step is an optimizer update, counted from 0. Steps are int64, and only differences of steps are
+converted to float32, so they are exact beyond 2**24 and 2**31 steps.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _NOT_NEGATIVE = (
     "scale",
     "factor",
 )
-"""Fields of schedules, where they have them."""
+"""Names of fields that must not be negative, in all schedules that have them."""
 
 
 class Schedule(Configurable):
     """A function of the step: `schedule(step) -> value`.
 
-    A subclass computes `after_warmup(step)`; the warm-up leads linearly from
-    `warmup_initial_value` at step 0 to its value at step `warmup_steps`.
+    A subclass computes `after_warmup(step)`. The warm-up is linear from `warmup_initial_value` at
+    step 0 to the value of `after_warmup` at step `warmup_steps`.
     """
 
     class Params(Configurable.Params):
@@ -53,14 +53,14 @@ class Schedule(Configurable):
         super().__init__(params)
         if self.params.warmup_steps < 0:
             self._refuse("warmup_steps", "0 or more")
-        own = type(self).__module__ == __name__  # fields of other schedules may mean other things
+        own = type(self).__module__ == __name__  # in custom schedules, fields may mean otherwise
         for name in _NOT_NEGATIVE if own else ():
             given = self.params.get(name) if name in self.params else 0.0
             values = given if isinstance(given, list) else [given]
             if any(isinstance(value, (int, float)) and value < 0 for value in values):
                 raise ValueError(
                     f"{self.params.path_of(name)} is {given!r}, but a learning rate cannot be "
-                    "negative: every step would go up the gradient"
+                    "negative: every step would increase the loss"
                 )
 
     def __call__(self, step: Any) -> tf.Tensor:
@@ -81,12 +81,12 @@ class Schedule(Configurable):
         return tf.where(step < _steps(warmup_steps), warm, later)
 
     def after_warmup(self, step: tf.Tensor) -> tf.Tensor:
-        """Returns the float32 value at an int64 step of the run that is >= `warmup_steps`."""
+        """Returns the float32 value at an int64 step of the run, which is >= `warmup_steps`."""
         raise NotImplementedError(f"{type(self).__name__} has no after_warmup()")
 
     def _refuse(self, name: str, allowed: str) -> None:
         given = getattr(self.params, name)
-        raise ValueError(f"{type(self).__name__}: {name} is {given!r}, it must be {allowed}")
+        raise ValueError(f"{type(self).__name__}: {name} is {given!r}, but must be {allowed}")
 
 
 def check_values(schedule: Schedule, steps: int) -> None:
@@ -94,10 +94,10 @@ def check_values(schedule: Schedule, steps: int) -> None:
 
     Args:
       schedule: the schedule.
-      steps: of the run.
+      steps: number of steps of the run.
 
     Raises:
-      ValueError: one is negative, infinite or no number; names the schedule and the step.
+      ValueError: a value is negative, infinite or NaN; the message names the schedule and the step.
     """
     warmup = schedule.params.warmup_steps
     some = {0, 1, warmup - 1, warmup, *(steps * i // 8 for i in range(8)), steps - 1}
@@ -107,7 +107,7 @@ def check_values(schedule: Schedule, steps: int) -> None:
             path = schedule.params.path_of("").rstrip(".")
             raise ValueError(
                 f"{path} ({type(schedule).__name__}) gives the learning rate {value:g} at step "
-                f"{step}; it has to be finite, and 0 or more"
+                f"{step}; it must be finite, and 0 or more"
             )
 
 
@@ -125,14 +125,14 @@ class Constant(Schedule):
 
 
 class Decay(Schedule):
-    """Base of the schedules that go from one value to another until `total_steps`.
+    """Base class of schedules that decay from an initial to a final value until `total_steps`.
 
-    With r the share of the steps between warm-up and `total_steps` that are still to come (1 at the
-    end of the warm-up, 0 from `total_steps` on):
+    r is the remaining fraction of the steps between warm-up and `total_steps`: 1 at the end of the
+    warm-up, 0 from `total_steps` on.
 
         value = final_value + (initial_value - final_value) * shape(r)
 
-    If `total_steps` is not more than `warmup_steps`, the decay takes one step.
+    If `total_steps` <= `warmup_steps`, the decay takes one step.
     """
 
     class Params(Schedule.Params):
@@ -157,23 +157,23 @@ class Decay(Schedule):
         return p.initial_value * shape + p.final_value * (1.0 - shape)
 
     def shape(self, share_left: tf.Tensor) -> tf.Tensor:
-        """Returns 1 for 1 and 0 for 0: the part of the way that is still to go, float32."""
+        """Returns the float32 decay factor for r = `share_left`: 1 for r = 1, and 0 for r = 0."""
         raise NotImplementedError(f"{type(self).__name__} has no shape()")
 
 
 class Linear(Decay):
-    """A straight line from `initial_value` to `final_value`."""
+    """Linear decay from `initial_value` to `final_value`: shape(r) = r."""
 
     class Params(Decay.Params):
         """Params of Linear."""
 
     def shape(self, share_left: tf.Tensor) -> tf.Tensor:
-        """Returns the part of the way that is still to go."""
+        """Returns the decay factor for r = `share_left`."""
         return share_left
 
 
 class Polynomial(Decay):
-    """The share of steps left, to a power.
+    """Polynomial decay: shape(r) = r**power.
 
     Source:
       Power 2 is the decay of LARS: You et al. 2017 (arXiv 1708.03888), section 6.
@@ -182,7 +182,7 @@ class Polynomial(Decay):
     class Params(Decay.Params):
         """Params of Polynomial."""
 
-        power: float = param("Exponent of the share of steps left.", default=2.0)
+        power: float = param("Exponent of the remaining fraction of steps.", default=2.0)
 
     def __init__(self, params: Any) -> None:
         """Checks the Params."""
@@ -191,42 +191,42 @@ class Polynomial(Decay):
             self._refuse("power", "above 0")
 
     def shape(self, share_left: tf.Tensor) -> tf.Tensor:
-        """Returns the part of the way that is still to go."""
+        """Returns the decay factor for r = `share_left`."""
         return tf.pow(share_left, self.params.power)
 
 
 class Cosine(Decay):
-    """Half a period of a cosine.
+    """Cosine decay over half a period.
 
     Source:
       Loshchilov & Hutter 2017 (arXiv 1608.03983), eq. 5, one period without restarts:
-      (1 + cos(pi * (1 - r))) / 2, written as sin(pi * r / 2) ** 2, which is exact near the end.
+      (1 + cos(pi * (1 - r))) / 2, computed as sin(pi * r / 2) ** 2, which is exact near the end.
     """
 
     class Params(Decay.Params):
         """Params of Cosine."""
 
     def shape(self, share_left: tf.Tensor) -> tf.Tensor:
-        """Returns the part of the way that is still to go."""
+        """Returns the decay factor for r = `share_left`."""
         return tf.square(tf.sin(share_left * (math.pi / 2)))
 
 
 class InverseSquareRoot(Schedule):
-    """Linear warm-up, then decay with the root of the step: the schedule of the Transformer.
+    """Linear warm-up, then inverse square-root decay: the schedule of the Transformer.
 
         value = scale * model_dim**-0.5 * min(t**-0.5, t * warmup_steps**-1.5),   t = step + 1
 
     The peak, scale * (model_dim * warmup_steps)**-0.5, is at t = warmup_steps. With `warmup_steps`
-    0 the value decays from the first step on. `warmup_initial_value` is the value at t = 0.
+    0, the value decays from the first step on. `warmup_initial_value` is the value at t = 0.
 
     Source:
-      Vaswani et al. 2017 (arXiv 1706.03762), eq. 3; its steps count from 1.
+      Vaswani et al. 2017 (arXiv 1706.03762), eq. 3, in which steps count from 1.
     """
 
     class Params(Schedule.Params):
         """Params of InverseSquareRoot."""
 
-        model_dim: int = param("Width of the model; 1 leaves it out.", default=REQUIRED)
+        model_dim: int = param("Width of the model; 1: no dependence on it.", default=REQUIRED)
         scale: float = param("Factor of the whole schedule.", default=1.0)
         warmup_steps: int = param("Steps of linear warm-up.", default=4000)
 
@@ -256,7 +256,7 @@ class InverseSquareRoot(Schedule):
 
 
 class Exponential(Schedule):
-    """Multiplied by `rate` every `decay_steps` steps after the warm-up.
+    """Exponential decay: the value is multiplied by `rate` every `decay_steps` steps.
 
     value = max(initial_value * rate ** (steps after the warm-up / decay_steps), final_value)
     """
@@ -268,10 +268,10 @@ class Exponential(Schedule):
         rate: float = param("Factor over decay_steps steps.", default=REQUIRED)
         decay_steps: int = param("Steps over which the value is multiplied by rate.", default=1)
         form: Literal["smooth", "stairs"] = param(
-            "Whether the value falls in every step, or at once after every decay_steps.",
+            "Whether the value changes in every step (smooth), or once every decay_steps (stairs).",
             default="smooth",
         )
-        final_value: float = param("Where a decay ends.", default=0.0)
+        final_value: float = param("Lower bound of the value.", default=0.0)
 
     def __init__(self, params: Any) -> None:
         """Checks the Params."""
@@ -293,16 +293,16 @@ class Exponential(Schedule):
 
 
 class PiecewiseConstant(Schedule):
-    """values[i] from step boundaries[i - 1] on; values[0] before the first boundary.
+    """Piecewise constant: values[0] first, and values[i] from step boundaries[i - 1] on.
 
-    Boundaries are steps of the run, the warm-up included.
+    Boundaries are steps of the run and include the warm-up.
     """
 
     class Params(Schedule.Params):
         """Params of PiecewiseConstant."""
 
         boundaries: list[int] = param("Ascending steps at which the value changes.", default=[])
-        values: list[float] = param("One value more than boundaries.", default=REQUIRED)
+        values: list[float] = param("The values, one more than boundaries.", default=REQUIRED)
 
     def __init__(self, params: Any) -> None:
         """Checks the Params."""
@@ -318,9 +318,10 @@ class PiecewiseConstant(Schedule):
 
 
 class Sequence(Schedule):
-    """One schedule after the other: schedules[i] begins, at its own step 0, at boundaries[i - 1].
+    """One schedule after the other: schedules[i] begins at step boundaries[i - 1].
 
-    So a schedule's own `warmup_steps` and `total_steps` count from where it begins.
+    The steps of each schedule, so also its `warmup_steps` and `total_steps`, count from its own
+    beginning.
     """
 
     class Params(Schedule.Params):
@@ -328,7 +329,7 @@ class Sequence(Schedule):
 
         schedules: list[Schedule.Params] = param("The schedules in order.", default=REQUIRED)
         boundaries: list[int] = param(
-            "Ascending steps of the run at which the second, third … begins.", default=[]
+            "Ascending steps of the run at which the second, third … schedule begins.", default=[]
         )
 
     def __init__(self, params: Any) -> None:
@@ -347,7 +348,7 @@ class Sequence(Schedule):
 
 
 class Product(Schedule):
-    """A factor times the product of schedules, each at the step of the run."""
+    """A constant factor times the product of schedules, each evaluated at the step of the run."""
 
     class Params(Schedule.Params):
         """Params of Product."""
@@ -369,9 +370,9 @@ class Product(Schedule):
 
 
 def end_with_run(params: P, steps: int) -> P:
-    """Returns Params of a learner, in which a decay whose end was left open ends with the run.
+    """Returns Params of a learner in which `total_steps` of decays, if not set, is `steps`.
 
-    So `--steps` shortens or stretches the schedule, too.
+    So `--steps` also shortens or stretches the schedule.
     """
     params = params.copy()
     found: list[str] = []
@@ -397,8 +398,10 @@ def _check_boundaries(schedule: Schedule, num_parts: int, parts: str) -> None:
     name = type(schedule).__name__
     if num_parts != len(boundaries) + 1:
         raise ValueError(
-            f"{name}: {num_parts} {parts} need {max(num_parts - 1, 0)} boundaries between them, "
-            f"given: {boundaries}"
+            f"{name}: {num_parts} {parts} need {max(num_parts - 1, 0)} boundaries, given: "
+            f"{boundaries}"
         )
     if any(low >= high for low, high in zip([0, *boundaries], boundaries, strict=False)):
-        raise ValueError(f"{name}: boundaries must ascend from 1 on, given: {boundaries}")
+        raise ValueError(
+            f"{name}: boundaries must be ascending and at least 1, given: {boundaries}"
+        )

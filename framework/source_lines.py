@@ -1,4 +1,4 @@
-"""Where a function is written, for messages about what it returns."""
+"""Source lines of functions, for error messages about their results."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 
 def line_of(function: Any) -> tuple[str, int] | None:
-    """Returns file and line of a function or method, without its decorators and `partial`s.
+    """Returns file and line of a function or method, inside its decorators and `partial`s.
 
-    None: it is not written in Python.
+    None: the function is not written in Python.
     """
     function = inspect.unwrap(function)
     while isinstance(function, (functools.partial, functools.partialmethod)):
@@ -20,6 +20,6 @@ def line_of(function: Any) -> tuple[str, int] | None:
 
 
 def place_of(function: Any) -> str:
-    """Returns " (file:line)" of a function, to follow its name; "" where there is none."""
+    """Returns " (file:line)" of a function, to append to its name; "" if unknown."""
     line = line_of(function)
     return "" if line is None else f" ({line[0]}:{line[1]})"

@@ -1,8 +1,8 @@
-"""Task: what is learned. A loss as sums over the part of a batch that is seen, and what to show.
+"""Task: the base class of tasks: loss, metrics, decoding and export of a model.
 
-A task is a layer: its weights are those of the model below it, so specs, first values and weight
-paths come from the layer contract. It knows no device: an execution calls `loss` on a part of the
-batch and adds up what the parts return. What its methods return is checked in task_results.py.
+A task is a layer: specs, initial values and paths of the weights work as for any layer. It does not
+depend on devices: an execution calls `loss` on parts of a batch and sums the results.
+task_results.py checks the return values of a task's methods.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ Goal = Literal["min", "max"]
 TaskParams = TypeVar("TaskParams", bound="Task.Params")
 
 LOSS = "loss"
-"""Name under which an execution adds (loss_sum, loss_weight) to the sums of a task's metrics."""
+"""Name of (loss_sum, loss_weight) in the sums that an execution passes to `Task.summarize`."""
 
 
 def _on_tensors(method: Callable[..., Any], position: int) -> Callable[..., Any]:
-    """Returns a method whose argument at a position, or of the name "batch", became tensors."""
+    """Wraps a method: converts its batch argument, at `position` or by name, to tensors."""
 
     @functools.wraps(method)
     def run(self: Task, *args: Any, **kwargs: Any) -> Any:
@@ -49,7 +49,7 @@ def _on_tensors(method: Callable[..., Any], position: int) -> Callable[..., Any]
 
 
 class Task(Layer):
-    """Base of all tasks: a model, its loss over a batch, its metrics and its decoding.
+    """Base class of all tasks: a model, its loss over a batch, its metrics and its decoding.
 
         class Regression(Task):
             def __init__(self, params):
@@ -63,12 +63,12 @@ class Task(Layer):
                 y = self.model.fprop(theta.model, batch["x"], ctx)
                 return LossSums(tf.reduce_sum(batch["weights"] * tf.square(y - batch["y"])))
 
-    The loss of a step is loss_sum / loss_weight, both summed over the global batch, plus what
-    layers gave to `ctx.collect_loss`.
+    The loss of a step is loss_sum / loss_weight, both summed over the global batch, plus the
+    auxiliary losses of layers (`ctx.collect_loss`).
 
     Attributes:
-      goals: {metric: "max" or "min", the end that is good}, for `run.keep_best`. Those of base
-        classes and of the loss ("min") need not be repeated.
+      goals: {metric: "max" or "min"}: whether a large or a small value is better, for
+        `run.keep_best`. Goals of base classes are inherited, and the goal of the loss is "min".
     """
 
     goals: ClassVar[Mapping[str, Goal]] = {}
@@ -77,7 +77,7 @@ class Task(Layer):
         """Params of a task."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Lets `loss` and `loss_weight` of the class take batches of NumPy arrays."""
+        """Wraps `loss` and `loss_weight` of the class so that they accept NumPy arrays."""
         super().__init_subclass__(**kwargs)
         for name, position in (("loss", 1), ("loss_weight", 0)):
             if inspect.isfunction(method := vars(cls).get(name)):
@@ -85,14 +85,14 @@ class Task(Layer):
 
     @classmethod
     def complete(cls, params: TaskParams, input: Input) -> TaskParams:
-        """Returns Params in which what was left open is filled in from the training input.
+        """Returns the Params with missing values filled in from the training input.
 
         Args:
           params: Params of this task; not changed.
-          input: the training Input, for example for the size of its vocabulary.
+          input: the training Input, which knows for example the vocabulary size.
 
         Raises:
-          ValueError: what the Params say does not fit the input.
+          ValueError: the Params do not fit the input.
         """
         return params
 
@@ -100,35 +100,35 @@ class Task(Layer):
         """Checks that the inputs fit the task, before the first step and before an evaluation.
 
         Args:
-          inputs: {path in the tree: Input}, the training input ("input") and those of evaluations.
+          inputs: {path in the tree: Input}, the training input ("input") and evaluation inputs.
 
         Returns:
-          warnings, a line each, which a run shows before its first step; None for none.
+          a list of one-line warnings, which a run shows before its first step; None: no warnings.
 
         Raises:
-          ValueError: one does not fit; the message names its path, what is wrong and what is
-            allowed.
+          ValueError: an input does not fit. The message must name its path, what is wrong and what
+            is allowed.
         """
 
     def check_batch(self, what: str, batch: Mapping[str, np.ndarray]) -> None:
-        """Checks the values of a batch of training or evaluation, before a device gets it.
+        """Checks the values of a training or evaluation batch before it is sent to a device.
 
         It is called on the host for every batch, so it should take microseconds. By default it
         checks nothing.
 
         Args:
           what: the input and the number of the batch, for messages: "input.batch(3)".
-          batch: as the input made it.
+          batch: the batch of the input.
 
         Raises:
-          ValueError: a value is not allowed; the message begins with `what`.
+          ValueError: a value is not allowed. The message must begin with `what`.
         """
 
     def loss_weight(self, batch: Batch) -> tf.Tensor:
-        """Returns the weight of a batch: what the sum of losses is divided by.
+        """Returns the weight of a batch, by which the sum of its losses is divided.
 
-        A pure function of the batch, so that the weight of the global batch is known before any
-        part of it is computed. It adds up: the weights of the parts sum to that of the whole.
+        It must be a pure function of the batch, because it is computed for the global batch before
+        any loss. It must be additive: the weights of the parts of a batch sum to its weight.
 
         Shapes:
           returns: [], float32
@@ -136,13 +136,13 @@ class Task(Layer):
         raise NotImplementedError(f"{type(self).__name__} has no loss_weight()")
 
     def loss(self, theta: Theta, batch: Batch, ctx: StepContext) -> LossSums:
-        """Returns the sums over the examples of `batch`, a whole batch or a part of one.
+        """Returns sums over the examples of `batch`, which is a whole batch or a part of one.
 
-        Auxiliary losses are handed to `ctx.collect_loss` and are no part of these sums. By default
-        the `pieces` are run one after the other.
+        Pass auxiliary losses to `ctx.collect_loss`; do not add them to these sums. By default it
+        runs the `pieces` one after the other.
 
         Raises:
-          ValueError: a piece reads some rows of a repeated stack, and its neighbours not the rest.
+          ValueError: the pieces do not read all rows of a repeated stack in order.
         """
         if type(self).pieces is Task.pieces:
             raise NotImplementedError(f"{type(self).__name__} has neither loss() nor pieces()")
@@ -153,7 +153,10 @@ class Task(Layer):
         return task_results.sums_of_flow(self, flow)
 
     def _check_whole(self, piece: Piece) -> None:
-        """Of a repeated stack theta has all rows, so a piece that wants some would run too many."""
+        """Raises a ValueError if a merged piece reads only some rows of a repeated stack.
+
+        Theta has all rows here, so the piece would run too many.
+        """
         if piece.rows is None:
             return
         specs = self.specs()
@@ -162,15 +165,16 @@ class Task(Layer):
         if first or counts - {end}:
             raise ValueError(
                 f"{piece.name} reads rows {first} to {end - 1} of a repeated stack of "
-                f"{max(counts)}, and its neighbours do not read the others: declare its layers "
-                f"one after the other, or give {type(self).__name__} a loss() of its own"
+                f"{max(counts)}, but neighbouring pieces do not read the other rows: list its "
+                f"layers one after the other, or define {type(self).__name__}.loss()"
             )
 
     def pieces(self) -> list[Piece]:
-        """Returns the parts of `loss` in order, between which a pipeline can cut it.
+        """Returns the parts of `loss` in order; a pipeline partitions them into stages.
 
-        The first is given the batch; the last adds "loss_sum" and "metrics", the fields of
-        `LossSums`. What the model's parts collect is theirs. By default all is one piece.
+        The first piece gets the batch. The last piece adds "loss_sum" and "metrics", the fields of
+        `LossSums`. Layers collect their losses and metrics as usual. By default the whole loss is
+        one piece.
         """
 
         def run(theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
@@ -180,9 +184,9 @@ class Task(Layer):
         return [Piece("loss", {"": self}, run)]
 
     def predict(self, theta: Theta, batch: Batch, ctx: StepContext) -> dict[str, tf.Tensor]:
-        """Returns what the model predicts for examples: what `Session.predict` returns.
+        """Returns predictions for the examples of a batch, used by `Session.predict`.
 
-        A pure function. `batch` may lack what only the loss reads.
+        It must be a pure function. `batch` may lack arrays that only the loss needs.
 
         Raises:
           NotImplementedError: the task defines no predictions.
@@ -195,31 +199,33 @@ class Task(Layer):
         )
 
     def count(self, batch: Mapping[str, np.ndarray]) -> tuple[int, str]:
-        """Returns how much a batch of arrays holds, and in what unit: the speed in reports."""
+        """Returns the amount of data in a batch and its unit, for the speed in reports."""
         return len(next(iter(batch.values()))), "examples"
 
     def summarize(self, sums: Mapping[str, tuple[float, float]]) -> dict[str, float]:
-        """Returns the figures of a report: every mean, and what follows from them.
+        """Returns the figures of a report: the mean of every sum, and figures derived from means.
 
         Args:
-          sums: {name: (sum, weight)} over a batch or a whole pass, `LOSS` among the names. A name
-            whose weight is 0 has no mean and is left out.
+          sums: {name: (sum, weight)} over a batch or a whole pass, including `LOSS`. Names with
+            weight 0 have no mean and are omitted.
         """
         return {name: value / weight for name, (value, weight) in sums.items() if weight}
 
     def decode(self, program: Program, input: Input) -> Decoded | None:
-        """Returns what `--mode=decode` and the end of training show; None if there is nothing.
+        """Returns the output of `--mode=decode` and of decoding at the end of training.
+
+        None: the task decodes nothing.
 
         Args:
           program: calls pure functions with the weights of the run.
-          input: the training Input: its tokenizer turns text into ids and back. What is known of
-            it without its data, where `decodes_data` is False.
+          input: the training Input, with its tokenizer. If `decodes_data` is False, only the
+            result of `Input.known`.
         """
         return None
 
     @classmethod
     def decodes_data(cls, params: Any) -> bool:
-        """Whether `decode` reads examples of its input; otherwise its tokenizers are enough."""
+        """Returns whether `decode` reads examples of its input, and not only its tokenizers."""
         del params
         return True
 
@@ -231,38 +237,38 @@ class Task(Layer):
         is_last: bool,
         stopped: Callable[[], bool] = lambda: False,
     ) -> Scored | None:
-        """Returns what decoding an evaluation input shows, after its pass; None for nothing.
+        """Returns scores from decoding an evaluation input, after its pass; None: no scores.
 
         Args:
-          program: calls pure functions with the weights of the run. All processes of a run call it
-            alike.
+          program: calls pure functions with the weights of the run. All processes of a run must
+            make the same calls.
           input: an evaluation Input.
           is_last: whether it is the last evaluation of the run, which may take longer.
-          stopped: asked now and then whether to leave off; what is returned is then not used.
+          stopped: returns whether to stop early; call it regularly. The result is then not used.
         """
         return None
 
     def exports(self, input: Input) -> dict[str, ExportedFunction]:
-        """Returns the functions that `--mode=export` writes, by name; empty: there are none.
+        """Returns {name: function} of the functions that `--mode=export` writes.
 
         Args:
-          input: the training Input; where its tokenizer is known without the data, it may be all
-            besides Params and sizes.
+          input: the training Input. If its tokenizer is known without the data, only the result of
+            `Input.known`, which has Params, tokenizer and sizes.
         """
         return {}
 
     def text_exports(self, input: Input) -> dict[str, ExportedTexts]:
-        """Returns how some of the functions of `exports` take and give texts, by their names.
+        """Returns {name in `exports`: conversion from and to texts}.
 
-        They are written beside the others, as a SavedModel that takes texts; empty: there are none,
-        or a package is missing that such a thing needs.
+        Each of these functions is also exported as a SavedModel that takes texts. Empty: there are
+        none, or a package that they require is not installed.
         """
         return {}
 
     def setting_to_try(self, eval_inputs: Mapping[str, Any]) -> str | None:
-        """Returns a setting ("path=value") worth trying with `--mode=decode`; None: there is none.
+        """Returns a setting ("path=value") to suggest for `--mode=decode`; None: no suggestion.
 
         Args:
-          eval_inputs: the evaluation Inputs by name: what the model has not seen.
+          eval_inputs: {name: evaluation Input}, data that the model was not trained on.
         """
         return None

@@ -1,8 +1,8 @@
-"""What a task returns: the values, and a check of what each method of `Task` returned.
+"""Return types of the methods of `Task`, and functions that call the methods and check the results.
 
-There is a function for each method, of the same name: it calls the method, and raises a `TaskError`
-that names the method with its line and what it returned. Executions and runs call these functions
-and not the task.
+For each method there is a function with the same name. It calls the method, and raises a
+`TaskError` with the method, its source line and the returned value if the result is invalid.
+Executions and runs call these functions instead of the methods.
 """
 
 from __future__ import annotations
@@ -29,27 +29,26 @@ _Result = TypeVar("_Result")
 
 
 class Program(Protocol):
-    """The weights of a run, ready to be called: what a task decodes with.
+    """Calls functions with the weights of a run; tasks use it for decoding.
 
     Attributes:
-      serialize_calls: whether the calls of a function should come one at a time, with inputs of one
-        shape.
+      serialize_calls: whether callers should make one `call` at a time, with inputs of one shape.
     """
 
     serialize_calls: bool
 
     def call(self, function: Callable[..., Any], *inputs: Any) -> Any:
-        """Returns `function(theta, *inputs, ctx)`, traced once for a function and input shapes.
+        """Returns `function(theta, *inputs, ctx)`, traced once per function and input shapes.
 
-        `function` is pure. Pass the same function object again and the trace is used again. The
-        inputs are nests of arrays, tensors and None. After a first call, several threads may call
-        at a time, unless `serialize_calls`.
+        `function` must be pure. Its trace is cached for further calls with the same function
+        object. The inputs are nests of arrays, tensors and None. After the first call, several
+        threads may call concurrently, unless `serialize_calls` is set.
         """
         ...
 
 
 class _Task(Protocol):
-    """The methods that are called here; `Task` says what they are given and return."""
+    """The methods of a task that this file calls; documented in `Task`."""
 
     def walk(self) -> Iterable[Layer]: ...
 
@@ -81,27 +80,27 @@ class _Task(Protocol):
 
 
 class TaskError(TypeError):
-    """A task returns something else than its contract says."""
+    """A method of a task returns an invalid value."""
 
 
 @dataclasses.dataclass(frozen=True)
 class LossSums:
-    """What one part of a batch adds to a step, never a mean.
+    """Sums of losses and metrics over a part of a batch; never means.
 
     Attributes:
-      loss_sum: scalar; the sum over all parts divided by the global `loss_weight` is the loss.
+      loss_sum: scalar; its sum over all parts, divided by the global `loss_weight`, is the loss.
       metrics: {name: (sum, weight)}, scalars; sum / weight over all parts is the metric. Integers
-        become float32.
+        are converted to float32.
 
     Raises:
-      TaskError: a value is no scalar or no number, or a metric no pair.
+      TaskError: a value is not a scalar number, or a metric is not a pair.
     """
 
     loss_sum: tf.Tensor
     metrics: dict[str, tuple[tf.Tensor, tf.Tensor]] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Checks the values and makes them tensors."""
+        """Checks the values and converts them to tensors."""
         object.__setattr__(self, "loss_sum", _scalar(self.loss_sum, "the loss sum", _SUM_OF_LOSSES))
         if not isinstance(self.metrics, Mapping):
             raise TaskError(f"metrics of LossSums are {_shown(self.metrics)}, not a dict {_PAIRS}")
@@ -117,11 +116,12 @@ class LossSums:
         object.__setattr__(self, "metrics", pairs)
 
     def total(self, weight: tf.Tensor, auxiliary: tf.Tensor) -> tf.Tensor:
-        """Returns what this part adds to the total loss, in the type of `loss_sum`.
+        """Returns the contribution of this part to the total loss, in the dtype of `loss_sum`.
 
         Args:
-          weight: of the global batch. If it is 0, the batch is padding: nothing is to be learned.
-          auxiliary: the part's auxiliary losses.
+          weight: loss weight of the global batch. If it is 0, the batch is all padding, and the
+            mean loss is 0.
+          auxiliary: auxiliary losses of this part.
         """
         mean = tf.math.divide_no_nan(self.loss_sum, tf.cast(weight, self.loss_sum.dtype))
         return mean + tf.cast(auxiliary, mean.dtype)
@@ -129,11 +129,11 @@ class LossSums:
 
 @dataclasses.dataclass(frozen=True)
 class Decoded:
-    """What decoding shows to people and leaves to programs.
+    """The result of decoding, as text and as JSON records.
 
     Attributes:
-      text: to print, several lines.
-      records: one JSON object a sample or scored text.
+      text: text to print, several lines.
+      records: one JSON object per sample or scored text.
     """
 
     text: str
@@ -142,13 +142,13 @@ class Decoded:
 
 @dataclasses.dataclass(frozen=True)
 class Scored:
-    """What decoding an evaluation input shows, besides the sums of its pass.
+    """The scores from decoding an evaluation input, in addition to the metrics of its pass.
 
     Attributes:
-      figures: {name: value}, reported with those of the pass.
-      text: for people, several lines; "" for nothing.
+      figures: {name: value}, reported with the metrics of the pass.
+      text: text to print, several lines; "": none.
       images: {name: PNG file}.
-      notes: lines that go with the figures wherever they are told.
+      notes: lines that are printed together with the figures.
     """
 
     figures: dict[str, float]
@@ -158,25 +158,25 @@ class Scored:
 
 
 def complete(params: Params, input: Input) -> Params:
-    """Returns `complete(params, input)` of the task that Params are of.
+    """Returns `complete(params, input)` of the task class of the Params.
 
     Raises:
-      TaskError: they are of no task, or it returns something else than Params of itself.
+      TaskError: the Params are not those of a task, or `complete` does not return Params of the
+        same type.
     """
     owner = params.owner
     if owner is None or not hasattr(owner, "complete"):
         name = type_name(type(params)) if owner is None else owner.__name__
         raise TaskError(
-            f"task is Params of {name}, and {name} is no task: a task has the model in it and a "
-            "loss, as Classification.Params(model=Mlp.Params()) has"
+            f"task is Params of {name}, but {name} is not a task: a task contains the model and a "
+            "loss, for example Classification.Params(model=Mlp.Params())"
         )
     found = owner.complete(params, input)
     if isinstance(found, type(params)):
         return found
     raise TaskError(
-        f"{method_of(owner, 'complete')} returns {_shown(found)}, and has to return "
-        f"{type_name(type(params))}: return params, or a copy that is filled in "
-        "(params = params.copy())"
+        f"{method_of(owner, 'complete')} returns {_shown(found)}, but must return "
+        f"{type_name(type(params))}: return params, or a completed copy (params = params.copy())"
     )
 
 
@@ -184,7 +184,7 @@ def check_inputs(task: _Task, inputs: Mapping[str, Any]) -> list[str]:
     """Returns the warnings of `task.check_inputs(inputs)`.
 
     Raises:
-      TaskError: it is neither None nor a list of texts.
+      TaskError: the result is neither None nor a list of str.
     """
     found = task.check_inputs(inputs)
     if found is None:
@@ -201,9 +201,9 @@ def loss_weight(task: _Task, batch: Batch) -> tf.Tensor:
       returns: []
 
     Raises:
-      TaskError: it is no scalar, or no number.
+      TaskError: the result is not a scalar number.
     """
-    what = f"what {method_of(task, 'loss_weight')} returns"
+    what = f"the result of {method_of(task, 'loss_weight')}"
     weight = _scalar(task.loss_weight(as_tensors(batch)), what, "sum the weights of the examples")
     return tf.cast(weight, tf.float32)
 
@@ -212,12 +212,12 @@ def loss(task: _Task, theta: Theta, batch: Batch, ctx: StepContext) -> LossSums:
     """Returns `task.loss(theta, batch, ctx)`; the batch may have NumPy arrays.
 
     Raises:
-      TaskError: it is no `LossSums`.
+      TaskError: the result is not `LossSums`.
     """
     sums = task.loss(theta, as_tensors(batch), ctx)
     if not isinstance(sums, LossSums):
         raise TaskError(
-            f"{method_of(task, 'loss')} returns {_shown(sums)}, and has to return "
+            f"{method_of(task, 'loss')} returns {_shown(sums)}, but must return "
             f"LossSums(loss_sum, metrics): {_SUM_OF_LOSSES}; metrics are {_PAIRS}"
         )
     return sums
@@ -227,8 +227,8 @@ def pieces(task: _Task) -> list[Piece]:
     """Returns `task.pieces()`.
 
     Raises:
-      TaskError: it is no list of pieces; or a layer overrides fprop() and not pieces(), of which
-        the loss is made.
+      TaskError: the result is not a list of pieces; or a layer overrides fprop() but not pieces(),
+        from which the loss is computed.
     """
     own: object = task
     for layer in task.walk():
@@ -238,8 +238,8 @@ def pieces(task: _Task) -> list[Piece]:
             name = type(layer).__name__
             raise TaskError(
                 f"{method_of(overriding[0], 'fprop')} overrides what "
-                f"{method_of(overriding[1], 'pieces')} computes, and the loss of "
-                f"{type(task).__name__} is made of pieces(), so fprop() would not be used: "
+                f"{method_of(overriding[1], 'pieces')} computes, but the loss of "
+                f"{type(task).__name__} uses pieces(), so this fprop() would be ignored: "
                 f"override pieces() in {name} as well, so that both compute the same"
             )
     found = task.pieces()
@@ -249,9 +249,10 @@ def pieces(task: _Task) -> list[Piece]:
 
 
 def overrides(layer: Any, method: str) -> tuple[type, type] | None:
-    """Returns the class that overrides a method, and that of `pieces` above it; None: neither.
+    """Returns the class that overrides a method, and its base class that defines `pieces`.
 
-    What a subclass of both computes is then not what `pieces` computes.
+    The overriding method is then inconsistent with `pieces`. None: `pieces` is defined in the same
+    class as the method, or in a subclass.
     """
     order = type(layer).__mro__
     one, pieces = (next(c for c in order if name in vars(c)) for name in (method, "pieces"))
@@ -259,16 +260,16 @@ def overrides(layer: Any, method: str) -> tuple[type, type] | None:
 
 
 def sums_of_flow(task: _Task, flow: Flow) -> LossSums:
-    """Returns the sums that the last piece of a task leaves in the flow.
+    """Returns the sums that the last piece of a task adds to the flow.
 
     Raises:
-      TaskError: they are not there.
+      TaskError: they are missing.
     """
     if not isinstance(flow, dict) or LOSS_SUM not in flow or METRICS not in flow:
         given = sorted(flow) if isinstance(flow, dict) else _shown(flow)
         raise TaskError(
-            f"the last piece of {method_of(task, 'pieces')} returns {given}, and has to add "
-            f"{LOSS_SUM!r} and {METRICS!r} to what it is given: {{**flow, {LOSS_SUM!r}: "
+            f"the last piece of {method_of(task, 'pieces')} returns {given}, but must add "
+            f"{LOSS_SUM!r} and {METRICS!r} to its input: {{**flow, {LOSS_SUM!r}: "
             f"tf.reduce_sum(...), {METRICS!r}: {{}}}}"
         )
     return LossSums(flow[LOSS_SUM], flow[METRICS])
@@ -278,7 +279,7 @@ def predict(task: _Task, theta: Theta, batch: Batch, ctx: StepContext) -> dict[s
     """Returns `task.predict(theta, batch, ctx)`; the batch may have NumPy arrays.
 
     Raises:
-      TaskError: it is no dict of tensors.
+      TaskError: the result is not a dict of tensors.
     """
     return _by_name(task, "predict", task.predict(theta, as_tensors(batch), ctx), tf.Tensor)
 
@@ -287,7 +288,7 @@ def count(task: _Task, batch: Mapping[str, np.ndarray]) -> tuple[int, str]:
     """Returns `task.count(batch)`.
 
     Raises:
-      TaskError: it is no pair of a number and a unit.
+      TaskError: the result is not a pair of a number and a unit.
     """
     found = task.count(batch)
     is_pair = isinstance(found, tuple) and len(found) == 2
@@ -297,16 +298,16 @@ def count(task: _Task, batch: Mapping[str, np.ndarray]) -> tuple[int, str]:
 
 
 def summarize(task: _Task, sums: Mapping[str, tuple[float, float]]) -> dict[str, float]:
-    """Returns `task.summarize(sums)`, every figure a float.
+    """Returns `task.summarize(sums)` with all figures converted to float.
 
     Raises:
-      TaskError: it is no dict of numbers.
+      TaskError: the result is not a dict of numbers.
     """
     figures = task.summarize(sums)
     try:
         return {str(name): float(value) for name, value in figures.items()}
     except (AttributeError, TypeError, ValueError):
-        want = "{name: number}: super().summarize(sums), with what you change and add"
+        want = "{name: number}: super().summarize(sums) with your changes and additions"
         raise _error(task, "summarize", figures, want) from None
 
 
@@ -314,16 +315,16 @@ def decode(task: _Task, program: Program, input: Input) -> Decoded | None:
     """Returns `task.decode(program, input)`.
 
     Raises:
-      TaskError: it is something else than `Decoded` and None.
+      TaskError: the result is neither `Decoded` nor None.
     """
     return _or_none(task, "decode", task.decode(program, input), Decoded)
 
 
 def decodes_data(params: Params) -> bool:
-    """Returns `decodes_data(params)` of the task that Params are of.
+    """Returns `decodes_data(params)` of the task class of the Params.
 
     Raises:
-      TaskError: it is no boolean.
+      TaskError: the result is not a bool.
     """
     owner: Any = params.owner
     found = owner.decodes_data(params)
@@ -338,7 +339,7 @@ def score(
     """Returns `task.score(program, input, …)`.
 
     Raises:
-      TaskError: it is something else than `Scored` and None.
+      TaskError: the result is neither `Scored` nor None.
     """
     found = task.score(program, input, is_last=is_last, stopped=stopped)
     return _or_none(task, "score", found, Scored)
@@ -348,7 +349,7 @@ def exports(task: _Task, input: Input) -> dict[str, ExportedFunction]:
     """Returns `task.exports(input)`.
 
     Raises:
-      TaskError: it is no dict of exported functions.
+      TaskError: the result is not a dict of `ExportedFunction`s.
     """
     return _by_name(task, "exports", task.exports(input), ExportedFunction)
 
@@ -357,7 +358,7 @@ def text_exports(task: _Task, input: Input) -> dict[str, ExportedTexts]:
     """Returns `task.text_exports(input)`.
 
     Raises:
-      TaskError: it is no dict of exported texts.
+      TaskError: the result is not a dict of `ExportedTexts`.
     """
     return _by_name(task, "text_exports", task.text_exports(input), ExportedTexts)
 
@@ -366,7 +367,7 @@ def setting_to_try(task: _Task, eval_inputs: Mapping[str, Any]) -> str | None:
     """Returns `task.setting_to_try(eval_inputs)`.
 
     Raises:
-      TaskError: it is neither "path=value" nor None.
+      TaskError: the result is neither "path=value" nor None.
     """
     found = task.setting_to_try(eval_inputs)
     if found is None or (isinstance(found, str) and "=" in found):
@@ -375,13 +376,13 @@ def setting_to_try(task: _Task, eval_inputs: Mapping[str, Any]) -> str | None:
 
 
 def method_of(task: object, name: str) -> str:
-    """Returns a method with its file and line, for messages: what it returns is wrong."""
+    """Returns the name of a method with its file and line, for error messages."""
     owner = task if isinstance(task, type) else type(task)
     return f"{owner.__name__}.{name}{place_of(getattr(task, name))}"
 
 
 def as_tensors(batch: Mapping[str, Any]) -> dict[str, tf.Tensor]:
-    """Returns a batch whose NumPy arrays became tensors; tensors stay as they are."""
+    """Returns a batch with NumPy arrays converted to tensors; other values are unchanged."""
     return {
         name: tf.convert_to_tensor(array) if isinstance(array, np.ndarray) else array
         for name, array in batch.items()
@@ -401,29 +402,29 @@ def _by_name(task: _Task, name: str, found: Any, kind: type[_Result]) -> dict[st
 
 
 def _error(task: object, name: str, found: Any, want: str) -> TaskError:
-    return TaskError(f"{method_of(task, name)} returns {_shown(found)}, and has to return {want}")
+    return TaskError(f"{method_of(task, name)} returns {_shown(found)}, but must return {want}")
 
 
 _SUM_OF_LOSSES = "sum the losses of the examples with tf.reduce_sum"
-_PAIRS = "{name: (sum, weight)} of scalars, whose quotient is the metric"
+_PAIRS = "{name: (sum, weight)} of scalars; the metric is sum / weight"
 
 
 def _scalar(value: Any, what: str, want: str) -> tf.Tensor:
-    """Returns a value as a tensor of a floating type.
+    """Returns a value as a floating-point tensor.
 
     Raises:
-      TaskError: it is no scalar, or no number.
+      TaskError: the value is not a scalar number.
     """
     try:
         tensor = tf.convert_to_tensor(value)
     except (TypeError, ValueError, tf.errors.OpError):
-        raise TaskError(f"{what} is {_shown(value)}, and has to be a scalar: {want}") from None
+        raise TaskError(f"{what} is {_shown(value)}, but must be a scalar: {want}") from None
     if not tensor.dtype.is_floating:
         if not (tensor.dtype.is_integer or tensor.dtype.is_bool):
-            raise TaskError(f"{what} is {_shown(tensor)}, and has to be a number: {want}")
+            raise TaskError(f"{what} is {_shown(tensor)}, but must be a number: {want}")
         tensor = tf.cast(tensor, tf.float32)
     if tensor.shape.rank not in (0, None):
-        raise TaskError(f"{what} is {_shown(tensor)}, and has to be a scalar: {want}")
+        raise TaskError(f"{what} is {_shown(tensor)}, but must be a scalar: {want}")
     return tensor
 
 

@@ -18,7 +18,7 @@ T = TypeVar("T")
 class Theta(dict[str, Any]):
     """A dict with attribute access; `tf.nest` and `tf.function` treat it as a mapping.
 
-    The keys of the layers of a `child_list` are numbers: `theta.blocks[0]` is `theta.blocks["0"]`.
+    Layers of a `child_list` are indexed by number: `theta.blocks[0]` is `theta.blocks["0"]`.
     """
 
     if TYPE_CHECKING:
@@ -39,14 +39,14 @@ class Theta(dict[str, Any]):
                 raise AttributeError(name) from None
             close = difflib.get_close_matches(name, self, n=1)
             hint = f"; did you mean {close[0]!r}?" if close else ""
-            raise AttributeError(f"theta has no {name!r}, it has {sorted(self)}{hint}") from None
+            raise AttributeError(f"theta has no {name!r}, only {sorted(self)}{hint}") from None
 
     def __setattr__(self, name: str, value: Any) -> None:
-        raise AttributeError(f"theta is built from weight specs: {name!r} cannot be set")
+        raise AttributeError(f"attributes of theta are read-only: {name!r} cannot be set")
 
 
 def flatten(theta: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Returns {path: leaf} of a nested mapping, in the order of the tree."""
+    """Returns a nested mapping as {path: leaf}, in the same order."""
     flat: dict[str, Any] = {}
     for name, value in theta.items():
         path = f"{prefix}{SEPARATOR}{name}" if prefix else name
@@ -58,7 +58,7 @@ def flatten(theta: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def unflatten(flat: Mapping[str, Any]) -> Theta:
-    """Returns the nested form of {path: leaf}."""
+    """Returns {path: leaf} as a nested theta."""
     root = Theta()
     for path, value in flat.items():
         node = root
@@ -70,7 +70,7 @@ def unflatten(flat: Mapping[str, Any]) -> Theta:
 
 
 def map_leaves(function: Callable[[Any], T], theta: Mapping[str, Any]) -> Theta:
-    """Returns the same tree with `function` applied to every leaf."""
+    """Returns a theta of the same structure with `function` applied to every leaf."""
     return Theta(
         (name, map_leaves(function, value) if isinstance(value, Mapping) else function(value))
         for name, value in theta.items()

@@ -1,4 +1,4 @@
-"""WeightSpec: what is known of a weight before anything is allocated, and its first values."""
+"""WeightSpec: shape, dims, dtype and initial values of a weight, before it is allocated."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ _NO_FANS = Fans(1, 1)
 
 @dataclasses.dataclass(frozen=True)
 class WeightSpec:
-    """What is known of a weight before anything is allocated.
+    """The declaration of a weight, known before anything is allocated.
 
     Attributes:
-      path: where it lies in theta: "decoder/layers/ffn/w".
-      shape: sizes, the stack dims first.
-      dims: a name for every dim, or None for one that is never laid out.
-      init: draws its first values.
+      path: path of the weight in theta: "decoder/layers/ffn/w".
+      shape: shape, with the stack dims first.
+      dims: a name for every dim, or None for a dim that is never sharded.
+      init: draws the initial values.
       dtype: "float32", "bfloat16", …
       trainable: whether a learner changes it; statistics are not trainable.
       stacked: number of leading stack dims (each named "layers").
       fans: fan_in and fan_out of one layer's weight.
-      template: the path with a "*" for the index of every stack dim: where the weight of one layer
-        would lie in an unrolled stack. By it the first values are drawn.
+      template: the path with "*" for the index of every stack dim: the paths of the weights if the
+        stack were unrolled. Initial values are drawn from these paths.
     """
 
     path: str
@@ -57,9 +57,13 @@ class WeightSpec:
         return self.size * tf.as_dtype(self.dtype).size
 
     def initial_value(self, seed: int, slices: Sequence[slice] | None = None) -> np.ndarray:
-        """Draws the first values, or those of the part selected by one slice a dim.
+        """Returns the initial values of the whole weight, or of a slice.
 
-        Returns: array of `shape` (or of the part), of `dtype`.
+        Args:
+          seed: seed of the run.
+          slices: one slice per dim; None: the whole weight.
+
+        Returns: array of `dtype`, with `shape` or the shape of the slice.
         """
         slices = tuple(slices) if slices is not None else None
         inner_shape, inner = self.shape[self.stacked :], slices and slices[self.stacked :]

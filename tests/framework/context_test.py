@@ -52,7 +52,7 @@ def test_only_train_is_training() -> None:
 
 @pytest.mark.parametrize("mode", ["training", "evaluate", "", None])
 def test_an_unknown_mode_is_refused(mode: Any) -> None:
-    message = f"^StepContext: mode is {mode!r}, and has to be 'train', 'eval' or 'decode'$"
+    message = f"^StepContext: mode is {mode!r}, but must be 'train', 'eval' or 'decode'$"
     with pytest.raises(ValueError, match=message):
         StepContext(mode=mode)
 
@@ -111,7 +111,7 @@ def test_a_part_of_the_batch_draws_by_its_global_position(tree: Tree, offset: ob
 
 def test_attend_with_dropout_needs_the_layer() -> None:
     q = tf.ones([2, 3, 2, 4])
-    with pytest.raises(ValueError, match="needs the layer"):
+    with pytest.raises(ValueError, match="requires the argument layer"):
         ops.attend(train(), q, q, q, scale=1.0, dropout_rate=0.5)
     ops.attend(StepContext(), q, q, q, scale=1.0, dropout_rate=0.5)  # outside training it does not
 

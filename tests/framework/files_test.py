@@ -51,7 +51,7 @@ def test_a_list_in_python_or_json_is_understood_as_well_as_commas(tmp_path: Path
 
 
 def test_a_list_whose_quotes_the_shell_took_is_told_how_to_be_written(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"nothing matches.*; write several as a\.txt,b$"):
+    with pytest.raises(FileNotFoundError, match=r"nothing matches.*; write a list as a\.txt,b$"):
         files.glob("[a.txt, b]")
 
 

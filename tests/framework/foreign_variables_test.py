@@ -140,7 +140,9 @@ def test_variables_in_attributes_are_refused_when_built_naming_layer_and_cure(
     [("layer", r"self.child\('extra', "), ("layers", r"self.child_list\('extra', ")],
 )
 def test_layers_in_attributes_that_are_no_children_are_refused(way: str, call: str) -> None:
-    what = r"^layers/1 \(Scaled\) has an attribute 'extra' with a layer of type Scaled that is none"
+    what = (
+        r"^layers/1 \(Scaled\) has an attribute 'extra' with a layer of type Scaled that is not one"
+    )
     with pytest.raises(ForeignVariableError, match=f"{what}.*{call}"):
         foreign_variables.check(task(way))
 

@@ -105,14 +105,12 @@ def test_weight_refuses_shapes_that_its_dims_do_not_name(
 
 def test_what_is_no_params_is_refused_as_init_and_as_child() -> None:
     layer = Empty.Params().instantiate()
-    given = "an object of type Zeros, and has to be Params, as Normal.Params"
+    given = "an object of type Zeros, but must be Params, for example Normal.Params"
     with pytest.raises(TypeError, match=rf"^Empty.weight\('w'\): init is {given}"):
         layer.weight("w", [2], dims=("a",), init=Zeros.Params().instantiate())
-    with pytest.raises(TypeError, match="init is Zeros, and has to be Params"):
+    with pytest.raises(TypeError, match="init is Zeros, but must be Params"):
         layer.weight("w", [2], dims=("a",), init=Zeros)
-    with pytest.raises(
-        TypeError, match=r"^Empty: child 'c' is an object of type Empty, and has to"
-    ):
+    with pytest.raises(TypeError, match=r"^Empty: child 'c' is an object of type Empty, but must"):
         layer.child("c", Empty.Params().instantiate())
 
 
@@ -131,7 +129,7 @@ def test_an_init_that_calls_its_base_too_late_is_named() -> None:
             self.weight("w", [3], dims=("embed",), init=Zeros.Params())
             super().__init__(params)
 
-    with pytest.raises(AttributeError, match=r"^Hasty.__init__ has to begin with super\(\)"):
+    with pytest.raises(AttributeError, match=r"^Hasty.__init__ must begin with super\(\)"):
         Hasty.Params().instantiate()
 
 
@@ -145,7 +143,7 @@ def test_weights_and_children_of_a_layer_that_is_built_are_refused() -> None:
     outer = Empty.Params().instantiate()
     layer = outer.child("inner", Late.Params())
     for what in ("weight", "child"):
-        with pytest.raises(ValueError, match=r"inner is built.* declare .* in __init__"):
+        with pytest.raises(ValueError, match=r"inner is already built.* declare .* in __init__"):
             layer.fprop(None, what, None)
 
 
@@ -312,7 +310,7 @@ def test_a_layer_without_its_own_method_says_so() -> None:
 
 
 def test_an_attribute_that_was_renamed_is_refused_with_its_new_name() -> None:
-    with pytest.raises(TypeError, match=r"Old.mixes_examples is called couples_examples now"):
+    with pytest.raises(TypeError, match=r"Old.mixes_examples was renamed to couples_examples"):
 
         class Old(Layer):
             mixes_examples = True
@@ -322,5 +320,7 @@ def test_an_attribute_that_was_renamed_is_refused_with_its_new_name() -> None:
             super().__init__(params)
             self.mixes_examples = True
 
-    with pytest.raises(AttributeError, match=r"Later: self.mixes_examples is called self.couples"):
+    with pytest.raises(
+        AttributeError, match=r"Later: self.mixes_examples was renamed to self.couples"
+    ):
         Later.Params().instantiate()

@@ -538,7 +538,7 @@ def test_weight_without_trust_takes_plain_steps() -> None:
         (optimizers.LAMB.Params(weight_decay_scaling="independent"), "part of its direction"),
         (
             optimizers.AdamW.Params(weight_decay_exclude=["(bias"]),
-            r"AdamW.weight_decay_exclude: '\(bias' is no regular expression",
+            r"AdamW.weight_decay_exclude: '\(bias' is not a valid regular expression",
         ),
     ],
 )

@@ -35,7 +35,9 @@ def test_miss_by_a_typo_shows_close_paths() -> None:
 
 
 def test_broken_pattern_is_refused_with_its_place() -> None:
-    with pytest.raises(ValueError, match=r"learner.frozen: '\(a' is no regular expression"):
+    with pytest.raises(
+        ValueError, match=r"learner.frozen: '\(a' is not a valid regular expression"
+    ):
         PathPatterns(["(a"], name="learner.frozen")
 
 

@@ -112,7 +112,7 @@ def test_only_experiments_that_exist_are_suggested(rooms: Path) -> None:
     text = miss("nry.Rep")
     assert "did you mean" not in text and "nrx.Rep" not in text
     assert (
-        "no experiment 'nry.Rep'; if nry is a package of yours, import it first (--import=nry)"
+        "no experiment 'nry.Rep'; if nry is your own package, import it first (--import=nry)"
         in (text)
     )
     assert "did you mean nrx.Mine?" in miss("nry.Mime")
@@ -122,7 +122,7 @@ def test_only_experiments_that_exist_are_suggested(rooms: Path) -> None:
 def test_a_class_that_is_not_registered_is_found(rooms: Path) -> None:
     plain = EXPERIMENT.format(name="Forgotten").replace("@register\n", "")
     write(rooms, "rooms/params/lm/mine.py", EXPERIMENT.format(name="Tiny") + plain)
-    assert "lm.mine.Forgotten is a class, and not registered: put @register" in (
+    assert "lm.mine.Forgotten is a class that is not registered: put @register" in (
         miss("lm.mine.Forgotten")
     )
     assert "lm.mine has no experiment 'Forgot'" in miss("lm.mine.Forgot")
@@ -228,7 +228,7 @@ def test_a_broken_or_missing_users_package_surfaces_as_itself(folder: Path) -> N
 
 
 def test_only_experiments_are_registered() -> None:
-    with pytest.raises(TypeError, match="derives from Experiment"):
+    with pytest.raises(TypeError, match="a subclass of Experiment"):
         registry.register(int)  # type: ignore[type-var]
 
 

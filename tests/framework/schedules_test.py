@@ -295,7 +295,7 @@ def test_warmup_rises_in_equal_steps_and_meets_the_schedule(
         (schedules.PiecewiseConstant.Params(boundaries=[3], values=[1.0]), "1 values need 0"),
         (
             schedules.PiecewiseConstant.Params(boundaries=[3, 3], values=[1.0, 2.0, 3.0]),
-            "must ascend",
+            "must be ascending",
         ),
         (
             schedules.Sequence.Params(

@@ -43,13 +43,13 @@ def task(given: Any) -> Given:
 @pytest.mark.parametrize(
     ("value", "shown"),
     [
-        (TWO, r"a float32 tensor of shape \[2\], and has to be a scalar"),
-        (np.ones([1], np.float32), r"a float32 tensor of shape \[1\], and has to be a scalar"),
-        ([tf.ones(2), tf.ones(3)], "a list of length 2, and has to be a scalar"),
-        ("a", r"a string tensor of shape \[\], and has to be a number"),
-        (tf.constant(1j), "a complex128 tensor of shape .*, and has to be a number"),
-        (None, "None, and has to be a scalar"),
-        ({"loss": ONE}, "a dict of length 1, and has to be a scalar"),
+        (TWO, r"a float32 tensor of shape \[2\], but must be a scalar"),
+        (np.ones([1], np.float32), r"a float32 tensor of shape \[1\], but must be a scalar"),
+        ([tf.ones(2), tf.ones(3)], "a list of length 2, but must be a scalar"),
+        ("a", r"a string tensor of shape \[\], but must be a number"),
+        (tf.constant(1j), "a complex128 tensor of shape .*, but must be a number"),
+        (None, "None, but must be a scalar"),
+        ({"loss": ONE}, "a dict of length 1, but must be a scalar"),
     ],
 )
 def test_what_is_no_scalar_is_refused_as_a_loss_a_weight_and_in_a_metric(
@@ -61,7 +61,7 @@ def test_what_is_no_scalar_is_refused_as_a_loss_a_weight_and_in_a_metric(
         LossSums(ONE, {"m": (value, ONE)})
     with pytest.raises(TaskError, match=f"^the weight of the metric 'm' is {shown}: "):
         LossSums(ONE, {"m": (ONE, value)})
-    with pytest.raises(TaskError, match=rf"^what Given.loss_weight \(.*\) returns is {shown}: "):
+    with pytest.raises(TaskError, match=rf"^the result of Given.loss_weight \(.*\) is {shown}: "):
         task_results.loss_weight(task(value), {})
 
 
@@ -97,7 +97,7 @@ def test_a_loss_that_is_no_loss_sums_is_refused_with_its_line(given: Any) -> Non
         task_results.loss(task(given), None, {}, None)  # type: ignore[arg-type]
     message = str(error.value)
     assert message.startswith(f"Given.loss ({__file__}:{line}) returns ")
-    assert "has to return LossSums(loss_sum, metrics)" in message
+    assert "must return LossSums(loss_sum, metrics)" in message
     sums = LossSums(ONE)
     assert task_results.loss(task(sums), None, {}, None) is sums  # type: ignore[arg-type]
 
@@ -124,7 +124,7 @@ def test_figures_that_are_no_numbers_are_refused_with_the_line(given: Any) -> No
     made: Figures = Figures.Params().instantiate()
     made.given = given
     line = inspect.getsourcelines(Figures.summarize)[1]
-    with pytest.raises(TaskError, match=r"and has to return \{name: number\}") as error:
+    with pytest.raises(TaskError, match=r"but must return \{name: number\}") as error:
         task_results.summarize(made, {})
     assert str(error.value).startswith(f"Figures.summarize ({__file__}:{line}) returns ")
 
@@ -247,14 +247,14 @@ def test_methods_of_the_class_without_a_return_are_refused_with_their_line() -> 
     line = inspect.getsourcelines(Forgets.complete)[1]
     with pytest.raises(TaskError) as error:
         task_results.complete(Forgets.Params(), None)
-    message = f"Forgets.complete ({__file__}:{line}) returns None, and has to return Forgets.Params"
+    message = f"Forgets.complete ({__file__}:{line}) returns None, but must return Forgets.Params"
     assert str(error.value).startswith(message)
-    with pytest.raises(TaskError, match=r"^Forgets.decodes_data \(.* has to return True or False$"):
+    with pytest.raises(TaskError, match=r"^Forgets.decodes_data \(.* must return True or False$"):
         task_results.decodes_data(Forgets.Params())
 
 
 def test_complete_of_params_that_are_of_no_task_says_so() -> None:
-    with pytest.raises(TaskError, match=r"^task is Params of Mlp, and Mlp is no task: "):
+    with pytest.raises(TaskError, match=r"^task is Params of Mlp, but Mlp is not a task: "):
         task_results.complete(Mlp.Params(), None)
 
 

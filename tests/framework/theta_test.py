@@ -45,7 +45,7 @@ def test_missing_name_lists_the_names_and_the_close_one() -> None:
     theta = as_theta({"scale": 1, "bias": 2})
     with pytest.raises(AttributeError, match=r"no 'scael'.*\['bias', 'scale'\].*mean 'scale'"):
         _ = theta.scael
-    with pytest.raises(AttributeError, match=r"it has \['bias', 'scale'\]$"):
+    with pytest.raises(AttributeError, match=r"only \['bias', 'scale'\]$"):
         _ = theta.xyz
 
 
