@@ -258,7 +258,7 @@ class Made(ExampleInput):
 
 def test_an_input_without_all_labels_at_once_needs_the_number_of_classes() -> None:
     input = Made.Params(batch_size=4).instantiate()
-    with pytest.raises(ValueError, match=r"num_classes is not set, and Made does not .* set it"):
+    with pytest.raises(ValueError, match=r"num_classes is not set, and Made does not .* set task"):
         Classification.complete(Classification.Params(), input)
     params = Classification.complete(Classification.Params(num_classes=3), input)
     task: Any = params.instantiate()

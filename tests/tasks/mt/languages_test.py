@@ -87,7 +87,7 @@ def test_a_missing_or_unknown_language_names_those_there_are() -> None:
     one = make(PaddedPairs)
     with pytest.raises(InputError, match="no target language None; there are de, fr, is"):
         one.encode_source("s1")
-    with pytest.raises(InputError, match=r"no target language 'fra', .*did you mean fr"):
+    with pytest.raises(InputError, match=r"no target language 'fra'; .*did you mean fr"):
         one.encode_source("s1", "fra")
     single = PaddedPairs.Params(
         corpus=InMemoryPairs.Params(train=[("a", "b")]), batch_size=1, source_length=4,
