@@ -410,5 +410,5 @@ def test_what_cannot_be_searched_is_refused(
         has_attention = False
 
     toy = BlindDecoder.Params().instantiate()
-    with pytest.raises(ValueError, match="BlindDecoder has none"):
+    with pytest.raises(ValueError, match="BlindDecoder does not provide"):
         run(toy, theta, batch, coverage_penalty=0.1)

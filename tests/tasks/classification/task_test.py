@@ -203,7 +203,7 @@ def test_mlp_is_its_formula_and_drops_hidden_units_in_training_alone() -> None:
 
 def test_mlp_refuses_other_features_and_sizes() -> None:
     layer = Mlp.Params(input_dim=6, output_dim=2).instantiate()
-    with pytest.raises(ValueError, match=r"x is \[4, 5\], of 5 features .* input_dim is 6"):
+    with pytest.raises(ValueError, match=r"an example has 5 features, but input_dim is 6"):
         layer.fprop(layer.init(1), tf.ones([4, 5]), StepContext())
     with pytest.raises(ValueError, match=r"sizes \[6, 0, 2\]"):
         Mlp.Params(input_dim=6, output_dim=2, hidden_dims=[0]).instantiate()
