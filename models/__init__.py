@@ -1,4 +1,4 @@
-"""Layers beyond the primitives, and whole networks. Imports tekso.framework only."""
+"""Layers and complete networks. Imports tekso.framework only."""
 
 if __name__ != "tekso.models":
     raise ImportError(

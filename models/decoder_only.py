@@ -1,4 +1,4 @@
-"""DecoderOnly: what all models of one causal stack over tokens share.
+"""DecoderOnly: base of the models with one causal stack over tokens.
 
     ids ─ embedding (+ positions) ─ dropout ─ stack ─ norm ─ softmax
 
@@ -31,10 +31,10 @@ CAUSAL_LAYER = TransformerLayer.Params(attention=MultiHeadAttention.Params(mask=
 
 
 class DecoderOnly(Layer):
-    """How tokens enter the stack and how what comes out is scored; a subclass says what is read.
+    """Base with embedding, stack and softmax; a subclass defines the inputs.
 
     Children:
-      embedding, positions (where set), stack, final_norm (where set), softmax (where untied)
+      embedding, positions (if set), stack, final_norm (if set), softmax (if untied)
     """
 
     class Params(Layer.Params):
@@ -42,22 +42,22 @@ class DecoderOnly(Layer):
 
         dim: int = param("Size of the activations between layers.", default=REQUIRED)
         embedding: Embedding.Params = param(
-            "Table of tokens; scaled, so that positions do not outweigh them.",
+            "Table of tokens; scaled, so that positions do not dominate.",
             default=Embedding.Params(scale="sqrt_dim"),
         )
         positions: PositionsBase.Params | None = param(
-            "What is added to the embeddings.", default=SinusoidalPositions.Params()
+            "Positions added to the embeddings.", default=SinusoidalPositions.Params()
         )
         dropout_rate: float = param("Dropout of the embeddings.", default=0.0)
         stack: StackBase.Params = param(
-            "The layers; their attention has to be causal.",
+            "The layers; their attention must be causal.",
             default=Stack.Params(layer=CAUSAL_LAYER),
         )
         final_norm: Norm.Params | None = param(
             "Normalisation after the last layer.", default=LayerNorm.Params()
         )
         softmax: Softmax.Params | None = param(
-            "Output layer with a table of its own; None: tied to the embedding.", default=None
+            "Output layer with a separate table; None: tied to the embedding.", default=None
         )
 
     embedding: Embedding
@@ -87,7 +87,7 @@ class DecoderOnly(Layer):
                 )
 
     def _embedded(self, theta: Theta, ids: tf.Tensor, ctx: StepContext) -> tuple[Theta, tf.Tensor]:
-        """The vectors of tokens, and theta with a tied table as the softmax is to read it."""
+        """Returns theta for the softmax, and the embedded tokens."""
         if self.params.softmax is not None:
             return theta, self.embedding.fprop(theta.embedding, ids, ctx)
         x, shared = self.embedding.fprop_shared(theta.embedding, ids, ctx)
@@ -96,7 +96,7 @@ class DecoderOnly(Layer):
     def _enter(
         self, theta: Theta, x: tf.Tensor, ctx: StepContext, positions: Array | None
     ) -> tf.Tensor:
-        """From the vectors of the tokens to the input of the stack."""
+        """Returns the input of the stack for embedded tokens."""
         if self.params.positions is not None:
             x = self.positions.fprop(theta.positions, x, ctx, positions=positions)
         x = ctx.constrain(x, ("batch", "length", "embed"))
@@ -108,7 +108,7 @@ class DecoderOnly(Layer):
         return self.final_norm.fprop(theta.final_norm, x, ctx)
 
     def _softmax(self) -> tuple[str, Any]:
-        """The layer with the output table, and its name."""
+        """Returns the name of the layer with the output table, and the layer."""
         if self.params.softmax is None:
             return "embedding", self.embedding
         return "softmax", self.softmax
@@ -130,7 +130,7 @@ class DecoderOnly(Layer):
         raise NotImplementedError
 
     def _softmax_piece(self, labels: str, label_smoothing: float) -> Piece:
-        """The last piece: adds "cross_entropy" of the labels of that name."""
+        """Returns the last piece, which adds "cross_entropy" of the array `labels`."""
         name, softmax = self._softmax()
 
         def run(theta: Theta, flow: Flow, ctx: StepContext) -> Flow:

@@ -1,10 +1,10 @@
-"""EncoderDecoder: a Transformer that reads a source and writes a target, token by token.
+"""EncoderDecoder: a Transformer with an encoder for the source and a decoder for the target.
 
     source ─ embedding (+ positions) ─ dropout ─ encoder ─ norm ─ memory
                                                                     │
     target ─ embedding (+ positions) ─ dropout ─ decoder, attends to the memory ─ norm ─ softmax
 
-Rows may be padded and packed: an element sees those of its own segment, 0 is padding.
+Rows may be padded and packed: an element attends only to its own segment; segment 0 is padding.
 
 Legend: B batch, S source length, T target length, D model dim, V target vocabulary, N hypotheses.
 """
@@ -42,9 +42,9 @@ ENCODER_LAYER = TransformerLayer.Params()
 
 
 def decoder_layer(encoder_layer: TransformerLayer.Params) -> TransformerLayer.Params:
-    """Returns a layer of a decoder like one of the encoder: causal, with attention to the memory.
+    """Returns a decoder layer for an encoder layer: causal, with attention to the memory.
 
-    That attention is like the encoder's.
+    The attention to the memory has the Params of the encoder's attention.
     """
     layer = encoder_layer.copy().set(memory_attention=encoder_layer.attention.copy())
     layer.attention.mask = "causal"
@@ -57,17 +57,18 @@ DECODER_LAYER = decoder_layer(ENCODER_LAYER)
 class EncoderDecoder(Layer):
     """Predicts every token of the target from those before it and the whole source.
 
-    Which tables are one, the Params say by what is left out: with neither `source_embedding` nor
-    `softmax`, source, target and softmax share one table; with `source_embedding` alone, target and
-    softmax do; with both, each has its own.
+    Shared tables: with neither `source_embedding` nor `softmax`, source, target and softmax share
+    one table; with `source_embedding` alone, target and softmax share one; with both, each has a
+    separate table.
 
-    A batch holds "source_ids", "source_segment_ids" [B, S] and "target_ids", "target_labels",
-    "target_segment_ids" [B, T], all int32, and where rows are packed "source_positions" [B, S] and
-    "target_positions" [B, T]. Segment n of the target sees segment n of the source; 0 is padding.
+    A batch has "source_ids", "source_segment_ids" [B, S] and "target_ids", "target_labels",
+    "target_segment_ids" [B, T], all int32. Packed rows also have "source_positions" [B, S] and
+    "target_positions" [B, T]. Segment n of the target attends to segment n of the source; 0 is
+    padding.
 
     Children:
       source_embedding, softmax, source_positions, target_positions, encoder_norm, decoder_norm
-        (where set), target_embedding, encoder, decoder
+        (if set), target_embedding, encoder, decoder
     Source: Vaswani et al. 2017; Press & Wolf 2017 (three tables in one).
     """
 
@@ -78,26 +79,26 @@ class EncoderDecoder(Layer):
         target_vocab_size: int = param("Number of tokens of the target.", default=REQUIRED)
         dim: int = param("Size of the activations between layers.", default=REQUIRED)
         source_embedding: Embedding.Params | None = param(
-            "Table of the source's tokens; None: that of the target's. Want scale='sqrt_dim' as "
-            "there, so that positions do not outweigh them.",
+            "Table of source tokens; None: the table of target_embedding. Set scale='sqrt_dim' as "
+            "there, so that positions do not dominate.",
             default=None,
         )
         target_embedding: Embedding.Params = param(
-            "Table of the target's tokens; scaled, so that positions do not outweigh them.",
+            "Table of target tokens; scaled, so that positions do not dominate.",
             default=Embedding.Params(scale="sqrt_dim"),
         )
         softmax: Softmax.Params | None = param(
-            "Output layer with a table of its own; None: tied to the target's tokens.", default=None
+            "Output layer with a separate table; None: tied to target_embedding.", default=None
         )
         source_positions: PositionsBase.Params | None = param(
-            "What is added to the embeddings of the source.", default=SinusoidalPositions.Params()
+            "Positions added to the source embeddings.", default=SinusoidalPositions.Params()
         )
         target_positions: PositionsBase.Params | None = param(
-            "What is added to the embeddings of the target.", default=SinusoidalPositions.Params()
+            "Positions added to the target embeddings.", default=SinusoidalPositions.Params()
         )
         dropout_rate: float = param("Dropout of the embeddings.", default=0.0)
         encoder: StackBase.Params = param(
-            "The layers over the source; their attention sees all of it.",
+            "The layers over the source, with attention to the whole source.",
             default=Stack.Params(layer=ENCODER_LAYER),
         )
         encoder_norm: Norm.Params | None = param(
@@ -132,8 +133,8 @@ class EncoderDecoder(Layer):
         elif p.source_vocab_size != p.target_vocab_size:
             raise ValueError(
                 f"EncoderDecoder: source_vocab_size {p.source_vocab_size} and target_vocab_size "
-                f"{p.target_vocab_size} differ, so they cannot share a table: set source_embedding "
-                "to one of its own, as in --set task.model.source_embedding="
+                f"{p.target_vocab_size} differ, so they cannot share a table: set a separate "
+                "source_embedding, as in --set task.model.source_embedding="
                 "tekso.models.layers.embedding:Embedding --set "
                 f"task.model.source_embedding.scale={p.target_embedding.scale}"
             )
@@ -153,7 +154,12 @@ class EncoderDecoder(Layer):
         self._check_attention()
 
     def _check_attention(self) -> None:
-        """Raises a ValueError if some attention would see too much, or none the source."""
+        """Checks the attention of all layers.
+
+        Raises:
+          ValueError: a self-attention has the wrong mask, or no decoder layer attends to the
+            source.
+        """
         sees_source = False
         for name, stack, wanted in (
             ("encoder", self.encoder, "none"),
@@ -166,8 +172,8 @@ class EncoderDecoder(Layer):
                     sees_source |= name == "decoder"
                 elif layer.params.mask != wanted:
                     raise ValueError(
-                        f"EncoderDecoder: {layer.path} has mask={layer.params.mask!r}; in the "
-                        f"{name} self-attention has mask={wanted!r}"
+                        f"EncoderDecoder: {layer.path} has mask={layer.params.mask!r}, but "
+                        f"self-attention in the {name} needs mask={wanted!r}"
                     )
         if not sees_source:
             raise ValueError(
@@ -193,10 +199,10 @@ class EncoderDecoder(Layer):
         )
 
     def logits(self, theta: Theta, batch: Batch, ctx: StepContext) -> tf.Tensor:
-        """Returns the scores of all tokens that may follow, at every position of the target.
+        """Returns the scores of the next token at every position of the target.
 
         Shapes:
-          batch: see the class; labels are not read
+          batch: see the class; labels are ignored
           returns: [B, T, V]
         """
         theta, x = self._decoded(theta, batch, ctx)
@@ -207,21 +213,21 @@ class EncoderDecoder(Layer):
         return self.logits(theta, x, ctx)
 
     def attention(self, theta: Theta, batch: Batch, ctx: StepContext) -> tf.Tensor:
-        """Returns where every position of the target looks: the mean over heads of the last layer.
+        """Returns attention weights of the target over the source: mean over heads, last layer.
 
         Shapes:
-          batch: see the class; labels are not read
-          returns: [B, T, S] float32; a position's shares add up to 1, or to 0 without a source
+          batch: see the class; labels are ignored
+          returns: [B, T, S] float32; each position sums to 1, or to 0 without a source
         """
-        theta, source, target = self._looked_up(theta, batch, ctx)
+        theta, source, target = self._embedded(theta, batch, ctx)
         memory = self._encode(theta, source, batch, ctx)
         x = self._enter_target(theta, target, ctx, batch.get("target_positions"))
         return self.decoder.look(theta.decoder, x, ctx, **_sides(batch), memory=memory)
 
-    def _looked_up(
+    def _embedded(
         self, theta: Theta, batch: Batch, ctx: StepContext
     ) -> tuple[Theta, tf.Tensor, tf.Tensor]:
-        """Returns the vectors of source and target, and theta for what follows."""
+        """Returns theta for the softmax, and the embedded source and target."""
         target_ids, (name, embedding) = batch["target_ids"], self._source_embedding()
         if self.params.softmax is not None:
             source = embedding.fprop(theta[name], batch["source_ids"], ctx)
@@ -238,7 +244,7 @@ class EncoderDecoder(Layer):
         return Theta(theta, target_embedding=weights), source, target
 
     def _encode(self, theta: Theta, source: tf.Tensor, batch: Batch, ctx: StepContext) -> tf.Tensor:
-        """From the vectors of the source's tokens to the memory, [B, S, D]."""
+        """Returns the memory of the embedded source, [B, S, D]."""
         positions = batch.get("source_positions")
         x = self._enter_source(theta, source, ctx, positions)
         mask = masking.segments(batch["source_segment_ids"])
@@ -246,8 +252,8 @@ class EncoderDecoder(Layer):
         return self._normalise("encoder_norm", theta, x, ctx)
 
     def _decoded(self, theta: Theta, batch: Batch, ctx: StepContext) -> tuple[Theta, tf.Tensor]:
-        """Returns theta as the softmax is to read it, and what the softmax sees, [B, T, D]."""
-        theta, source, target = self._looked_up(theta, batch, ctx)
+        """Returns theta for the softmax, and the input of the softmax, [B, T, D]."""
+        theta, source, target = self._embedded(theta, batch, ctx)
         memory = self._encode(theta, source, batch, ctx)
         x = self._enter_target(theta, target, ctx, batch.get("target_positions"))
         x = self.decoder.fprop(theta.decoder, x, ctx, **_sides(batch), memory=memory)
@@ -258,7 +264,7 @@ class EncoderDecoder(Layer):
     def start_decoding(
         self, theta: Theta, batch: Batch, max_length: int, ctx: StepContext
     ) -> dict[str, Any]:
-        """See `Decoder`; reads the source once, keys and values of the memory included."""
+        """Encodes the source, and caches keys and values of the memory; see `Decoder`."""
         if self.params.target_positions is not None:
             self.target_positions.check_length(max_length)
         name, embedding = self._source_embedding()
@@ -273,17 +279,17 @@ class EncoderDecoder(Layer):
     def decode_step(
         self, theta: Theta, ids: tf.Tensor, state: Any, position: Any, ctx: StepContext
     ) -> DecoderStep:
-        """See `Decoder`; the attention is the mean over heads of the last layer."""
+        """Computes a step; attention weights: mean over heads, last layer. See `Decoder`."""
         target = self.target_embedding.fprop(theta.target_embedding, tf.expand_dims(ids, 1), ctx)
         x = self._enter_target(theta, target, ctx, cache_lib.positions_of_block(position, 1))
         mask = state["memory_mask"]
-        x, cache, looks = self.decoder.look_step(
+        x, cache, attention = self.decoder.look_step(
             theta.decoder, x, state["cache"], position, ctx, memory_mask=mask
         )
         logits = self._logits(theta, self._normalise("decoder_norm", theta, x, ctx), ctx)
         return DecoderStep(
             logits=tf.cast(tf.squeeze(logits, 1), tf.float32),
-            attention=tf.squeeze(looks, 1),
+            attention=tf.squeeze(attention, 1),
             state={**state, "cache": cache},
         )
 
@@ -300,11 +306,11 @@ class EncoderDecoder(Layer):
     # --- pieces ---
 
     def pieces(self, *, label_smoothing: float = 0.0) -> list[Piece]:
-        """Returns the parts of `token_cross_entropy` in order, between which it can be cut.
+        """Returns the pieces of `token_cross_entropy` in order, for pipelines.
 
-        Every layer of encoder and decoder is a piece. Labels are smoothed in training only. What
-        flows: first the batch; then also "memory" [B, S, D], through the encoder and on to the end
-        of the decoder; "x" [B, T, D]; the last piece adds "cross_entropy" [B, T].
+        Every layer of encoder and decoder is a piece. Label smoothing applies to training only. The
+        first piece takes the batch. Pieces add "memory" [B, S, D] (from the source embedding),
+        "x" [B, T, D] (from the target embedding) and at last "cross_entropy" [B, T].
         """
         name, embedding = self._source_embedding()
         pieces = [
@@ -329,7 +335,7 @@ class EncoderDecoder(Layer):
         return [*pieces, Piece("softmax", {name: softmax}, last)]
 
     def _piece(self, name: str, layers: Mapping[str, Layer], run: Any, positions: str) -> Piece:
-        """A piece that enters a stack."""
+        """Returns a piece that computes the input of a stack."""
         if self.params.get(positions) is not None:
             layers = {**layers, positions: getattr(self, positions)}
         return Piece(name, layers, run)
@@ -378,12 +384,12 @@ class EncoderDecoder(Layer):
         )
         return {**flow, "cross_entropy": cross_entropy}
 
-    # --- parts of all of them ---
+    # --- shared parts ---
 
     def _enter_source(
         self, theta: Theta, x: tf.Tensor, ctx: StepContext, positions: Array | None
     ) -> tf.Tensor:
-        """From the vectors of the tokens to the input of the encoder."""
+        """Returns the input of the encoder for embedded tokens."""
         if self.params.source_positions is not None:
             x = self.source_positions.fprop(theta.source_positions, x, ctx, positions=positions)
         x = ctx.constrain(x, ("batch", "length", "embed"))
@@ -392,7 +398,7 @@ class EncoderDecoder(Layer):
     def _enter_target(
         self, theta: Theta, x: tf.Tensor, ctx: StepContext, positions: Array | None
     ) -> tf.Tensor:
-        """From the vectors of the tokens to the input of the decoder."""
+        """Returns the input of the decoder for embedded tokens."""
         if self.params.target_positions is not None:
             x = self.target_positions.fprop(theta.target_positions, x, ctx, positions=positions)
         x = ctx.constrain(x, ("batch", "length", "embed"))
@@ -404,13 +410,13 @@ class EncoderDecoder(Layer):
         return getattr(self, name).fprop(theta[name], x, ctx)
 
     def _source_embedding(self) -> tuple[str, Embedding]:
-        """The layer with the table of the source, and its name."""
+        """Returns the name of the layer with the source table, and the layer."""
         if self.params.source_embedding is None:
             return "target_embedding", self.target_embedding
         return "source_embedding", self.source_embedding
 
     def _softmax(self) -> tuple[str, Any]:
-        """The layer with the output table, and its name."""
+        """Returns the name of the layer with the output table, and the layer."""
         if self.params.softmax is None:
             return "target_embedding", self.target_embedding
         return "softmax", self.softmax
@@ -421,7 +427,7 @@ class EncoderDecoder(Layer):
 
 
 def _sides(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """What the layers of the decoder are told of a batch."""
+    """Returns masks and positions of a batch for the decoder layers."""
     segments = batch["target_segment_ids"]
     return {
         "mask": masking.segments(segments),

@@ -1,14 +1,14 @@
-"""LstmEncoderDecoder: an LSTM that reads a source, and one that writes a target looking at it.
+"""LstmEncoderDecoder: an LSTM encoder, and an LSTM decoder with attention to the source.
 
     source ─ embedding ─ dropout ─ encoder (first layer in both directions) ─ encoded
                                                                                 │ attention
-    target ─ embedding ─ dropout ─ decoder (fed with what it found in the source) ─ softmax
+    target ─ embedding ─ dropout ─ decoder (with input feeding) ─ softmax
 
-Rows may be padded and packed: states begin as 0 in every segment, the backward direction at its
-last token, and a target looks at the source of its own segment; 0 is padding.
+Rows may be padded and packed: states are reset to 0 in every segment (in the backward direction at
+its last token), and a target attends to the source of its own segment; segment 0 is padding.
 
-Legend: B sources, K hypotheses a source, N = B * K, S source length, T target length, D embedding
-dim, M size of the encoder's output, V target vocabulary.
+Legend: B sources, K hypotheses per source, N = B * K, S source length, T target length,
+D embedding dim, M size of the encoder's output, V target vocabulary.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ Batch = Mapping[str, tf.Tensor]
 class LstmEncoderDecoder(Layer):
     """Predicts every token of the target from those before it and the whole source.
 
-    The decoder begins with states of 0: what it knows of the source, it knows by its attention.
+    The decoder starts with zero states and receives information on the source only by attention.
 
-    Which tables are one, the Params say by what is left out: with no `source_embedding`, source and
-    target share one; with no `softmax`, the target's tokens and the softmax do.
+    Shared tables: without `source_embedding`, source and target share one table; without `softmax`,
+    target embedding and softmax share one.
 
-    A batch holds "source_ids" [B, S] and "target_ids", "target_labels" [B, T], int32, and, where
-    rows are padded or packed, "source_segment_ids" [B, S] and "target_segment_ids" [B, T].
-    Positions are not used, since the order is in the states.
+    A batch has "source_ids" [B, S] and "target_ids", "target_labels" [B, T], int32. Padded or
+    packed rows also have "source_segment_ids" [B, S] and "target_segment_ids" [B, T]. Positions are
+    ignored, because the recurrence already knows the order.
 
     Children:
-      source_embedding, softmax (where set), target_embedding, encoder, decoder
+      source_embedding, softmax (if set), target_embedding, encoder, decoder
     Source:
       Bahdanau et al. 2015; Luong et al. 2015; Wu et al. 2016 (GNMT); Chen et al. 2018 (RNMT+).
     """
@@ -61,17 +61,17 @@ class LstmEncoderDecoder(Layer):
         source_vocab_size: int = param("Number of tokens of the source.", default=REQUIRED)
         target_vocab_size: int = param("Number of tokens of the target.", default=REQUIRED)
         dim: int = param(
-            "Size of an embedded token, and number of units of a layer where that is left open.",
+            "Size of an embedded token, and number of units of a layer where that is not set.",
             default=REQUIRED,
         )
         source_embedding: Embedding.Params | None = param(
-            "Table of the source's tokens; None: that of the target's.", default=None
+            "Table of source tokens; None: the table of target_embedding.", default=None
         )
         target_embedding: Embedding.Params = param(
-            "Table of the target's tokens.", default=Embedding.Params()
+            "Table of target tokens.", default=Embedding.Params()
         )
         softmax: Softmax.Params | None = param(
-            "Output layer with a table of its own; None: tied to the target's tokens.",
+            "Output layer with a separate table; None: tied to target_embedding.",
             default=Softmax.Params(use_bias=True),
         )
         encoder: RecurrentStack.Params = param(
@@ -120,9 +120,9 @@ class LstmEncoderDecoder(Layer):
             self.child("softmax", with_sizes(p.softmax, **sizes))
         elif output_dim != p.dim:
             raise ValueError(
-                f"LstmEncoderDecoder: the decoder's output has {output_dim} elements and an "
-                f"embedded token {p.dim}, so the softmax cannot be tied to the embedding: set "
-                "softmax, or make them equal"
+                f"LstmEncoderDecoder: the decoder's output has {output_dim} elements, but an "
+                f"embedded token has {p.dim}, so the softmax cannot be tied to the embedding: set "
+                "softmax, or make the sizes equal"
             )
 
     # --- the whole target at once ---
@@ -140,15 +140,15 @@ class LstmEncoderDecoder(Layer):
         return self._cross_entropy(theta, x, batch, ctx, label_smoothing)
 
     def logits(self, theta: Theta, batch: Batch, ctx: StepContext) -> tf.Tensor:
-        """Returns the scores of all tokens that may follow, at every position: [B, T, V]."""
+        """Returns the scores of the next token at every position of the target: [B, T, V]."""
         x = self._dropped(self._decoded(theta, batch, ctx).output, ctx)
         name, softmax = self._softmax()
         return softmax.logits(theta[name], x, ctx)
 
     def attention(self, theta: Theta, batch: Batch, ctx: StepContext) -> tf.Tensor:
-        """Returns where in the source every position of the target looks: [B, T, S] float32.
+        """Returns attention weights of the target over the source: [B, T, S] float32.
 
-        Its share of each; 0 everywhere for padding.
+        Each position sums to 1, or to 0 for padding.
         """
         return tf.cast(self._decoded(theta, batch, ctx).probabilities, tf.float32)
 
@@ -162,7 +162,7 @@ class LstmEncoderDecoder(Layer):
             self._embedded_target(theta, batch["target_ids"], ctx),
             ctx,
             encoded=self._encoded(theta, batch, ctx),
-            mask=_seen(batch),
+            mask=_attention_mask(batch),
             reset=_begins(batch, "target"),
         )
 
@@ -193,13 +193,13 @@ class LstmEncoderDecoder(Layer):
         )
 
     def _source_embedding(self) -> tuple[str, Embedding]:
-        """The table of the source's tokens, and its name."""
+        """Returns the name of the layer with the source table, and the layer."""
         if self.params.source_embedding is None:
             return "target_embedding", self.target_embedding
         return "source_embedding", self.source_embedding
 
     def _softmax(self) -> tuple[str, Any]:
-        """The layer with the output table, and its name."""
+        """Returns the name of the layer with the output table, and the layer."""
         if self.params.softmax is None:
             return "target_embedding", self.target_embedding
         return "softmax", self.softmax
@@ -207,13 +207,13 @@ class LstmEncoderDecoder(Layer):
     # --- in pieces ---
 
     def pieces(self, *, label_smoothing: float = 0.0) -> list[Piece]:
-        """Returns the parts of `token_cross_entropy` in order, between which it can be cut.
+        """Returns the pieces of `token_cross_entropy` in order, for pipelines.
 
-        Every layer is a piece, but those of the decoder that are one loop with the attention are
-        one together (all of them with input_feeding "attentional"). Labels are smoothed in training
-        only. What flows: first the batch; then also "x", the activations; from the embedding of the
-        target on, "encoded" [B, S, M]; from the attention on, "context" [B, T, M]; the last piece
-        adds "cross_entropy" [B, T].
+        Every layer is a piece, except that the decoder layers in one loop with the attention are
+        one piece (with input_feeding "attentional", all of them). Label smoothing applies to
+        training only. The first piece takes the batch. Pieces add "x" (activations), "encoded"
+        [B, S, M] (from the target embedding), "context" [B, T, M] (from the attention) and at last
+        "cross_entropy" [B, T].
         """
         name, embedding = self._source_embedding()
         pieces = [Piece("source_embedding", {name: embedding}, self._run_source)]
@@ -251,7 +251,7 @@ class LstmEncoderDecoder(Layer):
             flow["x"],
             ctx,
             encoded=flow["encoded"],
-            mask=_seen(flow),
+            mask=_attention_mask(flow),
             reset=_begins(flow, "target"),
         )
         return {**flow, "x": found.output, "context": found.context}
@@ -273,11 +273,11 @@ class LstmEncoderDecoder(Layer):
     # --- token by token ---
 
     def start_decoding(self, theta: Theta, batch: Batch, max_length: int, ctx: StepContext) -> Any:
-        """See `Decoder`; the size of the state does not depend on max_length.
+        """Encodes the sources; the state size does not depend on max_length. See `Decoder`.
 
         Shapes:
           returns: {"source": {"memory": {"keys" [B, S, …], "values" [B, S, M]}, "mask" [B, S]},
-            "hypotheses": states and what is fed, [B, …]}
+            "hypotheses": states and the fed vector, [B, …]}
         """
         encoded = self._encoded(theta, batch, ctx)
         segments = batch.get("source_segment_ids")
@@ -291,7 +291,7 @@ class LstmEncoderDecoder(Layer):
     def decode_step(
         self, theta: Theta, ids: tf.Tensor, state: Any, position: Any, ctx: StepContext
     ) -> DecoderStep:
-        """See `Decoder`; the position is not used, since the order is in the states."""
+        """Computes a step; the position is ignored. See `Decoder`."""
         source = state["source"]
         x = self.target_embedding.fprop(theta.target_embedding, ids, ctx)
         found, hypotheses = self.decoder.step(
@@ -317,7 +317,7 @@ class LstmEncoderDecoder(Layer):
 
 
 def _with_units(params: Any, dim: int) -> Any:
-    """Returns Params of recurrent layers whose number of units, where it is open, is dim."""
+    """Returns Params of recurrent layers with dim units, unless their number is set."""
     params = params.copy()
     if params.cell.hidden_dim is REQUIRED:
         params.cell.hidden_dim = dim
@@ -325,16 +325,16 @@ def _with_units(params: Any, dim: int) -> Any:
 
 
 def _begins(batch: Batch, side: str) -> tf.Tensor | None:
-    """Where a segment of a side begins, or its padding: bool [B, length]; None: all is one.
+    """Returns where segments or padding begin on a side: bool [B, length]; None without segments.
 
-    That is enough for padding to change nothing: states are fresh wherever a segment begins, in
-    both directions, and no target looks at padding. So no loop has to keep states over it.
+    These resets suffice for padding: states are reset at every segment, in both directions, and no
+    target attends to padding. The loops therefore need no padding mask.
     """
     return segment_flags(batch.get(f"{side}_segment_ids")).get("reset")
 
 
-def _seen(batch: Batch) -> tf.Tensor | None:
-    """Which of the source a position of the target may look at: bool [B, T, S]; None: all."""
+def _attention_mask(batch: Batch) -> tf.Tensor | None:
+    """Returns the attention mask of the target over the source: bool [B, T, S]; None: no mask."""
     target, source = batch.get("target_segment_ids"), batch.get("source_segment_ids")
     if target is None or source is None:
         return None

@@ -1,6 +1,6 @@
 """LstmLm: a language model of stacked LSTM layers, with a full or a sampled softmax.
 
-B batch, T length, V vocabulary.
+Legend: B batch, T length, V vocabulary.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from tekso.models.layers.softmax import Softmax
 class LstmLm(Layer):
     """Embedding, stacked LSTM, softmax.
 
-    The size of the embedding is that of the LSTM's output, of which `stack.cell` decides
-    (hidden_dim, or projection_dim).
+    The input size of the softmax is the output size of the LSTM: hidden_dim or projection_dim of
+    `stack.cell`.
 
     Source: Jozefowicz et al. 2016, "Exploring the limits of language modeling".
     """
@@ -83,14 +83,15 @@ class LstmLm(Layer):
         positions: tf.Tensor | None = None,
         segment_ids: tf.Tensor | None = None,
     ) -> tf.Tensor:
-        """Returns what the softmax sees.
+        """Returns the input of the softmax.
 
         Args:
           theta: weights.
           ids: tokens.
           ctx: step context.
-          positions: of the tokens; not used, since the order is in the state.
-          segment_ids: where texts are packed: the state is 0 where one begins; 0 is padding.
+          positions: ignored, because the recurrence already knows the order.
+          segment_ids: segments of packed texts; the state is reset to 0 at every segment; 0 is
+            padding.
 
         Shapes:
           ids, positions, segment_ids: [B, T] int
@@ -131,7 +132,7 @@ class LstmLm(Layer):
         positions: tf.Tensor | None = None,
         segment_ids: tf.Tensor | None = None,
     ) -> tf.Tensor:
-        """Returns the scores of all tokens that may follow, at every position.
+        """Returns the scores of the next token at every position.
 
         Shapes:
           ids, positions, segment_ids: [B, T] int
@@ -158,19 +159,19 @@ class LstmLm(Layer):
         *,
         logits_of: Literal["all", "last"] = "all",
     ) -> tuple[tf.Tensor, list[State]]:
-        """Reads T further tokens; equals `logits` over all.
+        """Reads T new tokens; all steps together give the same result as `logits`.
 
         Args:
           theta: weights.
-          ids: the further tokens: one, or a block.
-          cache: of `init_cache` or of the step before.
-          position: of the first of them; not used, since the order is in the state.
+          ids: the new tokens: one, or a block.
+          cache: state from `init_cache` or the previous step.
+          position: ignored, because the recurrence already knows the order.
           ctx: step context.
-          logits_of: all tokens of the block, or the last alone.
+          logits_of: whether to return logits of all tokens of the block, or only of the last.
 
         Shapes:
           ids: [B, T] int
-          returns: (logits [B, T, V], or [B, 1, V] of the last, cache)
+          returns: (logits [B, T, V], or [B, 1, V] with "last"; cache)
         """
         x = self._embedded(theta, ids, ctx)
         x, cache = self.stack.extend_step(theta.stack, x, cache, ctx)
@@ -187,11 +188,11 @@ class LstmLm(Layer):
         return self.dropout.fprop(Theta(), x, ctx.fold(1))
 
     def pieces(self, *, label_smoothing: float = 0.0) -> list[Piece]:
-        """Returns the parts of `token_cross_entropy` in order, between which it can be cut.
+        """Returns the pieces of `token_cross_entropy` in order, for pipelines.
 
-        Every layer of the stack is a piece. Labels are smoothed in training only. What flows: first
-        {"ids", "labels"} and, where texts are packed, {"positions", "segment_ids"}; then also "x",
-        the activations; the last piece adds "cross_entropy" [B, T].
+        Every layer of the stack is a piece. Label smoothing applies to training only. The first
+        piece takes {"ids", "labels"} and, for packed texts, {"positions", "segment_ids"}. Pieces
+        add "x" (activations) and at last "cross_entropy" [B, T].
         """
         pieces = [Piece("embedding", {"embedding": self.embedding}, self._run_embedding)]
         for i, layer in enumerate(self.stack.layers):

@@ -1,4 +1,4 @@
-"""A multilayer perceptron: from features to the scores of classes, or to any other numbers."""
+"""A multilayer perceptron: maps features to class scores, or to any other numbers."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Mlp(Layer):
       x: [batch, ...], numbers of any type; the product of the other dims is input_dim
       returns: [batch, output_dim], dtype of the weights
     Weights:
-      layers/0/w, …: [size before, size after], dims ("embed", "mlp") and ("mlp", "embed")
+      layers/0/w, …: [input size, output size], dims ("embed", "mlp") and ("mlp", "embed")
         alternately; the output dim of the last is "classes"
-      layers/0/b, …: [size after]; starts at 0
+      layers/0/b, …: [output size]; starts at 0
     Raises:
-      ValueError: a size is not positive; x has other features than input_dim.
+      ValueError: a size is not positive; the number of features of x is not input_dim.
     Source:
       Init: He et al. 2015, eq. 10.
     """
@@ -55,7 +55,7 @@ class Mlp(Layer):
         p = self.params
         sizes = [p.input_dim, *p.hidden_dims, p.output_dim]
         if min(sizes) < 1:
-            raise ValueError(f"Mlp: sizes {sizes} (input, hidden, output) have to be at least 1")
+            raise ValueError(f"Mlp: sizes {sizes} (input, hidden, output) must be at least 1")
         last = len(p.hidden_dims)
         names = [("embed", "mlp")[i % 2] for i in range(last + 1)] + ["classes"]
         layers = [
@@ -79,7 +79,7 @@ class Mlp(Layer):
         return x
 
     def pieces(self) -> list[Piece]:
-        """Returns every layer as a piece: "x" of the batch becomes the output of `fprop`."""
+        """Returns one piece per layer; the last returns the output of `fprop` as "x"."""
         pieces = []
         for i, layer in enumerate(self.layers):
             layers: dict[str, Layer] = {f"layers/{i}": layer}
@@ -105,8 +105,8 @@ class Mlp(Layer):
         x, p = tf.convert_to_tensor(x), self.params
         if math.prod(x.shape[1:]) != p.input_dim:
             raise ValueError(
-                f"Mlp: x is {list(x.shape)}, of {math.prod(x.shape[1:])} features an example, and "
-                f"input_dim is {p.input_dim}"
+                f"Mlp: x is {list(x.shape)}, so an example has {math.prod(x.shape[1:])} features, "
+                f"but input_dim is {p.input_dim}"
             )
         if x.shape.rank != 2:
             x = tf.reshape(x, [-1, p.input_dim])

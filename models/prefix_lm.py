@@ -1,15 +1,15 @@
-"""PrefixLm: one decoder-only Transformer over the source and then the target.
+"""PrefixLm: one decoder-only Transformer over the concatenation of source and target.
 
     source, target ─ embedding (+ positions) ─ dropout ─ stack ─ norm ─ softmax (of the target)
 
-    who sees whom      source  target
-              source   x x x   . . .        all of the source is seen by all of its pair,
-              target   x x x   x . .        the target only by what comes after it
+    attention mask     source  target       (columns: keys)
+    queries:  source   x x x   . . .        every token of a pair attends to the whole source;
+              target   x x x   x . .        target tokens also to themselves and earlier ones
                        x x x   x x .
                        x x x   x x x
 
-The positions of the target go on where its source ends, its real end without padding, so that the
-number of tokens between two tokens of a pair depends neither on padding nor on packing.
+The positions of the target continue those of the source, without padding. The distance between two
+tokens of a pair therefore depends neither on padding nor on packing.
 
 Legend: B batch, S source length, T target length, D model dim, V vocabulary, N hypotheses.
 """
@@ -38,11 +38,11 @@ Batch = Mapping[str, tf.Tensor]
 class PrefixLm(DecoderOnly):
     """Predicts every token of the target from those before it and the whole source.
 
-    Batches are those of EncoderDecoder. Source and target have one vocabulary. In decoding the
-    source is read as one block into the cache; as its keys and values are in one cache with those
-    of the target, every hypothesis has its own copy of them.
+    Batches are the same as for EncoderDecoder. Source and target share one vocabulary. Decoding
+    writes the source to the cache as one block. Keys and values of source and target are in one
+    cache, so every hypothesis has its own copy of the source's.
 
-    Children: those of DecoderOnly.
+    Children: as in DecoderOnly.
     Source: Liu et al. 2018, "Generating Wikipedia by summarizing long sequences", section 4.2.3
       (one sequence); Raffel et al. 2020, section 3.2.1 (prefix LM).
     """
@@ -52,7 +52,7 @@ class PrefixLm(DecoderOnly):
 
         source_vocab_size: int = param("Number of tokens of the source.", default=REQUIRED)
         target_vocab_size: int = param(
-            "Number of tokens of the target: the same.", default=REQUIRED
+            "Number of tokens of the target; equal to source_vocab_size.", default=REQUIRED
         )
 
     def __init__(self, params: Any) -> None:
@@ -82,10 +82,10 @@ class PrefixLm(DecoderOnly):
         )
 
     def logits(self, theta: Theta, batch: Batch, ctx: StepContext) -> tf.Tensor:
-        """Returns the scores of all tokens that may follow, at every position of the target.
+        """Returns the scores of the next token at every position of the target.
 
         Shapes:
-          batch: see EncoderDecoder; labels are not read
+          batch: see EncoderDecoder; labels are ignored
           returns: [B, T, V]
         """
         theta, x = self._decoded(theta, batch, ctx)
@@ -96,29 +96,29 @@ class PrefixLm(DecoderOnly):
         return self.logits(theta, x, ctx)
 
     def attention(self, theta: Theta, batch: Batch, ctx: StepContext) -> tf.Tensor:
-        """Returns where every position of the target looks in the source.
+        """Returns attention weights of the target over the source: mean over heads, last layer.
 
-        It is the mean over heads of the last layer, of which the share that goes to the target
-        itself is left out: what is left adds up to 1, or to 0 without a source.
+        The weights on target tokens are left out, and the others renormalised to sum to 1 (0
+        without a source).
 
         Shapes:
-          batch: see EncoderDecoder; labels are not read
+          batch: see EncoderDecoder; labels are ignored
           returns: [B, T, S] float32
         """
         x = self.embedding.fprop(theta.embedding, _both_ids(batch, ctx), ctx)
         x = self._enter(theta, x, ctx, _both_positions(batch, ctx))
-        looks = self.stack.look(theta.stack, x, ctx, **_sides(batch, ctx))
-        return _of_source(looks[:, _source_length(batch) :], _source_length(batch))
+        attention = self.stack.look(theta.stack, x, ctx, **_sides(batch, ctx))
+        return _of_source(attention[:, _source_length(batch) :], _source_length(batch))
 
     def _decoded(self, theta: Theta, batch: Batch, ctx: StepContext) -> tuple[Theta, tf.Tensor]:
-        """Returns theta as the softmax is to read it, and what the softmax sees, [B, T, D]."""
+        """Returns theta for the softmax, and the input of the softmax, [B, T, D]."""
         theta, x = self._embedded(theta, _both_ids(batch, ctx), ctx)
         x = self._enter(theta, x, ctx, _both_positions(batch, ctx))
         x = self.stack.fprop(theta.stack, x, ctx, **_sides(batch, ctx))
         return theta, self._of_target(theta, x, batch, ctx)
 
     def _of_target(self, theta: Theta, x: tf.Tensor, batch: Batch, ctx: StepContext) -> tf.Tensor:
-        """[B, S + T, D] -> [B, T, D], normalised: what the softmax sees."""
+        """Returns the normalised target part of x: [B, S + T, D] -> [B, T, D]."""
         x = ctx.constrain(x, ("batch", None, "embed"))[:, _source_length(batch) :]
         return self._normalise(theta, ctx.constrain(x, ("batch", "length", "embed")), ctx)
 
@@ -127,7 +127,7 @@ class PrefixLm(DecoderOnly):
     def start_decoding(
         self, theta: Theta, batch: Batch, max_length: int, ctx: StepContext
     ) -> dict[str, Any]:
-        """See `Decoder`; reads the source as one block into the cache."""
+        """Writes the source to the cache as one block; see `Decoder`."""
         is_source = tf.not_equal(batch["source_segment_ids"], 0)
         rows, length = is_source.shape
         if self.params.positions is not None:
@@ -148,7 +148,7 @@ class PrefixLm(DecoderOnly):
     def decode_step(
         self, theta: Theta, ids: tf.Tensor, state: Any, position: Any, ctx: StepContext
     ) -> DecoderStep:
-        """See `Decoder`; the attention is that of `attention`."""
+        """Computes a step, with attention weights as in `attention`; see `Decoder`."""
         length = state["source"].shape[1]
         place = tf.cast(position, tf.int32) + length
         side = _sides_of_step(state, ids.shape[0])
@@ -157,13 +157,13 @@ class PrefixLm(DecoderOnly):
         )
         x = self.embedding.fprop(theta.embedding, tf.expand_dims(ids, 1), ctx)
         x = self._enter(theta, x, ctx, positions)
-        x, cache, looks = self.stack.look_step(
+        x, cache, attention = self.stack.look_step(
             theta.stack, x, state["cache"], place, ctx, **side, prefix=length
         )
         logits = self._logits(theta, self._normalise(theta, x, ctx), ctx)
         return DecoderStep(
             logits=tf.cast(tf.squeeze(logits, 1), tf.float32),
-            attention=_of_source(tf.squeeze(looks, 1), length),
+            attention=_of_source(tf.squeeze(attention, 1), length),
             state={**state, "cache": cache},
         )
 
@@ -180,11 +180,11 @@ class PrefixLm(DecoderOnly):
     # --- pieces ---
 
     def pieces(self, *, label_smoothing: float = 0.0) -> list[Piece]:
-        """Returns the parts of `token_cross_entropy` in order, between which it can be cut.
+        """Returns the pieces of `token_cross_entropy` in order, for pipelines.
 
-        Every layer of the stack is a piece. Labels are smoothed in training only. What flows: first
-        the batch; then also "x" [B, S + T, D], of the target alone from the final norm on; the last
-        piece adds "cross_entropy" [B, T].
+        Every layer of the stack is a piece. Label smoothing applies to training only. The first
+        piece takes the batch. Pieces add "x" [B, S + T, D] ([B, T, D] from the final norm) and at
+        last "cross_entropy" [B, T].
         """
         norm = {"final_norm": self.final_norm} if self.params.final_norm is not None else {}
         return [
@@ -212,18 +212,21 @@ def _source_length(batch: Mapping[str, Any]) -> int:
 
 
 def _both(source: tf.Tensor, target: tf.Tensor, ctx: StepContext) -> tf.Tensor:
-    """[B, S] and [B, T] to [B, S + T]; a mesh that splits lengths cannot join parts of them."""
+    """Concatenates [B, S] and [B, T] to [B, S + T].
+
+    The lengths are gathered first, because DTensor cannot concatenate sharded lengths.
+    """
     both = tf.concat([ctx.constrain(x, ("batch", None)) for x in (source, target)], 1)
     return ctx.constrain(both, ("batch", None))
 
 
 def _both_ids(batch: Mapping[str, Any], ctx: StepContext) -> tf.Tensor:
-    """The tokens of the source, then those of the target: [B, S + T]."""
+    """Returns the tokens of the source followed by the target's: [B, S + T]."""
     return _both(batch["source_ids"], batch["target_ids"], ctx)
 
 
 def _both_positions(batch: Mapping[str, Any], ctx: StepContext) -> tf.Tensor:
-    """Positions in a pair: those of the target go on after the last of the source. [B, S + T]."""
+    """Returns positions in a pair, [B, S + T]; the target's continue the source's."""
     positions = {}
     for side in ("source", "target"):
         places = tf.expand_dims(tf.range(batch[f"{side}_ids"].shape[1]), 0)
@@ -236,7 +239,7 @@ def _both_positions(batch: Mapping[str, Any], ctx: StepContext) -> tf.Tensor:
 
 
 def _sides(batch: Mapping[str, Any], ctx: StepContext) -> dict[str, Any]:
-    """What the layers are told of a batch."""
+    """Returns mask, positions and prefix length of a batch for the layers."""
     segments = _both(batch["source_segment_ids"], batch["target_segment_ids"], ctx)
     return {
         "mask": masking.segments(segments),
@@ -246,14 +249,14 @@ def _sides(batch: Mapping[str, Any], ctx: StepContext) -> dict[str, Any]:
 
 
 def _sides_of_step(state: Mapping[str, Any], rows: int) -> dict[str, Any]:
-    """What the layers are told of the cache of so many hypotheses."""
+    """Returns mask and positions of the cache for the layers, for `rows` hypotheses."""
     visible, positions = repeat_rows(
         (state["visible"], state["positions"]), rows // state["visible"].shape[0]
     )
     return {"mask": masking.padding(visible), "positions": positions}
 
 
-def _of_source(looks: tf.Tensor, length: int) -> tf.Tensor:
-    """[..., S + T] -> [..., S]: shares of the source alone."""
-    looks = looks[..., :length]
-    return tf.math.divide_no_nan(looks, tf.reduce_sum(looks, -1, keepdims=True))
+def _of_source(attention: tf.Tensor, length: int) -> tf.Tensor:
+    """Returns renormalised attention weights over the source alone: [..., S + T] -> [..., S]."""
+    attention = attention[..., :length]
+    return tf.math.divide_no_nan(attention, tf.reduce_sum(attention, -1, keepdims=True))

@@ -24,9 +24,9 @@ from tekso.models.layers.stack import pieces_of_stack
 
 
 class TransformerLm(DecoderOnly):
-    """Predicts every token from those before it.
+    """Predicts every token from the tokens before it.
 
-    Children: those of DecoderOnly.
+    Children: as in DecoderOnly.
     Source: Radford et al. 2018; Vaswani et al. 2017.
     """
 
@@ -47,14 +47,14 @@ class TransformerLm(DecoderOnly):
         positions: Array | None = None,
         segment_ids: tf.Tensor | None = None,
     ) -> tf.Tensor:
-        """Returns what the softmax sees.
+        """Returns the input of the softmax.
 
         Args:
           theta: weights.
           ids: tokens.
           ctx: step context.
-          positions: of the tokens; by default 0, 1, 2, ….
-          segment_ids: where texts are packed: a token sees those of its own segment; 0 is padding.
+          positions: positions of the tokens; by default 0, 1, 2, ….
+          segment_ids: segments of packed texts; a token attends to its own segment; 0 is padding.
 
         Shapes:
           ids, positions, segment_ids: [B, T] int
@@ -107,7 +107,7 @@ class TransformerLm(DecoderOnly):
         positions: Array | None = None,
         segment_ids: tf.Tensor | None = None,
     ) -> tf.Tensor:
-        """Returns the scores of all tokens that may follow, at every position.
+        """Returns the scores of the next token at every position.
 
         Shapes:
           ids, positions, segment_ids: [B, T] int
@@ -121,7 +121,7 @@ class TransformerLm(DecoderOnly):
         return self.logits(theta, x, ctx)
 
     def init_cache(self, batch_size: int, max_length: int, dtype: str = "float32") -> Any:
-        """Returns the empty cache of a text of up to `max_length` tokens."""
+        """Returns an empty cache for texts of up to `max_length` tokens."""
         return self.stack.init_cache(batch_size, max_length, dtype)
 
     def extend_step(
@@ -134,19 +134,19 @@ class TransformerLm(DecoderOnly):
         *,
         logits_of: Literal["all", "last"] = "all",
     ) -> tuple[tf.Tensor, Any]:
-        """Reads T further tokens, of which the first is at `position`; equals `logits` over all.
+        """Reads T new tokens from `position`; all steps together give the same result as `logits`.
 
         Args:
           theta: weights.
-          ids: the further tokens: one, or a block.
-          cache: of `init_cache` or of the step before; it must have room for them.
-          position: how many tokens were read before; one for all rows, or one a row.
+          ids: the new tokens: one, or a block.
+          cache: cache from `init_cache` or the previous step, with room for the new tokens.
+          position: number of tokens read before; one number for all rows, or one per row.
           ctx: step context.
-          logits_of: all tokens of the block, or the last alone.
+          logits_of: whether to return logits of all tokens of the block, or only of the last.
 
         Shapes:
           ids: [B, T] int, position: [] or [B] int
-          returns: (logits [B, T, V], or [B, 1, V] of the last, cache)
+          returns: (logits [B, T, V], or [B, 1, V] with "last"; cache)
         """
         positions = cache_lib.positions_of_block(position, ids.shape[1])
         x = self.embedding.fprop(theta.embedding, ids, ctx)
@@ -157,11 +157,11 @@ class TransformerLm(DecoderOnly):
         return self._logits(theta, self._normalise(theta, x, ctx), ctx), cache
 
     def pieces(self, *, label_smoothing: float = 0.0) -> list[Piece]:
-        """Returns the parts of `token_cross_entropy` in order, between which it can be cut.
+        """Returns the pieces of `token_cross_entropy` in order, for pipelines.
 
-        Every layer of a stack is a piece. Labels are smoothed in training only. What flows: first
-        {"ids", "labels"} and, where texts are packed, {"positions", "segment_ids"}; then also "x",
-        the activations [B, T, D]; the last piece adds "cross_entropy" [B, T].
+        Every layer of a stack is a piece. Label smoothing applies to training only. The first piece
+        takes {"ids", "labels"} and, for packed texts, {"positions", "segment_ids"}. Pieces add "x"
+        (activations [B, T, D]) and at last "cross_entropy" [B, T].
         """
         pieces = [
             self._embedding_piece(),

@@ -1,1 +1,1 @@
-"""Finding target sequences with a model: what it has to offer, and the searches over it."""
+"""Searches for target sequences, and the interface that a model implements for them."""

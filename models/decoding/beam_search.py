@@ -1,17 +1,17 @@
-"""Beam search: the targets of highest score that a search of limited width finds.
+"""Beam search for the targets with the highest scores.
 
-    step   K live hypotheses ─► 2K candidates: the best continuations of all of them
-                                  ├─ that end, among the best K  ─► finished, if among the n best
-                                  └─ the best K that do not end  ─► live
+    step   K live hypotheses ─► 2K candidates: the best continuations of all hypotheses
+                                  ├─ ended, among the best K  ─► finished, if among the n best
+                                  └─ the best K not ended     ─► live
 
-A candidate is ranked by its log-probability; what has ended, by its score (hypothesis_score.py). A
-source is done as soon as no live hypothesis can still get among its n best.
+Candidates are ranked by log-probability, finished hypotheses by score (hypothesis_score.py). A
+source is done when none of its live hypotheses can still be among the n best.
 
-Everything is one loop in one graph, for all sources together, and no tensor has a size that is not
-known when it is traced, so that XLA compiles it.
+The search is one loop in one graph for all sources. All tensor sizes are known at tracing, so that
+XLA can compile it.
 
-Legend: B sources, K beam, N = B * K, H hypotheses that are kept, C candidates, S source length,
-T most tokens of a target, V vocabulary.
+Legend: B sources, K beam, N = B * K, H returned hypotheses, C candidates, S source length, T most
+tokens of a target, V vocabulary.
 Source: Graves 2012; Sutskever et al. 2014, section 3.2; Wu et al. 2016, section 7.
 """
 
@@ -42,48 +42,49 @@ from tekso.models.decoding.top_tokens import top_tokens
 
 
 class BeamSearch(Search):
-    """Searches the most likely targets."""
+    """Searches for the targets with the highest scores."""
 
     class Params(Search.Params):
         """Params of BeamSearch."""
 
-        beam_size: int = param("Hypotheses that are followed at once.", default=4)
+        beam_size: int = param("Live hypotheses per source.", default=4)
         length_normalization: float = param(
-            "alpha of GNMT: a log-probability is divided by ((5 + length) / 6)**alpha, the length "
-            "with its end. 0: not normalised.",
+            "alpha of GNMT: log-probabilities are divided by ((5 + length) / 6)**alpha; the length "
+            "counts the end token. 0: not normalised.",
             default=0.6,
         )
         coverage_penalty: float = param(
-            "beta of GNMT: weight of the log of what attention each source token got. 0: none.",
+            "beta of GNMT: weight of the log of each source token's total attention. 0: none.",
             default=0.0,
         )
         stop: Literal["exact", "enough", "never"] = param(
-            "When a source is done. exact: no live hypothesis can get among the best any more; "
-            "enough: as many have ended as the beam is wide, whether or not a longer one would be "
-            "better; never: at its last step.",
+            "When a source is done. exact: when no live hypothesis can still be among the best. "
+            "enough: when beam_size hypotheses have ended, even if a longer one could be better. "
+            "never: at its last step.",
             default="exact",
         )
         return_attention: bool = param(
-            "Whether to return where every token looked in the source.", default=False
+            "Whether to return the attention weights over the source for every token.",
+            default=False,
         )
 
     def __init__(self, params: Any) -> None:
         super().__init__(params)
         p = self.params
         if p.beam_size < 1:
-            raise ValueError(f"BeamSearch.beam_size is {p.beam_size}: want at least 1")
+            raise ValueError(f"BeamSearch.beam_size is {p.beam_size}, must be at least 1")
         if p.num_hypotheses > p.beam_size:
             raise ValueError(
-                f"BeamSearch.num_hypotheses is {p.num_hypotheses}: want 1 … {p.beam_size}, the "
+                f"BeamSearch.num_hypotheses is {p.num_hypotheses}, must be 1 … {p.beam_size}, the "
                 "beam_size"
             )
         if not abs(p.length_normalization) < float("inf"):
             raise ValueError(
-                f"BeamSearch.length_normalization is {p.length_normalization}: want a finite number"
+                f"BeamSearch.length_normalization is {p.length_normalization}, must be finite"
             )
         if not 0.0 <= p.coverage_penalty < float("inf"):
             raise ValueError(
-                f"BeamSearch.coverage_penalty is {p.coverage_penalty}: want a finite number, at "
+                f"BeamSearch.coverage_penalty is {p.coverage_penalty}, must be finite and at "
                 "least 0"
             )
 
@@ -100,19 +101,19 @@ class BeamSearch(Search):
     ) -> dict[str, tf.Tensor]:
         """Returns the best targets of every source, best first; see `Search.search`.
 
-        First come those that ended, by score. A hypothesis that reached the most tokens without an
-        end fills up what is missing, after them: its score is that of the tokens it has. If there
-        are not so many hypotheses at all (a tiny vocabulary; a source that is padding alone), the
-        rest has length 0 and log-probability and score -inf. Of equal hypotheses the one of the
-        lower slot of the beam, then of the lower token, comes first.
+        Finished hypotheses come first, by score. If there are not enough, hypotheses that reached
+        the length limit without an end token follow, scored by their tokens. If there are too few
+        hypotheses altogether (a tiny vocabulary, or a source that is only padding), the remaining
+        ones have length 0 and log-probability and score -inf. Equal hypotheses are ordered by beam
+        slot, then by token.
 
         With beam_size 1 and length_normalization 0, this is greedy search.
 
         Shapes:
-          returns: as Search, and "attention" [B, H, T, S] float32, if wanted
+          returns: as Search, and "attention" [B, H, T, S] float32 with return_attention
         Raises:
-          ValueError: the model has no attention where it is wanted or covers the source; or as
-            Search.
+          ValueError: return_attention or coverage_penalty is set and the model provides no
+            attention weights; or as Search.
         """
         is_source_BS = tf.not_equal(batch["source_segment_ids"], 0)
         limits = self.limits(is_source_BS, prefix)
@@ -122,7 +123,7 @@ class BeamSearch(Search):
 
 
 class _Given(NamedTuple):
-    """What the loop reads and does not change."""
+    """Inputs of the loop that stay constant."""
 
     theta: Theta
     is_source: tf.Tensor  # [B, S]
@@ -131,12 +132,12 @@ class _Given(NamedTuple):
 
 
 class _Ended(NamedTuple):
-    """The H best hypotheses of every source that have ended, best first; [B, H] each."""
+    """The H best finished hypotheses of every source, best first; [B, H] each."""
 
     scores: tf.Tensor
     log_probs: tf.Tensor
     lengths: tf.Tensor
-    slots: tf.Tensor  # where it stood before its end
+    slots: tf.Tensor  # beam slot of the hypothesis before its end token
 
     @classmethod
     def none(cls, num_sources: int, num_hypotheses: int) -> _Ended:
@@ -145,7 +146,7 @@ class _Ended(NamedTuple):
         return cls(nothing, nothing, tf.zeros(shape, tf.int32), tf.zeros(shape, tf.int32))
 
     def joined(self, more: _Ended) -> _Ended:
-        """Returns the best of both; of equal ones, those that ended first."""
+        """Returns the best of both; among equal scores, the ones that ended first."""
         scores = tf.concat([self.scores, more.scores], 1)
         best, places = tf.math.top_k(scores, self.scores.shape[1])
 
@@ -157,21 +158,21 @@ class _Ended(NamedTuple):
 
 
 class _State(NamedTuple):
-    """What the loop changes."""
+    """State of the loop."""
 
-    t: tf.Tensor  # []: tokens that every live hypothesis has
-    ids: tf.Tensor  # [N]: the last of them
-    log_probs: tf.Tensor  # [B, K], best first; -inf: there is none in this slot
+    t: tf.Tensor  # []: number of tokens of every live hypothesis
+    ids: tf.Tensor  # [N]: last token of every live hypothesis
+    log_probs: tf.Tensor  # [B, K], best first; -inf: the slot is empty
     is_done: tf.Tensor  # [B]
     num_ended: tf.Tensor  # [B]
     ended: _Ended
-    coverage: Any  # [B, K, S], attention that each source token got; () if it is not asked for
+    coverage: Any  # [B, K, S], total attention weight of each source token; () without a penalty
     paths: Paths
-    model: Any  # of the decoder
+    model: Any  # state of the decoder
 
 
 class _Run:
-    """One search: the numbers that are known when it is traced."""
+    """One search, with all values that are known at tracing."""
 
     def __init__(
         self,
@@ -200,13 +201,13 @@ class _Run:
         forced = () if prefix is None else (prefix.ids, prefix.lengths)
         given = _Given(theta, is_source_BS, self._limits.of_source, forced)
 
-        def turn(*flat: Any) -> _State:
+        def iteration(*flat: Any) -> _State:
             inside, state = ops.capture(self._ctx, (given, _State(*flat)))
-            return self._turn(inside, state)
+            return self._iteration(inside, state)
 
         last = tf.while_loop(
             lambda *flat: ~tf.reduce_all(_State(*flat).is_done),
-            turn,
+            iteration,
             self._begin(theta, batch, is_source_BS),
             maximum_iterations=self._limits.longest,
         )
@@ -235,7 +236,7 @@ class _Run:
             model=state,
         )
 
-    def _turn(self, given: _Given, state: _State) -> _State:
+    def _iteration(self, given: _Given, state: _State) -> _State:
         p, t = self._params, state.t
         b, k = state.log_probs.shape
         step = self._model.decode_step(given.theta, state.ids, state.model, t, self._ctx)
@@ -268,7 +269,7 @@ class _Run:
                 tf.gather(coverage_BKS, slots_BK, batch_dims=1),
             )
         model = step.state
-        if k > 1:  # of one, each goes on from itself
+        if k > 1:  # with one slot, nothing moves
             rows_BK = slots_BK + tf.expand_dims(tf.range(b) * k, 1)
             model = self._model.select(model, tf.reshape(rows_BK, [b * k]))
         return _State(
@@ -290,18 +291,19 @@ class _Run:
             return None
         if attention_NS is None:
             raise ValueError(
-                "BeamSearch: coverage_penalty and return_attention need the attention to the "
-                f"source, and {type(self._model).__name__} has none; set them to 0 and False"
+                "BeamSearch: coverage_penalty and return_attention need attention weights over the "
+                f"source, which {type(self._model).__name__} does not provide; set them to 0 and "
+                "False"
             )
         return tf.reshape(tf.cast(attention_NS, tf.float32), shape)
 
     def _candidates(
         self, given: _Given, state: _State, logits_NV: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Returns log-probability, slot gone on from, token, and whether it ends; [B, C] each.
+        """Returns log-probability, parent slot, token, and whether it is the end; [B, C] each.
 
-        The best 2K of all are among the best 2K of every hypothesis. At most K of them end, or as
-        many as there are hypotheses, so K are left that do not.
+        The best 2K candidates of a source are among the best 2K of each of its hypotheses. Each
+        hypothesis has at most one candidate that ends, so at least K of the 2K do not end.
         """
         t, (b, k), vocab_size = state.t, state.log_probs.shape, logits_NV.shape[1]
         logits_NV = self._ctx.constrain(tf.cast(logits_NV, tf.float32), ("batch", None))
@@ -338,7 +340,7 @@ class _Run:
         worst_ended_B: tf.Tensor,
         num_ended_B: tf.Tensor,
     ) -> tf.Tensor:
-        """Returns which sources need no further step, [B] bool."""
+        """Returns which sources are done, [B] bool."""
         is_done_B = length >= limits_B
         if self._params.stop == "exact":
             is_done_B |= worst_ended_B >= self._score.bound(best_live_B, length, limits_B)
@@ -347,7 +349,7 @@ class _Run:
         return is_done_B
 
     def _outcome(self, last: _State, is_source_BS: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Returns what ended, filled up with what did not."""
+        """Returns the finished hypotheses, followed by unfinished ones if there are too few."""
         p, limits_B1 = self._params, tf.expand_dims(self._limits.of_source, 1)
         num = p.num_hypotheses
         scores_BK = last.log_probs / self._score.norm(limits_B1)

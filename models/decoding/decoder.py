@@ -1,15 +1,16 @@
-"""What a model of target given source offers: Decoder to searches, SequenceToSequence to a task.
+"""Interfaces of sequence-to-sequence models: Decoder for searches, SequenceToSequence for tasks.
 
-    state = start_decoding(…)      sources are read once; one hypothesis a source
-    state = expand(state, K)       K hypotheses a source
+    state = start_decoding(…)      encode the sources once; one hypothesis per source
+    state = expand(state, K)       K hypotheses per source
     loop:   step = decode_step(…)  scores of the next token of every hypothesis
-            state = select(step.state, rows)   those that live on, in their new order
+            state = select(step.state, rows)   the surviving hypotheses, in their new order
 
-A state has two parts. What belongs to a source (keys and values of the memory, masks) is kept once,
-however many hypotheses ask. What belongs to a hypothesis (its cache, its recurrent state) has a row
-for each: row n is of source n // K.
+A state has two parts. Values of a source (keys and values of the memory, masks) are stored once per
+source. Values of a hypothesis (its cache, its recurrent state) have one row per hypothesis: row n
+belongs to source n // K.
 
-Legend: B sources, K hypotheses a source, N = B * K, S source length, T target length, V vocabulary.
+Legend: B sources, K hypotheses per source, N = B * K, S source length, T target length,
+V vocabulary.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ from tekso.framework.theta import Theta
 
 @dataclasses.dataclass(frozen=True)
 class DecoderStep:
-    """What a step of decoding gives.
+    """Result of a decoding step.
 
     Attributes:
       logits: scores of the next token, [N, V] float32.
-      attention: where the step looked in the source, [N, S] float32, a share of 1 each (0
-        everywhere for a source of padding alone); None where the model has no such thing.
-      state: of all hypotheses after the step.
+      attention: attention weights of the step over the source, [N, S] float32; each row sums to 1
+        (or is 0 for a source that is only padding). None if the model provides none.
+      state: state of all hypotheses after the step.
     """
 
     logits: tf.Tensor
@@ -42,21 +43,21 @@ class DecoderStep:
 
 
 class Decoder(Protocol):
-    """A model that can be asked for a target token by token.
+    """A model that decodes a target token by token.
 
-    All methods are pure; a state is a nest of tensors, and keeps structure, shapes and types from
-    step to step, so that it may go through a loop.
+    All methods are pure. A state is a nest of tensors. Its structure, shapes and types stay the
+    same from step to step, so that it can be the state of a loop.
     """
 
     def start_decoding(
         self, theta: Theta, batch: Mapping[str, tf.Tensor], max_length: int, ctx: StepContext
     ) -> Any:
-        """Reads the sources and returns the state of one hypothesis each.
+        """Encodes the sources and returns the state with one hypothesis per source.
 
         Args:
           theta: weights.
           batch: "source_ids" and "source_segment_ids" [B, S] int32; 0 is padding.
-          max_length: most target tokens that will be read.
+          max_length: most target tokens.
           ctx: step context.
         """
         ...
@@ -64,13 +65,13 @@ class Decoder(Protocol):
     def decode_step(
         self, theta: Theta, ids: tf.Tensor, state: Any, position: Any, ctx: StepContext
     ) -> DecoderStep:
-        """Reads a token of every hypothesis and returns the scores of the next.
+        """Reads one token of every hypothesis and returns the scores of the next.
 
         Args:
           theta: weights.
-          ids: the token before; at position 0 the one that stands for the beginning.
-          state: of `start_decoding`, `expand`, `select` or the step before.
-          position: how many tokens were read before, the same for all.
+          ids: the previous token; at position 0 the start token.
+          state: state from `start_decoding`, `expand`, `select` or the previous step.
+          position: number of tokens read before, the same for all hypotheses.
           ctx: step context.
 
         Shapes:
@@ -79,24 +80,25 @@ class Decoder(Protocol):
         ...
 
     def expand(self, state: Any, k: int) -> Any:
-        """Returns every hypothesis k times: row n becomes rows n * k … n * k + k - 1."""
+        """Repeats every hypothesis k times: row n becomes rows n * k … n * k + k - 1."""
         ...
 
     def select(self, state: Any, rows: tf.Tensor) -> Any:
-        """Returns the hypotheses of some rows, each of the source that it had.
+        """Returns the state of the hypotheses at some rows; each stays with its source.
 
         Shapes:
-          rows: [N'] int32, with as many rows a source for every source, in the order of sources
+          rows: [N'] int32, in the order of sources, the same number of rows for every source
         """
         ...
 
 
 class SequenceToSequence(Decoder, Protocol):
-    """A layer that the translation task can train, and whose targets can be searched for.
+    """A layer that the translation task can train, and that searches can decode.
 
-    Its Params have `source_vocab_size` and `target_vocab_size`. What a batch holds, the class
-    EncoderDecoder says. Of a model that has `attention(theta, batch, ctx)` besides, where every
-    position of the target looks in the source ([B, T, S] float32), evaluations draw pictures.
+    Its Params have `source_vocab_size` and `target_vocab_size`. The class EncoderDecoder documents
+    the arrays of a batch. If the model also has `attention(theta, batch, ctx)`, which returns
+    attention weights of the target positions over the source ([B, T, S] float32), evaluations plot
+    them.
     """
 
     def token_cross_entropy(
@@ -115,19 +117,19 @@ class SequenceToSequence(Decoder, Protocol):
         ...
 
     def pieces(self, *, label_smoothing: float = 0.0) -> list[Piece]:
-        """Returns the parts of `token_cross_entropy` in order, between which it can be cut.
+        """Returns the pieces of `token_cross_entropy` in order, for pipelines.
 
-        The first gets the batch; the last adds "cross_entropy" [B, T] to what flows. Labels are
-        smoothed in training only.
+        The first piece takes the batch; the last adds "cross_entropy" [B, T]. Label smoothing
+        applies to training only.
         """
         ...
 
 
 def repeat_rows(nest: Any, k: int, *, dim: int = 0) -> Any:
-    """Returns tensors in which every row of a dim stands k times, one after the other."""
+    """Repeats every row of a dim k times, next to each other."""
     return tf.nest.map_structure(lambda t: tf.repeat(t, k, axis=dim), nest)
 
 
 def take_rows(nest: Any, rows: tf.Tensor, *, dim: int = 0) -> Any:
-    """Returns tensors with some rows of a dim, in the order in which they are given."""
+    """Returns tensors with the given rows of a dim, in the given order."""
     return tf.nest.map_structure(lambda t: tf.gather(t, rows, axis=dim), nest)

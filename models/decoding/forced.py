@@ -1,6 +1,6 @@
-"""Forced decoding: what a model thinks of targets that it is given.
+"""Forced decoding: scores of given targets.
 
-Legend: B sources, H targets a source, N = B * H, S source length, T target length.
+Legend: B sources, H targets per source, N = B * H, S source length, T target length.
 """
 
 from __future__ import annotations
@@ -33,28 +33,29 @@ def score_targets(
 ) -> dict[str, tf.Tensor]:
     """Returns log-probabilities and scores of targets; pure.
 
-    Every source is read once, however many targets it has. A target is taken as it is: it should
-    end with the end token, and gets no log-probability of an end that it does not have.
+    Every source is encoded once, for all its targets. A target should end with the end token; if it
+    does not, no end token is scored.
 
     Args:
-      model: what scores.
-      theta: its weights.
+      model: the model that scores.
+      theta: weights of the model.
       batch: "source_ids" and "source_segment_ids" [B, S] int32; segment 0 is padding.
-      targets_BHT: tokens, the end included.
-      lengths_BH: tokens of each target; 0 where there is none.
+      targets_BHT: tokens, end included.
+      lengths_BH: number of tokens of each target; 0 for no target.
       ctx: step context.
-      end_id: stands for the token before the first.
-      length_normalization: as of BeamSearch.
-      coverage_penalty: as of BeamSearch.
-      return_attention: whether to return where every token looked in the source.
+      end_id: the end token, which is also the decoder's first input.
+      length_normalization: see BeamSearch.
+      coverage_penalty: see BeamSearch.
+      return_attention: whether to return the attention weights of every token over the source.
 
     Shapes:
       targets_BHT: int32, lengths_BH: int32 in [0, T]
       returns: {"token_log_probs": [B, H, T] float32, 0 after the length;
                 "log_probs", "scores": [B, H] float32;
-                "attention": [B, H, T, S] float32, 0 after the length, if wanted}
+                "attention": [B, H, T, S] float32, 0 after the length, with return_attention}
     Raises:
-      ValueError: attention is needed and the model has none; the end is not in the vocabulary.
+      ValueError: attention weights are needed and the model provides none; end_id is not in the
+        vocabulary.
     """
     b, h, longest = targets_BHT.shape
     is_source_BS = tf.not_equal(batch["source_segment_ids"], 0)
@@ -64,7 +65,9 @@ def score_targets(
     if h > 1:
         state = model.expand(state, h)
 
-    def turn(t: tf.Tensor, ids_N: tf.Tensor, state: Any, log_probs: Any, attention: Any) -> Any:
+    def iteration(
+        t: tf.Tensor, ids_N: tf.Tensor, state: Any, log_probs: Any, attention: Any
+    ) -> Any:
         weights, targets, own = ops.capture(ctx, (theta, targets_NT, (ids_N, state)))
         log_probs, attention = ops.capture(ctx, (log_probs, attention))
         step = model.decode_step(weights, own[0], own[1], t, ctx)
@@ -81,7 +84,7 @@ def score_targets(
     none: Any = tf.zeros([longest, b * h, is_source_BS.shape[1]]) if has_attention else ()
     begin_N = tf.fill([b * h], tf.constant(end_id, tf.int32))
     begin = (tf.constant(0), begin_N, state, tf.zeros([longest, b * h]), none)
-    last = tf.while_loop(lambda t, *_: t < longest, turn, begin, maximum_iterations=longest)
+    last = tf.while_loop(lambda t, *_: t < longest, iteration, begin, maximum_iterations=longest)
     is_token_BHT = tf.range(longest) < tf.expand_dims(lengths_BH, 2)
     log_probs_BHT = tf.squeeze(_of_tokens(tf.expand_dims(last[3], 2), is_token_BHT), 3)
     log_probs_BH = tf.reduce_sum(log_probs_BHT, 2)
@@ -99,16 +102,16 @@ def score_targets(
 
 
 def _of_tokens(x_TNS: tf.Tensor, is_token_BHT: tf.Tensor) -> tf.Tensor:
-    """[T, B * H, S] -> [B, H, T, S], 0 where there is no token."""
+    """Reshapes [T, B * H, S] to [B, H, T, S], 0 where there is no token."""
     x_BHTS = tf.reshape(tf.transpose(x_TNS, [1, 0, 2]), [*is_token_BHT.shape, -1])
     return tf.where(tf.expand_dims(is_token_BHT, 3), x_BHTS, 0.0)
 
 
 def _attention_of(step: Any, model: Decoder) -> tf.Tensor:
-    """The attention weights of a step of decoding."""
+    """Returns the attention weights of a decoding step."""
     if step.attention is None:
         raise ValueError(
-            "score_targets: coverage_penalty and return_attention need the attention to the "
-            f"source, and {type(model).__name__} has none; set them to 0 and False"
+            "score_targets: coverage_penalty and return_attention need attention weights over the "
+            f"source, which {type(model).__name__} does not provide; set them to 0 and False"
         )
     return tf.cast(step.attention, tf.float32)

@@ -1,9 +1,9 @@
-"""The score of a hypothesis: log-probability by length, and a penalty for sources not covered.
+"""The score of a hypothesis: length-normalised log-probability, and a coverage penalty.
 
     score = log_prob / ((5 + length) / 6)**alpha + beta * Σ_s log(min(Σ_t attention[t, s], 1))
 
-The length counts the end token. The sum over s goes over the tokens of the source, not padding;
-that over t over all steps, that of the end included.
+The length counts the end token. The sum over s covers the source tokens without padding, the sum
+over t all steps, including the step of the end token.
 
 Legend: B sources, K hypotheses, S source length.
 Source: Wu et al. 2016, "Google's neural machine translation system", eq. 14.
@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 LEAST_COVERAGE = 1e-9
-"""A source token that got less attention counts as if it got this: a penalty stays finite."""
+"""Lower bound of a source token's total attention weight, so that the penalty is finite."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +26,7 @@ class HypothesisScore:
     """Scores of hypotheses of up to `max_length` tokens.
 
     Attributes:
-      alpha: 0 ranks by log-probability, more favours longer hypotheses, less than 0 shorter ones.
+      alpha: 0 ranks by log-probability; above 0 favours longer hypotheses, below 0 shorter ones.
       beta: weight of the coverage penalty, at least 0.
       max_length: most tokens.
     """
@@ -36,7 +36,7 @@ class HypothesisScore:
     max_length: int
 
     def norm(self, lengths: Any) -> tf.Tensor:
-        """Returns what log-probabilities of hypotheses of some length are divided by.
+        """Returns the divisors of log-probabilities for hypotheses of some lengths.
 
         Shapes:
           lengths: any, int in [0, max_length]
@@ -49,7 +49,7 @@ class HypothesisScore:
         """Returns beta * Σ_s log(min(coverage, 1)), at most 0.
 
         Shapes:
-          coverage_BKS: float32, the attention that each source token got; is_source_BS: bool
+          coverage_BKS: float32, total attention weight of each source token; is_source_BS: bool
           returns: [B, K] float32
         """
         covered_BKS = tf.math.log(tf.clip_by_value(coverage_BKS, LEAST_COVERAGE, 1.0))
@@ -57,13 +57,13 @@ class HypothesisScore:
         return self.beta * tf.reduce_sum(tf.where(is_source_B1S, covered_BKS, 0.0), -1)
 
     def bound(self, log_probs: tf.Tensor, length: Any, limits: tf.Tensor) -> tf.Tensor:
-        """Returns a score that no continuation of a live hypothesis exceeds.
+        """Returns an upper bound of the scores of all continuations of a live hypothesis.
 
-        A log-probability only falls from here on, and it is negative, so the best norm is the
-        largest one ahead. A coverage penalty can still become 0.
+        A log-probability is negative and can only decrease, so the largest norm of the remaining
+        lengths gives the bound. The coverage penalty can still become 0.
 
         Shapes:
-          log_probs: [B], length: [] int, the tokens so far; limits: [B] int32
+          log_probs: [B], length: [] int, number of tokens so far; limits: [B] int32
           returns: [B] float32
         """
         best = limits if self.alpha >= 0 else tf.minimum(length + 1, self.max_length)

@@ -1,10 +1,10 @@
-"""What a beam search leaves behind: tokens and parents of every step, read backwards at its end.
+"""Back pointers of a beam search: tokens and parents of every step, followed backwards at its end.
 
     step      0     1     2
-    slot 0   the ─ cat ─ sat        parents[2] = [0, 0]: both go on from "the cat"
-    slot 1   a   └ dog └ is         parents[1] = [0, 0]: both go on from "the"
+    slot 0   the ─ cat ─ sat        parents[2] = [0, 0]: both continue "the cat"
+    slot 1   a   └ dog └ is         parents[1] = [0, 0]: both continue "the"
 
-So no step moves the tokens, or the attention, of the steps before it.
+With back pointers, no step moves the tokens or attention weights of earlier steps.
 
 Legend: T most steps, B sources, K slots of the beam, H hypotheses that are read, S source length.
 """
@@ -20,13 +20,13 @@ from tekso.framework.context import StepContext
 
 
 class Paths(NamedTuple):
-    """A buffer of steps.
+    """A buffer of all steps.
 
     Attributes:
-      tokens: [T, B, K] int32, of the hypothesis that is in a slot after the step.
-      parents: [T, B, K] int32, the slot it was in before.
-      attention: [T, B, K, S] float32, where the hypothesis that was in a slot before the step
-        looked; () if nobody wants it.
+      tokens: [T, B, K] int32, token of the hypothesis in a slot after the step.
+      parents: [T, B, K] int32, slot of that hypothesis before the step.
+      attention: [T, B, K, S] float32, attention weights of the hypothesis in a slot before the
+        step; () if they are not needed.
     """
 
     tokens: tf.Tensor
@@ -35,7 +35,7 @@ class Paths(NamedTuple):
 
     @classmethod
     def empty(cls, shape: tuple[int, int, int], source_length: int | None) -> Paths:
-        """Returns the buffer of T, B, K; with attention if there is a source length."""
+        """Returns an empty buffer for T, B, K; with attention if there is a source length."""
         attention = () if source_length is None else tf.zeros([*shape, source_length])
         return cls(tf.zeros(shape, tf.int32), tf.zeros(shape, tf.int32), attention)
 
@@ -62,13 +62,13 @@ class Paths(NamedTuple):
         end_id: int,
         ctx: StepContext,
     ) -> tuple[tf.Tensor, tf.Tensor | None]:
-        """Returns tokens and attention of hypotheses, given where they stood last.
+        """Returns tokens and attention weights of hypotheses, given their last slots.
 
         Args:
-          slots_BH: where a hypothesis stood after its last token but for the end.
-          is_ended_BH: whether its last token is the end, which is in no slot.
-          lengths_BH: tokens, the end included.
-          end_id: the end.
+          slots_BH: slot of a hypothesis after its last token, not counting an end token.
+          is_ended_BH: whether its last token is the end token, which is in no slot.
+          lengths_BH: number of tokens, end included.
+          end_id: the end token.
           ctx: step context.
 
         Shapes:
@@ -78,7 +78,7 @@ class Paths(NamedTuple):
         in_slots_BH = lengths_BH - tf.cast(is_ended_BH, tf.int32)
         has_attention = not isinstance(self.attention, tuple)
 
-        def turn(t: tf.Tensor, slots_BH: tf.Tensor, ids: tf.Tensor, attention: Any) -> Any:
+        def iteration(t: tf.Tensor, slots_BH: tf.Tensor, ids: tf.Tensor, attention: Any) -> Any:
             outside = (self, in_slots_BH, lengths_BH)
             paths, in_slots, lengths = ops.capture(ctx, outside)
             slots_BH, ids, attention = ops.capture(ctx, (slots_BH, ids, attention))
@@ -89,9 +89,9 @@ class Paths(NamedTuple):
             slots_BH = tf.where(t < in_slots, parents_BH, slots_BH)
             ids = tf.tensor_scatter_nd_update(ids, place, tf.expand_dims(tokens_BH, 0))
             if has_attention:
-                looked = tf.gather(tf.gather(paths.attention, t), slots_BH, batch_dims=1)
-                looked = tf.where(tf.expand_dims(t < lengths, -1), looked, 0.0)
-                attention = tf.tensor_scatter_nd_update(attention, place, tf.expand_dims(looked, 0))
+                step = tf.gather(tf.gather(paths.attention, t), slots_BH, batch_dims=1)
+                step = tf.where(tf.expand_dims(t < lengths, -1), step, 0.0)
+                attention = tf.tensor_scatter_nd_update(attention, place, tf.expand_dims(step, 0))
             return t - 1, slots_BH, ids, attention
 
         ids_TBH = tf.zeros([longest, *slots_BH.shape], tf.int32)
@@ -100,7 +100,7 @@ class Paths(NamedTuple):
             attention = tf.zeros([longest, *slots_BH.shape, self.attention.shape[-1]])
         _, _, ids_TBH, attention = tf.while_loop(
             lambda t, *_: t >= 0,
-            turn,
+            iteration,
             (tf.constant(longest - 1), slots_BH, ids_TBH, attention),
             maximum_iterations=longest,
         )

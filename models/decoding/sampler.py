@@ -1,6 +1,6 @@
-"""Sampler: targets drawn from a model, several a source in one batch; greedy as its limit.
+"""Sampler: samples targets from a model, several per source in one batch; greedy at temperature 0.
 
-Legend: B sources, H samples a source, N = B * H, S source length, T most tokens of a target,
+Legend: B sources, H samples per source, N = B * H, S source length, T most tokens of a target,
 V vocabulary.
 """
 
@@ -20,14 +20,16 @@ from tekso.models.decoding.search import Prefix, Search, forced_tokens, token_lo
 
 
 class Sampler(Search):
-    """Draws targets token by token."""
+    """Samples targets token by token."""
 
     class Params(Search.Params):
         """Params of Sampler."""
 
-        temperature: float = param("Logits are divided by it; 0 is greedy.", default=1.0)
-        top_k: int | None = param("Only the so many likeliest tokens are drawn.", default=None)
-        top_p: float = param("Only the likeliest tokens of this share are drawn.", default=1.0)
+        temperature: float = param("Divisor of the logits; 0 is greedy.", default=1.0)
+        top_k: int | None = param("Sample only from the k likeliest tokens.", default=None)
+        top_p: float = param(
+            "Sample only from the likeliest tokens with this total probability.", default=1.0
+        )
 
     def __init__(self, params: Any) -> None:
         super().__init__(params)
@@ -45,12 +47,11 @@ class Sampler(Search):
         prefix: Prefix | None = None,
         forbidden_ids: Sequence[int] = (),
     ) -> dict[str, tf.Tensor]:
-        """Returns samples in the order in which they were drawn; see `Search.search`.
+        """Returns samples, unsorted; see `Search.search`.
 
-        The number that decides on a token is that of source, sample and position, so a sample does
-        not depend on devices, on the other sources, nor on how many samples are drawn besides. The
-        model has to be a Layer. Log-probabilities and scores are those that the model gives,
-        whatever temperature, top_k and top_p are.
+        The random number of a token depends on source, sample and position, so a sample does not
+        depend on devices, on other sources, or on the number of samples. The model must be a Layer.
+        Log-probabilities and scores are the model's, independent of temperature, top_k and top_p.
         """
         p = self.params
         is_source_BS = tf.not_equal(batch["source_segment_ids"], 0)
@@ -62,7 +63,7 @@ class Sampler(Search):
         forced = () if prefix is None else (prefix.ids, prefix.lengths)
         outside = theta, tf.repeat(limits.of_source, h), forced
 
-        def turn(*flat: Any) -> tuple[Any, ...]:
+        def iteration(*flat: Any) -> tuple[Any, ...]:
             (weights, limits_N, forced), inside = ops.capture(ctx, (outside, flat))
             t, ids_N, state, ids_TN, log_probs_N, lengths_N, is_open_N = inside
             step = model.decode_step(weights, ids_N, state, t, ctx)
@@ -87,7 +88,7 @@ class Sampler(Search):
 
         last = tf.while_loop(
             lambda *flat: tf.reduce_any(flat[-1]),
-            turn,
+            iteration,
             (
                 tf.constant(0),
                 tf.fill([b * h], tf.constant(end_id, tf.int32)),

@@ -1,6 +1,6 @@
-"""Choosing the next token from logits: greedy, with temperature, top-k and nucleus.
+"""Samples the next token from logits: greedy, temperature, top-k and nucleus sampling.
 
-Legend: B batch, V vocabulary, K kept candidates.
+Legend: B batch, V vocabulary, K candidates.
 """
 
 from __future__ import annotations
@@ -8,19 +8,23 @@ from __future__ import annotations
 import tensorflow as tf
 
 SMALLEST_UNIFORM = 2.0**-25
-"""Stands for a uniform number of 0, half a step of a 24-bit one: a Gumbel number stays finite."""
+"""Lower bound of uniform numbers, half of 2**-24 (24-bit), so that Gumbel noise is finite."""
 
 
 def check_sampling(
     *, temperature: float, top_k: int | None, top_p: float, where: str = "sampling"
 ) -> None:
-    """Raises a ValueError that names what is out of its range."""
+    """Checks the ranges of the settings.
+
+    Raises:
+      ValueError: a setting is out of range.
+    """
     if not 0.0 <= temperature < float("inf"):
-        raise ValueError(f"{where}.temperature is {temperature}: want 0 (greedy) or more")
+        raise ValueError(f"{where}.temperature is {temperature}, must be 0 (greedy) or more")
     if top_k is not None and top_k < 1:
-        raise ValueError(f"{where}.top_k is {top_k}: want 1 or more, or None for all tokens")
+        raise ValueError(f"{where}.top_k is {top_k}, must be at least 1, or None for all tokens")
     if not 0.0 < top_p <= 1.0:
-        raise ValueError(f"{where}.top_p is {top_p}: want a share in (0, 1]; 1 keeps all tokens")
+        raise ValueError(f"{where}.top_p is {top_p}, must be in (0, 1]; 1 keeps all tokens")
 
 
 def sample(
@@ -31,13 +35,14 @@ def sample(
     top_k: int | None = None,
     top_p: float = 1.0,
 ) -> tf.Tensor:
-    """Draws a token from softmax(logits / temperature), cut to its likely part.
+    """Samples a token from softmax(logits / temperature), truncated by top-k and nucleus sampling.
 
-    First the `top_k` likeliest tokens are kept, then of those the smallest set whose share is at
-    least `top_p`; of equally likely tokens the lower id comes first. The rest is renormalised.
+    First the `top_k` likeliest tokens are kept, then the smallest set of them with a total
+    probability of at least `top_p`; among equally likely tokens the lower id comes first. The
+    remaining probabilities are renormalised.
 
-    The draw is the argmax of logits + Gumbel noise, made of one uniform number a token, so that the
-    same numbers give the same token wherever it is computed.
+    The sample is the argmax of logits + Gumbel noise, computed from one uniform number per token,
+    so the same numbers give the same token on every device.
 
     Shapes:
       logits_BV: float; uniform_BV: float32 in [0, 1)

@@ -1,4 +1,4 @@
-"""What all searches for targets share: bounds of length, forced beginnings, forbidden tokens.
+"""Base of the searches for targets: length limits, forced prefixes, forbidden tokens.
 
 Legend: B sources, H targets of a source, S source length, P prefix length, T most tokens of a
 target, V vocabulary.
@@ -19,19 +19,19 @@ from tekso.framework.theta import Theta
 from tekso.models.decoding.decoder import Decoder
 
 IMPOSSIBLE = float("-inf")
-"""Log-probability of what is forbidden, and of a hypothesis that there is not."""
+"""Log-probability of forbidden tokens, and of missing hypotheses."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Prefix:
     """Tokens that every target of a source begins with.
 
-    They are read one by one and count in log-probabilities and lengths; an end token among them
-    ends nothing.
+    They are read one by one and count in log-probabilities and lengths. An end token in a prefix
+    does not end the target.
 
     Attributes:
-      ids: [B, P] int32; what is beyond the length is not read.
-      lengths: [B] int32, 0 … P; 0 leaves the target free.
+      ids: [B, P] int32; ids beyond the length are ignored.
+      lengths: [B] int32, 0 … P; 0: no prefix.
     """
 
     ids: tf.Tensor
@@ -40,11 +40,11 @@ class Prefix:
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """How many tokens targets may have, the end included.
+    """Most tokens of targets, end included.
 
     Attributes:
-      longest: T, of all sources; a number.
-      of_source: [B] int32, of each; 0 where the source is padding alone.
+      longest: T, the limit of all sources, known at tracing.
+      of_source: [B] int32, the limit of each source; 0 for a source that is only padding.
     """
 
     longest: int
@@ -52,23 +52,23 @@ class Limits:
 
 
 class Search(Configurable):
-    """Base of the searches: beam search and sampling."""
+    """Base of beam search and sampling."""
 
     class Params(Configurable.Params):
         """Params of a search."""
 
         max_length: int | None = param(
-            "Most tokens of a target, the end included. None: bounded by its source alone.",
+            "Most tokens of a target, end included. None: only max_length_ratio limits it.",
             default=None,
         )
         max_length_ratio: float | None = param(
-            "A target has at most so many tokens for each of its source, and max_length_extra "
-            "more. None: only max_length bounds it.",
+            "A target has at most max_length_ratio * (source tokens) + max_length_extra tokens. "
+            "None: only max_length limits it.",
             default=2.0,
         )
         max_length_extra: int = param("See max_length_ratio.", default=10)
-        min_length: int = param("Fewest tokens of a target, the end included.", default=1)
-        num_hypotheses: int = param("Targets returned for a source.", default=1)
+        min_length: int = param("Fewest tokens of a target, end included.", default=1)
+        num_hypotheses: int = param("Targets returned for each source.", default=1)
 
     def __init__(self, params: Any) -> None:
         super().__init__(params)
@@ -76,19 +76,21 @@ class Search(Configurable):
         if p.max_length is None and p.max_length_ratio is None:
             raise ValueError(
                 f"{self._name}: max_length and max_length_ratio are both None, so a target would "
-                "have no bound; set one of them"
+                "have no length limit; set one of them"
             )
         if p.max_length is not None and p.max_length < 1:
-            raise ValueError(f"{self._name}.max_length is {p.max_length}: want at least 1")
+            raise ValueError(f"{self._name}.max_length is {p.max_length}, must be at least 1")
         if p.max_length_ratio is not None and not 0 <= p.max_length_ratio < float("inf"):
             raise ValueError(
-                f"{self._name}.max_length_ratio is {p.max_length_ratio}: want a finite number, at "
+                f"{self._name}.max_length_ratio is {p.max_length_ratio}, must be finite and at "
                 "least 0, or None"
             )
         if p.min_length < 1:
-            raise ValueError(f"{self._name}.min_length is {p.min_length}: want at least 1")
+            raise ValueError(f"{self._name}.min_length is {p.min_length}, must be at least 1")
         if p.num_hypotheses < 1:
-            raise ValueError(f"{self._name}.num_hypotheses is {p.num_hypotheses}: want at least 1")
+            raise ValueError(
+                f"{self._name}.num_hypotheses is {p.num_hypotheses}, must be at least 1"
+            )
 
     @property
     def _name(self) -> str:
@@ -108,36 +110,34 @@ class Search(Configurable):
         """Returns targets of every source; pure.
 
         Args:
-          model: what is searched.
-          theta: its weights.
+          model: the model that decodes.
+          theta: weights of the model.
           batch: "source_ids" and "source_segment_ids" [B, S] int32; segment 0 is padding.
           ctx: step context.
-          end_id: ends a target, and stands for the token before the first.
-          prefix: what the targets have to begin with.
-          forbidden_ids: tokens that are never chosen (but may be in a prefix). Probabilities stay
-            those of the model: they are not divided among the other tokens.
+          end_id: the token that ends a target, and the decoder's first input.
+          prefix: tokens that the targets begin with.
+          forbidden_ids: tokens that are never chosen (but may be in a prefix). The probabilities of
+            the other tokens are not renormalised.
 
         Shapes:
-          returns: {"ids": [B, H, T] int32, the end included, 0 after it;
-                    "lengths": [B, H] int32, 0 where there is no target, as of a source that is
-                    padding alone;
-                    "log_probs": [B, H] float32, that the model gives;
-                    "scores": [B, H] float32, what targets are ranked by;
-                    "is_finished": [B, H] bool, whether the end was reached}
+          returns: {"ids": [B, H, T] int32, end included, 0 after it;
+                    "lengths": [B, H] int32, 0 if there is no target, for example for a source that
+                    is only padding;
+                    "log_probs": [B, H] float32, log-probability under the model;
+                    "scores": [B, H] float32, which rank the targets;
+                    "is_finished": [B, H] bool, whether the target has an end token}
         Raises:
           ValueError: an id is not in the vocabulary; the prefix leaves no room.
         """
         raise NotImplementedError
 
     def limits(self, is_source_BS: tf.Tensor, prefix: Prefix | None) -> Limits:
-        """Returns how long targets may be.
-
-        A prefix leaves room for one token more at least.
+        """Returns the length limits of targets, at least one token more than a prefix.
 
         Shapes:
           is_source_BS: [B, S] bool, False for padding
         Raises:
-          ValueError: a prefix may be as long as max_length, or longer.
+          ValueError: max_length leaves no room after the longest prefix.
         """
         p = self.params
         longest_prefix = 0 if prefix is None else int(prefix.ids.shape[1])
@@ -161,13 +161,13 @@ class Search(Configurable):
         return Limits(longest, tf.where(size_B > 0, limits_B, 0))
 
     def penalty(self, vocab_size: int, end_id: int, forbidden_ids: Sequence[int], t: Any) -> Any:
-        """Returns what is added to the scores of token t: -inf for the impossible; None if all may.
+        """Returns a bias for the scores of token t, -inf for forbidden tokens; None without any.
 
         Shapes:
           t: [] int
           returns: [V] float32
         Raises:
-          ValueError: a forbidden token is not in the vocabulary, or is the end.
+          ValueError: a forbidden token is not in the vocabulary, or is the end token.
         """
         p = self.params
         check_ids(vocab_size, end_id, forbidden_ids, where=self._name)
@@ -179,22 +179,26 @@ class Search(Configurable):
 
 
 def check_ids(vocab_size: int, end_id: int, forbidden_ids: Sequence[int], *, where: str) -> None:
-    """Raises a ValueError that names an id that cannot be what it is said to be."""
+    """Checks that ids are in the vocabulary.
+
+    Raises:
+      ValueError: an id is not in the vocabulary, or the end token is forbidden.
+    """
     if not 0 <= end_id < vocab_size:
         raise ValueError(f"{where}: end_id is {end_id}, the model has tokens 0 … {vocab_size - 1}")
     for token in forbidden_ids:
         if not 0 <= token < vocab_size or token == end_id:
             raise ValueError(
-                f"{where}: forbidden_ids holds {token}; want tokens 0 … {vocab_size - 1} but the "
-                f"end ({end_id})"
+                f"{where}: forbidden_ids has {token}; allowed are tokens 0 … {vocab_size - 1} "
+                f"except the end token ({end_id})"
             )
 
 
 def log_total(logits_NV: tf.Tensor) -> tf.Tensor:
-    """Returns log sum exp: a log-probability is a logit less this, and never above 0.
+    """Returns log(sum(exp(logits))); a log-probability is a logit minus this value.
 
-    The largest of a softmax is 1 / V at least, so its log is exact; this way one kernel passes over
-    the vocabulary instead of four.
+    It is computed from the largest softmax probability, which is at least 1 / V, so its log is
+    exact. This takes one kernel over the vocabulary instead of four.
 
     Shapes:
       logits_NV: float32
@@ -205,7 +209,7 @@ def log_total(logits_NV: tf.Tensor) -> tf.Tensor:
 
 
 def token_log_probs(logits_NV: tf.Tensor, ids_N: tf.Tensor) -> tf.Tensor:
-    """Returns the log-probability of one token a row.
+    """Returns the log-probability of one token per row.
 
     Shapes:
       logits_NV: float32, ids_N: int32
@@ -216,7 +220,7 @@ def token_log_probs(logits_NV: tf.Tensor, ids_N: tf.Tensor) -> tf.Tensor:
 
 
 def forced_tokens(prefix: Prefix, t: Any) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns whether token t is forced, and which it is.
+    """Returns whether token t is forced, and the forced token.
 
     Shapes:
       t: [] int
@@ -227,7 +231,7 @@ def forced_tokens(prefix: Prefix, t: Any) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def forbidding(vocab_size: int, ids: Sequence[int]) -> np.ndarray:
-    """Returns what is added to the scores of all tokens so that some are never chosen.
+    """Returns a bias for the scores of all tokens that forbids some of them.
 
     Shapes:
       returns: [vocab_size] float32

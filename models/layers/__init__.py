@@ -1,1 +1,1 @@
-"""Layers, one idea a file, each a pure function of an explicit theta."""
+"""Layers, one idea per file, each a pure function of an explicit theta."""

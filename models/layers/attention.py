@@ -1,4 +1,4 @@
-"""Multi-head attention: self or cross, causal or not, with grouped queries and a key-value cache.
+"""Multi-head attention: self- or cross-attention, causal or not, grouped queries, key-value cache.
 
 Legend: B batch, T queries, S keys, D model dim, N heads, K kv heads, H head dim.
 """
@@ -27,14 +27,14 @@ from tekso.models.layers.sizes import with_sizes
 
 
 class MultiHeadAttention(Layer):
-    """Attention with weights of its own: out(softmax(scale * q k^T + bias, where mask) v).
+    """Multi-head attention: out(softmax(scale * q k^T + bias, where mask) v).
 
-    Self-attention unless `memory_dim` is set: then keys and values are of the memory.
+    With `memory_dim`, it is cross-attention: keys and values are computed from the memory.
 
     Weights:
       q: [input_dim, N, H], dims ("embed", "heads", "head_dim"); bias q_bias [N, H]
       k, v: [input_dim or memory_dim, K, H], dims ("embed", "heads", "head_dim"), with "kv_heads"
-        instead of "heads" where num_kv_heads is set; biases k_bias, v_bias [K, H]
+        instead of "heads" if num_kv_heads is set; biases k_bias, v_bias [K, H]
       out: [N, H, input_dim], dims ("heads", "head_dim", "embed"); bias out_bias [input_dim]
     Source: Vaswani et al. 2017, section 3.2.2; Ainslie et al. 2023 (grouped queries).
       Init: Glorot & Bengio 2010, over all heads of a projection together.
@@ -54,13 +54,15 @@ class MultiHeadAttention(Layer):
             default=None,
         )
         mask: Literal["none", "causal"] = param(
-            "Whether a query sees all keys, or none after it.", default="none"
+            "none: a query attends to all keys. causal: only to itself and keys before it.",
+            default="none",
         )
         window: int | None = param(
-            "A query sees no key so many positions away; None: no limit.", default=None
+            "A query attends only to keys less than this many positions away; None: no limit.",
+            default=None,
         )
         positions: AttentionPositions.Params | None = param(
-            "What self-attention does with positions.", default=None
+            "Position method of self-attention; None: none.", default=None
         )
         query_scale: float | None = param(
             "Factor on the product of queries and keys; None: 1 / sqrt(head_dim).", default=None
@@ -71,7 +73,7 @@ class MultiHeadAttention(Layer):
             "Initializer of q, k and v.", default=GlorotUniform.Params()
         )
         output_init: Initializer.Params | None = param(
-            "Initializer of out; None: that of q, k and v.", default=None
+            "Initializer of out; None: `init`.", default=None
         )
 
     positions: AttentionPositions
@@ -143,21 +145,21 @@ class MultiHeadAttention(Layer):
 
         Args:
           theta: weights.
-          x: what asks.
+          x: input of the queries.
           ctx: step context.
-          memory: what cross-attention attends to.
-          mask: False hides a key from a query, besides what `mask` and `window` of the Params hide.
-          bias: added to the scores, besides what the positions add.
-          positions: of the elements of x; by default 0, 1, 2, …. Only the layers of positions use
-            them: what is causal, and how far a window reaches, goes by the place along the length.
-          prefix: so many elements at the beginning are seen by all, whatever the Params hide.
+          memory: input of the keys and values of cross-attention.
+          mask: False hides a key from a query, in addition to `mask` and `window` of the Params.
+          bias: added to the scores, in addition to the bias of `positions`.
+          positions: positions of the elements of x; by default 0, 1, 2, …. Only the `positions` of
+            the Params use them; the causal mask and the window use the index along the length.
+          prefix: number of first elements that all queries attend to, even if the Params hide them.
 
         Shapes:
           x: [B, T, D], memory: [B, S, memory_dim], positions: [T] or [B, T] int
           mask: bool, bias: float, broadcastable to [B, N, T, S]
           returns: [B, T, D], dtype of x
         Raises:
-          ValueError: a memory is given to self-attention, or none to cross-attention.
+          ValueError: self-attention gets a memory, or cross-attention gets none.
         """
         self._check_memory(memory)
         if memory is not None:
@@ -182,7 +184,7 @@ class MultiHeadAttention(Layer):
         positions: Array | None = None,
         prefix: int = 0,
     ) -> tf.Tensor:
-        """Returns how much self-attention takes of every element, the mean over heads.
+        """Returns the attention weights of self-attention, averaged over heads.
 
         Shapes:
           the arguments: as in `fprop`
@@ -193,10 +195,10 @@ class MultiHeadAttention(Layer):
         q, k = (self._heads(theta, name, x, ctx, positions) for name in ("q", "k"))
         mask = masking.combine(self._visible(places, places, prefix), mask)
         bias = self._with_position_bias(theta, q, positions, positions, bias, ctx)
-        return self._look(q, _heads_first(k), mask, bias, ctx)
+        return self._mean_weights(q, _heads_first(k), mask, bias, ctx)
 
     def keys_and_values(self, theta: Theta, memory: tf.Tensor, ctx: StepContext) -> KeysAndValues:
-        """Returns what `attend_to` needs of a memory: computed once, used by every decoding step.
+        """Returns keys and values of a memory, computed once for `attend_to` in all decoding steps.
 
         Shapes:
           memory: [B, S, memory_dim]
@@ -217,17 +219,17 @@ class MultiHeadAttention(Layer):
         mask: Array | None = None,
         bias: tf.Tensor | None = None,
     ) -> tf.Tensor:
-        """Attends to a memory of which keys and values are known, without dropout.
+        """Attends to the keys and values of a memory, without dropout.
 
-        x may have M rows for every row of the memory, those of one after the other (hypotheses of
-        one source): they ask as M times as many queries, and the memory is not repeated. Mask and
-        bias are then the same for all of them.
+        x may have M consecutive rows for every row of the memory (the hypotheses of a source). They
+        become M times as many queries, so the memory is not repeated. Mask and bias are then the
+        same for all M rows.
 
         Shapes:
-          x: [B * M, T, D]; mask and bias, where M > 1, broadcastable to [B, N, 1, S]
+          x: [B * M, T, D]; mask and bias, if M > 1, broadcastable to [B, N, 1, S]
           returns: [B * M, T, D]
         Raises:
-          ValueError: the rows of the memory do not divide those of x.
+          ValueError: the number of rows of x is not a multiple of the memory's.
         """
         q = self._queries(theta, x, keys_and_values, ctx)
         k, v = keys_and_values["k"], keys_and_values["v"]
@@ -243,16 +245,16 @@ class MultiHeadAttention(Layer):
         mask: Array | None = None,
         bias: tf.Tensor | None = None,
     ) -> tf.Tensor:
-        """Returns how much `attend_to` takes of every key, the mean over heads.
+        """Returns the attention weights of `attend_to`, averaged over heads.
 
         Shapes:
           returns: [B * M, T, S] float32
         """
         q = self._queries(theta, x, keys_and_values, ctx)
-        looks = self._look(q, keys_and_values["k"], mask, bias, ctx)
-        return tf.reshape(looks, [*x.shape[:2], looks.shape[-1]])
+        weights = self._mean_weights(q, keys_and_values["k"], mask, bias, ctx)
+        return tf.reshape(weights, [*x.shape[:2], weights.shape[-1]])
 
-    def _look(
+    def _mean_weights(
         self,
         q: tf.Tensor,
         k: tf.Tensor,
@@ -267,14 +269,14 @@ class MultiHeadAttention(Layer):
     def _queries(
         self, theta: Theta, x: tf.Tensor, keys_and_values: KeysAndValues, ctx: StepContext
     ) -> tf.Tensor:
-        """[B * M, T, D] -> [B, M * T, N, H], for a memory of B rows."""
+        """Returns the queries [B, M * T, N, H] of x [B * M, T, D], for a memory of B rows."""
         q, rows = self._heads(theta, "q", x, ctx, None), keys_and_values["k"].shape[0]
         if q.shape[0] == rows:
             return q
         if q.shape[0] % rows:
             raise ValueError(
-                f"{self.path or 'MultiHeadAttention'}: {q.shape[0]} rows ask a memory of {rows}; "
-                "want as many for each"
+                f"{self.path or 'MultiHeadAttention'}: x has {q.shape[0]} rows, which is not a "
+                f"multiple of the {rows} rows of the memory"
             )
         return tf.reshape(q, [rows, -1, *q.shape[2:]])
 
@@ -284,12 +286,12 @@ class MultiHeadAttention(Layer):
         Shapes:
           returns: see cache.py
         Raises:
-          ValueError: this attention is not causal, so a cached element would depend on later ones.
+          ValueError: the attention is not causal, so cached elements would depend on later ones.
         """
         if self.params.mask != "causal":
             raise ValueError(
                 f"{self.path or 'MultiHeadAttention'}: a cache of keys and values needs "
-                f"mask='causal', this one has {self.params.mask!r}"
+                f"mask='causal', but mask is {self.params.mask!r}"
             )
         return cache_lib.empty(batch_size, max_length, self._kv_heads, self._head_dim, dtype)
 
@@ -306,17 +308,18 @@ class MultiHeadAttention(Layer):
         positions: Array | None = None,
         prefix: int = 0,
     ) -> tuple[tf.Tensor, KeysAndValues]:
-        """Attends from T further elements to all up to them; equals `fprop` over the whole.
+        """Attends from T new elements to all up to them; all steps together equal `fprop`.
 
         Args:
           theta: weights.
-          x: the further elements: one, or a block of several.
-          cache: of `init_cache` or of the step before.
-          position: of the first of them: elements 0 … position - 1 are in the cache.
+          x: the new elements: one, or a block.
+          cache: cache from `init_cache` or the previous step.
+          position: index of the first new element: elements 0 … position - 1 are in the cache.
           ctx: step context.
-          mask: False hides a key from a query, besides what lies after it.
-          bias: added to the scores, besides what the positions add.
-          positions: of all places of the cache, for the layers of positions; by default 0, 1, 2, ….
+          mask: False hides a key from a query, in addition to later keys.
+          bias: added to the scores, in addition to the bias of `positions`.
+          positions: positions of all elements of the cache, used by the `positions` of the Params;
+            by default 0, 1, 2, ….
           prefix: see `fprop`.
 
         Shapes:
@@ -324,7 +327,7 @@ class MultiHeadAttention(Layer):
           mask and bias: to [B, N, T, max_length]
           returns: ([B, T, D], cache)
         Raises:
-          ValueError: the cache is of hypotheses, and x has more than one element of each.
+          ValueError: the cache has several hypotheses per row, and x more than one element of each.
         """
         q, mask, bias, cache = self._extended(
             theta, x, cache, position, ctx, mask, bias, positions, prefix
@@ -345,7 +348,7 @@ class MultiHeadAttention(Layer):
         positions: Array | None = None,
         prefix: int = 0,
     ) -> tf.Tensor:
-        """Returns how much `extend_step` takes of every place of the cache, the mean over heads.
+        """Returns the attention weights of `extend_step` over the cache, averaged over heads.
 
         Shapes:
           returns: [B, T, max_length] float32
@@ -353,8 +356,8 @@ class MultiHeadAttention(Layer):
         q, mask, bias, cache = self._extended(
             theta, x, cache, position, ctx, mask, bias, positions, prefix
         )
-        looks = self._look(q, cache_lib.read(cache, x.dtype)[0], mask, bias, ctx)
-        return cache_lib.of_places(cache, looks)
+        weights = self._mean_weights(q, cache_lib.read(cache, x.dtype)[0], mask, bias, ctx)
+        return cache_lib.of_places(cache, weights)
 
     def _extended(
         self,
@@ -368,16 +371,19 @@ class MultiHeadAttention(Layer):
         positions: Array | None,
         prefix: int,
     ) -> tuple[tf.Tensor, Array | None, tf.Tensor | None, KeysAndValues]:
-        """Queries of x by the rows of the cache, the whole mask and bias, and the cache with x."""
-        of_x = cache_lib.positions_of_block(position, x.shape[1])
-        places = np.arange(cache_lib.size_of(cache), dtype=np.int32)
-        asking = of_x if positions is None else cache_lib.positions_at(positions, of_x)
-        positions = places if positions is None else positions
-        q, k, v = (self._heads(theta, name, x, ctx, asking) for name in ("q", "k", "v"))
+        """Returns the queries of x, the complete mask and bias, and the cache extended by x."""
+        query_index = cache_lib.positions_of_block(position, x.shape[1])
+        key_index = np.arange(cache_lib.size_of(cache), dtype=np.int32)
+        if positions is None:
+            query_positions, key_positions = query_index, key_index
+        else:
+            query_positions = cache_lib.positions_at(positions, query_index)
+            key_positions = positions
+        q, k, v = (self._heads(theta, name, x, ctx, query_positions) for name in ("q", "k", "v"))
         cache = cache_lib.write(cache, k, v, position, fill=functools.partial(ops.fill_rows, ctx))
-        mask = masking.combine(self._visible(of_x, places, prefix), mask)
+        mask = masking.combine(self._visible(query_index, key_index, prefix), mask)
         mask = cache_lib.own_mask(cache, None if mask is None else masking.tensor(mask))
-        bias = self._with_position_bias(theta, q, asking, positions, bias, ctx)
+        bias = self._with_position_bias(theta, q, query_positions, key_positions, bias, ctx)
         q = tf.reshape(q, [cache["k"].shape[0], -1, *q.shape[2:]])
         return q, mask, cache_lib.own_bias(cache, bias), cache
 
@@ -386,13 +392,13 @@ class MultiHeadAttention(Layer):
             given = "no memory was" if memory is None else "a memory was"
             raise ValueError(
                 f"{self.path or 'MultiHeadAttention'}: memory_dim is {self.params.memory_dim}, but "
-                f"{given} given; set memory_dim for cross-attention, and for it alone"
+                f"{given} given; set memory_dim only for cross-attention"
             )
 
     def _heads(
         self, theta: Theta, name: str, x: tf.Tensor, ctx: StepContext, positions: Array | None
     ) -> tf.Tensor:
-        """[B, T, D] -> [B, T, N or K, H], turned by the positions."""
+        """Projects x to heads, [B, T, D] -> [B, T, N or K, H]; rotates q and k by the positions."""
         bias = theta[f"{name}_bias"] if self.params.use_bias else None
         dim_name = "heads" if name == "q" else self._kv_dim_name
         heads = ops.project(ctx, x, theta[name], bias)
@@ -462,7 +468,7 @@ class MultiHeadAttention(Layer):
         ctx: StepContext,
         shape: tf.TensorShape,
     ) -> tf.Tensor:
-        """As `_attend`, with k and v [B, K, S, H]; returns the shape of x."""
+        """Attends without dropout to k and v [B, K, S, H]; returns the shape of x."""
         mask = None if mask is None else masking.tensor(mask)
         attended = ops.attend_known(ctx, q, k, v, scale=self._scale, mask=mask, bias=bias)
         return self._out(theta, tf.reshape(attended, [*shape[:2], *attended.shape[2:]]), ctx)
@@ -474,7 +480,7 @@ class MultiHeadAttention(Layer):
 
 
 def _heads_first(x: tf.Tensor) -> tf.Tensor:
-    """[B, S, K, H] -> [B, K, S, H]."""
+    """Transposes [B, S, K, H] to [B, K, S, H]."""
     return tf.transpose(x, [0, 2, 1, 3])
 
 

@@ -1,6 +1,6 @@
-"""Positions inside attention: rotary (turns queries and keys) and relative (adds to the scores).
+"""Positions inside attention: rotary (rotates queries and keys) and relative (score bias).
 
-Legend: B batch, T queries, S keys, N heads, H head dim, R relative positions that are told apart.
+Legend: B batch, T queries, S keys, N heads, H head dim.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tekso.models.layers.positions import sines
 
 
 class AttentionPositions(Layer):
-    """What self-attention may do with positions; each way overrides one of the two methods."""
+    """Base of the position methods of self-attention; a subclass overrides `rotate` or `bias`."""
 
     class Params(Layer.Params):
         """Params of positions inside attention."""
@@ -31,7 +31,7 @@ class AttentionPositions(Layer):
         head_dim: int = param("Size of a head.", default=REQUIRED)
 
     def rotate(self, theta: Theta, x: tf.Tensor, positions: Array, ctx: StepContext) -> tf.Tensor:
-        """Returns queries or keys that know their positions.
+        """Returns queries or keys rotated by their positions.
 
         Shapes:
           x: [B, T, any number of heads, H], positions: [T] or [B, T] int
@@ -49,7 +49,7 @@ class AttentionPositions(Layer):
         *,
         scale: float,
     ) -> tf.Tensor | None:
-        """Returns what is added to the scores, or None.
+        """Returns a bias for the scores, or None.
 
         Args:
           theta: weights.
@@ -67,10 +67,11 @@ class AttentionPositions(Layer):
 
 
 class RotaryPositions(AttentionPositions):
-    """Turns pair i of the dims of position t by the angle t * base ** (-2i / H).
+    """Rotates pair i of the dims at position t by the angle t * base ** (-2i / H).
 
-    Pair i is (x[i], x[i + H/2]): the paper pairs neighbours, which is the same up to a fixed
-    permutation of the dims of a head. A score then depends on the distance of its positions alone.
+    Pair i is (x[i], x[i + H/2]). The paper pairs neighbouring dims, which is the same up to a fixed
+    permutation of the dims of a head. A score then depends only on the distance between query and
+    key.
 
     Source: Su et al. 2021, "RoFormer", eqs. 14 and 15.
     """
@@ -84,7 +85,7 @@ class RotaryPositions(AttentionPositions):
         super().__init__(params)
         if self.params.head_dim % 2:
             raise ValueError(
-                f"RotaryPositions: head_dim {self.params.head_dim} is odd, its dims are no pairs"
+                f"RotaryPositions: head_dim {self.params.head_dim} is odd, must be even"
             )
 
     def rotate(self, theta: Theta, x: tf.Tensor, positions: Array, ctx: StepContext) -> tf.Tensor:
@@ -96,14 +97,15 @@ class RotaryPositions(AttentionPositions):
 
 
 class RelativeBias(AttentionPositions):
-    """Adds a learned scalar a head and bucket of distances.
+    """Adds a learned scalar per head and bucket of distances.
 
-    Half of the buckets stand for one distance each, the other half for ranges that grow
-    logarithmically up to max_distance; what is farther shares the last one. If causal, all keys
-    after a query count as distance 0 (and should be masked); if not, keys before and after it have
-    half of the buckets each.
+    Half of the buckets have one distance each, the other half have ranges that grow logarithmically
+    up to max_distance; larger distances share the last bucket. If causal, all keys after a query
+    count as distance 0 (and should be masked); otherwise, keys before and after the query have half
+    of the buckets each.
 
-    To share one table between layers, own one of these in the model and pass its bias to the stack.
+    To share one table between layers, add one RelativeBias to the model and pass its bias to the
+    stack.
 
     Weights:
       w: [num_buckets, num_heads], dims (None, "heads")
@@ -114,8 +116,10 @@ class RelativeBias(AttentionPositions):
         """Params of RelativeBias."""
 
         num_buckets: int = param("Number of buckets.", default=32)
-        max_distance: int = param("Distance from which on the last bucket is used.", default=128)
-        causal: bool = param("Whether only keys before a query are told apart.", default=True)
+        max_distance: int = param("From this distance on, the last bucket is used.", default=128)
+        causal: bool = param(
+            "Whether buckets distinguish only keys before the query.", default=True
+        )
         init: Initializer.Params = param("Initializer of w.", default=Normal.Params(stddev=0.02))
 
     def __init__(self, params: Any) -> None:
@@ -134,7 +138,7 @@ class RelativeBias(AttentionPositions):
         *,
         scale: float,
     ) -> tf.Tensor:
-        """See the class; returns [1 or B, N, T, S]."""
+        """Returns the bias [1 or B, N, T, S]; see the class."""
         index = _clipped_distance(query_positions, key_positions, self.params.max_distance)
         if isinstance(index, np.ndarray):
             buckets = tf.constant(self._bucket_of[index])
@@ -147,9 +151,9 @@ class RelativeBias(AttentionPositions):
 
 
 class RelativeKeys(AttentionPositions):
-    """Adds scale * q · a[distance] to the scores: a learned vector a clipped distance.
+    """Adds scale * q · a[distance] to the scores, with a learned vector per clipped distance.
 
-    The relative values of the paper are left out, as it found them to make no difference.
+    The paper's relative values are left out, because it found that they make no difference.
 
     Weights:
       w: [2 * max_distance + 1, head_dim], dims (None, "head_dim"): from far before to far after
@@ -178,7 +182,7 @@ class RelativeKeys(AttentionPositions):
         *,
         scale: float,
     ) -> tf.Tensor:
-        """See the class; returns [B, N, T, S]."""
+        """Returns the bias [B, N, T, S]; see the class."""
         limit = self.params.max_distance
         index = 2 * limit - _clipped_distance(query_positions, key_positions, limit)
         vectors = tf.cast(tf.gather(theta.w, tf.convert_to_tensor(index)), q.dtype)
@@ -187,25 +191,25 @@ class RelativeKeys(AttentionPositions):
 
 
 def distance_buckets(num_buckets: int, max_distance: int, *, causal: bool) -> np.ndarray:
-    """Returns the bucket of every distance from -max_distance (a key after the query) on.
+    """Returns the bucket of every distance, from -max_distance (a key after the query).
 
     Shapes:
       returns: [2 * max_distance + 1] int32
     Raises:
-      ValueError: there are too few buckets, or more single ones than distances.
+      ValueError: there are too few buckets, or max_distance is too small for them.
     """
     one_way = num_buckets if causal else num_buckets // 2
     single = one_way // 2
     if single < 1 or (not causal and num_buckets % 2) or max_distance <= single:
         raise ValueError(
-            f"relative bias: {num_buckets} buckets up to distance {max_distance}; want at least "
-            f"{2 if causal else 4}{'' if causal else ', an even number'}, and a max_distance above "
-            f"{max(single, 1)}, the number of buckets for one distance"
+            f"relative bias: {num_buckets} buckets up to distance {max_distance}; num_buckets must "
+            f"be at least {2 if causal else 4}{'' if causal else ' and even'}, and max_distance "
+            f"above {max(single, 1)}, the number of buckets for one distance"
         )
     distance = np.arange(-max_distance, max_distance + 1)
     away = np.maximum(distance, 0) if causal else np.abs(distance)
     growth = np.log(np.maximum(away, 1) / single) / math.log(max_distance / single)
-    ranges = growth * (one_way - single) + 1e-9  # a range begins where the logarithm is whole
+    ranges = growth * (one_way - single) + 1e-9  # a range begins where the logarithm is an integer
     ranged = np.minimum(single + ranges.astype(np.int32), one_way - 1)
     bucket = np.where(away < single, away, ranged)
     if not causal:
@@ -214,7 +218,7 @@ def distance_buckets(num_buckets: int, max_distance: int, *, causal: bool) -> np
 
 
 def _clipped_distance(query_positions: Array, key_positions: Array, limit: int) -> Array:
-    """How far each key lies before each query, cut to +-limit, plus limit: [(B,) T, S]."""
+    """Returns distances of keys before queries, clipped to +-limit, plus limit: [(B,) T, S]."""
     distance = distances(query_positions, key_positions)
     if isinstance(distance, np.ndarray):
         return np.clip(distance, -limit, limit) + limit

@@ -1,14 +1,14 @@
-"""AttentiveRecurrent: recurrent layers that are fed back what they found in the source.
+"""AttentiveRecurrent: recurrent layers with attention to a source and input feeding.
 
     time t:   x_t ──────► cell 0 ─► cell 1 ─ … ─► y_t ─► attention ─► context_t ─► fed at t + 1
               fed_t-1 ──►
 
-The layers and the attention depend on each other at every time, so they are one loop. Whatever does
-not need the state comes before it, as one product over all times: that of the inputs, the keys of
-the source. A search takes one turn of the same loop for every token.
+The layers and the attention depend on each other at every time step, so they are one loop. Products
+that do not need the state (of the inputs, and the keys of the source) are computed before the loop,
+for all time steps at once. A search runs one iteration of the loop per token.
 
-Legend: B sources, K hypotheses a source, N = B * K, T target length, S source length, D input_dim,
-M memory_dim.
+Legend: B sources, K hypotheses per source, N = B * K, T target length, S source length,
+D input_dim, M memory_dim.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from tekso.models.layers.source_attention import AdditiveAttention, Memory, Sour
 
 @dataclasses.dataclass(frozen=True)
 class Attended:
-    """What comes out of layers that attend.
+    """Outputs of layers with attention to a source.
 
     Attributes:
-      output: [B, T, output_dim], or [N, output_dim] of one time.
-      context: mean of the source as attended to, [B, T, M] or [N, M].
-      probabilities: where it was attended to, [B, T, S] or [N, S], float32.
+      output: [B, T, output_dim], or [N, output_dim] for one time step.
+      context: mean of the source weighted by attention, [B, T, M] or [N, M].
+      probabilities: attention weights, [B, T, S] or [N, S], float32.
     """
 
     output: tf.Tensor
@@ -46,20 +46,22 @@ class Attended:
 
 
 class AttentiveRecurrent(Layer):
-    """Runs cells, one on top of the other, and an attention over time.
+    """Runs stacked cells and an attention over time.
 
-    At every time the last cell's output y asks the attention, which answers with a context. With
-    feed "context" the output is y, and the context is fed to the first cell at the next time. With
-    "attentional" the output is the attentional vector tanh(y @ w_output + context @ w_context),
-    which is also what is fed. What is fed begins as 0, as the states do.
+    At every time step, the last cell's output y is the query of the attention, which returns a
+    context. With feed "context", the output is y, and the context is fed to the first cell at the
+    next time step. With "attentional", the output is the attentional vector
+    tanh(y @ w_output + context @ w_context), and this vector is fed. States and the fed vector
+    start at 0.
 
-    With residual "add", a cell above the first whose input and output sizes agree gives
-    x + cell(x). In training what is fed, and the input of every cell above the first, is dropped.
+    With residual "add", a cell above the first with equal input and output sizes returns
+    x + cell(x). In training, dropout applies to the fed vector and to the input of every cell above
+    the first.
 
     Weights:
-      w_feed: [size of what is fed, G, hidden_dim], dims ("embed", None, "mlp"); G gates of the cell
+      w_feed: [size of the fed vector, G, hidden_dim], dims ("embed", None, "mlp"); G gates
       w_output: [output of the cell, output_dim], w_context: [M, output_dim], dims ("embed", "mlp");
-        with feed "attentional" only, output_dim is then the size of the cell's output
+        only with feed "attentional"; output_dim is then the size of the cell's output
     Source:
       "context": Bahdanau et al. 2015; Wu et al. 2016 (GNMT), section 3.
       "attentional": Luong et al. 2015, sections 3 and 3.3 (input feeding).
@@ -78,11 +80,15 @@ class AttentiveRecurrent(Layer):
             "The attention; the layer sets its sizes.", default=AdditiveAttention.Params()
         )
         feed: Literal["context", "attentional"] = param(
-            "What the first cell sees of the time before, beside its own state.", default="context"
+            "Vector of the previous time step that the first cell gets as input.",
+            default="context",
         )
-        residual: Literal["none", "add"] = param("How a cell's input is kept.", default="none")
+        residual: Literal["none", "add"] = param(
+            "Whether to add a cell's input to its output.", default="none"
+        )
         dropout_rate: float = param(
-            "Dropout of what is fed and of the input of every cell above the first.", default=0.0
+            "Dropout of the fed vector and of the input of every cell above the first.",
+            default=0.0,
         )
 
     cells: list[RecurrentCell]
@@ -93,7 +99,9 @@ class AttentiveRecurrent(Layer):
         super().__init__(params)
         p = self.params
         if p.num_layers < 1:
-            raise ValueError(f"AttentiveRecurrent: num_layers is {p.num_layers}, want at least 1")
+            raise ValueError(
+                f"AttentiveRecurrent: num_layers is {p.num_layers}, must be at least 1"
+            )
         cells, input_dim = [], p.input_dim
         for _ in range(p.num_layers):
             cells.append(with_sizes(p.cell, input_dim=input_dim))
@@ -127,7 +135,7 @@ class AttentiveRecurrent(Layer):
         return int(self.params.memory_dim if self.params.feed == "context" else self.output_dim)
 
     def zero_state(self, batch_size: int, dtype: tf.DType | None = None) -> dict[str, Any]:
-        """Returns what is carried from time to time, before the first."""
+        """Returns the state before the first time step."""
         dtype = dtype or tf.as_dtype(self.params.dtype)
         cells = [cell.zero_state(batch_size, dtype) for cell in self.cells]
         return {"cells": cells, "fed": tf.zeros([batch_size, self._feed_dim], dtype)}
@@ -142,15 +150,15 @@ class AttentiveRecurrent(Layer):
         mask: tf.Tensor | None = None,
         reset: tf.Tensor | None = None,
     ) -> Attended:
-        """Runs over all times of x.
+        """Runs over all time steps of x.
 
         Args:
           theta: weights.
           x: the inputs.
           ctx: step context.
           encoded: the source.
-          mask: False hides a part of the source from a time.
-          reset: where True, state and what is fed are 0 before the step (a new segment begins).
+          mask: False hides a source element from a time step.
+          reset: where True, state and fed vector are set to 0 before the step (a new segment).
 
         Shapes:
           x: [B, T, D], encoded: [B, S, M], mask: bool [B, T, S], reset: bool [B, T]
@@ -161,10 +169,10 @@ class AttentiveRecurrent(Layer):
             xs["mask"] = tf.transpose(mask, [1, 0, 2])
         if reset is not None:
             xs["reset"] = tf.transpose(reset)
-        # As weights: what every turn reads, and gets a gradient from.
+        # The memory is passed like weights: every iteration reads it, and it gets gradients.
         shared = Theta(own=theta, memory=Theta(memory))
-        state = self._pinned(self.zero_state(x.shape[0], x.dtype), ctx)
-        _, ys = ops.scan(ctx, self._turn, shared, state, xs)
+        state = self._constrained(self.zero_state(x.shape[0], x.dtype), ctx)
+        _, ys = ops.scan(ctx, self._iteration, shared, state, xs)
         dims = {"output": "embed", "context": "embed", "probabilities": None}
         return Attended(
             **{
@@ -182,7 +190,7 @@ class AttentiveRecurrent(Layer):
         """
         return self.cells[0].project_inputs(theta.cells["0"], x, ctx)
 
-    def _turn(
+    def _iteration(
         self, theta: Theta, state: Any, xs: dict[str, tf.Tensor], ctx: StepContext
     ) -> tuple[Any, dict[str, tf.Tensor]]:
         if "reset" in xs:
@@ -204,19 +212,19 @@ class AttentiveRecurrent(Layer):
         memory: Memory,
         mask: tf.Tensor | None = None,
     ) -> tuple[Attended, Any]:
-        """Goes one time further.
+        """Computes one time step.
 
         Args:
           theta: weights.
-          gates: of `project_inputs`.
-          state: of `zero_state` or of the step before.
-          ctx: step context of this time.
-          memory: keys and values of the sources, of `attention.memory`.
-          mask: False hides a part of a source.
+          gates: result of `project_inputs`.
+          state: state from `zero_state` or the previous step.
+          ctx: step context of this time step.
+          memory: keys and values of the sources, from `attention.memory`.
+          mask: False hides a source element.
 
         Shapes:
           gates: [N, G, hidden_dim], state: [N, …], memory: [B, …], mask: bool [B, S]
-          returns: of one time, and the next state
+          returns: the outputs of one time step, and the next state
         """
         fed = ctx.constrain(state["fed"], ("batch", "embed"))
         fed = self.dropout.fprop(Theta(), fed, ctx)
@@ -241,7 +249,7 @@ class AttentiveRecurrent(Layer):
             fed = context
         return Attended(y, context, probabilities), {"cells": cells, "fed": fed}
 
-    def _pinned(self, state: Any, ctx: StepContext) -> Any:
+    def _constrained(self, state: Any, ctx: StepContext) -> Any:
         cells = [
             {name: ctx.constrain(v, cell.state_dims[name]) for name, v in own.items()}
             for cell, own in zip(self.cells, state["cells"], strict=True)
@@ -251,7 +259,7 @@ class AttentiveRecurrent(Layer):
     def _attend(
         self, theta: Theta, y: tf.Tensor, memory: Memory, mask: tf.Tensor | None, ctx: StepContext
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """All hypotheses of a source ask as its queries: [N, …] -> [B, K, …] and back."""
+        """Attends with all hypotheses of a source as its queries: [N, …] -> [B, K, …] and back."""
         sources = memory["values"].shape[0]
         k = y.shape[0] // sources
         queries = ctx.constrain(tf.reshape(y, [sources, k, y.shape[-1]]), ("batch", None, None))

@@ -1,18 +1,18 @@
-"""A cache of keys and values of fixed size, written at a position that the program computes.
+"""A key-value cache of fixed size, written at a position that is a tensor.
 
-Hypotheses of a source share one row of the cache: at every place there is a slot for each of them.
-When a beam moves on, no key is moved: for every hypothesis it is noted in which slot, at each
-place, its own past was written.
+The hypotheses of a source share one row of the cache: every position has a slot for each of them.
+When a beam search reorders hypotheses, no key is moved. Instead, `slots` records for every
+hypothesis and position the slot of its keys and values.
 
-    place     0    1    2              slots of hypothesis 0   [1, 0, 0]
+    position  0    1    2              slots of hypothesis 0   [1, 0, 0]
     slot 0    a    b ─► d                       hypothesis 1   [1, 0, 1]
     slot 1    c ──┘└──► e
 
-So a step writes what is new, reads the cache once, and moves a few integers. A query multiplies
-with the keys of all slots, and the mask hides the others': cheap, since a step reads far more than
-it multiplies.
+A step writes the new keys and values, reads the cache once, and moves a few integers. A query is
+multiplied with the keys of all slots, and a mask hides the slots of other hypotheses. This is
+cheap, because memory reads take more time than the multiplications.
 
-Legend: B rows of the cache, M hypotheses of a row, T new elements, S size of the cache, K heads,
+Legend: B rows of the cache, M hypotheses per row, T new elements, S size of the cache, K heads,
 H head dim.
 """
 
@@ -27,7 +27,7 @@ KeysAndValues = dict[str, tf.Tensor]
 
 
 def positions_of_block(position: Any, length: int) -> tf.Tensor:
-    """Returns the positions of `length` elements of which the first is at `position`.
+    """Returns the positions of `length` elements, the first at `position`.
 
     Shapes:
       position: [] or [B] int
@@ -38,10 +38,10 @@ def positions_of_block(position: Any, length: int) -> tf.Tensor:
 
 
 def positions_at(positions: Any, places: tf.Tensor) -> tf.Tensor:
-    """Returns the positions of some places of a cache, where they are not the places themselves.
+    """Returns the positions of the elements at some cache indices.
 
     Shapes:
-      positions: [S] or [B, S] int, places: [T] or [B, T] int
+      positions: [S] or [B, S] int, places: [T] or [B, T] int, indices in the cache
       returns: [T] or [B, T] int
     """
     positions = tf.convert_to_tensor(positions)
@@ -50,7 +50,7 @@ def positions_at(positions: Any, places: tf.Tensor) -> tf.Tensor:
 
 
 def empty(num_rows: int, size: int, num_heads: int, head_dim: int, dtype: str) -> KeysAndValues:
-    """Returns a cache without hypotheses, one text a row.
+    """Returns an empty cache with one hypothesis per row.
 
     Shapes:
       returns: {"k", "v": [B, K, S, M, H], "slots": [B * M, S] int32} with M = 1
@@ -61,12 +61,12 @@ def empty(num_rows: int, size: int, num_heads: int, head_dim: int, dtype: str) -
 
 
 def size_of(cache: KeysAndValues) -> int:
-    """Returns S."""
+    """Returns the size of the cache, S."""
     return int(cache["k"].shape[2])
 
 
 def num_hypotheses(cache: KeysAndValues) -> int:
-    """Returns M."""
+    """Returns the number of hypotheses per row, M."""
     return int(cache["k"].shape[3])
 
 
@@ -78,20 +78,20 @@ def write(
     *,
     fill: Callable[..., tf.Tensor] = tf.tensor_scatter_nd_update,
 ) -> KeysAndValues:
-    """Returns the cache with a block of keys and values written from `position` on.
+    """Returns the cache with a block of keys and values written from `position`.
 
-    There has to be room for them. `fill` writes rows of a buffer; that of a step context takes them
-    to be empty (`ops.fill_rows`).
+    The cache must have room for the block. `fill` writes rows of a buffer. `ops.fill_rows` assumes
+    that the rows are empty.
 
     Shapes:
       k, v: [B * M, T, K, H], position: [], or [B] if M is 1, int
     Raises:
-      ValueError: hypotheses read several elements at once, or are at different positions.
+      ValueError: M > 1, and there are several elements or several positions.
     """
     m, position = num_hypotheses(cache), tf.cast(position, tf.int32)
     if m > 1 and (k.shape[1] > 1 or position.shape.rank):
         raise ValueError(
-            f"a cache of {m} hypotheses a row takes one element of each at one position, got "
+            f"a cache with {m} hypotheses per row takes one element of each at one position, got "
             f"{k.shape[1]} elements at positions of shape {position.shape}"
         )
     cache = {
@@ -133,11 +133,11 @@ def read(cache: KeysAndValues, dtype: tf.DType) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def own_mask(cache: KeysAndValues, mask: tf.Tensor | None) -> tf.Tensor | None:
-    """Returns the mask of hypotheses over all slots: each sees its own past.
+    """Returns the mask over all slots, so that each hypothesis attends only to its own past.
 
     Shapes:
-      mask: bool, broadcastable to [B * M, N, 1, S], or as it is where M is 1
-      returns: the same where M is 1, else broadcastable to [B, N, M, S * M]
+      mask: bool, broadcastable to [B * M, N, 1, S]; any shape if M is 1
+      returns: the mask itself if M is 1, else broadcastable to [B, N, M, S * M]
     """
     m, b, size = num_hypotheses(cache), cache["k"].shape[0], size_of(cache)
     if m == 1:
@@ -150,11 +150,11 @@ def own_mask(cache: KeysAndValues, mask: tf.Tensor | None) -> tf.Tensor | None:
 
 
 def own_bias(cache: KeysAndValues, bias: tf.Tensor | None) -> tf.Tensor | None:
-    """Returns the bias of hypotheses over all slots.
+    """Returns the bias over all slots.
 
     Shapes:
-      bias: float, broadcastable to [B * M, N, 1, S], or as it is where M is 1
-      returns: the same where M is 1, else broadcastable to [B, N, M, S * M]
+      bias: float, broadcastable to [B * M, N, 1, S]; any shape if M is 1
+      returns: the bias itself if M is 1, else broadcastable to [B, N, M, S * M]
     """
     m = num_hypotheses(cache)
     if m == 1 or bias is None:
@@ -163,32 +163,32 @@ def own_bias(cache: KeysAndValues, bias: tf.Tensor | None) -> tf.Tensor | None:
     return bias if bias.shape[-1] == 1 else tf.repeat(bias, m, axis=-1)
 
 
-def of_places(cache: KeysAndValues, looks: tf.Tensor) -> tf.Tensor:
-    """Returns what hypotheses take of every place, given what they take of all slots.
+def of_places(cache: KeysAndValues, weights: tf.Tensor) -> tf.Tensor:
+    """Returns attention weights over positions, given attention weights over all slots.
 
     Shapes:
-      looks: [B, T, S], or [B, M, S * M] if M > 1
+      weights: [B, T, S], or [B, M, S * M] if M > 1
       returns: [B, T, S], or [B * M, 1, S]
     """
     m, b, size = num_hypotheses(cache), cache["k"].shape[0], size_of(cache)
     if m == 1:
-        return looks
-    return tf.reshape(tf.reduce_sum(tf.reshape(looks, [b, m, size, m]), -1), [b * m, 1, size])
+        return weights
+    return tf.reshape(tf.reduce_sum(tf.reshape(weights, [b, m, size, m]), -1), [b * m, 1, size])
 
 
 def expand(cache: KeysAndValues, k: int, *, dim: int = 0) -> KeysAndValues:
-    """Returns the cache with every hypothesis k times; `dim` is that of the rows."""
+    """Repeats every hypothesis k times; `dim` is the dim of the rows."""
     b, m = cache["k"].shape[dim], cache["k"].shape[dim + 3]
     return choose(cache, tf.repeat(tf.range(b * m), k), dim=dim)
 
 
 def choose(cache: KeysAndValues, rows: tf.Tensor, *, dim: int = 0) -> KeysAndValues:
-    """Returns the cache of some hypotheses, each of the source that it had.
+    """Returns the cache of some hypotheses; each stays with its source.
 
-    Where their number stays, the keys stay where they are.
+    If the number of hypotheses does not change, no keys are moved.
 
     Shapes:
-      rows: [B * M'] int32, those of every source in the order of sources; `dim` is that of the rows
+      rows: [B * M'] int32, in the order of sources; `dim` is the dim of the rows
     """
     lead, (b, heads, size, m, h) = cache["k"].shape[:dim], cache["k"].shape[dim:]
     chosen = rows.shape[0] // b
@@ -215,7 +215,7 @@ def _own_slots(num_rows: int, size: int, m: int) -> tf.Tensor:
 
 
 def _by_row(x: tf.Tensor, m: int) -> tf.Tensor:
-    """[1 or B * M, N, 1, S] -> [1 or B, N, 1 or M, S]."""
+    """Moves hypotheses to their own dim: [1 or B * M, N, 1, S] -> [1 or B, N, 1 or M, S]."""
     x = tf.reshape(x, [1] * (4 - x.shape.rank) + x.shape.as_list())
     rows, heads, _, size = x.shape
     if rows == 1:

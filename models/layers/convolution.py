@@ -1,13 +1,13 @@
 """Convolutions over images, channels last: full, grouped and depthwise.
 
-Between layers the dims of an image are "batch", "height", "width" and "channels", whatever computed
-it; the weights of a convolution have "in_channels" and "out_channels". On a mesh, the rules
+The dims of an image between layers are "batch", "height", "width" and "channels". The weights of a
+convolution have "in_channels" and "out_channels". Mesh rules for them:
 
-    height:model                          split images: neighbours exchange the edges of their parts
-    out_channels:model                    split weights; every device has all channels of the images
-    channels:model;out_channels:model     split both: a convolution gathers its inputs' channels
-    channels:model;in_channels:model      split both: a convolution adds up its outputs' parts
-    height:model;out_channels:model       split images; weights are stored split, gathered for use
+    height:model                        shard images; neighbours exchange halos
+    out_channels:model                  shard weights; images are replicated
+    channels:model;out_channels:model   shard both; a convolution gathers the channels of its input
+    channels:model;in_channels:model    shard both; a convolution all-reduces its output
+    height:model;out_channels:model     shard images; weights are stored sharded, gathered for use
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tekso.framework.theta import Theta
 
 
 class Conv2DBase(Layer):
-    """What the convolutions have in common: the window and what follows it."""
+    """Base of the convolutions: window, bias and activation."""
 
     class Params(Layer.Params):
         """Params of a convolution."""
@@ -51,17 +51,17 @@ class Conv2DBase(Layer):
             if min(getattr(self.params, name)) < 1:
                 raise ValueError(
                     f"{type(self).__name__}: {name} is {getattr(self.params, name)}, "
-                    "want sizes of at least 1"
+                    "must be at least 1"
                 )
 
     @property
     def window(self) -> Window:
-        """How the kernel goes over the image."""
+        """Kernel shape, strides, dilations and padding."""
         p = self.params
         return Window(p.kernel_shape, p.strides, p.dilations, p.padding)
 
     def output_size(self, height: int, width: int) -> tuple[int, int]:
-        """Returns height and width of the output for those of the input."""
+        """Returns height and width of the output for an input of this height and width."""
         return self.window.output_size(height, 0), self.window.output_size(width, 1)
 
     def _finish(self, y: tf.Tensor, ctx: StepContext) -> tf.Tensor:
@@ -88,7 +88,7 @@ class Conv2D(Conv2DBase):
         input_dim: int = param("Number of channels of the input.", default=REQUIRED)
         output_dim: int = param("Number of channels of the output.", default=REQUIRED)
         num_groups: int = param(
-            "Parts of the channels that do not see each other; divides both sizes.", default=1
+            "Number of channel groups, convolved separately; divides both sizes.", default=1
         )
 
     def __init__(self, params: Any) -> None:
@@ -115,7 +115,9 @@ class Conv2D(Conv2DBase):
         """See the class."""
         p = self.params
         if x.shape[-1] != p.input_dim:
-            raise ValueError(f"Conv2D: x has shape {x.shape}, want {p.input_dim} channels (last)")
+            raise ValueError(
+                f"Conv2D: x has shape {x.shape}, but its last dim must be input_dim, {p.input_dim}"
+            )
         self.output_size(x.shape[1], x.shape[2])
         b = theta.b if p.use_bias else None
         x = tf.cast(x, theta.w.dtype)
@@ -123,12 +125,12 @@ class Conv2D(Conv2DBase):
 
 
 class DepthwiseConv2D(Conv2DBase):
-    """Convolves every channel with `multiplier` kernels of its own.
+    """Convolves every channel with `multiplier` separate kernels.
 
     Shapes:
       x: [batch, height, width, input_dim]
       returns: [batch, new height, new width, input_dim * multiplier]; the outputs of a channel are
-        side by side
+        next to each other
     Weights:
       w: [kernel height, kernel width, input_dim, multiplier], dims (None, None, "channels", None)
       b: [input_dim * multiplier], dims ("channels",); starts at 0
@@ -163,7 +165,8 @@ class DepthwiseConv2D(Conv2DBase):
         p = self.params
         if x.shape[-1] != p.input_dim:
             raise ValueError(
-                f"DepthwiseConv2D: x has shape {x.shape}, want {p.input_dim} channels (last)"
+                f"DepthwiseConv2D: x has shape {x.shape}, but its last dim must be input_dim, "
+                f"{p.input_dim}"
             )
         b = theta.b if p.use_bias else None
         x = tf.cast(x, theta.w.dtype)

@@ -14,10 +14,10 @@ from tekso.framework.theta import Theta
 
 
 class Dropout(Layer):
-    """In training sets elements to 0 with probability `rate`, scales the others by 1 / (1 - rate).
+    """Sets elements to 0 with probability `rate` in training, scales the rest by 1 / (1 - rate).
 
-    The mask depends on the run's seed, the step, this layer's place in the tree and the global
-    position of the element: it is the same on any number of devices and micro-batches.
+    The mask depends on the run's seed, the step, the path of the layer and the global position of
+    the element, so it is the same for any number of devices and micro-batches.
 
     Shapes:
       x: [batch, ...]
@@ -28,7 +28,7 @@ class Dropout(Layer):
     class Params(Layer.Params):
         """Params of Dropout."""
 
-        rate: float = param("Probability of an element to be 0, in [0, 1).", default=0.0)
+        rate: float = param("Probability of setting an element to 0, in [0, 1).", default=0.0)
 
     def __init__(self, params: Any) -> None:
         super().__init__(params)

@@ -17,7 +17,7 @@ from tekso.models.layers import vocabulary
 
 
 class Embedding(Layer):
-    """Looks up vectors by id; the table may serve as the softmax of the output as well.
+    """Looks up vectors by id; the table can also be used for a tied softmax.
 
     Weights:
       table: [rows, dim], dims ("vocab", "embed"); rows is vocab_size, padded
@@ -32,7 +32,7 @@ class Embedding(Layer):
         vocab_multiple: int = param(vocabulary.ROWS_DOC, default=1)
         dim: int = param("Size of a vector.", default=REQUIRED)
         scale: Literal["none", "sqrt_dim"] = param(
-            "Factor on the vectors that are looked up (not on the tied softmax).", default="none"
+            "Factor on the looked-up vectors (not on the tied softmax).", default="none"
         )
         init: Initializer.Params = param(
             "Initializer of the table; its fan_in is dim.", default=LecunNormal.Params()
@@ -63,9 +63,10 @@ class Embedding(Layer):
     def fprop_shared(
         self, theta: Theta, ids: tf.Tensor, ctx: StepContext
     ) -> tuple[tf.Tensor, Theta]:
-        """Returns the vectors of ids, and the weights for the softmax that is tied to this table.
+        """Returns the vectors of ids, and weights for the tied softmax.
 
-        The same numbers as `fprop`; the gradient of the table is cheaper with the weights returned.
+        The values are the same as from `fprop`. Using the returned weights in the softmax makes the
+        gradient of the table cheaper.
         """
         x, table = ops.lookup_shared(ctx, theta.table, ids)
         return self._scaled(x), Theta(theta, table=table)
@@ -78,7 +79,7 @@ class Embedding(Layer):
 
         Shapes:
           x: [..., dim]
-          returns: [..., rows], dtype of x; -1e9 for those that pad the vocabulary
+          returns: [..., rows], dtype of x; -1e9 for padding rows
         """
         bias = vocabulary.padding_bias(self.params.vocab_size, self._rows)
         y = ops.logits(ctx, x, theta.table)

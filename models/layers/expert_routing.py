@@ -1,13 +1,13 @@
-"""Routers of a mixture of experts: which element goes to which slot of which expert.
+"""Routers of a mixture of experts: assign elements to slots of experts.
 
-    elements of an example   t0 t1 t2 t3 t4 t5      chosen: 1 0 1 1 2 0
+    elements of an example   t0 t1 t2 t3 t4 t5      chosen experts: 1 0 1 1 2 0
     slots of expert 0        t1 t5                  (capacity 2)
-    slots of expert 1        t0 t2                  t3 comes too late: it is dropped
-    slots of expert 2        t4 ──                  an empty slot computes nothing that counts
+    slots of expert 1        t0 t2                  t3 exceeds the capacity and is dropped
+    slots of expert 2        t4 ──                  an empty slot does not affect the output
 
-Every example is a group of its own: slots, and the losses that keep the experts evenly used, do not
-depend on the other examples of the batch, so not on how the batch is divided. Slots are given in
-the order of the elements, all first choices before all second ones.
+Every example is a separate group: slots and load-balancing losses do not depend on the other
+examples of the batch, and therefore not on how the batch is divided. Slots are assigned in the
+order of the elements, all first choices before all second choices.
 
 Legend: B batch, T length, D model dim, E experts, C slots of an expert in an example (capacity).
 """
@@ -31,11 +31,11 @@ from tekso.framework.theta import Theta
 
 @dataclasses.dataclass(frozen=True)
 class Routing:
-    """Where the elements of a batch go, and what comes back of it.
+    """Assignment of the elements of a batch to slots.
 
     Attributes:
       dispatch: [B, T, E, C], 1 where an element has a slot, else 0; constant (no gradient).
-      weights: [E, B, C], what the output of a slot counts in the output of its element; float32.
+      weights: [E, B, C], weight of a slot's output in the output of its element; float32.
     """
 
     dispatch: tf.Tensor
@@ -44,11 +44,11 @@ class Routing:
 
 @dataclasses.dataclass(frozen=True)
 class ExpertChoice:
-    """The first, second, … expert of every element.
+    """One choice (first, second, …) of an expert for every element.
 
     Attributes:
-      mask: [B, T, E], 1 for the expert, else 0; all 0 for an element without one.
-      weight: [B, T], what the expert's output counts.
+      mask: [B, T, E], 1 for the expert, else 0; all 0 for an element without an expert.
+      weight: [B, T], weight of the expert's output.
     """
 
     mask: tf.Tensor
@@ -60,15 +60,15 @@ class Router(Layer):
 
     Shapes:
       x: [B, T, D]
-      is_token: bool [B, T]; an element that is False (padding) goes to no expert
+      is_token: bool [B, T]; False for padding, which is routed to no expert
     Weights:
       w: [input_dim, num_experts] float32, dims ("embed", None)
     Collects:
       losses (in training) "experts/balance": num_experts * sum_e f_e P_e, with f_e the share of an
-        example's elements whose first choice is e, P_e the mean probability of e; 1 if all is even.
-        "experts/z": mean of logsumexp(logits)**2
-      metrics "experts/dropped": share of the choices that found no slot
-        "experts/imbalance": choices of the busiest expert, over those of the mean one
+        example's elements whose first choice is e, P_e the mean probability of e; 1 if the load is
+        even. "experts/z": mean of logsumexp(logits)**2
+      metrics "experts/dropped": share of the choices without a slot
+        "experts/imbalance": choices of the busiest expert, divided by the mean over experts
     Source:
       Fedus et al. 2021, eqs. 4 to 6 (balance); Zoph et al. 2022, eq. 5 (z).
     """
@@ -79,16 +79,16 @@ class Router(Layer):
         input_dim: int = param("Size of the last dim of the input.", default=REQUIRED)
         num_experts: int = param("Number of experts.", default=REQUIRED)
         capacity_factor: float = param(
-            "Slots of an expert in training, as a multiple of its even share of the choices.",
+            "Slots of an expert in training, as a multiple of an even share of the choices.",
             default=1.25,
         )
         eval_capacity_factor: float | None = param(
-            "The same out of training; None: so many slots that nothing is dropped.", default=2.0
+            "The same outside training; None: enough slots to drop nothing.", default=2.0
         )
         balance_weight: float = param("Factor on the load-balancing loss.", default=0.01)
         z_weight: float = param("Factor on the z-loss.", default=0.0)
         jitter: float = param(
-            "Training multiplies what the router sees by numbers in 1 - jitter … 1 + jitter.",
+            "In training, inputs are multiplied by random numbers in 1 - jitter … 1 + jitter.",
             default=0.0,
         )
         init: Initializer.Params = param("Initializer of w.", default=GlorotUniform.Params())
@@ -109,15 +109,15 @@ class Router(Layer):
     def _require(self, field: str, holds: bool, allowed: str) -> None:
         if not holds:
             given = getattr(self.params, field)
-            raise ValueError(f"{type(self).__name__}: {field} is {given!r}, it must be {allowed}")
+            raise ValueError(f"{type(self).__name__}: {field} is {given!r}, must be {allowed}")
 
     @property
     def num_choices(self) -> int:
-        """Number of experts that an element goes to."""
+        """Number of experts per element."""
         raise NotImplementedError(f"{type(self).__name__} has no num_choices")
 
     def choose(self, probs: tf.Tensor, ctx: StepContext) -> list[ExpertChoice]:
-        """Returns the first, second, … choice of every element.
+        """Returns the choices of every element: the first, the second, ….
 
         Shapes:
           probs: [B, T, E] float32
@@ -125,13 +125,15 @@ class Router(Layer):
         raise NotImplementedError(f"{type(self).__name__} has no choose()")
 
     def capacity(self, length: int, *, training: bool) -> int:
-        """Returns the slots of an expert in an example: at least 1, at most one an element."""
+        """Returns the slots of an expert in an example: at least 1, at most one per element."""
         p = self.params
         factor = p.capacity_factor if training else p.eval_capacity_factor
         if factor is None:
             return length
         share = factor * self.num_choices * length / p.num_experts
-        return min(length, max(1, math.ceil(share - 1e-6)))  # 1.1 * 10 is a little more than 11
+        return min(
+            length, max(1, math.ceil(share - 1e-6))
+        )  # because 1.1 * 10 > 11 in floating point
 
     def fprop(
         self, theta: Theta, x: tf.Tensor, ctx: StepContext, *, is_token: tf.Tensor | None = None
@@ -139,7 +141,7 @@ class Router(Layer):
         """See the class."""
         p = self.params
         logits = ops.project(ctx, self._jittered(widen(x), ctx), widen(theta.w))
-        # Positions are counted along the length, so a device needs all of an example.
+        # Slots are counted along the length, so the length must not be sharded.
         logits = ctx.constrain(logits, ("batch", None, None))
         probs = tf.nn.softmax(logits)
         there = 1.0 if is_token is None else tf.expand_dims(tf.cast(is_token, probs.dtype), -1)
@@ -179,9 +181,9 @@ class Router(Layer):
 
 
 class SwitchRouter(Router):
-    """Sends every element to its most probable expert, whose output counts by its probability.
+    """Routes every element to its most probable expert, weighted by the probability.
 
-    A text's elements do not depend on later ones, also not through the capacity.
+    Elements do not depend on later elements of a text, not even through the capacity.
 
     Source: Fedus et al. 2021, "Switch Transformers", eqs. 1 and 2.
     """
@@ -201,11 +203,11 @@ class SwitchRouter(Router):
 
 
 class TopKRouter(Router):
-    """Sends every element to its most probable experts, weighted by probabilities made to sum to 1.
+    """Routes every element to its most probable experts, weighted by renormalised probabilities.
 
-    An element's second choice finds a slot only where the first choices of the whole example, later
-    elements too, leave one. Where no element may hear of later ones, not even so, set a
-    capacity_factor of num_experts / num_choices, or use SwitchRouter.
+    An element's second choice gets a slot only if the first choices of the whole example, including
+    later elements, leave one. If no element may depend on later ones even in this way, set
+    capacity_factor to num_experts / num_choices, or use SwitchRouter.
 
     Source: Lepikhin et al. 2020, "GShard", section 2.2 and algorithm 1.
     """
@@ -213,9 +215,9 @@ class TopKRouter(Router):
     class Params(Router.Params):
         """Params of TopKRouter."""
 
-        num_choices: int = param("Number of experts that an element goes to.", default=2)
+        num_choices: int = param("Number of experts per element.", default=2)
         later_choices: Literal["all", "random"] = param(
-            "Whether training sends an element to all of its choices, or to the second, third, … "
+            "In training, whether an element uses all its choices, or the second, third, … only "
             "with probability num_choices times its weight.",
             default="all",
         )
@@ -251,12 +253,12 @@ class TopKRouter(Router):
 
 
 def _most_probable(probs: tf.Tensor) -> tf.Tensor:
-    """One-hot of the largest over the last dim; of equal ones the first. No gradient."""
+    """Returns the one-hot argmax over the last dim, the first of equal values; no gradient."""
     return tf.one_hot(tf.argmax(probs, -1), probs.shape[-1], dtype=probs.dtype)
 
 
 def _slots(choices: list[ExpertChoice], capacity: int, ctx: StepContext) -> Routing:
-    """Gives out the slots in order; see the top of the file."""
+    """Assigns slots in the order of elements, all first choices before all second choices."""
     taken_B1E: Any = 0.0
     parts, weights = [], []
     for choice in choices:

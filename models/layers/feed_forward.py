@@ -1,4 +1,4 @@
-"""Feed-forward layers of a Transformer: plain and gated."""
+"""Feed-forward layers of a Transformer: standard and gated."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class FeedForwardBase(Layer):
             "Initializer of all matrices.", default=GlorotUniform.Params()
         )
         output_init: Initializer.Params | None = param(
-            "Initializer of the matrix back to input_dim; None: that of all.", default=None
+            "Initializer of the output matrix; None: `init`.", default=None
         )
 
     takes_padding = False
-    """Whether fprop takes `is_token`, because elements depend on which others there are."""
+    """Whether fprop takes `is_token`, because the output depends on which elements are padding."""
 
 
 class FeedForward(FeedForwardBase):
@@ -67,7 +67,7 @@ class FeedForward(FeedForwardBase):
 
     def fprop(self, theta: Theta, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
         """See the class."""
-        h = _pinned(self.hidden.fprop(theta.hidden, x, ctx), ctx)
+        h = _constrained(self.hidden.fprop(theta.hidden, x, ctx), ctx)
         h = self.dropout.fprop(theta.dropout, h, ctx)
         return self.output.fprop(theta.output, h, ctx)
 
@@ -76,8 +76,8 @@ class GatedFeedForward(FeedForwardBase):
     """y = dropout(activation(x @ w_gate + b_gate) * (x @ w1 + b1)) @ w2 + b2.
 
     With activation "sigmoid" it is GLU, "identity" Bilinear, "relu" ReGLU, "gelu" GEGLU and
-    "swish" SwiGLU. Three matrices: to keep the weight count of FeedForward, take 2/3 of its
-    hidden_dim.
+    "swish" SwiGLU. It has three matrices: for the same number of weights as FeedForward, set
+    hidden_dim to 2/3 of FeedForward's.
 
     Shapes:
       x: [batch, ..., input_dim]
@@ -110,13 +110,13 @@ class GatedFeedForward(FeedForwardBase):
     def fprop(self, theta: Theta, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
         """See the class."""
         gate = self.gate.fprop(theta.gate, x, ctx)
-        h = _pinned(gate * self.hidden.fprop(theta.hidden, x, ctx), ctx)
+        h = _constrained(gate * self.hidden.fprop(theta.hidden, x, ctx), ctx)
         h = self.dropout.fprop(theta.dropout, h, ctx)
         return self.output.fprop(theta.output, h, ctx)
 
 
-def _pinned(h: tf.Tensor, ctx: StepContext) -> tf.Tensor:
-    """Pins a hidden layer, [batch, length, mlp] or with other dims between."""
+def _constrained(h: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+    """Adds a sharding constraint to a hidden layer, [batch, length, mlp] or [batch, ..., mlp]."""
     between = h.shape.rank - 2
     return ctx.constrain(h, ("batch", *(("length",) if between == 1 else [None] * between), "mlp"))
 

@@ -1,4 +1,4 @@
-"""Linear: projection of the last dim."""
+"""Linear: projects the last dim."""
 
 from __future__ import annotations
 

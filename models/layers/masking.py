@@ -1,7 +1,7 @@
-"""Masks of attention: True where a query may see a key.
+"""Attention masks: True where a query attends to a key.
 
-A mask is broadcastable to [batch, heads, queries, keys]. What depends only on positions that are
-known when the program is built is a NumPy constant; what depends on the batch is a tensor.
+A mask is broadcastable to [batch, heads, queries, keys]. It is a NumPy constant if it depends only
+on positions known at tracing, and a tensor if it depends on the batch.
 
 Legend: B batch, T queries, S keys.
 """
@@ -24,20 +24,20 @@ def by_position(
     window: int | None = None,
     prefix: int = 0,
 ) -> Array | None:
-    """Returns who sees whom by distance; None if all see all.
+    """Returns the mask given by distances; None if nothing is masked.
 
     Args:
       query_positions: position of every query.
       key_positions: position of every key.
-      causal: a query sees no key after it.
-      window: a query sees no key that is `window` or more positions away.
-      prefix: keys before this position are seen by all nevertheless.
+      causal: hides keys after the query.
+      window: hides keys that are `window` or more positions away.
+      prefix: keys before this position are never hidden.
 
     Shapes:
       query_positions: [T] or [B, T] int, key_positions: [S] or [B, S] int
       returns: [1 or B, 1, T, S] bool; a NumPy array if the positions are
     Raises:
-      ValueError: window is less than 1, so that a query would not even see itself.
+      ValueError: window is less than 1, so a query would not even attend to itself.
     """
     if not causal and window is None:
         return None
@@ -49,7 +49,7 @@ def by_position(
 
 
 def causal(num_queries: int, num_keys: int | None = None, *, window: int | None = None) -> Array:
-    """Returns the mask of a text read from its beginning: a query sees itself and what is before.
+    """Returns the causal mask: a query attends to itself and earlier keys.
 
     Shapes:
       returns: [1, 1, T, S] bool, NumPy
@@ -60,7 +60,7 @@ def causal(num_queries: int, num_keys: int | None = None, *, window: int | None 
 
 
 def distances(query_positions: Array, key_positions: Array) -> Array:
-    """Returns how many positions each key lies before each query.
+    """Returns query position minus key position for every query and key.
 
     Shapes:
       query_positions: [T] or [B, T] int, key_positions: [S] or [B, S] int
@@ -84,12 +84,12 @@ def padding(is_token: tf.Tensor) -> tf.Tensor:
 
 
 def segments(query_ids: tf.Tensor, key_ids: tf.Tensor | None = None) -> tf.Tensor:
-    """Returns the mask of packed texts: a query sees the keys of its own segment.
+    """Returns the mask of packed texts: a query attends only to keys of its own segment.
 
-    Segment 0 is padding: it is seen by none and sees nothing.
+    Segment 0 is padding: it attends to nothing, and nothing attends to it.
 
     Shapes:
-      query_ids: [B, T] int, key_ids: [B, S] int; by default the same
+      query_ids: [B, T] int, key_ids: [B, S] int; by default query_ids
       returns: [B, 1, T, S] bool
     """
     key_ids = query_ids if key_ids is None else key_ids
@@ -98,11 +98,11 @@ def segments(query_ids: tf.Tensor, key_ids: tf.Tensor | None = None) -> tf.Tenso
 
 
 def tokens(mask: Array | None, length: int) -> Array | None:
-    """Returns which elements see themselves: padding is what a mask hides from itself.
+    """Returns which elements are tokens: elements that a mask hides from themselves are padding.
 
     Shapes:
-      mask: to [B, heads, T, T] bool, with T = length
-      returns: [1 or B, T] bool, of elements that see themselves in some head; None if mask is
+      mask: broadcastable to [B, heads, T, T] bool, with T = length
+      returns: [1 or B, T] bool, True if an element attends to itself in some head; None for no mask
     """
     if mask is None:
         return None
@@ -113,11 +113,11 @@ def tokens(mask: Array | None, length: int) -> Array | None:
 
 
 def combine(*masks: Array | None) -> Array | None:
-    """Returns the mask of what all masks let see; None, which hides nothing, if all are None."""
+    """Returns the logical and of all masks; None (nothing is masked) if all are None."""
     given = [mask for mask in masks if mask is not None]
     if not given:
         return None
-    # The constant ones first: their product stays a constant.
+    # Constants first: combining them gives a constant.
     given.sort(key=lambda mask: not isinstance(mask, np.ndarray))
     seen = given[0]
     for mask in given[1:]:
@@ -127,21 +127,21 @@ def combine(*masks: Array | None) -> Array | None:
 
 
 def tensor(mask: Array) -> tf.Tensor:
-    """Returns a mask as a tensor; as a constant, TensorFlow takes bytes far faster than bools."""
+    """Converts a mask to a tensor; int8 constants are much faster in TensorFlow than bool ones."""
     return tf.cast(mask.astype(np.int8), tf.bool) if isinstance(mask, np.ndarray) else mask
 
 
 def _within(distance: Array, causal: bool, window: int | None) -> Array:
-    """Whether a key that lies `distance` positions before a query is seen by it."""
+    """Returns whether a query attends to a key `distance` positions before it."""
     if window is None:
         return distance >= 0
     if window < 1:
-        raise ValueError(f"attention window is {window}, want at least 1 (a query sees itself)")
+        raise ValueError(f"attention window is {window}, must be at least 1 (the query itself)")
     return (distance > (-1 if causal else -window)) & (distance < window)
 
 
 def _with_heads(seen: Array) -> Array:
-    """[T, S] or [B, T, S] -> [1 or B, 1, T, S]."""
+    """Adds the dims of batch and heads: [T, S] or [B, T, S] -> [1 or B, 1, T, S]."""
     expand = np.expand_dims if isinstance(seen, np.ndarray) else tf.expand_dims
     seen = expand(seen, -3)
     return seen if len(seen.shape) == 4 else expand(seen, 0)

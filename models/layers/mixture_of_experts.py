@@ -1,12 +1,13 @@
-"""MixtureOfExperts: a feed-forward layer of many experts, of which an element sees one or a few.
+"""MixtureOfExperts: a feed-forward layer with many experts, one or a few of them per element.
 
     x [B, T, D] ─ router ─ dispatch ─► [E, B, C, D] ─ experts ─► [E, B, C, D] ─ combine ─► [B, T, D]
 
-A mesh that lays "experts" over an axis computes every expert where its weights are. The slots are
-pinned on both sides of that move, by dims that never want one axis:
+If a mesh shards "experts" over an axis, every expert is computed on the device of its weights. The
+slots have sharding constraints before and after the all-to-all, with dim names that never compete
+for one axis:
 
-    tokens' side   [token_experts, batch, -, embed]   as the batch lies
-    experts' side  [experts, expert_batch, -, embed]  as the weights lie; the move is an all-to-all
+    token side   [token_experts, batch, -, embed]   sharded like the batch
+    expert side  [experts, expert_batch, -, embed]  sharded like the weights
 
 Legend: B batch, T length, D input_dim, E experts, C slots of an expert in an example.
 """
@@ -31,22 +32,23 @@ from tekso.models.layers.sizes import with_sizes
 
 
 class MixtureOfExperts(FeedForwardBase):
-    """Sends every element to the experts that the router chooses, and adds up what they return.
+    """Routes every element to the experts that the router chooses, and sums their outputs.
 
-    It takes the place of FeedForward. An element for which its experts have no slot left (see
-    `capacity_factor` of the router) gets 0, so in a Transformer layer it keeps its value. Slots and
-    losses are those of each example: the result does not depend on how a batch is divided.
+    It can replace FeedForward. If the chosen experts have no slot left (see `capacity_factor` of
+    the router), the output is 0, so a Transformer layer passes the element through. Slots and
+    losses are computed per example, so the result does not depend on how a batch is divided.
 
-    Decoding: a block of one element is never dropped. Further ones are counted anew in every block;
-    with `router.eval_capacity_factor=None` all ways to cut a text give the same.
+    Decoding: a block of one element is never dropped. In longer blocks, slots are counted from the
+    start of each block. With `router.eval_capacity_factor=None`, the result does not depend on how
+    a text is divided into blocks.
 
     Shapes:
       x: [batch, ..., input_dim]
-      is_token: bool [batch, ...]; elements that are False (padding) take no slot and get 0
+      is_token: bool [batch, ...]; False for padding, which takes no slot and gets 0
       returns: shape and dtype of x
     Weights:
       router/w: [input_dim, num_experts] float32, dims ("embed", None)
-      hidden/w, of gated experts also gate/w: [num_experts, input_dim, hidden_dim],
+      hidden/w, and gate/w of gated experts: [num_experts, input_dim, hidden_dim],
         dims ("experts", "embed", "mlp"); hidden/b, gate/b: dims ("experts", "mlp")
       output/w: [num_experts, hidden_dim, input_dim], dims ("experts", "mlp", "embed"); output/b
     Raises:
@@ -63,11 +65,11 @@ class MixtureOfExperts(FeedForwardBase):
             "Chooses the experts; the layer sets its sizes.", default=SwitchRouter.Params()
         )
         experts: Literal["plain", "gated"] = param(
-            "What an expert computes: that of FeedForward, or of GatedFeedForward.",
+            "What an expert computes: plain as FeedForward, gated as GatedFeedForward.",
             default="plain",
         )
         activation: Activation = param(
-            "Applied to the hidden layer of a plain expert, to the gate of a gated one.",
+            "Applied to the hidden layer of plain experts, or to the gate of gated experts.",
             default="relu",
         )
         use_bias: bool = param("Whether to add biases.", default=True)
@@ -113,7 +115,9 @@ class MixtureOfExperts(FeedForwardBase):
         """See the class."""
         shape = x.shape.as_list()
         if len(shape) < 2:
-            raise ValueError(f"{self.path or type(self).__name__}: x is {shape}, want [batch, ...]")
+            raise ValueError(
+                f"{self.path or type(self).__name__}: x is {shape}, must be [batch, ..., input_dim]"
+            )
         if len(shape) == 3:
             x = ctx.constrain(x, ("batch", "length", "embed"))
         else:
@@ -132,13 +136,13 @@ class MixtureOfExperts(FeedForwardBase):
         return tf.reshape(y, shape)
 
     def _compute(self, theta: Theta, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
-        """What the experts make of their slots, [E, B, C, D] to the same."""
+        """Returns the experts' outputs for their slots, [E, B, C, D] to the same shape."""
         h = self.hidden.fprop(theta.hidden, x, ctx)
         if self.params.experts == "gated":
             h = self.gate.fprop(theta.gate, x, ctx) * h
         h = self._by_expert(h, "mlp", ctx)
         if ctx.is_training and self.params.dropout_rate:
-            # Random numbers belong to examples, so that is dim 0.
+            # Dropout needs examples on dim 0, because random numbers depend on the example.
             h = tf.transpose(h, [1, 0, 2, 3])
             h = self.dropout.fprop(theta.dropout, h, ctx)
             h = self._by_expert(tf.transpose(h, [1, 0, 2, 3]), "mlp", ctx)
@@ -152,7 +156,7 @@ class MixtureOfExperts(FeedForwardBase):
 
 
 class ExpertLinear(Layer):
-    """Projects the last dim, every expert by its own matrix: y_e = activation(x_e @ w_e + b_e).
+    """Projects the last dim with a matrix per expert: y_e = activation(x_e @ w_e + b_e).
 
     Shapes:
       x: [num_experts, batch, slots, input_dim]
@@ -170,7 +174,7 @@ class ExpertLinear(Layer):
         output_dim: int = param("Size of the last dim of the output.", default=REQUIRED)
         use_bias: bool = param("Whether to add a bias.", default=True)
         init: Initializer.Params = param(
-            "Initializer of w; fans are those of one expert.", default=GlorotUniform.Params()
+            "Initializer of w, with the fans of one expert.", default=GlorotUniform.Params()
         )
         activation: Activation = param("Applied to the output.", default="identity")
         dims: tuple[str | None, str | None] = param(

@@ -85,16 +85,16 @@ class RMSNorm(Norm):
 class BatchNorm(Norm):
     """(x - mean) / sqrt(variance + epsilon) * scale + bias, with statistics of the batch.
 
-    In training mean and variance are those of all examples and positions that run at the same time
-    (all replicas; one micro-batch of a pipeline). Otherwise they are the moving statistics, which
-    every step moves once towards the mean and (biased) variance of the whole global batch:
-    moving = decay * moving + (1 - decay) * batch. Moving statistics that `learner.frozen` matches
-    stay as they are; training still normalises by those of the batch.
+    In training, mean and variance are computed over all examples and positions that run at the same
+    time (all replicas, or one micro-batch of a pipeline). Outside training, the moving statistics
+    are used. Every step updates them once with the mean and (biased) variance of the whole global
+    batch: moving = decay * moving + (1 - decay) * batch. Moving statistics that `learner.frozen`
+    matches do not change; training still normalises with the statistics of the batch.
 
     Shapes:
       x: [batch, ..., dim]
-      mask: bool [batch, ...], broadcastable to x without its last dim; where False, x does not
-        count for the statistics
+      mask: bool [batch, ...], broadcastable to x without its last dim; elements that are False do
+        not count in the statistics
       returns: shape and dtype of x
     Weights:
       scale, bias: [dim], start at 1 and 0
@@ -106,7 +106,7 @@ class BatchNorm(Norm):
         """Params of BatchNorm."""
 
         epsilon: float = param("Added to the variance.", default=1e-3)
-        decay: float = param("How much of the moving statistics a step keeps.", default=0.99)
+        decay: float = param("Decay of the moving statistics per step.", default=0.99)
         dims: tuple[str | None] = param("Dim name of the weights.", default=("channels",))
 
     couples_examples = True
@@ -148,8 +148,8 @@ class BatchNorm(Norm):
         squares = tf.reduce_sum(tf.square(x - mean) * counted, outer)
         variance = ops.sum_over_replicas(ctx, squares) / total
 
-        # For the moving statistics: sums that add up over every part of the global batch. They are
-        # taken around the moving mean, so that the variance does not cancel out.
+        # For the moving statistics: sums that can be added over the parts of the global batch. They
+        # are centred on the moving mean, to avoid cancellation in the variance.
         shifted = tf.stop_gradient((x - theta.moving_mean) * counted)
         weight = tf.fill([self.params.dim], count)
         ctx.collect_statistic(self, "shift", tf.reduce_sum(shifted, outer), weight)
@@ -159,7 +159,7 @@ class BatchNorm(Norm):
     def updated_statistics(
         self, theta: Theta, statistics: Mapping[str, tf.Tensor]
     ) -> dict[str, tf.Tensor]:
-        """Returns the moved mean and variance; see `Layer.updated_statistics`."""
+        """Returns the updated moving mean and variance; see `Layer.updated_statistics`."""
         shift = tf.cast(statistics["shift"], theta.moving_mean.dtype)
         square = tf.cast(statistics["square"], theta.moving_mean.dtype)
         kept = self.params.decay

@@ -15,7 +15,7 @@ from tekso.framework.theta import Theta
 
 
 class Pool2D(Layer):
-    """Base of the poolings that go over the image with a window."""
+    """Base of the poolings with a sliding window."""
 
     class Params(Layer.Params):
         """Params of a pooling."""
@@ -32,22 +32,22 @@ class Pool2D(Layer):
             if min(getattr(self.params, name)) < 1:
                 raise ValueError(
                     f"{type(self).__name__}: {name} is {getattr(self.params, name)}, "
-                    "want sizes of at least 1"
+                    "must be at least 1"
                 )
 
     @property
     def window(self) -> Window:
-        """How the window goes over the image."""
+        """Window shape, strides and padding."""
         p = self.params
         return Window(p.window_shape, p.strides, (1, 1), p.padding)
 
     def output_size(self, height: int, width: int) -> tuple[int, int]:
-        """Returns height and width of the output for those of the input."""
+        """Returns height and width of the output for an input of this height and width."""
         return self.window.output_size(height, 0), self.window.output_size(width, 1)
 
 
 class MaxPool(Pool2D):
-    """The largest element of every window.
+    """Returns the largest element of every window.
 
     Shapes:
       x: [batch, height, width, channels]
@@ -63,7 +63,7 @@ class MaxPool(Pool2D):
 
 
 class AveragePool(Pool2D):
-    """The mean of every window, over what lies inside the image.
+    """Returns the mean of every window, over the elements inside the image.
 
     Shapes:
       x: [batch, height, width, channels]
@@ -79,7 +79,7 @@ class AveragePool(Pool2D):
 
 
 class GlobalAveragePool(Layer):
-    """The mean over height and width.
+    """Returns the mean over height and width.
 
     Shapes:
       x: [batch, height, width, channels]

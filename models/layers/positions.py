@@ -1,7 +1,7 @@
 """Positions that are added to embeddings: learned or sinusoidal.
 
-All take positions in one of three forms: None (0, 1, 2, … along the length), a NumPy array that is
-known when the program is built, or a tensor (packed texts, decoding).
+Positions have one of three forms: None (0, 1, 2, … along the length), a NumPy array known at
+tracing, or a tensor (packed texts, decoding).
 
 Legend: B batch, T length, D dim.
 """
@@ -24,7 +24,7 @@ from tekso.models.layers.masking import Array
 
 
 class PositionsBase(Layer):
-    """Adds to every element of a sequence a vector of its position.
+    """Adds a vector of its position to every element of a sequence.
 
     Shapes:
       x: [B, T, D]
@@ -44,21 +44,21 @@ class PositionsBase(Layer):
         raise NotImplementedError(f"{type(self).__name__} has no fprop()")
 
     def check_length(self, length: int) -> None:
-        """Checks that there are positions for so many elements, where they come as tensors.
+        """Checks that there are `length` positions, for positions that are tensors.
 
         Raises:
-          ValueError: there are fewer.
+          ValueError: there are fewer positions.
         """
 
 
 class LearnedPositions(PositionsBase):
-    """Adds a learned vector a position.
+    """Adds a learned vector per position.
 
     Weights:
       w: [max_length, dim], dims ("positions", "embed")
     Raises:
-      ValueError: the input is longer than max_length. A position given as a tensor is not checked:
-        `check_length` is for that.
+      ValueError: the input is longer than max_length. Positions given as a tensor are not checked;
+        use `check_length`.
     Source: Gehring et al. 2017, section 3.1.
     """
 
@@ -89,9 +89,9 @@ class LearnedPositions(PositionsBase):
         """See PositionsBase."""
         if length > self.params.max_length:
             raise ValueError(
-                f"{self.path or type(self).__name__}: position {length - 1} is asked for, but only "
-                f"{self.params.max_length} are learned; raise max_length, or let texts be shorter "
-                "(of a translation: task.translator.search.max_length)"
+                f"{self.path or type(self).__name__}: position {length - 1} is needed, but only "
+                f"{self.params.max_length} are learned; increase max_length, or shorten the texts "
+                "(in translation: task.translator.search.max_length)"
             )
 
 
@@ -112,7 +112,7 @@ class SinusoidalPositions(PositionsBase):
     def __init__(self, params: Any) -> None:
         super().__init__(params)
         if self.params.dim % 2:
-            raise ValueError(f"SinusoidalPositions: dim {self.params.dim} is odd, want an even one")
+            raise ValueError(f"SinusoidalPositions: dim {self.params.dim} is odd, must be even")
 
     def fprop(
         self, theta: Theta, x: tf.Tensor, ctx: StepContext, *, positions: Array | None = None
@@ -124,7 +124,7 @@ class SinusoidalPositions(PositionsBase):
         rates = np.exp(-step * np.arange(half)) / p.min_timescale
         sine, cosine = sines(np.arange(x.shape[1]) if positions is None else positions, rates)
         vectors = tf.cast(tf.concat([sine, cosine], -1), x.dtype)
-        # Pinned, since a mesh that splits the sum by its last dim would join parts of the halves.
+        # The constraint replicates the last dim: DTensor cannot concatenate sharded halves.
         return x + ctx.constrain(vectors, ("batch", "length", None)[-vectors.shape.rank :])
 
 

@@ -1,6 +1,6 @@
-"""Recurrent layers: a cell over time, both directions of time, and a stack of them.
+"""Recurrent layers: a cell over time, bidirectional layers, and stacks.
 
-B batch, T length, D input_dim.
+Legend: B batch, T length, D input_dim.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _OUTPUT_DIMS = ("batch", "length", "embed")
 class Recurrent(Layer):
     """Runs a cell over the length of its input.
 
-    The products of the inputs of all times come before the loop, as one.
+    The input products of all time steps are computed at once, before the loop.
 
     Shapes:
       x: [B, T, D]
-      mask: bool [B, T]; where False (padding), the state stays and the output is 0
-      reset: bool [B, T]; where True, the state is 0 before the step (a new segment begins)
+      mask: bool [B, T]; where False (padding), the state does not change and the output is 0
+      reset: bool [B, T]; where True, the state is set to 0 before the step (a new segment)
       returns: [B, T, output_dim], dtype of x
     """
 
@@ -37,9 +37,7 @@ class Recurrent(Layer):
         """Params of Recurrent."""
 
         cell: RecurrentCell.Params = param("The cell.", default=LstmCell.Params())
-        direction: Literal["forward", "backward"] = param(
-            "Order in which time is gone through.", default="forward"
-        )
+        direction: Literal["forward", "backward"] = param("Direction in time.", default="forward")
 
     cell: RecurrentCell
 
@@ -87,16 +85,16 @@ class Recurrent(Layer):
         xs["gates"] = self.cell.project_inputs(theta.cell, tf.transpose(x, [1, 0, 2]), ctx)
         if self.params.direction == "backward":
             xs = {name: _reversed(value) for name, value in xs.items()}
-        state, y = ops.scan(ctx, self._turn, theta.cell, state, xs)
+        state, y = ops.scan(ctx, self._iteration, theta.cell, state, xs)
         y = tf.transpose(y, [1, 0, 2])
         if self.params.direction == "backward":
-            y = _whole(_reversed(_whole(y, ctx), axis=1), ctx)
+            y = _batch_sharded(_reversed(_batch_sharded(y, ctx), axis=1), ctx)
         return ctx.constrain(y, _OUTPUT_DIMS), state
 
     def step(
         self, theta: Theta, x: tf.Tensor, state: State, ctx: StepContext
     ) -> tuple[tf.Tensor, State]:
-        """Takes one step without a loop: for what runs step by step anyway.
+        """Computes one time step without a loop.
 
         Shapes:
           x: [B, D]
@@ -105,7 +103,7 @@ class Recurrent(Layer):
         gates = self.cell.project_inputs(theta.cell, x, ctx)
         return self.cell.step(theta.cell, gates, state, ctx)
 
-    def _turn(
+    def _iteration(
         self, theta: Theta, state: State, xs: dict[str, tf.Tensor], ctx: StepContext
     ) -> tuple[State, tf.Tensor]:
         if "reset" in xs:
@@ -120,15 +118,15 @@ class Recurrent(Layer):
 
 
 def _reversed(x: tf.Tensor, axis: int = 0) -> tf.Tensor:
-    """Reverses a dim by a gather, which every execution can do."""
+    """Reverses a dim with a gather, which every execution supports."""
     return tf.gather(x, tf.range(x.shape[axis] - 1, -1, -1), axis=axis)
 
 
 def segment_flags(segment_ids: tf.Tensor | None) -> dict[str, tf.Tensor]:
-    """Returns `mask` and `reset` of a batch: which positions are text, and at which one begins.
+    """Returns `mask` and `reset` of a batch: positions of tokens, and first positions of segments.
 
     Shapes:
-      segment_ids: [B, T] int, 0 is padding; None where nothing is padded: then there are no flags
+      segment_ids: [B, T] int, 0 is padding; None (no segments) returns {}
       returns: {"mask": bool [B, T], "reset": bool [B, T]}
     """
     if segment_ids is None:
@@ -139,9 +137,9 @@ def segment_flags(segment_ids: tf.Tensor | None) -> dict[str, tf.Tensor]:
 
 
 class Bidirectional(Layer):
-    """One cell forwards and another backwards in time, their outputs side by side.
+    """Runs one cell forward and another backward in time, and concatenates their outputs.
 
-    Padding at the end is no harm: the backward state stays 0 until the last input that counts.
+    Padding at the end has no effect: the backward state stays 0 until the last token.
 
     Shapes:
       x: [B, T, D]; mask: bool [B, T]; reset: bool [B, T], True on the first input of a segment
@@ -181,44 +179,44 @@ class Bidirectional(Layer):
     ) -> tf.Tensor:
         """See the class."""
         ahead = self.forward.fprop(theta.forward, x, ctx, mask=mask, reset=reset)
-        if reset is not None:  # backwards, a segment begins with its last input
+        if reset is not None:  # backward, a segment begins with its last input
             reset = tf.concat([reset[:, 1:], tf.zeros_like(reset[:, :1])], 1)
         back = self.backward.fprop(theta.backward, x, ctx, mask=mask, reset=reset)
         return side_by_side(ahead, back, ctx)
 
 
 def side_by_side(x: tf.Tensor, y: tf.Tensor, ctx: StepContext) -> tf.Tensor:
-    """Joins the last dims.
+    """Concatenates x and y along the last dim.
 
     Shapes:
-      x: [B, T, …] or [B, …], y: the same but for the last dim
+      x: [B, T, …] or [B, …], y: the same except for the last dim
     """
-    joined = _whole(tf.concat([_whole(x, ctx), _whole(y, ctx)], -1), ctx)
+    joined = _batch_sharded(tf.concat([_batch_sharded(x, ctx), _batch_sharded(y, ctx)], -1), ctx)
     return ctx.constrain(joined, ("batch", "embed") if x.shape.rank == 2 else _OUTPUT_DIMS)
 
 
-def _whole(x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
-    """Returns x split over nothing but the batch, for what a mesh cannot do with a part of it.
+def _batch_sharded(x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+    """Returns x sharded over the batch alone, for ops that DTensor cannot run on other shards.
 
-    The identity keeps what follows from asking for another layout before that is done.
+    The identity separates this constraint from the sharding of the ops that follow.
     """
     return tf.identity(ctx.constrain(x, ("batch", *[None] * (x.shape.rank - 1))))
 
 
 def with_residual(x: tf.Tensor, y: tf.Tensor, residual: Literal["none", "add"]) -> tf.Tensor:
-    """Returns a layer's output y, with its input x added if that is asked for and sizes agree."""
+    """Returns a layer's output y, plus its input x if residual is "add" and their sizes agree."""
     return x + y if residual == "add" and x.shape[-1] == y.shape[-1] else y
 
 
 class RecurrentStack(Layer):
-    """Recurrent layers on top of each other, with dropout on the input of each but the first.
+    """Stacked recurrent layers, with dropout on the input of every layer except the first.
 
-    With residual "add", a layer whose input and output sizes agree gives x + layer(x).
+    With residual "add", a layer with equal input and output sizes returns x + layer(x).
 
     Shapes:
       x: [B, T, D]; mask, reset: bool [B, T], as in Recurrent
       returns: [B, T, output_dim]
-    Source: all but the first forward only: Wu et al. 2016 (GNMT), section 3.2.
+    Source: direction "bidirectional_first": Wu et al. 2016 (GNMT), section 3.2.
     """
 
     class Params(Layer.Params):
@@ -230,10 +228,13 @@ class RecurrentStack(Layer):
             "The cell of every layer; the stack sets its input_dim.", default=LstmCell.Params()
         )
         direction: Literal["forward", "bidirectional", "bidirectional_first"] = param(
-            "Whether a layer sees the past only, or all; or all but the first the past only.",
+            "Direction of the layers; bidirectional_first: the first layer bidirectional, the "
+            "others forward.",
             default="forward",
         )
-        residual: Literal["none", "add"] = param("How a layer's input is kept.", default="none")
+        residual: Literal["none", "add"] = param(
+            "Whether to add a layer's input to its output.", default="none"
+        )
         dropout_rate: float = param("Dropout between the layers.", default=0.0)
 
     layers: list[Recurrent | Bidirectional]
@@ -243,7 +244,7 @@ class RecurrentStack(Layer):
         super().__init__(params)
         p = self.params
         if p.num_layers < 1:
-            raise ValueError(f"RecurrentStack: num_layers is {p.num_layers}, want at least 1")
+            raise ValueError(f"RecurrentStack: num_layers is {p.num_layers}, must be at least 1")
         layers: list[Any] = []
         input_dim = p.input_dim
         for i in range(p.num_layers):
@@ -292,7 +293,7 @@ class RecurrentStack(Layer):
         mask: tf.Tensor | None = None,
         reset: tf.Tensor | None = None,
     ) -> tf.Tensor:
-        """Returns the output of one layer; of theta, its weights alone are used."""
+        """Returns the output of one layer, whose weights must be in theta."""
         ctx = ctx.fold(index)
         given = self._dropped(index, x, ctx)
         y = self.layers[index].fprop(theta.layers[str(index)], given, ctx, mask=mask, reset=reset)
@@ -315,9 +316,9 @@ class RecurrentStack(Layer):
         """
         after = []
         for i, (layer, state) in enumerate(zip(self._steppable(), states, strict=True)):
-            turn = ctx.fold(i)
+            own = ctx.fold(i)
             y, state = layer.extend_step(
-                theta.layers[str(i)], self._dropped(i, x, turn), state, turn, mask=mask, reset=reset
+                theta.layers[str(i)], self._dropped(i, x, own), state, own, mask=mask, reset=reset
             )
             after.append(state)
             x = with_residual(x, y, self.params.residual)
@@ -329,5 +330,7 @@ class RecurrentStack(Layer):
     def _steppable(self) -> list[Recurrent]:
         layers = [layer for layer in self.layers if isinstance(layer, Recurrent)]
         if len(layers) < len(self.layers):
-            raise ValueError("a bidirectional stack cannot be extended step by step: it sees all")
+            raise ValueError(
+                "a bidirectional stack cannot run step by step: its outputs depend on later inputs"
+            )
         return layers

@@ -1,9 +1,10 @@
-"""Cells of recurrent layers: one turn over time. LSTM, also projected, and GRU.
+"""Cells of recurrent layers: LSTM, with or without projection, and GRU.
 
-A cell splits its work: `project_inputs` takes the inputs of all times at once, before the loop, and
-`step` does what needs the state. Gates are a dim of their own, never split off a sharded one.
+A cell splits its work: `project_inputs` processes the inputs of all time steps at once, before the
+loop, and `step` computes the rest, which needs the state. Gates have a separate dim, so that no
+sharded dim has to be split into gates.
 
-B batch, G gates.
+Legend: B batch, G gates.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ State = dict[str, tf.Tensor]
 class RecurrentCell(Layer):
     """Base of the cells.
 
-    The state is a dict of [B, size] tensors; "output" is what the last step gave.
+    The state is a dict of [B, size] tensors; "output" is the output of the last step.
     """
 
     class Params(Layer.Params):
@@ -35,7 +36,7 @@ class RecurrentCell(Layer):
         input_dim: int = param("Size of the last dim of the input.", default=REQUIRED)
         hidden_dim: int = param("Number of units.", default=REQUIRED)
         init: Initializer.Params = param(
-            "Initializer of the matrices; fans are those of one gate.",
+            "Initializer of the matrices, with the fans of one gate.",
             default=GlorotUniform.Params(),
         )
 
@@ -83,7 +84,7 @@ class RecurrentCell(Layer):
 
     def _unstacked(self, gates: tf.Tensor, ctx: StepContext) -> list[tf.Tensor]:
         """Returns the gates one by one, [B, hidden_dim] each."""
-        # Pinned, or what they are combined with tells how they are split, and DTensor fails.
+        # Without the constraint, the other operand would determine the sharding, and DTensor fails.
         return [ctx.constrain(gate, ("batch", "mlp")) for gate in tf.unstack(gates, axis=1)]
 
     def _gate_weights(self, name: str, input_dim: int, num_gates: int) -> None:
@@ -123,7 +124,7 @@ class LstmCell(RecurrentCell):
         """Params of LstmCell."""
 
         projection_dim: int | None = param(
-            "Size of the output, projected from the units without a bias; None does not project.",
+            "Size of the output, projected from the units without a bias; None: no projection.",
             default=None,
         )
         forget_bias: float = param("Added to the forget gate.", default=1.0)
@@ -178,8 +179,9 @@ class GruCell(RecurrentCell):
         new    = tanh(x @ w_input + (r * output) @ w_candidate + b)
         output = z * output + (1 - z) * new
 
-    The candidate's recurrent product comes after the reset in the formula above ("before"), or its
-    result is reset ("after", as in cuDNN): tanh(… + r * (output @ w_candidate + b_candidate)).
+    The formula above applies the reset gate before the candidate's recurrent product ("before").
+    With "after", as in cuDNN, it applies to the product:
+    tanh(… + r * (output @ w_candidate + b_candidate)).
 
     Weights (gates in the order r, z, new):
       w_input: [input_dim, 3, hidden_dim], dims ("embed", None, "mlp")
@@ -194,7 +196,7 @@ class GruCell(RecurrentCell):
         """Params of GruCell."""
 
         reset: Literal["before", "after"] = param(
-            "Whether the state is reset before its product for the candidate, or after.",
+            "Whether the reset gate applies before or after the candidate's recurrent product.",
             default="before",
         )
 

@@ -1,4 +1,4 @@
-"""RecurrentDecoder: the recurrent layers of a decoder that looks at its source.
+"""RecurrentDecoder: the recurrent layers of a decoder with attention to a source.
 
     "context" (GNMT)                              "attentional" (Luong)
 
@@ -8,13 +8,13 @@
                  ▲               │                layer 0    [x, fed] ─► ·
                  └─ fed at t + 1 ┴─ context
 
-On the left the attention is asked by the first layer, and its context goes to all: only the first
-layer and the attention are one loop; every further layer is a loop of its own, with the products
-of its inputs of all times before it, and may run on another device. On the right what the attention
-makes of the last layer is fed to the first, so that all layers are one loop.
+With "context", the first layer is the query of the attention, and all layers get the context. Only
+the first layer and the attention are one loop. Every further layer is a separate loop, with its
+input products computed before the loop, and may run on another device. With "attentional", the
+attentional vector of the last layer is fed to the first layer, so all layers are one loop.
 
-Legend: B sources, K hypotheses a source, N = B * K, T target length, S source length, D input_dim,
-M memory_dim.
+Legend: B sources, K hypotheses per source, N = B * K, T target length, S source length,
+D input_dim, M memory_dim.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from tekso.models.layers.source_attention import AdditiveAttention, Memory, Sour
 
 
 class RecurrentDecoder(Layer):
-    """Layers over a target that attend to a source; see the module.
+    """Recurrent layers over a target with attention to a source; see the module docstring.
 
-    With residual "add", a layer above the first whose output has the size of what comes from the
-    layer below gives the sum of both.
+    With residual "add", a layer above the first adds the output of the layer below to its own
+    output if their sizes agree.
 
     Children:
       attentive: the layers that are one loop with the attention
-      layers: the others, in order; none with input_feeding "attentional"
+      layers: the other layers, in order; none with input_feeding "attentional"
     Raises:
-      ValueError: no layers; or one alone with input_feeding "context", whose output has not seen
-        the context of its own time, and output "state".
+      ValueError: there are no layers; or there is one layer with input_feeding "context" and output
+        "state", so that the output would not depend on the context of its time step.
     Source:
       "context": Wu et al. 2016 (GNMT), section 3; with output "state_and_context" Chen et al. 2018
       (RNMT+), section 3. "attentional": Luong et al. 2015, section 3.3.
@@ -66,15 +66,18 @@ class RecurrentDecoder(Layer):
             "The attention; the decoder sets its sizes.", default=AdditiveAttention.Params()
         )
         input_feeding: Literal["context", "attentional"] = param(
-            "What is fed: the context, to all layers, or the attentional vector of the last layer.",
+            "What is fed back: the context, which all layers get, or the attentional vector.",
             default="context",
         )
         output: Literal["state", "state_and_context"] = param(
-            "The last layer's output, or that and the context side by side.", default="state"
+            "The last layer's output, or its concatenation with the context.", default="state"
         )
-        residual: Literal["none", "add"] = param("How a layer's input is kept.", default="none")
+        residual: Literal["none", "add"] = param(
+            "Whether to add a layer's input to its output.", default="none"
+        )
         dropout_rate: float = param(
-            "Dropout of what is fed and of the input of every layer above the first.", default=0.0
+            "Dropout of the fed vector and of the input of every layer above the first.",
+            default=0.0,
         )
 
     attentive: AttentiveRecurrent
@@ -86,12 +89,12 @@ class RecurrentDecoder(Layer):
         p = self.params
         feeds_context = p.input_feeding == "context"
         if p.num_layers < 1:
-            raise ValueError(f"RecurrentDecoder: num_layers is {p.num_layers}, want at least 1")
+            raise ValueError(f"RecurrentDecoder: num_layers is {p.num_layers}, must be at least 1")
         if p.num_layers == 1 and feeds_context and p.output == "state":
             raise ValueError(
-                "RecurrentDecoder: the output of one layer that is fed the context has not seen "
-                "that of its own time; set num_layers of at least 2, output='state_and_context', "
-                "or input_feeding='attentional'"
+                "RecurrentDecoder: with one layer, input_feeding='context' and output='state', the "
+                "output does not depend on the context of its time step; set num_layers to at "
+                "least 2, output='state_and_context', or input_feeding='attentional'"
             )
         self.child(
             "attentive",
@@ -132,7 +135,7 @@ class RecurrentDecoder(Layer):
         mask: tf.Tensor | None = None,
         reset: tf.Tensor | None = None,
     ) -> Attended:
-        """Runs over all times of x; arguments as of `AttentiveRecurrent.decode`.
+        """Runs over all time steps of x; for the arguments see `AttentiveRecurrent.decode`.
 
         Shapes:
           x: [B, T, D], encoded: [B, S, M], mask: bool [B, T, S], reset: bool [B, T]
@@ -155,7 +158,7 @@ class RecurrentDecoder(Layer):
         *,
         reset: tf.Tensor | None = None,
     ) -> tf.Tensor:
-        """Returns the output of one of `layers`; of theta, its weights alone are used.
+        """Returns the output of one of `layers`, whose weights must be in theta.
 
         Shapes:
           x: [B, T, output of the layer below], context: [B, T, M], reset: bool [B, T]
@@ -166,11 +169,11 @@ class RecurrentDecoder(Layer):
         return with_residual(x, y, self.params.residual)
 
     def fprop_output(self, x: tf.Tensor, context: tf.Tensor, ctx: StepContext) -> tf.Tensor:
-        """Returns the output of the decoder given that of its last layer: [..., output_dim]."""
+        """Returns the decoder's output for the output x of its last layer: [..., output_dim]."""
         return side_by_side(x, context, ctx) if self._shows_context else x
 
     def _given(self, index: int, x: tf.Tensor, context: tf.Tensor, ctx: StepContext) -> tf.Tensor:
-        """What a layer reads."""
+        """Returns the input of a layer: x and context, concatenated, with dropout."""
         return self.dropout.fprop(Theta(), side_by_side(x, context, ctx), ctx.fold(index))
 
     def zero_state(self, batch_size: int, dtype: tf.DType | None = None) -> dict[str, Any]:
@@ -179,7 +182,7 @@ class RecurrentDecoder(Layer):
         return {"attentive": self.attentive.zero_state(batch_size, dtype), "layers": layers}
 
     def memory(self, theta: Theta, encoded: tf.Tensor, ctx: StepContext) -> Memory:
-        """Returns what `step` needs of the sources: [B, S, M] -> keys and values."""
+        """Returns keys and values of the sources [B, S, M], for `step`."""
         return self.attentive.attention.memory(theta.attentive.attention, encoded, ctx)
 
     def step(
@@ -192,11 +195,11 @@ class RecurrentDecoder(Layer):
         memory: Memory,
         mask: tf.Tensor | None = None,
     ) -> tuple[Attended, dict[str, Any]]:
-        """Takes one step; all steps together equal `decode`.
+        """Computes one time step; all steps together equal `decode`.
 
         Shapes:
           x: [N, D], state: [N, …], memory: [B, …], mask: bool [B, S]
-          returns: of one time, and the next state
+          returns: the outputs of one time step, and the next state
         """
         own = theta.attentive
         gates = self.attentive.project_inputs(own, x, ctx)

@@ -1,4 +1,4 @@
-"""Rematerialize: a wrapper that keeps only the input of a layer and computes it again backward."""
+"""Rematerialize: a wrapper that saves only a layer's input and recomputes the rest backward."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from tekso.framework.theta import Theta
 
 
 class Rematerialize(Layer):
-    """Computes `layer`, and computes it again in the backward pass instead of keeping its inside.
+    """Computes `layer`, and recomputes it in the backward pass instead of saving activations.
 
-    It takes the place of the layer that it wraps: weight paths, first values and random numbers are
-    those of the layer alone, so it may be put around a layer, or taken away, between two runs from
-    one checkpoint, and the numbers are the same.
+    Weight paths, initial values and random numbers are the same as without the wrapper. It can be
+    added or removed between two runs from one checkpoint, without changing any result.
 
     Source: Chen et al. 2016, "Training deep nets with sublinear memory cost".
     """
@@ -28,7 +27,7 @@ class Rematerialize(Layer):
 
         layer: Layer.Params = param("The layer to wrap.", default=REQUIRED)
         dims: tuple[str | None, ...] = param(
-            "Dim names of the input and output, by which their layout is pinned.",
+            "Dim names of input and output, for their sharding constraints.",
             default=("batch", "length", "embed"),
         )
 
@@ -37,7 +36,7 @@ class Rematerialize(Layer):
     def __init__(self, params: Any) -> None:
         super().__init__(params)
         self.layer = self._adopt("", self.params.layer)
-        # What it declared counts as this layer's own.
+        # The wrapper shares the layer's weights and children.
         self._weights, self._children = self.layer._weights, self.layer._children
         self.couples_examples = self.layer.couples_examples
 
@@ -47,12 +46,12 @@ class Rematerialize(Layer):
         known = {name: value for name, value in side.items() if name not in tensors}
 
         def run(theta: Theta, x: tf.Tensor, tensors: dict[str, tf.Tensor], ctx: StepContext) -> Any:
-            y = self.layer.fprop(theta, self._pin(x, ctx), ctx, **tensors, **known)
-            return self._pin(y, ctx)
+            y = self.layer.fprop(theta, self._constrain(x, ctx), ctx, **tensors, **known)
+            return self._constrain(y, ctx)
 
         return ops.rematerialize(ctx, run, theta, x, tensors)
 
-    def _pin(self, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+    def _constrain(self, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
         return ctx.constrain(x, self.params.dims) if x.shape.rank == len(self.params.dims) else x
 
     def init_cache(self, batch_size: int, max_length: int, dtype: str = "float32") -> Any:
@@ -62,27 +61,27 @@ class Rematerialize(Layer):
     def extend_step(
         self, theta: Theta, x: tf.Tensor, cache: Any, position: Any, ctx: StepContext, **side: Any
     ) -> Any:
-        """Returns what the layer's extend_step returns: there is no backward pass in decoding."""
+        """Returns the layer's extend_step, without rematerialisation: decoding has no gradients."""
         return self.layer.extend_step(theta, x, cache, position, ctx, **side)
 
     def cache_memory(self, theta: Theta, cache: Any, memory: tf.Tensor, ctx: StepContext) -> Any:
-        """Returns the cache with what the layer's cross-attention needs of the memory."""
+        """Returns the cache with the keys and values of the memory for cross-attention."""
         return self.layer.cache_memory(theta, cache, memory, ctx)
 
     def move_rows(self, cache: Any, move: Any) -> Any:
-        """Returns the cache with other rows, the memory as it was."""
+        """Returns the cache with moved rows; the memory does not change."""
         return self.layer.move_rows(cache, move)
 
     def look(self, theta: Theta, x: tf.Tensor, ctx: StepContext, **side: Any) -> tf.Tensor:
-        """Returns where the layer looks in its memory."""
+        """Returns the attention weights of the layer."""
         return self.layer.look(theta, x, ctx, **side)
 
     def look_step(
         self, theta: Theta, x: tf.Tensor, cache: Any, position: Any, ctx: StepContext, **side: Any
     ) -> Any:
-        """Returns what the layer's look_step returns."""
+        """Returns the layer's look_step: output, cache and attention weights."""
         return self.layer.look_step(theta, x, cache, position, ctx, **side)
 
     def updated_statistics(self, theta: Theta, statistics: Any) -> dict[str, tf.Tensor]:
-        """Returns what the layer makes of its statistics."""
+        """Returns the layer's updated statistics."""
         return self.layer.updated_statistics(theta, statistics)

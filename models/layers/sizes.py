@@ -1,4 +1,4 @@
-"""Sizes that a layer hands down to its children, so that an experiment writes each of them once."""
+"""Passes sizes from a layer to its children, so that an experiment sets each size once."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from tekso.framework.params import REQUIRED, Configurable
 P = TypeVar("P", bound=Configurable.Params)
 
 WRAPPED = ("layer", "layers")
-"""Fields in which a wrapper keeps the Params of what it wraps: a layer, or a list of them."""
+"""Fields in which a wrapper has the Params of the wrapped layer, or a list of them."""
 
 
 def with_sizes(params: P, **sizes: int) -> P:
-    """Returns a copy of a child's Params in which sizes that are still open are the parent's.
+    """Returns a copy of a child's Params, with sizes that are not set taken from the parent.
 
-    A wrapper that has no field of a name passes it on to the layers that it wraps.
+    If a wrapper does not have a field of that name, its wrapped layers get the size.
 
     Raises:
-      ValueError: a size was set to another value than the parent's.
+      ValueError: a size is set to another value than the parent's.
     """
     given = params.copy()
     for name, size in sizes.items():
@@ -30,7 +30,7 @@ def with_sizes(params: P, **sizes: int) -> P:
             elif value != size:
                 raise ValueError(
                     f"{type(holder).__qualname__}.{name} is {value}, but the layer that contains "
-                    f"it works with {size}; leave it unset to take over that size"
+                    f"it has {size}; leave it unset to use {size}"
                 )
     return given
 

@@ -1,4 +1,4 @@
-"""The softmax over a vocabulary that ends a language model: full and sampled."""
+"""Softmax output layers over a vocabulary: full and sampled."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from tekso.models.layers import vocabulary
 
 
 class Softmax(Layer):
-    """Softmax of x @ w^T + b over a vocabulary, with weights of its own.
+    """Softmax of x @ w^T + b over a vocabulary.
 
-    (`Embedding` has the same methods over its table: the tied softmax.)
+    `Embedding` has the same methods, which use its table (tied softmax).
 
     Weights:
       w: [rows, input_dim], dims ("vocab", "embed"); rows is vocab_size, padded
@@ -56,14 +56,14 @@ class Softmax(Layer):
 
         Shapes:
           x: [..., input_dim]
-          returns: [..., rows], dtype of x; -1e9 for those that pad the vocabulary
+          returns: [..., rows], dtype of x; -1e9 for padding rows
         """
         y = ops.logits(ctx, x, theta.w)
         bias = self._bias(theta)
         return y if bias is None else y + tf.cast(bias, y.dtype)
 
     def _bias(self, theta: Theta, label_smoothing: float = 0.0) -> tf.Tensor | None:
-        """The bias of the scores, with that of the padding."""
+        """Returns the bias of the scores, with -1e9 for padding rows; None if there is none."""
         padding = vocabulary.padding_bias(
             self.params.vocab_size,
             self._rows,
@@ -96,17 +96,17 @@ class Softmax(Layer):
 
 
 class SampledSoftmax(Softmax):
-    """Softmax whose normaliser is estimated in training from a sample of the vocabulary.
+    """Softmax that estimates the normaliser from a sample of the vocabulary in training.
 
     A step draws `num_samples` classes s with replacement, the same for the whole global batch, from
     the log-uniform distribution P(k) = log((k + 2) / (k + 1)) / log(vocab_size + 1), which fits a
-    vocabulary sorted by falling frequency. A position with label t has the loss
+    vocabulary sorted by descending frequency. The loss at a position with label t is
 
         log(exp(y[t]) + sum over s != t of exp(y[s] - log(num_samples * P(s)))) - y[t]
 
-    The sum in the logarithm is an unbiased estimate of the whole normaliser, since the label is in
-    it with certainty (its logit is therefore not corrected), so the loss approaches the full one
-    from below as num_samples grows. Outside training the softmax is full.
+    The argument of the logarithm is an unbiased estimate of the full normaliser. It always contains
+    the label, whose logit is therefore not corrected. As num_samples grows, the loss approaches the
+    full loss from below. Outside training, the full softmax is used.
 
     Source: Jean et al. 2015, section 3; Jozefowicz et al. 2016, section 3.1.
     """
@@ -114,13 +114,13 @@ class SampledSoftmax(Softmax):
     class Params(Softmax.Params):
         """Params of SampledSoftmax."""
 
-        num_samples: int = param("Classes drawn a training step.", default=REQUIRED)
+        num_samples: int = param("Classes sampled per training step.", default=REQUIRED)
 
     def __init__(self, params: Any) -> None:
         super().__init__(params)
         if self.params.num_samples < 1:
             raise ValueError(
-                f"SampledSoftmax: num_samples is {self.params.num_samples}, want at least 1"
+                f"SampledSoftmax: num_samples is {self.params.num_samples}, must be at least 1"
             )
 
     def cross_entropy(
@@ -138,13 +138,13 @@ class SampledSoftmax(Softmax):
           x: [..., input_dim], labels: [...] int in [0, vocab_size)
           returns: [...] float32
         Raises:
-          ValueError: label smoothing in training, which has no sampled form.
+          ValueError: label smoothing in training, which is not supported.
         """
         if not ctx.is_training:
             return super().cross_entropy(theta, x, labels, ctx, label_smoothing=label_smoothing)
         if label_smoothing:
             raise ValueError(
-                f"SampledSoftmax: label_smoothing is {label_smoothing}, and only 0 can be sampled; "
+                f"SampledSoftmax: label_smoothing is {label_smoothing}, but only 0 is supported; "
                 "use Softmax"
             )
         p = self.params
@@ -166,7 +166,7 @@ class SampledSoftmax(Softmax):
         return tf.math.softplus(log_rest - true)
 
     def sample(self, ctx: StepContext) -> tf.Tensor:
-        """Returns the classes that this step draws: int32 [num_samples]."""
+        """Samples the classes of this step: int32 [num_samples]."""
         p = self.params
         high, low = (
             tf.cast(
@@ -175,7 +175,7 @@ class SampledSoftmax(Softmax):
             for name in ("candidates", "candidates, low bits")
         )
         u = tf.squeeze(high + low * 2.0**-24, 0)
-        # In float64, so that no compiler's last bit of exp() changes what is drawn.
+        # float64, so that compilers' rounding of exp() does not change the classes.
         classes = tf.cast(tf.exp(u * math.log(p.vocab_size + 1)), tf.int32) - 1
         return tf.clip_by_value(classes, 0, p.vocab_size - 1)
 

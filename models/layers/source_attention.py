@@ -1,9 +1,10 @@
-"""Attention of a recurrent decoder to its source: additive or by products, one query at a time.
+"""Attention of a recurrent decoder to its source: additive or dot-product, one query per step.
 
-What can be computed of the source alone is computed once, as its keys; then every step of a decoder
-asks with one query, or (in a search) with one for each hypothesis of a source.
+The keys depend on the source alone and are computed once. Then every decoder step has one query
+per source, or in a search one per hypothesis.
 
-Legend: B sources, K queries a source, S source length, Q query_dim, M memory_dim, A size of a key.
+Legend: B sources, K queries per source, S source length, Q query_dim, M memory_dim, A size of a
+key.
 """
 
 from __future__ import annotations
@@ -28,27 +29,27 @@ _NEVER = -1e9
 
 
 class SourceAttention(Layer):
-    """Base: softmax over the source of scores between a query and keys, then the mean of values.
+    """Base of the attentions: softmax of query-key scores over the source, and the mean of values.
 
-    A query that may attend to nothing gives 0. The softmax is computed in float32.
+    If the whole source is masked, the result is 0. The softmax is computed in float32.
     """
 
     class Params(Layer.Params):
         """Params of an attention to a source."""
 
         query_dim: int = param("Size of a query.", default=REQUIRED)
-        memory_dim: int = param("Size of what is attended to.", default=REQUIRED)
+        memory_dim: int = param("Size of the last dim of the source.", default=REQUIRED)
         init: Initializer.Params = param(
             "Initializer of the matrices.", default=GlorotUniform.Params()
         )
 
     def memory(self, theta: Theta, encoded: tf.Tensor, ctx: StepContext) -> Memory:
-        """Returns what `attend` needs of an encoded source, computed once for all queries.
+        """Returns keys and values of an encoded source, computed once for all queries.
 
         Shapes:
           encoded: [B, S, M]
         """
-        # Whole, but for the batch: every query needs all of the keys, and of the values.
+        # Sharded over the batch alone: every query needs all keys and values.
         dims = ("batch", None, None)
         keys = self._keys(theta, encoded, ctx)
         return {"keys": ctx.constrain(keys, dims), "values": ctx.constrain(encoded, dims)}
@@ -68,8 +69,8 @@ class SourceAttention(Layer):
           theta: weights.
           x: the queries.
           ctx: step context.
-          memory: of `memory`.
-          mask: False hides a part of the source.
+          memory: result of `memory`.
+          mask: False hides a source element.
 
         Shapes:
           x: [B, K, Q], mask: bool [B, S]
@@ -81,7 +82,7 @@ class SourceAttention(Layer):
         else:
             seen = tf.expand_dims(mask, 1)
             probabilities = tf.nn.softmax(tf.where(seen, scores, tf.constant(_NEVER, scores.dtype)))
-            # Nothing but for a source that is hidden as a whole, of which all would be alike.
+            # Changes only a completely masked source, whose softmax would be uniform.
             probabilities = tf.where(seen, probabilities, tf.zeros_like(probabilities))
         values = memory["values"]
         return tf.einsum(
@@ -89,13 +90,13 @@ class SourceAttention(Layer):
         ), probabilities
 
     def _keys(self, theta: Theta, encoded: tf.Tensor, ctx: StepContext) -> tf.Tensor:
-        """[B, S, M] -> [B, S, A]."""
+        """Returns the keys of a source: [B, S, M] -> [B, S, A]."""
         raise NotImplementedError(f"{type(self).__name__} has no keys")
 
     def _scores(
         self, theta: Theta, queries: tf.Tensor, keys: tf.Tensor, ctx: StepContext
     ) -> tf.Tensor:
-        """[B, K, Q] and [B, S, A] -> [B, K, S]."""
+        """Returns the scores of queries and keys: [B, K, Q] and [B, S, A] -> [B, K, S]."""
         raise NotImplementedError(f"{type(self).__name__} has no scores")
 
 
@@ -111,9 +112,7 @@ class AdditiveAttention(SourceAttention):
     class Params(SourceAttention.Params):
         """Params of AdditiveAttention."""
 
-        hidden_dim: int | None = param(
-            "Number of units between a query and its score; None: query_dim.", default=None
-        )
+        hidden_dim: int | None = param("Number of hidden units; None: query_dim.", default=None)
 
     def __init__(self, params: Any) -> None:
         super().__init__(params)
@@ -129,8 +128,8 @@ class AdditiveAttention(SourceAttention):
     def _scores(
         self, theta: Theta, queries: tf.Tensor, keys: tf.Tensor, ctx: StepContext
     ) -> tf.Tensor:
-        asked = tf.expand_dims(ops.project(ctx, queries, theta.w_query), 2)
-        hidden = tf.tanh(asked + tf.expand_dims(keys, 1))
+        projected = tf.expand_dims(ops.project(ctx, queries, theta.w_query), 2)
+        hidden = tf.tanh(projected + tf.expand_dims(keys, 1))
         return tf.einsum("bksa,a->bks", hidden, theta.w_score)
 
 
@@ -140,7 +139,7 @@ class DotAttention(SourceAttention):
     Weights:
       w_key: [M, Q], dims ("embed", None); with form "general" only
     Raises:
-      ValueError: form "dot" between a query and a memory of different sizes.
+      ValueError: form is "dot", and query and memory have different sizes.
     Source:
       Luong et al. 2015, section 3.1; the factor: Vaswani et al. 2017, section 3.2.1.
     """
@@ -149,7 +148,7 @@ class DotAttention(SourceAttention):
         """Params of DotAttention."""
 
         form: Literal["dot", "general"] = param(
-            "Whether the memory itself is the key, or a projection of it.", default="general"
+            "Whether the key is the memory itself, or a projection of it.", default="general"
         )
         scale: Literal["none", "rsqrt_dim"] = param(
             "Factor on the scores: 1, or 1 / sqrt(query_dim).", default="none"
@@ -162,8 +161,8 @@ class DotAttention(SourceAttention):
             self.weight("w_key", [p.memory_dim, p.query_dim], dims=("embed", None), init=p.init)
         elif p.memory_dim != p.query_dim:
             raise ValueError(
-                f"DotAttention: form is 'dot', but a query has {p.query_dim} elements and the "
-                f"memory {p.memory_dim}; make them equal, or set form='general'"
+                f"DotAttention: form is 'dot', but query_dim is {p.query_dim} and memory_dim "
+                f"{p.memory_dim}; make them equal, or set form='general'"
             )
 
     def _keys(self, theta: Theta, encoded: tf.Tensor, ctx: StepContext) -> tf.Tensor:

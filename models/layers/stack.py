@@ -1,7 +1,7 @@
 """Stacks of layers: unrolled, or one traced body repeated over weights stacked along a layer dim.
 
-Both start from the same values, draw the same random numbers and give the same results; weights
-differ in form alone: `layers/3/ffn/w` [in, out] against `layers/ffn/w` [layers, in, out].
+Both have the same initial values, random numbers and results. Only the form of the weights differs:
+`layers/3/ffn/w` [in, out] against `layers/ffn/w` [layers, in, out].
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from tekso.framework.theta import Theta
 
 
 class StackBase(Layer):
-    """What both stacks have in common: `num_layers` layers, each on the output of the one before.
+    """Base of the stacks: `num_layers` layers, each with the output of the previous one as input.
 
-    `fprop`, `extend_step`, `init_cache` and `cache_memory` take and return what the layer's own do;
-    keyword arguments are handed to every layer alike. A cache holds those of all layers.
+    `fprop`, `extend_step`, `init_cache` and `cache_memory` have the arguments and results of the
+    layer's methods; every layer gets the same keyword arguments. A cache consists of the caches of
+    all layers.
     """
 
     class Params(Layer.Params):
@@ -37,7 +38,7 @@ class StackBase(Layer):
         raise NotImplementedError(f"{type(self).__name__} has no fprop()")
 
     def look(self, theta: Theta, x: tf.Tensor, ctx: StepContext, **side: Any) -> tf.Tensor:
-        """Returns where the last layer looks, given the arguments of `fprop`: its `look`."""
+        """Returns the attention weights of the last layer, for the arguments of `fprop`."""
         raise NotImplementedError(f"{type(self).__name__} has no look()")
 
     def init_cache(self, batch_size: int, max_length: int, dtype: str = "float32") -> Any:
@@ -45,36 +46,37 @@ class StackBase(Layer):
         raise NotImplementedError(f"{type(self).__name__} has no init_cache()")
 
     def cache_memory(self, theta: Theta, cache: Any, memory: tf.Tensor, ctx: StepContext) -> Any:
-        """Returns the caches with what the layers' cross-attention needs of the memory."""
+        """Returns the caches with keys and values of the memory for cross-attention."""
         raise NotImplementedError(f"{type(self).__name__} has no cache_memory()")
 
     def move_rows(self, cache: Any, move: Callable[..., Any]) -> Any:
-        """Returns the caches with other rows: those of what was read, none of the memory.
+        """Returns the caches with moved rows; keys and values of the memory do not change.
 
         Args:
-          cache: of all layers.
-          move: `move(cache, dim=…)` returns that of one attention with other rows; see cache.py.
+          cache: caches of all layers.
+          move: `move(cache, dim=…)` returns the cache of one attention with moved rows; see
+            cache.py.
         """
         raise NotImplementedError(f"{type(self).__name__} has no move_rows()")
 
     def extend_step(
         self, theta: Theta, x: tf.Tensor, cache: Any, position: Any, ctx: StepContext, **side: Any
     ) -> tuple[tf.Tensor, Any]:
-        """Returns (output of the last layer, caches) for further elements from `position` on."""
+        """Returns (output of the last layer, caches) for new elements from `position`."""
         raise NotImplementedError(f"{type(self).__name__} has no extend_step()")
 
     def look_step(
         self, theta: Theta, x: tf.Tensor, cache: Any, position: Any, ctx: StepContext, **side: Any
     ) -> tuple[tf.Tensor, Any, tf.Tensor]:
-        """Returns what `extend_step` does, and where the last layer looks: its `look_step`."""
+        """Returns the results of `extend_step`, and the attention weights of the last layer."""
         raise NotImplementedError(f"{type(self).__name__} has no look_step()")
 
 
 class Stack(StackBase):
-    """Layers that are written out one after the other: may differ, and may be cut into stages.
+    """Unrolled layers; they may differ.
 
     Weights:
-      layers/0/…, layers/1/…, …: those of every layer
+      layers/0/…, layers/1/…, …: weights of every layer
     Raises:
       ValueError: num_layers is less than 1, or not the number of `layers`.
     """
@@ -86,7 +88,7 @@ class Stack(StackBase):
             "A layer whose output has the shape of its input.", default=None
         )
         layers: list[Layer.Params] | None = param(
-            "Params of every layer, where they differ; `layer` is then not used.", default=None
+            "Params of every layer, if they differ; `layer` is then ignored.", default=None
         )
 
     layers: list[Any]
@@ -99,8 +101,8 @@ class Stack(StackBase):
             of_layers = "not set" if p.layers is None else f"a list of {len(p.layers)}"
             raise ValueError(
                 f"Stack: num_layers is {p.num_layers}, `layers` is {of_layers}, `layer` is "
-                f"{'not set' if p.layer is None else 'set'}; want at least one layer: num_layers "
-                "times `layer`, or `layers` with Params for each of them"
+                f"{'not set' if p.layer is None else 'set'}; a stack needs at least one layer: "
+                "set num_layers and either `layer`, or `layers` with Params for each layer"
             )
         self.child_list("layers", layers)
 
@@ -113,7 +115,7 @@ class Stack(StackBase):
     def fprop_layer(
         self, index: int, theta: Theta, x: tf.Tensor, ctx: StepContext, **side: Any
     ) -> tf.Tensor:
-        """Returns the output of one layer; of theta, its weights alone are used."""
+        """Returns the output of one layer, whose weights must be in theta."""
         return self.layers[index].fprop(theta.layers[str(index)], x, ctx.fold(index), **side)
 
     def look(self, theta: Theta, x: tf.Tensor, ctx: StepContext, **side: Any) -> tf.Tensor:
@@ -124,7 +126,7 @@ class Stack(StackBase):
         return self.layers[last].look(theta.layers[str(last)], x, ctx.fold(last), **side)
 
     def init_cache(self, batch_size: int, max_length: int, dtype: str = "float32") -> Any:
-        """See StackBase; returns one cache a layer."""
+        """Returns a list with one cache per layer; see StackBase."""
         return [layer.init_cache(batch_size, max_length, dtype) for layer in self.layers]
 
     def cache_memory(self, theta: Theta, cache: Any, memory: tf.Tensor, ctx: StepContext) -> Any:
@@ -157,16 +159,16 @@ class Stack(StackBase):
         for i, layer in enumerate(self.layers):
             step = layer.extend_step if i < last else layer.look_step
             weights = theta.layers[str(i)]
-            x, new, *looks = step(weights, x, cache[i], position, ctx.fold(i), **side)
+            x, new, *attention = step(weights, x, cache[i], position, ctx.fold(i), **side)
             caches.append(new)
-        return x, caches, looks[0]
+        return x, caches, attention[0]
 
 
 class RepeatedStack(StackBase):
-    """Equal layers as one body in a loop: the time to trace and compile does not grow with depth.
+    """Equal layers as one loop body; tracing and compilation time do not grow with depth.
 
     Weights:
-      layers/…: those of one layer, with a leading dim "layers" of size num_layers
+      layers/…: weights of one layer, with a leading dim "layers" of size num_layers
     """
 
     class Params(StackBase.Params):
@@ -185,7 +187,7 @@ class RepeatedStack(StackBase):
     def fprop(
         self, theta: Theta, x: tf.Tensor, ctx: StepContext, *, first: int = 0, **side: Any
     ) -> tf.Tensor:
-        """See StackBase; theta may hold some layers only, of which the first is number `first`."""
+        """Computes all layers in theta, the first of which has the index `first`; see StackBase."""
         shared, known = _tensors_apart(side)
 
         def body(shared: Theta, x: tf.Tensor, weights: Theta, ctx: StepContext) -> Any:
@@ -205,7 +207,7 @@ class RepeatedStack(StackBase):
         return self.layers.look(_last(theta.layers), given, self._in_last(ctx), **side)
 
     def init_cache(self, batch_size: int, max_length: int, dtype: str = "float32") -> Any:
-        """See StackBase; returns a cache whose tensors have a leading dim of size num_layers."""
+        """Returns a cache whose tensors have a leading dim of size num_layers; see StackBase."""
         cache = self.layers.init_cache(batch_size, max_length, dtype)
         return tf.nest.map_structure(
             lambda t: tf.zeros([self.params.num_layers, *t.shape], t.dtype), cache
@@ -249,25 +251,26 @@ class RepeatedStack(StackBase):
             return (y, x), cache
 
         (x, given), caches = ops.scan(ctx, body, shared, (x, x), (theta.layers, cache))
-        # Not by `_last`, which a mesh does not compile here; nothing contracts two dims of it.
+        # Indexing is safe here, because no einsum contracts two dims of the cache; the gather of
+        # `_last` does not compile on a mesh.
         last = tf.nest.map_structure(lambda t: t[-1], cache)
-        _, _, looks = self.layers.look_step(
+        _, _, attention = self.layers.look_step(
             _last(theta.layers), given, last, position, self._in_last(ctx), **side
         )
-        return x, caches, looks
+        return x, caches, attention
 
     def _in_last(self, ctx: StepContext) -> StepContext:
         return ctx.fold(self.params.num_layers - 1)
 
 
 def pieces_of_stack(name: str, stack: StackBase, run: Callable[..., Flow]) -> list[Piece]:
-    """Returns every layer of a stack as a piece; a stack of a kind of its own is one.
+    """Returns one piece per layer of a Stack or RepeatedStack, and one piece for other stacks.
 
     Args:
       name: path of the stack from the model.
       stack: the stack.
-      run: `run(compute, theta, flow, ctx)` with theta of the model; it calls `compute`, which takes
-        what the stack's `fprop` does, for the part of the stack.
+      run: `run(compute, theta, flow, ctx)` with theta of the model. It calls `compute`, which has
+        the arguments of the stack's `fprop` and computes the layers of the piece.
     """
     if isinstance(stack, Stack):
         pieces = []
@@ -286,14 +289,14 @@ def pieces_of_stack(name: str, stack: StackBase, run: Callable[..., Flow]) -> li
 
 
 def _last(weights: Any) -> Any:
-    """Of weights that are stacked over layers, those of the last layer.
+    """Returns the weights of the last layer from weights stacked over layers.
 
-    DTensor mistakes which dim of `t[-1]` is split, and then contracts what does not fit.
+    DTensor mistakes which dim of `t[-1]` is sharded, and then contracts the wrong dims.
     """
     return tf.nest.map_structure(lambda t: tf.identity(tf.gather(t, t.shape[0] - 1)), weights)
 
 
 def _tensors_apart(side: dict[str, Any]) -> tuple[Theta, dict[str, Any]]:
-    """Returns the tensors, which a loop has to be given, and what is known when it is traced."""
+    """Splits keyword arguments into tensors, which are inputs of the loop, and other values."""
     tensors = Theta((name, value) for name, value in side.items() if tf.is_tensor(value))
     return tensors, {name: value for name, value in side.items() if name not in tensors}

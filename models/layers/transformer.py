@@ -1,4 +1,4 @@
-"""TransformerLayer: attention, maybe attention to a memory, and a feed-forward part.
+"""TransformerLayer: self-attention, optional attention to a memory, and a feed-forward layer.
 
     pre-norm                                post-norm
     x ──┬─ norm ─ attention ─ dropout ─ +   x ──┬─ attention ─ dropout ─ + ─ norm
@@ -34,7 +34,7 @@ class TransformerLayer(Layer):
 
     Children:
       attention_norm, attention
-      memory_norm, memory_attention: where memory_attention is set
+      memory_attention_norm, memory_attention: if memory_attention is set
       feed_forward_norm, feed_forward
     Source: Vaswani et al. 2017, section 3.1 (post-norm); Xiong et al. 2020 (pre-norm).
     """
@@ -55,9 +55,9 @@ class TransformerLayer(Layer):
             "Attention to a memory, such as the output of an encoder.", default=None
         )
         feed_forward: FeedForwardBase.Params = param(
-            "What follows attention, position by position.", default=FeedForward.Params()
+            "Feed-forward layer after the attention.", default=FeedForward.Params()
         )
-        dropout_rate: float = param("Dropout of what each part adds.", default=0.0)
+        dropout_rate: float = param("Dropout of the output of each part.", default=0.0)
 
     attention: MultiHeadAttention
     memory_attention: MultiHeadAttention
@@ -99,20 +99,21 @@ class TransformerLayer(Layer):
           theta: weights.
           x: input.
           ctx: step context.
-          mask: False hides an element of x from another; on top of the attention's own mask. An
-            element that it hides from itself is padding (see MixtureOfExperts).
+          mask: False hides an element of x from another, in addition to the attention's own mask.
+            An element that it hides from itself is padding (see MixtureOfExperts).
           bias: added to the scores of self-attention.
-          positions: of the elements of x; by default 0, 1, 2, ….
-          memory: what memory_attention attends to.
-          memory_mask: False hides an element of the memory from one of x.
-          prefix: so many elements of x at the beginning are seen by all; see MultiHeadAttention.
+          positions: positions of the elements of x; by default 0, 1, 2, ….
+          memory: input of the keys and values of memory_attention.
+          memory_mask: False hides an element of the memory from an element of x.
+          prefix: number of first elements of x that all attend to; see MultiHeadAttention.
 
         Shapes:
           x: [B, T, D], positions: [T] or [B, T] int, memory: [B, S, memory_dim]
-          mask, bias: to [B, N, T, T], memory_mask: to [B, N, T, S]
+          mask, bias: broadcastable to [B, N, T, T], memory_mask: to [B, N, T, S]
           returns: [B, T, D], dtype of x
         Raises:
-          ValueError: a memory is given without memory_attention, or the other way round.
+          ValueError: a memory is given without memory_attention, or memory_attention gets no
+            memory.
         """
         self._check_memory(memory is not None)
 
@@ -144,13 +145,13 @@ class TransformerLayer(Layer):
     def cache_memory(
         self, theta: Theta, cache: Cache, memory: tf.Tensor, ctx: StepContext
     ) -> Cache:
-        """Returns the cache with the keys and values of a memory, which all steps then use."""
+        """Returns the cache with the keys and values of a memory, for all steps."""
         self._check_memory(True)
         keys_and_values = self.memory_attention.keys_and_values(theta.memory_attention, memory, ctx)
         return {**cache, "memory_attention": keys_and_values}
 
     def move_rows(self, cache: Cache, move: Callable[..., Any]) -> Cache:
-        """Returns the cache with other rows of x, `move(…)` of what they read, and its memory."""
+        """Returns the cache with moved rows of self-attention; the memory does not change."""
         return {**cache, "attention": move(cache["attention"])}
 
     def extend_step(
@@ -167,17 +168,18 @@ class TransformerLayer(Layer):
         positions: Array | None = None,
         prefix: int = 0,
     ) -> tuple[tf.Tensor, Cache]:
-        """Computes T further elements, of which the first is at `position`.
+        """Computes T new elements, the first at `position`.
 
         x may have several rows for every row of the memory; see `MultiHeadAttention.attend_to`.
-        The other arguments are those of `fprop`, but positions are of all places of the cache.
+        The other arguments are as in `fprop`, except that `positions` has the positions of all
+        elements of the cache.
 
         Shapes:
           x: [B, T, D], position: [] or [B] int, positions: [max_length] or [B, max_length] int
-          mask, bias: to [B, N, T, max_length], memory_mask: to [B, N, T, S]
+          mask, bias: broadcastable to [B, N, T, max_length], memory_mask: to [B, N, T, S]
           returns: ([B, T, D], cache)
         Raises:
-          ValueError: there is memory_attention, and `cache_memory` was not called.
+          ValueError: memory_attention is set, but `cache_memory` was not called.
         """
         own = {"mask": mask, "bias": bias, "positions": positions, "prefix": prefix}
         return self._extended(theta, x, cache, position, ctx, memory_mask, own)[:2]
@@ -192,7 +194,7 @@ class TransformerLayer(Layer):
         memory_mask: Array | None,
         own: dict[str, Any],
     ) -> tuple[tf.Tensor, Cache, tf.Tensor]:
-        """The output, the cache, and what memory_attention (with its norm) is given."""
+        """Returns the output, the cache, and the input of memory_attention (before its norm)."""
         self._check_memory("memory_attention" in cache)
         cache = dict(cache)
 
@@ -222,9 +224,9 @@ class TransformerLayer(Layer):
         memory_mask: Array | None = None,
         **own: Any,
     ) -> tf.Tensor:
-        """Returns how much the layer takes of every element of its memory, the mean over heads.
+        """Returns the attention weights over the memory, averaged over heads.
 
-        A layer without memory_attention looks at x itself.
+        Without memory_attention, these are the weights of self-attention.
 
         Shapes:
           the arguments: as in `fprop`
@@ -241,7 +243,7 @@ class TransformerLayer(Layer):
             )
         x = self._add(theta, "attention", x, ctx, attend)
         seen = self.memory_attention.keys_and_values(theta.memory_attention, memory, ctx)
-        return self._look_at(theta, x, seen, ctx, memory_mask)
+        return self._memory_weights(theta, x, seen, ctx, memory_mask)
 
     def look_step(
         self,
@@ -254,7 +256,7 @@ class TransformerLayer(Layer):
         memory_mask: Array | None = None,
         **own: Any,
     ) -> tuple[tf.Tensor, Cache, tf.Tensor]:
-        """Returns what `extend_step` does for the same arguments, and where it looks; see `look`.
+        """Returns the results of `extend_step`, and the attention weights; see `look`.
 
         Shapes:
           returns: ([B, T, D], cache, [B, T, S] float32; without a memory [B, T, max_length])
@@ -263,7 +265,7 @@ class TransformerLayer(Layer):
         x, cache, between = self._extended(theta, x, cache, position, ctx, memory_mask, own)
         if "memory_attention" in cache:
             seen = cache["memory_attention"]
-            return x, cache, self._look_at(theta, between, seen, ctx, memory_mask)
+            return x, cache, self._memory_weights(theta, between, seen, ctx, memory_mask)
         given = self._given(theta, "attention", given, ctx)
         return (
             x,
@@ -271,14 +273,14 @@ class TransformerLayer(Layer):
             self.attention.look_step(theta.attention, given, read, position, ctx, **own),
         )
 
-    def _look_at(
+    def _memory_weights(
         self, theta: Theta, x: tf.Tensor, seen: Any, ctx: StepContext, mask: Array | None
     ) -> tf.Tensor:
         x = self._given(theta, "memory_attention", x, ctx)
         return self.memory_attention.look_at(theta.memory_attention, x, seen, ctx, mask=mask)
 
     def _given(self, theta: Theta, name: str, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
-        """What a part is given: its input, normalised if that is done before."""
+        """Returns the input of a part, normalised with norm_position "pre"."""
         if self.params.norm_position == "post":
             return x
         return getattr(self, f"{name}_norm").fprop(theta[f"{name}_norm"], x, ctx)
@@ -304,7 +306,7 @@ class TransformerLayer(Layer):
         ctx: StepContext,
         compute: Callable[[tf.Tensor], tf.Tensor],
     ) -> tf.Tensor:
-        """Adds what a part computes to its input, normalised before or after."""
+        """Adds the output of a part to its input, and normalises before or after."""
         y = compute(self._given(theta, name, x, ctx))
         dropout = getattr(self, f"{name}_dropout")
         y = x + dropout.fprop(theta[f"{name}_dropout"], y, ctx)
@@ -318,7 +320,7 @@ class TransformerLayer(Layer):
             raise ValueError(
                 f"{self.path or 'TransformerLayer'}: "
                 + (
-                    "there is memory_attention, but no memory was given (fprop: memory=…; "
+                    "memory_attention is set, but no memory was given (fprop: memory=…; "
                     "decoding: cache_memory before the first step)"
                     if has_part
                     else "a memory was given, but memory_attention is not set"

@@ -119,7 +119,7 @@ class Generator:
         padding = [[0, 0], [0, self.max_new_tokens]]
         ids_TB = tf.transpose(tf.pad(tf.concat([head_BS, tail_BR], 1), padding))
 
-        def turn(*state: Any) -> tuple[Any, ...]:
+        def iteration(*state: Any) -> tuple[Any, ...]:
             weights, lengths, state = ops.capture(ctx, (theta, lengths_B, state))
             t, origin, ids_TB, logits_BV, cache, done_B, written_B = state
             is_prompt_B = t < lengths
@@ -165,7 +165,7 @@ class Generator:
         )
         _, _, ids_TB, _, _, _, written_B = tf.while_loop(
             lambda t, origin, ids, logits, cache, done_B, written: ~tf.reduce_all(done_B),
-            turn,
+            iteration,
             state,
             maximum_iterations=total - head,
         )

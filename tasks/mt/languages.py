@@ -122,7 +122,7 @@ def sampled(
     taken = []
     for number, one in enumerate(members):
         count = round(most * (len(one) / most) ** (1.0 / temperature))
-        turn, index = np.divmod(np.arange(max(count, len(one))), len(one))
-        own = shuffle.fold(shuffle.fold(key, number), turn)
+        repetition, index = np.divmod(np.arange(max(count, len(one))), len(one))
+        own = shuffle.fold(shuffle.fold(key, number), repetition)
         taken.append(one[shuffle.permute(index, len(one), own)])
     return np.concatenate(taken)

@@ -97,17 +97,17 @@ class Translation(Task):
         """
         params = params.copy()
         for name in ("source_vocab_size", "target_vocab_size"):
-            told, size = params.model.get(name), _vocab_size(input, name)
-            if told is REQUIRED:
+            given, size = params.model.get(name), _vocab_size(input, name)
+            if given is REQUIRED:
                 if size is None:
                     raise ValueError(
                         f"task.model.{name} is not set: training takes it from the text; without "
                         f"text, set it, as in --set task.model.{name}=100"
                     )
                 params.model.set({name: size})
-            elif size is not None and told < size:
+            elif size is not None and given < size:
                 raise ValueError(
-                    f"task.model.{name} is {told}, but the input has {size} tokens: leave it "
+                    f"task.model.{name} is {given}, but the input has {size} tokens: leave it "
                     f"unset, or set at least {size}"
                 )
         for side in ("source", "target"):

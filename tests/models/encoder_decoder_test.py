@@ -165,7 +165,7 @@ def test_dropout_of_both_sides_is_drawn_apart() -> None:
             {"decoder.layer.memory_attention": None},
             r"no layer of the decoder attends to the source",
         ),
-        ({"source_embedding": Embedding.Params(dim=5)}, r"Embedding.Params.dim is 5, .* with 6"),
+        ({"source_embedding": Embedding.Params(dim=5)}, r"Embedding.Params.dim is 5, .* it has 6"),
     ],
 )
 def test_what_does_not_fit_together_is_refused(changes: dict[str, Any], words: str) -> None:

@@ -382,7 +382,7 @@ def test_the_number_of_units_is_dim_where_it_is_left_open() -> None:
     ("changes", "message"),
     [
         ({"source_embedding": None}, "source_vocab_size 13 and target_vocab_size 11 differ"),
-        ({"softmax": None}, "output has 4 elements and an embedded token 3"),
+        ({"softmax": None}, "output has 4 elements, but an embedded token has 3"),
         ({"softmax.vocab_size": 12}, "vocab_size is 12"),
         ({"decoder.memory_dim": 9}, "memory_dim is 9"),
     ],

@@ -318,5 +318,5 @@ def test_attention_that_is_not_causal_is_refused() -> None:
 
 
 def test_sizes_that_contradict_the_model_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"Embedding.Params.dim is 5, .* works with 6"):
+    with pytest.raises(ValueError, match=r"Embedding.Params.dim is 5, .* it has 6"):
         params(embedding=Embedding.Params(dim=5)).instantiate()

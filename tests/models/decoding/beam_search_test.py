@@ -380,7 +380,7 @@ def test_a_vocabulary_of_the_end_alone(toy: Any, make_batch: Any) -> None:
     ("how", "message"),
     [
         ({"beam_size": 0}, "beam_size is 0"),
-        ({"num_hypotheses": 5}, "num_hypotheses is 5: want 1 … 4"),
+        ({"num_hypotheses": 5}, "num_hypotheses is 5, must be 1 … 4"),
         ({"coverage_penalty": -0.1}, r"coverage_penalty is -0\.1"),
         ({"length_normalization": float("nan")}, "length_normalization is nan"),
         ({"max_length_ratio": None}, "both None"),
@@ -398,9 +398,9 @@ def test_what_cannot_be_searched_is_refused(
     toy: Any, make_theta: Any, make_batch: Callable[..., Any]
 ) -> None:
     theta, batch = make_theta(0), make_batch(SOURCES)
-    with pytest.raises(ValueError, match="forbidden_ids holds 9"):
+    with pytest.raises(ValueError, match="forbidden_ids has 9"):
         run(toy, theta, batch, forbidden_ids=[9])
-    with pytest.raises(ValueError, match="forbidden_ids holds 1"):
+    with pytest.raises(ValueError, match="forbidden_ids has 1"):
         run(toy, theta, batch, forbidden_ids=[END])
     prefix = Prefix(tf.zeros([3, 4], tf.int32), tf.constant([1, 2, 4]))
     with pytest.raises(ValueError, match="no room within max_length 4"):
@@ -410,5 +410,5 @@ def test_what_cannot_be_searched_is_refused(
         has_attention = False
 
     toy = BlindDecoder.Params().instantiate()
-    with pytest.raises(ValueError, match="BlindDecoder has none"):
+    with pytest.raises(ValueError, match="BlindDecoder does not provide"):
         run(toy, theta, batch, coverage_penalty=0.1)

@@ -67,5 +67,5 @@ def test_attention_that_there_is_not_is_refused(toy: Any, make_theta: Any, make_
 
     model, targets = BlindDecoder.Params().instantiate(), tf.zeros([3, 1, 2], tf.int32)
     arguments = make_theta(0), make_batch(SOURCES), targets, tf.fill([3, 1], 2), StepContext(), END
-    with pytest.raises(ValueError, match="BlindDecoder has none"):
+    with pytest.raises(ValueError, match="BlindDecoder does not provide"):
         score_targets(model, *arguments, coverage_penalty=0.1)

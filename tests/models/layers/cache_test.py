@@ -155,9 +155,9 @@ def test_moving_hypotheses_moves_no_key() -> None:
 
 def test_hypotheses_read_one_element_at_a_time() -> None:
     kept, block = cache.expand(filled()[0], 3), tf.zeros([B * 3, 2, K, H])
-    with pytest.raises(ValueError, match="3 hypotheses a row takes one element"):
+    with pytest.raises(ValueError, match="3 hypotheses per row takes one element"):
         cache.write(kept, block, block, 0)
-    with pytest.raises(ValueError, match="3 hypotheses a row takes one element"):
+    with pytest.raises(ValueError, match="3 hypotheses per row takes one element"):
         cache.write(kept, block[:, :1], block[:, :1], tf.range(6))
 
 

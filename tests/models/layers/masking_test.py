@@ -103,7 +103,7 @@ def test_combine_keeps_constants_constant_and_nothing_nothing() -> None:
 
 
 def test_window_that_hides_the_query_itself_is_refused() -> None:
-    with pytest.raises(ValueError, match="window is 0, want at least 1"):
+    with pytest.raises(ValueError, match="window is 0, must be at least 1"):
         masking.causal(3, window=0)
 
 

@@ -307,7 +307,7 @@ def test_other_ranks_are_one_length(shape: tuple[int, ...]) -> None:
     y = layer.fprop(theta, tf.constant(x), StepContext())
     flat = layer.fprop(theta, tf.constant(x.reshape(B, -1, D)), StepContext())
     np.testing.assert_array_equal(y, np.reshape(flat, shape))
-    with pytest.raises(ValueError, match=r"MixtureOfExperts: x is \[5\], want \[batch, ...\]"):
+    with pytest.raises(ValueError, match=r"MixtureOfExperts: x is \[5\], must be \[batch"):
         layer.fprop(theta, tf.constant(x.reshape(-1)[:D]), StepContext())
 
 
@@ -348,12 +348,12 @@ def test_router_computes_in_float32_under_bfloat16() -> None:
     ("router", "message"),
     [
         (SwitchRouter.Params(capacity_factor=0.0), "SwitchRouter: capacity_factor is 0.0, .* than"),
-        (SwitchRouter.Params(eval_capacity_factor=-1.0), "eval_capacity_factor is -1.0, it must"),
-        (SwitchRouter.Params(jitter=1.0), r"jitter is 1.0, it must be in \[0, 1\)"),
+        (SwitchRouter.Params(eval_capacity_factor=-1.0), "eval_capacity_factor is -1.0, must"),
+        (SwitchRouter.Params(jitter=1.0), r"jitter is 1.0, must be in \[0, 1\)"),
         (SwitchRouter.Params(balance_weight=-1.0), "balance_weight is -1.0"),
         (SwitchRouter.Params(z_weight=-1.0), "z_weight is -1.0"),
-        (SwitchRouter.Params(num_experts=3), "num_experts is 3, but .* works with 4"),
-        (TopKRouter.Params(num_choices=5), "num_choices is 5, it must be in 1 … 4, the number of"),
+        (SwitchRouter.Params(num_experts=3), "num_experts is 3, but .* it has 4"),
+        (TopKRouter.Params(num_choices=5), "num_choices is 5, must be in 1 … 4, the number of"),
     ],
 )
 def test_what_cannot_be_is_refused_when_built(router: Router.Params, message: str) -> None:

@@ -73,7 +73,7 @@ def test_weights_are_declared_with_dims() -> None:
 def test_learned_positions_refuse_longer_inputs() -> None:
     layer = LearnedPositions.Params(dim=D, max_length=4).instantiate()
 
-    with pytest.raises(ValueError, match="position 4 is asked for, but only 4 are learned"):
+    with pytest.raises(ValueError, match="position 4 is needed, but only 4 are learned"):
         layer.fprop(layer.init(), tf.constant(x()), StepContext())
 
 

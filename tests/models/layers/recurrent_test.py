@@ -224,7 +224,7 @@ def test_only_the_first_layer_sees_all_where_that_is_asked_for() -> None:
     for i in range(3):
         x = layer.layers[i].fprop(theta.layers[str(i)], x, ctx)
     np.testing.assert_allclose(layer.fprop(theta, tf.constant(X), ctx), x, rtol=1e-12)
-    with pytest.raises(ValueError, match="cannot be extended"):
+    with pytest.raises(ValueError, match="cannot run step by step"):
         layer.zero_state(B)
 
 
@@ -257,10 +257,10 @@ def test_stack_goes_on_from_a_state(blocks: list[int]) -> None:
 
 
 def test_what_cannot_be_built_or_extended_is_refused() -> None:
-    with pytest.raises(ValueError, match="num_layers is 0, want at least 1"):
+    with pytest.raises(ValueError, match="num_layers is 0, must be at least 1"):
         stack(num_layers=0)
     layer, _ = stack(direction="bidirectional")
-    with pytest.raises(ValueError, match="cannot be extended"):
+    with pytest.raises(ValueError, match="cannot run step by step"):
         layer.zero_state(B)
     with pytest.raises(ValueError, match="input_dim is 7"):
         stack(cell=with_input(CELLS["lstm"], 7))

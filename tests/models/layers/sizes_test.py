@@ -32,5 +32,5 @@ def test_wrappers_hand_sizes_on() -> None:
 
 
 def test_another_size_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"Linear.Params.input_dim is 4, .* works with 5; leave"):
+    with pytest.raises(ValueError, match=r"Linear.Params.input_dim is 4, .* it has 5; leave"):
         with_sizes(Linear.Params(input_dim=4), input_dim=5)

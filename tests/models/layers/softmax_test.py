@@ -221,7 +221,7 @@ def test_extremes_stay_finite() -> None:
 
 
 def test_what_cannot_be_sampled_is_refused() -> None:
-    with pytest.raises(ValueError, match="num_samples is 0, want at least 1"):
+    with pytest.raises(ValueError, match="num_samples is 0, must be at least 1"):
         sampled(0)
     theta, *_ = weights(True)
     with pytest.raises(ValueError, match=r"label_smoothing is 0.1.*use Softmax"):

@@ -103,5 +103,5 @@ def test_weights_dims_and_fans() -> None:
 
 
 def test_a_dot_product_of_different_sizes_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"query has 4 elements and the memory 6.*general"):
+    with pytest.raises(ValueError, match=r"query_dim is 4 and memory_dim 6.*general"):
         DotAttention.Params(query_dim=Q, memory_dim=M, form="dot").instantiate()

@@ -111,7 +111,7 @@ def test_children_can_be_swapped_and_take_over_the_dim() -> None:
     assert specs["attention_norm/scale"].shape == (D,)
     assert "attention_norm/bias" not in specs
     assert specs["feed_forward/gate/w"].shape == (D, 7)
-    with pytest.raises(ValueError, match=r"FeedForward.Params.input_dim is 5, .* works with 6"):
+    with pytest.raises(ValueError, match=r"FeedForward.Params.input_dim is 5, .* it has 6"):
         params(feed_forward=FeedForward.Params(input_dim=5)).instantiate()
 
 
@@ -141,7 +141,7 @@ def test_memory_without_memory_attention_is_refused_and_the_other_way_round() ->
         layer.fprop(theta, x, StepContext(), memory=random(B, S, D))
     layer = params(memory_attention=MultiHeadAttention.Params()).instantiate()
     theta = layer.init()
-    with pytest.raises(ValueError, match="there is memory_attention, but no memory was given"):
+    with pytest.raises(ValueError, match="memory_attention is set, but no memory was given"):
         layer.fprop(theta, x, StepContext())
     with pytest.raises(ValueError, match="cache_memory before the first step"):
         layer.extend_step(theta, x, layer.init_cache(B, T), 0, StepContext())

@@ -107,7 +107,7 @@ def test_targets_are_no_longer_than_the_positions_that_are_learned() -> None:
     assert task.params.translator.search.max_length == 6
     theta, batch = task.init(0), batch_of()
     task.model.start_decoding(theta.model, batch, 6, StepContext())
-    with pytest.raises(ValueError, match=r"position 6 is asked for, but only 6.*search.max_length"):
+    with pytest.raises(ValueError, match=r"position 6 is needed, but only 6.*search.max_length"):
         task.model.start_decoding(theta.model, batch, 7, StepContext())
 
 
