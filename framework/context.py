@@ -138,6 +138,8 @@ class StepContext:
         """Adds an auxiliary loss.
 
         `value` is a sum over examples; its mean over the global batch is added to the total loss.
+        Multiply a penalty on weights by the number of examples at hand, so that it counts once:
+        `tf.cast(tf.shape(x)[0], tf.float32) * penalty`.
 
         Shapes:
           value: []

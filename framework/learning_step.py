@@ -76,21 +76,31 @@ class NonFiniteStepsError(ArithmeticError):
     """Too many steps in a row had a loss or a gradient that is not finite."""
 
 
-class _GroupLearner(Protocol):
+class GroupLearner(Protocol):
     """The methods that the step calls on the learner of a group; documented in `Learner`."""
 
     optimizer: Optimizer
     schedule: Schedule
 
-    def slots_of(self, spec: WeightSpec) -> dict[str, WeightSpec]: ...
+    def slots_of(self, spec: WeightSpec) -> dict[str, WeightSpec]:
+        """Returns {slot name: spec} of the state of one weight."""
+        ...
 
-    def kind(self, spec: WeightSpec) -> Hashable: ...
+    def kind(self, spec: WeightSpec) -> Hashable:
+        """Returns a value that is equal for weights with the same update function."""
+        ...
 
-    def squared_norm(self, spec: WeightSpec, gradient: Any) -> tuple[tf.Tensor, tf.Tensor]: ...
+    def squared_norm(self, spec: WeightSpec, gradient: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the squared norm of a gradient, before and after its own clipping."""
+        ...
 
-    def global_factor(self, squared_norm: tf.Tensor) -> tf.Tensor | None: ...
+    def global_factor(self, squared_norm: tf.Tensor) -> tf.Tensor | None:
+        """Returns the factor of all gradients, given their squared norm."""
+        ...
 
-    def clipped(self, spec: WeightSpec, gradient: Any, factor: tf.Tensor | None) -> tf.Tensor: ...
+    def clipped(self, spec: WeightSpec, gradient: Any, factor: tf.Tensor | None) -> tf.Tensor:
+        """Returns a gradient clipped by its own norm and multiplied by a factor."""
+        ...
 
     def update_weight(
         self,
@@ -100,10 +110,12 @@ class _GroupLearner(Protocol):
         slots: dict[str, tf.Tensor],
         learning_rate: tf.Tensor,
         applied: tf.Tensor,
-    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]: ...
+    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        """Returns a new weight and its new slots."""
+        ...
 
 
-Groups = Mapping[str, tuple[_GroupLearner, Mapping[str, WeightSpec]]]
+Groups = Mapping[str, tuple[GroupLearner, Mapping[str, WeightSpec]]]
 
 
 class LearnerBase(Configurable):
@@ -364,7 +376,7 @@ class LearnerBase(Configurable):
             raise ValueError(f"{type(self).__name__}: {field} is {given!r}, but must be {allowed}")
 
 
-def _kinds(learner: _GroupLearner) -> Callable[[WeightSpec], Hashable]:
+def _kinds(learner: GroupLearner) -> Callable[[WeightSpec], Hashable]:
     """Returns the function from a spec to its kind.
 
     In user-defined learners and optimizers the kind is the path, which their update may use.
@@ -391,7 +403,7 @@ def _updated(
     weight: tf.Tensor,
     gradient: tf.Tensor,
     *given: tf.Tensor,
-    learner: _GroupLearner,
+    learner: GroupLearner,
     spec: WeightSpec,
     names: tuple[str, ...],
 ) -> list[tf.Tensor]:

@@ -16,6 +16,7 @@ import itertools
 from typing import Any, Literal
 
 import tensorflow as tf
+from absl import logging
 
 from tekso.framework.cores import num_cores
 from tekso.framework.execution import devices
@@ -23,8 +24,10 @@ from tekso.framework.execution.base import Execution, ExecutionProgram, Signatur
 from tekso.framework.execution.data_parallel_program import DataParallelProgram
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.step import Step
+from tekso.framework.layer import Layer
 from tekso.framework.learning_step import LearnerBase
 from tekso.framework.params import param
+from tekso.framework.path_patterns import listed
 from tekso.framework.task import Task
 
 
@@ -84,6 +87,8 @@ class DataParallel(Execution):
                 f"{parts} accumulation steps; the nearest that do: {', '.join(map(str, near))}"
             )
         coupling = [layer.path for layer in task.walk() if layer.couples_examples]
+        if replicas * parts > 1:
+            _warn_of_coupled_examples(task, replicas * parts)
         towers = self._num_towers(coupling, strategy, batch_size // (replicas * parts))
         xla = self._xla(strategy)
         if coupling and replicas > 1:
@@ -138,6 +143,27 @@ def _check_outside_of_loops(coupling: list[str], task: Task, *, parts: int, xla:
         f"{path} sums statistics over all devices, which is not supported in a loop or in a step "
         f"that is compiled as a whole: {cure}, or use one device"
     )
+
+
+def _warn_of_coupled_examples(task: Task, num_parts: int) -> None:
+    """Logs a warning if the result depends on the number of parts of a batch.
+
+    BatchNorm and other layers with statistics sum them over the replicas.
+    """
+    names = [
+        f"{layer.path or 'the task'} ({type(layer).__name__})"
+        for layer in task.walk()
+        if layer.couples_examples and type(layer).updated_statistics is Layer.updated_statistics
+    ]
+    if names:
+        logging.warning(
+            "%s couples the examples of a batch, and each of %d parts of the batch (replicas x "
+            "accumulation steps) is computed on its own: the loss depends on their number. For the "
+            "same numbers as on one device set --execution=mesh_sharded, or one device and "
+            "learner.accumulation_steps=1",
+            listed(names),
+            num_parts,
+        )
 
 
 def _make_strategy(tpu: str | None, cpu_devices: int | None) -> tf.distribute.Strategy:

@@ -22,7 +22,7 @@ from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.experiment import Run, Tree
 from tekso.framework.input.input import Input
 from tekso.framework.learning_step import LearnerBase
-from tekso.framework.run import input_checks, inspection, loss_check
+from tekso.framework.run import input_checks, inspection, loss_check, update_check
 from tekso.framework.run.checkpoints import Description
 from tekso.framework.run.consistency import check_data
 from tekso.framework.run.process_group import ProcessGroup
@@ -161,7 +161,7 @@ def _check_functions(task: Task, learner: LearnerBase, batch: Signature, steps: 
     """Checks that constants, loss_weight and schedules use no variables and random numbers."""
     foreign_variables.check_constants(task, task.params.instantiate())
     foreign_variables.check_function(task, lambda: task_results.loss_weight(task, _zeros(batch)))
-    for one, _ in learner.groups(task.specs()).values():
+    for one, own in learner.groups(task.specs()).values():
         try:
             foreign_variables.check_function(None, functools.partial(one.schedule, 0))
         except foreign_variables.ForeignVariableError as error:
@@ -170,6 +170,7 @@ def _check_functions(task: Task, learner: LearnerBase, batch: Signature, steps: 
                 "numbers: a schedule must be a function of only the step and its Params"
             ) from error
         schedules.check_values(one.schedule, steps)
+        update_check.check(one, own)
 
 
 def _zeros(batch: Signature) -> dict[str, tf.Tensor]:

@@ -1,6 +1,8 @@
 """Checks a task on a few examples before the first step: is its loss a sum, is every weight used?
 
-    loss of {0, 1, 2} = loss of {0} + loss of {1, 2}   else it is a mean, or couples examples
+    loss of {0, 1, 2} = loss of {0} + loss of {1, 2}   else it is a mean, or couples examples;
+                                                       of evaluation and of training, auxiliary
+                                                       losses too
     metrics of {0, 1, 2} = sums / sums of weights      else they depend on how a batch is divided
     loss of {0, 1}  =  loss of {0, 1} by pieces()      else a pipeline trains another loss
     sums of {0, padding} = sums of {0}                 else they count padding examples
@@ -59,6 +61,7 @@ class _Sums:
     weight: float
     metrics: dict[str, tuple[float, float]]
     of_layers: dict[str, tuple[float, float]]
+    auxiliary: dict[str, float]
 
     def named(self) -> dict[str, float]:
         """Returns the loss and the parts of the metrics by name; "{}" stands for the method."""
@@ -99,10 +102,13 @@ def check(
 
     def tried(trial: _Trial) -> list[str]:
         batch = inputs["input"].batch(0)
+        warnings = []
         if len(next(iter(batch.values()))) > 1 and not _couples_examples(task):
-            _check_is_sum(trial, batch)
+            warnings = _check_is_sum(trial, batch, "eval")
+            if not any(layer.couples_examples for layer in task.walk()):
+                _check_is_sum(trial, batch, "train")
         _check_pieces(trial, _rows(batch, [0, -1]))
-        warnings = _check_padding(trial, inputs)
+        warnings += _check_padding(trial, inputs)
         unused = trial.unused(_rows(batch, [0, -1]), learner.trainable(task.specs()))
         if not unused:
             return warnings
@@ -151,27 +157,50 @@ def _couples_examples(task: Task) -> bool:
     )
 
 
-def _check_is_sum(trial: _Trial, batch: Batch) -> None:
+def _check_is_sum(trial: _Trial, batch: Batch, mode: Mode) -> list[str]:
+    """Rejects losses and metrics that are no sums over the examples; returns warnings."""
     rows = [0, 1, -1] if len(next(iter(batch.values()))) > 2 else [0, -1]
-    both, again = (trial.sums(_rows(batch, rows)) for _ in range(2))
-    if both != again:
-        return  # random numbers that do not depend on the seed: nothing can be compared
-    parts = trial.sums(_rows(batch, rows[:1])), trial.sums(_rows(batch, rows[1:]), offset=1)
+    both, again = (trial.sums(_rows(batch, rows), mode=mode) for _ in range(2))
     name = type(trial.task).__name__
+    if trial.differ(both.loss, again.loss, scale=abs(both.loss)):
+        raise LossError(
+            f"{name} computes another loss each time for the same examples and weights "
+            f"({both.loss:g}, then {again.loss:g}): a layer or the task uses np.random, Python's "
+            "random, the time, or an attribute that it changes in a call. Checkpoints would not "
+            "reproduce its figures. Take random numbers from the context: ctx.uniform(self, shape) "
+            "or ops.dropout(ctx, x, rate, self)"
+        )
+    parts = (
+        trial.sums(_rows(batch, rows[:1]), mode=mode),
+        trial.sums(_rows(batch, rows[1:]), mode=mode, offset=1),
+    )
     for method, together, apart in (
         ("loss", both.loss, [part.loss for part in parts]),
         ("loss_weight", both.weight, [part.weight for part in parts]),
     ):
-        if trial.differ(together, sum(apart), scale=sum(map(abs, apart))):
+        shares = [apart[0] / len(rows), apart[1] * (len(rows) - 1) / len(rows)]
+        is_mean = all(apart) and np.isclose(together, sum(shares), trial.tolerance, 0.0)
+        if is_mean or trial.differ(together, sum(apart), scale=sum(map(abs, apart))):
+            when = " in training" if mode == "train" else ""
             raise LossError(
                 f"{task_results.method_of(trial.task, method)} is not a sum over the examples of "
-                f"a batch: for {len(rows)} examples together it is {together:g}, and for two parts "
-                f"of them {apart[0]:g} and {apart[1]:g}. Return sums (tf.reduce_sum, not "
+                f"a batch{when}: for {len(rows)} examples together it is {together:g}, and for two "
+                f"parts of them {apart[0]:g} and {apart[1]:g}. Return sums (tf.reduce_sum, not "
                 "tf.reduce_mean): the reported loss is loss_sum / loss_weight, both over the "
-                "global batch; pass a penalty on weights to ctx.collect_loss. If examples are "
+                f"global batch. {_PENALTY} If examples are "
                 f"coupled on purpose, set couples_examples = True in {name}, or in the layer that "
                 "couples them"
             )
+    for loss, together in both.auxiliary.items():
+        apart = [part.auxiliary.get(loss, 0.0) for part in parts]
+        if trial.differ(together, sum(apart), scale=sum(map(abs, apart))):
+            raise LossError(
+                f"the auxiliary loss {loss!r} of ctx.collect_loss is not a sum over the examples: "
+                f"for {len(rows)} examples together it is {together:g}, and for two parts of them "
+                f"{apart[0]:g} and {apart[1]:g}. It would depend on the number of devices and "
+                f"micro-batches. {_PENALTY}"
+            )
+    warnings = []
     for metric, pair in both.metrics.items():
         pairs = [part.metrics.get(metric, (np.nan, np.nan)) for part in parts]
         together = _ratio(*pair)
@@ -183,6 +212,22 @@ def _check_is_sum(trial: _Trial, batch: Batch) -> None:
                 f"and from the sums of two parts {added:g}. Return it as (sum over the examples, "
                 "sum of their weights): the report divides them once, over the global batch"
             )
+        weights = [weight for _, weight in pairs]
+        if pair[0] == 0 and trial.differ(pair[1], sum(weights), scale=sum(map(abs, weights))):
+            warnings.append(
+                f"the weight of the metric {metric!r} does not add up: for {len(rows)} examples "
+                f"together it is {pair[1]:g}, and for two parts of them {weights[0]:g} and "
+                f"{weights[1]:g}. Unless the metric is always 0, return the sum of the weights of "
+                "the examples"
+            )
+    return warnings
+
+
+_PENALTY = (
+    "ctx.collect_loss(name, value) takes a sum over examples, and adds its mean over the global "
+    "batch to the loss. Multiply a penalty on weights by the number of examples at hand: "
+    "tf.cast(tf.shape(x)[0], tf.float32) * penalty."
+)
 
 
 def _ratio(one: float, weight: float) -> float:
@@ -294,14 +339,16 @@ class _Trial:
         mode: Mode,
         by: _Loss = task_results.loss,
         kind: type[StepContext] = StepContext,
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, Pairs, Pairs]:
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, Pairs, Pairs, dict[str, tf.Tensor]]:
         size = next(iter(batch.values())).shape[0]
         ctx = kind(mode=mode, num_examples=size, example_offset=offset)
         sums = by(self.task, self.task.theta(weights), batch, ctx)
         loss = sums.loss_sum
         total = loss + tf.cast(ctx.collected.total("loss"), loss.dtype)
         of_layers = ctx.collected.sums["metric"]
-        return loss, task_results.loss_weight(self.task, batch), total, sums.metrics, of_layers
+        auxiliary = {name: value * size for name, (value, _) in ctx.collected.sums["loss"].items()}
+        weight = task_results.loss_weight(self.task, batch)
+        return loss, weight, total, sums.metrics, of_layers, auxiliary
 
     def _sums(
         self, batch: Batch, mode: Mode, offset: int = 0, by: _Loss = task_results.loss
@@ -325,20 +372,29 @@ class _Trial:
         finite = bool(np.isfinite([one, other]).all())
         return finite and abs(one - other) > self.tolerance * scale + 1e-6
 
-    def sums(self, batch: Batch, *, offset: int = 0, by: _Loss = task_results.loss) -> _Sums:
-        """Returns the sums of an evaluation of these examples.
+    def sums(
+        self,
+        batch: Batch,
+        *,
+        mode: Mode = "eval",
+        offset: int = 0,
+        by: _Loss = task_results.loss,
+    ) -> _Sums:
+        """Returns the sums of these examples.
 
         Args:
           batch: the examples.
+          mode: as of StepContext.
           offset: position of the first example in the global batch; random numbers depend on it.
           by: function that computes the loss, (task, theta, batch, ctx) -> sums.
         """
-        loss, weight, _, *metrics = self._sums(batch, "eval", offset, by)
+        loss, weight, _, *metrics, auxiliary = self._sums(batch, mode, offset, by)
         pairs = [
             {name: (float(one), float(other)) for name, (one, other) in found.items()}
             for found in metrics
         ]
-        return _Sums(float(loss), float(weight), *pairs)
+        losses = {name: float(value) for name, value in auxiliary.items()}
+        return _Sums(float(loss), float(weight), *pairs, losses)
 
     def most_rows(self, batch: Batch) -> int:
         """Returns the number of examples that are cheap to compute, from 1 to 32."""

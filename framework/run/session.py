@@ -236,12 +236,15 @@ class Session:
 
         Raises:
           SessionError: there is no such evaluation input, or `max_batches` is less than 1.
+          LossError: the loss of the task is not a sum over examples.
+          InputError: the loss or a metric counts padding.
         """
         if max_batches is not None and max_batches < 1:
             raise SessionError(f"max_batches is {max_batches}, but must be at least 1, or None")
         if name not in self.eval_inputs:
             there = ", ".join(self.eval_inputs) or "none"
             raise SessionError(f"there is no evaluation input {name!r}; there are: {there}")
+        self._check_task()
         input = self.eval_inputs[name]
         batches = map(input.batch, range(input.num_batches or 0))
         kept = itertools.islice(batches, max_batches)

@@ -103,7 +103,10 @@ def run(execution: str, *, dtype: str, frozen: list[str], activation_dtype: str)
 
 
 def main() -> None:
-    """Reads {"executions": [names], "dtype", "frozen", "activation_dtype"}, and prints a result for each."""
+    """Prints a result for each execution of a job.
+
+    The job is {"executions": [names], "dtype", "frozen", "activation_dtype"}.
+    """
     job = json.loads(sys.argv[1])
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 4)
