@@ -352,7 +352,7 @@ WRONG = [
     ([LINE, "--set=*.dropot=0.5"], "did you mean task.dropout?"),
     ([LINE, "--set=run.steps"], "a setting reads path=value"),
     ([LINE, "--format=json"], "writes its figures as JSON to metrics.jsonl"),
-    ([LINE, "--steps=-3"], "run.steps is -3, but it has to be at least 0"),
+    ([LINE, "--steps=-3"], "run.steps is -3, but must be at least 0"),
     ([LINE, "--steps=many"], "--steps=many: wanted a whole number; --help"),
     ([LINE, "--steps="], "--steps=: wanted a whole number; --help"),
     ([LINE, "--execution=pipelind"], "data_parallel, mesh_sharded, pipelined"),

@@ -245,7 +245,7 @@ class TestJsonLines:
             "line 4: no field 'target': it has source",
             "line 5: field 'target' is no text but int",
             "line 6: source empty",
-            "line 7: source a lone surrogate, which UTF-8 cannot say",
+            "line 7: source a lone surrogate, which UTF-8 cannot encode",
         ]
 
     def test_no_files_say_how_to_give_some(self) -> None:
