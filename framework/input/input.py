@@ -240,7 +240,7 @@ class ExampleInput(Input):
         return batch
 
     def is_padding(self, step: int) -> npt.NDArray[np.bool_] | None:
-        """See `Input`. A subclass that overrides `batch` must override this method too."""
+        """See `Input`. None (unknown) if a subclass overrides only `batch`."""
         if type(self).batch is not ExampleInput.batch:
             return None
         size = self.params.batch_size
