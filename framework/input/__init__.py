@@ -1,6 +1,9 @@
-"""Host-side input: the batch of step s is a pure function of data, seed and s.
+"""Input on the host: the batch of a step is a pure function of the data, the seed and the step.
 
-sources (`text_files`, `tfrecords`, `tfds`, in memory) → `tokenizers` (`characters`,
-`sentence_piece`, `words`) → an `input`: batches by step, by way of `shuffle`, `packing`,
-`bucketing`, `mixtures` → `prefetch`. Data that is in memory as arrays becomes batches in `arrays`.
+    sources        `text_files`, `tfrecords`, `tfds`, or texts in memory
+    → tokenizers   `tokenizers`, `characters`, `sentence_piece`, `words`
+    → batches      `input`, with `shuffle`, `packing`, `bucketing`, `mixtures`
+    → `prefetch`
+
+`arrays` makes batches from arrays in memory.
 """

@@ -1,4 +1,4 @@
-"""Examples in memory: NumPy arrays by name, or an iterator of examples."""
+"""An input for examples in memory: NumPy arrays by name, or an iterator of examples."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from tekso.framework.params import param
 from tekso.framework.source_lines import place_of
 
 WEIGHTS = "weights"
-_OVERHEAD_BYTES = 250  # of a value that is an object of its own, besides its numbers
+_OVERHEAD_BYTES = 250  # memory of a NumPy array object, in addition to its numbers
 
 
 class Arrays(ExampleInput):
-    """Examples that a method returns, kept in memory.
+    """Examples in memory, returned by the method `load`.
 
         class DigitPictures(Arrays):
             def load(self, split):
@@ -39,29 +39,28 @@ class Arrays(ExampleInput):
     returns either {name: array [examples, ...]}, or an iterable of examples {name: value}, such as
     a `tf.data.Dataset` or a generator. An iterable is read once, to its end, and stacked.
 
-    `load` must return the same examples in every call: a batch is a function of the examples, the
-    seed and the step, so that a run can be resumed. The run keeps a digest of the examples in its
-    logdir and refuses other ones later.
+    `load` must return the same examples in every call, because a batch is a function of the
+    examples, the seed and the step, and the run must be resumable. The run stores a digest of the
+    examples in its logdir, and later rejects different examples.
 
-    Batches hold the arrays by name, and "weights" [batch] float32: 1 for an example, 0 for padding.
-    If `load` returns "weights", they are used in place of the ones. float64 becomes float32; other
-    types stay.
+    Batches contain the arrays by name, and "weights" [batch] float32: 1 for an example, 0 for
+    padding. If `load` returns "weights", they replace the ones. float64 is converted to float32;
+    other dtypes are unchanged.
 
     Attributes:
       arrays: the examples of the split, {name: array [examples, ...]}, without added weights.
     Raises:
-      InputError: there are no examples, or all have the weight 0; arrays of different lengths;
-        values that are no numbers, masked, not finite or too large for float32; examples of
-        different shapes; an iterator of more than `max_gigabytes`; other examples than when the run
-        began.
+      InputError: there are no examples, or all have the weight 0; arrays have different lengths;
+        values are not numbers, masked, not finite or too large for float32; examples have
+        different shapes; an iterator has more than `max_gigabytes`; the examples differ from those
+        when the run began.
     """
 
     class Params(ExampleInput.Params):
         """Params of Arrays."""
 
         max_gigabytes: float = param(
-            "Size of the examples of an iterator in memory, beyond which reading it ends with an "
-            "error.",
+            "Maximum size in memory of the examples of an iterator; more is an error.",
             default=4.0,
         )
 
@@ -90,7 +89,7 @@ class Arrays(ExampleInput):
 
     @property
     def num_examples(self) -> int:
-        """Examples of the split."""
+        """Number of examples in the split."""
         return len(next(iter(self.arrays.values())))
 
     def examples(self, index: npt.NDArray[np.int64], epoch: npt.NDArray[np.int64]) -> Batch:
@@ -101,7 +100,7 @@ class Arrays(ExampleInput):
         return batch
 
     def form(self) -> Signature:
-        """Returns shape and dtype of every array that `examples` returns, of one example."""
+        """Returns {name: (shape, dtype)} of one example, including weights."""
         first = np.zeros(1, np.int64)
         return form_of(self.examples(first, first))
 
@@ -119,12 +118,12 @@ class Arrays(ExampleInput):
         """See `Input`: compares a digest of the examples with the one in `assets_dir`.
 
         Raises:
-          InputError: there is another one.
+          InputError: the digests differ.
         """
         if self.assets_dir is None:
             return
         of_data = self.params.copy().set(batch_size=1, order="once", max_gigabytes=1.0)
-        crc = zlib.crc32(of_data.to_text().encode())  # of the class, the split and its own Params
+        crc = zlib.crc32(of_data.to_text().encode())  # of class, split and Params of the subclass
         path = files.join(self.assets_dir, f"arrays_{self.params.split}_{crc:08x}.json")
         about = {"data": self.describe(), "digest": self.fingerprint()}
         if not files.exists(path):
@@ -139,16 +138,16 @@ class Arrays(ExampleInput):
             return
         difference = f"then {data_then}; now {about['data']}"
         if data_then == about["data"]:
-            difference = f"{data_then}, with other values or in another order"
+            difference = f"{data_then}, with different values or in a different order"
         raise InputError(
-            f"{self._what} returns other examples than before in this logdir: {difference}. It has "
-            "to return the same ones in every call: give a split or order that is drawn with a "
-            "fixed seed. If the data has changed, use a new --logdir; there, --checkpoint=PATH "
-            "evaluates checkpoints of this one"
+            f"{self._what} returns different examples than before in this logdir: {difference}. It "
+            "must return the same examples in every call: use a fixed seed for a random split or "
+            "order. If the data has changed, use a new --logdir; there, --checkpoint=PATH "
+            "evaluates checkpoints of this logdir"
         )
 
     def describe(self) -> str:
-        """Returns the data in a line."""
+        """Returns a one-line description of the data."""
         shapes = ", ".join(
             f"{name} {list(array.shape[1:])} {array.dtype}" for name, array in self.arrays.items()
         )
@@ -156,10 +155,11 @@ class Arrays(ExampleInput):
         return f"{name}, {self.params.split}: {count} of {shapes}"
 
     def _read(self, found: Any) -> dict[str, np.ndarray]:
-        """Returns the examples of an iterable, stacked.
+        """Returns the stacked examples of an iterable.
 
         Raises:
-          InputError: it is none, does not end, or its examples are not alike.
+          InputError: it is not an iterable of examples, is too large, or its examples differ in
+            names, shapes or dtypes.
         """
         check_examples(self._what, found)
         rows: dict[str, list[np.ndarray]] = {}
@@ -168,9 +168,9 @@ class Arrays(ExampleInput):
             if not isinstance(example, Mapping):
                 cure = ""
                 if isinstance(example, tuple):
-                    cure = 'dataset.map(lambda x, y: {"x": x, "labels": y}) names its parts; '
+                    cure = 'dataset.map(lambda x, y: {"x": x, "labels": y}) names its elements; '
                 raise InputError(
-                    f"{self._what} gives a {type(example).__name__} as example {number}; "
+                    f"{self._what} yields a {type(example).__name__} as example {number}; "
                     f"{cure}{WANT}"
                 )
             one = {name: as_numbers(self._what, name, value) for name, value in example.items()}
@@ -184,38 +184,38 @@ class Arrays(ExampleInput):
                 raise InputError(
                     f"{self._what} has more than {number:,} examples, which take more than "
                     f"{self.params.path_of('max_gigabytes')}={self.params.max_gigabytes:g} GB: an "
-                    "iterator has to end (a tf.data.Dataset without repeat()), and its examples "
-                    "have to fit in memory; if they do, set a higher limit"
+                    "iterator must end (a tf.data.Dataset without repeat()), and its examples must "
+                    "fit in memory; if they do, set a higher limit"
                 )
         return {name: np.stack(arrays) for name, arrays in rows.items()}
 
     def _check_alike(
         self, number: int, one: Mapping[str, np.ndarray], rows: Mapping[str, list[np.ndarray]]
     ) -> None:
-        """Raises an InputError for an example of other names, shapes or types than the first."""
+        """Raises an InputError unless names, shapes and dtypes are those of the first example."""
         if set(one) != set(rows):
             raise InputError(
-                f"{self._what}: example {number} has {_listed(one)}, and the first example has "
+                f"{self._what}: example {number} has {_listed(one)}, but the first example has "
                 f"{_listed(rows)}"
             )
         for name, array in one.items():
             first = rows[name][0] if rows[name] else array
             if (array.shape, array.dtype) != (first.shape, first.dtype):
                 raise InputError(
-                    f"{self._what}: {name!r} of example {number} is {_form(array)}, and of the "
-                    f"first example {_form(first)}: pad examples to one shape, and leave a "
-                    "tf.data.Dataset unbatched"
+                    f"{self._what}: {name!r} is {_form(array)} in example {number}, but "
+                    f"{_form(first)} in the first example: pad examples to one shape, and do not "
+                    "batch a tf.data.Dataset"
                 )
 
     def _check(self) -> None:
-        """Checks that there are examples, and as many in every array.
+        """Checks that there are examples, the same number in every array, with valid values.
 
         Raises:
-          InputError: it is not so.
+          InputError: there are not.
         """
         scalars = [name for name, array in self.arrays.items() if not array.ndim]
         if scalars:
-            raise InputError(f"{self._what}: {_listed(scalars)} has no dim of examples; {WANT}")
+            raise InputError(f"{self._what}: {_listed(scalars)} has no example dim; {WANT}")
         sizes = {name: len(array) for name, array in self.arrays.items()}
         if len(set(sizes.values())) > 1:
             raise InputError(
@@ -224,8 +224,8 @@ class Arrays(ExampleInput):
             )
         if not sizes or not any(sizes.values()):
             raise InputError(
-                f"{self._what} has no examples. An iterator can be read once: if it is made "
-                f"outside of load(), make it inside; otherwise {WANT}"
+                f"{self._what} has no examples. An iterator can be read only once: if it is "
+                f"created outside of load(), create it inside; otherwise {WANT}"
             )
         for name, array in self.arrays.items():
             self._check_finite(name, array)
@@ -235,8 +235,8 @@ class Arrays(ExampleInput):
                 raise InputError(f"{self._what}: {WEIGHTS!r} has values below 0")
             if not weights.any():
                 raise InputError(
-                    f"{self._what}: {WEIGHTS!r} is 0 for every example, so none would count. Give "
-                    "the examples that count a weight above 0"
+                    f"{self._what}: {WEIGHTS!r} is 0 for every example, so none would count. Set "
+                    "a weight above 0 for the examples that count"
                 )
             self.arrays[WEIGHTS] = weights
 
@@ -249,7 +249,7 @@ class Arrays(ExampleInput):
             which = ", ".join(str(i) for i in wrong[:5]) + (", …" if len(wrong) > 5 else "")
             raise InputError(
                 f"{self._what}: {name!r} has NaN or infinite values in {len(wrong):,} examples "
-                f"({which}): leave these out, or replace them (np.nan_to_num)"
+                f"({which}): remove these examples, or replace the values (np.nan_to_num)"
             )
 
 

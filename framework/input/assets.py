@@ -1,7 +1,7 @@
-"""What is learned from the data once and then kept beside a run: tables of tokenizers.
+"""Assets of a run: tables of tokenizers, which are learned from the data once and then stored.
 
-Beside an asset lies a JSON of the same name (`characters.txt.json`), written last: what it was made
-from, and with which settings.
+Next to each asset there is a JSON file of the same name (`characters.txt.json`) with the data and
+the settings that the asset was made from. The JSON file is written last.
 """
 
 from __future__ import annotations
@@ -27,17 +27,19 @@ def obtain(
     training: TrainingText | None,
     make: Callable[[Iterable[str]], bytes],
 ) -> bytes:
-    """The asset of a name: read from `assets_dir`, or made from the training text and kept there.
+    """Returns an asset: reads it from `assets_dir`, or makes it from the training text.
+
+    A new asset is stored in `assets_dir`.
 
     Args:
       name: file name.
-      assets_dir: folder of assets; None keeps nothing.
-      settings: what it is made with; the same are asked for when it is read again.
-      training: text to make it from. None takes what is there.
+      assets_dir: folder of assets; None: do not store it.
+      settings: settings that it is made with; a stored asset must have the same.
+      training: text to make it from. None: it must be in `assets_dir`.
       make: makes the bytes of the asset from the texts.
 
     Raises:
-      InputError: it was made from something else, is damaged, or cannot be made.
+      InputError: it was made from other data or settings, is damaged, or cannot be made.
     """
     path = files.join(assets_dir, name) if assets_dir else ""
     if path and files.exists(path + _ABOUT):
@@ -45,7 +47,7 @@ def obtain(
         _check(path, about, settings, training)
         return data
     if training is None:
-        where = f"is not in {assets_dir}" if assets_dir else "has no folder of assets to lie in"
+        where = f"is not in {assets_dir}" if assets_dir else "cannot be loaded without assets_dir"
         raise InputError(
             f"{name} {where}, and there is no training text to make it from: train first"
         )
@@ -71,8 +73,8 @@ def _read(path: str) -> tuple[dict[str, Any], bytes]:
             raise ValueError("its checksum is wrong")
     except (OSError, ValueError, KeyError) as error:
         raise InputError(
-            f"{path} is damaged ({error}). A model that was trained with it needs it back; if there"
-            f" is none, remove it and {path}{_ABOUT}, and it will be made again."
+            f"{path} is damaged ({error}). If a model was trained with it, restore it; otherwise "
+            f"remove it and {path}{_ABOUT}, and it will be made again."
         ) from error
     return about, data
 
@@ -88,16 +90,16 @@ def _check(
     ]
     if changed:
         raise InputError(
-            f"{path} was made with {'; '.join(changed)}. Go back to the old setting, or begin in "
-            "a new logdir."
+            f"{path} was made with {'; '.join(changed)}. Restore the old setting, or use a new "
+            "logdir."
         )
     if training is None or not training.verify or _INHERITED in about:
         return
     if training.fingerprint() != about["fingerprint"]:
         raise InputError(
-            f"{path} was made from other training text ({about['made_from']}) than is read now "
-            f"({training.name}): a file has changed, or the folder belongs to another experiment. "
-            "Give the old text, or begin in a new logdir."
+            f"{path} was made from different training text ({about['made_from']}) than the current "
+            f"text ({training.name}): a file has changed, or the folder belongs to another "
+            "experiment. Use the old text, or a new logdir."
         )
 
 

@@ -1,8 +1,9 @@
-"""Bucketing: batches of examples of similar length, so that little is padding.
+"""Bucketing: batches of examples of similar length, which need little padding.
 
-Examples go into buckets by length. An epoch takes every example of every bucket once: each bucket
-is cut into batches of its own size, the last one not full, and the batches of all buckets are
-shuffled. So the number of batches of an epoch is fixed, and the batch of a step is computed.
+Each example belongs to a bucket by its length. Each bucket is divided into batches of its own size;
+the last batch may not be full. An epoch has every example once, and shuffles the batches of all
+buckets. So the number of batches per epoch is fixed, and the batch of any step can be computed
+directly.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ Ints = npt.NDArray[np.int64]
 
 @dataclasses.dataclass(frozen=True)
 class BucketBatch:
-    """One batch.
+    """A batch of one bucket.
 
     Attributes:
-      bucket: its bucket.
-      examples: [batch size of the bucket] indices; the last batch is filled up by repeating one.
-      real: [batch size of the bucket] bool; False for what fills up.
+      bucket: index of the bucket.
+      examples: [batch size of the bucket] indices; a batch that is not full repeats an example.
+      real: [batch size of the bucket] bool; False for repeated examples.
     """
 
     bucket: int
@@ -38,11 +39,11 @@ class Buckets:
 
     Args:
       lengths: length of each example.
-      bounds: longest length of each bucket, ascending; the last must hold all examples.
-      batch_sizes: examples in a batch of each bucket.
+      bounds: maximum length of each bucket, ascending; no example may be longer than the last.
+      batch_sizes: batch size of each bucket.
 
     Raises:
-      ValueError: bounds do not ascend, do not hold an example, or a batch size is below 1.
+      ValueError: bounds are not ascending, an example is too long, or a batch size is below 1.
     """
 
     def __init__(
@@ -50,10 +51,12 @@ class Buckets:
     ) -> None:
         sizes = np.asarray(lengths, np.int64)
         if not bounds or list(bounds) != sorted(set(bounds)) or bounds[0] < 1:
-            raise ValueError(f"bounds of buckets must ascend from 1 on, given {list(bounds)}")
+            raise ValueError(
+                f"bounds of buckets must be ascending and at least 1, given {list(bounds)}"
+            )
         if len(batch_sizes) != len(bounds) or min(batch_sizes) < 1:
             raise ValueError(
-                f"{len(bounds)} buckets need as many batch sizes of at least 1, given "
+                f"{len(bounds)} buckets need {len(bounds)} batch sizes of at least 1, given "
                 f"{list(batch_sizes)}"
             )
         if len(sizes) and sizes.max() > bounds[-1]:
@@ -71,15 +74,15 @@ class Buckets:
 
     @property
     def num_batches(self) -> int:
-        """Batches of an epoch."""
+        """Number of batches per epoch."""
         return int(self._ends[-1])
 
     def batch(self, number: int, *, key: shuffle.Words | None) -> BucketBatch:
-        """A batch of an epoch.
+        """Returns a batch of an epoch.
 
         Args:
-          number: which, in [0, num_batches).
-          key: which order of examples and batches; None: the order of lengths and indices.
+          number: number of the batch, in [0, num_batches).
+          key: key of the shuffle of examples and batches; None: sorted by bucket and index.
 
         Shapes:
           key: [1]

@@ -1,4 +1,4 @@
-"""Characters as tokens, for the alphabet of the training text."""
+"""A tokenizer whose tokens are the characters of the training text."""
 
 from __future__ import annotations
 
@@ -19,16 +19,18 @@ _CODE_POINTS = 0x110000
 
 
 class Characters(Tokenizer):
-    """One id a character of the training text, in the order of their code points.
+    """One id per character of the training text, in the order of code points.
 
-    0 is the end of a text, 1 any other character: it shows as U+FFFD and counts as one byte.
+    Id 0 is the end of a text. Id 1 is any other character, which is decoded as U+FFFD and counts as
+    one byte.
     """
 
     class Params(Tokenizer.Params):
         """Params of Characters."""
 
         vocab_size: int | None = param(
-            "Number of ids, two of them special; None: as many as the text needs.", default=None
+            "Number of ids, two of them special; None: as many as the training text needs.",
+            default=None,
         )
 
     is_fast = True
@@ -41,11 +43,11 @@ class Characters(Tokenizer):
         assets_dir: str | None = None,
         training: TrainingText | None = None,
     ) -> None:
-        """Loads the table, or makes it.
+        """Loads the table, or makes it from the training text.
 
         Raises:
-          InputError: the text has more characters than vocab_size; or the table was made from
-            other text.
+          InputError: the text has more characters than vocab_size, or the table was made from
+            different text.
         """
         super().__init__(params)
         table = assets.obtain(
@@ -57,7 +59,7 @@ class Characters(Tokenizer):
         if size < needed:
             raise InputError(
                 f"{self.params.path_of('vocab_size')} is {size}, but the training text has "
-                f"{len(characters)} characters, which need {needed} with the end of a text and the "
+                f"{len(characters)} characters, which need {needed} ids including end of text and "
                 "unknown character"
             )
         spare = [REPLACEMENT] * (size - needed)
@@ -68,18 +70,18 @@ class Characters(Tokenizer):
 
     @property
     def token_num_bytes(self) -> np.ndarray:
-        """Bytes of text that each id stands for: [vocab_size] int32."""
+        """Number of bytes of text per id: [vocab_size] int32."""
         num_bytes = super().token_num_bytes
         num_bytes[_UNKNOWN] = 1
         return num_bytes
 
     @property
     def unused_ids(self) -> Sequence[int]:
-        """The unknown character, and ids beyond the table."""
+        """The id of unknown characters, and ids beyond the table."""
         return self._unused
 
     def unknown(self, text: str) -> list[str]:
-        """The characters that the training text does not have."""
+        """Returns the characters that are not in the training text."""
         return [char for char in dict.fromkeys(text) if self._id_of[ord(char)] == _UNKNOWN]
 
     def _encode(self, text: str) -> np.ndarray:

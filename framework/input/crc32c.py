@@ -1,10 +1,11 @@
 """CRC-32C, the checksum of TFRecord files, in NumPy.
 
-The checksum is linear over GF(2): what a byte adds depends only on the byte and on how far it lies
-from the end. So a block is one gather from a table [place, byte] and one xor over it.
+The checksum is linear over GF(2): the contribution of a byte depends only on the byte and its
+distance from the end. So a block needs one gather from a table [distance, byte] and one xor over
+it.
 
-Source: Castagnoli et al. 1993 (polynomial 0x1EDC6F41, here with reflected bits); the masking is
-that of the TFRecord format.
+Source: Castagnoli et al. 1993 (polynomial 0x1EDC6F41, here with reflected bits); masking as in the
+TFRecord format.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ import functools
 import numpy as np
 
 _POLYNOMIAL = 0x82F63B78
-_BLOCK = 1024  # bytes in one gather: a table of 1 MiB
+_BLOCK = 1024  # bytes per gather; the table has 1 MiB
 _ONES = 0xFFFFFFFF
 
 
 def crc32c(data: bytes) -> int:
-    """The checksum of some bytes."""
+    """Returns the checksum of some bytes."""
     tables = _tables()
     places = np.arange(_BLOCK)
     state = _ONES
@@ -32,12 +33,12 @@ def crc32c(data: bytes) -> int:
 
 
 def masked(checksum: int) -> int:
-    """The form in which TFRecord files hold a checksum."""
+    """Returns a checksum as it is stored in TFRecord files."""
     return (((checksum >> 15) | (checksum << 17)) + 0xA282EAD8) & _ONES
 
 
 def masked_of_words(words: np.ndarray) -> np.ndarray:
-    """The masked checksums of many 64-bit little-endian words at once.
+    """Returns the masked checksums of many 64-bit little-endian words.
 
     Shapes:
       words: [n] uint64
@@ -52,7 +53,7 @@ def masked_of_words(words: np.ndarray) -> np.ndarray:
 
 
 def _advance(state: int, size: int) -> int:
-    """The state after `size` zero bytes."""
+    """Returns the state after `size` zero bytes."""
     tables = _tables()
     if size < 4:
         for _ in range(size):
@@ -65,7 +66,7 @@ def _advance(state: int, size: int) -> int:
 
 @functools.cache
 def _tables() -> np.ndarray:
-    """What a byte adds when so many bytes follow it: [place from the end, byte] uint32."""
+    """Returns the contributions of bytes: [number of bytes that follow, byte] uint32."""
     first = np.arange(256, dtype=np.uint32)
     for _ in range(8):
         first = np.where(first & 1, (first >> 1) ^ np.uint32(_POLYNOMIAL), first >> 1)

@@ -1,4 +1,4 @@
-"""The evaluation input of most experiments: the training input's data, another split, one pass."""
+"""An evaluation input: one pass over another split of the training input's data."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from tekso.framework.params import param
 
 
 class HeldOut(Input):
-    """One pass over a split of what the training input reads, in the same form.
+    """One pass over another split of the training input's data, in the same form.
 
-    All settings are the training input's, those of the command line too: its files, tokenizer and
-    length need not be said again.
+    All settings, such as files, tokenizer and length, are taken from the training input, including
+    settings from the command line.
     """
 
     class Params(Input.Params):
         """Params of HeldOut."""
 
-        split: Split = param("Which part of the data.", default="dev")
+        split: Split = param("Split of the data.", default="dev")
         batch_size: int | None = param(
             "Examples in a global batch. None: as in training.", default=None
         )
         max_batches: int | None = param(
-            "Take only so many batches, spread evenly over the pass. None: all.", default=None
+            "Maximum number of batches, spread evenly over the pass. None: all.", default=None
         )
         changes: dict[str, Any] = param(
-            "What else differs from the training input: values by dotted path.", default={}
+            "Other differences from the training input: {dotted path: value}.", default={}
         )
         part: str = param(
-            "Where the training input is a mixture: path of the part that is meant, as inputs.0.",
+            "If the training input is a mixture: path of one of its inputs, for example inputs.0.",
             default="",
         )
 
@@ -50,28 +50,26 @@ class HeldOut(Input):
 
         Raises:
           ValueError: there is no training input, or it has no splits; a number is below 1; the
-            pass has no end.
+            input has no end.
         """
         super().__init__(params, seed=seed, assets_dir=assets_dir)
         p = self.params
         if train is None:
             raise ValueError(
-                "HeldOut evaluates on data of a training input: instantiate(train=…) needs its "
-                "Params"
+                "HeldOut reads the data of a training input: pass its Params as "
+                "instantiate(train=…)"
             )
         if p.max_batches is not None and p.max_batches < 1:
             raise ValueError(
-                f"{p.path_of('max_batches')} is {p.max_batches}, but has to be at least 1"
+                f"{p.path_of('max_batches')} is {p.max_batches}, but must be at least 1"
             )
         if p.batch_size is not None and p.batch_size < 1:
-            raise ValueError(
-                f"{p.path_of('batch_size')} is {p.batch_size}, but has to be at least 1"
-            )
+            raise ValueError(f"{p.path_of('batch_size')} is {p.batch_size}, but must be at least 1")
         whole = train.get(p.part) if p.part else train
         if "split" not in whole or "order" not in whole:
             raise ValueError(
-                f"the training input {type(whole).__qualname__} has no splits: set part to one of "
-                "its parts, or give the evaluation input in full"
+                f"the training input {type(whole).__qualname__} has no splits: set part to the "
+                "path of one of its inputs, or define the evaluation input without HeldOut"
             )
         inner = whole.copy().set(split=p.split, order="once")
         if p.batch_size is not None:
@@ -80,8 +78,8 @@ class HeldOut(Input):
         self._inner: Input = inner.instantiate(seed=seed, assets_dir=assets_dir, train=whole)
         if self._inner.num_batches is None:
             raise ValueError(
-                f"{p.path_of('changes')} makes an input without an end of the evaluation input, "
-                "which is one pass: leave its order 'once'"
+                f"{p.path_of('changes')} gives the evaluation input no end, but it must be one "
+                "pass: keep its order 'once'"
             )
         count = self._inner.num_batches
         taken = min(count, p.max_batches or count)
@@ -90,7 +88,7 @@ class HeldOut(Input):
         self.arrays = self._inner.arrays
 
     def batch(self, step: int) -> Batch:
-        """The batch of a step of the pass.
+        """Returns a batch of the pass.
 
         Raises:
           IndexError: the step is negative, or the pass has fewer batches.
@@ -112,12 +110,12 @@ class HeldOut(Input):
 
     @property
     def num_batches(self) -> int:
-        """Batches of the pass."""
+        """Number of batches in the pass."""
         return len(self._steps)
 
     @property
     def vocab_size(self) -> int | None:
-        """Number of token ids; None where there are no tokens."""
+        """Number of token ids; None if there are no tokens."""
         return self._inner.vocab_size
 
     @property
@@ -126,13 +124,13 @@ class HeldOut(Input):
         return self._inner
 
     def skipped(self) -> SkipReport:
-        """What of the data was malformed and left out."""
+        """Returns a report of the malformed data that was skipped."""
         return self._inner.skipped()
 
     def reference_bits_per_byte(self) -> dict[str, float]:
-        """What a model's bits per byte of the split are compared with."""
+        """Returns {name: bits per byte} of references for this split, to compare a model with."""
         return self._inner.reference_bits_per_byte()
 
     def describe(self) -> str:
-        """The data in a line."""
+        """Returns a one-line description of the data."""
         return self._inner.describe()

@@ -1,4 +1,4 @@
-"""What an input is: batches by step, computed on the host in NumPy."""
+"""Base classes of inputs: batches by step, computed on the host in NumPy."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from tekso.framework.params import REQUIRED, Configurable, param
 
 Batch = dict[str, np.ndarray]
 Signature = dict[str, tuple[tuple[int, ...], Any]]
-"""Shape and dtype of every array of a batch, by name."""
+"""{name: (shape, dtype)} of the arrays of a batch."""
 
 
 @dataclasses.dataclass(frozen=True)
 class KnownText:
-    """What is known of an input of texts without its data.
+    """The parts of a text input that are known without its data.
 
     Attributes:
-      params: of the input.
-      tokenizer: of its texts.
+      params: Params of the input.
+      tokenizer: its tokenizer.
     """
 
     params: Any
@@ -37,18 +37,19 @@ class KnownText:
 
 
 class Input(Configurable):
-    """Base of all inputs.
+    """Base class of all inputs.
 
     `batch(step)` is a pure function of the data, the seed and the step: the same in every process,
-    on any number of devices, after every restart, in any order of calls. There is nothing to save.
+    on any number of devices, after every restart, in any order of calls. An input has no state to
+    save.
 
     Attributes:
-      tokenizer: of the texts; None where there are none.
-      arrays: all examples, {name: array [examples, ...]}, of an input that has them in memory; None
-        of others.
+      tokenizer: the tokenizer of a text input; None for other inputs.
+      arrays: all examples, {name: array [examples, ...]}, if the input has them in memory;
+        otherwise None.
     """
 
-    tokenizer: Any = None  # of text inputs
+    tokenizer: Any = None
     arrays: Batch | None = None
 
     def __init__(
@@ -63,9 +64,9 @@ class Input(Configurable):
 
         Args:
           params: Params.
-          seed: of the order.
-          assets_dir: folder of what is learned from the data once (vocabularies) and kept.
-          train: for an evaluation input: Params of the training input that it belongs to.
+          seed: seed of the order of examples.
+          assets_dir: folder of assets, which are learned from the data once (vocabularies).
+          train: for an evaluation input: Params of the training input.
         """
         super().__init__(params)
         self.seed = seed
@@ -74,35 +75,36 @@ class Input(Configurable):
 
     @classmethod
     def signature(cls, params: Any) -> Signature | None:
-        """What the largest batches look like, told without any data; None: only data can tell.
+        """Returns {name: (shape, dtype)} of the largest batches; None: unknown without data.
 
-        A class whose Params fix all shapes should say them: then its experiments can be inspected
-        (`--mode=inspect_sharding`) where the data is not.
+        A class whose Params determine all shapes should override it. Its experiments can then be
+        inspected (`--mode=inspect_sharding`) without data.
         """
         del params
         return None
 
     def form(self) -> Signature | None:
-        """Returns shape and dtype of every array of one example, by name.
+        """Returns {name: (shape, dtype)} of one example.
 
-        A run refuses inputs of different forms. None: batches of one experiment may have different
-        shapes, as those of texts.
+        A run rejects inputs with different forms. None: examples may have different shapes, as
+        texts have.
         """
         return None
 
     @classmethod
     def known(cls, params: Any, *, assets_dir: str | None) -> Any:
-        """What a run of these Params knows of its texts without its data; None: only data can tell.
+        """Returns the parts of the input that need no data; None: all parts need data.
 
         Args:
           params: Params.
-          assets_dir: what the run has learned from the data.
+          assets_dir: folder of the assets that the run has learned from the data.
 
         Returns:
-          what has the Params and the tokenizers of the input, and what turns text into tokens.
+          an object with the Params and the tokenizers of the input, and with its methods that
+          tokenize text.
 
         Raises:
-          InputError: the run has not come so far.
+          InputError: the run has not stored its assets yet.
           OSError: a file cannot be read.
         """
         if "tokenizer" not in params:
@@ -110,7 +112,7 @@ class Input(Configurable):
         return KnownText(params, params.tokenizer.instantiate(assets_dir=assets_dir))
 
     def batch(self, step: int) -> Batch:
-        """The global batch of a step.
+        """Returns the global batch of a step.
 
         Raises:
           IndexError: the step is negative, or the pass has fewer batches.
@@ -119,14 +121,15 @@ class Input(Configurable):
 
     @property
     def num_batches(self) -> int | None:
-        """Batches of one pass; None: there is no end."""
+        """Number of batches in one pass; None: the input has no end."""
         return None
 
     def is_padding(self, step: int) -> npt.NDArray[np.bool_] | None:
-        """Which examples of a batch only pad it and must not count; None: it is not known.
+        """Returns which examples of a batch are padding and must not count; None: unknown.
 
-        Before its first step, a run checks an input that has an end: the task's `loss_weight`, loss
-        and metrics must not count them. (See framework/run/loss_check.py for what is not checked.)
+        Before its first step, a run checks for every finite input that the task's `loss_weight`,
+        loss and metrics do not count padding. (See framework/run/loss_check.py for what is not
+        checked.)
 
         Shapes:
           returns: [batch size]
@@ -135,9 +138,10 @@ class Input(Configurable):
         return None
 
     def check_unchanged(self) -> None:
-        """Checks that the data is that with which the run began, as far as `assets_dir` tells.
+        """Checks that the data has not changed since the run began.
 
-        The first call of a run keeps in `assets_dir` what later ones compare.
+        The first call in a run stores a description of the data in `assets_dir`; later calls
+        compare the data with it.
 
         Raises:
           InputError: the data has changed.
@@ -145,79 +149,80 @@ class Input(Configurable):
 
     @property
     def vocab_size(self) -> int | None:
-        """Number of token ids; None where there are no tokens."""
+        """Number of token ids; None if there are no tokens."""
         return None if self.tokenizer is None else self.tokenizer.vocab_size
 
     def skipped(self) -> SkipReport:
-        """What of the data was malformed and left out."""
+        """Returns a report of the malformed data that was skipped."""
         return SkipReport()
 
     def reference_bits_per_byte(self) -> dict[str, float]:
-        """What a model's bits per byte of this data are compared with, by name."""
+        """Returns {name: bits per byte} of references for this data, to compare a model with."""
         return {}
 
     def describe(self) -> str:
-        """The data in a line: what, how much."""
+        """Returns a one-line description of the data: its kind and amount."""
         return type(self).__name__
 
 
 class ExampleInput(Input):
-    """Base of inputs whose batches are examples by index, all of one shape.
+    """Base class of inputs with examples by index, all of the same shape.
 
-    A subclass has `num_examples` and `examples(index, epoch)`. In a pass of order "once", copies of
-    the last example fill the last batch up; of these, the arrays named in `padding_keys` are 0. So
-    an input whose passes do not divide evenly has such an array ("weights"), and the task
-    multiplies by it all that it sums, in `loss_weight`, `loss` and metrics.
+    A subclass defines `num_examples` and `examples(index, epoch)`. With order "once", the last
+    batch is padded with copies of the last example, in which the arrays named in `padding_keys` are
+    0. If the number of examples is not a multiple of the batch size, the input must have such an
+    array ("weights"), and the task must multiply all sums by it, in `loss_weight`, `loss` and
+    metrics.
     """
 
     class Params(Input.Params):
         """Params of ExampleInput."""
 
         batch_size: int = param("Examples in a global batch.", default=REQUIRED)
-        split: Split = param("Which part of the data.", default="train")
+        split: Split = param("Split of the data.", default="train")
         order: Literal["shuffled", "sequential", "once"] = param(
-            "shuffled: every epoch in another order, without end. sequential: in the order of the "
-            "data, without end. once: one pass in the order of the data, the last batch filled up "
-            "with examples of weight 0.",
+            "shuffled: every epoch in a different order, without end. sequential: in the order of "
+            "the data, without end. once: one pass in the order of the data; the last batch is "
+            "padded with examples of weight 0.",
             default="shuffled",
         )
 
-    padding_keys: tuple[str, ...] = ("weights",)  # arrays that are 0 for what fills up a batch
+    padding_keys: tuple[str, ...] = ("weights",)  # arrays that are 0 for padding examples
 
     def __init__(self, params: Any, **kwargs: Any) -> None:
         """Checks batch_size."""
         super().__init__(params, **kwargs)
         if self.params.batch_size < 1:
             raise ValueError(
-                f"{self.params.path_of('batch_size')} is {self.params.batch_size}, but has to be "
-                "at least 1"
+                f"{self.params.path_of('batch_size')} is {self.params.batch_size}, but must be at "
+                "least 1"
             )
         self._key = shuffle.key_of(self.seed, "order")
 
     @property
     def num_examples(self) -> int:
-        """Examples of one epoch."""
+        """Number of examples per epoch."""
         raise NotImplementedError(f"{type(self).__name__} has no property num_examples")
 
     def examples(self, index: npt.NDArray[np.int64], epoch: npt.NDArray[np.int64]) -> Batch:
-        """Some examples.
+        """Returns the examples with the given indices.
 
         Shapes:
           index: [n], each in [0, num_examples)
-          epoch: [n]; what an example holds may depend on it, unless the order is "once"
+          epoch: [n]; an example may depend on its epoch, unless the order is "once"
           returns: arrays [n, ...]
         """
         raise NotImplementedError(f"{type(self).__name__} has no examples(index, epoch)")
 
     @property
     def num_batches(self) -> int | None:
-        """Batches of one pass; None: there is no end."""
+        """Number of batches in one pass; None: the input has no end."""
         if self.params.order != "once":
             return None
         return -(-self.num_examples // self.params.batch_size)
 
     def batch(self, step: int) -> Batch:
-        """The global batch of a step.
+        """Returns the global batch of a step.
 
         Raises:
           IndexError: the step is negative, or the pass has fewer batches.
@@ -235,7 +240,7 @@ class ExampleInput(Input):
         return batch
 
     def is_padding(self, step: int) -> npt.NDArray[np.bool_] | None:
-        """See `Input`; a subclass that makes its batches in another way says it itself."""
+        """See `Input`. None (unknown) if a subclass overrides only `batch`."""
         if type(self).batch is not ExampleInput.batch:
             return None
         size = self.params.batch_size
@@ -243,7 +248,7 @@ class ExampleInput(Input):
         return (self.params.order == "once") & (place >= self.num_examples)
 
     def _check_can_be_marked(self, batch: Batch) -> None:
-        """Checks that a batch has an array that says which of its examples count.
+        """Checks that a batch has an array that marks padding examples.
 
         Raises:
           InputError: it has none.
@@ -253,15 +258,15 @@ class ExampleInput(Input):
         size, count = self.params.batch_size, self.num_examples
         even = next(n for n in range(min(size, count), 0, -1) if count % n == 0)
         raise InputError(
-            f"one pass over the {count} examples of {type(self).__name__} fills its last batch of "
-            f"{size} up with copies ({-count % size}), and no array marks them, so they would "
-            f"count. Add {next(iter(self.padding_keys), 'weights')!r} to the arrays of examples(), "
-            "as np.ones(len(index), np.float32), and multiply by it in loss_weight and loss of the "
-            f"task; or set the batch_size of this input to a divisor of {count}, as {even}"
+            f"one pass over the {count} examples of {type(self).__name__} pads its last batch of "
+            f"{size} with {-count % size} copies, but no array marks them, so they would count. "
+            f"Add {next(iter(self.padding_keys), 'weights')!r} to the arrays of examples(), as "
+            "np.ones(len(index), np.float32), and multiply by it in loss_weight and loss of the "
+            f"task; or set the batch_size of this input to a divisor of {count}, for example {even}"
         )
 
     def at(self, position: npt.NDArray[np.int64]) -> Batch:
-        """The examples at some positions of the endless stream, epoch after epoch.
+        """Returns the examples at some positions of the endless stream of epochs.
 
         Shapes:
           position: [n], not negative
@@ -274,19 +279,19 @@ class ExampleInput(Input):
 
 
 def form_of(batch: Batch) -> Signature:
-    """Returns shape and dtype of every array of one example of a batch, by name."""
+    """Returns {name: (shape, dtype)} of one example of a batch."""
     return {name: (array.shape[1:], array.dtype) for name, array in batch.items()}
 
 
 def form_text(form: Signature) -> str:
-    """Returns a form as text, sorted by name."""
+    """Returns shapes and dtypes as text, sorted by name."""
     return ", ".join(
         f"{name!r} {list(shape)} {dtype}" for name, (shape, dtype) in sorted(form.items())
     )
 
 
 def check_step(step: int, num_batches: int | None) -> None:
-    """Checks that there is a batch of this step.
+    """Checks that there is a batch for this step.
 
     Raises:
       IndexError: there is none.
@@ -298,7 +303,7 @@ def check_step(step: int, num_batches: int | None) -> None:
 
 
 def clear(batch: Batch, rows: npt.NDArray[np.bool_], keys: tuple[str, ...]) -> None:
-    """Sets rows of some arrays to 0, in copies of the arrays."""
+    """Sets rows of some arrays of a batch to 0; replaces these arrays by copies."""
     for key in keys:
         if key in batch:
             batch[key] = np.array(batch[key])

@@ -1,10 +1,11 @@
-"""Weighted mixtures: which part every example comes from is a function of its position.
+"""Weighted mixtures: the input of each example is a function of its position.
 
-Position g of the mixture gets the number u(g) = (g · 2654435769 + shift) mod 2**32, a rotation by
-the golden ratio, and belongs to the part in whose interval of [0, 2**32) that lies; an interval is
-as long as the weight. Such numbers are spread evenly at every scale: after n positions the share of
-a part is off by about log(n) examples at most. How many positions before g belong to a part is a
-sum of floors, which takes some tens of additions and no walk through the past.
+Position g of the mixture has the number u(g) = (g · 2654435769 + shift) mod 2**32, a rotation by
+the golden ratio. Each input has an interval of [0, 2**32) whose length is proportional to its
+weight, and g belongs to the input whose interval contains u(g). These numbers are evenly spread at
+every scale: among the first n positions, the count of an input is off by at most about log(n)
+examples. The number of positions before g that belong to an input is a sum of floors. It is
+computed in some tens of additions, without iterating over earlier positions.
 """
 
 from __future__ import annotations
@@ -36,15 +37,15 @@ Ints = npt.NDArray[np.int64]
 
 
 class Mixture(Input):
-    """Examples of several endless inputs, by weight."""
+    """Mixes the examples of several endless inputs in proportion to their weights."""
 
     class Params(Input.Params):
         """Params of Mixture."""
 
         batch_size: int = param("Examples in a global batch.", default=REQUIRED)
-        inputs: list[ExampleInput.Params] = param("The parts.", default=REQUIRED)
+        inputs: list[ExampleInput.Params] = param("The inputs.", default=REQUIRED)
         weights: list[float] = param(
-            "Share of each part, up to a common factor. Empty: equal shares.", default=[]
+            "Relative weight of each input. Empty: equal weights.", default=[]
         )
 
     def __init__(
@@ -55,22 +56,20 @@ class Mixture(Input):
         assets_dir: str | None = None,
         train: Any = None,
     ) -> None:
-        """Opens the parts; each has a seed of its own.
+        """Opens the inputs, each with a different seed.
 
         Raises:
-          InputError: weights or parts do not fit.
+          InputError: the weights or the inputs do not fit together.
         """
         super().__init__(params, seed=seed, assets_dir=assets_dir)
         p = self.params
         if p.batch_size < 1:
-            raise ValueError(
-                f"{p.path_of('batch_size')} is {p.batch_size}, but has to be at least 1"
-            )
+            raise ValueError(f"{p.path_of('batch_size')} is {p.batch_size}, but must be at least 1")
         weights = list(p.weights) or [1.0] * len(p.inputs)
         if not p.inputs or len(weights) != len(p.inputs):
             raise InputError(
-                f"{p.path_of('inputs')} has {len(p.inputs)} inputs, and {p.path_of('weights')} "
-                f"{len(weights)} weights: wanted as many"
+                f"{p.path_of('inputs')} has {len(p.inputs)} inputs, but {p.path_of('weights')} "
+                f"has {len(weights)} weights; the numbers must be equal and above 0"
             )
         self._inputs: list[ExampleInput] = []
         for number, part in enumerate(p.inputs):
@@ -81,61 +80,62 @@ class Mixture(Input):
             one = own.instantiate(seed=part_seed, assets_dir=assets_dir, train=train)
             if one.num_batches is not None:
                 raise InputError(
-                    f"{p.path_of('inputs')}.{number}: a part of a mixture must be endless, not once"
+                    f"{p.path_of('inputs')}.{number}: an input of a mixture must be endless, but "
+                    "its order is 'once'"
                 )
             self._inputs.append(one)
         self._check_forms()
         sizes = {one.vocab_size for one in self._inputs}
         if len(sizes) > 1:
             raise InputError(
-                f"the parts of the mixture have vocabularies of {sorted(map(str, sizes))} ids: "
-                "give all the same tokenizer"
+                f"the inputs of the mixture have vocabularies of {sorted(map(str, sizes))} ids: "
+                "use the same tokenizer for all"
             )
         self.tokenizer = self._inputs[0].tokenizer
         self._choice = Interleaving(weights, seed=seed)
 
     @classmethod
     def signature(cls, params: Any) -> Signature | None:
-        """That of the first part, whose examples look like all others."""
+        """See `Input`: the signature of the first input, which is the same for all."""
         first = params.inputs[0].copy().set(batch_size=params.batch_size)
         found: Signature | None = type(first).owner.signature(first)
         return found
 
     @classmethod
     def known(cls, params: Any, *, assets_dir: str | None) -> Any:
-        """See `Input`: the tokenizer of the first part is that of all."""
+        """See `Input`: the tokenizer of the first input, which is the same for all."""
         first = params.inputs[0]
         known = type(first).owner.known(first, assets_dir=assets_dir)
         return KnownText(params, known.tokenizer) if isinstance(known, KnownText) else None
 
     @property
     def vocab_size(self) -> int | None:
-        """Number of token ids; None where there are no tokens."""
+        """Number of token ids; None if there are no tokens."""
         return self._inputs[0].vocab_size
 
     def form(self) -> Signature | None:
-        """See `Input`: that of every part."""
+        """See `Input`: the form of the first input, which is the same for all."""
         return self._inputs[0].form()
 
     def _check_forms(self) -> None:
-        """Checks that examples of all parts have the same arrays.
+        """Checks that the examples of all inputs have the same arrays.
 
         Raises:
-          InputError: they have other names, shapes or dtypes.
+          InputError: names, shapes or dtypes differ.
         """
         path, begin = self.params.path_of("inputs"), np.zeros(1, np.int64)
         first, *others = (form_of(one.at(begin)) for one in self._inputs)
         for number, form in enumerate(others, start=1):
             if form != first:
                 raise InputError(
-                    f"{path}.{number} ({type(self._inputs[number]).__name__}) has other arrays "
+                    f"{path}.{number} ({type(self._inputs[number]).__name__}) has different arrays "
                     f"than {path}.0 ({type(self._inputs[0]).__name__}): {form_text(form)}; "
-                    f"{path}.0 has {form_text(first)}. Names, shapes and dtypes of an example have "
-                    "to be the same in all parts of a mixture"
+                    f"{path}.0 has {form_text(first)}. Names, shapes and dtypes must be the same "
+                    "in all inputs of a mixture"
                 )
 
     def batch(self, step: int) -> Batch:
-        """The global batch of a step.
+        """Returns the global batch of a step.
 
         Raises:
           IndexError: the step is negative.
@@ -153,24 +153,24 @@ class Mixture(Input):
         return batch
 
     def check_unchanged(self) -> None:
-        """See `Input`: every part is checked."""
+        """See `Input`: checks every input."""
         for one in self._inputs:
             one.check_unchanged()
 
     def skipped(self) -> SkipReport:
-        """What of the data was malformed and left out."""
+        """Returns a report of the malformed data that was skipped."""
         return sum((one.skipped() for one in self._inputs), SkipReport())
 
     def describe(self) -> str:
-        """The data in a line."""
+        """Returns a one-line description of the data."""
         return "mixture of " + " and ".join(one.describe() for one in self._inputs)
 
 
 class Interleaving:
-    """Which part every position belongs to, by weight."""
+    """Assigns positions to inputs in proportion to weights."""
 
     def __init__(self, weights: list[float], *, seed: int) -> None:
-        """Cuts the turn into intervals.
+        """Divides [0, 2**32) into intervals.
 
         Raises:
           InputError: a weight is not positive and finite.
@@ -183,7 +183,15 @@ class Interleaving:
         self._shift = int(shuffle.key_of(seed, "choice")[0]) % _TURN
 
     def places(self, begin: int, size: int) -> tuple[Ints, Ints]:
-        """Of each position from `begin` on: its part, and its position in the part's own stream."""
+        """Returns the input of each position, and its position in the stream of that input.
+
+        Args:
+          begin: the first position.
+          size: number of positions.
+
+        Shapes:
+          returns: [size], [size]
+        """
         turns = (np.arange(size, dtype=np.uint64) * np.uint64(_ROTATION)) + np.uint64(
             (begin * _ROTATION + self._shift) % _TURN
         )
@@ -195,13 +203,16 @@ class Interleaving:
         return part, position
 
     def counts(self, end: int) -> list[int]:
-        """How many of the positions before `end` belong to each part."""
+        """Returns for each input how many of the positions before `end` belong to it."""
         below = [0, *(self._below(bound, end) for bound in self._ends)]
         return [after - before for before, after in itertools.pairwise(below)]
 
     def _below(self, bound: int, end: int) -> int:
-        """How many g < end have u(g) < bound: ⌊y / turn⌋ - ⌊(y - bound) / turn⌋ is 1 for these."""
-        lower = self._shift - bound + _TURN  # a turn more, so that it is not negative
+        """Returns the number of g < end with u(g) < bound.
+
+        With y = g · rotation + shift, ⌊y / 2**32⌋ - ⌊(y - bound) / 2**32⌋ is 1 for these g, else 0.
+        """
+        lower = self._shift - bound + _TURN  # _TURN is added so that it is not negative
         return (
             floor_sum(end, _TURN, _ROTATION, self._shift)
             - floor_sum(end, _TURN, _ROTATION, lower)
@@ -210,9 +221,9 @@ class Interleaving:
 
 
 def floor_sum(n: int, m: int, a: int, b: int) -> int:
-    """The sum of ⌊(a·i + b) / m⌋ over i = 0, …, n - 1, for a, b ≥ 0, in O(log m) steps.
+    """Returns the sum of ⌊(a·i + b) / m⌋ over i = 0, …, n - 1, for a, b ≥ 0, in O(log m) steps.
 
-    It counts lattice points under a line: whole rows are taken off, then the axes are swapped.
+    It counts lattice points under a line: it removes whole rows, then swaps the axes.
     """
     total = 0
     while n:

@@ -3,10 +3,10 @@
     row 0   [ a a a a a | d d | f ]
     row 1   [ b b b b | e e e | · ]      · is padding
 
-Longest first, each into the fullest row that it still fits into (best-fit decreasing, within 22 %
-of the fewest rows possible; Johnson 1973). The plan works on how many examples there are of each
-length, not on the single examples, so it takes about as long for millions as for thousands.
-It is made once: an epoch shuffles rows.
+Examples are packed longest first, each into the fullest row with enough space (best-fit decreasing,
+within 22 % of the minimum number of rows; Johnson 1973). The algorithm works on the number of
+examples of each length instead of single examples, so it takes about as long for millions as for
+thousands. Examples are packed once, and each epoch shuffles the rows.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Ints = npt.NDArray[np.int64]
 
 @dataclasses.dataclass(frozen=True)
 class Packing:
-    """Which examples lie in which row.
+    """The examples in each row.
 
     Attributes:
       examples: [examples] indices of examples, row after row.
@@ -40,11 +40,11 @@ class Packing:
         return len(self.row_starts) - 1
 
     def row(self, index: int) -> Ints:
-        """The examples of a row."""
+        """Returns the examples of a row."""
         return self.examples[self.row_starts[index] : self.row_starts[index + 1]]
 
     def in_rows(self, rows: Ints) -> PlacedExamples:
-        """Where the examples of some rows lie, row after row.
+        """Returns the examples of some rows with their positions, row after row.
 
         Shapes:
           rows: [n]
@@ -58,13 +58,13 @@ class Packing:
 
 @dataclasses.dataclass(frozen=True)
 class PlacedExamples:
-    """Examples in rows, side by side.
+    """Examples with their positions in rows.
 
     Attributes:
-      examples: [m] their indices.
-      row: [m] which of the rows.
-      number: [m] place among the examples of the row, from 0.
-      first: [m] where in these arrays the first example of the row is.
+      examples: [m] index of each example.
+      row: [m] number of its row, among the requested rows.
+      number: [m] position among the examples of its row, from 0.
+      first: [m] index in these arrays of the first example of its row.
     """
 
     examples: Ints
@@ -73,18 +73,23 @@ class PlacedExamples:
     first: Ints
 
     def columns(self, sizes: Ints) -> Ints:
-        """Where in its row each example begins, given the lengths of all, [m]."""
+        """Returns the column at which each example begins in its row.
+
+        Shapes:
+          sizes: [m], lengths of the examples
+          returns: [m]
+        """
         before = np.cumsum(sizes) - sizes
         return before - before[self.first]
 
 
 def pack(lengths: npt.ArrayLike, capacity: int, *, key: shuffle.Words) -> Packing:
-    """Packs examples into as few rows as the rule above finds.
+    """Packs examples into rows by best-fit decreasing.
 
     Args:
       lengths: length of each example.
       capacity: length of a row.
-      key: which examples of equal length meet in a row.
+      key: key of the shuffle of examples of equal length.
 
     Shapes:
       lengths: [examples], each in [1, capacity]
@@ -117,12 +122,12 @@ def pack(lengths: npt.ArrayLike, capacity: int, *, key: shuffle.Words) -> Packin
     return Packing(np.concatenate([np.zeros(0, np.int64), *examples]), starts)
 
 
-Pattern = tuple[tuple[int, int], ...]  # (length, how often) of what lies in a row
+Pattern = tuple[tuple[int, int], ...]  # (length, number of examples of this length) in a row
 
 
 def _plan(counts: Ints, capacity: int) -> list[tuple[Pattern, int]]:
-    """Rows by kind: what lies in a row of the kind, and how many such rows there are."""
-    kinds: dict[int, list[tuple[Pattern, int]]] = {}  # by what is still free in a row
+    """Returns the pattern of each kind of row, and the number of rows of this kind."""
+    kinds: dict[int, list[tuple[Pattern, int]]] = {}  # by free space in a row
     free: list[int] = []  # the keys of `kinds`, sorted
 
     def add(room: int, pattern: Pattern, count: int) -> None:
@@ -142,7 +147,7 @@ def _plan(counts: Ints, capacity: int) -> list[tuple[Pattern, int]]:
                 if not kinds[room]:
                     del kinds[room], free[place]
             else:
-                room, pattern, count = capacity, (), left  # new rows, as many as may be needed
+                room, pattern, count = capacity, (), left  # new rows, at most `left`
             times = room // length
             rows = min(count, left // times)
             left -= rows * times
@@ -158,11 +163,11 @@ def _plan(counts: Ints, capacity: int) -> list[tuple[Pattern, int]]:
 
 @dataclasses.dataclass(frozen=True)
 class Pieces:
-    """Sequences cut into pieces.
+    """Sequences that are cut into pieces.
 
     Attributes:
-      starts: [pieces] where each begins in the array of all sequences.
-      lengths: [pieces].
+      starts: [pieces] start of each piece in the array of all sequences.
+      lengths: [pieces] length of each piece.
     """
 
     starts: Ints
@@ -170,7 +175,7 @@ class Pieces:
 
 
 def cut(starts: npt.ArrayLike, lengths: npt.ArrayLike, longest: int) -> Pieces:
-    """Cuts every sequence into pieces of the longest length and a rest; empty ones have none.
+    """Cuts sequences into pieces of length `longest` and a shorter rest; empty ones have no pieces.
 
     Shapes:
       starts, lengths: [sequences]
@@ -184,5 +189,5 @@ def cut(starts: npt.ArrayLike, lengths: npt.ArrayLike, longest: int) -> Pieces:
 
 
 def count_up(counts: Ints) -> Ints:
-    """0, 1, …, counts[0] - 1, 0, 1, …, counts[1] - 1, and so on."""
+    """Returns 0, 1, …, counts[0] - 1, 0, 1, …, counts[1] - 1, and so on."""
     return np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)

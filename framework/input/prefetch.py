@@ -1,4 +1,4 @@
-"""Prefetching: a thread prepares the batches of the next steps while one is computed."""
+"""Prefetching: a thread prepares the batches of the next steps during the current step."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
-_PATIENCE_S = 5.0  # how long close() waits for a batch that is being prepared
+_PATIENCE_S = 5.0  # maximum time that close() waits for a batch in preparation
 
 
 class Prefetch(Generic[T]):
-    """`fetch(start)`, `fetch(start + 1)`, … one after the other, prepared ahead in a thread.
+    """An iterator over `fetch(start)`, `fetch(start + 1)`, …, which a thread prepares ahead.
 
         with Prefetch(input.batch, start=step, stop=steps) as batches:
             for batch in batches:
                 …
 
-    An error of `fetch` is raised to the consumer in its turn, after the batches before it.
+    An error in `fetch` is raised by the iterator after the earlier batches.
 
     Args:
       fetch: function of the step; called from one thread, in order.
       start: first step.
-      stop: the step before which to end; None goes on for ever.
-      depth: batches that are kept ready; 0 prepares each when it is asked for, without a thread.
+      stop: step after the last one; None: no end.
+      depth: number of batches prepared ahead; 0 prepares each batch on demand, without a thread.
     """
 
     def __init__(
@@ -39,32 +39,32 @@ class Prefetch(Generic[T]):
         depth: int = 2,
     ) -> None:
         if depth < 0:
-            raise ValueError(f"depth is {depth}, but has to be at least 0")
+            raise ValueError(f"depth is {depth}, but must be at least 0")
         self._work: _Work[T] = _Work(fetch, start, stop, depth)
-        # Runs when this object is gone, and at the latest before the interpreter ends.
+        # Runs when this object is garbage-collected, at the latest when the interpreter exits.
         self._finalizer = weakref.finalize(self, self._work.close)
         if depth:
             self._work.start()
 
     def __iter__(self) -> Prefetch[T]:
-        """Itself."""
+        """Returns this object."""
         return self
 
     def __next__(self) -> T:
-        """The next batch.
+        """Returns the next batch.
 
         Raises:
-          StopIteration: there are no more, or it is closed.
-          Exception: whatever `fetch` raised for this batch.
+          StopIteration: there are no more batches, or this object is closed.
+          Exception: any error that `fetch` raised for this batch.
         """
         return self._work.take()
 
     def close(self) -> None:
-        """Stops the thread; what is ready is dropped. Closing again does nothing."""
+        """Stops the thread and drops prepared batches. Closing again has no effect."""
         self._finalizer()
 
     def __enter__(self) -> Prefetch[T]:
-        """Itself."""
+        """Returns this object."""
         return self
 
     def __exit__(
@@ -73,12 +73,12 @@ class Prefetch(Generic[T]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Closes it."""
+        """Closes this object."""
         self.close()
 
 
 class _Work(Generic[T]):
-    """What consumer and thread share; it does not keep the Prefetch itself alive."""
+    """The state that consumer and thread share; it has no reference to the Prefetch object."""
 
     def __init__(self, fetch: Callable[[int], T], start: int, stop: int | None, depth: int) -> None:
         self._fetch = fetch
@@ -88,7 +88,7 @@ class _Work(Generic[T]):
         self._changed = threading.Condition()
         self._ready: collections.deque[T] = collections.deque()
         self._error: BaseException | None = None
-        self._ended = False  # nothing will be added any more
+        self._ended = False  # whether the thread has ended
         self._closed = False
         self._thread: threading.Thread | None = None
 

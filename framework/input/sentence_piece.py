@@ -1,4 +1,4 @@
-"""Sub-word tokens by SentencePiece, set up so that every text comes back as it was."""
+"""A subword tokenizer by SentencePiece, configured so that decoding restores every text exactly."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from tekso.framework.input.sources import TrainingText, digest
 from tekso.framework.input.tokenizers import Tokenizer
 from tekso.framework.params import param
 
-SPACE = "\u2581"  # SentencePiece writes a space so; the character itself goes byte by byte
-_LONGEST_SENTENCE = 1 << 14  # bytes; a longer line is learned from in pieces
-_FEWEST_TOKENS = 300  # 256 bytes, two special ones, and some that are worth it
+SPACE = "\u2581"  # SentencePiece's symbol for a space; the character itself is encoded as bytes
+_LONGEST_SENTENCE = 1 << 14  # bytes; longer lines are split for learning
+_FEWEST_TOKENS = 300  # 256 bytes, two special ids, and a few pieces
 
 
 class SentencePiece(Tokenizer):
-    """Sub-word pieces of a SentencePiece model that is given, or learned from the training text.
+    """Subword pieces of a SentencePiece model, from a file or learned from the training text.
 
-    Ids: 0 is unknown (never met: a character without a piece is spelled in bytes), 1 the end of a
-    text. Text is not normalised in any way.
+    In a learned model, id 0 is unknown (never used: characters without a piece are encoded as
+    bytes), and id 1 is the end of a text. Text is not normalised.
     """
 
     class Params(Tokenizer.Params):
         """Params of SentencePiece."""
 
         vocab_size: int = param("Number of ids.", default=8192)
-        file: str = param("A model to use, as tekso-vocab writes it; empty learns one.", default="")
-        model_type: Literal["bpe", "unigram"] = param("What is learned.", default="bpe")
+        file: str = param("Model file, as from tekso-vocab; empty: learn a model.", default="")
+        model_type: Literal["bpe", "unigram"] = param("Type of a learned model.", default="bpe")
         train_bytes: int = param(
-            "Learn from at most so many bytes, taken evenly from all of the text.",
+            "Maximum number of bytes to learn from, sampled evenly from all of the text.",
             default=10_000_000,
         )
         character_coverage: float = param(
-            "Share of all characters met that get pieces of their own.", default=0.9999
+            "Fraction of all characters in the text that get their own pieces.", default=0.9999
         )
 
     end_id = 1
@@ -52,11 +52,11 @@ class SentencePiece(Tokenizer):
         assets_dir: str | None = None,
         training: TrainingText | None = None,
     ) -> None:
-        """Loads the model, or learns it.
+        """Loads the model, or learns it from the training text.
 
         Raises:
-          InputError: the model is none, or not one that brings every text back; or it was learned
-            from other text.
+          InputError: the file is not a SentencePiece model, decoding would not restore every text,
+            or the model was learned from different text.
         """
         super().__init__(params)
         p = self.params
@@ -65,7 +65,7 @@ class SentencePiece(Tokenizer):
 
     def _given(self, assets_dir: str | None) -> bytes:
         if assets_dir and not files.exists(self.params.file):
-            # It was copied when training began; the original is not needed any more.
+            # Training has copied the model at its start, so the original file may be gone.
             kept = files.join(assets_dir, "sentencepiece.model")
             if files.exists(kept):
                 return files.read(kept)
@@ -99,7 +99,7 @@ class SentencePiece(Tokenizer):
         try:
             processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         except RuntimeError as error:
-            raise InputError(f"{name} is no SentencePiece model") from error
+            raise InputError(f"{name} is not a SentencePiece model") from error
         size = processor.get_piece_size()
         vocab_size = self.params.vocab_size
         if size > vocab_size:
@@ -107,7 +107,7 @@ class SentencePiece(Tokenizer):
                 f"{name} has {size} pieces, more than vocab_size={vocab_size}: set "
                 f"{self.params.path_of('vocab_size')}={size}"
             )
-        # A small text may not have so many pieces: the last ids then stand for nothing.
+        # A model learned from a small text may have fewer pieces: the last ids are then unused.
         table = [_bytes_of(processor, i) for i in range(size)]
         self.token_bytes = table + [b""] * (vocab_size - size)
         self.end_id = processor.eos_id()
@@ -115,7 +115,8 @@ class SentencePiece(Tokenizer):
         if self.end_id < 0 or not all(processor.is_byte(i) for i in octets):
             raise InputError(
                 f"{name} has no {'end-of-text piece' if self.end_id < 0 else 'pieces of bytes'}: "
-                f"make one with {typed('tekso-vocab')}, or with eos_id>=0 and byte_fallback=true"
+                f"make a model with {typed('tekso-vocab')}, or with eos_id>=0 and "
+                "byte_fallback=true"
             )
         self._spelled_space = np.array(octets, np.int32)
         self._processor = processor
@@ -125,13 +126,13 @@ class SentencePiece(Tokenizer):
         sample = " a  b\t\n\r\n  \u2581 \u00e9\ufb01 c "
         if self.decode(self._encode(sample)) != sample:
             raise InputError(
-                f"{name} changes text (spaces, line ends or characters): make one with "
+                f"{name} changes text (spaces, line ends or characters): make a model with "
                 f"{typed('tekso-vocab')}, or with normalization_rule_name=identity, "
                 "remove_extra_whitespaces=false and add_dummy_prefix=false"
             )
 
     def encode_all(self, texts: Iterable[str]) -> list[np.ndarray]:
-        """The ids of each text, of type `dtype`; in parallel."""
+        """Returns the ids of each text, with dtype `dtype`; encodes in parallel."""
         texts = list(texts)
         threads = num_cores()
         whole = self._processor.encode(
@@ -144,18 +145,18 @@ class SentencePiece(Tokenizer):
 
     @property
     def num_pieces(self) -> int:
-        """Pieces that the model has, at most vocab_size."""
+        """Number of pieces in the model, at most vocab_size."""
         size: int = self._processor.get_piece_size()
         return size
 
     @property
     def model(self) -> bytes:
-        """What SentencePiece reads, here and in other programs."""
+        """The serialized SentencePiece model, which other programs can read too."""
         data: bytes = self._processor.serialized_model_proto()
         return data
 
     def fingerprint(self) -> str:
-        """A digest of the model."""
+        """Returns a digest of the model."""
         return digest([self.model, str(self.vocab_size).encode()])
 
     def _encode(self, text: str) -> np.ndarray:
@@ -192,12 +193,12 @@ def learn(
     if vocab_size < _FEWEST_TOKENS:
         raise InputError(
             f"vocab_size is {vocab_size}, but SentencePiece needs at least {_FEWEST_TOKENS}: 256 "
-            "of them spell single bytes. For fewer, take Characters or Bytes."
+            "ids are single bytes. For a smaller vocabulary, use Characters or Bytes."
         )
     if not 0.0 < character_coverage <= 1.0 or train_bytes < 1:
         raise InputError(
-            f"character_coverage is {character_coverage} and train_bytes {train_bytes}: wanted a "
-            "share in (0, 1] and at least one byte"
+            f"character_coverage is {character_coverage} and train_bytes {train_bytes}, but must "
+            "be in (0, 1] and at least 1"
         )
     sentences = _sample(texts, train_bytes)
     model = io.BytesIO()
@@ -232,10 +233,10 @@ def learn(
 
 
 def _sample(texts: Iterable[str], num_bytes: int) -> list[str]:
-    """Lines with their ends, at most so many bytes, taken evenly from all of the text.
+    """Returns lines of at most `num_bytes` bytes in total, sampled evenly from all of the text.
 
-    Whenever there are too many, every other one goes; so one pass is enough and no text is held
-    twice.
+    Whenever there are too many bytes, every other line is dropped. So one pass is enough, and only
+    the sample is kept.
     """
     kept: list[str] = []
     size, stride = 0, 1

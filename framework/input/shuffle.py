@@ -1,15 +1,16 @@
-"""Shuffling by index: where each element of an epoch goes is computed, not kept.
+"""Shuffling by index: the position of each element is computed, so no permutation is stored.
 
-A permutation of size numbers is a Feistel network on a rectangle a × b that just holds them. In a
-round one coordinate is turned by a hash of the other, which can be undone, so it is a permutation
-of the rectangle; what lands outside of the first `size` cells goes round again.
+A permutation of `size` numbers is a Feistel network on the smallest rectangle a × b with at least
+`size` cells. Each round adds a hash of one coordinate to the other, which is invertible, so the
+network is a permutation of the rectangle. A result outside of the first `size` cells is permuted
+again (cycle walking).
 
     x = left * b + right      left  ← (left  + hash(right)) mod a
                               right ← (right + hash(left))  mod b      and so on
 
 The state of a shuffle is a seed and a position. (`tf.random.experimental.index_shuffle` does the
-same for one seed at a time, as a TensorFlow op; this is plain NumPy with a seed an element, so that
-a batch may reach over the end of an epoch.)
+same as a TensorFlow op with one seed per call. This is NumPy code with one seed per element, so
+that a batch can cross the end of an epoch.)
 
 Source: Black & Rogaway 2002, "Ciphers with arbitrary finite domains", generalised Feistel and
 cycle walking; the hash is the finaliser of SplitMix64 (Steele et al. 2014).
@@ -25,7 +26,7 @@ import numpy.typing as npt
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
-_ROUNDS = 4  # of both coordinates
+_ROUNDS = 4  # each round changes both coordinates
 
 Words = npt.NDArray[np.uint64]
 
@@ -38,25 +39,25 @@ def mix(x: Words) -> Words:
 
 
 def fold(key: Words, value: npt.ArrayLike) -> Words:
-    """The keys of sub-streams: `value` holds integers, and is broadcast against `key`."""
+    """Returns the keys of sub-streams; `value` has integers, and is broadcast against `key`."""
     words = np.atleast_1d(np.asarray(value)).astype(np.int64).view(np.uint64)
     return mix(mix(key) + words * np.uint64(_GOLDEN))
 
 
 def key_of(seed: int, name: str) -> Words:
-    """The key of a named stream of a seed (any integer): [1] uint64."""
+    """Returns the key of a named stream, [1] uint64; the seed may be any integer."""
     first = np.array([seed & _MASK], np.uint64)
     rest = np.array([(seed >> 64) & _MASK], np.uint64)  # also the sign
     return fold(mix(first + np.uint64(_GOLDEN)) ^ mix(rest), zlib.crc32(name.encode()))
 
 
 def permute(index: npt.ArrayLike, size: int, key: Words) -> npt.NDArray[np.int64]:
-    """Where elements go in a permutation of 0, …, size - 1.
+    """Returns the images of elements under a permutation of 0, …, size - 1.
 
     Args:
       index: the elements.
       size: number of elements of the permutation.
-      key: which permutation; [1] for all, or one for each index.
+      key: key of the permutation; [1] for all elements, or one per element.
 
     Shapes:
       index: [n], each in [0, size)
@@ -83,9 +84,9 @@ def permute(index: npt.ArrayLike, size: int, key: Words) -> npt.NDArray[np.int64
 
 
 def _walk(x: Words, a: np.uint64, b: np.uint64, rounds: Words) -> Words:
-    """One pass of the network over the rectangle a × b."""
+    """Returns the images under the Feistel network on the rectangle a × b."""
     left, right = np.divmod(x, b)
-    for turn in range(0, 2 * _ROUNDS, 2):
-        left = (left + mix(right ^ rounds[turn]) % a) % a
-        right = (right + mix(left ^ rounds[turn + 1]) % b) % b
+    for i in range(0, 2 * _ROUNDS, 2):
+        left = (left + mix(right ^ rounds[i]) % a) % a
+        right = (right + mix(left ^ rounds[i + 1]) % b) % b
     return left * b + right

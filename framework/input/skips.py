@@ -1,25 +1,25 @@
-"""Malformed data: counted, named, skipped up to a limit, then an error that a person can act on."""
+"""Malformed data: counted, reported and skipped up to a limit; beyond the limit it is an error."""
 
 from __future__ import annotations
 
 import dataclasses
 from typing import Any
 
-SHOWN = 5  # how many an error lists
-KEPT = 100  # how many a report names; it counts all
+SHOWN = 5  # number of records that an error message lists
+KEPT = 100  # number of records that a report lists; it counts all
 
 
 class InputError(ValueError):
-    """The data cannot be used; the text says what is wrong and what to do."""
+    """The data cannot be used; the message says what is wrong and what to do."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """Where a record lies.
+    """The position of a record.
 
     Attributes:
-      file: path of the file, or the name of what is no file.
-      offset: first byte of the record in it; for what is no file, its index.
+      file: path of the file; the name of the source if it is not a file.
+      offset: first byte of the record in the file; its index if the source is not a file.
     """
 
     file: str
@@ -49,7 +49,7 @@ class Skip:
 
 @dataclasses.dataclass(frozen=True)
 class SkipReport:
-    """What was skipped: how many, and the first of them by name."""
+    """The number of skipped files and records, and the positions of the first ones."""
 
     count: int = 0
     named: tuple[Skip, ...] = ()
@@ -64,27 +64,27 @@ class SkipReport:
         return "\n".join([f"{self.count} skipped", *lines])
 
     def to_json(self) -> dict[str, Any]:
-        """A form that JSON can hold."""
+        """Returns the report as a value for JSON."""
         return dataclasses.asdict(self)
 
     @staticmethod
     def from_json(fields: dict[str, Any]) -> SkipReport:
-        """Reads what `to_json` gave."""
+        """Returns the report from the value of `to_json`."""
         return SkipReport(fields["count"], tuple(Skip(**skip) for skip in fields["named"]))
 
 
 class Skips:
-    """Collects what is skipped.
+    """Counts skipped files and records, up to a limit.
 
     Args:
-      limit: how many may be skipped.
-      what: the data, in the words of errors.
-      limit_name: path of the limit, for errors.
+      limit: maximum number of skipped files and records.
+      what: description of the data, for error messages.
+      limit_name: path of the limit in the Params, for error messages.
     """
 
     def __init__(self, limit: int, *, what: str, limit_name: str = "max_skipped") -> None:
         if limit < 0:
-            raise ValueError(f"{limit_name} is {limit}, but it has to be at least 0")
+            raise ValueError(f"{limit_name} is {limit}, but must be at least 0")
         self.report = SkipReport()
         self._seen: set[Origin] = set()
         self._limit = limit
@@ -92,10 +92,10 @@ class Skips:
         self._limit_name = limit_name
 
     def add(self, origin: Origin, reason: str) -> None:
-        """Counts one, unless it was counted in an earlier pass over the data.
+        """Counts a record, unless it was counted in an earlier pass over the data.
 
         Raises:
-          InputError: these are more than the limit.
+          InputError: the count exceeds the limit.
         """
         if origin in self._seen:
             return
@@ -105,11 +105,11 @@ class Skips:
         if self.report.count > self._limit:
             raise InputError(
                 f"{self._what}: more than {self._limit_name}={self._limit} are malformed: "
-                f"{self.report}\nRepair or leave out these files, or set a higher limit."
+                f"{self.report}\nRepair or remove these files, or set a higher limit."
             )
 
     def nothing_left(self) -> InputError:
-        """The error that all was skipped, or nothing was there."""
+        """Returns the error for data that is empty, or of which everything was skipped."""
         if self.report.count:
             return InputError(f"{self._what}: nothing is left to read: {self.report}")
         return InputError(f"{self._what}: there is nothing to read")

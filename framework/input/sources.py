@@ -1,4 +1,4 @@
-"""Sources: collections of records, read by index or one after the other."""
+"""Sources: collections of records, which are read by index or one after the other."""
 
 from __future__ import annotations
 
@@ -15,24 +15,26 @@ from tekso.framework.params import Configurable, param
 
 
 class Source(Configurable):
-    """One split of a collection of records.
+    """Base class of sources. A source is one split of a collection of records.
 
-    A subclass has `__len__`, `_read(i)`, `origin(i)` and `fingerprint()`; it may have a faster
-    `_read_all`. What cannot be read raises BadRecordError from `source[i]`; `records()` skips it.
+    A subclass defines `__len__`, `_read(i)`, `origin(i)`, `fingerprint()` and `describe()`, and
+    optionally a faster `_read_all`. For a malformed record, `source[i]` raises BadRecordError, and
+    `records()` skips it.
     """
 
     class Params(Configurable.Params):
         """Params of Source."""
 
         max_skipped: int = param(
-            "Malformed files or records that are skipped before it is an error.", default=10
+            "Maximum number of malformed files or records that are skipped; more are an error.",
+            default=10,
         )
 
     def __init__(self, params: Any, *, split: Split = "train") -> None:
         """Opens the split.
 
         Raises:
-          InputError: it is missing, or too much of it is malformed.
+          InputError: it is missing, or too many files or records are malformed.
         """
         super().__init__(params)
         if split not in SPLITS:
@@ -45,47 +47,51 @@ class Source(Configurable):
         )
 
     def __len__(self) -> int:
-        """Number of records, the malformed ones that are not found out yet among them."""
+        """Number of records, including malformed ones that have not been detected yet."""
         raise NotImplementedError
 
     def __getitem__(self, index: int) -> Any:
-        """A record.
+        """Returns a record.
 
         Raises:
           BadRecordError: it is malformed.
-          IndexError: there is none of this index.
+          IndexError: the index is out of range.
         """
         if not 0 <= index < len(self):
             raise IndexError(f"record {index} of {len(self)}: {self.describe()}")
         return self._read(index)
 
     def origin(self, index: int) -> Origin:
-        """Where a record lies."""
+        """Returns the position of a record."""
         raise NotImplementedError
 
     def fingerprint(self) -> str:
-        """A digest of what the records hold: other data, other fingerprint."""
+        """Returns a digest of the records; different data has a different fingerprint."""
         raise NotImplementedError
 
     def describe(self) -> str:
-        """The collection in a few words."""
+        """Returns a short description of the collection."""
         raise NotImplementedError
 
     def skipped(self) -> SkipReport:
-        """What was skipped so far."""
+        """Returns a report of the records skipped so far."""
         return self.skips.report
 
     def records(self) -> Iterator[tuple[Origin, Any]]:
-        """All records in order, each with where it lies; malformed ones are skipped.
+        """Yields (position, record) of all records in order; malformed records are skipped.
 
         Raises:
-          InputError: more than max_skipped are malformed, or none is left.
+          InputError: more than max_skipped are malformed, or no record is left.
         """
         for _, origin, record in self.numbered_records():
             yield origin, record
 
     def numbered_records(self) -> Iterator[tuple[int, Origin, Any]]:
-        """As `records`, each with its index, too: `source[index]` reads it again."""
+        """Yields (index, position, record) like `records`; `source[index]` reads the record again.
+
+        Raises:
+          InputError: more than max_skipped are malformed, or no record is left.
+        """
         some = False
         for index, (origin, record) in enumerate(self._read_all()):
             if isinstance(record, BadRecordError):
@@ -100,7 +106,7 @@ class Source(Configurable):
         raise NotImplementedError
 
     def _read_all(self) -> Iterator[tuple[Origin, Any]]:
-        """All records, or in the place of one the BadRecordError that says why not."""
+        """Yields (position, record) of all records; a malformed record is a BadRecordError."""
         for index in range(len(self)):
             try:
                 record = self._read(index)
@@ -110,16 +116,16 @@ class Source(Configurable):
 
 
 class InMemory(Source):
-    """Texts, or arrays of tokens, that are in memory already."""
+    """Texts or arrays of token ids in memory."""
 
     class Params(Source.Params):
         """Params of InMemory."""
 
         train: list[str] = param("Texts to train on.", default=[])
-        dev: list[str] = param("Texts held out.", default=[])
-        test: list[str] = param("Texts held out to the end.", default=[])
+        dev: list[str] = param("Texts of the split dev.", default=[])
+        test: list[str] = param("Texts of the split test.", default=[])
         load: Callable[..., Any] | None = param(
-            "Instead of these: a function of the split that returns a sequence of texts, or of "
+            "Instead of texts: a function of the split that returns a sequence of texts, or of "
             "arrays of token ids. A run with a logdir cannot store a function: write a Source.",
             default=None,
         )
@@ -129,24 +135,24 @@ class InMemory(Source):
         super().__init__(params, split=split)
         p = self.params
         if p.load is not None and (p.train or p.dev or p.test):
-            raise InputError("texts in memory: give either texts or load, not both")
+            raise InputError("texts in memory: set either texts or load, not both")
         self._records: Sequence[Any] = p.get(split) if p.load is None else p.load(split)
         if not len(self._records):
-            raise InputError(f"texts in memory: there is none in the split {split}")
+            raise InputError(f"texts in memory: the split {split} has no texts")
 
     def __len__(self) -> int:
         return len(self._records)
 
     def origin(self, index: int) -> Origin:
-        """Where a record lies."""
+        """Returns the position of a record."""
         return Origin(f"{self.split} text {index} in memory")
 
     def fingerprint(self) -> str:
-        """A digest of what the records hold."""
+        """Returns a digest of the records."""
         return digest(_as_bytes(record) for record in self._records)
 
     def describe(self) -> str:
-        """The collection in a few words."""
+        """Returns a short description of the collection."""
         return "texts in memory"
 
     def _read(self, index: int) -> Any:
@@ -155,13 +161,13 @@ class InMemory(Source):
 
 @dataclasses.dataclass(frozen=True)
 class TrainingText:
-    """What a tokenizer learns its table from.
+    """The text from which a tokenizer learns its table.
 
     Attributes:
-      texts: gives the texts, from the first on, every time it is called.
-      fingerprint: gives their digest.
-      name: the collection in a few words.
-      verify: whether a table that is there already must have been made from this very text.
+      texts: returns an iterable over all texts, each time it is called.
+      fingerprint: returns the digest of the texts.
+      name: short description of the collection.
+      verify: whether a stored table must have been made from exactly this text.
     """
 
     texts: Callable[[], Iterable[str]]
@@ -171,7 +177,7 @@ class TrainingText:
 
 
 def digest(parts: Iterable[bytes]) -> str:
-    """A digest of byte strings, one after the other; where one ends counts."""
+    """Returns a digest of a sequence of byte strings, including their lengths."""
     total = hashlib.blake2b(digest_size=16)
     for data in parts:
         total.update(len(data).to_bytes(8, "little"))

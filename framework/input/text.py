@@ -1,4 +1,4 @@
-"""What counts as text: UTF-8, not empty, without NUL bytes."""
+"""Checks that data is text: UTF-8, not empty, without NUL bytes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ _OTHER_ENCODINGS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 
 
 class NotTextError(ValueError):
-    """Bytes that are no text; `offset` is the first byte at fault."""
+    """The bytes are not text; `offset` is the first invalid byte."""
 
     def __init__(self, reason: str, offset: int = 0) -> None:
         super().__init__(reason)
@@ -18,7 +18,7 @@ def to_text(data: bytes) -> str:
     """Decodes UTF-8.
 
     Raises:
-      NotTextError: the bytes are empty, binary or of another encoding.
+      NotTextError: the bytes are empty, binary or in another encoding.
     """
     if not data:
         raise NotTextError("empty")
@@ -33,21 +33,21 @@ def to_text(data: bytes) -> str:
 
 
 def check_mark(data: bytes) -> None:
-    """Checks that bytes do not begin with the mark of another encoding.
+    """Checks that bytes do not begin with the byte order mark of another encoding.
 
     Raises:
       NotTextError: they do.
     """
     for mark, encoding in _OTHER_ENCODINGS.items():
         if data.startswith(mark):
-            raise NotTextError(f"not UTF-8: it begins with the mark of {encoding}")
+            raise NotTextError(f"not UTF-8: it begins with the byte order mark of {encoding}")
 
 
 def check_text(text: str) -> str:
-    """Checks text that is decoded already.
+    """Checks decoded text.
 
     Raises:
-      NotTextError: it is empty, has NUL characters or what UTF-8 cannot say.
+      NotTextError: it is empty, has NUL characters or characters that UTF-8 cannot encode.
     """
     if not text:
         raise NotTextError("empty")
@@ -56,10 +56,10 @@ def check_text(text: str) -> str:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise NotTextError("a lone surrogate, which UTF-8 cannot say", error.start) from error
+        raise NotTextError("a lone surrogate, which UTF-8 cannot encode", error.start) from error
     return text
 
 
 def byte_order_mark_size(data: bytes) -> int:
-    """Bytes of the mark at the beginning: 3 or 0."""
+    """Returns the size of the UTF-8 byte order mark at the beginning: 3 or 0 bytes."""
     return len(_BYTE_ORDER_MARK) if data.startswith(_BYTE_ORDER_MARK) else 0

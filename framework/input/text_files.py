@@ -16,45 +16,46 @@ from tekso.framework.params import param
 
 
 class TextRanges(Source):
-    """Records that are ranges of bytes of text files; a subclass gives files and ranges.
+    """Base class of sources whose records are byte ranges of text files.
 
-    Every file is read once when this is built: what is no text is skipped then.
+    The constructor of a subclass calls `_index`, which reads every file once and skips files that
+    are not text. A subclass defines `_ranges`.
     """
 
     def __init__(self, params: Any, *, split: Split = "train") -> None:
-        """Begins without files."""
+        """Creates the source without files."""
         super().__init__(params, split=split)
         self._paths: list[str] = []
         self._digests: list[bytes] = []
-        self._file = np.zeros(0, np.int64)  # of each record: index of its file,
-        self._bounds = np.zeros((0, 2), np.int64)  # first byte and the one after the last
+        self._file = np.zeros(0, np.int64)  # index of the file of each record
+        self._bounds = np.zeros((0, 2), np.int64)  # [begin, end) of each record in its file
 
     def __len__(self) -> int:
         return len(self._bounds)
 
     def origin(self, index: int) -> Origin:
-        """Where a record lies."""
+        """Returns the position of a record."""
         return Origin(self._paths[self._file[index]], int(self._bounds[index, 0]))
 
     def fingerprint(self) -> str:
-        """A digest of what the records hold."""
+        """Returns a digest of the records."""
         return digest([*self._digests, self._file.tobytes(), self._bounds.tobytes()])
 
     @property
     def num_files(self) -> int:
-        """Files of which something is in this split."""
+        """Number of files with records in this split."""
         return len(np.unique(self._file))
 
     @property
     def num_bytes(self) -> int:
-        """Size of all records."""
+        """Total size of all records."""
         return int((self._bounds[:, 1] - self._bounds[:, 0]).sum())
 
     def _index(self, paths: Sequence[str]) -> None:
-        """Reads all files and asks `_ranges` for the records in each.
+        """Reads all files, and finds the records in each with `_ranges`.
 
         Raises:
-          InputError: too many files are no text, or nothing is left.
+          InputError: too many files are not text, or no records are left.
         """
         all_bounds: list[np.ndarray] = []
         for path in paths:
@@ -77,13 +78,13 @@ class TextRanges(Source):
         self._file = np.repeat(np.arange(len(all_bounds)), [len(bounds) for bounds in all_bounds])
 
     def _ranges(self, path: str, data: bytes) -> np.ndarray:
-        """Records of this split in a file.
+        """Returns the records of this split in a file.
 
         Shapes:
-          returns: [records, 2] int64, first byte and the one after the last
+          returns: [records, 2] int64: first byte, and the byte after the last
 
         Raises:
-          NotTextError: the file is no text.
+          NotTextError: the file is not text.
         """
         raise NotImplementedError
 
@@ -114,35 +115,37 @@ class TextRanges(Source):
 
 
 class TextFiles(TextRanges):
-    """Text files by name.
+    """Text files.
 
-    Without dev_files the end of every file is held out (or a share of the records, by their hash).
+    Without dev_files, the end of every file is held out, or a fraction of the records by hash.
     """
 
     class Params(TextRanges.Params):
         """Params of TextFiles."""
 
         files: str = param("Training files: globs, separated by commas.", default="")
-        dev_files: str = param("Held-out files; empty holds out a part of `files`.", default="")
-        test_files: str = param("As dev_files, for the end.", default="")
+        dev_files: str = param("Files for dev; empty: hold out a part of `files`.", default="")
+        test_files: str = param("Files for test; empty: hold out a part of `files`.", default="")
         unit: Literal["file", "line"] = param(
-            "What a record is. A line leaves out its line end; blank lines are none.",
+            "Whether a record is a file or a line, without its line end; blank lines are skipped.",
             default="file",
         )
         holdout: Literal["end", "hash"] = param(
-            "What is held out of `files`: the end of each file, or records by a hash of the "
+            "What is held out from `files`: the end of each file, or records by a hash of the "
             "file's name and, for lines, their number.",
             default="end",
         )
-        dev_fraction: float = param("Share of `files` for dev, without dev_files.", default=0.1)
-        test_fraction: float = param("Share of `files` for test, without test_files.", default=0.0)
+        dev_fraction: float = param("Fraction of `files` for dev, without dev_files.", default=0.1)
+        test_fraction: float = param(
+            "Fraction of `files` for test, without test_files.", default=0.0
+        )
 
     def __init__(self, params: Any, *, split: Split = "train") -> None:
         """Finds the files and checks them.
 
         Raises:
           FileNotFoundError: a glob matches nothing.
-          InputError: no files are given, or too many are no text, or nothing is left.
+          InputError: no files are given, too many are not text, or no records are left.
         """
         super().__init__(params, split=split)
         choice = FileChoice.of(self.params, split)
@@ -150,13 +153,13 @@ class TextFiles(TextRanges):
         self._index(choice.paths)
 
     def describe(self) -> str:
-        """The collection in a few words."""
+        """Returns a short description of the collection."""
         return f"text files {self.params.get(files_param(self.params, self.split))}"
 
     def _ranges(self, path: str, data: bytes) -> np.ndarray:
         if self.params.unit == "line":
             if b"\0" in data or not data:
-                to_text(data)  # says what is wrong
+                to_text(data)  # raises the error
             lines = line_bounds(data)
             lines = lines[lines[:, 1] > lines[:, 0]]
             return lines[self._chosen(path, len(lines))]
@@ -180,12 +183,12 @@ class TextFiles(TextRanges):
 
 
 class FileChoice:
-    """Which files a split has, and what of them is held out.
+    """The files of a split, and the fractions of them that are held out.
 
     Attributes:
       paths: the files.
-      dev_fraction: share of them that is dev text; 0.0 where dev has files of its own.
-      test_fraction: as dev_fraction.
+      dev_fraction: fraction of them that is dev text; 0.0 if dev has its own files.
+      test_fraction: fraction of them that is test text; 0.0 if test has its own files.
     """
 
     def __init__(self, paths: list[str], dev_fraction: float, test_fraction: float) -> None:
@@ -199,13 +202,13 @@ class FileChoice:
 
         Raises:
           FileNotFoundError: a glob matches nothing.
-          InputError: no files are given, or there is nothing in the split.
+          InputError: no files are given, or the split has no data.
           ValueError: a fraction is out of range.
         """
         own = {"train": "", "dev": params.dev_files, "test": params.test_files}
         if not params.files and not own[split]:
             raise InputError(
-                f"{params.path_of('files')} is empty: say where the text is, as in --set "
+                f"{params.path_of('files')} is empty: set the files to read, for example --set "
                 "input.files='texts/*.txt'"
             )
         check_fractions(params)
@@ -223,14 +226,14 @@ class FileChoice:
 
 
 def _all_of(split: Split) -> tuple[float, float]:
-    """The fractions by which everything belongs to a split."""
+    """Returns the fractions (dev, test) for which whole files belong to a split."""
     return (1.0 if split == "dev" else 0.0), (1.0 if split == "test" else 0.0)
 
 
 def line_bounds(data: bytes) -> np.ndarray:
-    """First byte of every line, blank ones too, and the one after its last: [lines, 2] int64.
+    """Returns the first byte of every line and the byte after its last: [lines, 2] int64.
 
-    A line ends with LF or CR LF, which the last one need not have.
+    Blank lines are included. A line ends with LF or CR LF, which is optional in the last line.
     """
     begin = byte_order_mark_size(data)
     if len(data) == begin:

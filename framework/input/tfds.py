@@ -1,4 +1,4 @@
-"""A data set of tensorflow-datasets as a source; it is prepared already, nothing is downloaded."""
+"""A source that reads a prepared data set of tensorflow-datasets; it downloads nothing."""
 
 from __future__ import annotations
 
@@ -14,30 +14,33 @@ from tekso.framework.input.sources import Source, digest
 from tekso.framework.input.splits import Split
 from tekso.framework.params import REQUIRED, param
 
-_TOGETHER = 1024  # examples
+_TOGETHER = 1024  # examples read at a time
 
 
 class Tfds(Source):
-    """One split of a data set: one feature of each example, or the whole example as a dict."""
+    """One split of a TFDS data set; a record is one feature of an example, or a whole example."""
 
     class Params(Source.Params):
         """Params of Tfds."""
 
-        name: str = param("Name of the data set, as 'lm1b' or 'lm1b:1.1.0'.", default=REQUIRED)
+        name: str = param(
+            "Name of the data set, for example 'lm1b' or 'lm1b:1.1.0'.", default=REQUIRED
+        )
         data_dir: str | None = param(
-            "Folder of prepared data sets. None: tensorflow-datasets' own.", default=None
+            "Folder of prepared data sets. None: the default of tensorflow-datasets.", default=None
         )
         splits: dict[str, str] = param(
-            "What train, dev and test are called there; slices, as 'train[:90%]', are understood.",
+            "Names of the splits train, dev and test in the data set, or slices of splits, for "
+            "example 'train[:90%]'.",
             default={"train": "train", "dev": "validation", "test": "test"},
         )
-        feature: str = param("The feature that is wanted; empty: all.", default="text")
+        feature: str = param("The feature to read; empty: all.", default="text")
 
     def __init__(self, params: Any, *, split: Split = "train") -> None:
         """Finds the data set.
 
         Raises:
-          InputError: there is no such data set here, or no such split or feature in it.
+          InputError: the data set is not available, or has no such split or feature.
         """
         super().__init__(params, split=split)
         p = self.params
@@ -57,11 +60,11 @@ class Tfds(Source):
         return self._length
 
     def origin(self, index: int) -> Origin:
-        """Where a record lies."""
+        """Returns the position of a record."""
         return Origin(f"{self._builder.info.full_name}/{self._split}", index)
 
     def fingerprint(self) -> str:
-        """A digest of what the records hold."""
+        """Returns a digest of the data set's name, version and split sizes."""
         info = self._builder.info
         splits = [
             (name, one.num_examples, list(one.shard_lengths or []), one.num_bytes)
@@ -70,7 +73,7 @@ class Tfds(Source):
         return digest([f"{info.full_name} {self._split} {self.params.feature} {splits}".encode()])
 
     def describe(self) -> str:
-        """The collection in a few words."""
+        """Returns a short description of the collection."""
         return f"TFDS data set {self.params.name}"
 
     @property
@@ -85,7 +88,7 @@ class Tfds(Source):
         except (KeyError, ValueError) as error:
             raise InputError(
                 f"{self.describe()} has no split {self._split!r}, only {', '.join(sorted(splits))};"
-                f" splits says what {self.split} is called; slices like 'train[90%:]' do"
+                f" set splits.{self.split} to one of them, or to a slice like 'train[90%:]'"
             ) from error
         if not count:
             raise InputError(f"{self.describe()}: the split {self._split!r} is empty")
@@ -94,7 +97,7 @@ class Tfds(Source):
     def _read(self, index: int) -> Any:
         if self._indexed is not None:
             return self._feature(self._indexed[index])
-        if self._whole is None:  # a format without random access is read once
+        if self._whole is None:  # without random access, the whole split is read once
             self._whole = [record for _, record in self._read_all()]
         return self._whole[index]
 
@@ -113,7 +116,7 @@ class Tfds(Source):
         features = self._builder.info.features
         names = [self.params.feature] if self.params.feature else list(features)
         together = all(features[name].shape == () for name in names)
-        if together:  # many at a time: one by one takes ten times as long
+        if together:  # reading one example at a time takes ten times as long
             data = data.map(lambda example: {name: example[name] for name in names})
             data = data.batch(_TOGETHER)
         try:
@@ -135,7 +138,7 @@ class Tfds(Source):
 
 
 def _rows(examples: dict[str, np.ndarray]) -> Iterator[dict[str, Any]]:
-    """Examples that were read together, one by one."""
+    """Yields the examples of a batch one by one."""
     for values in zip(*examples.values(), strict=True):
         yield dict(zip(examples, values, strict=True))
 
@@ -146,7 +149,7 @@ def _builder(name: str, data_dir: str | None) -> Any:
     try:
         builder = tfds.builder(name, data_dir=data_dir, try_gcs=False)
     except (tfds.core.registered.DatasetNotFoundError, ValueError, AssertionError) as error:
-        known = tfds.list_builders(with_community_datasets=False)  # the others need a network
+        known = tfds.list_builders(with_community_datasets=False)  # community ones need a network
         close = difflib.get_close_matches(name, known, n=3)
         hint = f"; did you mean {', '.join(close)}?" if close else ""
         where = f" in {data_dir}" if data_dir else ""
@@ -157,17 +160,17 @@ def _builder(name: str, data_dir: str | None) -> Any:
     if not _is_prepared(builder):
         argument = f", data_dir={data_dir!r}" if data_dir else ""
         raise InputError(
-            f"the TFDS data set {name!r} is not prepared in {builder.data_path}. Tekso downloads "
-            "nothing by itself. Prepare it once, where there is a network and room:\n"
+            f"the TFDS data set {name!r} is not prepared in {builder.data_path}. Tekso does not "
+            "download data. Prepare it once, with network access and enough disk space:\n"
             f'  python -c "import tensorflow_datasets as tfds; tfds.builder({name!r}{argument})'
             '.download_and_prepare()"\n'
-            "or point input.corpus.data_dir at a folder that has it."
+            "or set input.corpus.data_dir to a folder that contains it."
         )
     return builder
 
 
 def _is_prepared(builder: Any) -> bool:
-    """Asks the builder, which would write to the log that the folder is not there."""
+    """Returns whether a data set is prepared, without TFDS's warning about a missing folder."""
 
     def is_other(record: logging.LogRecord) -> bool:
         return not str(record.msg).startswith("Variant folder")

@@ -2,8 +2,8 @@
 
 A record is   length (8 bytes) | its checksum (4) | data (length) | its checksum (4).
 
-The files are walked once, frame by frame, for the index; lengths are checked then, data when a
-record is read. A file that is compressed by gzip is read whole into memory.
+Each file is scanned once to build an index, which checks the checksums of lengths. The checksum of
+the data is checked when a record is read. A gzip-compressed file is read into memory as a whole.
 """
 
 from __future__ import annotations
@@ -37,27 +37,28 @@ class TfRecords(Source):
         """Params of TfRecords."""
 
         files: str = param("Training files: globs, separated by commas.", default="")
-        dev_files: str = param("Held-out files; empty holds out a part of `files`.", default="")
-        test_files: str = param("As dev_files, for the end.", default="")
+        dev_files: str = param("Files for dev; empty: hold out a part of `files`.", default="")
+        test_files: str = param("Files for test; empty: hold out a part of `files`.", default="")
         feature: str = param(
-            "Feature of the tf.train.Example in a record that is wanted; empty for the record "
-            "itself.",
+            "Feature to read from the tf.train.Example in each record; empty: the whole record.",
             default="",
         )
         holdout: Literal["end", "hash"] = param(
-            "What is held out of `files`: the last records of each file, or records by a hash of "
+            "What is held out from `files`: the last records of each file, or records by a hash of "
             "the file's name and their number.",
             default="end",
         )
-        dev_fraction: float = param("Share of `files` for dev, without dev_files.", default=0.1)
-        test_fraction: float = param("Share of `files` for test, without test_files.", default=0.0)
+        dev_fraction: float = param("Fraction of `files` for dev, without dev_files.", default=0.1)
+        test_fraction: float = param(
+            "Fraction of `files` for test, without test_files.", default=0.0
+        )
 
     def __init__(self, params: Any, *, split: Split = "train") -> None:
         """Finds the files and indexes them.
 
         Raises:
           FileNotFoundError: a glob matches nothing.
-          InputError: no files are given, or too many are malformed, or nothing is left.
+          InputError: no files are given, too many are malformed, or no records are left.
         """
         super().__init__(params, split=split)
         choice = FileChoice.of(self.params, split)
@@ -83,16 +84,16 @@ class TfRecords(Source):
         return len(self._records)
 
     def origin(self, index: int) -> Origin:
-        """Where a record lies."""
+        """Returns the position of a record."""
         return Origin(self._paths[self._file[index]], int(self._records[index, 0]))
 
     def fingerprint(self) -> str:
-        """A digest of what the records hold."""
+        """Returns a digest of the records."""
         kept = [self._file.tobytes(), self._records.tobytes(), self.params.feature.encode()]
         return digest([*self._digests, *kept])
 
     def describe(self) -> str:
-        """The collection in a few words."""
+        """Returns a short description of the collection."""
         return f"TFRecord files {self.params.get(files_param(self.params, self.split))}"
 
     def _walk(self, path: str) -> Frames | None:
@@ -102,7 +103,7 @@ class TfRecords(Source):
             with self._open(path) as file:
                 frames = walk(file)
         except (EOFError, zlib.error) as error:
-            self.skips.add(Origin(path), f"compressed by gzip, but damaged: {error}")
+            self.skips.add(Origin(path), f"damaged gzip file: {error}")
             return None
         except OSError as error:
             self.skips.add(Origin(path), error.strerror or str(error))
@@ -136,7 +137,7 @@ class TfRecords(Source):
             raise BadRecordError(origin, error.strerror or str(error)) from error
         record, footer = data[:length], data[length:]
         if len(footer) < _FOOTER.size:
-            raise BadRecordError(origin, "the record is cut off")
+            raise BadRecordError(origin, "the record is truncated")
         if crc32c.masked(crc32c.crc32c(record)) != _FOOTER.unpack(footer)[0]:
             raise BadRecordError(origin, f"the {length} bytes of data have a wrong checksum")
         return feature_of(record, self.params.feature, origin) if self.params.feature else record
@@ -147,11 +148,11 @@ class Frames:
     """Index of one file.
 
     Attributes:
-      offsets: [n] int64, where each record begins, with its header.
-      lengths: [n] int64, bytes of data in each.
-      digest: of the lengths and checksums.
-      end: first byte that is in no good frame.
-      problem: why the walk ended before the end of the file; empty if it did not.
+      offsets: [n] int64, first byte of each record, including its header.
+      lengths: [n] int64, bytes of data in each record.
+      digest: digest of lengths and checksums.
+      end: first byte after the last valid record.
+      problem: the reason why the scan stopped before the end of the file; empty: it did not.
     """
 
     offsets: np.ndarray
@@ -162,7 +163,7 @@ class Frames:
 
 
 def walk(file: IO[bytes]) -> Frames:
-    """Indexes a file: walks from frame to frame and checks every length."""
+    """Returns the index of a file; scans it record by record and checks every length."""
     size = file.seek(0, io.SEEK_END)
     size = file.tell() if size is None else size  # TensorFlow's files return nothing
     file.seek(0)
@@ -173,14 +174,14 @@ def walk(file: IO[bytes]) -> Frames:
     while offset < size:
         header = file.read(_HEADER.size)
         if len(header) < _HEADER.size:
-            problem = f"the header of a record is cut off after {len(header)} bytes"
+            problem = f"the header of a record is truncated after {len(header)} bytes"
             break
         length = _HEADER.unpack(header)[0]
         end = offset + _HEADER.size + length + _FOOTER.size
         headers += header
         offsets.append(offset)
         if end > size:
-            problem = f"a record of {length} bytes of data is cut off by the end of the file"
+            problem = f"a record of {length} bytes of data is truncated by the end of the file"
             break
         file.seek(offset + _HEADER.size + length)
         footers += file.read(_FOOTER.size)
@@ -189,7 +190,7 @@ def walk(file: IO[bytes]) -> Frames:
     wrong = np.flatnonzero(crc32c.masked_of_words(table["length"]) != table["checksum"])
     good = len(footers) // _FOOTER.size
     if len(wrong):
-        # Where the next record begins is in the length alone: the rest of the file is lost.
+        # Only the length gives the start of the next record, so the rest of the file is lost.
         good = int(wrong[0])
         offset = offsets[good]
         problem = "the length of a record has a wrong checksum: the rest of the file is lost"
@@ -205,17 +206,19 @@ def walk(file: IO[bytes]) -> Frames:
 
 
 def _is_gzip(begin: bytes) -> bool:
-    """Whether a file is compressed; a good frame can begin with the same two bytes by chance."""
+    """Returns whether a file is gzip-compressed; a valid record may begin with the same bytes."""
     if not begin.startswith(_GZIP) or len(begin) < _HEADER.size:
         return False
     return crc32c.masked(crc32c.crc32c(begin[:8])) != _HEADER.unpack(begin)[1]
 
 
 def feature_of(record: bytes, name: str, origin: Origin) -> Any:
-    """A feature of a serialised tf.train.Example: bytes if it is one byte string, else an array.
+    """Returns a feature of a serialised tf.train.Example.
+
+    The result is bytes for a single byte string, a list for several, otherwise an array.
 
     Raises:
-      BadRecordError: the record is no Example, or has no such feature.
+      BadRecordError: the record is not an Example, or has no such feature.
     """
     import tensorflow as tf
     from google.protobuf.message import DecodeError
@@ -223,7 +226,7 @@ def feature_of(record: bytes, name: str, origin: Origin) -> Any:
     try:
         features = tf.train.Example.FromString(record).features.feature
     except DecodeError as error:
-        raise BadRecordError(origin, "the record is no tf.train.Example") from error
+        raise BadRecordError(origin, "the record is not a tf.train.Example") from error
     if name not in features:
         names = ", ".join(sorted(features)) or "none"
         raise BadRecordError(origin, f"the record has no feature {name!r}, only: {names}")

@@ -1,4 +1,4 @@
-"""Tokenizers: text to ids and back; `Bytes`, the one that needs no table."""
+"""The base class of tokenizers, and `Bytes`, a tokenizer without a table."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import numpy as np
 from tekso.framework.input.sources import TrainingText, digest
 from tekso.framework.params import Configurable
 
-REPLACEMENT = "\ufffd"  # shown for what is no text
+REPLACEMENT = "\ufffd"  # shown for bytes that are not text
 
 
 class Tokenizer(Configurable):
-    """Base: every id stands for some bytes of UTF-8.
+    """Base class of tokenizers; every id stands for some bytes of UTF-8.
 
-    The end of a text has an id of its own, `end_id`, which `encode` of text never gives and which
-    stands for no bytes. A stream of texts has it between them and at both ends.
+    A separate id, `end_id`, marks the end of a text. It stands for no bytes, and `encode` never
+    returns it. A stream of texts has it between texts and at both ends.
     """
 
-    is_fast = False  # whether encoding is about as fast as reading, so that keeping it does not pay
+    is_fast = False  # whether encoding is about as fast as reading, so that caching ids is useless
 
     def __init__(
         self,
@@ -29,18 +29,18 @@ class Tokenizer(Configurable):
         assets_dir: str | None = None,
         training: TrainingText | None = None,
     ) -> None:
-        """Loads the table, or makes it.
+        """Loads the table, or makes it from the training text.
 
         Args:
           params: Params.
-          assets_dir: folder where a table that was learned from the data is kept.
-          training: text to learn it from, if it is not there yet.
+          assets_dir: folder in which learned tables are stored.
+          training: text to learn the table from, if it is not stored yet.
         """
         super().__init__(params)
         del assets_dir, training
 
     end_id: int
-    token_bytes: Sequence[bytes]  # what each id stands for, shown if it is no text
+    token_bytes: Sequence[bytes]  # the bytes of each id
 
     @property
     def vocab_size(self) -> int:
@@ -49,25 +49,25 @@ class Tokenizer(Configurable):
 
     @property
     def token_num_bytes(self) -> np.ndarray:
-        """Bytes of text that each id stands for: [vocab_size] int32."""
+        """Number of bytes of text per id: [vocab_size] int32."""
         return np.fromiter(map(len, self.token_bytes), np.int32, self.vocab_size)
 
     @property
     def dtype(self) -> Any:
-        """The smallest type that holds every id."""
+        """The smallest dtype for all ids."""
         small = self.vocab_size <= 1 << 16
         return (np.uint8 if self.vocab_size <= 1 << 8 else np.uint16) if small else np.int32
 
     def encode(self, text: str) -> np.ndarray:
-        """The ids of a text: [tokens] int32."""
+        """Returns the ids of a text: [tokens] int32."""
         return self._encode(text).astype(np.int32)
 
     def encode_all(self, texts: Iterable[str]) -> list[np.ndarray]:
-        """The ids of each text, of type `dtype`."""
+        """Returns the ids of each text, with dtype `dtype`."""
         return [self._encode(text).astype(self.dtype, copy=False) for text in texts]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of some ids. What is no UTF-8, or no id, is shown as U+FFFD."""
+        """Returns the text of some ids; invalid UTF-8 and invalid ids become U+FFFD."""
         table, size = self.token_bytes, self.vocab_size
         unknown = REPLACEMENT.encode()
         parts = [table[i] if 0 <= i < size else unknown for i in map(int, ids)]
@@ -75,16 +75,16 @@ class Tokenizer(Configurable):
 
     @property
     def unused_ids(self) -> Sequence[int]:
-        """Ids that no training text has, so that a model is not to draw them."""
+        """Ids that no training text contains; a model should not sample them."""
         return ()
 
     def unknown(self, text: str) -> list[str]:
-        """What of a text has no id of its own and is lost: characters or words, each once."""
+        """Returns the characters or words of a text that have no id and are lost, each once."""
         del text
         return []
 
     def fingerprint(self) -> str:
-        """A digest: another one gives other ids."""
+        """Returns a digest; tokenizers with different ids have different digests."""
         return digest([type(self).__qualname__.encode(), *self.token_bytes])
 
     def _encode(self, text: str) -> np.ndarray:
@@ -92,7 +92,7 @@ class Tokenizer(Configurable):
 
 
 class Bytes(Tokenizer):
-    """256 ids, the bytes of UTF-8. No text has a NUL byte, so 0 is the end of a text."""
+    """256 ids, one per byte of UTF-8; id 0 is the end of a text, since text has no NUL bytes."""
 
     is_fast = True
     end_id = 0

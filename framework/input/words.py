@@ -1,4 +1,4 @@
-"""Words between white space as tokens: the most frequent ones have ids."""
+"""A tokenizer whose tokens are the most frequent words, separated by white space."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _FIRST = 2
 
 
 class Words(Tokenizer):
-    """One id a word. White space comes back as single spaces; perplexity counts words.
+    """One id per word. White space is decoded as single spaces, and perplexity is per word.
 
-    0 is the end of a text, 1 any other word: it shows as "<UNK>" and counts as one byte. A word
-    counts one byte more than it has, for the space after it.
+    Id 0 is the end of a text. Id 1 is any other word, which is decoded as "<UNK>" and counts as one
+    byte. A word counts one byte more than its length, for the space after it.
     """
 
     class Params(Tokenizer.Params):
@@ -31,8 +31,8 @@ class Words(Tokenizer):
 
         vocab_size: int = param("Number of ids, two of them special.", default=REQUIRED)
         file: str = param(
-            "A table to use, one word a line, the first of them kept; empty takes the most "
-            "frequent words of the training text.",
+            "Table file with one word per line, of which the first vocab_size - 2 are used; empty: "
+            "the most frequent words of the training text.",
             default="",
         )
 
@@ -45,16 +45,16 @@ class Words(Tokenizer):
         assets_dir: str | None = None,
         training: TrainingText | None = None,
     ) -> None:
-        """Loads the table, or makes it.
+        """Loads the table, or makes it from the training text.
 
         Raises:
-          InputError: the table was made from other text.
+          InputError: vocab_size is too small, or the table was made from different text.
         """
         super().__init__(params)
         p = self.params
         if p.vocab_size <= _FIRST:
             raise InputError(
-                f"{p.path_of('vocab_size')} is {p.vocab_size}, but has to be more than {_FIRST}"
+                f"{p.path_of('vocab_size')} is {p.vocab_size}, but must be more than {_FIRST}"
             )
         if p.file:
             data = files.read(files.glob([p.file], what=p.path_of("file"))[0])
@@ -74,22 +74,22 @@ class Words(Tokenizer):
 
     @property
     def token_num_bytes(self) -> np.ndarray:
-        """Bytes of text that each id stands for: [vocab_size] int32."""
+        """Number of bytes of text per id: [vocab_size] int32."""
         num_bytes = super().token_num_bytes
         num_bytes[_UNKNOWN] = 1
         return num_bytes
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The words of some ids, single spaces between them."""
+        """Returns the words of some ids, separated by single spaces."""
         return super().decode(ids).removesuffix(" ")
 
     @property
     def unused_ids(self) -> Sequence[int]:
-        """Ids beyond the table; unknown words are in training text."""
+        """Ids beyond the table, without the id of unknown words: training text may contain it."""
         return self._unused
 
     def unknown(self, text: str) -> list[str]:
-        """The words that are not in the table."""
+        """Returns the words that are not in the table."""
         return [word for word in dict.fromkeys(text.split()) if word not in self._id_of]
 
     def _encode(self, text: str) -> np.ndarray:

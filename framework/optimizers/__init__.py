@@ -1,4 +1,4 @@
-"""Optimizers: pure updates of one weight at a time, from its spec, gradient and slots."""
+"""Optimizers: pure functions that update one weight from its spec, gradient and slots."""
 
 from tekso.framework.optimizers.adafactor import Adafactor
 from tekso.framework.optimizers.adagrad import Adagrad

@@ -1,4 +1,4 @@
-"""Adafactor: adaptive steps whose slots grow with the sum of a matrix's sides."""
+"""Adafactor: adaptive updates with slots of size rows + columns for a matrix."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tekso.framework.weight_spec import WeightSpec
 
 
 class Adafactor(Optimizer):
-    """Second moments by rows and columns, clipped updates, steps relative to the weight.
+    """Adafactor: factored second moments, clipped updates, and updates relative to the weight.
 
         square = gradient**2 + gradient_epsilon
         row    = beta2_t * row    + (1 - beta2_t) * mean of square over the columns
@@ -24,11 +24,11 @@ class Adafactor(Optimizer):
         beta2_t = 1 - t**-decay_exponent,   rate_t = learning_rate * min(t**-0.5, max_relative_step)
         t = 1, 2, …
 
-    Rows and columns are the two largest dims of a weight (of one layer of a stacked weight), when
-    both have at least `min_dim_to_factor` elements; any other weight keeps its whole second moment.
-    Root mean squares are taken per layer of a stacked weight. With the default `step_size` the
-    schedule of the learner is a factor of the relative step: give it `Constant` 1. Weight decay
-    is scaled by rate_t.
+    Rows and columns are the two largest dims of a weight (of one layer of a stacked weight), if
+    both have at least `min_dim_to_factor` elements. For all other weights, the second moment is not
+    factored. Root mean squares are computed for each layer of a stacked weight. With the default
+    `step_size`, the learner's schedule is a factor of the relative step: use `Constant` with value
+    1. Weight decay is multiplied by rate_t.
 
     Source:
       Shazeer & Stern 2018 (arXiv 1804.04235), algorithms 4 and 5; dims of tensors of higher rank as
@@ -39,26 +39,30 @@ class Adafactor(Optimizer):
         """Params of Adafactor."""
 
         step_size: Literal["relative", "learning_rate"] = param(
-            "rate_t: learning_rate * min(t**-0.5, max_relative_step), or learning_rate alone.",
+            "rate_t: learning_rate * min(t**-0.5, max_relative_step), or learning_rate.",
             default="relative",
         )
         max_relative_step: float = param("Largest relative step.", default=0.01)
         weight_scale: Literal["rms", "none"] = param(
-            "Whether a step is multiplied by the root mean square of its weight.", default="rms"
+            "Whether an update is multiplied by the root mean square of its weight.", default="rms"
         )
-        scale_epsilon: float = param("Smallest such factor: epsilon 2 of the paper.", default=1e-3)
+        scale_epsilon: float = param(
+            "Lower bound of this root mean square: epsilon 2 of the paper.", default=1e-3
+        )
         decay: Literal["power", "adam"] = param(
             "beta2_t: 1 - t**-decay_exponent, or beta2 * (1 - beta2**(t-1)) / (1 - beta2**t).",
             default="power",
         )
-        decay_exponent: float = param("Exponent of the growing decay.", default=0.8)
+        decay_exponent: float = param('Exponent in beta2_t with decay "power".', default=0.8)
         beta2: float = param('Limit of beta2_t with decay "adam".', default=0.999)
         clipping_threshold: float | None = param(
-            "Largest root mean square of an update; None for any.", default=1.0
+            "Maximum root mean square of an update; None: no limit.", default=1.0
         )
-        gradient_epsilon: float = param("Added to squares: epsilon 1 of the paper.", default=1e-30)
-        min_dim_to_factor: int = param("Smallest dim that is factored.", default=128)
-        beta1: float = param("Share of the first moment kept; 0 keeps none.", default=0.0)
+        gradient_epsilon: float = param(
+            "Added to squared gradients: epsilon 1 of the paper.", default=1e-30
+        )
+        min_dim_to_factor: int = param("Minimum size of factored dims.", default=128)
+        beta1: float = param("Decay of the first moment; 0: no first moment.", default=0.0)
 
     def __init__(self, params: Any) -> None:
         """Checks the Params."""
@@ -72,7 +76,7 @@ class Adafactor(Optimizer):
         self._require("min_dim_to_factor", self.params.min_dim_to_factor >= 1, "1 or more")
 
     def slots(self, spec: WeightSpec) -> dict[str, WeightSpec]:
-        """Declares what the class docstring names."""
+        """Declares the slots in the class docstring."""
         factored = self._factored_dims(spec)
         if factored is None:
             slots = {"second_moment": slot(spec, "second_moment")}
@@ -87,7 +91,7 @@ class Adafactor(Optimizer):
         return slots
 
     def effective_learning_rate(self, learning_rate: tf.Tensor, t: tf.Tensor) -> tf.Tensor:
-        """Returns rate_t of the class docstring, without the scale of the weight."""
+        """Returns rate_t of the class docstring."""
         if self.params.step_size == "learning_rate":
             return learning_rate
         return learning_rate * tf.minimum(tf.math.rsqrt(t), self.params.max_relative_step)
@@ -136,14 +140,14 @@ class Adafactor(Optimizer):
         return gradient * row_factor * column_factor, new_slots
 
     def _mixing(self, t: tf.Tensor) -> tf.Tensor:
-        """Returns 1 - beta2_t: the small number itself, which 1 minus a float32 would round."""
+        """Returns 1 - beta2_t, computed directly, because 1 - float32(beta2_t) would be rounded."""
         p = self.params
         if p.decay == "power":
             return tf.pow(t, -p.decay_exponent)
         return (1.0 - p.beta2) / unseen_share(p.beta2, t)
 
     def _factored_dims(self, spec: WeightSpec) -> tuple[int, int] | None:
-        """Returns the dims of rows and of columns, in the order of the shape; None for neither."""
+        """Returns the row dim and the column dim, in ascending order; None: not factored."""
         inner = range(spec.stacked, len(spec.shape))
         largest = sorted(inner, key=lambda d: (spec.shape[d], d))[-2:]
         if len(largest) < 2 or spec.shape[largest[0]] < self.params.min_dim_to_factor:

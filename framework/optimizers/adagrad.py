@@ -1,4 +1,4 @@
-"""Adagrad: gradients divided by the root of the sum of all squares so far."""
+"""Adagrad: divides gradients by the root of the sum of all squared gradients so far."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tekso.framework.weight_spec import WeightSpec
 
 
 class Adagrad(Optimizer):
-    """Divides by the root of the sum of squared gradients.
+    """Adagrad: divides the gradient by the root of the sum of squared gradients.
 
         sum_of_squares += gradient**2
         weight -= learning_rate * gradient / (sqrt(sum_of_squares) + epsilon)
@@ -24,7 +24,7 @@ class Adagrad(Optimizer):
     class Params(Optimizer.Params):
         """Params of Adagrad."""
 
-        initial_sum_of_squares: float = param("Sum before the first step.", default=0.0)
+        initial_sum_of_squares: float = param("Initial sum of squares.", default=0.0)
         epsilon: float = param("Added to the root.", default=1e-10)
 
     def __init__(self, params: Any) -> None:
@@ -35,7 +35,7 @@ class Adagrad(Optimizer):
         self._require_positive("epsilon")
 
     def slots(self, spec: WeightSpec) -> dict[str, WeightSpec]:
-        """Declares what the class docstring names."""
+        """Declares the slots in the class docstring."""
         value = self.params.initial_sum_of_squares
         return {"sum_of_squares": slot(spec, "sum_of_squares", value=value)}
 

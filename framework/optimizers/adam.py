@@ -1,4 +1,4 @@
-"""Adam and AdamW, and the pair of moments that LAMB shares with them."""
+"""Adam and AdamW."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tekso.framework.weight_spec import WeightSpec
 
 
 class Adam(Optimizer):
-    """Adam: a running mean of the gradient over the root of one of its square.
+    """Adam: a running mean of gradients, divided by the root of a running mean of their squares.
 
         first_moment  = beta1 * first_moment  + (1 - beta1) * gradient
         second_moment = beta2 * second_moment + (1 - beta2) * gradient**2
@@ -27,8 +27,8 @@ class Adam(Optimizer):
     class Params(Optimizer.Params):
         """Params of Adam."""
 
-        beta1: float = param("Share of the first moment kept per step, in [0, 1).", default=0.9)
-        beta2: float = param("Share of the second moment kept per step, in [0, 1).", default=0.999)
+        beta1: float = param("Decay of the first moment, in [0, 1).", default=0.9)
+        beta2: float = param("Decay of the second moment, in [0, 1).", default=0.999)
         epsilon: float = param("Added to the root of the second moment.", default=1e-8)
 
     def __init__(self, params: Any) -> None:
@@ -38,7 +38,7 @@ class Adam(Optimizer):
         self._require_positive("epsilon")
 
     def slots(self, spec: WeightSpec) -> dict[str, WeightSpec]:
-        """Declares what the class docstring names."""
+        """Declares the slots in the class docstring."""
         return {name: slot(spec, name) for name in ("first_moment", "second_moment")}
 
     def decrement(
@@ -54,7 +54,7 @@ class Adam(Optimizer):
         p = self.params
         first = p.beta1 * slots["first_moment"] + (1.0 - p.beta1) * gradient
         second = p.beta2 * slots["second_moment"] + (1.0 - p.beta2) * tf.square(gradient)
-        # Both corrections are scalars: one multiplication each in the loop over the elements.
+        # Both bias corrections are scalars: each costs one multiplication per element.
         rate = learning_rate / unseen_share(p.beta1, t)
         correction = 1.0 / unseen_share(p.beta2, t)
         decrement = rate * first / (tf.sqrt(correction * second) + p.epsilon)
@@ -62,7 +62,7 @@ class Adam(Optimizer):
 
 
 class AdamW(Adam):
-    """Adam with decoupled weight decay, by default 0.01 times the learning rate.
+    """AdamW: Adam with decoupled weight decay, by default 0.01 times the learning rate.
 
     Source:
       Loshchilov & Hutter 2019 (arXiv 1711.05101), algorithm 2.
@@ -71,12 +71,12 @@ class AdamW(Adam):
     class Params(Adam.Params):
         """Params of AdamW."""
 
-        weight_decay: float = param("Rate of weight decay per step; 0 for none.", default=0.01)
+        weight_decay: float = param("Rate of weight decay per step; 0: no decay.", default=0.01)
 
 
 def unseen_share(beta: float, t: tf.Tensor) -> tf.Tensor:
-    """Returns 1 - beta**t, the weight that a running mean has gathered after t steps.
+    """Returns 1 - beta**t, the total weight of gradients in a running mean after t steps.
 
-    By way of expm1: in float32 the plain form has lost three digits at beta 0.999 and t = 1.
+    Computed with expm1: in float32, 1 - beta**t loses three digits at beta 0.999 and t = 1.
     """
     return -tf.math.expm1(t * math.log(beta)) if beta else tf.ones_like(t)

@@ -1,4 +1,4 @@
-"""LARS and LAMB: steps in proportion to the norm of the weight they change, for large batches."""
+"""LARS and LAMB: updates in proportion to the norm of each weight, for large batches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tekso.framework.weight_spec import WeightSpec
 
 
 class LARS(Optimizer):
-    """Momentum whose rate is scaled, weight by weight, by the ratio of norms.
+    """LARS: momentum with a learning rate scaled by the ratio of weight norm and gradient norm.
 
         direction = gradient + weight_decay * weight
         trust = trust_coefficient * |weight| / (|gradient| + weight_decay * |weight|)
@@ -23,8 +23,8 @@ class LARS(Optimizer):
         scaled:   velocity = momentum * velocity + direction
                   weight -= learning_rate * trust * velocity
 
-    Trust is 1 where |weight| is 0 or the denominator is 0, and where the path is excluded. Norms
-    are taken per layer of a stacked weight. For ResNet-50 biases and normalisation weights are
+    Trust is 1 if |weight| or the denominator is 0, or if the path is in `trust_exclude`. Norms are
+    computed for each layer of a stacked weight. For ResNet-50, biases and normalisation weights are
     excluded from both trust and decay.
 
     Source:
@@ -35,16 +35,16 @@ class LARS(Optimizer):
     class Params(Optimizer.Params):
         """Params of LARS."""
 
-        momentum: float = param("Share of the velocity kept per step, in [0, 1).", default=0.9)
+        momentum: float = param("Decay of the velocity, in [0, 1).", default=0.9)
         momentum_form: Literal["unscaled", "scaled"] = param(
-            "Whether the velocity adds up steps (unscaled) or gradients (scaled).",
+            "Whether the velocity accumulates updates (unscaled) or gradients (scaled).",
             default="unscaled",
         )
-        trust_coefficient: float = param("Largest relative step at rate 1.", default=0.001)
+        trust_coefficient: float = param("Maximum relative update at rate 1.", default=0.001)
         trust_exclude: list[str] = param(
-            "Regular expressions of whole weight paths whose trust is 1.", default=[]
+            "Weights with trust 1: regular expressions that match whole weight paths.", default=[]
         )
-        weight_decay: float = param("Rate of the decay inside of the direction.", default=1e-4)
+        weight_decay: float = param("Rate of weight decay, in the direction.", default=1e-4)
 
     decay_is_decoupled = False
 
@@ -57,13 +57,13 @@ class LARS(Optimizer):
         self._untrusted = self._patterns("trust_exclude")
 
     def check(self, paths: Iterable[str]) -> None:
-        """Checks the patterns of decay and of trust; see `Optimizer.check`."""
+        """Checks the patterns of decay and trust; see `Optimizer.check`."""
         paths = list(paths)
         super().check(paths)
         self._check_patterns(self._untrusted, paths)
 
     def slots(self, spec: WeightSpec) -> dict[str, WeightSpec]:
-        """Declares what the class docstring names."""
+        """Declares the slots in the class docstring."""
         return {"velocity": slot(spec, "velocity")}
 
     def kind(self, spec: WeightSpec) -> Hashable:
@@ -96,13 +96,13 @@ class LARS(Optimizer):
 
 
 class LAMB(Adam):
-    """Adam whose step is scaled, weight by weight, to the norm of the weight.
+    """LAMB: Adam with each update scaled to the norm of its weight.
 
-        direction = Adam's step at rate 1 + weight_decay * weight
+        direction = update of Adam at learning rate 1 + weight_decay * weight
         weight -= learning_rate * phi(|weight|) / |direction| * direction
 
-    phi clips to [min_weight_norm, max_weight_norm]. The ratio is 1 where phi or |direction| is 0,
-    and where the path is excluded. Norms are taken per layer of a stacked weight.
+    phi clips to [min_weight_norm, max_weight_norm]. The ratio is 1 if phi or |direction| is 0, or
+    if the path is in `trust_exclude`. Norms are computed for each layer of a stacked weight.
 
     Source:
       You et al. 2020 (arXiv 1904.00962), algorithm 2.
@@ -112,12 +112,12 @@ class LAMB(Adam):
         """Params of LAMB."""
 
         epsilon: float = param("Added to the root of the second moment.", default=1e-6)
-        weight_decay: float = param("Rate of the decay inside of the direction.", default=0.01)
+        weight_decay: float = param("Rate of weight decay, in the direction.", default=0.01)
         trust_exclude: list[str] = param(
-            "Regular expressions of whole weight paths whose ratio is 1.", default=[]
+            "Weights with ratio 1: regular expressions that match whole weight paths.", default=[]
         )
         min_weight_norm: float = param("Lower bound of phi.", default=0.0)
-        max_weight_norm: float | None = param("Upper bound of phi; None for none.", default=None)
+        max_weight_norm: float | None = param("Upper bound of phi; None: no bound.", default=None)
 
     decay_is_decoupled = False
 
@@ -136,7 +136,7 @@ class LAMB(Adam):
         self._untrusted = self._patterns("trust_exclude")
 
     def check(self, paths: Iterable[str]) -> None:
-        """Checks the patterns of decay and of trust; see `Optimizer.check`."""
+        """Checks the patterns of decay and trust; see `Optimizer.check`."""
         paths = list(paths)
         super().check(paths)
         self._check_patterns(self._untrusted, paths)
@@ -182,5 +182,5 @@ def _require_scaled_decay(optimizer: Optimizer) -> None:
     if scaling != "learning_rate":
         raise ValueError(
             f"{name}: weight_decay_scaling is {scaling!r}, but the decay of {name} is part of its "
-            "direction and so always times the learning rate: leave it at 'learning_rate'"
+            "direction, which is always multiplied by the learning rate: keep 'learning_rate'"
         )

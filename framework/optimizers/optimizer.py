@@ -1,8 +1,8 @@
-"""Optimizer: what every optimizer declares and computes, one weight at a time.
+"""The base class of optimizers, which update one weight at a time.
 
-An optimizer holds no state. It declares its slots from the spec of a weight, and `update` is a pure
-function from (weight, gradient, slots) to (weight, slots), built of elementwise operations and
-reductions only, so it runs plain, compiled in one cluster, and on a sharded mesh.
+An optimizer has no state. It declares slots for the spec of a weight. `update` is a pure function
+from (weight, gradient, slots) to (weight, slots). It consists of elementwise operations and
+reductions only, so XLA can compile it as one cluster, and it works on sharded weights.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ Slots = dict[str, tf.Tensor]
 
 
 class Optimizer(Configurable):
-    """Base of all optimizers.
+    """Base class of all optimizers.
 
-    A subclass declares slots and computes `decrement`: what is subtracted from the weight.
-    Decoupled weight decay is added here:
+    A subclass declares slots and computes `decrement`, which is subtracted from the weight. This
+    class adds decoupled weight decay:
 
         weight -= decrement + weight_decay * learning_rate * weight     scaling "learning_rate"
         weight -= decrement + weight_decay * weight                     scaling "independent"
 
-    Weights, gradients and slots are float64 for float64 weights and float32 for all others; the new
-    weight is rounded to the weight's own dtype.
+    Updates are computed in float64 for float64 weights and in float32 for all others. The new
+    weight is rounded to the dtype of the weight.
 
     Source:
       Loshchilov & Hutter 2019 (arXiv 1711.05101), decoupled weight decay.
@@ -40,18 +40,19 @@ class Optimizer(Configurable):
     class Params(Configurable.Params):
         """Params of an optimizer."""
 
-        weight_decay: float = param("Rate of weight decay per step; 0 for none.", default=0.0)
+        weight_decay: float = param("Rate of weight decay per step; 0: no decay.", default=0.0)
         weight_decay_scaling: Literal["learning_rate", "independent"] = param(
             "Whether the rate is multiplied by the learning rate of the step.",
             default="learning_rate",
         )
         weight_decay_exclude: list[str] = param(
-            'Regular expressions of whole weight paths without decay: [".*/bias", ".*/scale"].',
+            "Weights without decay: regular expressions that match whole weight paths, for example "
+            '[".*/bias", ".*/scale"].',
             default=[],
         )
 
     decay_is_decoupled = True
-    """False where `decrement` deals with the decay."""
+    """False in subclasses whose `decrement` includes weight decay."""
 
     def __init__(self, params: Any) -> None:
         """Checks the Params."""
@@ -60,7 +61,7 @@ class Optimizer(Configurable):
         self._undecayed = self._patterns("weight_decay_exclude")
 
     def slots(self, spec: WeightSpec) -> dict[str, WeightSpec]:
-        """Returns {slot name: spec} of what the optimizer keeps for a weight."""
+        """Returns {slot name: spec} of the optimizer's slots for a weight."""
         del spec
         return {}
 
@@ -77,9 +78,9 @@ class Optimizer(Configurable):
 
         Shapes:
           weight, gradient: spec.shape
-          slots: {name: tensor} as `slots(spec)` declares them
+          slots: {name: tensor}, as declared by `slots(spec)`
           learning_rate: []
-          step: [], int64: how often these slots were updated before; 0 for the first time
+          step: [], int64: number of earlier updates of these slots, from 0
           returns: the same shapes and dtypes
         """
         dtype = tf.as_dtype(state_dtype(spec))
@@ -94,7 +95,7 @@ class Optimizer(Configurable):
         return tf.cast(w - decrement, weight.dtype), new_slots
 
     def effective_learning_rate(self, learning_rate: tf.Tensor, t: tf.Tensor) -> tf.Tensor:
-        """Returns what the optimizer makes of the learning rate at its t-th update."""
+        """Returns the optimizer's own learning rate at its t-th update, from the schedule's."""
         del t
         return learning_rate
 
@@ -107,27 +108,27 @@ class Optimizer(Configurable):
         learning_rate: tf.Tensor,
         t: tf.Tensor,
     ) -> tuple[tf.Tensor, Slots]:
-        """Returns what to subtract from the weight, and the new slots; t counts from 1."""
+        """Returns the decrement of the weight, and the new slots; t counts from 1."""
         raise NotImplementedError(f"{type(self).__name__} has no decrement()")
 
     def kind(self, spec: WeightSpec) -> Hashable:
-        """Returns what `update` reads of a spec besides shape, dtype and stack dims.
+        """Returns the values that `update` reads from a spec besides shape, dtype and stack dims.
 
-        Weights for which all of this is equal share one compiled update. The default is for the
-        optimizers here. In a subclass that adds or overrides any method, and not this one, no
-        weights share.
+        Weights for which all these values are equal share one compiled update function. In a
+        subclass that adds or overrides other methods but not this one, every weight has its own
+        update function.
         """
         return self.decays(spec)
 
     def decays(self, spec: WeightSpec) -> bool:
-        """Returns whether the weight is decayed."""
+        """Returns whether weight decay applies to the weight."""
         return self.params.weight_decay > 0 and spec.path not in self._undecayed
 
     def check(self, paths: Iterable[str]) -> None:
-        """Checks the Params against the paths of all weights that the optimizer is given.
+        """Checks the Params against the paths of all weights of the optimizer.
 
         Raises:
-          ValueError: a list of patterns matches nothing at all.
+          ValueError: no pattern of a list matches any weight.
         """
         self._check_patterns(self._undecayed, paths)
 
@@ -143,7 +144,7 @@ class Optimizer(Configurable):
     def _require(self, field: str, holds: bool, allowed: str) -> None:
         if not holds:
             given = getattr(self.params, field)
-            raise ValueError(f"{type(self).__name__}: {field} is {given!r}, it must be {allowed}")
+            raise ValueError(f"{type(self).__name__}: {field} is {given!r}, but must be {allowed}")
 
     def _require_share(self, *fields: str) -> None:
         for field in fields:
@@ -155,14 +156,21 @@ class Optimizer(Configurable):
 
 
 def state_dtype(spec: WeightSpec) -> str:
-    """Returns the dtype in which a weight is updated and its slots are kept."""
+    """Returns the dtype of the update of a weight and of its slots."""
     return "float64" if spec.dtype == "float64" else "float32"
 
 
 def slot(
     spec: WeightSpec, name: str, *, value: float = 0.0, without_dim: int | None = None
 ) -> WeightSpec:
-    """Declares a slot of a weight: the same shape and dims, or those without one dim."""
+    """Returns the spec of a slot with the shape and dims of a weight, optionally without one dim.
+
+    Args:
+      spec: spec of the weight.
+      name: name of the slot.
+      value: initial value.
+      without_dim: the dim to omit; None: omit none.
+    """
     shape, dims = list(spec.shape), list(spec.dims)
     if without_dim is not None:
         del shape[without_dim], dims[without_dim]
@@ -183,17 +191,17 @@ def layer_sum(x: tf.Tensor, spec: WeightSpec) -> tf.Tensor:
 
     Shapes:
       x: [*stack, *inner]
-      returns: [*stack, 1, …, 1]: broadcasts against x
+      returns: [*stack, 1, …, 1], which broadcasts against x
     """
     return tf.reduce_sum(x, axis=list(range(spec.stacked, len(spec.shape))), keepdims=True)
 
 
 def layer_norm(x: tf.Tensor, spec: WeightSpec) -> tf.Tensor:
-    """Returns the Euclidean norm, of each layer of a stacked weight; shapes as `layer_sum`."""
+    """Returns the Euclidean norm of each layer of a stacked weight; shapes as in `layer_sum`."""
     return tf.sqrt(layer_sum(tf.square(x), spec))
 
 
 def layer_root_mean_square(x: tf.Tensor, spec: WeightSpec) -> tf.Tensor:
-    """Returns the root of the mean square, of each layer; shapes as `layer_sum`."""
+    """Returns the root mean square of each layer of a stacked weight; shapes as in `layer_sum`."""
     axes = list(range(spec.stacked, len(spec.shape)))
     return tf.sqrt(tf.reduce_mean(tf.square(x), axis=axes, keepdims=True))

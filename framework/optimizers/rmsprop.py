@@ -1,4 +1,4 @@
-"""RMSProp: gradients divided by a running root mean square."""
+"""RMSProp: divides gradients by a running root mean square."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from tekso.framework.weight_spec import WeightSpec
 
 
 class RMSProp(Optimizer):
-    """Divides by a running root mean square of the gradient.
+    """RMSProp: divides the gradient by its running root mean square.
 
         mean_square = decay * mean_square + (1 - decay) * gradient**2
         scaled = learning_rate * gradient / sqrt(mean_square + epsilon)
         weight -= scaled                                              momentum 0
         velocity = momentum * velocity + scaled; weight -= velocity   otherwise
 
-    Slots: one number a weight without momentum, two with. Epsilon stands under the root, where the
-    published settings of AmoebaNet (decay 0.9, momentum 0.9, epsilon 1) want it.
+    Epsilon is inside the root, as in the published settings of AmoebaNet (decay 0.9, momentum 0.9,
+    epsilon 1). There is one slot without momentum, and there are two with momentum.
 
     Source:
       Tieleman & Hinton 2012, Neural Networks for Machine Learning, lecture 6e.
@@ -29,10 +29,10 @@ class RMSProp(Optimizer):
     class Params(Optimizer.Params):
         """Params of RMSProp."""
 
-        decay: float = param("Share of the mean square kept per step, in [0, 1).", default=0.9)
-        momentum: float = param("Share of the velocity kept per step, in [0, 1).", default=0.0)
+        decay: float = param("Decay of the mean square, in [0, 1).", default=0.9)
+        momentum: float = param("Decay of the velocity, in [0, 1).", default=0.0)
         epsilon: float = param("Added to the mean square.", default=1e-10)
-        initial_mean_square: float = param("Mean square before the first step.", default=0.0)
+        initial_mean_square: float = param("Initial mean square.", default=0.0)
 
     def __init__(self, params: Any) -> None:
         """Checks the Params."""
@@ -43,7 +43,7 @@ class RMSProp(Optimizer):
         self._require("initial_mean_square", initial >= 0, "0 or more")
 
     def slots(self, spec: WeightSpec) -> dict[str, WeightSpec]:
-        """Declares what the class docstring names."""
+        """Declares the slots in the class docstring."""
         value = self.params.initial_mean_square
         slots = {"mean_square": slot(spec, "mean_square", value=value)}
         if self.params.momentum:

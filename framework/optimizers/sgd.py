@@ -1,4 +1,4 @@
-"""Stochastic gradient descent, plain and with momentum."""
+"""Stochastic gradient descent, without momentum, with momentum, and with Nesterov momentum."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tekso.framework.weight_spec import WeightSpec
 
 
 class SGD(Optimizer):
-    """weight -= learning_rate * gradient. Keeps nothing.
+    """Stochastic gradient descent without slots: weight -= learning_rate * gradient.
 
     Source:
       Robbins & Monro 1951.
@@ -35,12 +35,12 @@ class SGD(Optimizer):
 
 
 class Momentum(Optimizer):
-    """The heavy ball.
+    """Stochastic gradient descent with momentum.
 
         velocity = momentum * velocity + gradient
         weight -= learning_rate * velocity
 
-    The learning rate stands outside of the velocity, so a new rate acts at once.
+    The velocity does not include the learning rate, so a new rate takes effect immediately.
 
     Source:
       Polyak 1964; in this form Goyal et al. 2017 (arXiv 1706.02677), eq. 9.
@@ -49,7 +49,7 @@ class Momentum(Optimizer):
     class Params(Optimizer.Params):
         """Params of Momentum."""
 
-        momentum: float = param("Share of the velocity kept per step, in [0, 1).", default=0.9)
+        momentum: float = param("Decay of the velocity, in [0, 1).", default=0.9)
 
     def __init__(self, params: Any) -> None:
         """Checks the Params."""
@@ -57,7 +57,7 @@ class Momentum(Optimizer):
         self._require_share("momentum")
 
     def slots(self, spec: WeightSpec) -> dict[str, WeightSpec]:
-        """Declares what the class docstring names."""
+        """Declares the slots in the class docstring."""
         return {"velocity": slot(spec, "velocity")}
 
     def decrement(
@@ -78,9 +78,9 @@ class Momentum(Optimizer):
 
 
 class Nesterov(Momentum):
-    """Nesterov's momentum: weight -= learning_rate * (gradient + momentum * new velocity).
+    """Nesterov momentum: weight -= learning_rate * (gradient + momentum * new velocity).
 
-    The weight that is kept is the point at which the next gradient is taken.
+    The stored weight is the point at which the next gradient is computed.
 
     Source:
       Sutskever et al. 2013, eq. 3 and 4, in the variable of Bengio et al. 2013

@@ -1,1 +1,1 @@
-"""Fast primitives with gradients of their own, of which ordinary layers are built."""
+"""Implementations of the primitives in ops.py, with custom gradients."""

@@ -1,4 +1,4 @@
-"""Activations by name, each with its derivative, so that a cluster keeps one tensor: its input."""
+"""Activations by name, with custom gradients that save only the input for the backward pass."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _gelu_tanh(x: tf.Tensor) -> tf.Tensor:
 
 
 def _gelu_tanh_slope(x: tf.Tensor) -> tf.Tensor:
-    x = tf.clip_by_value(x, -30, 30)  # beyond 10 it is 0 or 1; a square that overflows gives NaN
+    x = tf.clip_by_value(x, -30, 30)  # the slope is 0 or 1 beyond 10; overflow of x * x gives NaN
     t = tf.tanh(_TANH_SCALE * (x + 0.044715 * x * x * x))
     return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * _TANH_SCALE * (1 + 3 * 0.044715 * x * x)
 
@@ -87,10 +87,10 @@ _ACTIVATIONS: dict[str, tuple[Callable[[tf.Tensor], tf.Tensor], ...]] = {
 
 
 def activate(name: str, x: tf.Tensor, *, fuse: Fuse = no_fusion) -> tf.Tensor:
-    """Applies the activation `name`.
+    """Applies the activation `name` to every element.
 
     Raises:
-      ValueError: there is none of that name.
+      ValueError: the name is unknown.
     """
     if name not in _ACTIVATIONS:
         raise ValueError(f"activation {name!r} is unknown; there are {', '.join(NAMES)}")

@@ -1,6 +1,9 @@
-"""The core of attention: scores, softmax, weighted sum, keeping only the probabilities.
+"""Attention: scores, softmax and weighted sum, with a custom gradient.
 
-B batch, T queries, S keys, N heads, K kv heads, G = N / K queries a kv head, H head dim.
+Of the [T, S] matrices, only the probabilities are saved for the backward pass.
+
+B batch, T query positions, S key positions, N heads, K kv heads, G = N / K heads per kv head,
+H head dim.
 """
 
 from __future__ import annotations
@@ -25,14 +28,14 @@ def attend(
     dropout: tuple[tf.Tensor, Any, float] | None = None,
     fuse: Fuse = no_fusion,
 ) -> tf.Tensor:
-    """softmax(scale * q k^T + bias, where mask) v.
+    """Returns softmax(scale * q k^T + bias) v, with the softmax over unmasked keys.
 
-    A query that may attend to nothing gives 0. The softmax is computed in float32.
+    The output is 0 for a query whose keys are all masked. The softmax is computed in float32.
 
     Shapes:
       q: [B, T, N, H], k, v: [B, S, K, H] with K dividing N
-      mask: bool, bias: float, broadcastable to [B, N, T, S]; bias gets a gradient
-      dropout: (key, example offset, rate) of the probabilities' dropout
+      mask: bool, bias: float, broadcastable to [B, N, T, S]; bias is differentiable
+      dropout: (key, example offset, rate) of the dropout of the probabilities
       returns: [B, T, N, H]
     Raises:
       ValueError: the kv heads do not divide the heads.
@@ -71,7 +74,7 @@ def attend(
 
 
 def _split_one(x: tf.Tensor, *, groups: int) -> tf.Tensor:
-    """[B, T, N, H] -> [B, K, G * T, H]: the queries of one kv head in one matrix."""
+    """Maps [B, T, N, H] to [B, K, G * T, H]: one matrix with all queries of a kv head."""
     b, t, n, h = x.shape
     x = tf.transpose(x, [0, 2, 1, 3])
     return tf.reshape(x, [b, n // groups, groups * t, h])
@@ -117,7 +120,7 @@ def _softmax(
         x = tf.where(mask, x, x.dtype.min)
     e = tf.exp(x - tf.reduce_max(x, -1, keepdims=True))
     if mask is not None:
-        e = tf.where(mask, e, 0)  # a row without a key sums to 0, not to the number of keys
+        e = tf.where(mask, e, 0)  # else a row without unmasked keys sums to the number of keys
     total = tf.reduce_sum(e, -1, keepdims=True)
     probs = e / (tf.where(total > 0, total, 1) if mask is not None else total)
     flat = tf.cast(tf.reshape(probs, scores.shape), scores.dtype)
@@ -156,10 +159,10 @@ def attend_known(
     mask: tf.Tensor | None = None,
     bias: tf.Tensor | None = None,
 ) -> tf.Tensor:
-    """`attend` over keys and values that are kept, heads before the length, for many queries.
+    """Returns the result of `attend` for cached keys and values, which have heads before length.
 
-    A step of decoding asks few queries of many keys: to transpose those would cost more than the
-    attention. There is no dropout.
+    A decoding step has few queries and many keys, so transposing the keys would cost more than the
+    attention itself. There is no dropout.
 
     Shapes:
       q: [B, T, N, H], k, v: [B, K, S, H] with K dividing N
@@ -179,10 +182,10 @@ def mean_probabilities(
     mask: tf.Tensor | None = None,
     bias: tf.Tensor | None = None,
 ) -> tf.Tensor:
-    """Returns how much every query takes of every key: the mean over heads, in float32.
+    """Returns the attention weights, averaged over heads, in float32.
 
-    To be shown and used in decoding; what `attend` computes, without dropout. A query that may
-    attend to nothing has 0 everywhere.
+    They are the probabilities of `attend` without dropout, for use in decoding and for display. A
+    query whose keys are all masked has weights 0.
 
     Shapes:
       q: [B, T, N, H], k: [B, K, S, H] with K dividing N
@@ -197,7 +200,7 @@ def mean_probabilities(
 def _known_probabilities(
     q: tf.Tensor, k: tf.Tensor, scale: float, mask: tf.Tensor | None, bias: tf.Tensor | None
 ) -> tf.Tensor:
-    """[B, T, N, H] and [B, K, S, H] -> [B, K, G * T, S]."""
+    """Returns the probabilities [B, K, G * T, S] for q [B, T, N, H] and k [B, K, S, H]."""
     (b, t, n, _), groups = q.shape, q.shape[2] // k.shape[1]
     scores = tf.matmul(_split_one(q * scale, groups=groups), k, transpose_b=True)
     x = tf.reshape(widen(scores), [b, n, t, scores.shape[-1]])
@@ -205,7 +208,7 @@ def _known_probabilities(
         x += tf.cast(bias, x.dtype)
     if mask is None:
         probs = tf.nn.softmax(x)
-    else:  # there is no gradient to keep anything for: fewer operations than `_softmax` has
+    else:  # without a gradient, fewer operations than in `_softmax` are enough
         probs = tf.nn.softmax(tf.where(mask, x, x.dtype.min))
         probs *= tf.cast(tf.reduce_any(mask, -1, keepdims=True), x.dtype)
     return tf.cast(tf.reshape(probs, scores.shape), scores.dtype)

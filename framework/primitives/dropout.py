@@ -1,4 +1,4 @@
-"""Dropout whose mask is a counter hash, computed again in the backward pass instead of kept."""
+"""Dropout with a counter-hash mask, which is recomputed in the backward pass instead of saved."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tekso.framework.primitives.fusion import Fuse, no_fusion
 def dropout(
     x: tf.Tensor, key: tf.Tensor, example_offset: Any, *, rate: float, fuse: Fuse = no_fusion
 ) -> tf.Tensor:
-    """Sets elements of x to 0 with probability `rate`, scales the others by 1 / (1 - rate).
+    """Sets elements of x to 0 with probability `rate` and scales the others by 1 / (1 - rate).
 
     Shapes:
       x: [examples, …], key: [] uint32

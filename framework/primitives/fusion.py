@@ -1,12 +1,11 @@
-"""How an elementwise cluster of a step is compiled: the `fuse` that primitives are given.
+"""Compilation of elementwise clusters: the argument `fuse` of primitives.
 
-`fuse(function, **static)` returns a function of tensors. Plain: `function` itself with its static
-arguments bound. Compiled: one XLA program for the cluster, between matrix products that stay with
-the vendor's library, which is the fastest mixture on CPU.
+`fuse(function, **static)` returns a function of tensors: `function` with its keyword arguments
+bound, either uncompiled (`no_fusion`) or compiled by XLA. Matrix products between clusters are not
+compiled and use the vendor's library, which is the fastest combination on CPU.
 
-A function of its own is what XLA compiles best (`XlaFusion`). Where a program is rewritten for many
-devices before it runs, such a function does not outlive that, but marks on its ops do
-(`MarkedFusion`).
+XLA works best with separately compiled functions (`XlaFusion`). If a program is partitioned for
+many devices before it runs, separate functions are lost, but marks on ops remain (`MarkedFusion`).
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import tensorflow as tf
 
 
 class Fuse(Protocol):
-    """Compiles a pure function of tensors; `static` are its keyword arguments."""
+    """Compiles a pure function of tensors; `static` has its keyword arguments."""
 
     def __call__(self, function: Callable[..., Any], **static: Any) -> Callable[..., Any]:
         """Returns the compiled function of tensors."""
@@ -27,18 +26,18 @@ class Fuse(Protocol):
 
 
 def no_fusion(function: Callable[..., Any], **static: Any) -> Callable[..., Any]:
-    """Leaves a cluster to TensorFlow's own kernels."""
+    """Returns the function uncompiled, for TensorFlow's own kernels."""
     return functools.partial(function, **static)
 
 
 class XlaFusion:
-    """Compiles every cluster by XLA. One instance for each tower: concurrent ones share nothing."""
+    """Compiles every cluster with XLA; concurrent towers need separate instances."""
 
     def __init__(self) -> None:
         self._compiled: dict[Any, Callable[..., Any]] = {}
 
     def __call__(self, function: Callable[..., Any], **static: Any) -> Callable[..., Any]:
-        """Returns the compiled function of tensors, the same for the same arguments."""
+        """Returns the compiled function of tensors; the same object for the same arguments."""
         key = (function, tuple(sorted(static.items())))
         if key not in self._compiled:
             self._compiled[key] = tf.function(
@@ -48,22 +47,22 @@ class XlaFusion:
 
 
 class MarkedFusion:
-    """Marks the ops of large clusters; TensorFlow gathers those of each for XLA before they run.
+    """Marks the ops of large clusters; TensorFlow compiles them with XLA when the graph is run.
 
-    What stands between them by then, as an exchange with other devices, stays outside. It works
-    only while a graph is made. Stretches of graphs within one another may be gathered together.
+    Ops that are inserted between them later, such as collectives, are not compiled. Marks only have
+    an effect in a graph. TensorFlow may merge clusters of nested graphs.
 
     Args:
-      min_elements: of all tensors that a cluster is given, on all devices together; smaller ones
-        gain less than the call of a compiled program costs, and are left to TensorFlow's kernels.
-        A tensor of unknown size counts nothing.
+      min_elements: minimum number of elements in all input tensors of a cluster, on all devices
+        together. Smaller clusters are not marked, because calling a compiled program would cost
+        more than it gains. Tensors of unknown size are not counted.
     """
 
     def __init__(self, min_elements: int = 1 << 19) -> None:
         self._min_elements = min_elements
 
     def __call__(self, function: Callable[..., Any], **static: Any) -> Callable[..., Any]:
-        """Returns the function of tensors, whose ops are marked."""
+        """Returns the function of tensors, which marks its ops."""
 
         def marked(*tensors: tf.Tensor) -> Any:
             if sum(x.shape.num_elements() or 0 for x in tensors) < self._min_elements:

@@ -1,4 +1,4 @@
-"""Table lookup for a table that is used again: two gradients become one without extra passes."""
+"""Lookup in a table that is also used elsewhere, with a cheap sum of both gradients."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import tensorflow as tf
 
 
 def lookup_shared(table: tf.Tensor, ids: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the rows, and the table for its later use (the softmax that is tied to it).
+    """Returns rows of a table, and the table itself for further use, for example a tied softmax.
 
-    The rows' gradient is scattered into the gradient that the later use gives; adding a sparse to a
-    dense gradient would pass over [vocab, embed] three times.
+    The gradient of the rows is scattered into the gradient of the returned table. Adding a sparse
+    to a dense gradient would instead need three passes over [vocab, embed].
 
     Shapes:
       table: [vocab, embed], ids: [...]

@@ -1,4 +1,4 @@
-"""Layer and RMS normalisation of the last dim, with gradients from the normalised input."""
+"""Layer norm and RMS norm over the last dim, with gradients computed from the normalised input."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def layer_norm(
     epsilon: float,
     fuse: Fuse = no_fusion,
 ) -> tf.Tensor:
-    """(x - mean) / sqrt(variance + epsilon) * scale + bias.
+    """Returns (x - mean) / sqrt(variance + epsilon) * scale + bias over the last dim.
 
     Statistics are computed in float32 (float64 for float64 inputs).
 
@@ -67,7 +67,7 @@ def _layer_norm_backward(
 def rms_norm(
     x: tf.Tensor, scale: tf.Tensor, *, epsilon: float, fuse: Fuse = no_fusion
 ) -> tf.Tensor:
-    """X / sqrt(mean(x**2) + epsilon) * scale.
+    """Returns x / sqrt(mean(x**2) + epsilon) * scale over the last dim.
 
     Shapes:
       x: [..., dim], scale: [dim]

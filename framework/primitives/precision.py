@@ -1,4 +1,4 @@
-"""Precision: sums, softmaxes and statistics are computed in float32 at least."""
+"""Precision: sums, softmaxes and statistics are computed in at least float32."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import tensorflow as tf
 
 
 def widen(x: tf.Tensor) -> tf.Tensor:
-    """Returns x in float32, or as it is if it is float64."""
+    """Casts x to float32; float64 is unchanged."""
     return x if x.dtype == tf.float64 else tf.cast(x, tf.float32)

@@ -1,4 +1,4 @@
-"""Projection: the contraction of x with a weight matrix, with the fastest form of its gradients."""
+"""Projection: contraction of x with a weight matrix, with the fastest form of its gradients."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def project(
     num_contracted: int = 1,
     fuse: Fuse = no_fusion,
 ) -> tf.Tensor:
-    """Contracts the last `num_contracted` dims of x with the first ones of w, and adds b.
+    """Contracts the last `num_contracted` dims of x with the first dims of w, and adds b.
 
     Shapes:
       x: [..., *inner], w: [*inner, *outer], b: [*outer]
@@ -30,7 +30,7 @@ def project(
     inner, outer = w.shape[:num_contracted], w.shape[num_contracted:]
     if x.shape[x.shape.rank - num_contracted :] != inner:
         raise ValueError(
-            f"project: the last {num_contracted} dims of x {x.shape} are not the first ones of "
+            f"project: the last {num_contracted} dims of x {x.shape} are not the first dims of "
             f"w {w.shape}"
         )
     leading = x.shape[: x.shape.rank - num_contracted]
@@ -68,9 +68,10 @@ def _column_sum(x: tf.Tensor) -> tf.Tensor:
 
 
 def transposed_product(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
-    """Returns a^T b of two tall matrices, by (b^T a)^T where a is the wider one.
+    """Returns a^T b of two tall matrices, computed as (b^T a)^T if a is wider than b.
 
-    On CPU the packing of a wide transposed left operand makes the direct form up to a third slower.
+    On CPU, a^T b is up to a third slower for a wide a, because of the packing of the transposed
+    left operand.
 
     Shapes:
       a: [rows, n], b: [rows, m]

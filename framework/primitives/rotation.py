@@ -1,4 +1,4 @@
-"""Rotation of pairs of dims by given angles: the core of rotary positions."""
+"""Rotation of pairs of elements by given angles, for rotary position embeddings."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from tekso.framework.primitives.fusion import Fuse, no_fusion
 
 
 def rotate(x: tf.Tensor, sine: Any, cosine: Any, *, fuse: Fuse = no_fusion) -> tf.Tensor:
-    """Rotates each pair (x[i], x[i + H/2]) by the angle whose sine and cosine are given.
+    """Rotates each pair (x[i], x[i + H/2]) by an angle, given its sine and cosine.
 
-    Its gradient is the rotation back; nothing is kept but sine and cosine.
+    The gradient is rotated back. Only sine and cosine are saved for the backward pass.
 
     Shapes:
       x: [..., H] with H even
-      sine, cosine: broadcastable to [..., H/2]; get no gradient
+      sine, cosine: broadcastable to [..., H/2]; not differentiable
       returns: shape and dtype of x
     """
     sine, cosine = tf.cast(sine, x.dtype), tf.cast(cosine, x.dtype)
 
     @tf.custom_gradient
     def run(x: tf.Tensor) -> Any:
-        turned = fuse(_rotated)(x, sine, cosine)
-        return turned, lambda dy: fuse(_rotated)(dy, -sine, cosine)
+        y = fuse(_rotated)(x, sine, cosine)
+        return y, lambda dy: fuse(_rotated)(dy, -sine, cosine)
 
     return run(x)
 

@@ -1,8 +1,8 @@
-"""Softmax cross-entropy of x table^T whose gradient never forms softmax minus one-hot.
+"""Softmax cross-entropy of x table^T, with a gradient that does not compute softmax - one_hot.
 
-With e = exp(logits - max) and q its row sums, the gradients are products of e itself: the row
-factors are applied to [positions, embed] matrices, the one-hot part is a gather and a scatter. That
-saves two passes over [positions, vocab].
+With e = exp(logits - max) and its row sums q, the gradients are matrix products with e. The row
+factors 1 / q are applied to [positions, embed] matrices instead of e, and the one-hot part is a
+gather and a scatter. This saves two passes over [positions, vocab].
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ def cross_entropy(
         vocab = table.shape[0]
         logits = _batch_matmul(x, table, transpose_b=True)
         e, top, total = fuse(_exponentials)(logits, *bias)
-        # Of the very logits that are summed up: in bfloat16 others are off by their rounding.
+        # Gathered from the same logits as in the sum: in bfloat16, recomputed logits would differ
+        # by rounding.
         label_logit = tf.cast(tf.gather(logits, flat_labels, batch_dims=1), top.dtype)
         for b in bias:
             label_logit += tf.cast(tf.gather(b, flat_labels), top.dtype)
@@ -105,7 +106,7 @@ def _input_gradient(
 def _batch_matmul(
     a: tf.Tensor, b: tf.Tensor, *, transpose_a: bool = False, transpose_b: bool = False
 ) -> tf.Tensor:
-    # The batched product packs tall and wide operands better on CPU than the plain one.
+    # On CPU, the batched product packs tall and wide operands better than tf.matmul.
     product = tf.raw_ops.BatchMatMulV2(
         x=tf.expand_dims(a, 0), y=tf.expand_dims(b, 0), adj_x=transpose_a, adj_y=transpose_b
     )

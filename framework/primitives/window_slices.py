@@ -1,10 +1,10 @@
-"""Windows as slices: convolution and pooling made of slices, sums and products over any outer dims.
+"""Convolution and pooling as slices, sums and products, over any number of outer dims.
 
-For what TensorFlow's kernels, or their gradients, cannot do: dims split over a device mesh, several
-batch dims, windows larger than the image. A window goes over one dim after the other: its k x l
-elements cost k + l slices (those of a depthwise convolution l + k l). Nothing is padded here:
-windows lie inside x, which is [*outer, height, width, channels], and any dim but height and width
-may be split over a mesh.
+They support cases that TensorFlow's kernels or their gradients do not: dims sharded over a device
+mesh, several batch dims, windows larger than the image. A window is applied to one dim after the
+other, so its k x l elements need k + l slices (l + k l in a depthwise convolution). There is no
+padding: all windows must be inside of x [*outer, height, width, channels]. All dims except height
+and width may be sharded.
 
     height 7, window 3, stride 2, 3 windows      element 0:  0 . 2 . 4 . .
                                                  element 1:  . 1 . 3 . 5 .
@@ -24,31 +24,32 @@ Sizes = tuple[int, int]
 def elements(
     x: tf.Tensor, axis: int, *, count: int, size: int, stride: int = 1, dilation: int = 1
 ) -> list[tf.Tensor]:
-    """Returns element 0, 1, … `count` - 1 of every window along a dim.
+    """Returns a list: element 0, 1, …, `count` - 1 of every window along a dim.
 
-    Slices without steps only: their gradient is a pad, 40 times faster than that of strided ones.
+    It uses only slices with step 1. Their gradient is a pad, which is 40 times faster than the
+    gradient of strided slices.
 
     Args:
       x: the tensor.
       axis: the dim.
-      count: elements of a window.
+      count: number of elements in a window.
       size: number of windows.
-      stride: distance of windows.
-      dilation: distance of the elements of a window.
+      stride: distance between windows.
+      dilation: distance between the elements of a window.
     """
     if stride == 1:
         return [sliced(x, axis, k * dilation, size) for k in range(count)]
     reach = (count - 1) * dilation + (size - 1) * stride + 1
-    turns = -(-reach // stride)
-    x = sliced(x, axis, 0, min(turns * stride, x.shape[axis]))
-    if missing := turns * stride - x.shape[axis]:
+    blocks = -(-reach // stride)
+    x = sliced(x, axis, 0, min(blocks * stride, x.shape[axis]))
+    if missing := blocks * stride - x.shape[axis]:
         x = tf.pad(x, [(0, missing if d == axis else 0) for d in range(x.shape.rank)])
     known = dims(x)
-    x = tf.reshape(x, [*known[:axis], turns, stride, *known[axis + 1 :]])
+    x = tf.reshape(x, [*known[:axis], blocks, stride, *known[axis + 1 :]])
     found = []
     for k in range(count):
-        turn, phase = divmod(k * dilation, stride)
-        part = sliced(sliced(x, axis + 1, phase, 1), axis, turn, size)
+        block, phase = divmod(k * dilation, stride)
+        part = sliced(sliced(x, axis + 1, phase, 1), axis, block, size)
         found.append(tf.squeeze(part, [axis + 1]))
     return found
 
@@ -63,16 +64,16 @@ def sliced(x: tf.Tensor, axis: int, start: int, size: int) -> tf.Tensor:
 
 
 def dims(x: tf.Tensor) -> list[int]:
-    """Returns the sizes of the dims, -1 where one, such as the batch, is unknown."""
+    """Returns the sizes of the dims; -1 for unknown sizes, such as the batch."""
     return [-1 if size is None else size for size in x.shape]
 
 
 def convolution(
     x: tf.Tensor, w: tf.Tensor, *, sizes: Sizes, strides: Sizes, dilations: Sizes
 ) -> tf.Tensor:
-    """Convolves: every output is a sum over its window and all channels.
+    """Returns the convolution of x with w: each output is a sum over its window and all channels.
 
-    If w has leading dims of blocks, so has x, and each block is convolved with weights of its own.
+    If w has leading block dims, x must have them too, and each block has its own weights.
 
     Shapes:
       x: [*blocks, *outer, height, width, channels]
@@ -84,7 +85,7 @@ def convolution(
     equation = f"{outer}hwk,{outer[:num_blocks]}ko->{outer}hwo"
 
     def forward(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
-        # The elements of a row come to lie side by side; then a product for each row of the window.
+        # Concatenate the elements of a window row along channels; then one product per window row.
         rows, columns = w.shape[num_blocks], w.shape[num_blocks + 1]
         x = _side_by_side(
             x, at + 1, count=columns, size=sizes[1], stride=strides[1], dilation=dilations[1]
@@ -99,7 +100,7 @@ def convolution(
     @tf.custom_gradient
     def run(x: tf.Tensor, w: tf.Tensor) -> Any:
         def grad(dy: tf.Tensor) -> list[tf.Tensor]:
-            # Slices are taken again: kept, they are as large as x times the elements of a window.
+            # Slices are recomputed: saved, they would be as large as x times a window's elements.
             with tf.GradientTape() as tape:
                 tape.watch([x, w])
                 y = forward(x, w)
@@ -118,7 +119,7 @@ def _side_by_side(x: tf.Tensor, axis: int, **window: int) -> tf.Tensor:
 def depthwise_convolution(
     x: tf.Tensor, w: tf.Tensor, *, sizes: Sizes, strides: Sizes, dilations: Sizes
 ) -> tf.Tensor:
-    """Convolves every channel with kernels of its own.
+    """Convolves every channel with its own kernels.
 
     Shapes:
       x: [*outer, height, width, channels]
@@ -152,7 +153,9 @@ def window_sum(x: tf.Tensor, *, shape: Sizes, sizes: Sizes, strides: Sizes) -> t
 
 
 def window_max(x: tf.Tensor, *, shape: Sizes, sizes: Sizes, strides: Sizes) -> tf.Tensor:
-    """Returns the largest element of every window; of equals the first, by rows, gets the gradient.
+    """Returns the largest element of every window.
+
+    Of equal elements, the first in row-major order gets the gradient.
 
     Shapes:
       x: [*outer, height, width, channels]

@@ -1,12 +1,12 @@
-"""Windows over images [batch, height, width, channels]: convolution and pooling by kernels.
+"""Convolution and pooling of images [batch, height, width, channels] with TensorFlow's kernels.
 
-How a window lies on an image, and the direct forms: TensorFlow's kernels with their gradients.
-Where a gradient is missing or wrong, it is made of slices and products, see `window_slices`:
+If TensorFlow's gradient is missing or wrong, the gradient is computed with slices and products (see
+`window_slices`):
 
-    convolution           TensorFlow's gradient on CPU (2.21)            here
-    ordinary              right                                          TensorFlow's
-    1x1 with strides      oneDNN: wrong, and writes beyond its memory    by slices
-    grouped or dilated    missing; with oneDNN there in float32 only     TensorFlow's where there
+    convolution           TensorFlow's gradient on CPU (2.21)           gradient in this file
+    ordinary              correct                                       TensorFlow's
+    1x1 with strides      oneDNN: wrong, and writes out of bounds       by slices
+    grouped or dilated    missing; with oneDNN only for float32         TensorFlow's if available
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from tekso.framework import onednn
 from tekso.framework.primitives import window_slices
 
 Padding = Literal["SAME", "VALID"]
-"""SAME: as many outputs as inputs / stride, zeros around; VALID: windows that lie inside only."""
+"""SAME: inputs / stride outputs, rounded up, with zero padding; VALID: windows inside the image."""
 
 
 class Window(NamedTuple):
-    """How a window goes over height and width."""
+    """Shape, strides, dilations and padding of a window over height and width."""
 
     shape: tuple[int, int]
     strides: tuple[int, int]
@@ -36,7 +36,7 @@ class Window(NamedTuple):
         """Returns the number of windows along height (d = 0) or width (d = 1).
 
         Raises:
-          ValueError: not even one window fits.
+          ValueError: the window is larger than the image, with padding VALID.
         """
         stride, reach = self.strides[d], (self.shape[d] - 1) * self.dilations[d] + 1
         if self.padding == "SAME":
@@ -50,7 +50,7 @@ class Window(NamedTuple):
         return (size - reach) // stride + 1
 
     def pads(self, size: int, d: int) -> tuple[int, int]:
-        """Returns how many zeros go before and after height (d = 0) or width (d = 1)."""
+        """Returns the number of zeros before and after height (d = 0) or width (d = 1)."""
         stride, reach = self.strides[d], (self.shape[d] - 1) * self.dilations[d] + 1
         missing = max((self.output_size(size, d) - 1) * stride + reach - size, 0)
         return missing // 2, missing - missing // 2
@@ -59,17 +59,17 @@ class Window(NamedTuple):
 def convolution(
     x: tf.Tensor, w: tf.Tensor, b: tf.Tensor | None = None, *, window: Window
 ) -> tf.Tensor:
-    """Convolves images, in groups of channels if w has fewer inputs than x has channels.
+    """Convolves images; the convolution is grouped if w has fewer inputs than x has channels.
 
     Shapes:
       x: [batch, height, width, channels], w: [*window.shape, channels / groups, outputs]
       b: [outputs]
       returns: [batch, new height, new width, outputs]
     Raises:
-      ValueError: not even one window fits.
+      ValueError: the window is larger than the image, with padding VALID.
     """
     _check_fits(x, window)
-    # A dim of the kernel with one element has no dilation.
+    # Dilation has no effect in a kernel dim of size 1.
     by_dim = [d if n > 1 else 1 for n, d in zip(window.shape, window.dilations, strict=True)]
     window = window._replace(dilations=(by_dim[0], by_dim[1]))
     if _has_gradient(x, w, window):
@@ -85,20 +85,21 @@ def convolution(
 def depthwise_convolution(
     x: tf.Tensor, w: tf.Tensor, b: tf.Tensor | None = None, *, window: Window
 ) -> tf.Tensor:
-    """Convolves every channel with kernels of its own.
+    """Convolves every channel with its own kernels.
 
     Shapes:
       x: [batch, height, width, channels], w: [*window.shape, channels, multiplier]
       b: [channels * multiplier]
       returns: [batch, new height, new width, channels * multiplier]
     Raises:
-      ValueError: not even one window fits.
+      ValueError: the window is larger than the image, with padding VALID.
     """
     _check_fits(x, window)
     if window.dilations == (1, 1) and window.strides[0] == window.strides[1]:
         y = tf.nn.depthwise_conv2d(x, w, [1, *window.strides, 1], window.padding)
     else:
-        # The kernel knows one stride for both dims, none with dilation: all windows, then a choice.
+        # TensorFlow's kernel has one stride for both dims, and no strides with dilation. So compute
+        # all windows with stride 1, and then select.
         y = tf.nn.depthwise_conv2d(
             _padded(x, window), w, [1, 1, 1, 1], "VALID", dilations=window.dilations
         )
@@ -107,18 +108,18 @@ def depthwise_convolution(
 
 
 def average_pool(x: tf.Tensor, window: Window) -> tf.Tensor:
-    """Returns the mean of every window; zeros of the padding are not counted.
+    """Returns the mean of every window, without the padding.
 
     Shapes:
       x: [batch, height, width, channels]
       returns: [batch, new height, new width, channels]
     Raises:
-      ValueError: not even one window fits.
+      ValueError: the window is larger than the image, with padding VALID.
     """
     _check_fits(x, window)
     if all(n <= size for n, size in zip(window.shape, x.shape[1:3], strict=True)):
         return tf.nn.avg_pool2d(x, window.shape, window.strides, window.padding)
-    # The kernel's gradient is wrong for a window larger than the image (TensorFlow 2.21, CPU).
+    # TensorFlow's gradient is wrong for windows larger than the image (TensorFlow 2.21, CPU).
     counts = tf.constant(element_counts(x.shape[1], x.shape[2], window), x.dtype)
     sizes = (window.output_size(x.shape[1], 0), window.output_size(x.shape[2], 1))
     total = window_slices.window_sum(
@@ -128,20 +129,20 @@ def average_pool(x: tf.Tensor, window: Window) -> tf.Tensor:
 
 
 def max_pool(x: tf.Tensor, window: Window) -> tf.Tensor:
-    """Returns the largest element of every window; zeros of the padding do not take part.
+    """Returns the largest element of every window, without the padding.
 
     Shapes:
       x: [batch, height, width, channels]
       returns: [batch, new height, new width, channels]
     Raises:
-      ValueError: not even one window fits.
+      ValueError: the window is larger than the image, with padding VALID.
     """
     _check_fits(x, window)
     return tf.nn.max_pool2d(x, window.shape, window.strides, window.padding)
 
 
 def element_counts(height: int, width: int, window: Window) -> np.ndarray:
-    """Returns how many elements of an image every window holds: [1, new height, new width, 1]."""
+    """Returns the number of image elements in every window: [1, new height, new width, 1]."""
     by_dim = []
     for d, size in enumerate((height, width)):
         before, after = window.pads(size, d)
@@ -153,7 +154,7 @@ def element_counts(height: int, width: int, window: Window) -> np.ndarray:
 
 
 def _has_gradient(x: tf.Tensor, w: tf.Tensor, window: Window) -> bool:
-    """Returns whether TensorFlow has a gradient of a convolution, and it is right."""
+    """Returns whether TensorFlow has a correct gradient for a convolution."""
     if window.shape == (1, 1) and window.strides != (1, 1):
         return False
     if window.dilations == (1, 1) and w.shape[2] == x.shape[3]:
@@ -182,8 +183,8 @@ def _convolved_with_gradient_by_slices(x: tf.Tensor, w: tf.Tensor, window: Windo
 
 
 def _with_bias_of_groups(y: tf.Tensor, b: tf.Tensor, groups: int) -> tf.Tensor:
-    # Not bias_add: TensorFlow would fuse it with the convolution, for which there is no kernel on
-    # CPU without oneDNN, where an exported graph may come to run too.
+    # Not bias_add: TensorFlow would fuse it with the convolution, and without oneDNN there is no
+    # such kernel on CPU. An exported graph may run there.
     blocks = tf.reshape(y, [*window_slices.dims(y)[:3], groups, y.shape[3] // groups])
     return tf.reshape(blocks + tf.reshape(b, [groups, -1]), window_slices.dims(y))
 

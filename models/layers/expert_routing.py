@@ -131,9 +131,7 @@ class Router(Layer):
         if factor is None:
             return length
         share = factor * self.num_choices * length / p.num_experts
-        return min(
-            length, max(1, math.ceil(share - 1e-6))
-        )  # because 1.1 * 10 > 11 in floating point
+        return min(length, max(1, math.ceil(share - 1e-6)))  # in floats, 1.1 * 10 > 11
 
     def fprop(
         self, theta: Theta, x: tf.Tensor, ctx: StepContext, *, is_token: tf.Tensor | None = None

@@ -125,5 +125,5 @@ def test_negative_and_open_slices_select_as_numpy_does() -> None:
 
 
 def test_a_step_over_rows_is_refused() -> None:
-    with pytest.raises(ValueError, match="step 1, dim 0"):
+    with pytest.raises(ValueError, match="step 1, but dim 0"):
         draw(lib.Normal.Params(), (5, 4), slices=(slice(0, 5, 2), slice(None)))

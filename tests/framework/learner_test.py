@@ -460,7 +460,7 @@ def test_missing_slot_is_named() -> None:
     ],
 )
 def test_impossible_params_are_refused(field: str, value: float) -> None:
-    with pytest.raises(ValueError, match=f"Learner: {field} is {value}, it must be"):
+    with pytest.raises(ValueError, match=f"Learner: {field} is {value}, but must be"):
         make_learner(**{field: value})
 
 

@@ -526,7 +526,7 @@ def test_weight_without_trust_takes_plain_steps() -> None:
 @pytest.mark.parametrize(
     ("params", "message"),
     [
-        (optimizers.Adam.Params(beta1=1.0), r"Adam: beta1 is 1.0, it must be in \[0, 1\)"),
+        (optimizers.Adam.Params(beta1=1.0), r"Adam: beta1 is 1.0, but must be in \[0, 1\)"),
         (optimizers.Adam.Params(epsilon=0.0), "epsilon is 0.0"),
         (optimizers.Momentum.Params(momentum=-0.1), "momentum is -0.1"),
         (optimizers.SGD.Params(weight_decay=-1.0), "weight_decay is -1.0"),

@@ -155,43 +155,55 @@ NAN = np.array([[0.0, 1.0], [np.nan, 0.0], [np.inf, 0.0]])
         ({"x": x_of(3), "labels": np.arange(4)}, "numbers of examples: 'x' 3, 'labels' 4"),
         ({}, "has no examples"),
         ({"x": x_of(0)}, "has no examples"),
-        (lambda split: iter([]), "An iterator can be read once"),
+        (lambda split: iter([]), "An iterator can be read only once"),
         ({"x": np.array([1, None, 2])}, r"'x' has missing values \(NoneType\): fill them in"),
-        ({"x": np.array([Fraction(1), 2])}, r"'x' holds Python objects \(Fraction, int\): convert"),
+        (
+            {"x": np.array([Fraction(1), 2])},
+            r"'x' contains Python objects \(Fraction, int\): convert",
+        ),
         ({"x": RAGGED}, "'x' has rows of different lengths: pad"),
         ({"x": np.array([[1], [1, 2]], object)}, "'x' has rows of different lengths: pad"),
-        ({"x": np.array(["a", "b"])}, r"'x' holds texts: .* np.unique\(…, return_inverse=True\)"),
-        ({"x": np.array(["a", "b"], object)}, r"'x' holds texts: number them, .* np.unique"),
-        ({"x": np.array(["a", None])}, r"'x' holds texts and values that are none \(NoneType\)"),
-        ({"x": Frame()}, r"'x' is a Frame with columns that are no numbers \('b'\): number"),
-        ({"x": Sparse()}, r"'x' is a Sparse, which is no array: value.toarray\(\) makes one"),
-        ({"x": {"a": 1}}, "'x' is a dict, which is no array"),
+        (
+            {"x": np.array(["a", "b"])},
+            r"'x' contains texts: .* np.unique\(…, return_inverse=True\)",
+        ),
+        ({"x": np.array(["a", "b"], object)}, r"'x' contains texts: number them, .* np.unique"),
+        ({"x": np.array(["a", None])}, r"'x' contains texts and other values \(NoneType\)"),
+        ({"x": Frame()}, r"'x' is a Frame with columns that are not numbers \('b'\): number"),
+        ({"x": Sparse()}, r"'x' is a Sparse, which is not an array: use value.toarray\(\)"),
+        ({"x": {"a": 1}}, "'x' is a dict, which is not an array"),
         (
             {"x": np.ma.masked_equal([[1, 2], [3, 3]], 3)},
             r"masked array, and 2 of .*\(np.ma.filled\)",
         ),
-        ({"x": np.array([1, 1e300, -1e39])}, "'x' has 2 values too large for float32.* as 1e.300"),
-        ({"x": np.array([1 + 2j])}, "is of type complex64|is of type complex128"),
+        (
+            {"x": np.array([1, 1e300, -1e39])},
+            "'x' has 2 values too large for float32.* example 1e.300",
+        ),
+        ({"x": np.array([1 + 2j])}, "has the dtype complex64|has the dtype complex128"),
         ({"x": NAN}, r"'x' has NaN or infinite values in 2 examples \(1, 2\)"),
         ({"labels": np.array([0.0, np.nan])}, r"'labels' has NaN .* in 1 examples \(1\)"),
-        ({"x": np.float32(3)}, "'x' has no dim of examples"),
-        ({3: x_of(2)}, "the name 3 is no str"),
+        ({"x": np.float32(3)}, "'x' has no example dim"),
+        ({3: x_of(2)}, "the name 3 is not a str"),
         ({"x": x_of(2), "weights": np.array([1, -1])}, "'weights' has values below 0"),
         ({"x": x_of(2), "weights": np.zeros(2)}, "'weights' is 0 for every example"),
         (None, "returns None; return a dict of arrays"),
         (3, "returns a int; return a dict"),
         (x_of(3), "returns a ndarray; return a dict"),
         (Sparse(), "returns a Sparse; return a dict"),
-        (Frame(), r"returns a Frame: return its columns as arrays, as \{\"x\": frame"),
+        (Frame(), r"returns a Frame: return its columns as arrays, for example \{\"x\": frame"),
         (
             (x_of(3), [1, 2, 3]),
             r"returns a tuple \(ndarray, list\): name the arrays; return a dict",
         ),
-        ([(1.0, 2)], "gives a tuple as example 0; dataset.map.* names its parts; return a dict"),
-        ([{"x": RAGGED[0]}, {"x": RAGGED[1]}], r"'x' of example 1 is \[2\] float32, and of the"),
-        ([{"x": 1.0}, {"x": 1.0, "y": 2}], "example 1 has 'x', 'y', and the first example has 'x'"),
-        (lambda split: dataset(split).repeat(), "a dataset without an end: leave out repeat"),
-        (lambda split: dataset(split).batch(2), "leave a tf.data.Dataset unbatched"),
+        (
+            [(1.0, 2)],
+            "yields a tuple as example 0; dataset.map.* names its elements; return a dict",
+        ),
+        ([{"x": RAGGED[0]}, {"x": RAGGED[1]}], r"'x' is \[2\] float32 in example 1, but \[1\]"),
+        ([{"x": 1.0}, {"x": 1.0, "y": 2}], "example 1 has 'x', 'y', but the first example has 'x'"),
+        (lambda split: dataset(split).repeat(), "a dataset without an end: remove repeat"),
+        (lambda split: dataset(split).batch(2), "do not batch a tf.data.Dataset"),
     ],
 )
 def test_what_cannot_be_used_is_refused_by_name(value: Any, message: str) -> None:
@@ -202,14 +214,14 @@ def test_what_cannot_be_used_is_refused_by_name(value: Any, message: str) -> Non
 
 def test_an_endless_iterator_ends_in_an_error() -> None:
     endless = ({"x": 1.0} for _ in itertools.count())
-    with pytest.raises(InputError, match=r"max_gigabytes=1e-05 GB: an iterator has to end"):
+    with pytest.raises(InputError, match=r"max_gigabytes=1e-05 GB: an iterator must end"):
         given(endless, max_gigabytes=1e-5)
 
 
 def test_an_iterator_that_is_made_once_is_empty_at_its_second_reading() -> None:
     once = generator("train")
     train = given(lambda split: once)
-    with pytest.raises(InputError, match="made outside of load"):
+    with pytest.raises(InputError, match="created outside of load"):
         HeldOut.Params().instantiate(train=train.params)
 
 
@@ -228,7 +240,9 @@ def test_a_resumed_run_refuses_other_examples(tmp_path: Path) -> None:
     unchanged({"x": x_of(4)}, tmp_path, split="dev")
     unchanged({"x": x_of(4)}, tmp_path, size=4)  # other Params, other data
     assert len(list(tmp_path.iterdir())) == 3
-    message = r"other examples than before in this logdir: Given, train: 3 .*, with other values"
+    message = (
+        r"different examples than before in this logdir: Given, train: 3 .*, with different values"
+    )
     with pytest.raises(InputError, match=message):
         unchanged({"x": x_of(3)[::-1]}, tmp_path)
     with pytest.raises(InputError, match=r"logdir: then Given, train: 3 .*; now Given, train: 4"):
@@ -247,7 +261,7 @@ def test_held_out_data_and_parts_of_mixtures_are_checked_too(tmp_path: Path) -> 
     parts.instantiate(assets_dir=str(tmp_path)).check_unchanged()
     Given.made = staticmethod(lambda split: {"x": x_of(4)})  # type: ignore[assignment]
     for params in (HeldOut.Params(), parts):
-        with pytest.raises(InputError, match="other examples than before"):
+        with pytest.raises(InputError, match="different examples than before"):
             params.instantiate(**opened).check_unchanged()
 
 
@@ -257,7 +271,7 @@ def test_masked_arrays_that_hide_nothing_are_data() -> None:
 
 @pytest.mark.filterwarnings("error")
 def test_float64_beyond_float32_is_refused_without_a_warning_of_numpy() -> None:
-    with pytest.raises(InputError, match="too large for float32, whose largest"):
+    with pytest.raises(InputError, match="too large for float32 \(maximum"):
         given({"x": np.array([1e39, np.nan])})
     with pytest.raises(InputError, match="'x' has NaN or infinite values"):
         given({"x": np.array([np.inf, 1.0])})

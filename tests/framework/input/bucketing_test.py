@@ -46,8 +46,8 @@ def test_epochs_differ_and_each_is_the_same_again() -> None:
     [
         ([5, 2], [1, 1], "ascend"),
         ([], [], "ascend"),
-        ([2, 9], [1], "as many batch sizes"),
-        ([2, 9], [1, 0], "as many batch sizes"),
+        ([2, 9], [1], "2 batch sizes"),
+        ([2, 9], [1, 0], "2 batch sizes"),
         ([2, 5], [1, 1], "longer than the last bucket"),
     ],
 )

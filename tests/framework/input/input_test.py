@@ -117,7 +117,7 @@ def test_max_batches_are_spread_evenly() -> None:
 
 
 def test_held_out_says_what_it_lacks() -> None:
-    with pytest.raises(ValueError, match="needs its Params"):
+    with pytest.raises(ValueError, match="pass its Params"):
         HeldOut.Params().instantiate()
     with pytest.raises(ValueError, match="max_batches is 0"):
         held_out(max_batches=0)
@@ -127,7 +127,7 @@ def test_texts_in_memory_have_splits() -> None:
     params = InMemory.Params(train=["a", "b"], dev=["c"])
     assert [params.instantiate()[i] for i in range(2)] == ["a", "b"]
     assert params.instantiate(split="dev")[0] == "c"
-    with pytest.raises(InputError, match="none in the split test"):
+    with pytest.raises(InputError, match="the split test has no texts"):
         params.instantiate(split="test")
 
 

@@ -135,7 +135,10 @@ class Given(Arrays):
     ("other", "message"),
     [
         (Numbers.Params(batch_size=4, width=3), r"'x' \[3\] int64; inputs.0 has 'x' \[2\] int64"),
-        (Given.Params(batch_size=4), r"inputs.1 \(Given\) has other arrays than inputs.0 \(Numb"),
+        (
+            Given.Params(batch_size=4),
+            r"inputs.1 \(Given\) has different arrays than inputs.0 \(Numb",
+        ),
     ],
 )
 def test_parts_of_unequal_examples_are_refused(other: Any, message: str) -> None:
@@ -147,7 +150,7 @@ def test_parts_of_unequal_examples_are_refused(other: Any, message: str) -> None
 @pytest.mark.parametrize("change", [{"name": "y"}, {"dtype": "uint8"}])
 def test_arrays_of_other_names_or_dtypes_are_refused_rather_than_cast(change: Any) -> None:
     parts = [Given.Params(batch_size=4, **change), Given.Params(batch_size=4)]
-    with pytest.raises(InputError, match=r"have to be the same in all parts of a mixture"):
+    with pytest.raises(InputError, match=r"must be the same in all inputs of a mixture"):
         Mixture.Params(batch_size=4, inputs=parts).instantiate()
     one = Mixture.Params(batch_size=4, inputs=parts[1:]).instantiate()
     assert one.form() == {"x": ((1,), np.float32), "weights": ((), np.float32)}

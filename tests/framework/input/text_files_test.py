@@ -107,7 +107,7 @@ def test_a_hash_splits_records_and_stays_when_others_come(tmp_path: Path, unit: 
         (b"", "empty", 0),
         (b"caf\xe9 au lait", "not UTF-8: byte 0xe9", 3),
         (b"ELF\0\1\2", "binary: a NUL byte", 3),
-        ("x".encode("utf-16"), "not UTF-8: it begins with the mark of UTF-16", 0),
+        ("x".encode("utf-16"), "not UTF-8: it begins with the byte order mark of UTF-16", 0),
     ],
 )
 def test_a_malformed_file_is_skipped_counted_and_named(
@@ -180,7 +180,7 @@ def test_a_split_without_text_says_what_to_set(tmp_path: Path) -> None:
 
 def test_fractions_that_leave_nothing_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("x")
-    with pytest.raises(ValueError, match="leave nothing"):
+    with pytest.raises(ValueError, match="leave no training data"):
         source(tmp_path, dev_fraction=0.6, test_fraction=0.4)
 
 

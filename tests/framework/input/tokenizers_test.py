@@ -118,7 +118,7 @@ class TestCharacters:
     def test_a_table_of_other_text_is_refused(self, tmp_path: Path) -> None:
         params = Characters.Params()
         params.instantiate(assets_dir=str(tmp_path), training=training("ab", "c"))
-        with pytest.raises(InputError, match=r"made from other training text \(2 texts\)"):
+        with pytest.raises(InputError, match=r"made from different training text \(2 texts\)"):
             params.instantiate(assets_dir=str(tmp_path), training=training("xyz"))
         params.instantiate(assets_dir=str(tmp_path), training=training("xyz", verify=False))
 
@@ -221,7 +221,7 @@ class TestSentencePiece:
 
     def test_what_is_no_model_is_refused(self, tmp_path: Path) -> None:
         (tmp_path / "a.model").write_bytes(b"no model")
-        with pytest.raises(InputError, match="is no SentencePiece model"):
+        with pytest.raises(InputError, match="is not a SentencePiece model"):
             SentencePiece.Params(file=str(tmp_path / "a.model")).instantiate()
         with pytest.raises(FileNotFoundError, match=r"^file: .*did you mean '.*a\.model'"):
             SentencePiece.Params(file=str(tmp_path / "b.model")).instantiate()

@@ -81,4 +81,4 @@ def test_what_is_doubtful_is_shown_and_only_data_that_is_used_must_be_unchanged(
     assert done.returncode and "Points.load('train')" in done.stderr
     done = trainer(folder, "--mode=eval", train=0, dev=5)
     assert done.returncode and "Points.load('dev')" in done.stderr
-    assert "returns other examples than before in this logdir" in done.stderr
+    assert "returns different examples than before in this logdir" in done.stderr

@@ -114,8 +114,11 @@ def test_input_without_a_mask_is_refused_unless_its_batches_are_full() -> None:
     with pytest.raises(InputError) as error:
         check(numbers(4, weighted=False), Counting)
     message = str(error.value)
-    assert "the 11 examples of Numbers fills its last batch of 4 up with copies (1)" in message
-    assert "'weights'" in message and "batch_size of this input to a divisor of 11, as 1" in message
+    assert "the 11 examples of Numbers pads its last batch of 4 with 1 copies" in message
+    assert (
+        "'weights'" in message
+        and "batch_size of this input to a divisor of 11, for example 1" in message
+    )
     check(numbers(1, weighted=False), Counting)
 
 
@@ -180,7 +183,7 @@ def test_batches_of_arrays_pass_and_padding_is_marked_in_a_copy() -> None:
 
 def test_held_out_data_without_an_end_is_refused() -> None:
     params = HeldOut.Params(batch_size=4, changes={"order": "shuffled"})
-    with pytest.raises(ValueError, match="changes makes an input without an end"):
+    with pytest.raises(ValueError, match="changes gives the evaluation input no end"):
         params.instantiate(train=Numbers.Params(batch_size=3))
 
 

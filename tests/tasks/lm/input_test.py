@@ -304,7 +304,7 @@ class TestSources:
         assert [skip.reason for skip in one.skipped().named] == [
             "empty",
             "binary: a NUL character",
-            "a lone surrogate, which UTF-8 cannot say",
+            "a lone surrogate, which UTF-8 cannot encode",
         ]
         with pytest.raises(InputError, match="max_skipped=2"):
             TextStream.Params(
@@ -334,7 +334,9 @@ class TestVocabulary:
     def test_other_training_text_in_the_same_folder_is_refused(self, tmp_path: Path) -> None:
         self.params().instantiate(assets_dir=str(tmp_path))
         other = self.params().set({"corpus.train": ["xyzxyz"]})
-        with pytest.raises(InputError, match=r"characters\.txt was made from other training text"):
+        with pytest.raises(
+            InputError, match=r"characters\.txt was made from different training text"
+        ):
             other.instantiate(assets_dir=str(tmp_path))
 
     def test_other_files_can_be_evaluated_with_it(self, tmp_path: Path) -> None:

@@ -247,7 +247,7 @@ class TestTokenizers:
         for text in ("over", "under", "über", "unter"):
             assert len(one.source_tokenizer.encode(text)) <= 2, text
         other = InMemoryPairs.Params(train=pairs[1:])
-        with pytest.raises(InputError, match="was made from other training text"):
+        with pytest.raises(InputError, match="was made from different training text"):
             one.params.copy().set(corpus=other).instantiate(assets_dir=str(tmp_path))
 
     def test_tokens_that_take_long_to_make_are_kept(

@@ -245,7 +245,7 @@ class TestJsonLines:
             "line 4: no field 'target'; the fields are: source",
             "line 5: field 'target' must be text, is int",
             "line 6: source empty",
-            "line 7: source a lone surrogate, which UTF-8 cannot say",
+            "line 7: source a lone surrogate, which UTF-8 cannot encode",
         ]
 
     def test_no_files_say_how_to_give_some(self) -> None:

@@ -100,7 +100,7 @@ def test_loss_of_the_whole_is_refused_if_rows_lie_apart() -> None:
     task = Apart.Params().instantiate()
     theta = task.theta({path: tf.zeros(spec.shape) for path, spec in task.specs().items()})
     ctx = StepContext(mode="train", num_examples=2)
-    with pytest.raises(ValueError, match=r"stack/0 reads rows 0 to 0 of .* stack of 3, and"):
+    with pytest.raises(ValueError, match=r"stack/0 reads rows 0 to 0 of .* stack of 3, but"):
         task.loss(theta, {"x": tf.ones([2, 4])}, ctx)
 
 
