@@ -394,7 +394,7 @@ class _Trial:
             for found in metrics
         ]
         losses = {name: float(value) for name, value in auxiliary.items()}
-        return _Sums(float(loss), float(weight), *pairs, losses)
+        return _Sums(float(loss), float(weight), pairs[0], pairs[1], losses)
 
     def most_rows(self, batch: Batch) -> int:
         """Returns the number of examples that are cheap to compute, from 1 to 32."""

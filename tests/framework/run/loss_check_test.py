@@ -68,6 +68,21 @@ class Squares(Task):
             squares += ctx.uniform(self, [x.shape[0]])
         if way == "noise without a seed":
             squares += tf.random.uniform([x.shape[0]])
+        if way == "noise of NumPy":
+            squares += np.random.default_rng().uniform(size=[x.shape[0]]).astype(np.float32)
+        if way == "counts its calls":
+            self.calls = getattr(self, "calls", 0) + 1
+            squares *= self.calls
+        if way == "mean in training" and ctx.is_training:
+            return LossSums(tf.reduce_mean(batch["weights"] * squares))
+        if way == "mean of 1e-9":
+            return LossSums(1e-9 * tf.reduce_mean(batch["weights"] * squares))
+        if way == "penalty collected":
+            ctx.collect_loss("l2", tf.nn.l2_loss(theta.w))
+        if way == "penalty times examples":
+            ctx.collect_loss("l2", float(x.shape[0]) * tf.nn.l2_loss(theta.w))
+        if way == "metric of 16":
+            return LossSums(tf.reduce_sum(batch["weights"] * squares), {"size": (0.0, 16.0)})
         if way == "penalty":
             return LossSums(tf.reduce_sum(batch["weights"] * squares) + 0.02 * tf.norm(theta.w))
         if way == "mean":
@@ -160,7 +175,7 @@ def test_pieces_that_give_another_loss_are_refused_with_both_figures() -> None:
     )
 
 
-@pytest.mark.parametrize("way", ["nothing", "loop", "noise without a seed"])
+@pytest.mark.parametrize("way", ["nothing", "loop"])
 def test_pieces_that_give_the_same_loss_pass(way: str) -> None:
     assert not any("pieces" in line for line in check(way, kind=InPieces))
 
@@ -176,7 +191,7 @@ def test_means_are_refused_with_the_figures_that_show_it(way: str, what: str) ->
 
 
 def test_a_penalty_in_the_sum_is_refused_though_it_is_small() -> None:
-    with pytest.raises(LossError, match=r"pass a penalty on weights to ctx.collect_loss"):
+    with pytest.raises(LossError, match=r"Multiply a penalty on weights by the number of examples"):
         check("penalty")
 
 
@@ -186,9 +201,35 @@ def test_a_metric_that_is_a_mean_is_refused() -> None:
         check("metric is a mean")
 
 
-@pytest.mark.parametrize("way", ["noise", "noise without a seed"])
-def test_a_sum_over_examples_with_random_numbers_is_no_mean(way: str) -> None:
-    assert len(check(way)) == 1  # the weight that is not used
+def test_a_sum_over_examples_with_random_numbers_is_no_mean() -> None:
+    assert len(check("noise")) == 1  # the weight that is not used
+
+
+@pytest.mark.parametrize("way", ["noise without a seed", "noise of NumPy", "counts its calls"])
+def test_a_loss_that_differs_each_time_is_refused(way: str) -> None:
+    with pytest.raises(LossError, match=r"^Squares computes another loss each time .*ctx.uniform"):
+        check(way)
+
+
+def test_a_mean_that_only_training_uses_is_refused() -> None:
+    with pytest.raises(LossError, match=r"is not a sum over the examples of a batch in training"):
+        check("mean in training")
+
+
+def test_a_mean_of_small_losses_is_refused() -> None:
+    with pytest.raises(LossError, match=r"is not a sum over the examples of a batch: for 3"):
+        check("mean of 1e-9")
+
+
+def test_an_auxiliary_loss_has_to_be_a_sum_over_examples() -> None:
+    assert len(check("penalty times examples")) == 1  # the weight that is not used
+    what = r"^the auxiliary loss 'l2' of ctx.collect_loss is not a sum over the examples: for 3"
+    with pytest.raises(LossError, match=what):
+        check("penalty collected")
+
+
+def test_a_weight_of_a_metric_that_does_not_add_up_is_a_warning_where_the_metric_is_0() -> None:
+    assert any("weight of the metric 'size' does not add up" in x for x in check("metric of 16"))
 
 
 def test_a_loss_that_couples_examples_and_says_so_need_be_no_sum() -> None:
