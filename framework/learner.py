@@ -17,14 +17,13 @@ from tekso.framework.learning_step import (
     NonFiniteStepsError,
     Specs,
     Update,
-    is_first_update,
-    select,
 )
 from tekso.framework.optimizers.optimizer import Optimizer, layer_sum, slot, state_dtype
 from tekso.framework.params import REQUIRED, param
 from tekso.framework.path_patterns import PathPatterns, listed
 from tekso.framework.schedules import Schedule
 from tekso.framework.weight_spec import WeightSpec
+from tekso.framework.weight_update import is_first_update, select
 
 __all__ = ["Learner", "LearnerBase", "MultiLearner", "NonFiniteStepsError", "Update"]
 

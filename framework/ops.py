@@ -3,9 +3,8 @@
     y = ops.project(ctx, x, theta.w, theta.b)
 
 An op is a primitive because it has a custom gradient, a fast implementation, or a different
-implementation for sharded tensors. This file has the implementations for one device (the plain
-forms). `ctx.forms` has those of an execution, by name: on a mesh, a projection keeps its operands
-sharded, and a lookup reduces over the shards of the vocabulary.
+implementation for sharded tensors. This file has the implementations for one device; `ctx.forms`
+has those of an execution, by name: on a mesh, a lookup reduces over the shards of the vocabulary.
 
 To add a primitive, write a function in this file with `@primitive`. If DTensor does not shard it
 correctly by layout propagation, write its mesh form in `execution/mesh/forms.py` too.
@@ -14,14 +13,16 @@ correctly by layout propagation, write its mesh form in `execution/mesh/forms.py
 from __future__ import annotations
 
 import copy
-import functools
 from collections.abc import Callable
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
 from tekso.framework import loops
-from tekso.framework.context import PRIMITIVE_NAMES, HasStream, StepContext
+from tekso.framework.context import HasStream, StepContext
+from tekso.framework.primitive import PRIMITIVES as PRIMITIVES
+from tekso.framework.primitive import methods_as_forms as methods_as_forms
+from tekso.framework.primitive import primitive
 from tekso.framework.primitives import (
     activations,
     attention,
@@ -38,45 +39,10 @@ from tekso.framework.primitives import (
 from tekso.framework.primitives.windows import Window
 from tekso.framework.theta import Theta
 
-P = ParamSpec("P")
-R = TypeVar("R")
 Context = TypeVar("Context", bound=StepContext)
-
-PRIMITIVES: dict[str, Callable[..., Any]] = {}
-"""{name: implementation for one device} of every primitive."""
 
 IMAGE_DIMS = ("batch", "height", "width", "channels")
 """Dimension names of images."""
-
-
-class Primitive(Generic[P, R]):
-    """A function of a step context that an execution can implement differently.
-
-    Attributes:
-      plain: the implementation for one device.
-    """
-
-    def __init__(self, plain: Callable[Concatenate[Any, P], R]) -> None:
-        self.plain = plain
-        self._name = plain.__name__
-        functools.update_wrapper(self, plain)
-        PRIMITIVES[self._name] = plain
-        PRIMITIVE_NAMES.add(self._name)
-
-    def __call__(self, ctx: StepContext, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Calls the implementation in `ctx.forms`, or `plain` if there is none."""
-        form: Callable[..., R] = ctx.forms.get(self._name, self.plain)
-        return form(ctx, *args, **kwargs)
-
-
-def primitive(plain: Callable[Concatenate[Any, P], R]) -> Primitive[P, R]:
-    """Declares a primitive by its implementation for one device; use it as a decorator."""
-    return Primitive(plain)
-
-
-def methods_as_forms(kind: type[StepContext]) -> dict[str, Callable[..., Any]]:
-    """Returns the methods of a context class that are named like primitives and implement them."""
-    return {name: form for name, form in vars(kind).items() if name in PRIMITIVES}
 
 
 # --- products and elementwise functions ---
@@ -390,8 +356,7 @@ def rematerialize(
 def capture(ctx: StepContext, nest: Any) -> Any:
     """Makes outer tensors usable in the body of a custom `tf.while_loop` or `tf.cond`.
 
-    At the beginning of the body, pass weights and other outer tensors, and the state of the loop,
-    through this function.
+    Pass weights, other outer tensors and the state of the loop through it at the body's beginning.
     """
     return nest
 
@@ -431,12 +396,5 @@ def filling_in_place(ctx: Context) -> Context:
     XLA and LiteRT have no kernel for it, and XLA does not need it.
     """
     other = copy.copy(ctx)
-    other.forms = {**ctx.forms, "fill_rows": _fill_in_place}
+    other.forms = {**ctx.forms, "fill_rows": lambda _, *given: lookups.fill_in_place(*given)}
     return other
-
-
-def _fill_in_place(
-    ctx: StepContext, buffer: tf.Tensor, index: tf.Tensor, rows: tf.Tensor
-) -> tf.Tensor:
-    # TensorScatterUpdate would always copy the buffer.
-    return tf.raw_ops.ScatterNdNonAliasingAdd(input=buffer, indices=index, updates=rows)

@@ -23,14 +23,8 @@ from tekso.framework.params import REQUIRED, Configurable, Params, param
 
 P = TypeVar("P", bound=Params)
 
-_NOT_NEGATIVE = (
-    "warmup_initial_value",
-    "value",
-    "values",
-    "initial_value",
-    "final_value",
-    "scale",
-    "factor",
+_NOT_NEGATIVE = tuple(
+    ["warmup_initial_value", "value", "values", "initial_value", "final_value", "scale", "factor"]
 )
 """Names of fields that must not be negative, in all schedules that have them."""
 
@@ -394,14 +388,11 @@ def _ratio(steps: tf.Tensor, num_steps: int) -> tf.Tensor:
 
 
 def _check_boundaries(schedule: Schedule, num_parts: int, parts: str) -> None:
-    boundaries = list(schedule.params.boundaries)
-    name = type(schedule).__name__
-    if num_parts != len(boundaries) + 1:
-        raise ValueError(
-            f"{name}: {num_parts} {parts} need {max(num_parts - 1, 0)} boundaries, given: "
-            f"{boundaries}"
-        )
-    if any(low >= high for low, high in zip([0, *boundaries], boundaries, strict=False)):
-        raise ValueError(
-            f"{name}: boundaries must be ascending and at least 1, given: {boundaries}"
-        )
+    given = list(schedule.params.boundaries)
+    problem = ""
+    if num_parts != len(given) + 1:
+        problem = f"{num_parts} {parts} need {max(num_parts - 1, 0)} boundaries"
+    elif any(low >= high for low, high in zip([0, *given], given, strict=False)):
+        problem = "boundaries must be ascending and at least 1"
+    if problem:
+        raise ValueError(f"{type(schedule).__name__}: {problem}, given: {given}")

@@ -21,7 +21,7 @@ from tekso.framework.exports import ExportedFunction, ExportedTexts
 from tekso.framework.input.input import Input
 from tekso.framework.layer import Layer
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece, joined
-from tekso.framework.task_results import Batch, Decoded, LossSums, Program, Scored, TaskError
+from tekso.framework.task_values import Batch, Decoded, LossSums, Program, Scored, TaskError
 from tekso.framework.theta import Theta
 
 __all__ = ["LOSS", "Batch", "Decoded", "Goal", "LossSums", "Program", "Scored", "Task", "TaskError"]

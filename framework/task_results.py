@@ -7,7 +7,6 @@ Executions and runs call these functions instead of the methods.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol, TypeVar
 
@@ -22,29 +21,21 @@ from tekso.framework.params import Params
 from tekso.framework.params.types import type_name
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
 from tekso.framework.source_lines import place_of
+from tekso.framework.task_values import (
+    PAIRS,
+    SUM_OF_LOSSES,
+    Batch,
+    Decoded,
+    LossSums,
+    Program,
+    Scored,
+    TaskError,
+    scalar,
+    shown,
+)
 from tekso.framework.theta import Theta
 
-Batch = Mapping[str, tf.Tensor]
 _Result = TypeVar("_Result")
-
-
-class Program(Protocol):
-    """Calls functions with the weights of a run; tasks use it for decoding.
-
-    Attributes:
-      serialize_calls: whether callers should make one `call` at a time, with inputs of one shape.
-    """
-
-    serialize_calls: bool
-
-    def call(self, function: Callable[..., Any], *inputs: Any) -> Any:
-        """Returns `function(theta, *inputs, ctx)`, traced once per function and input shapes.
-
-        `function` must be pure. Its trace is cached for further calls with the same function
-        object. The inputs are nests of arrays, tensors and None. After the first call, several
-        threads may call concurrently, unless `serialize_calls` is set.
-        """
-        ...
 
 
 class _Task(Protocol):
@@ -79,84 +70,6 @@ class _Task(Protocol):
     def setting_to_try(self, eval_inputs: Mapping[str, Any]) -> Any: ...
 
 
-class TaskError(TypeError):
-    """A method of a task returns an invalid value."""
-
-
-@dataclasses.dataclass(frozen=True)
-class LossSums:
-    """Sums of losses and metrics over a part of a batch; never means.
-
-    Attributes:
-      loss_sum: scalar; its sum over all parts, divided by the global `loss_weight`, is the loss.
-      metrics: {name: (sum, weight)}, scalars; sum / weight over all parts is the metric. Integers
-        are converted to float32.
-
-    Raises:
-      TaskError: a value is not a scalar number, or a metric is not a pair.
-    """
-
-    loss_sum: tf.Tensor
-    metrics: dict[str, tuple[tf.Tensor, tf.Tensor]] = dataclasses.field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        """Checks the values and converts them to tensors."""
-        object.__setattr__(self, "loss_sum", _scalar(self.loss_sum, "the loss sum", _SUM_OF_LOSSES))
-        if not isinstance(self.metrics, Mapping):
-            raise TaskError(f"metrics of LossSums are {_shown(self.metrics)}, not a dict {_PAIRS}")
-        pairs = {}
-        for name, pair in self.metrics.items():
-            if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-                raise TaskError(f"the metric {name!r} is {_shown(pair)}, not a pair: {_PAIRS}")
-            one, weight = pair
-            pairs[name] = (
-                _scalar(one, f"the sum of the metric {name!r}", _PAIRS),
-                _scalar(weight, f"the weight of the metric {name!r}", _PAIRS),
-            )
-        object.__setattr__(self, "metrics", pairs)
-
-    def total(self, weight: tf.Tensor, auxiliary: tf.Tensor) -> tf.Tensor:
-        """Returns the contribution of this part to the total loss, in the dtype of `loss_sum`.
-
-        Args:
-          weight: loss weight of the global batch. If it is 0, the batch is all padding, and the
-            mean loss is 0.
-          auxiliary: auxiliary losses of this part.
-        """
-        mean = tf.math.divide_no_nan(self.loss_sum, tf.cast(weight, self.loss_sum.dtype))
-        return mean + tf.cast(auxiliary, mean.dtype)
-
-
-@dataclasses.dataclass(frozen=True)
-class Decoded:
-    """The result of decoding, as text and as JSON records.
-
-    Attributes:
-      text: text to print, several lines.
-      records: one JSON object per sample or scored text.
-    """
-
-    text: str
-    records: list[dict[str, Any]]
-
-
-@dataclasses.dataclass(frozen=True)
-class Scored:
-    """The scores from decoding an evaluation input, in addition to the metrics of its pass.
-
-    Attributes:
-      figures: {name: value}, reported with the metrics of the pass.
-      text: text to print, several lines; "": none.
-      images: {name: PNG file}.
-      notes: lines that are printed together with the figures.
-    """
-
-    figures: dict[str, float]
-    text: str = ""
-    images: dict[str, bytes] = dataclasses.field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-
-
 def complete(params: Params, input: Input) -> Params:
     """Returns `complete(params, input)` of the task class of the Params.
 
@@ -175,7 +88,7 @@ def complete(params: Params, input: Input) -> Params:
     if isinstance(found, type(params)):
         return found
     raise TaskError(
-        f"{method_of(owner, 'complete')} returns {_shown(found)}, but must return "
+        f"{method_of(owner, 'complete')} returns {shown(found)}, but must return "
         f"{type_name(type(params))}: return params, or a completed copy (params = params.copy())"
     )
 
@@ -204,7 +117,7 @@ def loss_weight(task: _Task, batch: Batch) -> tf.Tensor:
       TaskError: the result is not a scalar number.
     """
     what = f"the result of {method_of(task, 'loss_weight')}"
-    weight = _scalar(task.loss_weight(as_tensors(batch)), what, "sum the weights of the examples")
+    weight = scalar(task.loss_weight(as_tensors(batch)), what, "sum the weights of the examples")
     return tf.cast(weight, tf.float32)
 
 
@@ -217,8 +130,8 @@ def loss(task: _Task, theta: Theta, batch: Batch, ctx: StepContext) -> LossSums:
     sums = task.loss(theta, as_tensors(batch), ctx)
     if not isinstance(sums, LossSums):
         raise TaskError(
-            f"{method_of(task, 'loss')} returns {_shown(sums)}, but must return "
-            f"LossSums(loss_sum, metrics): {_SUM_OF_LOSSES}; metrics are {_PAIRS}"
+            f"{method_of(task, 'loss')} returns {shown(sums)}, but must return "
+            f"LossSums(loss_sum, metrics): {SUM_OF_LOSSES}; metrics are {PAIRS}"
         )
     return sums
 
@@ -266,7 +179,7 @@ def sums_of_flow(task: _Task, flow: Flow) -> LossSums:
       TaskError: they are missing.
     """
     if not isinstance(flow, dict) or LOSS_SUM not in flow or METRICS not in flow:
-        given = sorted(flow) if isinstance(flow, dict) else _shown(flow)
+        given = sorted(flow) if isinstance(flow, dict) else shown(flow)
         raise TaskError(
             f"the last piece of {method_of(task, 'pieces')} returns {given}, but must add "
             f"{LOSS_SUM!r} and {METRICS!r} to its input: {{**flow, {LOSS_SUM!r}: "
@@ -402,36 +315,4 @@ def _by_name(task: _Task, name: str, found: Any, kind: type[_Result]) -> dict[st
 
 
 def _error(task: object, name: str, found: Any, want: str) -> TaskError:
-    return TaskError(f"{method_of(task, name)} returns {_shown(found)}, but must return {want}")
-
-
-_SUM_OF_LOSSES = "sum the losses of the examples with tf.reduce_sum"
-_PAIRS = "{name: (sum, weight)} of scalars; the metric is sum / weight"
-
-
-def _scalar(value: Any, what: str, want: str) -> tf.Tensor:
-    """Returns a value as a floating-point tensor.
-
-    Raises:
-      TaskError: the value is not a scalar number.
-    """
-    try:
-        tensor = tf.convert_to_tensor(value)
-    except (TypeError, ValueError, tf.errors.OpError):
-        raise TaskError(f"{what} is {_shown(value)}, but must be a scalar: {want}") from None
-    if not tensor.dtype.is_floating:
-        if not (tensor.dtype.is_integer or tensor.dtype.is_bool):
-            raise TaskError(f"{what} is {_shown(tensor)}, but must be a number: {want}")
-        tensor = tf.cast(tensor, tf.float32)
-    if tensor.shape.rank not in (0, None):
-        raise TaskError(f"{what} is {_shown(tensor)}, but must be a scalar: {want}")
-    return tensor
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, tf.Tensor):
-        return f"a {value.dtype.name} tensor of shape {list(value.shape)}"
-    if value is None or isinstance(value, (bool, int, float)):
-        return repr(value)
-    size = f" of length {len(value)}" if hasattr(value, "__len__") else ""
-    return f"a {type(value).__name__}{size}"
+    return TaskError(f"{method_of(task, name)} returns {shown(found)}, but must return {want}")

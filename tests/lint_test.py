@@ -18,9 +18,13 @@ ROOMS = ("framework", "models", "tasks", "params", "tools")
 # What lies beside these in a checkout is the user's: runs/, or a package pasted from README.md.
 LINTED = (*ROOMS, "tests", "conftest.py", "setup.py")
 
-MAX_LINES = 500
+MAX_LINES = 400
 MAX_FUNCTION_LINES = 80
-LONGER_FILES: set[str] = set()  # none; a file in it needs its reason beside its name
+LONGER_FILES = {
+    "framework/params/params.py",  # one class: what a node of the tree can do
+    "models/layers/attention.py",  # one layer: training, decoding and a cache of keys and values
+    "models/encoder_decoder.py",  # one model: training, decoding and pieces of a pipeline
+}
 
 
 def sources(root: Path = ROOT) -> list[Path]:

@@ -23,10 +23,11 @@ from tekso.framework.collected import Pairs, added_pairs
 from tekso.framework.context import StepContext
 from tekso.framework.execution.state import State
 from tekso.framework.foreign_variables import refused
-from tekso.framework.learning_step import LearnerBase, select
+from tekso.framework.learning_step import LearnerBase
 from tekso.framework.primitives.fusion import Fuse, no_fusion
 from tekso.framework.task import Batch, LossSums, Task
 from tekso.framework.weight_spec import WeightSpec
+from tekso.framework.weight_update import select
 
 Flat = dict[str, tf.Tensor]
 

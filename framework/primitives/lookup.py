@@ -27,3 +27,9 @@ def lookup_shared(table: tf.Tensor, ids: tf.Tensor) -> tuple[tf.Tensor, tf.Tenso
         return (tf.gather(table, ids), tf.identity(table)), grad
 
     return run(table)
+
+
+def fill_in_place(buffer: tf.Tensor, index: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+    """Returns the buffer with rows added at an index; see `ops.fill_rows`."""
+    # TensorScatterUpdate would always copy the buffer.
+    return tf.raw_ops.ScatterNdNonAliasingAdd(input=buffer, indices=index, updates=rows)

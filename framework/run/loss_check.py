@@ -22,15 +22,13 @@ is a sum.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tekso.framework import task_results
-from tekso.framework.collected import Pairs
 from tekso.framework.context import Mode, StepContext
 from tekso.framework.input.input import Input
 from tekso.framework.input.skips import InputError
@@ -38,46 +36,16 @@ from tekso.framework.layer import Layer
 from tekso.framework.learning_step import LearnerBase
 from tekso.framework.path_patterns import listed
 from tekso.framework.run.input_checks import counted, padding
-from tekso.framework.task import LossSums, Program, Task, TaskError
+from tekso.framework.run.loss_trial import Batch, Trial
+from tekso.framework.task import Program, Task, TaskError
 from tekso.framework.theta import flatten
 
 MOST_BYTES = 512 * 1024**2
 """Larger models are not checked, because their weights would be copied to the host."""
 
-_MOST_WORK = 10**9  # maximum number of weights times elements of the examples
-_TOLERANCE, _TOLERANCE_OF_16_BITS = 1e-3, 0.02  # relative; a mean of two is half of their sum
-
-Batch = Mapping[str, np.ndarray]
-_Loss = Callable[..., LossSums]
-
 
 class LossError(ValueError):
     """The loss of a task is not a sum over examples."""
-
-
-@dataclasses.dataclass(frozen=True)
-class _Sums:
-    loss: float
-    weight: float
-    metrics: dict[str, tuple[float, float]]
-    of_layers: dict[str, tuple[float, float]]
-    auxiliary: dict[str, float]
-
-    def named(self) -> dict[str, float]:
-        """Returns the loss and the parts of the metrics by name; "{}" stands for the method."""
-        return {"the loss sum of {}": self.loss, **_named(self.metrics)}
-
-    def named_of_layers(self) -> dict[str, float]:
-        """Returns the parts of the metrics that layers collect, by name."""
-        return _named(self.of_layers)
-
-
-def _named(metrics: Mapping[str, tuple[float, float]]) -> dict[str, float]:
-    parts = {}
-    for name, (one, weight) in metrics.items():
-        parts[f"the sum of the metric {name!r} of {{}}"] = one
-        parts[f"the weight of the metric {name!r} of {{}}"] = weight
-    return parts
 
 
 def check(
@@ -100,7 +68,7 @@ def check(
       TaskError: the task does not return sums.
     """
 
-    def tried(trial: _Trial) -> list[str]:
+    def tried(trial: Trial) -> list[str]:
         batch = inputs["input"].batch(0)
         warnings = []
         if len(next(iter(batch.values()))) > 1 and not _couples_examples(task):
@@ -126,14 +94,14 @@ def check_padding(task: Task, program: Program, inputs: Mapping[str, Input]) -> 
     return _try(task, program, lambda trial: _check_padding(trial, inputs))
 
 
-def _try(task: Task, program: Program, function: Callable[[_Trial], list[str]]) -> list[str]:
+def _try(task: Task, program: Program, function: Callable[[Trial], list[str]]) -> list[str]:
     specs = task.specs()
     if sum(spec.size_bytes for spec in specs.values()) > MOST_BYTES or program.serialize_calls:
         return []
     try:
         with tf.device("CPU:0"):
             weights = {p: tf.constant(w.numpy()) for p, w in flatten(program.call(_theta)).items()}
-            return function(_Trial(task, weights))
+            return function(Trial(task, weights))
     except (LossError, InputError, TaskError):
         raise
     except Exception as error:  # in user code, which may accept only batches of the full size
@@ -157,7 +125,7 @@ def _couples_examples(task: Task) -> bool:
     )
 
 
-def _check_is_sum(trial: _Trial, batch: Batch, mode: Mode) -> list[str]:
+def _check_is_sum(trial: Trial, batch: Batch, mode: Mode) -> list[str]:
     """Rejects losses and metrics that are no sums over the examples; returns warnings."""
     rows = [0, 1, -1] if len(next(iter(batch.values()))) > 2 else [0, -1]
     both, again = (trial.sums(_rows(batch, rows), mode=mode) for _ in range(2))
@@ -234,7 +202,7 @@ def _ratio(one: float, weight: float) -> float:
     return one / weight if weight else np.nan
 
 
-def _check_pieces(trial: _Trial, batch: Batch) -> None:
+def _check_pieces(trial: Trial, batch: Batch) -> None:
     """Rejects a task whose own loss() and pieces() compute different losses."""
     loss, pieces = type(trial.task).loss, type(trial.task).pieces
     is_default = loss is Task.loss or pieces is Task.pieces
@@ -254,7 +222,7 @@ def _check_pieces(trial: _Trial, batch: Batch) -> None:
         )
 
 
-def _check_padding(trial: _Trial, inputs: Mapping[str, Input]) -> list[str]:
+def _check_padding(trial: Trial, inputs: Mapping[str, Input]) -> list[str]:
     """Rejects a task that counts padding; returns warnings about layers that count it."""
     warnings = []
     for path, input in inputs.items():
@@ -279,7 +247,7 @@ def _check_padding(trial: _Trial, inputs: Mapping[str, Input]) -> list[str]:
 
 
 def _counted(
-    trial: _Trial, alone: dict[str, float], again: dict[str, float], together: dict[str, float]
+    trial: Trial, alone: dict[str, float], again: dict[str, float], together: dict[str, float]
 ) -> Iterator[tuple[str, str]]:
     """Yields the sums that change with padding, and how; `again` is a repetition of `alone`."""
     for what, value in alone.items():
@@ -290,7 +258,7 @@ def _counted(
 
 
 def _with_padding(
-    trial: _Trial, input: Input, step: int, is_padding: np.ndarray
+    trial: Trial, input: Input, step: int, is_padding: np.ndarray
 ) -> tuple[Batch, Batch]:
     """Returns some real examples, and the same examples with padding like the batch of a step.
 
@@ -310,116 +278,5 @@ def _with_padding(
     return real, {name: np.concatenate([real[name], padding[name]]) for name in batch}
 
 
-class _LoopError(Exception):
-    """The task has a loop."""
-
-
-class _NoLoops(StepContext):
-    """A context for computing op by op, without loops, which would take long."""
-
-    def scan(self, *args: Any, **kwargs: Any) -> Any:
-        """Raises an error, so that the task is traced instead."""
-        raise _LoopError
-
-
-class _Trial:
-    """Computes the loss of a task over few examples: op by op, or traced if there are loops."""
-
-    def __init__(self, task: Task, weights: Mapping[str, tf.Tensor]) -> None:
-        self.task, self._weights = task, weights
-        self._traced = tf.function(self._run, autograph=False)
-        self._has_loops = False
-
-    def _run(
-        self,
-        weights: Any,
-        batch: Any,
-        offset: Any,
-        *,
-        mode: Mode,
-        by: _Loss = task_results.loss,
-        kind: type[StepContext] = StepContext,
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, Pairs, Pairs, dict[str, tf.Tensor]]:
-        size = next(iter(batch.values())).shape[0]
-        ctx = kind(mode=mode, num_examples=size, example_offset=offset)
-        sums = by(self.task, self.task.theta(weights), batch, ctx)
-        loss = sums.loss_sum
-        total = loss + tf.cast(ctx.collected.total("loss"), loss.dtype)
-        of_layers = ctx.collected.sums["metric"]
-        auxiliary = {name: value * size for name, (value, _) in ctx.collected.sums["loss"].items()}
-        weight = task_results.loss_weight(self.task, batch)
-        return loss, weight, total, sums.metrics, of_layers, auxiliary
-
-    def _sums(
-        self, batch: Batch, mode: Mode, offset: int = 0, by: _Loss = task_results.loss
-    ) -> Any:
-        arguments = (self._weights, _tensors(batch), tf.constant(offset, tf.int64))
-        if not self._has_loops:
-            try:
-                return self._run(*arguments, mode=mode, by=by, kind=_NoLoops)
-            except _LoopError:
-                self._has_loops = True
-        return self._traced(*arguments, mode=mode, by=by)
-
-    @property
-    def tolerance(self) -> float:
-        """Relative tolerance of sums for rounding."""
-        sizes = {weight.dtype.size for weight in self._weights.values()}
-        return _TOLERANCE_OF_16_BITS if sizes & {1, 2} else _TOLERANCE
-
-    def differ(self, one: float, other: float, *, scale: float) -> bool:
-        """Whether two sums differ by more than rounding; False if one of them is not finite."""
-        finite = bool(np.isfinite([one, other]).all())
-        return finite and abs(one - other) > self.tolerance * scale + 1e-6
-
-    def sums(
-        self,
-        batch: Batch,
-        *,
-        mode: Mode = "eval",
-        offset: int = 0,
-        by: _Loss = task_results.loss,
-    ) -> _Sums:
-        """Returns the sums of these examples.
-
-        Args:
-          batch: the examples.
-          mode: as of StepContext.
-          offset: position of the first example in the global batch; random numbers depend on it.
-          by: function that computes the loss, (task, theta, batch, ctx) -> sums.
-        """
-        loss, weight, _, *metrics, auxiliary = self._sums(batch, mode, offset, by)
-        pairs = [
-            {name: (float(one), float(other)) for name, (one, other) in found.items()}
-            for found in metrics
-        ]
-        losses = {name: float(value) for name, value in auxiliary.items()}
-        return _Sums(float(loss), float(weight), pairs[0], pairs[1], losses)
-
-    def most_rows(self, batch: Batch) -> int:
-        """Returns the number of examples that are cheap to compute, from 1 to 32."""
-        elements = max(array[0].size for array in batch.values())
-        weights = sum(int(tf.size(weight)) for weight in self._weights.values())
-        return int(np.clip(_MOST_WORK // max(1, elements * weights), 1, 32))
-
-    def unused(self, batch: Batch, learned: Iterable[str]) -> list[str]:
-        """Returns the paths of learned weights that get no gradient."""
-        sources = {path: self._weights[path] for path in learned}
-        unused = list(sources)
-        for mode in ("eval", "train"):  # training may use more weights
-            with tf.GradientTape(watch_accessed_variables=False) as tape:
-                tape.watch(sources)
-                total = self._sums(batch, mode)[2]
-            gradients = tape.gradient(total, sources)
-            unused = [path for path in unused if gradients[path] is None]
-            if not unused:
-                break
-        return unused
-
-
 def _rows(batch: Batch, rows: list[int]) -> dict[str, np.ndarray]:
     return {name: array[rows] for name, array in batch.items()}
-
-
-def _tensors(batch: Batch) -> dict[str, tf.Tensor]:
-    return {name: tf.convert_to_tensor(array) for name, array in batch.items()}

@@ -15,9 +15,7 @@ import functools
 import itertools
 import os
 import re
-import signal
 import tempfile
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -37,6 +35,8 @@ from tekso.framework.run.assembly import assemble
 from tekso.framework.run.checkpoints import Checkpoints
 from tekso.framework.run.job import checkpoints_of
 from tekso.framework.run.logdir import Logdir
+from tekso.framework.run.session_arrays import dtype_of, narrowed
+from tekso.framework.run.stop_signals import uninterrupted
 from tekso.framework.run.weights import Use, check_use, read_weight
 from tekso.framework.task import Scored, Task
 from tekso.framework.theta import SEPARATOR, Theta, flatten
@@ -142,7 +142,7 @@ class Session:
         for _ in range(steps):
             batch = self.input.batch(self.step)
             self.task.check_batch(f"input.batch({self.step})", batch)
-            with _uninterrupted():
+            with uninterrupted():
                 metrics = self.program.train_step(batch, self.step)
                 self.history.append(evaluation.step_figures(self.task, metrics))
                 self.step += 1
@@ -219,7 +219,7 @@ class Session:
           NotImplementedError: the task has no `predict`.
           ValueError: the task needs an array that is not given.
         """
-        given = {name: _narrowed(value) for name, value in batch.items()}
+        given = {name: narrowed(value) for name, value in batch.items()}
         _refuse(self._problems_of_shapes(given))
         if type(self.task).predict is Task.predict:
             self.task.predict(self.theta(), given, StepContext())  # raises NotImplementedError
@@ -357,7 +357,7 @@ class Session:
         problems += [f"{name!r} is unknown" for name in batch if name not in wanted]
         for name in wanted.keys() & batch.keys():
             dtype = np.dtype(wanted[name][1])
-            if (found := _dtype(batch[name])) != dtype:
+            if (found := dtype_of(batch[name])) != dtype:
                 problems.append(f"{name!r} is {found}, expected {dtype}")
         _refuse([*problems, *self._problems_of_shapes(batch)])
 
@@ -389,43 +389,6 @@ class Session:
                 f"the task cannot compute a batch of shapes {shapes}; batches of the input have "
                 f"{wanted}: {reason}"
             ) from error
-
-
-@contextlib.contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Delays the first SIGINT until the block ends; the second one interrupts the block."""
-    if threading.current_thread() is not threading.main_thread():  # Python handles no signals here
-        yield
-        return
-    before = signal.getsignal(signal.SIGINT)
-    received: list[int] = []
-
-    def handle(number: int, frame: Any) -> None:
-        if received:
-            raise KeyboardInterrupt
-        received.append(number)
-
-    signal.signal(signal.SIGINT, handle)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if received:
-        signal.raise_signal(signal.SIGINT)
-
-
-def _dtype(value: Any) -> np.dtype[Any]:
-    """Returns the dtype of an array or a tensor, as a NumPy dtype."""
-    found: np.dtype[Any] = tf.as_dtype(value.dtype).as_numpy_dtype
-    return np.dtype(found)
-
-
-def _narrowed(value: Any) -> Any:
-    """Returns an array or a tensor of examples; float64 becomes float32."""
-    array = value if isinstance(value, tf.Tensor) else np.asarray(value)
-    if array.dtype != np.float64:
-        return array
-    return tf.cast(array, tf.float32) if isinstance(array, tf.Tensor) else array.astype(np.float32)
 
 
 def _refuse(problems: Sequence[str]) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
+from collections.abc import Iterator
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -72,3 +74,26 @@ class AgreedStop:
 def exit_code(received: signal.Signals) -> int:
     """Returns the exit code that a shell reports for a process that a signal ended."""
     return 128 + received
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Delays the first SIGINT until the block ends; the second one interrupts the block."""
+    if threading.current_thread() is not threading.main_thread():  # Python handles no signals here
+        yield
+        return
+    before = signal.getsignal(signal.SIGINT)
+    received: list[int] = []
+
+    def handle(number: int, frame: Any) -> None:
+        if received:
+            raise KeyboardInterrupt
+        received.append(number)
+
+    signal.signal(signal.SIGINT, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if received:
+        signal.raise_signal(signal.SIGINT)

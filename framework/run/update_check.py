@@ -13,9 +13,9 @@ from typing import Any
 import tensorflow as tf
 
 from tekso.framework import foreign_variables
-from tekso.framework.learning_step import GroupLearner
 from tekso.framework.source_lines import place_of
 from tekso.framework.weight_spec import WeightSpec
+from tekso.framework.weight_update import GroupLearner
 
 _MOST_UPDATES = 4  # kinds of weights whose update is traced
 

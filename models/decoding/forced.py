@@ -33,8 +33,7 @@ def score_targets(
 ) -> dict[str, tf.Tensor]:
     """Returns log-probabilities and scores of targets; pure.
 
-    Every source is encoded once, for all its targets. A target should end with the end token; if it
-    does not, no end token is scored.
+    Every source is encoded once. If a target does not end with the end token, none is scored.
 
     Args:
       model: the model that scores.

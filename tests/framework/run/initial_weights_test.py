@@ -199,7 +199,7 @@ def test_moving_averages_or_what_training_continues_from(tmp_path: Path) -> None
         ({}, {"rules": {"feet/.*": "x"}}, r"run.warm_start.main.rules: 'feet/.\*' matches no we"),
         ({}, {"ignore": ["table"]}, r"main.ignore: 'table' matches no weight as a whole"),
         ({}, {"rules": {"head/table": r"\1"}}, r"'\\\\1' for 'head/table' is no replacement"),
-        ({}, {"rules": {"head/(": "x"}}, "is no regular expression"),
+        ({}, {"rules": {"head/(": "x"}}, "is not a valid regular expression"),
         ({"head/table": np.full([4, 2], np.nan)}, {}, "has values that are not finite"),
     ],
     ids=["missing", "shape", "rank", "only", "rule", "ignore", "group", "regex", "nan"],

@@ -1,0 +1,45 @@
+"""Primitives: functions of the step context that executions can implement differently."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+
+from tekso.framework.context import PRIMITIVE_NAMES, StepContext
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+PRIMITIVES: dict[str, Callable[..., Any]] = {}
+"""{name: implementation for one device} of every primitive."""
+
+
+class Primitive(Generic[P, R]):
+    """A function of a step context that an execution can implement differently.
+
+    Attributes:
+      plain: the implementation for one device.
+    """
+
+    def __init__(self, plain: Callable[Concatenate[Any, P], R]) -> None:
+        self.plain = plain
+        self._name = plain.__name__
+        functools.update_wrapper(self, plain)
+        PRIMITIVES[self._name] = plain
+        PRIMITIVE_NAMES.add(self._name)
+
+    def __call__(self, ctx: StepContext, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Calls the implementation in `ctx.forms`, or `plain` if there is none."""
+        form: Callable[..., R] = ctx.forms.get(self._name, self.plain)
+        return form(ctx, *args, **kwargs)
+
+
+def primitive(plain: Callable[Concatenate[Any, P], R]) -> Primitive[P, R]:
+    """Declares a primitive by its implementation for one device; use it as a decorator."""
+    return Primitive(plain)
+
+
+def methods_as_forms(kind: type[StepContext]) -> dict[str, Callable[..., Any]]:
+    """Returns the methods of a context class that are named like primitives and implement them."""
+    return {name: form for name, form in vars(kind).items() if name in PRIMITIVES}

@@ -1,0 +1,166 @@
+"""A trial of a task: its sums over a few examples, on the host."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tekso.framework import task_results
+from tekso.framework.collected import Pairs
+from tekso.framework.context import Mode, StepContext
+from tekso.framework.task import LossSums, Task
+
+Batch = Mapping[str, np.ndarray]
+_Loss = Callable[..., LossSums]
+
+_MOST_WORK = 10**9  # maximum number of weights times elements of the examples
+_TOLERANCE, _TOLERANCE_OF_16_BITS = 1e-3, 0.02  # relative; a mean of two is half of their sum
+
+
+@dataclasses.dataclass(frozen=True)
+class TrialSums:
+    """Sums over some examples.
+
+    Attributes:
+      loss, weight: of the task.
+      metrics: (sum, weight) of the metrics of the task.
+      of_layers: (sum, weight) of the metrics that layers collect.
+      auxiliary: sums of the auxiliary losses that layers collect.
+    """
+
+    loss: float
+    weight: float
+    metrics: dict[str, tuple[float, float]]
+    of_layers: dict[str, tuple[float, float]]
+    auxiliary: dict[str, float]
+
+    def named(self) -> dict[str, float]:
+        """Returns the loss and the parts of the metrics by name; "{}" stands for the method."""
+        return {"the loss sum of {}": self.loss, **_named(self.metrics)}
+
+    def named_of_layers(self) -> dict[str, float]:
+        """Returns the parts of the metrics that layers collect, by name."""
+        return _named(self.of_layers)
+
+
+def _named(metrics: Mapping[str, tuple[float, float]]) -> dict[str, float]:
+    parts = {}
+    for name, (one, weight) in metrics.items():
+        parts[f"the sum of the metric {name!r} of {{}}"] = one
+        parts[f"the weight of the metric {name!r} of {{}}"] = weight
+    return parts
+
+
+class _LoopError(Exception):
+    """The task has a loop."""
+
+
+class _NoLoops(StepContext):
+    """A context for computing op by op, without loops, which would take long."""
+
+    def scan(self, *args: Any, **kwargs: Any) -> Any:
+        """Raises an error, so that the task is traced instead."""
+        raise _LoopError
+
+
+class Trial:
+    """Computes the loss of a task over few examples: op by op, or traced if there are loops."""
+
+    def __init__(self, task: Task, weights: Mapping[str, tf.Tensor]) -> None:
+        self.task, self._weights = task, weights
+        self._traced = tf.function(self._run, autograph=False)
+        self._has_loops = False
+
+    def _run(
+        self,
+        weights: Any,
+        batch: Any,
+        offset: Any,
+        *,
+        mode: Mode,
+        by: _Loss = task_results.loss,
+        kind: type[StepContext] = StepContext,
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, Pairs, Pairs, dict[str, tf.Tensor]]:
+        size = next(iter(batch.values())).shape[0]
+        ctx = kind(mode=mode, num_examples=size, example_offset=offset)
+        sums = by(self.task, self.task.theta(weights), batch, ctx)
+        loss = sums.loss_sum
+        total = loss + tf.cast(ctx.collected.total("loss"), loss.dtype)
+        of_layers = ctx.collected.sums["metric"]
+        auxiliary = {name: value * size for name, (value, _) in ctx.collected.sums["loss"].items()}
+        weight = task_results.loss_weight(self.task, batch)
+        return loss, weight, total, sums.metrics, of_layers, auxiliary
+
+    def _sums(
+        self, batch: Batch, mode: Mode, offset: int = 0, by: _Loss = task_results.loss
+    ) -> Any:
+        arguments = (self._weights, _tensors(batch), tf.constant(offset, tf.int64))
+        if not self._has_loops:
+            try:
+                return self._run(*arguments, mode=mode, by=by, kind=_NoLoops)
+            except _LoopError:
+                self._has_loops = True
+        return self._traced(*arguments, mode=mode, by=by)
+
+    @property
+    def tolerance(self) -> float:
+        """Relative tolerance of sums for rounding."""
+        sizes = {weight.dtype.size for weight in self._weights.values()}
+        return _TOLERANCE_OF_16_BITS if sizes & {1, 2} else _TOLERANCE
+
+    def differ(self, one: float, other: float, *, scale: float) -> bool:
+        """Whether two sums differ by more than rounding; False if one of them is not finite."""
+        finite = bool(np.isfinite([one, other]).all())
+        return finite and abs(one - other) > self.tolerance * scale + 1e-6
+
+    def sums(
+        self,
+        batch: Batch,
+        *,
+        mode: Mode = "eval",
+        offset: int = 0,
+        by: _Loss = task_results.loss,
+    ) -> TrialSums:
+        """Returns the sums of these examples.
+
+        Args:
+          batch: the examples.
+          mode: as of StepContext.
+          offset: position of the first example in the global batch; random numbers depend on it.
+          by: function that computes the loss, (task, theta, batch, ctx) -> sums.
+        """
+        loss, weight, _, *metrics, auxiliary = self._sums(batch, mode, offset, by)
+        pairs = [
+            {name: (float(one), float(other)) for name, (one, other) in found.items()}
+            for found in metrics
+        ]
+        losses = {name: float(value) for name, value in auxiliary.items()}
+        return TrialSums(float(loss), float(weight), pairs[0], pairs[1], losses)
+
+    def most_rows(self, batch: Batch) -> int:
+        """Returns the number of examples that are cheap to compute, from 1 to 32."""
+        elements = max(array[0].size for array in batch.values())
+        weights = sum(int(tf.size(weight)) for weight in self._weights.values())
+        return int(np.clip(_MOST_WORK // max(1, elements * weights), 1, 32))
+
+    def unused(self, batch: Batch, learned: Iterable[str]) -> list[str]:
+        """Returns the paths of learned weights that get no gradient."""
+        sources = {path: self._weights[path] for path in learned}
+        unused = list(sources)
+        for mode in ("eval", "train"):  # training may use more weights
+            with tf.GradientTape(watch_accessed_variables=False) as tape:
+                tape.watch(sources)
+                total = self._sums(batch, mode)[2]
+            gradients = tape.gradient(total, sources)
+            unused = [path for path in unused if gradients[path] is None]
+            if not unused:
+                break
+        return unused
+
+
+def _tensors(batch: Batch) -> dict[str, tf.Tensor]:
+    return {name: tf.convert_to_tensor(array) for name, array in batch.items()}

@@ -1,0 +1,22 @@
+"""Arrays and tensors that a session is given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+
+def dtype_of(value: Any) -> np.dtype[Any]:
+    """Returns the dtype of an array or a tensor, as a NumPy dtype."""
+    found: np.dtype[Any] = tf.as_dtype(value.dtype).as_numpy_dtype
+    return np.dtype(found)
+
+
+def narrowed(value: Any) -> Any:
+    """Returns an array or a tensor of examples; float64 becomes float32."""
+    array = value if isinstance(value, tf.Tensor) else np.asarray(value)
+    if array.dtype != np.float64:
+        return array
+    return tf.cast(array, tf.float32) if isinstance(array, tf.Tensor) else array.astype(np.float32)

@@ -1,0 +1,140 @@
+"""The values that a task's methods return, and the program that they get."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import tensorflow as tf
+
+Batch = Mapping[str, tf.Tensor]
+
+SUM_OF_LOSSES = "sum the losses of the examples with tf.reduce_sum"
+PAIRS = "{name: (sum, weight)} of scalars; the metric is sum / weight"
+
+
+class Program(Protocol):
+    """Calls functions with the weights of a run; tasks use it for decoding.
+
+    Attributes:
+      serialize_calls: whether callers should make one `call` at a time, with inputs of one shape.
+    """
+
+    serialize_calls: bool
+
+    def call(self, function: Callable[..., Any], *inputs: Any) -> Any:
+        """Returns `function(theta, *inputs, ctx)`, traced once per function and input shapes.
+
+        `function` must be pure. Its trace is cached for further calls with the same function
+        object. The inputs are nests of arrays, tensors and None. After the first call, several
+        threads may call concurrently, unless `serialize_calls` is set.
+        """
+        ...
+
+
+class TaskError(TypeError):
+    """A method of a task returns an invalid value."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LossSums:
+    """Sums of losses and metrics over a part of a batch; never means.
+
+    Attributes:
+      loss_sum: scalar; its sum over all parts, divided by the global `loss_weight`, is the loss.
+      metrics: {name: (sum, weight)}, scalars; sum / weight over all parts is the metric. Integers
+        are converted to float32.
+
+    Raises:
+      TaskError: a value is not a scalar number, or a metric is not a pair.
+    """
+
+    loss_sum: tf.Tensor
+    metrics: dict[str, tuple[tf.Tensor, tf.Tensor]] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Checks the values and converts them to tensors."""
+        object.__setattr__(self, "loss_sum", scalar(self.loss_sum, "the loss sum", SUM_OF_LOSSES))
+        if not isinstance(self.metrics, Mapping):
+            raise TaskError(f"metrics of LossSums are {shown(self.metrics)}, not a dict {PAIRS}")
+        pairs = {}
+        for name, pair in self.metrics.items():
+            if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+                raise TaskError(f"the metric {name!r} is {shown(pair)}, not a pair: {PAIRS}")
+            one, weight = pair
+            pairs[name] = (
+                scalar(one, f"the sum of the metric {name!r}", PAIRS),
+                scalar(weight, f"the weight of the metric {name!r}", PAIRS),
+            )
+        object.__setattr__(self, "metrics", pairs)
+
+    def total(self, weight: tf.Tensor, auxiliary: tf.Tensor) -> tf.Tensor:
+        """Returns the contribution of this part to the total loss, in the dtype of `loss_sum`.
+
+        Args:
+          weight: loss weight of the global batch. If it is 0, the batch is all padding, and the
+            mean loss is 0.
+          auxiliary: auxiliary losses of this part.
+        """
+        mean = tf.math.divide_no_nan(self.loss_sum, tf.cast(weight, self.loss_sum.dtype))
+        return mean + tf.cast(auxiliary, mean.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class Decoded:
+    """The result of decoding, as text and as JSON records.
+
+    Attributes:
+      text: text to print, several lines.
+      records: one JSON object per sample or scored text.
+    """
+
+    text: str
+    records: list[dict[str, Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Scored:
+    """The scores from decoding an evaluation input, in addition to the metrics of its pass.
+
+    Attributes:
+      figures: {name: value}, reported with the metrics of the pass.
+      text: text to print, several lines; "": none.
+      images: {name: PNG file}.
+      notes: lines that are printed together with the figures.
+    """
+
+    figures: dict[str, float]
+    text: str = ""
+    images: dict[str, bytes] = dataclasses.field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def scalar(value: Any, what: str, want: str) -> tf.Tensor:
+    """Returns a value as a floating-point tensor.
+
+    Raises:
+      TaskError: the value is not a scalar number.
+    """
+    try:
+        tensor = tf.convert_to_tensor(value)
+    except (TypeError, ValueError, tf.errors.OpError):
+        raise TaskError(f"{what} is {shown(value)}, but must be a scalar: {want}") from None
+    if not tensor.dtype.is_floating:
+        if not (tensor.dtype.is_integer or tensor.dtype.is_bool):
+            raise TaskError(f"{what} is {shown(tensor)}, but must be a number: {want}")
+        tensor = tf.cast(tensor, tf.float32)
+    if tensor.shape.rank not in (0, None):
+        raise TaskError(f"{what} is {shown(tensor)}, but must be a scalar: {want}")
+    return tensor
+
+
+def shown(value: Any) -> str:
+    """Returns a value as it is shown in a message."""
+    if isinstance(value, tf.Tensor):
+        return f"a {value.dtype.name} tensor of shape {list(value.shape)}"
+    if value is None or isinstance(value, (bool, int, float)):
+        return repr(value)
+    size = f" of length {len(value)}" if hasattr(value, "__len__") else ""
+    return f"a {type(value).__name__}{size}"
