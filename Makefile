@@ -1,35 +1,35 @@
-# `make train` and `make test` do the whole job on a machine with Python 3.11 and PyPI: each makes
-# the virtual environment .venv, installs Tekso into it, and runs. The second time, what is
-# installed stays, until setup.py or pyproject.toml change.
+# `make train` and `make test` need only Python 3.11 and access to PyPI. They create the virtual
+# environment .venv, install Tekso in it, and run. The installation is reused until setup.py or
+# pyproject.toml changes.
 #
 #   make train MODEL=lm.python_source.Small          another experiment
 #   make train ARGS='--set run.steps=500'            more arguments for tekso-trainer
-#   make train LOGDIR=runs/NAME                      goes on with the run in that folder
+#   make train LOGDIR=runs/NAME                      resumes the run in that folder
 #   make test  ARGS='-k params'                      arguments for pytest
-#   make test  PROCESSES=4                           tests side by side; each needs up to 4 GB
-#   make lint                                        style, format, types, direction of imports
-#   make test-all                                    test, lint, and the slow tests: what CI runs
+#   make test  PROCESSES=4                           number of test processes; each needs up to 4 GB
+#   make lint                                        checks style, format, types and imports
+#   make test-all                                    test, lint and the slow tests, as CI does
 #   make catalogue                                   writes docs/catalogue.md
-#   make clean                                       removes .venv; then also:
+#   make clean                                       removes .venv; to install it again with:
 #   make test PYTHON=/opt/python3.11/bin/python3.11  another interpreter
-#   make test TENSORFLOW=tensorflow==2.21.0          another distribution of TensorFlow
+#   make test TENSORFLOW=tensorflow==2.21.0          another TensorFlow package
 
 VENV = .venv
 MODEL = lm.python_source.Tiny
-# A folder of its own for each run; a run that was stopped goes on with LOGDIR=<its folder>.
+# Each run has a new folder. To resume an interrupted run, set LOGDIR=<its folder>.
 LOGDIR = runs/$(MODEL)/$(shell date +%Y-%m-%d_%H-%M-%S)
 ARGS =
-# Tests that run side by side.
+# Number of test processes that run in parallel.
 PROCESSES = 2
-# CPU time that the tests may use: more is a failure, so that they stay cheap enough to be run.
+# CPU time budget of the tests, in minutes. The tests fail if they use more.
 QUICK_MINUTES = 10
 SLOW_MINUTES = 30
-# What lint reads: the rooms, not what a user adds beside them.
+# What lint reads: Tekso's own folders, not those that a user adds to the checkout.
 SOURCES = framework models tasks params tools tests docs conftest.py setup.py
 PYTHON =
 TENSORFLOW =
 
-# Python and pytest keep what they compile: every process of the tests would compile it again.
+# Let Python and pytest write compiled files, or each test process would compile everything again.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help train test lint test-slow test-all install catalogue clean
@@ -40,9 +40,9 @@ help:
 train: $(VENV)/.installed
 	$(VENV)/bin/tekso-trainer --model=$(MODEL) --logdir=$(LOGDIR) $(ARGS)
 
-# A file is tested by one process: what is trained once for a file is not trained twice.
+# One process runs all tests of a file, so that module-scoped fixtures train only once.
 PYTEST = $(VENV)/bin/pytest --numprocesses=$(PROCESSES) --dist=loadfile --no-loadscope-reorder
-# What ARGS select may be in one of the two parts alone: pytest's exit code for no tests is 5.
+# ARGS may select only quick or only slow tests. pytest exits with 5 if it finds no tests.
 NOTHING_IS_FINE = $(if $(ARGS),|| [ $$? = 5 ])
 
 test: $(VENV)/.installed
@@ -57,7 +57,7 @@ lint: $(VENV)/.installed
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 
-# One after the other, and no further where one fails.
+# Runs one after the other and stops at the first failure.
 test-all: $(VENV)/.installed
 	@$(MAKE) test
 	@$(MAKE) lint

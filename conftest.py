@@ -1,9 +1,9 @@
-"""Makes the `tekso.*` names work from a plain checkout, so that `pytest` needs no installation.
+"""Makes `tekso.*` importable from a checkout, so that `pytest` needs no installation.
 
-The rooms lie in top-level folders (`framework/`) and are imported by their installed names
-(`tekso.framework`). In this process the namespace `tekso` is given the checkout as its path; the
-processes that tests start get `.typing/` on PYTHONPATH, whose `tekso/` holds a link to each room.
-Both come before an installed Tekso: the tests always test the checkout that they lie in.
+The packages are top-level folders (`framework/`), but are imported by their installed names
+(`tekso.framework`). In this process, the checkout becomes the path of the namespace `tekso`. For
+processes that tests start, `.typing/` is added to PYTHONPATH; `.typing/tekso/` has a link to each
+package. Both precede an installed Tekso, so the tests always test the checkout that contains them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent
 
 
 def map_namespace(root: Path) -> None:
-    """Makes `tekso.<room>` mean `<root>/<room>` in this process and in those that it starts."""
+    """Maps `tekso.<package>` to `<root>/<package>` in this process and in its child processes."""
     spec = importlib.machinery.ModuleSpec("tekso", loader=None, is_package=True)
     spec.submodule_search_locations = [str(root)]
     sys.modules["tekso"] = importlib.util.module_from_spec(spec)
@@ -31,5 +31,7 @@ def map_namespace(root: Path) -> None:
 
 
 map_namespace(ROOT)
-importlib.import_module("tekso.framework")  # sets up TensorFlow, which some tests import first
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # no notes of TensorFlow between the tests
+importlib.import_module(
+    "tekso.framework"
+)  # before tests import TensorFlow, to set its environment variables
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # hides TensorFlow's log lines

@@ -1,7 +1,7 @@
-"""Packages the rooms (`framework/`, `models/`, ...) under the namespace `tekso`.
+"""Installs the top-level folders (`framework/`, `models/`, ...) as packages of `tekso`.
 
-Every folder with an `__init__.py` inside a room is found by itself; there is no list to keep.
-There is no `tekso/__init__.py`: `tekso` is a namespace, and the rooms are its packages.
+Every folder inside them that has an `__init__.py` is found automatically. There is no
+`tekso/__init__.py`: `tekso` is a namespace package.
 """
 
 from __future__ import annotations
@@ -13,35 +13,35 @@ from importlib.metadata import Distribution, distributions
 
 from setuptools import find_packages, setup
 
-ROOMS = ("framework", "models", "tasks", "params", "tools")
+PACKAGES = ("framework", "models", "tasks", "params", "tools")
 
-TENSORFLOW = "2.21"  # the oldest release that is accepted, and the one that is tested
+TENSORFLOW = "2.21"  # the oldest supported release, and the tested one
 
 
 def package_folders() -> dict[str, str]:
-    """Returns installed package -> folder, as `tekso.models.layers` -> `models/layers`."""
-    found = find_packages(where=".", include=[*ROOMS, *(f"{room}.*" for room in ROOMS)])
+    """Returns {package: folder}, such as {"tekso.models.layers": "models/layers"}."""
+    found = find_packages(where=".", include=[*PACKAGES, *(f"{package}.*" for package in PACKAGES)])
     return {f"tekso.{package}": package.replace(".", "/") for package in found}
 
 
 def installed_distributions() -> Iterable[Distribution]:
-    """Returns what is installed where Tekso is being installed.
+    """Returns the distributions in the environment where Tekso is being installed.
 
-    pip builds in an isolated environment, which hides the installed packages from `sys.path`; they
-    still lie in the `site-packages` of the interpreter that runs.
+    pip builds in an isolated environment, which hides the installed packages from `sys.path`. They
+    are still in the `site-packages` of the running interpreter.
     """
     folders = [*sys.path, *site.getsitepackages()]
-    if sys.prefix == sys.base_prefix:  # a virtual environment does not see the user's packages
+    if sys.prefix == sys.base_prefix:  # not a virtual environment: add the packages of the user
         folders.append(site.getusersitepackages())
     return distributions(path=list(dict.fromkeys(folders)))
 
 
 def tensorflow_requirement(installed: Iterable[Distribution]) -> str:
-    """Returns the requirement on TensorFlow that never brings a second one.
+    """Returns a requirement that never installs a second TensorFlow.
 
     `tensorflow`, `tensorflow-cpu`, `tf-nightly` and others are different distributions of the same
-    package `tensorflow`. pip takes them for strangers and would write one over the other. So the
-    one that is installed is required; where there is none, `tensorflow`.
+    package `tensorflow`, and pip would install one over the other. The requirement is therefore the
+    installed distribution, or `tensorflow` if there is none.
     """
     provided = set()
     for distribution in installed:
@@ -49,9 +49,9 @@ def tensorflow_requirement(installed: Iterable[Distribution]) -> str:
         top_level = (distribution.read_text("top_level.txt") or "").split()
         if name and "tensorflow" in top_level:
             provided.add(name.lower().replace("_", "-"))
-    # `tensorflow` itself needs one of the others on some machines: then it is the one to name.
+    # On some machines `tensorflow` depends on one of the others. Then require `tensorflow`.
     name = "tensorflow" if "tensorflow" in provided else min(provided, default="tensorflow")
-    # "dev0" admits the versions of nightly builds, which are pre-releases to pip.
+    # "dev0" allows nightly builds, which pip treats as pre-releases.
     return f"{name}>={TENSORFLOW}" + (".dev0" if "nightly" in name else "")
 
 
@@ -69,7 +69,7 @@ if __name__ == "__main__":
             tensorflow_requirement(installed_distributions()),
             "absl-py",
             "babel",
-            "importlib_resources",  # tensorflow-datasets needs it to prepare, and does not say so
+            "importlib_resources",  # tensorflow-datasets imports it without requiring it
             "matplotlib",
             "numpy",
             "psutil",
@@ -84,13 +84,13 @@ if __name__ == "__main__":
                 "ai-edge-litert",
                 "hypothesis",
                 "import-linter",
-                "mypy~=2.4.1",  # a new release of mypy or ruff finds new faults
+                "mypy~=2.4.1",  # a new release of mypy or ruff may report new errors
                 "pytest>=9",
                 "pytest-timeout",
                 "pytest-xdist",
                 "ruff~=0.17.5",
                 "scikit-learn",  # the data of docs/first_task.md
-                "setuptools>=64",  # the wheel is built in a test, without a network
+                "setuptools>=64",  # a test builds the wheel without a network
                 "wheel",
             ],
         },

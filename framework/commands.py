@@ -21,8 +21,8 @@ def typed(program: str, *, folder: str | None = None) -> str:
     """Returns the shell command for a program of this environment, quoted.
 
     Args:
-      program: its name, for example "tekso-trainer".
-      folder: the working directory of the shell; None: the one of this process.
+      program: name of the program, for example "tekso-trainer".
+      folder: the working directory of the shell; None for the one of this process.
     """
     for scripts in (os.path.dirname(sys.executable), sysconfig.get_path("scripts")):
         path = os.path.join(scripts, program)

@@ -1,4 +1,4 @@
-"""Every Params class of every room: it can be made, frozen, written and read back."""
+"""Tests that every Params class can be created, frozen, written as text and read back."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ import pytest
 from tekso.framework.params import Configurable, Params
 
 ROOT = Path(__file__).resolve().parent.parent
-ROOMS = ("framework", "models", "tasks", "params", "tools")
+PACKAGES = ("framework", "models", "tasks", "params", "tools")
 
 
 def import_all() -> None:
-    for room in ROOMS:
-        package = importlib.import_module(f"tekso.{room}")
-        for module in pkgutil.walk_packages(package.__path__, f"tekso.{room}."):
+    for name in PACKAGES:
+        package = importlib.import_module(f"tekso.{name}")
+        for module in pkgutil.walk_packages(package.__path__, f"tekso.{name}."):
             importlib.import_module(module.name)
 
 
 def derived(base: Any) -> Iterator[Any]:
-    """Yields a class of the rooms, and all classes of the rooms that derive from it."""
-    if base.__module__.startswith(tuple(f"tekso.{room}." for room in ROOMS)):
+    """Yields a class and all classes that derive from it, if they are defined in Tekso."""
+    if base.__module__.startswith(tuple(f"tekso.{package}." for package in PACKAGES)):
         yield base
     for subclass in base.__subclasses__():
         yield from derived(subclass)
@@ -59,9 +59,9 @@ def test_no_params_class_is_left_out() -> None:
 
 
 def params_in_sources() -> Iterator[str]:
-    """Yields the names of the classes `Params`, or `…Params(Params)`, that the rooms define."""
-    for room in ROOMS:
-        for path in sorted((ROOT / room).rglob("*.py")):
+    """Yields the names of all classes in Tekso whose names end in `Params`."""
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
             module = ".".join(["tekso", *path.relative_to(ROOT).with_suffix("").parts])
             yield from _params_in(ast.parse(path.read_text()), f"{module}:")
 

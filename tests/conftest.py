@@ -1,9 +1,10 @@
-"""What holds for all tests: a timing decides none of them, and each reports its CPU time.
+"""Settings of all tests: Hypothesis has no deadlines, and the CPU time of each test is reported.
 
-The summary names the tests that used most CPU time, with the processes that they started. With
-`--cpu-minutes=N` the session fails if all tests together used more: a suite that grows is cut
-before it is too slow to be run. N is in minutes of the machine on which the budget was set; on a
-slower one it is scaled by `REFERENCE_S`, the time of what most tests do most: building graphs.
+The summary lists the tests that used the most CPU time, including the processes that they started.
+With `--cpu-minutes=N`, the session fails if all tests together used more than N minutes of CPU
+time, so that the suite stays fast enough. N is for the machine on which the budget was set. On a
+slower machine, N is scaled by the time of tracing a graph relative to `REFERENCE_S`, because most
+tests mainly trace graphs.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ settings.load_profile("untimed")
 
 SLOWEST = 25
 FIRST = ("tests/docs_test.py", "tests/framework/execution", "tests/tools", "tests/tasks")
-"""Where the long files are: begun last, one of them would run alone at the end."""
+"""Paths of the slow files, which run first: started last, one would run alone at the end."""
 
 REFERENCE_S = 0.65  # of `_build_graph` where the quick tests take 8 minutes: 1.2 s x 8.0 / 15.2
 
@@ -36,7 +37,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _cpu_s() -> float:
-    """Of this process, of those that it started and that ended, and of their forks."""
+    """Returns the CPU time of this process, of its ended child processes, and of their forks."""
     times = os.times()
     own = times.user + times.system + times.children_user + times.children_system
     return own + processes.forks_cpu_s()
@@ -60,7 +61,7 @@ _START = pytest.StashKey[float]()
 
 
 class _Times:
-    """Adds up what the reports of all processes tell, in the process that prints the summary."""
+    """Sums the CPU times that all test processes report, and prints the summary."""
 
     def __init__(self) -> None:
         self.by_test: dict[str, float] = {}
@@ -79,17 +80,17 @@ class _Times:
         for name, seconds in slowest:
             write(f"{seconds:8.1f}  {name}")
         used, budget = _all_cpu_minutes(), config.getoption("--cpu-minutes")
-        write(f"{used:8.1f}  minutes of CPU time in all")
+        write(f"{used:8.1f}  minutes of CPU time in total")
         if budget is not None and used > budget * (scale := _scale()):
             self.is_over = True
             write(
-                f"That is over the budget of {budget:g} minutes x {scale:.2f}, for a machine of "
-                "this speed: make the slowest tests cheaper."
+                f"This exceeds the budget of {budget:g} minutes x {scale:.2f} (for this machine's "
+                "speed): make the slowest tests cheaper."
             )
 
 
 def _all_cpu_minutes() -> float:
-    """Of this process and of all that it waited for, as `time` prints it."""
+    """Returns the CPU time of this process and of the child processes that it waited for."""
     found = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(usage.ru_utime + usage.ru_stime for usage in found) / 60
 
@@ -111,7 +112,7 @@ def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
 
 def _scale() -> float:
     """Returns how much slower than the reference this machine is, between 1 and 4."""
-    _build_graph()  # the first one also loads what it uses
+    _build_graph()  # the first call also loads modules
     return min(max(1.0, min(_build_graph() for _ in range(3)) / REFERENCE_S), 4.0)
 
 

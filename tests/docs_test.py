@@ -1,8 +1,9 @@
-"""Every command in README.md and docs/ works.
+"""Tests that every command in README.md and docs/ works.
 
-The commands of a document are run one after the other in an empty folder, as a reader would, after
-its Python blocks that begin with `# path/to/file.py` were written there. `HOW` says for each kind
-of command how it is run or which test runs it. A command that no line of `HOW` knows fails.
+The test runs the commands of a document one after the other in a new folder, as a reader would.
+Before, it writes the Python blocks that begin with `# path/to/file.py` into this folder. `HOW`
+defines for each kind of command how to run it, or names the test that covers it. A command that
+matches no entry of `HOW` is an error.
 """
 
 from __future__ import annotations
@@ -41,13 +42,13 @@ FILE = re.compile(r"# ([\w./-]+\.py)")  # the first line of a block that is a fi
 
 @dataclass(frozen=True)
 class Run:
-    """The command is run as it stands, with more arguments that make it short.
+    """A command that the test runs unchanged, with further arguments that make it short.
 
     Attributes:
-      arguments: of which the last count; "{steps}" is filled in, so that a command that trains has
-        steps to do, also in the logdir of an earlier one.
-      prints: a pattern that is found in its output.
-      leaves: a pattern of files in the folder, one of which is not empty afterwards.
+      arguments: arguments to append, which override earlier ones. "{steps}" is replaced by a number
+        of steps that is larger for each command on the same logdir, so that each of them trains.
+      prints: a regular expression that the output must contain.
+      leaves: a glob for files in the folder, one of which must not be empty afterwards.
     """
 
     arguments: str = ""
@@ -61,7 +62,7 @@ class Run:
 
 @dataclass(frozen=True)
 class TestedBy:
-    """The command cannot run here (it needs a network, …); a test does what it does."""
+    """A command that cannot run here (it needs a network, for example); another test covers it."""
 
     __test__ = False
 
@@ -70,16 +71,16 @@ class TestedBy:
 
 STEPS = 2
 """Steps that each command trains."""
-# What is documented are commands, not sizes: a layer is traced in a fraction of the time of four.
+# The test is about commands, not sizes: one layer is traced much faster than four.
 SHORT = (
     "--steps={steps} --set run.decode_at_end=false --set eval_inputs.dev.max_batches=2 "
     "--set execution.xla=none"
 )
 SMALL = f"{SHORT} --set *.num_layers=1"
 TESTS = "tests/packaging_test.py"
-"""What the tests are when they are collected; all of them would take long."""
+"""The tests that `pytest` commands of the documents collect; all tests would take long."""
 
-# Whole commands, as regular expressions; the first that matches counts.
+# Regular expressions for complete commands; the first match is used.
 HOW: list[tuple[str, Run | TestedBy]] = [
     (r"make train", Run(f"LOGDIR=runs/made ARGS='{SMALL}'")),
     (r"make test", Run(prints=r"packaging_test\.py::test_")),
@@ -140,7 +141,7 @@ HOW: list[tuple[str, Run | TestedBy]] = [
             "tests/tools/decode_test.py::test_every_line_has_its_translation_and_empty_lines_stay"
         ),
     ),
-    (  # the largest models, whose figures take half a minute each
+    (  # the largest models, which take half a minute each
         r"tekso-trainer --mode=inspect_sharding --model=lm\.one_billion_words\.MeshDff262144",
         TestedBy(
             "tests/tools/trainer_test.py"
@@ -185,7 +186,7 @@ HOW: list[tuple[str, Run | TestedBy]] = [
     ),
     (r"tekso-trainer .*--trace_pipeline", Run(SHORT, leaves="runs/*/pipeline.png")),
     (
-        r"tekso-trainer .*(Pipeline --logdir|runs/three).*",  # stages need their layers
+        r"tekso-trainer .*(Pipeline --logdir|runs/three).*",  # each stage needs a layer
         Run(SHORT),
     ),
     (r"tekso-trainer .*--model=(lm|mt|my_lab)\..* --logdir=.*", Run(SMALL)),
@@ -197,7 +198,7 @@ HOW: list[tuple[str, Run | TestedBy]] = [
     ),
     (r"tensorboard --logdir=\S+", Run("--inspect", prints=rf"last_step +{STEPS}\b")),
     (r"python make_pairs\.py", Run(prints="", leaves="train.en")),
-    (r"python forced\.py", Run(prints="")),  # asserts what it finds
+    (r"python forced\.py", Run(prints="")),  # contains assertions
     (r"python \w+\.py", Run()),
     (
         r"(\.venv/bin/)?pytest( -n 2)?( --dist=loadfile)?( -m \"not slow\"| -k \w+)?",
@@ -235,7 +236,7 @@ def blocks(document: Path, language: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def commands(document: Path) -> Iterator[Command]:
-    """Yields the commands of a document; a line that ends in a backslash goes on in the next."""
+    """Yields the commands of a document; a backslash at the end of a line joins it to the next."""
     for first, lines in blocks(document, "(bash|sh|shell|console)"):
         text = ""
         for number, line in enumerate(lines, start=first):
@@ -260,7 +261,7 @@ def executable(path: Path, text: str) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder as after `make install`, whose commands are those of this checkout."""
+    """A folder as after `make install`, with the commands of this checkout."""
     shutil.copy(ROOT / "Makefile", tmp_path)
     for name in ("setup.py", "pyproject.toml"):
         (tmp_path / name).touch()
@@ -270,7 +271,7 @@ def folder(tmp_path: Path) -> Path:
         text = f'exec {processes.forwarding("-m", f"tekso.tools.{module}")} "$@"\n'
         executable(programs / f"tekso-{name}", text)
     executable(programs / "python", f'exec {processes.forwarding()} "$@"\n')
-    # The tests are collected, with the arguments that are given, and not run again.
+    # `pytest` collects the tests with the given arguments, but does not run them.
     collect = "-m pytest --collect-only -q -p no:cacheprovider"
     start = f'cd "{ROOT}" && exec "{sys.executable}" {collect} {TESTS}'
     executable(programs / "pytest", f'{start} "$@"\n')
@@ -287,7 +288,7 @@ def test_command_has_a_test(command: Command) -> None:
     how = command.how()
     assert how is not None, (
         f"{command.place}: no test runs this command:\n  {command.text}\n"
-        "say in HOW of tests/docs_test.py how to run it, or which test does"
+        "add an entry to HOW in tests/docs_test.py: how to run it, or which test does"
     )
     if isinstance(how, TestedBy):
         file, _, function = how.test.partition("::")
@@ -312,13 +313,13 @@ def test_links_between_documents_lead_somewhere() -> None:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_files_that_a_document_names_exist(document: Path) -> None:
-    rooms = "framework|models|tasks|params|tools|tests|docs"
-    for name in re.findall(rf"`((?:{rooms})/[\w./]*)`", document.read_text()):
+    packages = "framework|models|tasks|params|tools|tests|docs"
+    for name in re.findall(rf"`((?:{packages})/[\w./]*)`", document.read_text()):
         assert (ROOT / name).exists(), f"{document}: there is no {name}"
 
 
 def fragments(document: Path) -> Iterator[str]:
-    """Yields the Python of a document that is no file: a line or a method of one."""
+    """Yields the Python blocks of a document that are not complete files."""
     for _, lines in blocks(document, "python"):
         if lines and not FILE.fullmatch(lines[0]):
             yield "\n".join(lines) + "\n"
@@ -357,7 +358,7 @@ def run_model(code: str, folder: Path) -> None:
 
 
 def run_warm_start(code: str, folder: Path) -> None:
-    """Params that a run accepts, whose rules are replacements."""
+    """Checks that a run accepts the Params, and that the rules rename weights."""
     names: dict[str, Any] = {"WarmStart": WarmStart}
     exec(code, names)  # the document's own code
     run = experiment.Run.Params(warm_start=names["warm_start"]).instantiate().params
@@ -371,12 +372,12 @@ FRAGMENTS = {
     "from tekso.framework.execution import devices": run_devices,
     "logits = task.model.fprop(theta.model, x": run_model,
     'WarmStart.Params(checkpoint="runs/bert"': run_warm_start,
-    # Appended to the file before it, which is run.
+    # Appended to the preceding file, which the test runs.
     "model = session.task.model": None,
     # Run by text_exports_test.py, in a process without Tekso.
     "import tensorflow_text": None,
 }
-"""{a line that a fragment has: what runs it}."""
+"""{a line of a fragment: the function that runs it}."""
 
 
 @pytest.mark.parametrize(
@@ -386,7 +387,7 @@ FRAGMENTS = {
 )
 def test_python_that_is_no_file_works(document: Path, code: str, tmp_path: Path) -> None:
     found = [run for line, run in FRAGMENTS.items() if line in code]
-    assert len(found) == 1, f"{document}: no line of FRAGMENTS says what runs\n{code}"
+    assert len(found) == 1, f"{document}: expected one matching line in FRAGMENTS for\n{code}"
     if found[0] is not None:
         found[0](code, tmp_path)
 
@@ -453,7 +454,7 @@ def log_of(logdir: Path) -> bytes:
 
 
 def assert_trained(logdir: Path, before: bytes, steps: int, said: str) -> None:
-    """A run goes on from what is there: its log keeps its lines and gets those of new steps."""
+    """Asserts that a run resumed: its log keeps the earlier lines, and has lines of new steps."""
     log = log_of(logdir)
     assert log.startswith(before), f"trained again from the beginning: {said}"
     trained = [

@@ -1,4 +1,4 @@
-"""The code of docs/first_task.md: short, the same in every execution, and right."""
+"""Tests that the code of docs/first_task.md is short, correct, and equal in every execution."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def trained(folder: Path, name: str, *flags: str) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl of a run."""
+    """Trains a run; returns the lines of its metrics.jsonl."""
     command = ["-m", "tekso.tools.trainer", "--import=my_digits", f"--logdir={name}"]
     done = processes.run([*command, "--model=my_digits.Digits", *flags], cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -65,12 +65,12 @@ def test_scikit_learn_is_needed_by_the_page_alone() -> None:
     assert "from sklearn.datasets import load_digits" in code()
     install, test = (ROOT / "setup.py").read_text().split("extras_require")
     assert "scikit-learn" in test and "scikit-learn" not in install
-    for room in ("framework", "models", "tasks", "params", "tools"):
-        for path in (ROOT / room).rglob("*.py"):
+    for package in ("framework", "models", "tasks", "params", "tools"):
+        for path in (ROOT / package).rglob("*.py"):
             assert not re.search(r"^\s*(import|from) sklearn", path.read_text(), re.M), path
 
 
-@pytest.mark.slow  # tests/tasks/classification has the pieces; other layers, the executions
+@pytest.mark.slow  # cheaper: tests/tasks/classification, and the tests of executions
 def test_every_execution_gives_the_same_losses_and_accuracy(folder: Path) -> None:
     short = ["--steps=4", "--log_every=1", "--set=execution.xla=none"]
     alone = trained(folder, "alone", *short)
@@ -79,15 +79,15 @@ def test_every_execution_gives_the_same_losses_and_accuracy(folder: Path) -> Non
         rows = trained(folder, name, *short, *flags)
         for key in ("loss", "accuracy"):
             expected = [row[key] for row in alone]
-            # float32: sums over other parts of a batch
+            # float32: the sums over the batch are split differently
             np.testing.assert_allclose([row[key] for row in rows], expected, rtol=1e-5)
 
 
-@pytest.mark.slow  # the commands of the page are run by docs_test, for 2 steps each
+@pytest.mark.slow  # docs_test runs the commands of the page for 2 steps each
 def test_it_reaches_what_the_page_says_and_resumes_to_the_same(folder: Path) -> None:
     rows = [row for row in trained(folder, "whole") if row["split"] == "dev"]
     assert [row["step"] for row in rows] == [250, 500]
-    assert rows[-1]["accuracy"] >= 0.91  # 0.922; other kinds of CPU round in another way
+    assert rows[-1]["accuracy"] >= 0.91  # 0.922; other CPUs round differently
 
     flags = ["--log_every=1", "--deterministic", "--set=learner.schedule.total_steps=9"]
     trained(folder, "parts", "--steps=3", *flags)

@@ -1,4 +1,4 @@
-"""Style, types, size of files and direction of imports hold in the whole checkout."""
+"""Tests of the code itself: style, size of files and functions, imports, names."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import grimp
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-ROOMS = ("framework", "models", "tasks", "params", "tools")
-# What lies beside these in a checkout is the user's: runs/, or a package pasted from README.md.
-LINTED = (*ROOMS, "tests", "conftest.py", "setup.py")
+PACKAGES = ("framework", "models", "tasks", "params", "tools")
+# Other files in a checkout belong to the user: runs/, or a package from README.md.
+LINTED = (*PACKAGES, "tests", "conftest.py", "setup.py")
 
 MAX_LINES = 400
 MAX_FUNCTION_LINES = 80
-LONGER_FILES = {
+LONGER_FILES = {  # each with the reason
     "framework/params/params.py",  # one class: what a node of the tree can do
     "models/layers/attention.py",  # one layer: training, decoding and a cache of keys and values
     "models/encoder_decoder.py",  # one model: training, decoding and pieces of a pipeline
@@ -28,7 +28,7 @@ LONGER_FILES = {
 
 
 def sources(root: Path = ROOT) -> list[Path]:
-    """The Python files of a checkout, relative to it."""
+    """Returns the Python files of a checkout, relative to it."""
     paths = [root / name for name in LINTED]
     found = [path for path in paths if path.suffix] + [
         path for folder in paths if not folder.suffix for path in sorted(folder.rglob("*.py"))
@@ -37,11 +37,12 @@ def sources(root: Path = ROOT) -> list[Path]:
 
 
 def too_long(root: Path = ROOT) -> dict[str, int]:
-    """{file of a room: lines} of those with more than MAX_LINES."""
+    """Returns {file: number of lines} for files of Tekso with more than MAX_LINES lines."""
     return {
         str(path): lines
         for path in sources(root)
-        if path.parts[0] in ROOMS and (lines := (root / path).read_text().count("\n")) > MAX_LINES
+        if path.parts[0] in PACKAGES
+        and (lines := (root / path).read_text().count("\n")) > MAX_LINES
     }
 
 
@@ -62,11 +63,11 @@ def test_style() -> None:
     assert result.returncode == 0, f"\n{result.stdout}{result.stderr}"
 
 
-def test_files_of_rooms_are_checked_wherever_the_checkout_lies_and_no_others(
+def test_files_of_packages_are_checked_wherever_the_checkout_lies_and_no_others(
     tmp_path: Path,
 ) -> None:
     root, bad = tmp_path / "tests" / "checkout", "import os\n"
-    for name in (*ROOMS, "tests", "my_lab", "runs/a"):
+    for name in (*PACKAGES, "tests", "my_lab", "runs/a"):
         (root / name).mkdir(parents=True)
         (root / name / "__init__.py").write_text('"""Nothing."""\n')
     for name in ("conftest.py", "setup.py"):
@@ -103,7 +104,7 @@ def test_no_function_is_too_long() -> None:
     found = {
         f"{path}:{node.lineno}: {node.name}": node.end_lineno - node.lineno + 1
         for path in sources()
-        if path.parts[0] in ROOMS
+        if path.parts[0] in PACKAGES
         for node in ast.walk(ast.parse((ROOT / path).read_text()))
         if isinstance(node, ast.FunctionDef) and node.end_lineno is not None
     }
@@ -136,7 +137,7 @@ def import_cycles(imports: Mapping[str, Iterable[str]]) -> list[list[str]]:
 
 
 def test_no_modules_import_each_other() -> None:
-    packages = [f"tekso.{room}" for room in ROOMS]
+    packages = [f"tekso.{package}" for package in PACKAGES]
     graph = grimp.build_graph(*packages, cache_dir=None, exclude_type_checking_imports=False)
     imports = {m: graph.find_modules_directly_imported_by(m) for m in graph.modules}
     assert len(imports) > 200
@@ -148,7 +149,7 @@ SEAMS = {"ctx", "input", "task", "learner", "program"}
 
 
 def untyped_seams(path: Path) -> list[str]:
-    """Returns the arguments of a file that have the name of a seam, and Any as their type."""
+    """Returns the arguments in a file that are named in SEAMS and have the type Any."""
     tree = ast.parse(path.read_text())
     functions = [n for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.Lambda))]
     return [
@@ -162,7 +163,7 @@ def untyped_seams(path: Path) -> list[str]:
 
 
 def test_seams_name_their_types() -> None:
-    found = [one for p in sources() if p.parts[0] in ROOMS for one in untyped_seams(ROOT / p)]
+    found = [one for p in sources() if p.parts[0] in PACKAGES for one in untyped_seams(ROOT / p)]
     assert found == []
 
 
@@ -175,7 +176,7 @@ SAME_NAMES = {
 def test_no_two_classes_have_one_name() -> None:
     homes: dict[str, list[str]] = {}
     for path in sources():
-        if path.parts[0] in ROOMS and path.parts[0] != "params":  # experiments are registered
+        if path.parts[0] in PACKAGES and path.parts[0] != "params":  # experiments are registered
             for node in ast.parse((ROOT / path).read_text()).body:
                 if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                     homes.setdefault(node.name, []).append(str(path))
@@ -190,11 +191,11 @@ def test_no_module_is_named_after_nothing() -> None:
 
 
 def test_nothing_is_asserted_outside_tests() -> None:
-    # `python -O` removes an assert, and its message tells a user nothing: raise instead.
+    # Raise instead: `python -O` removes an assert, and its message does not help a user.
     found = [
         f"{path}:{number}"
         for path in sources()
-        if path.parts[0] in ROOMS
+        if path.parts[0] in PACKAGES
         for number, line in enumerate((ROOT / path).read_text().splitlines(), start=1)
         if line.lstrip().startswith(("assert ", "assert("))
     ]

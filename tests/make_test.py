@@ -1,4 +1,4 @@
-"""`make` and `.ci/`: the environment is made where it is missing, and what fails says why."""
+"""Tests of `make` and `.ci/`: they create a missing environment, and explain failures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """What `make` needs of a checkout, in a folder with a space in its name."""
+    """The files that `make` needs, in a folder with a space in its name."""
     folder = tmp_path / "a checkout"
     folder.mkdir()
     for name in ("Makefile", "setup.py", "pyproject.toml"):
@@ -211,7 +211,7 @@ def test_install_makes_a_venv(checkout: Path, tmp_path: Path) -> None:
     assert check == "check"
     again = run(checkout, "make", "install", path=tmp_path / "bin")
     assert again.returncode == 0
-    assert len((checkout / "pip.log").read_text().splitlines()) == 3  # nothing is done twice
+    assert len((checkout / "pip.log").read_text().splitlines()) == 3  # nothing is installed again
 
 
 @pytest.mark.skipif(
@@ -236,7 +236,7 @@ def test_install_takes_the_tensorflow_for_the_machine(
 
 
 def test_install_falls_back_to_python3(checkout: Path, tmp_path: Path) -> None:
-    executable(tmp_path / "bin" / "python3.11", "exit 127\n")  # as a shim without its Python does
+    executable(tmp_path / "bin" / "python3.11", "exit 127\n")  # like a shim without its Python
     fake_python(tmp_path / "bin" / "python3", checkout)
     result = run(checkout, "make", "install", path=tmp_path / "bin")
     assert result.returncode == 0, result.stdout

@@ -1,4 +1,4 @@
-"""A package outside of the repository, with a layer and an experiment of its own, is trained."""
+"""Tests that a package outside of the repository can define a layer and an experiment."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SMALL = [
 
 
 def tekso_trainer(*args: str, cwd: Path) -> str:
-    """Runs the trainer in a process of its own, from a folder outside of the repository."""
+    """Runs the trainer in a separate process, from a folder outside of the repository."""
     command = ["-m", "tekso.tools.trainer", "--import=my_research", *args]
     done = processes.run(command, cwd=cwd)
     assert done.returncode == 0, done.stdout + done.stderr

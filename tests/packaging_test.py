@@ -1,4 +1,4 @@
-"""The namespace and the package: in this process, in those it starts, installed, and as a wheel."""
+"""Tests of the namespace `tekso`: in a checkout, in child processes, installed, and in a wheel."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from types import ModuleType
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-ROOMS = ("framework", "models", "tasks", "params", "tools")
+PACKAGES = ("framework", "models", "tasks", "params", "tools")
 
 
 def plain_environment() -> dict[str, str]:
-    """The environment without what conftest.py adds to it."""
+    """Returns the environment without the PYTHONPATH that conftest.py sets."""
     return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
 
@@ -33,12 +33,14 @@ def run(*command: str, cwd: Path, env: dict[str, str] | None = None) -> str:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of what is packaged, so that building leaves nothing behind in the checkout."""
+    """A copy of the packaged files, so that a build leaves no files in the checkout."""
     copy = tmp_path_factory.mktemp("source")
     for name in ("setup.py", "pyproject.toml", "README.md"):
         shutil.copy(ROOT / name, copy)
-    for room in ROOMS:
-        shutil.copytree(ROOT / room, copy / room, ignore=shutil.ignore_patterns("__pycache__"))
+    for package in PACKAGES:
+        shutil.copytree(
+            ROOT / package, copy / package, ignore=shutil.ignore_patterns("__pycache__")
+        )
     return copy
 
 
@@ -64,16 +66,16 @@ def setup_module() -> ModuleType:
 # The namespace.
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_room_is_imported_by_its_tekso_name(room: str) -> None:
-    module = importlib.import_module(f"tekso.{room}")
+@pytest.mark.parametrize("package", PACKAGES)
+def test_package_is_imported_by_its_tekso_name(package: str) -> None:
+    module = importlib.import_module(f"tekso.{package}")
     assert module.__file__ is not None
-    assert Path(module.__file__) == ROOT / room / "__init__.py"
+    assert Path(module.__file__) == ROOT / package / "__init__.py"
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_room_refuses_its_folder_name(room: str) -> None:
-    code = f"import {room}"
+@pytest.mark.parametrize("package", PACKAGES)
+def test_package_refuses_its_folder_name(package: str) -> None:
+    code = f"import {package}"
     result = subprocess.run(
         [sys.executable, "-c", code],
         cwd=ROOT,
@@ -82,24 +84,24 @@ def test_room_refuses_its_folder_name(room: str) -> None:
         timeout=120,
     )
     assert result.returncode != 0
-    assert f"its one name is 'tekso.{room}'" in result.stderr.decode()
+    assert f"its one name is 'tekso.{package}'" in result.stderr.decode()
 
 
 def test_a_process_that_a_test_starts_imports_the_checkout(tmp_path: Path) -> None:
-    code = "import tekso.framework as room; print(room.__file__)"
+    code = "import tekso.framework as package; print(package.__file__)"
     file = run(sys.executable, "-c", code, cwd=tmp_path).strip()
     assert Path(file).resolve() == ROOT / "framework" / "__init__.py"
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_typing_links_are_relative(room: str) -> None:
-    link = ROOT / ".typing" / "tekso" / room
+@pytest.mark.parametrize("package", PACKAGES)
+def test_typing_links_are_relative(package: str) -> None:
+    link = ROOT / ".typing" / "tekso" / package
     assert link.is_symlink()
     assert not Path(os.readlink(link)).is_absolute()
 
 
 def test_every_folder_with_modules_is_a_package() -> None:
-    folders = {path.parent for room in ROOMS for path in (ROOT / room).rglob("*.py")}
+    folders = {path.parent for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
     bare = [folder for folder in sorted(folders) if not (folder / "__init__.py").exists()]
     assert not bare, f"without __init__.py, these would be missing from the wheel: {bare}"
 
@@ -107,11 +109,11 @@ def test_every_folder_with_modules_is_a_package() -> None:
 # The wheel.
 
 
-def test_wheel_holds_every_file_of_the_rooms(source: Path, wheel: Path) -> None:
+def test_wheel_holds_every_file_of_the_packages(source: Path, wheel: Path) -> None:
     expected = {
         f"tekso/{path.relative_to(source)}"
-        for room in ROOMS
-        for path in (source / room).rglob("*")
+        for package in PACKAGES
+        for path in (source / package).rglob("*")
         if path.is_file()
     }
     names = set(zipfile.ZipFile(wheel).namelist())
@@ -156,7 +158,7 @@ def test_editable_installation_imports_the_source(source: Path, tmp_path: Path) 
         "import tekso.framework.params, tekso.models.layers\n"
         "print(tekso.framework.params.__file__)\n"
     )
-    # -S: without the packages of this environment, where Tekso may be installed too.
+    # -S: without the packages of this environment, in which Tekso may be installed.
     command = [sys.executable, "-S", "-c", code, str(site_packages)]
     file = run(*command, cwd=tmp_path, env=plain_environment()).strip()
     assert Path(file) == source / "framework" / "params" / "__init__.py"
@@ -199,7 +201,7 @@ def test_required_is_the_tensorflow_that_is_installed(
 
 
 def test_the_tensorflow_of_this_environment_is_found(setup_module: ModuleType) -> None:
-    # Also where pip hides it: an isolated build has no installed packages on sys.path.
+    # Even if pip hides it: an isolated build has no installed packages on sys.path.
     installed = importlib.metadata.distributions(path=site.getsitepackages())
     provided = {
         distribution.metadata["Name"].lower().replace("_", "-")

@@ -1,17 +1,16 @@
-"""Runs Python programs in processes of their own, without importing TensorFlow in each of them.
+"""Runs Python programs in separate processes, without importing TensorFlow in each of them.
 
-An execution needs a process of its own, and importing TensorFlow costs seconds of CPU. So the first
-call starts a server, which imports TensorFlow and Tekso and runs nothing; every program is a fork
-of the server:
+An execution needs a separate process, and importing TensorFlow takes seconds of CPU time. The first
+call therefore starts a server, which imports TensorFlow and Tekso and runs no ops. Every program is
+a fork of the server:
 
     test ── command, cwd, environment, 3 file descriptors ──► server ── fork ──► program
          ◄────────── process id; later exit status and CPU time ──────────
 
-The fork leaves the server's code and runs the program as `python` would: with its own `sys.argv`,
-`sys.path`, environment and files; uncaught errors, `sys.exit` and `atexit` act as they always do.
-What is read from the environment while TensorFlow is imported (TF_CPP_MIN_LOG_LEVEL,
-TF_ENABLE_ONEDNN_OPTS) is that of the server: a program that needs another value is started by
-`subprocess`, as is one that must show what it imports.
+The fork runs the program as `python` would, with its own `sys.argv`, `sys.path`, environment and
+files. Uncaught errors, `sys.exit` and `atexit` work as usual. Environment variables that TensorFlow
+reads during its import (TF_CPP_MIN_LOG_LEVEL, TF_ENABLE_ONEDNN_OPTS) have the values of the server.
+Use `subprocess` for a program that needs other values, or whose imports are tested.
 """
 
 from __future__ import annotations
@@ -48,11 +47,11 @@ MODULES = (
     "tekso.tasks.mt.task",
     "tekso.tools.experiment_flags",
 )
-"""What the server imports besides TensorFlow: what most programs need."""
+"""Modules that the server imports besides TensorFlow, because most programs need them."""
 
 
 def forks_cpu_s() -> float:
-    """Returns the CPU time of all programs of `start` and of `forwarding` that ended."""
+    """Returns the CPU time of all ended programs of `start` and `forwarding`."""
     server = _Server._instance
     if server is None:
         return 0.0
@@ -62,14 +61,14 @@ def forks_cpu_s() -> float:
 
 
 def stop() -> None:
-    """Ends the server and what still runs; from then on their CPU time counts as this process's."""
+    """Ends the server and its programs; their CPU time then counts as that of child processes."""
     if _Server._instance is not None:
         _Server._instance.stop()
         _Server._instance = None
 
 
 class Process:
-    """A program that was started by `start`; the interface is that of `subprocess.Popen`."""
+    """A program that `start` started, with the interface of `subprocess.Popen`."""
 
     def __init__(self, args: list[str], pid: int, output: IO[str], errors: IO[str] | None) -> None:
         self.args, self.pid = args, pid
@@ -83,18 +82,18 @@ class Process:
         return self.returncode
 
     def wait(self, timeout: float = DEFAULT_TIMEOUT_S) -> int:
-        """Waits for the end; kills the process when the time is over.
+        """Waits for the end; kills the process after `timeout` seconds.
 
         Raises:
-          subprocess.TimeoutExpired: it ran longer than `timeout` seconds; the message has its
-            last words.
+          subprocess.TimeoutExpired: the process ran longer than `timeout` seconds; the error has
+            the end of its output.
         """
         end = time.monotonic() + timeout
         while self.poll() is None:
             left = end - time.monotonic()
             if left <= 0:
                 self.send_signal(signal.SIGKILL)
-                end = float("inf")  # until the server has seen it end
+                end = float("inf")  # until the server reports the end
                 self._timed_out = True
                 continue
             _Server.instance().receive(timeout_s=min(left, 60))
@@ -105,7 +104,7 @@ class Process:
         return self.returncode
 
     def communicate(self, timeout: float = DEFAULT_TIMEOUT_S) -> tuple[str, str]:
-        """Waits for the end, as `wait`; returns what is not read yet of its output and errors."""
+        """Waits for the end, as `wait`; returns the unread rest of stdout and stderr."""
         self.wait(timeout)
         stdout, stderr = (f.read() if f is not None else "" for f in (self.stdout, self.stderr))
         self.stdout.close()
@@ -114,7 +113,7 @@ class Process:
         return stdout, stderr
 
     def send_signal(self, number: int) -> None:
-        """Sends a signal to the process, if it still runs."""
+        """Sends a signal to the process if it is still running."""
         if self.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
@@ -137,14 +136,14 @@ def start(
     merge: bool = False,
     live: bool = False,
 ) -> Process:
-    """Starts `python <command>` in a process of its own.
+    """Starts `python <command>` in a separate process.
 
     Args:
       command: a file and its arguments, or "-m", a module and its arguments, or "-c" and code.
-      env: the whole environment; None for the caller's.
-      input: what it reads on standard input.
-      merge: whether what it writes to stderr goes to stdout.
-      live: whether stdout is a pipe instead of a file: to be read to its end while it runs.
+      env: the complete environment; None for the environment of the caller.
+      input: the standard input of the program.
+      merge: whether stderr is redirected to stdout.
+      live: whether stdout is a pipe instead of a file, to read it while the program runs.
     """
     args = [str(word) for word in command]
     files: list[Any] = [tempfile.TemporaryFile() for _ in range(2 if merge else 3)]  # noqa: SIM115
@@ -160,7 +159,7 @@ def start(
         "env": dict(os.environ if env is None else env),
     }
     pid = _Server.instance().fork(request, [f.fileno() for f in (*files, files[-1])[:3]])
-    # The program's offset is not the reader's: what it writes is read from the beginning.
+    # Open the files again: the reader needs its own offset, which starts at 0.
     output = pipe or open(f"/proc/self/fd/{files[1].fileno()}")  # noqa: SIM115
     errors = None if merge else open(f"/proc/self/fd/{files[2].fileno()}")  # noqa: SIM115
     for file in files:
@@ -183,7 +182,7 @@ def run(
     process = start(command, cwd=cwd, env=env, input=input, merge=merge)
     try:
         stdout, stderr = process.communicate(timeout=timeout)
-    except BaseException:  # as when the time of the test is over
+    except BaseException:  # for example, when the test times out
         process.kill()
         raise
     assert process.returncode is not None
@@ -191,16 +190,17 @@ def run(
 
 
 def forwarding(*command: str) -> str:
-    """Returns a shell command that runs `python <command>` with more arguments, as `start` does.
+    """Returns a shell command that runs `python <command>` in a fork, as `start` does.
 
-    For programs that others start: scripts on a PATH, say.
+    The command accepts further arguments. Use it for programs that other programs start, such as
+    scripts on a PATH.
     """
     client = [sys.executable, "-S", "-E", __file__, "forward", _Server.instance().address]
     return shlex.join([*client, *command])
 
 
 class _Server:
-    """The client's side of the server; one for each process that runs tests."""
+    """The client of the server; there is one for each test process."""
 
     _instance: _Server | None = None
 
@@ -219,14 +219,17 @@ class _Server:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         listener.bind(self.address)
-        listener.listen()  # programs can ask for a fork before the server is ready
+        listener.listen()  # clients can connect before the server is ready
         with theirs, listener:
             fds = [theirs.fileno(), listener.fileno()]
             self._process = subprocess.Popen(
                 [sys.executable, __file__, "serve", *map(str, fds)],
                 pass_fds=fds,
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},  # what Tekso says is compared
+                env={
+                    **os.environ,
+                    "TF_CPP_MIN_LOG_LEVEL": "3",
+                },  # tests compare the output of Tekso
             )
 
     def fork(self, request: dict[str, Any], files: list[int]) -> int:
@@ -238,7 +241,7 @@ class _Server:
                 return pid
 
     def receive(self, *, timeout_s: float) -> dict[str, Any] | None:
-        """Takes note of one message of the server; returns it, or None if there was none."""
+        """Handles one message of the server; returns it, or None if there is none."""
         self._socket.settimeout(timeout_s)
         try:
             packet = self._socket.recv(4096)
@@ -249,12 +252,12 @@ class _Server:
         message: dict[str, Any] = json.loads(packet)
         if "ended" in message:
             self.forks_cpu_s += message["cpu_s"]
-            if process := self.running.pop(message["ended"], None):  # or it was forwarded
+            if process := self.running.pop(message["ended"], None):  # None if it was forwarded
                 process.returncode = message["code"]
         return message
 
     def stop(self) -> None:
-        """Ends what still runs, and the server."""
+        """Ends all running programs and the server."""
         for process in list(self.running.values()):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGKILL)
@@ -271,16 +274,16 @@ def _send(connection: socket.socket, request: dict[str, Any], files: list[int]) 
 
 
 def _serve(parent: socket.socket, listener: socket.socket) -> dict[str, Any]:
-    """Forks a process a request until the parent is gone; returns the request in each fork."""
+    """Forks a process for each request until the parent ends; returns the request in each fork."""
     wake, woken = os.pipe()
     os.set_blocking(woken, False)
     signal.set_wakeup_fd(woken)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C: the parent says when it is over
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C, the parent ends the server
     selector = selectors.DefaultSelector()
     for source in (parent, listener, wake):
         selector.register(source, selectors.EVENT_READ)
-    running: dict[int, socket.socket] = {}  # process -> who asked for it
+    running: dict[int, socket.socket] = {}  # process id -> client that asked for it
     while True:
         for key, _ in selector.select():
             if key.fileobj is listener:
@@ -291,7 +294,7 @@ def _serve(parent: socket.socket, listener: socket.socket) -> dict[str, Any]:
             else:
                 connection = cast(socket.socket, key.fileobj)
                 packet, files, _, _ = socket.recv_fds(connection, 16, 4)
-                if not packet:  # whoever asked is gone: nobody waits for what still runs
+                if not packet:  # the client ended: end its programs
                     for pid, asked in running.items():
                         if asked is connection or connection is parent:
                             os.kill(pid, signal.SIGKILL)
@@ -319,7 +322,7 @@ def _serve(parent: socket.socket, listener: socket.socket) -> dict[str, Any]:
 
 
 def _tell_ended(running: dict[int, socket.socket], parent: socket.socket) -> None:
-    """Tells whoever asked for a program that it ended, and the parent, which counts CPU time."""
+    """Reports ended programs to their clients, and to the parent, which sums CPU times."""
     while running:
         pid, status, usage = os.wait4(-1, os.WNOHANG)
         if not pid:
@@ -327,7 +330,7 @@ def _tell_ended(running: dict[int, socket.socket], parent: socket.socket) -> Non
         code, cpu_s = os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime
         message = json.dumps({"ended": pid, "code": code, "cpu_s": cpu_s}).encode()
         asked = running.pop(pid)
-        with contextlib.suppress(OSError):  # whoever asked for it may be gone
+        with contextlib.suppress(OSError):  # the client may have ended
             asked.send(message)
         if asked is not parent:
             with contextlib.suppress(OSError):
@@ -335,7 +338,7 @@ def _tell_ended(running: dict[int, socket.socket], parent: socket.socket) -> Non
 
 
 def _received(files: list[int]) -> dict[str, Any]:
-    """Takes standard input, output and errors from a request's files; returns the request."""
+    """Replaces stdin, stdout and stderr by the files of a request; returns the request."""
     with open(files[0]) as file:
         file.seek(0)
         request: dict[str, Any] = json.load(file)
@@ -346,12 +349,12 @@ def _received(files: list[int]) -> dict[str, Any]:
 
 
 def _become(request: dict[str, Any]) -> None:
-    """Runs the program that is asked for as `__main__`."""
+    """Runs the requested program as `__main__`."""
     os.chdir(request["cwd"])
     for name in set(os.environ) - set(request["env"]):
         del os.environ[name]
     os.environ.update(request["env"])
-    # What `python` makes of PYTHONPATH and of the command; the rest is as in the server.
+    # Set sys.path from PYTHONPATH and the command, as `python` does; keep the rest of the server.
     added = [path for path in request["env"].get("PYTHONPATH", "").split(os.pathsep) if path]
     kept = [path for path in sys.path[1:] if path not in added]
     program, *arguments = request["args"]
@@ -378,12 +381,12 @@ def _serve_and_become(parent: str, listener: str) -> None:
     for module in MODULES:
         importlib.import_module(module)
     gc.collect()
-    gc.freeze()  # a collection in a fork would copy every page of what is imported
+    gc.freeze()  # otherwise a garbage collection in a fork would copy all pages
     _become(_serve(socket.socket(fileno=int(parent)), socket.socket(fileno=int(listener))))
 
 
 def _forward(address: str, *args: str) -> int:
-    """Has the server run a program with the files and the environment of this process."""
+    """Runs a program in a fork of the server, with the files and environment of this process."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
         server.connect(address)
         request = {"args": args, "cwd": os.getcwd(), "env": dict(os.environ)}

@@ -1,4 +1,4 @@
-"""Programs in forks act as processes of their own, and none outlives whoever asked for it."""
+"""Tests that forked programs act as separate processes and end with the process that asked."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_the_cpu_time_of_forwarded_programs_is_counted() -> None:
     code = "import time\nwhile time.process_time() < 0.3: pass"
     command = ["/bin/sh", "-c", f"exec {processes.forwarding('-c', code)}"]
     subprocess.run(command, check=True, timeout=60)
-    processes.run(["-c", code])  # ends after it: what the server says comes in order
+    processes.run(["-c", code])  # ends later: the messages of the server are in order
     assert processes.forks_cpu_s() - before >= 0.6
 
 
@@ -79,7 +79,7 @@ def test_programs_and_their_server_end_with_the_process_that_started_them() -> N
     )
     folder = str(Path(__file__).parent)
     asking = [sys.executable, "-c", code, folder]
-    # The output ends when all that hold it have ended: the program, and the server.
+    # The output ends when every process that has it open has ended: the program and the server.
     done = subprocess.run(asking, capture_output=True, text=True, timeout=120)
     assert done.returncode == -signal.SIGKILL
     assert ends(int(done.stdout))

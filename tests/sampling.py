@@ -1,4 +1,4 @@
-"""A sample of a matrix for the quick tests; the whole matrix is run with the slow ones."""
+"""Selects a sample of a test matrix for the quick tests; the slow tests run the whole matrix."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import pytest
 
 
 def sample(cases: Iterable[Any], *, quick: Collection[Any]) -> list[Any]:
-    """Returns the cases as parameters of a test, all but those of `quick` marked slow.
+    """Returns the cases as parameters of a test; cases that are not in `quick` are marked slow.
 
     Raises:
-      ValueError: a case of `quick` is none of the cases.
+      ValueError: an element of `quick` is not a case.
     """
     cases = list(cases)
     if missing := [case for case in quick if case not in cases]:
-        raise ValueError(f"no cases, but in the sample: {missing}; the cases are {cases}")
+        raise ValueError(f"quick has {missing}, which are not cases; the cases are {cases}")
     return [case if case in quick else _slow(case) for case in cases]
 
 

@@ -1,4 +1,7 @@
-"""Thin mains: the trainer and its siblings. May import every other room."""
+"""The commands: tekso-trainer and others.
+
+They contain little logic, and may import all other packages of Tekso.
+"""
 
 if __name__ != "tekso.tools":
     raise ImportError(

@@ -1,9 +1,9 @@
 """tekso-benchmark: measures the training steps of a registered experiment.
 
-It trains a few steps as the trainer would, one after the other, each waited for, and tells tokens a
-second, the time to the first step and the peak of memory; of a pipeline also how long its schedule
-would take by what its work took (`measured_step`). A fresh process a measurement: what ran
-before in a process changes both. Nothing is evaluated, saved or decoded.
+It trains a few steps as tekso-trainer does, and waits for the end of each. It reports tokens per
+second, the time to the first step and the peak memory. For a pipeline, it also simulates the
+schedule with the measured times. Start a new process for each measurement: earlier work in the
+process changes time and memory. Nothing is evaluated, saved or decoded.
 """
 
 from __future__ import annotations
@@ -43,25 +43,29 @@ FLAGS: Any = flags.FlagValues()  # type: ignore[no-untyped-call]
 def _define() -> None:
     f = FLAGS
     flags.DEFINE_string("model", None, "Key of the experiment.", flag_values=f)
-    flags.DEFINE_integer("steps", 20, "Steps that are measured.", lower_bound=1, flag_values=f)
+    flags.DEFINE_integer("steps", 20, "Number of measured steps.", lower_bound=1, flag_values=f)
     flags.DEFINE_integer(
-        "warmup", 3, "Steps before those, the first among them.", lower_bound=1, flag_values=f
+        "warmup",
+        3,
+        "Number of steps before the measured ones, including the first step.",
+        lower_bound=1,
+        flag_values=f,
     )
     flags.DEFINE_multi_string("set", [], "path=value, as for tekso-trainer.", flag_values=f)
-    flags.DEFINE_multi_string("import", [], "Package with experiments of your own.", flag_values=f)
+    flags.DEFINE_multi_string("import", [], "Package with your own experiments.", flag_values=f)
     flags.DEFINE_string("execution", None, "As for tekso-trainer.", flag_values=f)
     flags.DEFINE_integer("cpu_devices", None, "As for tekso-trainer.", flag_values=f)
     flags.DEFINE_integer(
-        "cores", None, "Cores that may be used; None: all.", lower_bound=1, flag_values=f
+        "cores", None, "Number of CPU cores to use. By default all.", lower_bound=1, flag_values=f
     )
     flags.DEFINE_string("tpu", None, "As for tekso-trainer.", flag_values=f)
     flags.DEFINE_string(
         "assets_dir",
         None,
-        "Folder where tokenizers that are learned are kept; None forgets them.",
+        "Folder to keep learned tokenizers in. By default they are deleted.",
         flag_values=f,
     )
-    flags.DEFINE_enum("format", "text", ("text", "json"), "What is printed.", flag_values=f)
+    flags.DEFINE_enum("format", "text", ("text", "json"), "Output format.", flag_values=f)
     command_flags.define_common(f)
 
 
@@ -69,7 +73,7 @@ _define()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the benchmark; returns the exit code: 0 done, 1 an error, 2 a wrong command line."""
+    """Runs the benchmark; returns the exit code: 0 success, 1 error, 2 wrong command line."""
     return command_flags.run(PROGRAM, FLAGS, argv, _run, help_text=_help)
 
 
@@ -85,7 +89,7 @@ def _help() -> str:
 
 def _run(words: list[str]) -> None:
     if words:
-        raise UsageError(f"{words[0]!r} is no flag: flags begin with --")
+        raise UsageError(f"{words[0]!r} is not a flag: flags begin with --")
     if not FLAGS.model:
         raise UsageError(f"--model is missing, as in {_usage()}")
 
@@ -116,14 +120,14 @@ def measure(
     tpu: str | None = None,
     cpu_devices: int | None = None,
 ) -> dict[str, Any]:
-    """Returns the figures of an experiment, in a form that JSON can hold.
+    """Measures an experiment; returns the figures as a dict that JSON can represent.
 
     Args:
-      tree: its Params.
-      model: its key.
-      steps: how many are measured.
-      warmup: how many come before, at least 1.
-      assets_dir: where its input keeps what it learns.
+      tree: Params of the experiment.
+      model: key of the experiment.
+      steps: number of measured steps.
+      warmup: number of steps before the measured ones, at least 1.
+      assets_dir: folder for what the input learns, such as tokenizers.
       tpu: name or address of a TPU.
       cpu_devices: number of logical CPU devices.
     """
@@ -173,7 +177,15 @@ def measure(
 
 
 class _Step(NamedTuple):
-    """What a step took: seconds of the step, of all threads in it, and of its batch."""
+    """Times of a training step in seconds, its loss and the trace of a pipeline.
+
+    Attributes:
+      step_s: time of the step.
+      cpu_s: CPU time of all threads during the step.
+      input_s: time to make the batch.
+      loss: loss of the step.
+      trace: measured timeline; None without a pipeline.
+    """
 
     step_s: float
     cpu_s: float
@@ -183,7 +195,7 @@ class _Step(NamedTuple):
 
 
 def _step(parts: Assembly, step: int) -> _Step:
-    """Trains one step."""
+    """Trains and measures one step."""
     from tekso.framework.planning.measured_step import measured_step_of
 
     begin = time.perf_counter()
@@ -195,7 +207,7 @@ def _step(parts: Assembly, step: int) -> _Step:
 
 
 def _pipeline_figures(traces: Sequence[Any]) -> dict[str, Any]:
-    """Forwards and backwards of a pipeline: as measured, and simulated from their mean times."""
+    """Returns the measured and the simulated time of the forward and backward passes."""
     if not traces:
         return {}
     measured = [max(one.makespan for one in trace.measured) for trace in traces]
@@ -209,40 +221,42 @@ def _pipeline_figures(traces: Sequence[Any]) -> dict[str, Any]:
 
 
 def _use_cores(count: int | None) -> None:
-    """Lets this process, and the threads that it will start, use so many cores."""
+    """Restricts this process, and the threads that it starts, to the first `count` cores."""
     if count is None:
         return
     if not hasattr(os, "sched_setaffinity"):
-        raise UsageError("--cores: this system cannot keep a process to some of its cores")
-    there = sorted(os.sched_getaffinity(0))
-    if count > len(there):
-        raise UsageError(f"--cores={count}: this process may use {len(there)}")
-    os.sched_setaffinity(0, there[:count])
+        raise UsageError("--cores: this system cannot restrict a process to some of its cores")
+    available = sorted(os.sched_getaffinity(0))
+    if count > len(available):
+        raise UsageError(
+            f"--cores={count}: must be at most {len(available)}, the number of cores available"
+        )
+    os.sched_setaffinity(0, available[:count])
 
 
 def _spread(seconds: Sequence[float]) -> dict[str, float]:
-    """Median, least and greatest, in milliseconds."""
+    """Returns median, minimum and maximum, in milliseconds."""
     chosen = {"median": statistics.median(seconds), "min": min(seconds), "max": max(seconds)}
     return {name: 1000.0 * value for name, value in chosen.items()}
 
 
 def peak_memory_bytes() -> int:
-    """The most memory that this process held at once."""
-    if _STATUS.exists():  # what getrusage says there includes the process that started this one
+    """Returns the peak memory of this process."""
+    if _STATUS.exists():  # on Linux, getrusage includes the memory of the parent process
         return memory_bytes("VmHWM")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else 1024 * peak
 
 
 def memory_bytes(name: str) -> int:
-    """Returns what the system says of the memory of this process: "VmRSS" now, "VmHWM" at most."""
+    """Returns the memory of this process: "VmRSS" for the current one, "VmHWM" for the peak."""
     if not _STATUS.exists():
         return int(psutil.Process().memory_info().rss)
     return 1024 * int(_STATUS.read_text().partition(f"{name}:")[2].split()[0])
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were measured on."""
+    """Returns a description of the machine."""
     return {
         "system": platform.platform(),
         "processor": _processor(),
@@ -264,18 +278,18 @@ def _processor() -> str:
 
 
 def text(record: dict[str, Any]) -> str:
-    """Returns the figures as lines for people."""
+    """Returns the figures as readable text."""
     unit = next(name for name in record if name.endswith("_per_second"))
     step, input = record["step_ms"], record["input_ms"]
     lines = [
         f"{record['model']}: {record['total_weights']:,} weights, {record['execution']}",
         f"{record[unit]:,.0f} {unit.removesuffix('_per_second')}/s",
         f"step {step['median']:.1f} ms median of {record['steps']} ({step['min']:.1f} to "
-        f"{step['max']:.1f}), its batch {input['median']:.2f} ms",
+        f"{step['max']:.1f}), input {input['median']:.2f} ms",
         f"first step {record['time_to_first_step_s']:.1f} s after the start of the process "
-        f"(building {record['build_s']:.1f} s, the step {record['first_step_s']:.1f} s)",
+        f"(build {record['build_s']:.1f} s, step {record['first_step_s']:.1f} s)",
         f"peak memory {record['peak_memory_bytes'] / 2**20:,.0f} MiB, "
-        f"{record['peak_above_state_bytes'] / 2**20:,.0f} MiB above the state",
+        f"{record['peak_above_state_bytes'] / 2**20:,.0f} MiB above weights and slots",
         ", ".join(f"{name} {version}" for name, version in record["versions"].items()),
         f"{record['machine']['processor']}, {record['machine']['cores']} cores",
     ]
@@ -283,7 +297,7 @@ def text(record: dict[str, Any]) -> str:
         took = record["pipeline"]
         lines.insert(
             3,
-            f"forwards and backwards {took['measured_ms']:.1f} ms, simulated "
+            f"forward and backward passes {took['measured_ms']:.1f} ms, simulated "
             f"{took['simulated_ms']:.1f} ms, ratio {took['measured_by_simulated']:.3f}",
         )
     return "\n".join(lines)

@@ -1,8 +1,8 @@
-"""Writes docs/catalogue.md: what an experiment can be made of, from the classes' own docstrings.
+"""Writes docs/catalogue.md, the list of classes for experiments, from their docstrings.
 
     python -m tekso.tools.catalogue > docs/catalogue.md
 
-Every public class with Params is in it, below the base class that it can stand for.
+The page contains every public class with Params, grouped by base class.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ _SECTIONS = (
     ("Schedules of a pipeline", "tekso.framework.execution.pipeline.schedule:PipelineSchedule", ""),
     ("Other parts", "tekso.framework.params.configurable:Configurable", ""),
 )
-"""Sections: title, "module:Class" of the base of its classes, pattern of their modules.
+"""Sections: title, "module:Class" of the base class, regular expression for the module name.
 
-A class is in the first section that fits."""
+A class is listed in the first section that matches."""
 
 _INTRODUCTION = """\
 # Catalogue
@@ -54,7 +54,7 @@ without a default; many of these are filled in by the layer or the input around 
 
 
 def main(argv: Sequence[str]) -> int:
-    """Prints the page."""
+    """Prints the page; returns the exit code."""
     if len(argv) > 1:
         print(f"catalogue takes no arguments, got {' '.join(argv[1:])}", file=sys.stderr)
         return 2
@@ -97,7 +97,7 @@ def _is_private(kind: type) -> bool:
 
 
 def _by_section() -> dict[str, list[type[Configurable]]]:
-    """Returns {section: its classes, by module and a base before what derives from it}."""
+    """Returns {section: its classes, sorted by module, base classes first}."""
     kinds = classes()
     everything: list[type] = [Configurable, *kinds]
     loaded = {_name(kind): kind for kind in everything}
@@ -127,7 +127,7 @@ def _entry(kind: type[Configurable]) -> list[str]:
     summary, *others = _paragraphs(kind)
     lines += [" ".join(summary.split())]
     for paragraph in others:
-        if paragraph.startswith("    "):  # a formula, or code: indented code in Markdown, too
+        if paragraph.startswith("    "):  # a formula or code, which Markdown also indents
             lines += ["", paragraph]
         elif shapes := re.search(r"^Shapes:\n((?: .*\n?)+)", paragraph, re.MULTILINE):
             lines += ["", "```text", textwrap.dedent(shapes[1].rstrip()), "```"]

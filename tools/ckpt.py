@@ -1,4 +1,4 @@
-"""tekso-ckpt: averages the checkpoints of a run, lists them, and shows the weights of one."""
+"""tekso-ckpt: averages or lists the checkpoints of a run, or shows the weights of one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tekso.framework.commands import typed
 from tekso.tools import command_flags
 from tekso.tools.command_errors import UsageError
 
-if TYPE_CHECKING:  # slow to import: the functions below import what they need when they run
+if TYPE_CHECKING:  # slow to import, so the functions below import these modules when they run
     from tekso.framework.run.checkpoints import Checkpoint, Checkpoints
     from tekso.framework.run.logdir import Logdir
     from tekso.framework.run.opened import OpenedRun
@@ -27,7 +27,7 @@ PROGRAM = "tekso-ckpt"
 USAGE = "average --logdir=runs/tiny --last=5 --output=runs/tiny/averaged"
 COMMANDS = ("average", "list", "inspect")
 
-# Of our own, so that --help shows these alone.
+# A separate FlagValues, so that --help lists only these flags.
 FLAGS: Any = flags.FlagValues()  # type: ignore[no-untyped-call]
 
 
@@ -35,31 +35,35 @@ def _define() -> None:
     f = FLAGS
     flags.DEFINE_string("logdir", None, "Folder of the run.", flag_values=f)
     flags.DEFINE_integer(
-        "last", None, "With average: the newest so many checkpoints.", lower_bound=1, flag_values=f
+        "last",
+        None,
+        "With average: number of newest checkpoints to average.",
+        lower_bound=1,
+        flag_values=f,
     )
     flags.DEFINE_list(
-        "steps", [], "With average: the checkpoints of these steps, as 800,900,1000.", flag_values=f
+        "steps", [], "With average: steps of the checkpoints, such as 800,900,1000.", flag_values=f
     )
     flags.DEFINE_string(
         "output",
         None,
-        "With average: folder of the new checkpoint. In the checkpoints of a new logdir, under the "
-        "name of its step, a training goes on from it: runs/new/checkpoints/step_00001000.",
+        "With average: folder of the new checkpoint. To continue training from it, write it to the "
+        "checkpoints of a new logdir, named after its step: runs/new/checkpoints/step_00001000.",
         flag_values=f,
     )
     flags.DEFINE_string(
         "checkpoint",
         None,
-        "With inspect: step or path of the checkpoint, or best; by default the newest good one.",
+        "With inspect: step or path of the checkpoint, or best. By default the newest good one.",
         flag_values=f,
     )
     flags.DEFINE_string(
         "match",
         "weights/*",
-        "With inspect: which tensors, as a pattern; '*' are all, those of the learner among them.",
+        "With inspect: pattern of tensor names; '*' matches all, including those of the learner.",
         flag_values=f,
     )
-    flags.DEFINE_enum("format", "text", ("text", "json"), "What is printed.", flag_values=f)
+    flags.DEFINE_enum("format", "text", ("text", "json"), "Output format.", flag_values=f)
     command_flags.define_common(f)
 
 
@@ -67,7 +71,7 @@ _define()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the tool; returns the exit code: 0 done, 1 an error, 2 a wrong command line."""
+    """Runs the tool; returns the exit code: 0 success, 1 error, 2 wrong command line."""
     return command_flags.run(PROGRAM, FLAGS, argv, _run, help_text=_help)
 
 
@@ -78,8 +82,8 @@ def _run(words: list[str]) -> None:
         "inspect": _inspect,
     }
     if not words or words[0] not in actions:
-        given = f"{words[0]!r} is no command" if words else "a command is missing"
-        raise UsageError(f"{given}: want {', '.join(COMMANDS)}, as in {_usage()}")
+        given = f"{words[0]!r} is not a command" if words else "a command is missing"
+        raise UsageError(f"{given}: expected {', '.join(COMMANDS)}, as in {_usage()}")
     _check(*words)
     from tekso.framework.run import quiet_tensorflow
 
@@ -93,32 +97,32 @@ def _usage() -> str:
 
 def _help() -> str:
     purpose = (
-        "average: the mean of the weights of several checkpoints, as one that is evaluated, "
-        "decoded and restored as any other; its learner is that of the last one. Checkpoints of "
-        "several runs are given by their paths. list: what checkpoints there are, good or "
-        "damaged. inspect: the tensors of one, with their norms."
+        "average: writes a checkpoint with the mean of the weights of several checkpoints and the "
+        "learner of the last one; it can be evaluated, decoded and restored as any other. To "
+        "average checkpoints of several runs, give their paths. list: prints the checkpoints, and "
+        "whether each is good or damaged. inspect: prints the tensors of one, with their norms."
     )
     names = {"logdir": "folder", "output": "folder", "steps": "steps", "match": "glob"}
     return command_flags.help_text(FLAGS, usage=_usage(), purpose=purpose, value_names=names)
 
 
 def _check(command: str, *paths: str) -> None:
-    """Checks what is cheap to check before anything is read.
+    """Checks the flags before anything is read.
 
     Raises:
-      UsageError: a flag is missing, or does not go with the command.
+      UsageError: a flag is missing, or the command does not use it.
     """
     given = {name: value for name in ("last", "steps", "output") if (value := FLAGS[name].value)}
     if command != "average":
         if given:
-            raise UsageError(f"--{next(iter(given))} goes with average, not with {command}")
+            raise UsageError(f"--{next(iter(given))} works only with average, not with {command}")
         if paths:
-            raise UsageError(f"{paths[0]!r} is not understood: {command} takes --logdir")
+            raise UsageError(f"unexpected argument {paths[0]!r}: {command} takes --logdir")
     elif not FLAGS.output:
         raise UsageError(f"--output is missing, as in {_usage()}")
     elif (FLAGS.last is not None) + bool(FLAGS.steps) + bool(paths) != 1:
         raise UsageError(
-            "average takes either --last=N, or --steps=800,900, or the paths of checkpoints, as in "
+            "average requires either --last=N, or --steps=800,900, or paths of checkpoints, as in "
             f"{_usage()}"
         )
     elif files.exists(os.path.expanduser(FLAGS.output)):
@@ -127,7 +131,9 @@ def _check(command: str, *paths: str) -> None:
         raise UsageError(f"--logdir is missing, as in {_usage()}")
     for step in FLAGS.steps:
         if not (step.strip().isascii() and step.strip().isdigit()):
-            raise UsageError(f"--steps: {step!r} is no step; want numbers, as in --steps=800,900")
+            raise UsageError(
+                f"--steps: {step!r} is not a step; expected numbers, as in --steps=800,900"
+            )
 
 
 # --- commands ---
@@ -151,7 +157,7 @@ def _average(paths: list[str]) -> None:
 
 
 def _chosen() -> list[Checkpoint]:
-    """The checkpoints of the run that --last or --steps say."""
+    """Returns the checkpoints of the run that --last or --steps selects."""
     checkpoints = _checkpoints()
     if FLAGS.steps:
         return [checkpoints.open(step.strip()) for step in FLAGS.steps]
@@ -162,14 +168,14 @@ def _chosen() -> list[Checkpoint]:
         try:
             good.append(checkpoints.open(str(step)))
         except CheckpointError as error:
-            _warn(f"passed over: {error}")
+            _warn(f"skipped: {error}")
         if len(good) == FLAGS.last:
             return good
     count = f"{len(good)} good checkpoints" if len(good) != 1 else "one good checkpoint"
     cure = f": give --last={len(good)}" if good else ": train first, or give another --logdir"
     raise UsageError(
         f"--last={FLAGS.last}, but {checkpoints.directory} has {count if good else 'none'}{cure}; "
-        "run.keep_last_checkpoints says how many a training keeps"
+        "run.keep_last_checkpoints sets how many checkpoints training keeps"
     )
 
 
@@ -180,10 +186,10 @@ def _open(path: str, which: str | None = None) -> OpenedRun:
 
 
 def _output(step: int) -> str:
-    """The path to write to, absolute.
+    """Returns the absolute path to write to.
 
     Raises:
-      UsageError: its name is that of a checkpoint of another step.
+      UsageError: the path is named after another step.
     """
     from tekso.framework.run.checkpoints import Checkpoints
 
@@ -193,8 +199,8 @@ def _output(step: int) -> str:
     wanted = os.path.basename(Checkpoints(above).path(step))
     if re.fullmatch(r"step_\d+", name) and name != wanted:
         raise UsageError(
-            f"--output={FLAGS.output}: the average is of step {step}, that of the last checkpoint, "
-            f"so it can be {wanted}, or have a name that is no step"
+            f"--output={FLAGS.output}: the average has the step of the last checkpoint, {step}: "
+            f"its name must be {wanted}, or not start with step_"
         )
     return path
 
@@ -210,7 +216,7 @@ def _report(output: str, chosen: Sequence[Checkpoint]) -> None:
         _print_json({"output": output, "step": chosen[-1].step, "averaged": used})
         return
     print(f"averaged {len(chosen)} checkpoints, of steps {steps}: {output} ({size(written)})")
-    print("the learner is as it was in the last of them")
+    print("the state of the learner is copied from the last of them")
     flags = shlex.join(["--mode=eval", f"--logdir={logdir}", f"--checkpoint={output}"])
     print(f"evaluate it:\n  {typed('tekso-trainer')} {flags}")
 

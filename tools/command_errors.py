@@ -1,9 +1,11 @@
-"""Errors as the person at the command line sees them: one message for what they can act on.
+"""Reports errors at the command line, with a short message where the user can fix them.
 
-An error that Tekso raised on purpose, or that the operating system raised about a file, is one
-sentence. An error in the user's own code, or of wrong values that it gives to a layer or to
-TensorFlow, is its message with the line of code and the layer. Anything else may be a bug: its
-message and place are printed, and the whole traceback is in a file.
+- An error that Tekso raises on purpose, or that the operating system raises about a file: one
+  sentence.
+- An error in the user's own code, or caused by values that this code passes to a layer or to
+  TensorFlow: the message, the line of code and the layer.
+- Any other error may be a bug in Tekso: the message and the line of code. The whole traceback is
+  written to a file.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ _OF_GRAPH = re.compile(
     r"(?:\n\t \[\[|$)",
     re.DOTALL,
 )
-_MAKE_ROOM = "; make room and give the same command again"
+_MAKE_ROOM = "; free disk space and repeat the command"
 
 
 class UsageError(Exception):
@@ -43,8 +45,8 @@ def run(program: str, action: Callable[[], int], *, show_traceback: bool = False
     """Runs an action and reports its errors; returns the exit code.
 
     Args:
-      program: name of the command, before every message.
-      action: what to do; returns an exit code.
+      program: name of the command; every message starts with it.
+      action: a function that returns an exit code.
       show_traceback: print the whole traceback of every error.
     """
     try:
@@ -55,7 +57,7 @@ def run(program: str, action: Callable[[], int], *, show_traceback: bool = False
     except KeyboardInterrupt:
         _report(program, "interrupted")
         return INTERRUPTED
-    except BrokenPipeError:  # the reader of a pipe has seen enough
+    except BrokenPipeError:  # the reader of the pipe closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except Exception as error:
@@ -74,7 +76,7 @@ def run(program: str, action: Callable[[], int], *, show_traceback: bool = False
 
 
 def is_meant(error: BaseException) -> bool:
-    """Whether an error speaks to the user: raised by a statement of ours, or by the system."""
+    """Returns whether a raise statement of Tekso, or the operating system, raised an error."""
     if isinstance(error, OSError) and error.errno is not None:
         return True
     place = error.__traceback__
@@ -87,7 +89,7 @@ def is_meant(error: BaseException) -> bool:
 
 
 def _is_of_wrong_use(error: BaseException) -> bool:
-    """Whether an error came about in the user's code, or by values that the code or Params give."""
+    """Returns whether the user's code raised an error, or values from that code or from Params."""
     frames = [f for f, _ in traceback.walk_tb(error.__traceback__) if not _is_library(f)]
     if frames and _is_users(frames[-1]):
         return True
@@ -98,9 +100,9 @@ def _is_of_wrong_use(error: BaseException) -> bool:
 
 
 def _graph_error(error: BaseException) -> tuple[str, str]:
-    """What an op of a traced step says when it runs, and the line that made it; "" where unknown.
+    """Returns the message of an op that failed in a traced step, and the line that created it.
 
-    TensorFlow writes the lines at which the op was made into the message.
+    TensorFlow writes the lines that created the op into the message. A part that is unknown is "".
     """
     found = _OF_GRAPH.search(str(error))
     if found is None:
@@ -128,7 +130,7 @@ def _text(error: BaseException) -> str:
 
 
 def _places(error: BaseException) -> str:
-    """Where an error came about: the line of an experiment or of the user's code, and the layer."""
+    """Returns the line of an experiment or of user code that led to an error, and the layer."""
     users, layer = "", ""
     for frame, line in traceback.walk_tb(error.__traceback__):
         code = frame.f_code
@@ -142,7 +144,7 @@ def _places(error: BaseException) -> str:
 
 
 def _unexpected(error: BaseException) -> str:
-    """Where an error came about that nobody meant, and the file that has its whole traceback."""
+    """Returns the place of an unexpected error; writes its whole traceback to a file."""
     with tempfile.NamedTemporaryFile(
         "w", prefix="tekso-traceback-", suffix=".txt", delete=False, encoding="utf-8"
     ) as file:
@@ -161,7 +163,10 @@ def _unexpected(error: BaseException) -> str:
 
 
 def _layer_path(frame: FrameType) -> str:
-    """Path and class of the layer whose `fprop` a frame runs; "" for the root and for no layer."""
+    """Returns path and class of the layer whose `fprop` a frame runs.
+
+    Returns "" for the root layer, and if the frame runs no `fprop`.
+    """
     layers = sys.modules.get("tekso.framework.layer")
     layer = frame.f_locals.get("self")
     if layers is None or frame.f_code.co_name != "fprop" or not isinstance(layer, layers.Layer):

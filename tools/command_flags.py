@@ -1,4 +1,4 @@
-"""Command lines of the tools: absl flags of one's own, parsed with errors that name close flags."""
+"""Parses the command lines of the tools with absl flags; errors suggest similar flags."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WIDTH = 92
 
 
 def parse(values: flags.FlagValues, argv: Sequence[str]) -> list[str]:
-    """Parses the flags, afresh at every call; returns the words that are no flags.
+    """Parses the flags, discarding earlier values; returns the arguments that are not flags.
 
     Raises:
       UsageError: a flag is unknown, or its value is wrong.
@@ -36,8 +36,8 @@ def parse(values: flags.FlagValues, argv: Sequence[str]) -> list[str]:
 def _flag_error(values: flags.FlagValues, error: flags.Error) -> str:
     if not isinstance(error, flags.UnrecognizedFlagError):
         text = str(error).replace("\n", " ")
-        text = re.sub(r"invalid literal for int\(\).*", "wanted a whole number", text)
-        return re.sub(r"could not convert string to float.*", "wanted a number", text)
+        text = re.sub(r"invalid literal for int\(\).*", "expected a whole number", text)
+        return re.sub(r"could not convert string to float.*", "expected a number", text)
     close = difflib.get_close_matches(error.flagname, list(values), n=2)
     hint = f"; did you mean {' or '.join(f'--{name}' for name in close)}?" if close else ""
     return f"there is no flag --{error.flagname}{hint}"
@@ -50,19 +50,19 @@ def help_text(
     purpose: str,
     value_names: Mapping[str, str],
 ) -> str:
-    """The text of --help.
+    """Returns the text of --help.
 
     Args:
       values: the flags.
       usage: an example of a command line.
       purpose: a sentence or two.
-      value_names: {flag: what its value is called}, where the type does not say it.
+      value_names: {flag: name of its value}; other flags show "N" or "text", by type.
     """
     lines = [f"usage: {usage}", "", *textwrap.wrap(purpose, _WIDTH), ""]
     for name in values:
         flag = values[name]
         if name != flag.name:
-            continue  # a short name
+            continue  # an abbreviation
         shown = f"  --{name}" if flag.boolean else f"  --{name}={_value(flag, value_names)}"
         has_default = flag.default not in (None, [], False, "")
         text = _plain(flag.help) + (f" Default: {flag.default}." if has_default else "")
@@ -75,7 +75,7 @@ def help_text(
 
 
 def _plain(text: str) -> str:
-    """The help of a flag without what absl adds to it."""
+    """Returns the help of a flag without the text that absl adds."""
     text = text.removesuffix(";\n    repeat this option to specify a list of values")
     return re.sub(r"^<[^>]*>: ", "", text)
 
@@ -91,9 +91,9 @@ def _value(flag: Any, value_names: Mapping[str, str]) -> str:
 def define_common(values: flags.FlagValues) -> None:
     """Defines the flags that every tool has: --traceback and --help."""
     flags.DEFINE_boolean(
-        "traceback", False, "Show the whole traceback of every error.", flag_values=values
+        "traceback", False, "Print the whole traceback of every error.", flag_values=values
     )
-    flags.DEFINE_boolean("help", False, "Show this text.", short_name="h", flag_values=values)
+    flags.DEFINE_boolean("help", False, "Print this text.", short_name="h", flag_values=values)
 
 
 def run(
@@ -104,14 +104,14 @@ def run(
     *,
     help_text: Callable[[], str],
 ) -> int:
-    """Runs a tool; returns the exit code: 0 done, 1 an error, 2 a wrong command line.
+    """Runs a tool; returns the exit code: 0 success, 1 error, 2 wrong command line.
 
     Args:
       program: name of the command.
-      values: its flags, `define_common` among them.
-      argv: the command line; None: that of the process.
-      action: what to do, given the words that are no flags.
-      help_text: the text of --help.
+      values: its flags, including those of `define_common`.
+      argv: the command line; None for `sys.argv`.
+      action: a function of the arguments that are not flags.
+      help_text: returns the text of --help.
     """
     given = list(sys.argv if argv is None else argv)
 

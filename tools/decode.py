@@ -1,4 +1,4 @@
-"""tekso-decode: translates a file, or standard input, line by line with a trained model."""
+"""tekso-decode: translates a file or standard input line by line with a trained model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tekso.tools import command_flags, experiment_flags
 from tekso.tools.command_errors import UsageError
 from tekso.tools.line_reader import STANDARD_INPUT, LineReader
 
-if TYPE_CHECKING:  # slow to import: the functions below import what they need when they run
+if TYPE_CHECKING:  # slow to import, so the functions below import these modules when they run
     from tekso.framework.input.input import Input
     from tekso.framework.run.assembly import Assembly
 
@@ -31,7 +31,7 @@ _MOST_LINES = 2048  # read, sorted by length and written together
 _PROGRESS_S = 10.0
 _SEARCH = "task.translator.search"
 
-# Of our own, so that --help shows these alone.
+# A separate FlagValues, so that --help lists only these flags.
 FLAGS: Any = flags.FlagValues()  # type: ignore[no-untyped-call]
 
 
@@ -41,41 +41,39 @@ def _define() -> None:
     flags.DEFINE_string(
         "input",
         STANDARD_INPUT,
-        "File to translate; - is standard input, answered line by line.",
+        "File to translate; - reads standard input and answers each line at once.",
         flag_values=f,
     )
     flags.DEFINE_string(
         "output",
         _STANDARD_OUTPUT,
-        "File to write, whole or not at all; - is standard output.",
+        "File to write, only if all lines are translated; - writes to standard output.",
         flag_values=f,
     )
     flags.DEFINE_string(
         "checkpoint",
         None,
-        "Step or path, or best; by default the newest good one.",
+        "Checkpoint: a step, a path or best. By default the newest good one.",
         flag_values=f,
     )
-    flags.DEFINE_string(
-        "language", None, "Language to translate into, of a model of several.", flag_values=f
-    )
+    flags.DEFINE_string("language", None, "Target language of a multilingual model.", flag_values=f)
     flags.DEFINE_integer(
         "beam_size",
         None,
-        "Hypotheses that are followed at once; by default as the run says.",
+        "Beam size of the search. By default the value of the run.",
         lower_bound=1,
         flag_values=f,
     )
     flags.DEFINE_integer(
-        "num_hypotheses", None, "Translations of each line, the best first.", lower_bound=1,
+        "num_hypotheses", None, "Number of translations for each line, best first.", lower_bound=1,
         flag_values=f,
     )  # fmt: skip
     flags.DEFINE_enum(
         "format",
         "text",
         ("text", "json"),
-        "text: a line for each line; where there are several hypotheses, as "
-        "'number ||| translation ||| score'. json: an object for each line, with scores.",
+        "text: one output line per input line; with several hypotheses, one line for each, as "
+        "'number ||| translation ||| score'. json: one object per input line, with scores.",
         flag_values=f,
     )
     flags.DEFINE_multi_string(
@@ -85,11 +83,11 @@ def _define() -> None:
         "execution", None, "data_parallel, mesh_sharded or pipelined.", flag_values=f
     )
     flags.DEFINE_integer(
-        "cpu_devices", None, "Make so many logical devices of the CPU.", flag_values=f
+        "cpu_devices", None, "Number of logical CPU devices to create.", flag_values=f
     )
     flags.DEFINE_string("tpu", None, "Name or address of a TPU to run on.", flag_values=f)
     flags.DEFINE_multi_string(
-        "import", [], "Package with experiments of your own; can be repeated.", flag_values=f
+        "import", [], "Package with your own experiments; can be repeated.", flag_values=f
     )
     command_flags.define_common(f)
 
@@ -98,20 +96,20 @@ _define()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the tool; returns the exit code: 0 done, 1 an error, 2 a wrong command line."""
+    """Runs the tool; returns the exit code: 0 success, 1 error, 2 wrong command line."""
     return command_flags.run(PROGRAM, FLAGS, argv, _run, help_text=_help)
 
 
 def _run(words: list[str]) -> None:
     if words:
-        raise UsageError(f"{words[0]!r} is no flag: flags begin with --, as in {_usage()}")
+        raise UsageError(f"{words[0]!r} is not a flag: flags begin with --, as in {_usage()}")
     if not FLAGS.logdir:
         raise UsageError(f"--logdir is missing, as in {_usage()}")
     if FLAGS.output != _STANDARD_OUTPUT and files.is_folder(os.path.expanduser(FLAGS.output)):
         raise UsageError(f"--output={FLAGS.output} is a folder: name a file")
-    reader = LineReader(FLAGS.input)  # before anything slow happens
+    reader = LineReader(FLAGS.input)  # reports a missing file before the slow part
     try:
-        with contextlib.redirect_stdout(sys.stderr):  # whatever is told while it is built
+        with contextlib.redirect_stdout(sys.stderr):  # stdout is only for translations
             parts = _parts()
         with _output() as file:
             _translate(parts, reader, file)
@@ -131,10 +129,10 @@ def _help() -> str:
 
 
 def _parts() -> Assembly:
-    """The experiment of the logdir, with the weights of the checkpoint.
+    """Returns the experiment of the logdir, with the weights of the checkpoint.
 
     Raises:
-      UsageError: it translates nothing, or not into the language.
+      UsageError: the model is no translation model, or does not have the language.
     """
     experiment_flags.load(None, FLAGS["import"].value or [])
     from tekso.framework.run.job import Job
@@ -153,7 +151,7 @@ def _parts() -> Assembly:
         imports = [f"--import={name}" for name in FLAGS["import"].value or []]
         given = f"--logdir={FLAGS.logdir}"
         raise UsageError(
-            f"{model} translates nothing; for what its task decodes: "
+            f"{model} is not a translation model; to run the decoding of its task: "
             f"{typed('tekso-trainer')} {shlex.join([*imports, '--mode=decode', given])}"
         )
     chosen = {
@@ -161,7 +159,7 @@ def _parts() -> Assembly:
     }
     experiment_flags.change(tree, execution=FLAGS.execution, settings=FLAGS.set or [], flags=chosen)
     search = tree.get(_SEARCH)
-    search.instantiate()  # says what is wrong in it, before anything slow happens
+    search.instantiate()  # reports wrong values before the slow part
     job = Job(
         model=model,
         tree=tree,
@@ -193,7 +191,7 @@ def _check_language(input: Input) -> None:
 
 @contextlib.contextmanager
 def _output() -> Iterator[IO[bytes]]:
-    """Where the lines go; a file gets its name when the block ends without an error."""
+    """Opens the output; a file appears under its name when the block ends without an error."""
     if FLAGS.output == _STANDARD_OUTPUT:
         yield sys.stdout.buffer
         return
@@ -205,7 +203,7 @@ def _translate(parts: Any, reader: LineReader, file: IO[bytes]) -> None:
     translator = parts.task.translator
     several = parts.tree.get(_SEARCH).num_hypotheses > 1
     done, cut, empty, broken = 0, 0, 0, 0
-    begin = told = time.perf_counter()
+    begin = reported = time.perf_counter()
     while lines := reader.take(_MOST_LINES):
         texts = [line.text for line in lines]
         languages = [FLAGS.language] * len(texts) if FLAGS.language else []
@@ -218,23 +216,23 @@ def _translate(parts: Any, reader: LineReader, file: IO[bytes]) -> None:
         cut += found.num_cut
         empty += sum(not text.strip() for text in texts)
         broken += sum(not line.is_text for line in lines)
-        if time.perf_counter() - told > _PROGRESS_S:
-            told = time.perf_counter()
-            _tell(f"{done:,} lines, {done / (told - begin):.1f} a second")
-    _tell(f"translated {done:,} lines in {time.perf_counter() - begin:.1f} s")
+        if time.perf_counter() - reported > _PROGRESS_S:
+            reported = time.perf_counter()
+            _log(f"{done:,} lines, {done / (reported - begin):.1f} per second")
+    _log(f"translated {done:,} lines in {time.perf_counter() - begin:.1f} s")
     if empty:
-        _tell(f"{empty:,} of them are empty, and so are their translations")
+        _log(f"{empty:,} of them are empty and have empty translations")
     if cut:
-        _tell(
+        _log(
             f"{cut:,} of them are too long for the model: only their beginning was translated "
             "(task.translator.max_source_length)"
         )
     if broken:
-        _tell(f"{broken:,} of them have bytes that are no UTF-8, read as U+FFFD")
+        _log(f"{broken:,} of them have bytes that are not UTF-8; they are read as U+FFFD")
 
 
 def _shown(number: int, source: str, hypotheses: Sequence[Any], *, several: bool) -> str:
-    """The output for one line of input, with its line end."""
+    """Returns the output for one line of input, with its line end."""
     if FLAGS.format == "json":
         record = {"source": source, "hypotheses": [h.record() for h in hypotheses]}
         return json.dumps(record, ensure_ascii=False) + "\n"
@@ -246,7 +244,7 @@ def _shown(number: int, source: str, hypotheses: Sequence[Any], *, several: bool
     return (one_line(hypotheses[0].text) if hypotheses else "") + "\n"
 
 
-def _tell(text: str) -> None:
+def _log(text: str) -> None:
     print(f"{PROGRAM}: {text}", file=sys.stderr, flush=True)
 
 

@@ -1,10 +1,10 @@
-"""Entry points of the commands: Ctrl-C ends them without a traceback, also while they import.
+"""Entry points of the commands. Ctrl-C ends a command without a traceback, even during imports.
 
     tekso-trainer  ->  trainer()  ->  handler for SIGINT  ->  import tekso.tools.trainer  ->  main()
 
-Imports take seconds, and libraries swallow a KeyboardInterrupt that is raised in one: the command
-would continue. So during an import, SIGINT ends the process in its handler; otherwise it raises
-KeyboardInterrupt, as ever. `python -m tekso.tools.trainer` does without all this.
+Imports take seconds. If KeyboardInterrupt is raised during an import, some libraries catch it, and
+the command would continue. Therefore the handler for SIGINT ends the process during an import, and
+raises KeyboardInterrupt otherwise. `python -m tekso.tools.trainer` does not install this handler.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ INTERRUPTED = 130
 def _start(module: str) -> int:
     """Runs the `main` of a module of `tekso.tools`; returns the exit code."""
     command = f"tekso-{module.replace('_', '-')}"
-    terminal = os.dup(2)  # what TensorFlow says while it is imported goes elsewhere
+    terminal = os.dup(2)  # stderr is redirected while TensorFlow is imported
 
     def interrupt(_: int, frame: FrameType | None) -> None:
         while frame is not None and "importlib._bootstrap" not in frame.f_code.co_filename:
@@ -31,7 +31,9 @@ def _start(module: str) -> int:
         os.write(terminal, f"{command}: interrupted\n".encode())
         os._exit(INTERRUPTED)
 
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not in the background
+    if (
+        signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    ):  # SIGINT is ignored in the background
         signal.signal(signal.SIGINT, interrupt)
     code: int = importlib.import_module(f"tekso.tools.{module}").main()
     return code

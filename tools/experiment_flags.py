@@ -1,4 +1,4 @@
-"""What --model, --import, --execution and --set mean, in every tool."""
+"""Implements --model, --import, --execution and --set for all tools."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 from tekso.tools.command_errors import UsageError
 
-if TYPE_CHECKING:  # slow to import: the functions below import what they need when they run
+if TYPE_CHECKING:  # slow to import, so the functions below import these modules when they run
     from tekso.framework.experiment import Experiment, Tree
 
 
 def load(model: str | None, packages: Sequence[str]) -> None:
-    """Imports TensorFlow, quietly, and the packages of the user's own.
+    """Imports TensorFlow without its log output, and the user's packages.
 
     Args:
-      model: value of --model; a typo in its module is told before anything slow happens.
+      model: value of --model; a typo in its module is reported before the slow imports.
       packages: values of --import.
 
     Raises:
-      UsageError: there is no such module or package.
+      UsageError: the module or package does not exist.
     """
     from tekso.framework import registry
     from tekso.framework.run import quiet_tensorflow
@@ -29,7 +29,7 @@ def load(model: str | None, packages: Sequence[str]) -> None:
         package, dot, _ = model.partition(".")
         if dot and os.path.isdir(package):
             raise UsageError(
-                f"--model={model}: {package} is a package of yours: add --import={package}"
+                f"--model={model}: {package} is your own package: add --import={package}"
             )
         experiment(model)
     quiet_tensorflow.import_tensorflow()
@@ -41,15 +41,15 @@ def load(model: str | None, packages: Sequence[str]) -> None:
                 raise
             raise UsageError(
                 f"--import={package}: there is no package {error.name!r} in {os.getcwd()} or "
-                "among the installed ones"
+                "among the installed packages"
             ) from None
 
 
 def experiment(model: str) -> type[Experiment]:
-    """Returns the registered experiment of a key.
+    """Returns the experiment that is registered under a key.
 
     Raises:
-      UsageError: there is none; the text says what is close.
+      UsageError: there is none; the message suggests similar keys.
     """
     from tekso.framework import registry
 
@@ -66,13 +66,13 @@ def change(
     settings: Sequence[str],
     flags: Mapping[str, tuple[str, Any]] | None = None,
 ) -> None:
-    """Changes a tree as the flags say: the execution, then --set, then single flags.
+    """Changes a tree by flags: first the execution, then --set, then other flags.
 
     Args:
-      tree: is changed.
+      tree: the Params to change.
       execution: value of --execution.
       settings: values of --set, "path=value".
-      flags: {flag: (path, value)}; a value None changes nothing.
+      flags: {flag: (path, value)}; None as the value changes nothing.
 
     Raises:
       UsageError: a path is unknown, a value has the wrong type or is out of range.
@@ -82,7 +82,7 @@ def change(
     for setting in settings:
         path, equals, value = setting.partition("=")
         if not equals:
-            raise UsageError(f"--set {setting}: a setting reads path=value")
+            raise UsageError(f"--set {setting}: expected path=value")
         _set_text(tree, path.strip(), value, flag=f"--set {setting}", origin="--set")
     for flag, (path, value) in (flags or {}).items():
         if value is not None:
@@ -101,7 +101,7 @@ def _set_text(tree: Tree.Params, path: str, value: str, *, flag: str, origin: st
 
 
 def _of_another_execution(tree: Tree.Params, path: str) -> str:
-    """Says which executions have a field that the chosen one has not."""
+    """Returns a hint for errors: the executions that have a field which the chosen one lacks."""
     from tekso.framework import execution
 
     first, _, rest = path.partition(".")
@@ -109,7 +109,7 @@ def _of_another_execution(tree: Tree.Params, path: str) -> str:
     if first != "execution" or not field or field in tree.execution:
         return ""
     others = [name for name, kind in execution.EXECUTIONS.items() if field in kind.Params()]
-    return "".join(f"; with --execution={name} there is one" for name in others)
+    return "".join(f"; --execution={name} has it" for name in others)
 
 
 def _choose_execution(tree: Tree.Params, name: str) -> None:

@@ -1,4 +1,4 @@
-"""--mode=export: what a trained model does, for programs that do not have Tekso."""
+"""--mode=export: exports a trained model for programs without Tekso."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ def run(
     litert: Sequence[Literal["float32", "int8"]],
     as_json: bool,
 ) -> int:
-    """Exports a checkpoint and tells what was written; returns the exit code.
+    """Exports a checkpoint and prints what was written; returns the exit code.
 
     Args:
       model: key of the experiment.
       tree: its Params.
-      checkpoint: the weights.
-      logdir: of the run.
-      output: folder to write; None: "export" in the logdir.
-      batch_size: examples computed together.
-      lengths: of rows, as numbers in text; empty: as the task says.
-      litert: numbers of the LiteRT files.
+      checkpoint: checkpoint with the weights.
+      logdir: logdir of the run.
+      output: folder to write; None for "export" in the logdir.
+      batch_size: number of examples computed together.
+      lengths: lengths of rows, as decimal strings; empty for those of the task.
+      litert: number formats of the LiteRT files.
       as_json: print one object instead of text.
 
     Raises:
-      UsageError: the folder exists, or a length is no number.
+      UsageError: the folder exists, or a length is not a number.
     """
     from tekso.framework.run import export
 
@@ -52,7 +52,7 @@ def run(
         raise UsageError(f"{path} exists: give another --output, or move it away")
     if wrong := [text for text in lengths if not (text.isascii() and text.isdigit())]:
         raise UsageError(
-            f"--export_lengths: {wrong[0]!r} is no length; want numbers, as in 16,64,128"
+            f"--export_lengths: {wrong[0]!r} is not a length; expected numbers, as in 16,64,128"
         )
     exported = export.export(
         model,
@@ -78,11 +78,11 @@ def run(
         }
         print(json.dumps(record, indent=1))
     else:
-        _tell(exported, checkpoint)
+        _report(exported, checkpoint)
     return OK
 
 
-def _tell(exported: Any, checkpoint: Checkpoint) -> None:
+def _report(exported: Any, checkpoint: Checkpoint) -> None:
     from tekso.framework.run.report.lines import size
 
     print(f"exported {checkpoint.path} to {exported.path}:")
@@ -93,7 +93,8 @@ def _tell(exported: Any, checkpoint: Checkpoint) -> None:
     for path, num_bytes in exported.litert.items():
         print(f"  {path}: {size(num_bytes)}")
     for name, texts in exported.texts.items():
-        print(f"  {exported.texts_path}: {name}({', '.join(texts.inputs)}), texts in and out")
+        inputs = ", ".join(texts.inputs)
+        print(f"  {exported.texts_path}: {name}({inputs}), with texts as inputs and outputs")
     first, one = next(iter(exported.functions.items()))
     given = ", ".join(f"{name}=…" for name in one.inputs)
     print("load it without Tekso, in Python:")

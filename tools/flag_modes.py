@@ -1,4 +1,4 @@
-"""Which flags of tekso-trainer each mode uses: what a mode would ignore is refused."""
+"""Defines which flags of tekso-trainer each mode uses, and rejects the others."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MODES = (
     "inspect_pipeline",
 )
 LIST = "list"
-"""--list in place of a mode."""
+"""Stands for --list, which replaces the mode."""
 
 _RUN = ("train", "eval", "decode")
 _ALL = (*MODES, LIST)
@@ -53,11 +53,11 @@ USED_IN: dict[str, tuple[str, ...]] = {
     "traceback": _ALL,
     "help": _ALL,
 }
-"""{flag: the modes that use it}, of every flag."""
+"""{flag: modes that use it}, for every flag."""
 
 _INSTEAD = {
-    ("checkpoint", "train"): "a training continues from the newest good checkpoint of its "
-    "--logdir. To begin a new run with the weights of another, at step 0 and with a new optimizer, "
+    ("checkpoint", "train"): "training continues from the newest good checkpoint of its "
+    "--logdir. To start a new run from the weights of another, at step 0 and with a new optimizer, "
     "use --warm_start=RUN. To continue another run in a new logdir, copy its "
     "checkpoint to NEW/checkpoints/step_… and train with --logdir=NEW: it continues at that step, "
     "with the state of its optimizer, to --steps",
@@ -69,10 +69,10 @@ def check(values: Any) -> None:
     """Checks that the chosen mode uses every flag that was given.
 
     Args:
-      values: the flags, parsed.
+      values: the parsed flags.
 
     Raises:
-      UsageError: it does not; names the modes that do.
+      UsageError: it does not use one; the message names the modes that use it.
     """
     mode = LIST if values["list"].value is not None else values.mode
     given = {name for name in USED_IN if is_given(values[name])}
@@ -80,29 +80,29 @@ def check(values: Any) -> None:
         if mode == LIST:
             raise UsageError(f"--list shows the experiments and does not use --{name}")
         instead = _INSTEAD.get((name, mode))
-        text = f"--{name} goes with {_listed(USED_IN[name])}, not with {mode}"
+        text = f"--{name} works only with {_listed(USED_IN[name])}, not with {mode}"
         raise UsageError(f"{text}: {instead}" if instead else text)
     if mode == "inspect_sharding":
         _check_auto(given, auto=values.auto)
     if mode == "inspect_params" and {"model", "logdir"} <= given:
         raise UsageError(
-            "--mode=inspect_params shows an experiment (--model) or a run (--logdir): give one"
+            "--mode=inspect_params shows an experiment (--model) or a run (--logdir): give only one"
         )
 
 
 def is_given(flag: Any) -> bool:
-    """Whether a flag was given and asks for something: --noauto asks for nothing."""
+    """Returns whether a flag was given, except as its default (such as --noauto)."""
     return bool(flag.present) and not (flag.boolean and flag.value == flag.default)
 
 
 def _check_auto(given: set[str], *, auto: bool) -> None:
-    """Checks the flags of inspect_sharding that are used with --auto, or without it, alone."""
+    """Checks the flags of inspect_sharding that depend on --auto."""
     if not auto and (name := next((n for n in ("devices", "device") if n in given), None)):
         raise UsageError(
-            f"--{name} goes with --auto; without it, --cpu_devices is the number of devices"
+            f"--{name} requires --auto; without --auto, set the number of devices by --cpu_devices"
         )
     if auto and "cpu_devices" in given:
-        raise UsageError("--cpu_devices does not go with --auto: give --devices")
+        raise UsageError("--cpu_devices does not work with --auto: use --devices")
 
 
 def _listed(modes: tuple[str, ...]) -> str:

@@ -1,4 +1,4 @@
-"""--mode=inspect_sharding --auto: which mesh and rules would make a step the fastest, and why."""
+"""--mode=inspect_sharding --auto: ranks meshes and rules by the estimated time of a step."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ def run(
 ) -> int:
     """Prints the ranking of layouts for an experiment; returns the exit code.
 
-    The layout that the experiment asks for, if it asks for one, is ranked among the others.
+    If the experiment has a layout, the ranking includes it.
 
     Args:
       model: key of the experiment.
-      tree: its Params.
-      assets_dir: of a run of it, if there was one.
+      tree: Params of the experiment.
+      assets_dir: assets of a run of the experiment; None if there is no run.
       device: type of the devices.
-      num_devices: search all meshes over so many devices; None: that of `execution.mesh`.
+      num_devices: search all meshes over this number of devices; None for only `execution.mesh`.
       as_json: print one object instead of text.
 
     Raises:
       UsageError: neither a mesh nor a number of devices is given.
-      ExecutionError: there is no such type of devices, or the layout asked for is not legal.
+      ExecutionError: the device type is unknown, or the layout of the experiment is illegal.
     """
     from tekso.framework.execution import MeshSharded
     from tekso.framework.execution.mesh.layouts import MeshShape
@@ -44,21 +44,21 @@ def run(
     from tekso.framework.run.report.console import console_for
 
     owner = tree.execution.owner
-    asks = owner is not None and issubclass(owner, MeshSharded)
-    if not asks:
+    has_layout = owner is not None and issubclass(owner, MeshSharded)
+    if not has_layout:
         tree = tree.copy()
         tree.execution = MeshSharded.Params()
     execution: Any = tree.execution
     given = execution.mesh
     if given is None and num_devices is None:
         raise UsageError(
-            "--auto searches for a mesh or for a number of devices, and neither is given: add "
+            "--auto requires a mesh or a number of devices, and neither is given: add "
             "--devices=512, or --execution=mesh_sharded --set execution.mesh='data:16;model:32'"
         )
     mesh = MeshShape.parse(given) if given is not None and num_devices is None else None
     plan = mesh_plan.plan_of(tree, assets_dir=assets_dir)
     compare = []
-    if asks and (given is None or num_devices in (None, MeshShape.parse(given).size)):
+    if has_layout and (given is None or num_devices in (None, MeshShape.parse(given).size)):
         compare = [plan.layout(num_devices)]
     found = layout_search.rank(
         plan.task,

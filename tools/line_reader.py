@@ -1,6 +1,6 @@
-"""Lines of a file or of standard input, taken as they come: one when there is one, many when many.
+"""Reads lines of a file or of standard input as soon as they are available.
 
-Whoever types a line gets it back at once; a file is read in large parts.
+A line that a user types is returned at once; a file is read in large blocks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tekso.framework import files
 
 STANDARD_INPUT = "-"
 _READ_BYTES = 1 << 16
-_LONGEST_BYTES = 1 << 20  # of a line; what is beyond is not kept
+_LONGEST_BYTES = 1 << 20  # of a line; the rest of the line is discarded
 _REPLACEMENT = "\ufffd"
 
 
@@ -24,8 +24,8 @@ class Line:
     """A line without its end.
 
     Attributes:
-      text: what is in it, or its beginning; bytes that are no UTF-8 are U+FFFD.
-      is_text: False if some bytes were no UTF-8.
+      text: the line, or its beginning if it is too long; invalid UTF-8 is read as U+FFFD.
+      is_text: False if some bytes were invalid UTF-8.
     """
 
     text: str
@@ -33,13 +33,13 @@ class Line:
 
 
 class LineReader:
-    """Reads lines that end with a line feed; a carriage return before it belongs to the end.
+    """Reads lines that end with a line feed, or with a carriage return and a line feed.
 
     Args:
-      path: of the file, or "-" for standard input.
+      path: path of the file, or "-" for standard input.
 
     Raises:
-      OSError: it cannot be opened.
+      OSError: the file cannot be opened.
     """
 
     def __init__(self, path: str) -> None:
@@ -49,13 +49,16 @@ class LineReader:
             self._descriptor = sys.stdin.fileno()
         else:
             self._file = files.open(os.path.expanduser(path))
-        self._begun = bytearray()  # of a line whose end has not come
+        self._begun = bytearray()  # the beginning of a line whose end is not read yet
         self._is_whole = True
         self._lines: list[Line] = []
         self._has_ended = False
 
     def take(self, most: int) -> list[Line]:
-        """Returns the lines that are there, at most so many; waits for one; none: it has ended."""
+        """Returns the available lines, at most `most`.
+
+        Waits for the first line. Returns no lines at the end of the input.
+        """
         while not self._has_ended and (
             not self._lines or (len(self._lines) < most and self._is_ready())
         ):
@@ -99,7 +102,7 @@ class LineReader:
     def _end_line(self) -> None:
         data, is_whole = bytes(self._begun).removesuffix(b"\r"), self._is_whole
         self._begun, self._is_whole = bytearray(), True
-        if not is_whole:  # it may end within a character
+        if not is_whole:  # the cut may be inside a character
             data = data.decode("utf-8", "ignore").encode("utf-8")
         text = data.decode("utf-8", "replace")
         is_text = _REPLACEMENT not in text or _REPLACEMENT.encode() in data

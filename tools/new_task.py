@@ -1,4 +1,4 @@
-"""tekso-new-task: begins a package of your own: data, a layer, an experiment and their tests."""
+"""tekso-new-task: creates a package for your own task: data, layer, experiment and tests."""
 
 from __future__ import annotations
 
@@ -28,37 +28,35 @@ _KINDS = {
     "text": ("shared", "layer", "text"),
     "translation": ("shared", "layer", "translation"),
 }
-"""Folders of the template whose files make up a package, by what it learns."""
+"""{kind of task: folders of the template whose files make up the package}."""
 _SHORT = {"text": ', "--set=task.decode=None"', "translation": ', "--set=task.scoring=None"'}
-"""Further arguments of a test that trains a few steps: it shows nothing at the end."""
+"""{kind of task: arguments that switch off decoding in the test that trains a few steps}."""
 _TEMPLATE = "new_task_template"
-_SUFFIX = ".txt"  # so that nothing takes a file of the template for a module
+_SUFFIX = ".txt"  # so that no tool mistakes a file of the template for a module
 
-# Of our own, so that --help shows these alone.
+# A separate FlagValues, so that --help lists only these flags.
 FLAGS: Any = flags.FlagValues()  # type: ignore[no-untyped-call]
 
 flags.DEFINE_enum(
     "kind",
     DEFAULT_KIND,
     list(_KINDS),
-    "What the package learns: labels of examples that are arrays, the next byte of text, or "
-    "translations of short texts.",
+    "Task of the package: classify arrays, predict the next byte of text, or translate short "
+    "texts.",
     flag_values=FLAGS,
 )
 command_flags.define_common(FLAGS)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the tool; returns the exit code: 0 done, 1 an error, 2 a wrong command line."""
+    """Runs the tool; returns the exit code: 0 success, 1 error, 2 wrong command line."""
     return command_flags.run(PROGRAM, FLAGS, argv, _run, help_text=_help)
 
 
 def _run(words: list[str]) -> None:
     if len(words) != 1:
-        given = (
-            f"{' '.join(words)!r} are several" if words else "the name of the package is missing"
-        )
-        raise UsageError(f"{given}: want one, as in {_usage()}")
+        given = f"{' '.join(words)!r} are several names" if words else "the package name is missing"
+        raise UsageError(f"{given}: expected one, as in {_usage()}")
     folder = os.path.abspath(os.path.expanduser(words[0]))
     above, name = os.path.split(folder)
     _check(name, folder, given=words[0])
@@ -72,20 +70,24 @@ def _usage() -> str:
 
 def _help() -> str:
     purpose = (
-        "Writes a small package that trains as it is, to be changed: the word is its folder, "
-        "the last part of which is its name."
+        "Creates a small package that trains without changes, as a starting point. The argument "
+        "is its folder, and the last part of the path is the package name."
     )
     return command_flags.help_text(FLAGS, usage=_usage(), purpose=purpose, value_names={})
 
 
 def _check(name: str, folder: str, *, given: str) -> None:
-    """Checks that a package of this name can be made and imported.
+    """Checks that a package of this name can be created and imported.
 
     Raises:
-      UsageError: it cannot; says why.
+      UsageError: it cannot; the message says why.
     """
     if not (name.isidentifier() and name.isascii()) or keyword.iskeyword(name):
-        why = "a word of Python" if keyword.iskeyword(name) else "no name that Python can import"
+        why = (
+            "a keyword of Python"
+            if keyword.iskeyword(name)
+            else "not a name that Python can import"
+        )
         close = re.sub(r"\W+", "_", name, flags=re.ASCII).strip("_").lower()
         close = f"_{close}" if close[:1].isdigit() else close
         usable = close.isidentifier() and not keyword.iskeyword(close)
@@ -96,12 +98,12 @@ def _check(name: str, folder: str, *, given: str) -> None:
     owner = _owner(name, os.path.dirname(folder))
     if owner:
         raise UsageError(
-            f"{given}: {name} is {owner}, and would hide it or be hidden: give another name"
+            f"{given}: {name} is {owner}, and one of them would hide the other: give another name"
         )
 
 
 def _owner(name: str, above: str) -> str:
-    """What is imported under a name already; "" if nothing is."""
+    """Returns what Python already imports under a name; "" if the name is free."""
     if name in sys.stdlib_module_names or name in sys.builtin_module_names:
         return "a module of Python itself"
     if name == "tekso":
@@ -118,7 +120,7 @@ def _owner(name: str, above: str) -> str:
 
 
 def _write(folder: str, name: str, *, kind: str) -> None:
-    """Writes the files of a kind, with the package's name in them; all or none."""
+    """Writes the package; on an error, nothing is left behind."""
     template = resources.files("tekso.tools").joinpath(_TEMPLATE)
     values = {"@PACKAGE@": name, "@SHORT@": _SHORT.get(kind, "")}
     unfinished = f"{folder}.unfinished.{os.getpid()}"
@@ -148,7 +150,7 @@ def _report(above: str, name: str) -> None:
     trainer, pytest = typed("tekso-trainer", folder=above), typed("pytest", folder=above)
     print(f"  {trainer} --import={name} --model={name}.experiments.Tiny --logdir=runs/{name}")
     print(f"  {pytest} {name}")
-    print(f"what is in it, and more to try: {name}/README.md")
+    print(f"contents and further commands: {name}/README.md")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""tekso-pipeline-benchmark: an experiment on one device and in pipelines, and what each takes.
+"""tekso-pipeline-benchmark: compares an experiment on one device and in pipelines.
 
-One device with one core, then pipelines of each schedule, with and without rematerialisation. Each
-runs in a process of its own (`tekso-benchmark`), one after the other, and all of them again for
-each turn; of the turns the medians count. Step time and work of all cores, the time of forwards and
-backwards as measured and as simulated from their mean times, and the peak of memory above that of
-weights and slots, each also as a ratio.
+It measures one device with one core, and then pipelines with each schedule, with and without
+rematerialisation. Each measurement runs in a separate process (tekso-benchmark), one after the
+other. All measurements are repeated --turns times. It reports medians of the step time, the CPU
+time of all cores, the measured and simulated time of the forward and backward passes, and the peak
+memory above weights and slots, each also as a ratio.
 """
 
 from __future__ import annotations
@@ -31,20 +31,35 @@ FLAGS: Any = flags.FlagValues()  # type: ignore[no-untyped-call]
 def _define() -> None:
     f = FLAGS
     flags.DEFINE_string("model", None, "Key of the experiment.", flag_values=f)
-    flags.DEFINE_integer("num_stages", 2, "Devices in a row.", lower_bound=1, flag_values=f)
-    flags.DEFINE_integer("num_micro_batches", 16, "Parts of a batch.", lower_bound=1, flag_values=f)
-    flags.DEFINE_list(
-        "schedules", ["gpipe", "1f1b", "zero_bubble_h1"], "Names of schedules.", flag_values=f
+    flags.DEFINE_integer(
+        "num_stages",
+        2,
+        "Number of devices of a pipeline: execution.num_stages.",
+        lower_bound=1,
+        flag_values=f,
+    )
+    flags.DEFINE_integer(
+        "num_micro_batches", 16, "Number of micro-batches.", lower_bound=1, flag_values=f
     )
     flags.DEFINE_list(
-        "rematerialize", ["none", "all"], "As execution.rematerialize, several.", flag_values=f
+        "schedules", ["gpipe", "1f1b", "zero_bubble_h1"], "Schedules to measure.", flag_values=f
     )
-    flags.DEFINE_integer("turns", 1, "Times that all is measured.", lower_bound=1, flag_values=f)
-    flags.DEFINE_integer("steps", 10, "Steps of a measurement.", lower_bound=1, flag_values=f)
-    flags.DEFINE_integer("warmup", 3, "Steps before those.", lower_bound=1, flag_values=f)
-    flags.DEFINE_multi_string("set", [], "path=value, for all of them.", flag_values=f)
-    flags.DEFINE_multi_string("import", [], "Package with experiments of your own.", flag_values=f)
-    flags.DEFINE_enum("format", "text", ("text", "json"), "What is printed.", flag_values=f)
+    flags.DEFINE_list(
+        "rematerialize",
+        ["none", "all"],
+        "Values of execution.rematerialize to measure.",
+        flag_values=f,
+    )
+    flags.DEFINE_integer(
+        "turns", 1, "Repetitions of all measurements.", lower_bound=1, flag_values=f
+    )
+    flags.DEFINE_integer("steps", 10, "Number of measured steps.", lower_bound=1, flag_values=f)
+    flags.DEFINE_integer(
+        "warmup", 3, "Number of steps before the measured ones.", lower_bound=1, flag_values=f
+    )
+    flags.DEFINE_multi_string("set", [], "path=value, for all measurements.", flag_values=f)
+    flags.DEFINE_multi_string("import", [], "Package with your own experiments.", flag_values=f)
+    flags.DEFINE_enum("format", "text", ("text", "json"), "Output format.", flag_values=f)
     command_flags.define_common(f)
 
 
@@ -52,14 +67,14 @@ _define()
 
 
 class Case(NamedTuple):
-    """What is measured: a name, and the flags of `tekso-benchmark` that make it."""
+    """A measurement: a name and the flags for `tekso-benchmark`."""
 
     name: str
     flags: tuple[str, ...]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the benchmark; returns the exit code: 0 done, 1 an error, 2 a wrong command line."""
+    """Runs the benchmark; returns the exit code: 0 success, 1 error, 2 wrong command line."""
     return command_flags.run(PROGRAM, FLAGS, argv, _run, help_text=_help)
 
 
@@ -75,7 +90,7 @@ def _help() -> str:
 
 def _run(words: list[str]) -> None:
     if words:
-        raise UsageError(f"{words[0]!r} is no flag: flags begin with --")
+        raise UsageError(f"{words[0]!r} is not a flag: flags begin with --")
     if not FLAGS.model:
         raise UsageError(f"--model is missing, as in {_usage()}")
     _check_pipelines()
@@ -100,10 +115,10 @@ def _run(words: list[str]) -> None:
 
 
 def _check_pipelines() -> None:
-    """Refuses what no pipeline takes before anything is measured, which takes minutes.
+    """Checks the flags of the pipelines before the measurements, which take minutes.
 
     Raises:
-      UsageError: a schedule or a rematerialisation is unknown, or the schedule does not go with the
+      UsageError: a schedule or a rematerialisation is unknown, or a schedule does not support the
         number of stages and micro-batches.
     """
     from tekso.framework.execution.pipeline.schedule import schedule_of
@@ -121,7 +136,7 @@ def _check_pipelines() -> None:
 
 
 def cases() -> list[Case]:
-    """Returns what is measured, one device first."""
+    """Returns all measurements, one device first."""
     alone = ("data_parallel", "execution.towers=1", "execution.xla=none")
     found = [Case("one device", ("--cores=1", *_execution(*alone)))]
     for again in FLAGS.rematerialize:
@@ -142,10 +157,10 @@ def _execution(name: str, *settings: str) -> tuple[str, ...]:
 
 
 def _measured(case: Case, common: Sequence[str]) -> dict[str, Any]:
-    """Returns what tekso-benchmark says of a case, in a process of its own.
+    """Runs tekso-benchmark in a new process; returns its figures.
 
     Raises:
-      UsageError: it ends with an error; its text.
+      UsageError: tekso-benchmark failed; the message is the last line of its output.
     """
     command = [sys.executable, "-m", "tekso.tools.benchmark", "--format=json", *common]
     done = subprocess.run([*command, *case.flags], capture_output=True, text=True, check=False)
@@ -157,7 +172,7 @@ def _measured(case: Case, common: Sequence[str]) -> dict[str, Any]:
 
 
 def figures(record: dict[str, Any]) -> dict[str, float | None]:
-    """Returns the figures of a measurement that are compared."""
+    """Returns those figures of a measurement that the table compares."""
     pipeline = record.get("pipeline", {})
     return {
         "step_ms": record["step_ms"]["median"],
@@ -170,10 +185,10 @@ def figures(record: dict[str, Any]) -> dict[str, float | None]:
 
 
 def rows(found: dict[str, list[dict[str, float | None]]]) -> list[dict[str, Any]]:
-    """Returns the medians over the turns, and ratios to the first row (one device) and to GPipe.
+    """Returns the medians over all repetitions, and ratios to one device and to GPipe.
 
     Args:
-      found: {name: figures of every turn}.
+      found: {name: figures of every repetition}, one device first.
     """
     result: list[dict[str, Any]] = []
     for name, turns in found.items():
@@ -203,7 +218,7 @@ _COLUMNS = {
     "pipeline ms": ("pipeline_ms", "{:.1f}"),
     "simulated": ("simulated_ms", "{:.1f}"),
     "ratio": ("measured_by_simulated", "{:.3f}"),
-    "× as fast": ("times_as_fast", "{:.2f}"),
+    "speedup": ("times_as_fast", "{:.2f}"),
     "memory MiB": ("peak_above_state_bytes", "{:,.0f}"),
     "/ one": ("memory_by_one_device", "{:.2f}"),
     "/ gpipe": ("memory_by_gpipe", "{:.2f}"),
@@ -211,7 +226,7 @@ _COLUMNS = {
 
 
 def text(record: dict[str, Any]) -> str:
-    """Returns the figures as a table for people."""
+    """Returns the figures as a readable table."""
     table = [["", *_COLUMNS]]
     for row in record["rows"]:
         cells = [row["name"]]
@@ -229,8 +244,8 @@ def text(record: dict[str, Any]) -> str:
         f"micro-batches; medians of {record['turns']} × {record['steps']} steps"
     )
     notes = [
-        "pipeline ms: forwards and backwards of a step; simulated: from the mean time of each kind",
-        "memory: the peak of the process above weights and slots, and what it held before them",
+        "pipeline ms: forward and backward passes of a step; simulated: from their mean times",
+        "memory: peak of the process, minus weights, slots and its memory before their creation",
         record["processor"],
     ]
     return "\n".join([heading, "", *lines, "", *notes])

@@ -1,4 +1,4 @@
-"""--mode=inspect_pipeline: what each stage holds and computes, and how the schedule would go."""
+"""--mode=inspect_pipeline: prints the stages of a pipeline and simulates its schedule."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def run(
 
     Args:
       model: key of the experiment.
-      tree: its Params.
-      assets_dir: of a run of it, if there was one.
+      tree: Params of the experiment.
+      assets_dir: assets of a run of the experiment; None if there is no run.
       as_json: print one object instead of text.
       picture: file for a PNG of the simulated timeline.
 
     Raises:
-      ExecutionError: the experiment has no pipeline, or what it asks for does not fit.
+      ExecutionError: the experiment has no pipeline, or its settings do not fit the model.
     """
     from tekso.framework import files
     from tekso.framework.run import pipeline_plan, pipeline_text

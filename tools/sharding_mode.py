@@ -1,4 +1,4 @@
-"""--mode=inspect_sharding: what lies where on a mesh, and what devices exchange in a step."""
+"""--mode=inspect_sharding: prints how a model is sharded, and the collectives of a step."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def run(
 
     Args:
       model: key of the experiment.
-      tree: its Params.
-      assets_dir: of a run of it, if there was one.
-      num_devices: how many devices there would be, where `execution.mesh` does not say it.
+      tree: Params of the experiment.
+      assets_dir: assets of a run of the experiment; None if there is no run.
+      num_devices: number of devices of a preset without `execution.mesh`.
       as_json: print one object instead of text.
 
     Raises:
-      ExecutionError: the experiment has no mesh, or mesh and rules do not fit it.
+      ExecutionError: the experiment has no mesh, or its mesh and rules do not fit the model.
     """
     from tekso.framework.execution import ExecutionError
     from tekso.framework.planning import sharding
@@ -60,5 +60,5 @@ def run(
     elif found is not None:
         print(sharding_text.collectives_text(found, width=width))
     if problem is not None:
-        print(f"\nthis layout does not train: {problem}", file=sys.stderr)
+        print(f"\ntraining with this layout fails: {problem}", file=sys.stderr)
     return OK if problem is None else FAILED

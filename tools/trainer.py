@@ -1,4 +1,4 @@
-"""tekso-trainer: trains a registered experiment, evaluates it, decodes with it or shows it."""
+"""tekso-trainer: trains, evaluates, decodes, exports or inspects a registered experiment."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tekso.tools import command_errors, experiment_flags, flag_modes, trainer_fl
 from tekso.tools.command_errors import OK, UsageError
 from tekso.tools.trainer_flags import EXAMPLE, FLAGS, PROGRAM
 
-if TYPE_CHECKING:  # slow to import: the functions below import what they need when they run
+if TYPE_CHECKING:  # slow to import, so the functions below import these modules when they run
     from tekso.framework.execution.mesh.cluster import Cluster
     from tekso.framework.experiment import Tree
     from tekso.framework.run.checkpoints import Checkpoint
@@ -24,8 +24,8 @@ if TYPE_CHECKING:  # slow to import: the functions below import what they need w
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the trainer; returns the exit code.
 
-    0 is done, 1 an error, 2 a wrong command line, 130 or 143 stopped by SIGINT or SIGTERM after
-    the state was saved.
+    Exit codes: 0 success, 1 error, 2 wrong command line, 130 or 143 stopped by SIGINT or SIGTERM
+    after the state was saved.
     """
     argv = list(sys.argv if argv is None else argv)
     return command_errors.run(PROGRAM, lambda: _run(argv), show_traceback="--traceback" in argv)
@@ -52,7 +52,7 @@ def _run(argv: list[str]) -> int:
     return actions[FLAGS.mode](argv)
 
 
-# --- what the flags mean ---
+# --- flags ---
 
 
 def _logdir() -> Logdir:
@@ -65,7 +65,7 @@ def _logdir() -> Logdir:
 
 
 def _experiment() -> tuple[str, Tree.Params, Tree.Params]:
-    """Returns key, tree as the flags say, and tree as registered: of --model, or of --logdir."""
+    """Returns the key of --model or --logdir, its tree changed by the flags, and as registered."""
     from tekso.framework import registry
 
     if FLAGS.model:
@@ -97,7 +97,7 @@ def _set_warm_start(tree: Tree.Params, checkpoint: str) -> None:
     sources = tree.run.warm_start
     if len(sources) > 1:
         raise UsageError(
-            f"--warm_start names one checkpoint, and run.warm_start has {', '.join(sources)}: set "
+            f"--warm_start sets one checkpoint, but run.warm_start has {', '.join(sources)}: set "
             "each by --set run.warm_start.NAME.checkpoint=PATH"
         )
     if not sources:
@@ -140,8 +140,8 @@ def _cluster() -> Cluster | None:
         raise UsageError(str(error)) from None
     if found is None and FLAGS.cluster is None and flag_modes.is_given(FLAGS["cluster_timeout_s"]):
         raise UsageError(
-            "--cluster_timeout_s goes with several processes, and this is one: "
-            "--cluster=host:port,host:port says which there are"
+            "--cluster_timeout_s requires several processes, but this run has one: list them "
+            "all in --cluster=host:port,host:port"
         )
     return found
 
@@ -154,8 +154,8 @@ def _train(argv: list[str]) -> int:
 
     if FLAGS.format == "json":
         raise UsageError(
-            "--format=json is for --list and every mode but train: a training writes its figures "
-            "as JSON to metrics.jsonl in the logdir"
+            "--format=json works with --list and every mode except train: training writes "
+            "its figures as JSON to metrics.jsonl in the logdir"
         )
     model, tree, registered = _experiment()
     if FLAGS.trace_pipeline:
@@ -166,9 +166,9 @@ def _train(argv: list[str]) -> int:
 
 
 def _job_of_checkpoint(argv: list[str], *, reads_data: bool) -> tuple[Job, Checkpoint]:
-    """Returns the job and the checkpoint: its tree is that of the checkpoint, then the flags.
+    """Returns the checkpoint, and a job with the tree of the checkpoint, changed by the flags.
 
-    Where the data may not be read, sizes that it told the training are filled in.
+    If the data is not read, the sizes that training took from the data are filled in.
     """
     from tekso.framework import registry
     from tekso.framework.run.opened import open_run
@@ -288,13 +288,13 @@ def _inspect_pipeline(argv: list[str]) -> int:
 
 
 def _assets_dir(model: str) -> str | None:
-    """Where the run of --logdir keeps what it learned from its data; None without --logdir."""
+    """Returns the assets folder of the run in --logdir; None without --logdir."""
     if not FLAGS.logdir:
         return None
     logdir = _logdir()
     if logdir.model() is None:
         raise UsageError(
-            f"--logdir={FLAGS.logdir}: there is no run; an experiment is shown by --model alone"
+            f"--logdir={FLAGS.logdir}: there is no run; to show an experiment, give only --model"
         )
     logdir.check_model(model)
     return logdir.assets
@@ -307,7 +307,9 @@ def _list(pattern: str) -> int:
     entries = registry.list_experiments(pattern)
     if not entries:
         close = registry.like(pattern)[:10]
-        hint = f"did you mean {' or '.join(close)}?" if close else "--list alone shows all"
+        hint = (
+            f"did you mean {' or '.join(close)}?" if close else "--list without a pattern shows all"
+        )
         raise UsageError(f"--list={pattern}: no experiment matches; {hint}")
     rows = [inspection.list_record(entry) for entry in entries]
     if FLAGS.format == "json":

@@ -1,6 +1,6 @@
-"""tekso-vocab: learns sub-word pieces from text files and writes them as a SentencePiece model.
+"""tekso-vocab: learns subword pieces from text files and writes a SentencePiece model.
 
-From a parallel corpus it learns one vocabulary that both sides share, from equal parts of both.
+From a parallel corpus, it learns one vocabulary for both sides, from equally many texts of each.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from tekso.tools.command_errors import UsageError
 PROGRAM = "tekso-vocab"
 USAGE = "--input='texts/*.txt' --output=vocab.model [--vocab_size=8192]"
 _SHOWN = 12  # pieces
-_MEASURED = 1 << 20  # characters of text on which bytes per token are measured
+_MEASURED = 1 << 20  # characters of text for measuring bytes per token
 
-# Of our own, so that --help shows these alone.
+# A separate FlagValues, so that --help lists only these flags.
 FLAGS: Any = flags.FlagValues()  # type: ignore[no-untyped-call]
 _DEFAULTS = SentencePiece.Params()
 
@@ -37,43 +37,47 @@ def _define() -> None:
     flags.DEFINE_multi_string(
         "input",
         [],
-        "Text files to learn from: globs, separated by commas; can be repeated. Words without a "
-        "flag are files, too.",
+        "Text files to learn from: globs, separated by commas; can be repeated. Arguments without "
+        "a flag are files, too.",
         flag_values=f,
     )
     flags.DEFINE_string(
         "source_files",
         "",
-        "Instead of --input: the source side of a parallel corpus, globs separated by commas.",
+        "Instead of --input: source side of a parallel corpus; globs, separated by commas.",
         flag_values=f,
     )
     flags.DEFINE_string(
         "target_files",
         "",
-        "Its target side: as many files, line by line the translation.",
+        "Target side of the parallel corpus: the same number of files, translated line by line.",
         flag_values=f,
     )
-    flags.DEFINE_string("output", None, "File to write, as vocab.model.", flag_values=f)
+    flags.DEFINE_string("output", None, "File to write, such as vocab.model.", flag_values=f)
     flags.DEFINE_integer(
-        "vocab_size", _DEFAULTS.vocab_size, "Number of ids, 258 of them reserved.", flag_values=f
+        "vocab_size",
+        _DEFAULTS.vocab_size,
+        "Number of ids, including 258 reserved ones.",
+        flag_values=f,
     )
     flags.DEFINE_enum(
-        "model_type", _DEFAULTS.model_type, ("bpe", "unigram"), "What is learned.", flag_values=f
+        "model_type", _DEFAULTS.model_type, ("bpe", "unigram"), "Algorithm.", flag_values=f
     )
     flags.DEFINE_integer(
         "train_bytes",
         _DEFAULTS.train_bytes,
-        "Learn from at most so many bytes, taken evenly from all of the text.",
+        "Maximum number of bytes to learn from, sampled evenly from the whole text.",
         flag_values=f,
     )
     flags.DEFINE_float(
         "character_coverage",
         _DEFAULTS.character_coverage,
-        "Share of all characters met that get pieces of their own; others are spelled in bytes.",
+        "Fraction of the characters in the text that get their own pieces; other characters are "
+        "encoded as bytes.",
         flag_values=f,
     )
     flags.DEFINE_integer(
-        "max_skipped", 10, "Files or pairs that are no UTF-8 text, skipped before it is an error.",
+        "max_skipped", 10, "Maximum number of skipped files or pairs that are not UTF-8.",
         flag_values=f,
     )  # fmt: skip
     flags.DEFINE_boolean("overwrite", False, "Replace the output if it exists.", flag_values=f)
@@ -84,7 +88,7 @@ _define()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the tool; returns the exit code: 0 done, 1 an error, 2 a wrong command line."""
+    """Runs the tool; returns the exit code: 0 success, 1 error, 2 wrong command line."""
     return command_flags.run(PROGRAM, FLAGS, argv, _run, help_text=_help)
 
 
@@ -102,7 +106,7 @@ def _run(words: list[str]) -> None:
     )
     seconds = time.perf_counter() - begin
     files.write_atomically(FLAGS.output, model)
-    if isinstance(text, ParallelFiles) and text.skipped().count:  # seen as they were read
+    if isinstance(text, ParallelFiles) and text.skipped().count:  # counted while they were read
         print(f"warning: {text.skipped()}")
     _report(text, inputs, seconds)
 
@@ -144,7 +148,7 @@ def _texts(text: TextFiles | ParallelFiles) -> Iterator[str]:
 
 
 def _check(inputs: Sequence[str]) -> None:
-    """Checks what is cheap to check before anything is read.
+    """Checks the flags before anything is read.
 
     Raises:
       UsageError: a flag is missing, or its value cannot be used.
@@ -180,12 +184,13 @@ def _report(text: Any, inputs: Sequence[str], seconds: float) -> None:
     )
     if num_pieces < FLAGS.vocab_size:
         print(
-            f"warning: the text has only {num_pieces:,} pieces worth learning, fewer than "
-            f"--vocab_size={FLAGS.vocab_size}; the other ids stand for nothing"
+            f"warning: only {num_pieces:,} pieces could be learned from the text, fewer than "
+            f"--vocab_size={FLAGS.vocab_size}; the other ids are unused"
         )
     sample = _beginning(_texts(text))
     num_bytes = len(sample.encode("utf-8"))
-    print(f"{num_bytes / max(1, len(tokenizer.encode(sample))):.2f} bytes a token at its beginning")
+    bytes_per_token = num_bytes / max(1, len(tokenizer.encode(sample)))
+    print(f"{bytes_per_token:.2f} bytes per token at the beginning of the text")
     longest = sorted(tokenizer.token_bytes, key=len, reverse=True)[:_SHOWN]
     print(
         "longest pieces: " + " ".join(repr(piece.decode("utf-8", "replace")) for piece in longest)
@@ -196,16 +201,15 @@ def _report(text: Any, inputs: Sequence[str], seconds: float) -> None:
     if isinstance(text, ParallelFiles):
         files_of = {side: getattr(FLAGS, f"{side}_files") for side in ("source", "target")}
         read = [f"--set=input.corpus.{side}_files={globs}" for side, globs in files_of.items()]
-        print(
-            f"train an experiment of parallel files with it by\n  {shlex.join([*read, *settings])}"
-        )
+        print("train an experiment on parallel files with these arguments:")
+        print(f"  {shlex.join([*read, *settings])}")
         return
     read = ["--model=lm.text_files.SentencePiece", f"--set=input.files={','.join(inputs)}"]
     print(f"train with it:\n  {typed('tekso-trainer')} {shlex.join([*read, *settings])}")
 
 
 def _beginning(texts: Iterator[str]) -> str:
-    """The first texts, as much as is measured."""
+    """Returns the beginning of the text, for measuring."""
     found: list[str] = []
     size = 0
     for text in texts:

@@ -1,4 +1,4 @@
-"""tekso-worker: lends the devices of this process to a pipeline that is driven from another one."""
+"""tekso-worker: provides the devices of this process to a pipeline that another process drives."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def _define() -> None:
     flags.DEFINE_string(
         "address",
         None,
-        "host:port to listen on. Whoever reaches it runs what they like: loopback, or a closed "
-        "network.",
+        "host:port to listen on. Anyone who can connect to it can run any code: use loopback or a "
+        "closed network.",
         flag_values=FLAGS,
     )
     flags.DEFINE_integer(
-        "threads", 1, "Ops that run at the same time.", lower_bound=1, flag_values=FLAGS
+        "threads", 1, "Number of ops that run at the same time.", lower_bound=1, flag_values=FLAGS
     )
     command_flags.define_common(FLAGS)
 
@@ -43,13 +43,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(words: list[str]) -> None:
     if words:
-        raise UsageError(f"{' '.join(words)} is not understood: want {_usage()}")
+        raise UsageError(f"{' '.join(words)} is not a flag; expected {_usage()}")
     if not FLAGS.address:
         raise UsageError(f"--address is missing, as in {_usage()}")
     from tekso.framework.execution.pipeline import remote
 
     server = remote.serve(FLAGS.address, threads=FLAGS.threads)
-    print(f"{PROGRAM}: waiting for work at {FLAGS.address}; Ctrl-C ends it", flush=True)
+    print(f"{PROGRAM}: waiting for work at {FLAGS.address}; Ctrl-C stops it", flush=True)
     threading.Event().wait()
     del server
 

@@ -1,4 +1,4 @@
-"""The benchmark tool: its figures, and its errors."""
+"""Tests of tekso-benchmark: its figures and its errors."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ def test_figures_of_a_registered_experiment() -> None:
         ([], "--model is missing"),
         (["--model=lm.benchmark.Smal"], "did you mean lm.benchmark.Small?"),
         (["--model=lm.benchmark.Small", "--set", "input.lenght=3"], "did you mean input.length?"),
-        (["--model=lm.benchmark.Small", "--set", "input.length"], "a setting reads path=value"),
+        (["--model=lm.benchmark.Small", "--set", "input.length"], "expected path=value"),
         (["--model=lm.benchmark.Small", "--execution=pipeline"], "execution 'pipeline' is unknown"),
         (["--model=lm.benchmark.Small", "--steps=0"], "--steps=0"),
         (["--model=lm.benchmark.Small", "--stepps=3"], "did you mean --steps?"),
-        (["lm.benchmark.Small"], "'lm.benchmark.Small' is no flag"),
+        (["lm.benchmark.Small"], "'lm.benchmark.Small' is not a flag"),
     ],
 )
 def test_wrong_command_lines_say_what_is_wrong(

@@ -1,4 +1,4 @@
-"""docs/catalogue.md is what the classes say, and holds all of them."""
+"""Tests that docs/catalogue.md is up to date and contains all classes."""
 
 from __future__ import annotations
 

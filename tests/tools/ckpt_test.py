@@ -1,4 +1,4 @@
-"""tekso-ckpt: what it prints and writes, and errors of one line."""
+"""Tests of tekso-ckpt: its output, its files, and its errors of one line."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_damaged_checkpoints_are_passed_over_and_told(
     data = logdir / "checkpoints" / "step_00000020" / "tensors.data-00000-of-00001"
     data.write_bytes(data.read_bytes()[:-1])
     assert run("average", "--logdir=run", "--last=2", "--output=mean") == 0
-    assert "passed over" in capsys.readouterr().err
+    assert "skipped: " in capsys.readouterr().err
     np.testing.assert_array_equal(read("mean"), W[20])  # of 10 and 30
     assert run("list", "--logdir=run") == 0
     printed = capsys.readouterr().out
@@ -111,8 +111,8 @@ def test_inspect_counts_what_is_not_finite(
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        ([], 2, "a command is missing: want average, list, inspect, as in"),
-        (["averages"], 2, "'averages' is no command"),
+        ([], 2, "a command is missing: expected average, list, inspect, as in"),
+        (["averages"], 2, "'averages' is not a command"),
         (["average", "--logdir=run", "--last=2"], 2, "--output is missing"),
         (["average", "--logdir=run", "--output=x"], 2, "either --last=N, or --steps"),
         (["average", "--last=2", "--output=x"], 2, "--logdir is missing"),
@@ -122,18 +122,18 @@ def test_inspect_counts_what_is_not_finite(
         (["average", "--logdir=run", "--last=4", "--output=x"], 2, "has 3 good checkpoints: give"),
         (["average", "--logdir=nowhere", "--last=2", "--output=x"], 2, "has none: train first"),
         (["average", "--logdir=run", "--steps=10,25", "--output=x"], 1, "there is no checkpoint"),
-        (["average", "--logdir=run", "--steps=ten", "--output=x"], 2, "'ten' is no step"),
+        (["average", "--logdir=run", "--steps=ten", "--output=x"], 2, "'ten' is not a step"),
         (["average", "--logdir=run", "--steps=10,10", "--output=x"], 2, "is given twice"),
         (["average", "nowhere/at/all", "--output=x"], 1, "there is no checkpoint in nowhere/"),
-        (["average", "--logdir=run", "--last=2", "--output=x/step_00000020"], 2, "is of step 30"),
+        (["average", "--logdir=run", "--last=2", "--output=x/step_00000020"], 2, "step_00000030"),
         (["average", "run/checkpoints/step_00000010", "o/step_00000005", "--output=x"], 1,
          "only checkpoints of one experiment can be averaged"),
         (["average", "run/checkpoints/step_00000010", "o/step_00000006", "--output=x"], 1,
          "weights/w has shape"),
         (["list"], 2, "--logdir is missing"),
         (["list", "--logdir=nowhere"], 2, "has no checkpoints"),
-        (["list", "--logdir=run", "--last=2"], 2, "--last goes with average, not with list"),
-        (["list", "run"], 2, "'run' is not understood"),
+        (["list", "--logdir=run", "--last=2"], 2, "--last works only with average, not with list"),
+        (["list", "run"], 2, "unexpected argument 'run'"),
         (["inspect", "--logdir=run", "--match=w/*"], 2, "no tensor matches; there are learner/"),
         (["inspect", "--logdir=run", "--checkpoint=15"], 1, "there is no checkpoint"),
         (["inspect", "--logdir=nowhere"], 1, "there is no checkpoint in nowhere/checkpoints"),

@@ -1,4 +1,4 @@
-"""Errors at the command line: a message and a place; the traceback of a bug is in a file."""
+"""Tests of errors at the command line: message, place, and the file with the traceback."""
 
 from __future__ import annotations
 

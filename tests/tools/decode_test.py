@@ -1,4 +1,4 @@
-"""tekso-decode: lines in, as many lines out, in their order; and what it exports is the same."""
+"""Tests of tekso-decode: one output line per input line, and exports with the same outputs."""
 
 from __future__ import annotations
 
@@ -254,7 +254,7 @@ def test_a_model_of_several_languages_is_told_which(tmp_path: Path) -> None:
     ("words", "code", "message"),
     [
         ([], 2, "--logdir is missing, as in"),
-        (["in.txt"], 2, "'in.txt' is no flag"),
+        (["in.txt"], 2, "'in.txt' is not a flag"),
         (["--logdir=run", "--output=."], 2, "--output=. is a folder"),
         (["--logdir=run", "--input=nowhere"], 1, "nowhere: No such file"),
         (["--logdir=run", "--input=in"], 1, "there is no checkpoint in run/checkpoints"),
@@ -291,7 +291,7 @@ def test_a_model_that_translates_nothing_is_refused(
     (tmp_path / "in").touch()
     assert decode.main(["tekso-decode", "--logdir=run", "--input=in"]) == 2
     error = capsys.readouterr().err
-    assert "lm.text_files.Bytes translates nothing" in error
+    assert "lm.text_files.Bytes is not a translation model" in error
     assert f"{typed('tekso-trainer')} --mode=decode --logdir=run" in error
 
 

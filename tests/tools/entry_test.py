@@ -1,4 +1,4 @@
-"""Ctrl-C while a command is imported ends it at once, with a line and exit code 130."""
+"""Tests that Ctrl-C during imports ends a command at once, with a message and exit code 130."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""--mode=export: what a process without Tekso gets is what the run gives."""
+"""Tests that a model exported by --mode=export gives the outputs of the run, without Tekso."""
 
 from __future__ import annotations
 
@@ -189,8 +189,8 @@ def test_what_cannot_be_exported_is_told_in_a_line(
     for words, code, message in (
         (["--output=out"], 2, "out exists: give another --output"),
         (["--output=new", "--export_lengths=4,30"], 1, "expected ascending lengths from 1 to 20"),
-        (["--output=new", "--export_lengths=4,long"], 2, "'long' is no length"),
-        (["--output=new", "--litert=int4"], 2, "there is no 'int4'; want float32 or int8"),
+        (["--output=new", "--export_lengths=4,long"], 2, "'long' is not a length"),
+        (["--output=new", "--litert=int4"], 2, "'int4' is unknown; expected float32 or int8"),
         (["--output=new", "--checkpoint=3"], 1, "there is no checkpoint"),
     ):
         assert trainer.main(["tekso-trainer", "--mode=export", "--logdir=run", *words]) == code
@@ -199,4 +199,4 @@ def test_what_cannot_be_exported_is_told_in_a_line(
         assert not (trained / "new").exists()
     words = ["--mode=eval", "--logdir=run", "--litert=int8"]
     assert trainer.main(["tekso-trainer", *words]) == 2
-    assert "--litert goes with --mode=export, not with eval" in capsys.readouterr().err
+    assert "--litert works only with --mode=export, not with eval" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""What a mode does not use is refused, for every flag of tekso-trainer."""
+"""Tests that a mode rejects every flag of tekso-trainer that it does not use."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_flags_that_a_mode_does_not_use_are_refused_by_name(mode: str) -> None:
             continue
         with pytest.raises(UsageError) as error:
             trainer_flags.parse(words)
-        assert f"--{name} goes with --mode={USED_IN[name][0]}" in str(error.value)
+        assert f"--{name} works only with --mode={USED_IN[name][0]}" in str(error.value)
         assert f"not with {mode}" in str(error.value)
 
 
@@ -56,9 +56,9 @@ def test_a_switch_that_is_off_asks_for_nothing() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--devices=4"], "--devices goes with --auto"),
-        (["--device=a100"], "--device goes with --auto"),
-        (["--auto", "--cpu_devices=4"], "--cpu_devices does not go with --auto: give --devices"),
+        (["--devices=4"], "--devices requires --auto"),
+        (["--device=a100"], "--device requires --auto"),
+        (["--auto", "--cpu_devices=4"], "--cpu_devices does not work with --auto: use --devices"),
     ],
 )
 def test_inspect_sharding_refuses_what_goes_with_auto_or_without_it(
@@ -81,6 +81,6 @@ def test_training_with_checkpoint_says_how_to_start_from_one(
     words = ["--model=lm.python_source.Tiny", f"--logdir={tmp_path / 'run'}"]
     assert trainer.main(["tekso-trainer", *words, "--checkpoint=/does/not/exist"]) == 2
     message = capsys.readouterr().err
-    assert "--checkpoint goes with --mode=eval, decode or export, not with train" in message
+    assert "--checkpoint works only with --mode=eval, decode or export, not with train" in message
     assert "--warm_start" in message and "NEW/checkpoints/" in message
     assert not (tmp_path / "run").exists()

@@ -1,4 +1,4 @@
-"""--mode=inspect_sharding --auto, as it is typed."""
+"""Tests of the command line --mode=inspect_sharding --auto."""
 
 from __future__ import annotations
 
@@ -57,4 +57,6 @@ def test_what_is_missing_or_wrong_is_said(capsys: pytest.CaptureFixture[str]) ->
     assert main(tiny, "--devices=4", "--device=tpu3") == 1
     assert "no device type 'tpu3'; did you mean tpu_v3?" in capsys.readouterr().err
     assert trainer.main(["tekso-trainer", tiny, "--auto"]) == 2
-    assert "--auto goes with --mode=inspect_sharding, not with train" in capsys.readouterr().err
+    assert (
+        "--auto works only with --mode=inspect_sharding, not with train" in capsys.readouterr().err
+    )

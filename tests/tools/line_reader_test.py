@@ -1,4 +1,4 @@
-"""Lines: where they end, what is cut and replaced, and that they are taken as they come."""
+"""Tests of LineReader: line ends, cut lines, invalid UTF-8, and lines returned without delay."""
 
 from __future__ import annotations
 

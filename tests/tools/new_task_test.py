@@ -1,4 +1,4 @@
-"""tekso-new-task: the package that it writes trains and passes its tests; names are checked."""
+"""Tests of tekso-new-task: its package trains and passes its own tests; names are checked."""
 
 from __future__ import annotations
 
@@ -143,12 +143,12 @@ def test_the_commands_of_its_readme_work_and_it_learns_what_it_is_for(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "the name of the package is missing: want one, as in"),
-        (["a", "b"], "'a b' are several"),
-        (["my-task"], "'my-task' is no name that Python can import; did you mean my_task?"),
+        ([], "the package name is missing: expected one, as in"),
+        (["a", "b"], "'a b' are several names"),
+        (["my-task"], "'my-task' is not a name that Python can import; did you mean my_task?"),
         (["2nd"], "did you mean _2nd?"),
-        (["größe"], "no name that Python can import"),
-        (["lambda"], "'lambda' is a word of Python"),
+        (["größe"], "not a name that Python can import"),
+        (["lambda"], "'lambda' is a keyword of Python"),
         (["there"], "there exists: give another name"),
         (["json"], "json is a module of Python itself"),
         (["numpy"], "numpy is a module of the installed numpy"),

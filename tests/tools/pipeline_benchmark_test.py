@@ -1,4 +1,4 @@
-"""The benchmark of pipelines: its ratios, its table, its errors, and one run of all of it."""
+"""Tests of tekso-pipeline-benchmark: its ratios, table and errors, and one complete run."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_table_has_a_line_for_each() -> None:
     lines = pipeline_benchmark.text(record).splitlines()
     assert lines[0] == "m: 2 stages, 16 micro-batches; medians of 3 × 10 steps"
     assert " ".join(lines[2].split()) == (
-        "step ms cpu ms pipeline ms simulated ratio × as fast memory MiB / one / gpipe"
+        "step ms cpu ms pipeline ms simulated ratio speedup memory MiB / one / gpipe"
     )
     assert lines[5].split() == ["1f1b", "44.0", "2.50", "2", "0.50", "0.25"]
     assert lines[-1] == "a processor"

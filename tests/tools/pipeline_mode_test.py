@@ -1,4 +1,4 @@
-"""--mode=inspect_pipeline and --trace_pipeline, as they are typed."""
+"""Tests of the command lines --mode=inspect_pipeline and --trace_pipeline."""
 
 from __future__ import annotations
 
@@ -101,9 +101,9 @@ def test_what_does_not_fit_is_told_without_a_traceback(
 def test_flags_of_another_mode_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     trace = ["tekso-trainer", PIPELINE, "--trace_pipeline"]
     assert trainer.main([*trace, "--mode=eval"]) == 2
-    assert "--trace_pipeline goes with --mode=train, not with eval" in capsys.readouterr().err
+    assert "--trace_pipeline works only with --mode=train, not with eval" in capsys.readouterr().err
     assert trainer.main(["tekso-trainer", PIPELINE, "--output=a.png"]) == 2
-    assert "--output goes with --mode=inspect_pipeline" in capsys.readouterr().err
+    assert "--output works only with --mode=inspect_pipeline" in capsys.readouterr().err
     assert trainer.main([*trace, "--execution=data_parallel"]) == 1
     error = capsys.readouterr().err
     assert "--trace_pipeline requires a pipeline, but the execution of this experiment is" in error

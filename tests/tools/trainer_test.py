@@ -1,7 +1,7 @@
-"""tekso-trainer as a person meets it: typos, kill -9, signals, a full disk, other people's logdirs.
+"""Tests of tekso-trainer as a user runs it: typos, kill -9, signals, a full disk, foreign logdirs.
 
-Everything is tried with an experiment of a package outside of the repository, whose model is small
-enough that a process spends its time on starting.
+All tests use an experiment of a package outside of the repository. Its model is so small that a
+process spends most of its time on starting.
 """
 
 from __future__ import annotations
@@ -373,15 +373,15 @@ WRONG = [
     ([LINE, "--set=run.steps=five"], "run.steps: wanted int, given 'five'"),
     ([LINE, "--set=run.deterministic=maybe"], "run.deterministic"),
     ([LINE, "--set=*.dropot=0.5"], "did you mean task.dropout?"),
-    ([LINE, "--set=run.steps"], "a setting reads path=value"),
+    ([LINE, "--set=run.steps"], "expected path=value"),
     ([LINE, "--format=json"], "writes its figures as JSON to metrics.jsonl"),
     ([LINE, "--steps=-3"], "run.steps is -3, but must be at least 0"),
-    ([LINE, "--steps=many"], "--steps=many: wanted a whole number; --help"),
-    ([LINE, "--steps="], "--steps=: wanted a whole number; --help"),
+    ([LINE, "--steps=many"], "--steps=many: expected a whole number; --help"),
+    ([LINE, "--steps="], "--steps=: expected a whole number; --help"),
     ([LINE, "--execution=pipelind"], "data_parallel, mesh_sharded, pipelined"),
-    ([LINE, "--set=execution.num_stages=2"], "; with --execution=pipelined there is one"),
+    ([LINE, "--set=execution.num_stages=2"], "; --execution=pipelined has it"),
     (["--import=linse"], "no package 'linse'"),
-    (["--list=nothing.*"], "--list=nothing.*: no experiment matches; --list alone shows all"),
+    (["--list=nothing.*"], "--list=nothing.*: no experiment matches; --list without"),
     (["--list=experiments.line"], "did you mean lines.experiments.Line?"),
     (["--list=gpt.m12"], "no experiment matches; did you mean lm.gpt.M124?"),
     (["--list=lm.python_sourse.Tiny"], "did you mean lm.python_source.Tiny or "),
@@ -403,7 +403,7 @@ def test_a_package_that_was_not_imported_is_named(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert trainer.main(["tekso-trainer", "--model=lines.other.Own"]) == 2
-    assert "lines.other.Own: lines is a package of yours: add --import=lines" in (
+    assert "lines.other.Own: lines is your own package: add --import=lines" in (
         capsys.readouterr().err
     )
 
@@ -448,14 +448,17 @@ def test_a_logdir_without_a_run_shows_nothing(
     here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], mode: str
 ) -> None:
     assert main(LINE, f"--mode={mode}", f"--logdir={tmp_path}/none") == 2
-    assert "/none: there is no run; an experiment is shown by --model" in capsys.readouterr().err
+    assert (
+        "/none: there is no run; to show an experiment, give only --model"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_timeout_of_a_cluster_without_one_is_a_wrong_command_line(
     here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(LINE, "--cluster_timeout_s=5", f"--logdir={tmp_path}") == 2
-    assert "--cluster_timeout_s goes with several processes" in capsys.readouterr().err
+    assert "--cluster_timeout_s requires several processes" in capsys.readouterr().err
 
 
 def test_a_cluster_that_makes_no_sense_is_a_wrong_command_line(

@@ -1,4 +1,4 @@
-"""tekso-vocab: what it writes and prints, and errors of one line."""
+"""Tests of tekso-vocab: its files, its output, and its errors of one line."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_a_vocabulary_larger_than_the_text_is_told(
     texts: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run("--input=b.py", "--output=m") == 0
-    assert "the other ids stand for nothing" in capsys.readouterr().out
+    assert "the other ids are unused" in capsys.readouterr().out
 
 
 def test_both_sides_of_a_parallel_corpus_share_a_vocabulary(

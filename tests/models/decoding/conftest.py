@@ -1,4 +1,4 @@
-"""A tiny decoder whose probabilities are tables, and the same as plain Python functions."""
+"""A tiny decoder with tables as probabilities, and the same decoder in plain Python."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ END = 1
 
 
 class ToyDecoder(Layer):
-    """The next token depends on the source, the token before and a memory of all before.
+    """A decoder whose next token depends on the source, the last token and all earlier tokens.
 
     theta: {"logits": [sources, memories, V, V], "attention": [memories, S]}
     """
@@ -58,7 +58,7 @@ class ToyDecoder(Layer):
 
 
 class PlainToy:
-    """The same for one source, in lists and float64."""
+    """ToyDecoder for one source, in lists and float64."""
 
     def __init__(self, theta: Any, source: list[int]) -> None:
         self.theta = {name: np.asarray(value, np.float64) for name, value in theta.items()}
@@ -66,7 +66,7 @@ class PlainToy:
         self.kind = sum(source) % len(self.theta["logits"])
 
     def step(self, memory: int, token: int, position: int) -> tuple[list[float], list[float], int]:
-        """Returns log-probabilities of the next token, attention, memory."""
+        """Returns log-probabilities of the next token, attention weights and new memory."""
         memory = (3 * memory + token + position) % self.theta["logits"].shape[1]
         logits = self.theta["logits"][self.kind, memory, token]
         total = math.log(sum(math.exp(x) for x in logits))
@@ -87,7 +87,7 @@ def toy_theta(
 
 
 def toy_batch(sources: list[list[int]], length: int | None = None) -> dict[str, tf.Tensor]:
-    """Sources of several lengths; an empty one is padding alone."""
+    """Returns a batch of sources of several lengths; an empty source is only padding."""
     length = length or max(map(len, sources))
     ids = np.full([len(sources), length], END, np.int32)
     segments = np.zeros([len(sources), length], np.int32)

@@ -14,12 +14,12 @@ from tekso.framework.theta import Theta
 
 
 class PlainProgram:
-    """Weights of a layer on one device, each function traced once."""
+    """A program for tests: the weights of a layer on one device; traces each function once."""
 
     serialize_calls = False
 
     def __init__(self, theta: Theta, seed: int) -> None:
-        """Keeps the weights; `seed` is that of `ctx`."""
+        """Stores the weights; `seed` is the seed of `ctx`."""
         self.theta, self.seed = theta, seed
         self.traced: dict[Any, Any] = {}
 
@@ -36,7 +36,7 @@ class PlainProgram:
 
 @pytest.fixture
 def program_of() -> Callable[..., PlainProgram]:
-    """Returns a function from a layer (and a seed) to a program with freshly drawn weights."""
+    """Returns a function of a layer and a seed that makes a program with new initial weights."""
 
     def make(layer: Layer, seed: int = 1) -> PlainProgram:
         return PlainProgram(layer.init(seed), seed)
