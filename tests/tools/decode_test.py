@@ -120,7 +120,7 @@ def translated(trained: Path) -> list[str]:
     assert "translated 8 lines" in told
     assert "2 of them are empty" in told
     assert "1 of them are too long for the model" in told
-    assert "1 of them have bytes that are no UTF-8" in told
+    assert "1 of them have bytes that are not UTF-8" in told
     assert [path.name for path in (trained / "out").iterdir()] == ["out.txt"]
     text = (trained / "out" / "out.txt").read_bytes().decode()
     assert text.endswith("\n")
@@ -242,8 +242,8 @@ def test_a_model_of_several_languages_is_told_which(tmp_path: Path) -> None:
     printed, _ = run("-m", "tekso.tools.trainer", "--logdir=run", *decode_b, cwd=tmp_path)
     assert "source [b]: 7" in printed
     for options, message in (
-        ([], "--language is missing: there is no target language None, only a, b"),
-        (["--language=bb"], "--language=bb: there is no target language 'bb', only a, b; did you"),
+        ([], "--language is missing: no target language None; there are a, b"),
+        (["--language=bb"], "--language=bb: no target language 'bb'; there are a, b; did you"),
     ):
         command = ["-m", "tekso.tools.decode", "--logdir=run", *options]
         done = processes.run(command, cwd=tmp_path, input="7\n")
@@ -303,7 +303,7 @@ def test_what_the_run_cannot_do_is_told(
     for words, code, message in (
         (["--checkpoint=7"], 1, "there is no checkpoint"),
         (["--set=task.x=1"], 2, "--set task.x=1"),
-        (["--beam_size=2", "--num_hypotheses=3"], 1, "num_hypotheses is 3: want 1"),
+        (["--beam_size=2", "--num_hypotheses=3"], 1, "num_hypotheses is 3, must be 1"),
     ):
         words = ["--logdir=run", "--input=in.txt", "--output=never", *words]
         assert decode.main(["tekso-decode", *words]) == code
