@@ -1,8 +1,9 @@
-"""Losses, metrics and statistics that layers collect: sums with weights, by kind and name."""
+"""What layers collect: sums with weights, by kind and name, and attention weights on request."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import copy
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 import tensorflow as tf
@@ -30,10 +31,18 @@ def added_pairs(parts: Iterable[Mapping[str, tuple[Any, Any]]]) -> Pairs:
 
 
 class Collected:
-    """Sums of (value, weight) by kind and name. Values with the same name are summed."""
+    """Sums of (value, weight) by kind and name. Values with the same name are summed.
+
+    Attributes:
+      sums: the sums.
+      requests_attention: whether attention layers are to add their attention weights; see
+        `collecting_attention` in context.py.
+    """
 
     def __init__(self) -> None:
         self.sums: dict[Kind, dict[str, tuple[tf.Tensor, tf.Tensor]]] = {k: {} for k in KINDS}
+        self.requests_attention = False
+        self._attention: Callable[[], tf.Tensor] | None = None
 
     def add(self, kind: Kind, name: str, value: Any, weight: Any) -> None:
         """Adds a sum and its weight.
@@ -53,6 +62,40 @@ class Collected:
         if before is not None:
             value, weight = before[0] + value, before[1] + weight
         self.sums[kind][name] = (value, weight)
+
+    def requesting_attention(self) -> Collected:
+        """Returns a collection of the same sums that also takes attention weights."""
+        other = copy.copy(self)
+        other.requests_attention, other._attention = True, None
+        return other
+
+    def add_attention(self, compute: Callable[[], tf.Tensor]) -> None:
+        """Adds the attention weights of an attention layer, if they are requested.
+
+        Args:
+          compute: returns the attention weights. It is called for the last attention layer only.
+
+        Shapes:
+          compute(): [batch, queries, keys] float32, mean over heads
+        """
+        if self.requests_attention:
+            self._attention = compute
+
+    def attention_weights(self) -> tf.Tensor:
+        """Returns the attention weights of the last attention layer.
+
+        Shapes:
+          returns: [batch, queries, keys] float32
+        Raises:
+          ValueError: no attention layer has added its attention weights.
+        """
+        if self._attention is None:
+            raise ValueError(
+                "no layer has added attention weights: an attention layer adds them with "
+                "ctx.collected.add_attention(…), with the context that it is given; they cannot "
+                "leave ops.scan or ops.rematerialize"
+            )
+        return self._attention()
 
     def merge(self, sums: dict[Kind, dict[str, tuple[tf.Tensor, tf.Tensor]]]) -> None:
         """Adds the sums of another collection."""

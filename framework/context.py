@@ -60,7 +60,8 @@ class StepContext:
       forms: {name: function} of the primitives that this context implements differently. All other
         primitives use the implementation in ops.py. The arguments are those of the primitive, the
         context first.
-      collected: losses, metrics and statistics that layers have collected so far.
+      collected: losses, metrics and statistics that layers have collected so far, and attention
+        weights if they are requested (see `collecting_attention`).
 
     Raises:
       ValueError: the mode is unknown.
@@ -175,4 +176,18 @@ def isolated(ctx: Context) -> Context:
     """Returns a copy of a context with an empty collection, for a separately traced body."""
     other = copy.copy(ctx)
     other.collected = Collected()
+    return other
+
+
+def collecting_attention(ctx: Context) -> Context:
+    """Returns a copy of a context that also collects the weights of the last attention layer.
+
+        requesting = collecting_attention(ctx)
+        y = self.decoder.fprop(theta.decoder, x, requesting)
+        attention_weights = requesting.collected.attention_weights()
+
+    Losses, metrics and statistics go to the collection of `ctx`.
+    """
+    other = copy.copy(ctx)
+    other.collected = ctx.collected.requesting_attention()
     return other

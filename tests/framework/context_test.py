@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tekso.framework import ops
-from tekso.framework.context import StepContext, isolated
+from tekso.framework.context import StepContext, collecting_attention, isolated
 from tekso.framework.layer import Layer
 
 
@@ -139,6 +139,25 @@ def test_metrics_and_statistics_are_sums_with_weights(tree: Tree) -> None:
     value, weight = ctx.collected.sums["metric"]["accuracy"]
     assert (float(value), float(weight), value.dtype) == (4.0, 6.0, tf.float32)
     assert list(ctx.collected.sums["statistic"]) == ["a/mean"]
+
+
+def test_attention_weights_are_those_of_the_last_layer_and_computed_on_request_alone() -> None:
+    def never() -> tf.Tensor:
+        raise AssertionError("not requested")
+
+    ctx = train(num_examples=2)
+    ctx.collected.add_attention(never)
+    requesting = collecting_attention(ctx)
+    requesting.collected.add_attention(never)
+    requesting.fold(1).collected.add_attention(lambda: tf.ones([2, 3, 5]) / 5)
+    isolated(requesting).collected.add_attention(never)
+    requesting.collect_loss("balance", tf.constant(4.0))
+
+    np.testing.assert_allclose(requesting.collected.attention_weights(), np.full([2, 3, 5], 0.2))
+    assert float(ctx.collected.total("loss")) == 2.0
+    for other in (ctx, collecting_attention(requesting)):
+        with pytest.raises(ValueError, match=r"no layer has added .*collected\.add_attention"):
+            other.collected.attention_weights()
 
 
 def test_metrics_of_one_name_of_the_task_and_its_layers_are_added() -> None:
