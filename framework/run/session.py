@@ -35,7 +35,7 @@ from tekso.framework.run.assembly import assemble
 from tekso.framework.run.checkpoints import Checkpoints
 from tekso.framework.run.job import checkpoints_of
 from tekso.framework.run.logdir import Logdir
-from tekso.framework.run.session_arrays import dtype_of, narrowed
+from tekso.framework.run.session_arrays import dtype_of, narrowed, not_named
 from tekso.framework.run.stop_signals import uninterrupted
 from tekso.framework.run.weights import Use, check_use, read_weight
 from tekso.framework.task import Scored, Task
@@ -219,6 +219,7 @@ class Session:
           NotImplementedError: the task has no `predict`.
           ValueError: the task needs an array that is not given.
         """
+        _refuse(not_named(batch, "session.input.batch(0)"))
         given = {name: narrowed(value) for name, value in batch.items()}
         _refuse(self._problems_of_shapes(given))
         if type(self.task).predict is Task.predict:
@@ -282,6 +283,7 @@ class Session:
           SessionError: a weight is unknown, has another shape, or is complex or not finite. No
             weight is changed.
         """
+        _refuse(not_named(theta, "session.theta()"))
         state, problems = self.program.state(), []
         for name, value in flatten(theta, path).items():
             array, key = np.asarray(value), WEIGHTS + name
@@ -393,4 +395,4 @@ class Session:
 
 def _refuse(problems: Sequence[str]) -> None:
     if problems:
-        raise SessionError(f"wrong batch: {'; '.join(problems)}")
+        raise SessionError(f"wrong arrays: {'; '.join(problems)}")

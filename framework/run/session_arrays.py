@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+
+from tekso.framework.params.types import type_name
 
 
 def dtype_of(value: Any) -> np.dtype[Any]:
@@ -20,3 +23,10 @@ def narrowed(value: Any) -> Any:
     if array.dtype != np.float64:
         return array
     return tf.cast(array, tf.float32) if isinstance(array, tf.Tensor) else array.astype(np.float32)
+
+
+def not_named(value: Any, example: str) -> list[str]:
+    """Returns the problem of a value that is no dict, or []; `example` returns one that is."""
+    if isinstance(value, Mapping):
+        return []
+    return [f"a dict of arrays by name, as {example} returns, not {type_name(type(value))}"]

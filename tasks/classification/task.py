@@ -123,10 +123,15 @@ class Classification(Task):
         num_classes = self.params.num_classes
         wrong = np.flatnonzero((labels < 0) | (labels >= num_classes))
         if len(wrong):
+            cure = "Number the classes from 0"
+            if labels.min() < 0:
+                cure += (
+                    "; give examples without a label any class and the weight 0 (array 'weights')"
+                )
             raise InputError(
                 f"{what}: {len(wrong):,} labels are not in 0 to {num_classes - 1}: example "
-                f"{wrong[0]} has {labels[wrong[0]]}. Number the classes from 0; if classes are "
-                "missing in the training data, set task.num_classes"
+                f"{wrong[0]} has {labels[wrong[0]]}. {cure}; if classes are missing in the "
+                "training data, set task.num_classes"
             )
 
     def _check_features(self, path: str, input: Input, train: Any) -> None:

@@ -271,7 +271,7 @@ def test_masked_arrays_that_hide_nothing_are_data() -> None:
 
 @pytest.mark.filterwarnings("error")
 def test_float64_beyond_float32_is_refused_without_a_warning_of_numpy() -> None:
-    with pytest.raises(InputError, match="too large for float32 \(maximum"):
+    with pytest.raises(InputError, match=r"too large for float32 \(maximum"):
         given({"x": np.array([1e39, np.nan])})
     with pytest.raises(InputError, match="'x' has NaN or infinite values"):
         given({"x": np.array([np.inf, 1.0])})

@@ -73,6 +73,7 @@ def predictions(found: dict[str, Any], session: Session) -> None:
     found["labels"] = bool(np.array_equal(made["labels"], np.argmax(logits, 1)))
     found["rows"] = [len(session.predict({"x": x[:rows]})["labels"]) for rows in (1, 3)]
     found["one example"] = error(session.predict, {"x": X[0]})
+    found["no dict"] = [error(session.predict, X), error(session.assign, X)]
     found["narrow"] = error(session.predict, {"x": X[:, :5]})
 
 

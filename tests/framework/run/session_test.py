@@ -83,7 +83,7 @@ def test_threads_that_stay_are_reported_in_one_line(found: Any) -> None:
 
 def test_wrong_batches_and_too_many_steps_are_sentences(found: Any) -> None:
     assert found["batch"] == (
-        "SessionError: wrong batch: 'weights' is missing; 'ids' is float64, expected int32"
+        "SessionError: wrong arrays: 'weights' is missing; 'ids' is float64, expected int32"
     )
     assert found["predict"].startswith(
         "NotImplementedError: LanguageModel has no predict(): define LanguageModel.predict("
