@@ -24,6 +24,9 @@ WEIGHTS = "weights"
 _OVERHEAD_BYTES = 250  # memory of a NumPy array object, in addition to its numbers
 
 
+_MOST_LOADED_TWICE = 64 * 1024**2  # bytes
+
+
 class Arrays(ExampleInput):
     """Examples in memory, returned by the method `load`.
 
@@ -77,7 +80,28 @@ class Arrays(ExampleInput):
             }
         else:
             self.arrays = self._read(found)
+        if isinstance(found, Mapping):
+            self._check_loads_again(split)
         self._check()
+
+    def _check_loads_again(self, split: Split) -> None:
+        """Checks that `load` returns the same arrays in a second call, if they are small.
+
+        Raises:
+          InputError: it does not.
+        """
+        if sum(array.nbytes for array in self.arrays.values()) > _MOST_LOADED_TWICE:
+            return
+        first, arrays = self.fingerprint(), self.arrays
+        found = self.load(split)
+        self.arrays = {name: as_numbers(self._what, name, value) for name, value in found.items()}
+        if self.fingerprint() != first:
+            raise InputError(
+                f"{self._what} returns different arrays in each call: use a fixed seed for a "
+                "random split, order or augmentation (np.random.default_rng(0)), and do not change "
+                "arrays in place. Held-out examples might be training examples otherwise"
+            )
+        self.arrays = arrays
 
     def load(self, split: Split) -> Any:
         """Returns the examples of a split; see the class.

@@ -43,9 +43,9 @@ def check_layers(task: Task, *, form: Literal["host", "spmd"]) -> None:
             continue
         if type(layer).updated_statistics is Layer.updated_statistics:
             raise ExecutionError(
-                f"{layer.path} ({type(layer).__name__}) couples the examples of a batch, so its "
-                "output would depend on the number of micro-batches; it cannot be part of a "
-                "pipeline: use --execution=data_parallel"
+                f"{layer.path or 'the task'} ({type(layer).__name__}) couples the examples of a "
+                "batch, so its output would depend on the number of micro-batches; it cannot be "
+                "part of a pipeline: use --execution=data_parallel on one device"
             )
         if form == "spmd":
             raise ExecutionError(
