@@ -17,7 +17,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tekso.framework.context import StepContext
+from tekso.framework.context import StepContext, collecting_attention
 from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, param
 from tekso.framework.pieces import Flow, Piece
@@ -222,7 +222,9 @@ class EncoderDecoder(Layer):
         theta, source, target = self._embedded(theta, batch, ctx)
         memory = self._encode(theta, source, batch, ctx)
         x = self._enter_target(theta, target, ctx, batch.get("target_positions"))
-        return self.decoder.look(theta.decoder, x, ctx, **_sides(batch), memory=memory)
+        ctx = collecting_attention(ctx)
+        self.decoder.fprop(theta.decoder, x, ctx, **_sides(batch), memory=memory)
+        return ctx.collected.attention_weights()
 
     def _embedded(
         self, theta: Theta, batch: Batch, ctx: StepContext
@@ -282,14 +284,14 @@ class EncoderDecoder(Layer):
         """Computes a step; attention weights: mean over heads, last layer. See `Decoder`."""
         target = self.target_embedding.fprop(theta.target_embedding, tf.expand_dims(ids, 1), ctx)
         x = self._enter_target(theta, target, ctx, cache_lib.positions_of_block(position, 1))
-        mask = state["memory_mask"]
-        x, cache, attention = self.decoder.look_step(
+        ctx, mask = collecting_attention(ctx), state["memory_mask"]
+        x, cache = self.decoder.extend_step(
             theta.decoder, x, state["cache"], position, ctx, memory_mask=mask
         )
         logits = self._logits(theta, self._normalise("decoder_norm", theta, x, ctx), ctx)
         return DecoderStep(
             logits=tf.cast(tf.squeeze(logits, 1), tf.float32),
-            attention=tf.squeeze(attention, 1),
+            attention=tf.squeeze(ctx.collected.attention_weights(), 1),
             state={**state, "cache": cache},
         )
 

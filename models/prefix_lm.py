@@ -22,7 +22,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tekso.framework.context import StepContext
+from tekso.framework.context import StepContext, collecting_attention
 from tekso.framework.params import REQUIRED, param
 from tekso.framework.pieces import Flow, Piece
 from tekso.framework.theta import Theta
@@ -107,8 +107,9 @@ class PrefixLm(DecoderOnly):
         """
         x = self.embedding.fprop(theta.embedding, _both_ids(batch, ctx), ctx)
         x = self._enter(theta, x, ctx, _both_positions(batch, ctx))
-        attention = self.stack.look(theta.stack, x, ctx, **_sides(batch, ctx))
-        return _of_source(attention[:, _source_length(batch) :], _source_length(batch))
+        ctx, length = collecting_attention(ctx), _source_length(batch)
+        self.stack.fprop(theta.stack, x, ctx, **_sides(batch, ctx))
+        return _of_source(ctx.collected.attention_weights()[:, length:], length)
 
     def _decoded(self, theta: Theta, batch: Batch, ctx: StepContext) -> tuple[Theta, tf.Tensor]:
         """Returns theta for the softmax, and the input of the softmax, [B, T, D]."""
@@ -157,13 +158,14 @@ class PrefixLm(DecoderOnly):
         )
         x = self.embedding.fprop(theta.embedding, tf.expand_dims(ids, 1), ctx)
         x = self._enter(theta, x, ctx, positions)
-        x, cache, attention = self.stack.look_step(
+        ctx = collecting_attention(ctx)
+        x, cache = self.stack.extend_step(
             theta.stack, x, state["cache"], place, ctx, **side, prefix=length
         )
         logits = self._logits(theta, self._normalise(theta, x, ctx), ctx)
         return DecoderStep(
             logits=tf.cast(tf.squeeze(logits, 1), tf.float32),
-            attention=_of_source(tf.squeeze(attention, 1), length),
+            attention=_of_source(tf.squeeze(ctx.collected.attention_weights(), 1), length),
             state={**state, "cache": cache},
         )
 

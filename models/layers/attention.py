@@ -31,6 +31,9 @@ class MultiHeadAttention(Layer):
 
     With `memory_dim`, it is cross-attention: keys and values are computed from the memory.
 
+    `fprop`, `attend_to` and `extend_step` add the attention weights to the collection, as the mean
+    over heads and without dropout, if the caller requests them (see `collecting_attention`).
+
     Weights:
       q: [input_dim, N, H], dims ("embed", "heads", "head_dim"); bias q_bias [N, H]
       k, v: [input_dim or memory_dim, K, H], dims ("embed", "heads", "head_dim"), with "kv_heads"
@@ -173,30 +176,6 @@ class MultiHeadAttention(Layer):
         bias = self._with_position_bias(theta, q, positions, positions, bias, ctx)
         return self._attend(theta, q, k, v, mask, bias, ctx)
 
-    def look(
-        self,
-        theta: Theta,
-        x: tf.Tensor,
-        ctx: StepContext,
-        *,
-        mask: Array | None = None,
-        bias: tf.Tensor | None = None,
-        positions: Array | None = None,
-        prefix: int = 0,
-    ) -> tf.Tensor:
-        """Returns the attention weights of self-attention, averaged over heads.
-
-        Shapes:
-          the arguments: as in `fprop`
-          returns: [B, T, T] float32
-        """
-        places = np.arange(x.shape[1], dtype=np.int32)
-        positions = places if positions is None else positions
-        q, k = (self._heads(theta, name, x, ctx, positions) for name in ("q", "k"))
-        mask = masking.combine(self._visible(places, places, prefix), mask)
-        bias = self._with_position_bias(theta, q, positions, positions, bias, ctx)
-        return self._mean_weights(q, _heads_first(k), mask, bias, ctx)
-
     def keys_and_values(self, theta: Theta, memory: tf.Tensor, ctx: StepContext) -> KeysAndValues:
         """Returns keys and values of a memory, computed once for `attend_to` in all decoding steps.
 
@@ -233,38 +212,13 @@ class MultiHeadAttention(Layer):
         """
         q = self._queries(theta, x, keys_and_values, ctx)
         k, v = keys_and_values["k"], keys_and_values["v"]
+
+        def attention_weights() -> tf.Tensor:
+            weights = self._attention_weights(q, k, mask, bias, ctx)
+            return tf.reshape(weights, [*x.shape[:2], weights.shape[-1]])
+
+        ctx.collected.add_attention(attention_weights)
         return self._attend_known(theta, q, k, v, mask, bias, ctx, x.shape)
-
-    def look_at(
-        self,
-        theta: Theta,
-        x: tf.Tensor,
-        keys_and_values: KeysAndValues,
-        ctx: StepContext,
-        *,
-        mask: Array | None = None,
-        bias: tf.Tensor | None = None,
-    ) -> tf.Tensor:
-        """Returns the attention weights of `attend_to`, averaged over heads.
-
-        Shapes:
-          returns: [B * M, T, S] float32
-        """
-        q = self._queries(theta, x, keys_and_values, ctx)
-        weights = self._mean_weights(q, keys_and_values["k"], mask, bias, ctx)
-        return tf.reshape(weights, [*x.shape[:2], weights.shape[-1]])
-
-    def _mean_weights(
-        self,
-        q: tf.Tensor,
-        k: tf.Tensor,
-        mask: Array | None,
-        bias: tf.Tensor | None,
-        ctx: StepContext,
-    ) -> tf.Tensor:
-        mask = None if mask is None else masking.tensor(mask)
-        k = ctx.constrain(k, ("batch", self._kv_dim_name, None, "head_dim"))
-        return mean_probabilities(q, k, scale=self._scale, mask=mask, bias=bias)
 
     def _queries(
         self, theta: Theta, x: tf.Tensor, keys_and_values: KeysAndValues, ctx: StepContext
@@ -333,31 +287,10 @@ class MultiHeadAttention(Layer):
             theta, x, cache, position, ctx, mask, bias, positions, prefix
         )
         k, v = cache_lib.read(cache, x.dtype)
-        return self._attend_known(theta, q, k, v, mask, bias, ctx, x.shape), cache
-
-    def look_step(
-        self,
-        theta: Theta,
-        x: tf.Tensor,
-        cache: KeysAndValues,
-        position: Any,
-        ctx: StepContext,
-        *,
-        mask: Array | None = None,
-        bias: tf.Tensor | None = None,
-        positions: Array | None = None,
-        prefix: int = 0,
-    ) -> tf.Tensor:
-        """Returns the attention weights of `extend_step` over the cache, averaged over heads.
-
-        Shapes:
-          returns: [B, T, max_length] float32
-        """
-        q, mask, bias, cache = self._extended(
-            theta, x, cache, position, ctx, mask, bias, positions, prefix
+        ctx.collected.add_attention(
+            lambda: cache_lib.of_places(cache, self._attention_weights(q, k, mask, bias, ctx))
         )
-        weights = self._mean_weights(q, cache_lib.read(cache, x.dtype)[0], mask, bias, ctx)
-        return cache_lib.of_places(cache, weights)
+        return self._attend_known(theta, q, k, v, mask, bias, ctx, x.shape), cache
 
     def _extended(
         self,
@@ -444,6 +377,9 @@ class MultiHeadAttention(Layer):
         ctx: StepContext,
     ) -> tf.Tensor:
         p = self.params
+        ctx.collected.add_attention(
+            lambda: self._attention_weights(q, _heads_first(k), mask, bias, ctx)
+        )
         attended = ops.attend(
             ctx,
             q,
@@ -472,6 +408,24 @@ class MultiHeadAttention(Layer):
         mask = None if mask is None else masking.tensor(mask)
         attended = ops.attend_known(ctx, q, k, v, scale=self._scale, mask=mask, bias=bias)
         return self._out(theta, tf.reshape(attended, [*shape[:2], *attended.shape[2:]]), ctx)
+
+    def _attention_weights(
+        self,
+        q: tf.Tensor,
+        k: tf.Tensor,
+        mask: Array | None,
+        bias: tf.Tensor | None,
+        ctx: StepContext,
+    ) -> tf.Tensor:
+        """Returns the mean over heads of the attention weights, without dropout.
+
+        Shapes:
+          q: [B, T, N, H], k: [B, K, S, H]
+          returns: [B, T, S] float32
+        """
+        mask = None if mask is None else masking.tensor(mask)
+        k = ctx.constrain(k, ("batch", self._kv_dim_name, None, "head_dim"))
+        return mean_probabilities(q, k, scale=self._scale, mask=mask, bias=bias)
 
     def _out(self, theta: Theta, attended: tf.Tensor, ctx: StepContext) -> tf.Tensor:
         attended = ctx.constrain(attended, ("batch", "length", "heads", "head_dim"))

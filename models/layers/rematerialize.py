@@ -42,6 +42,8 @@ class Rematerialize(Layer):
 
     def fprop(self, theta: Theta, x: tf.Tensor, ctx: StepContext, **side: Any) -> tf.Tensor:
         """Returns what the layer's fprop returns; `side` are its keyword arguments."""
+        if ctx.collected.requests_attention:  # attention weights cannot leave `ops.rematerialize`
+            return self.layer.fprop(theta, x, ctx, **side)
         tensors = {name: value for name, value in side.items() if tf.is_tensor(value)}
         known = {name: value for name, value in side.items() if name not in tensors}
 
@@ -71,16 +73,6 @@ class Rematerialize(Layer):
     def move_rows(self, cache: Any, move: Any) -> Any:
         """Returns the cache with moved rows; the memory does not change."""
         return self.layer.move_rows(cache, move)
-
-    def look(self, theta: Theta, x: tf.Tensor, ctx: StepContext, **side: Any) -> tf.Tensor:
-        """Returns the attention weights of the layer."""
-        return self.layer.look(theta, x, ctx, **side)
-
-    def look_step(
-        self, theta: Theta, x: tf.Tensor, cache: Any, position: Any, ctx: StepContext, **side: Any
-    ) -> Any:
-        """Returns the layer's look_step: output, cache and attention weights."""
-        return self.layer.look_step(theta, x, cache, position, ctx, **side)
 
     def updated_statistics(self, theta: Theta, statistics: Any) -> dict[str, tf.Tensor]:
         """Returns the layer's updated statistics."""

@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from tekso.framework import ops
-from tekso.framework.context import StepContext
+from tekso.framework.context import StepContext, collecting_attention, isolated
 from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, param
 from tekso.framework.pieces import Flow, Piece, rows_of_stack
@@ -25,7 +25,7 @@ class StackBase(Layer):
 
     `fprop`, `extend_step`, `init_cache` and `cache_memory` have the arguments and results of the
     layer's methods; every layer gets the same keyword arguments. A cache consists of the caches of
-    all layers.
+    all layers. Attention weights, if the caller requests them, are those of the last layer.
     """
 
     class Params(Layer.Params):
@@ -36,10 +36,6 @@ class StackBase(Layer):
     def fprop(self, theta: Theta, x: tf.Tensor, ctx: StepContext, **side: Any) -> tf.Tensor:
         """Returns the output of the last layer: shape and dtype of x."""
         raise NotImplementedError(f"{type(self).__name__} has no fprop()")
-
-    def look(self, theta: Theta, x: tf.Tensor, ctx: StepContext, **side: Any) -> tf.Tensor:
-        """Returns the attention weights of the last layer, for the arguments of `fprop`."""
-        raise NotImplementedError(f"{type(self).__name__} has no look()")
 
     def init_cache(self, batch_size: int, max_length: int, dtype: str = "float32") -> Any:
         """Returns the empty caches of all layers."""
@@ -64,12 +60,6 @@ class StackBase(Layer):
     ) -> tuple[tf.Tensor, Any]:
         """Returns (output of the last layer, caches) for new elements from `position`."""
         raise NotImplementedError(f"{type(self).__name__} has no extend_step()")
-
-    def look_step(
-        self, theta: Theta, x: tf.Tensor, cache: Any, position: Any, ctx: StepContext, **side: Any
-    ) -> tuple[tf.Tensor, Any, tf.Tensor]:
-        """Returns the results of `extend_step`, and the attention weights of the last layer."""
-        raise NotImplementedError(f"{type(self).__name__} has no look_step()")
 
 
 class Stack(StackBase):
@@ -118,13 +108,6 @@ class Stack(StackBase):
         """Returns the output of one layer, whose weights must be in theta."""
         return self.layers[index].fprop(theta.layers[str(index)], x, ctx.fold(index), **side)
 
-    def look(self, theta: Theta, x: tf.Tensor, ctx: StepContext, **side: Any) -> tf.Tensor:
-        """See StackBase."""
-        last = len(self.layers) - 1
-        for i in range(last):
-            x = self.fprop_layer(i, theta, x, ctx, **side)
-        return self.layers[last].look(theta.layers[str(last)], x, ctx.fold(last), **side)
-
     def init_cache(self, batch_size: int, max_length: int, dtype: str = "float32") -> Any:
         """Returns a list with one cache per layer; see StackBase."""
         return [layer.init_cache(batch_size, max_length, dtype) for layer in self.layers]
@@ -150,18 +133,6 @@ class Stack(StackBase):
             x, new = layer.extend_step(weights, x, cache[i], position, ctx.fold(i), **side)
             caches.append(new)
         return x, caches
-
-    def look_step(
-        self, theta: Theta, x: tf.Tensor, cache: Any, position: Any, ctx: StepContext, **side: Any
-    ) -> tuple[tf.Tensor, Any, tf.Tensor]:
-        """See StackBase."""
-        caches, last = [], len(self.layers) - 1
-        for i, layer in enumerate(self.layers):
-            step = layer.extend_step if i < last else layer.look_step
-            weights = theta.layers[str(i)]
-            x, new, *attention = step(weights, x, cache[i], position, ctx.fold(i), **side)
-            caches.append(new)
-        return x, caches, attention[0]
 
 
 class RepeatedStack(StackBase):
@@ -190,21 +161,16 @@ class RepeatedStack(StackBase):
         """Computes all layers in theta, the first of which has the index `first`; see StackBase."""
         shared, known = _tensors_apart(side)
 
-        def body(shared: Theta, x: tf.Tensor, weights: Theta, ctx: StepContext) -> Any:
-            return self.layers.fprop(weights, x, ctx, **shared, **known), None
-
-        return ops.scan(ctx, body, shared, x, theta.layers, first=first)[0]
-
-    def look(self, theta: Theta, x: tf.Tensor, ctx: StepContext, **side: Any) -> tf.Tensor:
-        """See StackBase."""
-        shared, known = _tensors_apart(side)
-
         def body(shared: Theta, state: Any, weights: Theta, ctx: StepContext) -> Any:
-            x, _ = state
-            return (self.layers.fprop(weights, x, ctx, **shared, **known), x), None
+            y = self.layers.fprop(weights, state[0], ctx, **shared, **known)
+            return (y, *state[:-1]), None
 
-        (_, given), _ = ops.scan(ctx, body, shared, (x, x), theta.layers)
-        return self.layers.look(_last(theta.layers), given, self._in_last(ctx), **side)
+        def run_last(ctx: StepContext) -> None:
+            self.layers.fprop(_last(theta.layers), state[1], ctx, **side)
+
+        state, _ = ops.scan(ctx, body, shared, _first_state(x, ctx), theta.layers, first=first)
+        self._add_attention(ctx, run_last)
+        return state[0]
 
     def init_cache(self, batch_size: int, max_length: int, dtype: str = "float32") -> Any:
         """Returns a cache whose tensors have a leading dim of size num_layers; see StackBase."""
@@ -233,34 +199,34 @@ class RepeatedStack(StackBase):
         """See StackBase."""
         shared, known = _tensors_apart({**side, "position": tf.convert_to_tensor(position)})
 
-        def body(shared: Theta, x: tf.Tensor, xs: Any, ctx: StepContext) -> Any:
-            weights, cache = xs
-            return self.layers.extend_step(weights, x, cache, ctx=ctx, **shared, **known)
-
-        return ops.scan(ctx, body, shared, x, (theta.layers, cache))
-
-    def look_step(
-        self, theta: Theta, x: tf.Tensor, cache: Any, position: Any, ctx: StepContext, **side: Any
-    ) -> tuple[tf.Tensor, Any, tf.Tensor]:
-        """See StackBase."""
-        shared, known = _tensors_apart({**side, "position": tf.convert_to_tensor(position)})
-
         def body(shared: Theta, state: Any, xs: Any, ctx: StepContext) -> Any:
-            (x, _), (weights, cache) = state, xs
-            y, cache = self.layers.extend_step(weights, x, cache, ctx=ctx, **shared, **known)
-            return (y, x), cache
+            weights, cache = xs
+            y, cache = self.layers.extend_step(weights, state[0], cache, ctx=ctx, **shared, **known)
+            return (y, *state[:-1]), cache
 
-        (x, given), caches = ops.scan(ctx, body, shared, (x, x), (theta.layers, cache))
-        # Indexing is safe here, because no einsum contracts two dims of the cache; the gather of
-        # `_last` does not compile on a mesh.
-        last = tf.nest.map_structure(lambda t: t[-1], cache)
-        _, _, attention = self.layers.look_step(
-            _last(theta.layers), given, last, position, self._in_last(ctx), **side
-        )
-        return x, caches, attention
+        def run_last(ctx: StepContext) -> None:
+            # Indexing is safe here, because no einsum contracts two dims of the cache; the gather
+            # of `_last` does not compile on a mesh.
+            own = tf.nest.map_structure(lambda t: t[-1], cache)
+            self.layers.extend_step(_last(theta.layers), state[1], own, position, ctx, **side)
 
-    def _in_last(self, ctx: StepContext) -> StepContext:
-        return ctx.fold(self.params.num_layers - 1)
+        start = _first_state(x, ctx)
+        state, caches = ops.scan(ctx, body, shared, start, (theta.layers, cache))
+        self._add_attention(ctx, run_last)
+        return state[0], caches
+
+    def _add_attention(self, ctx: StepContext, run_last: Callable[[StepContext], None]) -> None:
+        """Adds the attention weights of the last layer, which runs again outside of the loop.
+
+        Attention weights cannot leave the loop, and those of the other layers are not needed.
+        """
+
+        def compute() -> tf.Tensor:
+            last = collecting_attention(isolated(ctx).fold(self.params.num_layers - 1))
+            run_last(last)
+            return last.collected.attention_weights()
+
+        ctx.collected.add_attention(compute)
 
 
 def pieces_of_stack(name: str, stack: StackBase, run: Callable[..., Flow]) -> list[Piece]:
@@ -286,6 +252,14 @@ def pieces_of_stack(name: str, stack: StackBase, run: Callable[..., Flow]) -> li
 
         return rows_of_stack(f"{name}/layers", {name: stack}, stack.params.num_layers, run_rows)
     return [Piece(name, {name: stack}, functools.partial(run, stack.fprop))]
+
+
+def _first_state(x: tf.Tensor, ctx: StepContext) -> tuple[tf.Tensor, ...]:
+    """Returns the state of a loop over layers before the first layer, whose input is x.
+
+    After a layer, the state is (output,), or (output, input) if attention weights are requested.
+    """
+    return (x, x) if ctx.collected.requests_attention else (x,)
 
 
 def _last(weights: Any) -> Any:

@@ -32,6 +32,9 @@ Cache = dict[str, Any]
 class TransformerLayer(Layer):
     """One layer of an encoder or decoder; each part is a child that can be swapped.
 
+    Attention weights, if the caller requests them, are those of memory_attention if it is set, else
+    of attention.
+
     Children:
       attention_norm, attention
       memory_attention_norm, memory_attention: if memory_attention is set
@@ -181,26 +184,20 @@ class TransformerLayer(Layer):
         Raises:
           ValueError: memory_attention is set, but `cache_memory` was not called.
         """
-        own = {"mask": mask, "bias": bias, "positions": positions, "prefix": prefix}
-        return self._extended(theta, x, cache, position, ctx, memory_mask, own)[:2]
-
-    def _extended(
-        self,
-        theta: Theta,
-        x: tf.Tensor,
-        cache: Cache,
-        position: Any,
-        ctx: StepContext,
-        memory_mask: Array | None,
-        own: dict[str, Any],
-    ) -> tuple[tf.Tensor, Cache, tf.Tensor]:
-        """Returns the output, the cache, and the input of memory_attention (before its norm)."""
         self._check_memory("memory_attention" in cache)
         cache = dict(cache)
 
         def attend(x: tf.Tensor) -> tf.Tensor:
             y, cache["attention"] = self.attention.extend_step(
-                theta.attention, x, cache["attention"], position, ctx, **own
+                theta.attention,
+                x,
+                cache["attention"],
+                position,
+                ctx,
+                mask=mask,
+                bias=bias,
+                positions=positions,
+                prefix=prefix,
             )
             return y
 
@@ -209,75 +206,10 @@ class TransformerLayer(Layer):
                 theta.memory_attention, x, cache["memory_attention"], ctx, mask=memory_mask
             )
 
-        between = x = self._add(theta, "attention", x, ctx, attend)
+        x = self._add(theta, "attention", x, ctx, attend)
         if "memory_attention" in cache:
             x = self._add(theta, "memory_attention", x, ctx, attend_to_memory)
-        return self._feed_forward(theta, x, ctx), cache, between
-
-    def look(
-        self,
-        theta: Theta,
-        x: tf.Tensor,
-        ctx: StepContext,
-        *,
-        memory: tf.Tensor | None = None,
-        memory_mask: Array | None = None,
-        **own: Any,
-    ) -> tf.Tensor:
-        """Returns the attention weights over the memory, averaged over heads.
-
-        Without memory_attention, these are the weights of self-attention.
-
-        Shapes:
-          the arguments: as in `fprop`
-          returns: [B, T, S] float32; without a memory [B, T, T]
-        """
-        self._check_memory(memory is not None)
-
-        def attend(x: tf.Tensor) -> tf.Tensor:
-            return self.attention.fprop(theta.attention, x, ctx, **own)
-
-        if memory is None:
-            return self.attention.look(
-                theta.attention, self._given(theta, "attention", x, ctx), ctx, **own
-            )
-        x = self._add(theta, "attention", x, ctx, attend)
-        seen = self.memory_attention.keys_and_values(theta.memory_attention, memory, ctx)
-        return self._memory_weights(theta, x, seen, ctx, memory_mask)
-
-    def look_step(
-        self,
-        theta: Theta,
-        x: tf.Tensor,
-        cache: Cache,
-        position: Any,
-        ctx: StepContext,
-        *,
-        memory_mask: Array | None = None,
-        **own: Any,
-    ) -> tuple[tf.Tensor, Cache, tf.Tensor]:
-        """Returns the results of `extend_step`, and the attention weights; see `look`.
-
-        Shapes:
-          returns: ([B, T, D], cache, [B, T, S] float32; without a memory [B, T, max_length])
-        """
-        given, read = x, cache["attention"]
-        x, cache, between = self._extended(theta, x, cache, position, ctx, memory_mask, own)
-        if "memory_attention" in cache:
-            seen = cache["memory_attention"]
-            return x, cache, self._memory_weights(theta, between, seen, ctx, memory_mask)
-        given = self._given(theta, "attention", given, ctx)
-        return (
-            x,
-            cache,
-            self.attention.look_step(theta.attention, given, read, position, ctx, **own),
-        )
-
-    def _memory_weights(
-        self, theta: Theta, x: tf.Tensor, seen: Any, ctx: StepContext, mask: Array | None
-    ) -> tf.Tensor:
-        x = self._given(theta, "memory_attention", x, ctx)
-        return self.memory_attention.look_at(theta.memory_attention, x, seen, ctx, mask=mask)
+        return self._feed_forward(theta, x, ctx), cache
 
     def _given(self, theta: Theta, name: str, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
         """Returns the input of a part, normalised with norm_position "pre"."""

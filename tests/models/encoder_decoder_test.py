@@ -54,7 +54,7 @@ class NumpyModel:
     ) -> tuple[np.ndarray, np.ndarray]:
         w = self.w
         y = np.zeros_like(x) + w[f"{name}/out_bias"]
-        looks = np.zeros([len(x), len(seen)])
+        attention_weights = np.zeros([len(x), len(seen)])
         for h in range(HEADS):
             q = x @ w[f"{name}/q"][:, h] + w[f"{name}/q_bias"][h]
             k = seen @ w[f"{name}/k"][:, h] + w[f"{name}/k_bias"][h]
@@ -63,16 +63,18 @@ class NumpyModel:
                 n = t + 1 if causal else len(seen)
                 e = np.exp(k[:n] @ q[t] / math.sqrt(D / HEADS))
                 y[t] += (e / e.sum()) @ v[:n] @ w[f"{name}/out"][h]
-                looks[t, :n] += e / e.sum() / HEADS
-        return y, looks
+                attention_weights[t, :n] += e / e.sum() / HEADS
+        return y, attention_weights
 
     def layer(self, x: np.ndarray, name: str, memory: Any = None) -> tuple[np.ndarray, Any]:
-        w, looks = self.w, None
+        w, attention_weights = self.w, None
         y = self.norm(x, f"{name}/attention_norm")
         x = x + self.attention(y, y, f"{name}/attention", causal=memory is not None)[0]
         if memory is not None:
             y = self.norm(x, f"{name}/memory_attention_norm")
-            y, looks = self.attention(y, memory, f"{name}/memory_attention", causal=False)
+            y, attention_weights = self.attention(
+                y, memory, f"{name}/memory_attention", causal=False
+            )
             x = x + y
         y = self.norm(x, f"{name}/feed_forward_norm")
         y = np.maximum(
@@ -80,7 +82,7 @@ class NumpyModel:
         )
         return x + y @ w[f"{name}/feed_forward/output/w"] + w[
             f"{name}/feed_forward/output/b"
-        ], looks
+        ], attention_weights
 
     def embedded(self, ids: list[int]) -> np.ndarray:
         half = D // 2
@@ -95,8 +97,8 @@ class NumpyModel:
         memory = self.norm(memory, "encoder_norm")
         x = self.embedded(target)
         for i in range(L):
-            x, looks = self.layer(x, f"decoder/layers/{i}", memory)
-        return self.norm(x, "decoder_norm") @ self.w["target_embedding/table"].T, looks
+            x, attention_weights = self.layer(x, f"decoder/layers/{i}", memory)
+        return self.norm(x, "decoder_norm") @ self.w["target_embedding/table"].T, attention_weights
 
 
 def test_logits_and_attention_are_those_of_the_formula() -> None:
@@ -112,9 +114,9 @@ def test_logits_and_attention_are_those_of_the_formula() -> None:
     alone = NumpyModel(theta)
     for i, (s, t) in enumerate(SIZES):
         source, target = (batch[f"{side}_ids"][i].numpy() for side in ("source", "target"))
-        want, looks = alone.logits(source[:s].tolist(), target[:t].tolist())
+        want, attention_weights = alone.logits(source[:s].tolist(), target[:t].tolist())
         np.testing.assert_allclose(logits[i, :t], want, rtol=1e-4, atol=2e-5)
-        np.testing.assert_allclose(attention[i, :t, :s], looks, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(attention[i, :t, :s], attention_weights, rtol=1e-4, atol=1e-6)
 
 
 def test_what_is_left_out_says_which_tables_are_one() -> None:

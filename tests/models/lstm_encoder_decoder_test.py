@@ -161,16 +161,16 @@ def test_padding_changes_nothing(variant: str) -> None:
     ctx = StepContext()
     for lengths in ((4, 5), (9, 8)):
         together = model.logits(theta, batch(*lengths), ctx)
-        looked = model.attention(theta, batch(*lengths), ctx)
+        attention_weights = model.attention(theta, batch(*lengths), ctx)
         for n, (source, target) in enumerate(PAIRS):
             given = batch_of(row([PAIRS[n]], len(source), len(target)))
             alone = model.logits(theta, given, ctx)
             np.testing.assert_allclose(together[n, : len(target)], alone[0], rtol=1e-4, atol=1e-5)
             alone = model.attention(theta, given, ctx)[0]
-            found = looked[n, : len(target), : len(source)]
+            found = attention_weights[n, : len(target), : len(source)]
             np.testing.assert_allclose(found, alone, rtol=1e-4, atol=1e-6)
-            np.testing.assert_array_equal(looked[n, : len(target), len(source) :], 0)
-            np.testing.assert_array_equal(looked[n, len(target) :], 0)
+            np.testing.assert_array_equal(attention_weights[n, : len(target), len(source) :], 0)
+            np.testing.assert_array_equal(attention_weights[n, len(target) :], 0)
 
 
 def test_without_segments_all_counts() -> None:
@@ -203,7 +203,7 @@ def test_decoding_step_by_step_gives_the_logits_of_the_whole(variant: str, compi
     model, theta = built(variant, dropout_rate=0.5)
     ctx, given = StepContext(mode="decode"), batch()
     expected = model.logits(theta, given, ctx)
-    looked = model.attention(theta, given, ctx)
+    attention_weights = model.attention(theta, given, ctx)
 
     def run(ids: tf.Tensor, state: Any, position: tf.Tensor) -> Any:
         found = model.decode_step(theta, ids, state, position, ctx)
@@ -220,7 +220,9 @@ def test_decoding_step_by_step_gives_the_logits_of_the_whole(variant: str, compi
         for n, (_, target) in enumerate(PAIRS):
             if t < len(target):
                 np.testing.assert_allclose(logits[n], expected[n, t], rtol=1e-4, atol=1e-5)
-                np.testing.assert_allclose(attention[n], looked[n, t], rtol=1e-4, atol=1e-6)
+                np.testing.assert_allclose(
+                    attention[n], attention_weights[n, t], rtol=1e-4, atol=1e-6
+                )
 
 
 @pytest.mark.parametrize(

@@ -49,9 +49,9 @@ def exhaustive(plain: Any, limit: int, alpha: float, beta: float) -> list[Hypoth
                 continue
             memory, before, log_prob, attention = 0, END, 0.0, []
             for position, token in enumerate(ids):
-                log_probs, looked, memory = plain.step(memory, before, position)
+                log_probs, attention_weights, memory = plain.step(memory, before, position)
                 log_prob, before = log_prob + log_probs[token], token
-                attention.append(looked)
+                attention.append(attention_weights)
             score = score_of(log_prob, attention, length, alpha, beta)
             found.append(Hypothesis(score, log_prob, list(ids), ids[-1] == END))
     return sorted(found, key=lambda h: (not h.is_finished, -h.score))
@@ -75,14 +75,14 @@ def reference(
     for t in range(limit):
         candidates = []
         for slot, (log_prob, ids, memory, attention) in enumerate(live):
-            log_probs, looked, after = plain.step(memory, ids[-1] if ids else END, t)
+            log_probs, attention_weights, after = plain.step(memory, ids[-1] if ids else END, t)
             for token, more in enumerate(log_probs):
                 if t < len(prefix):
                     if token != prefix[t]:
                         continue
                 elif token in forbidden or (token == END and t + 1 < min_length):
                     continue
-                entry = (log_prob + more, [*ids, token], after, [*attention, looked])
+                entry = (log_prob + more, [*ids, token], after, [*attention, attention_weights])
                 candidates.append((-entry[0], slot, token, entry))
         candidates.sort(key=lambda c: c[:3])
         live = []
@@ -325,9 +325,9 @@ def test_attention_is_that_of_every_step(
         for i, hypothesis in enumerate(hypotheses(outcome, row)):
             memory, before = 0, END
             for t, token in enumerate(hypothesis.ids):
-                _, looked, memory = plain.step(memory, before, t)
+                _, attention_weights, memory = plain.step(memory, before, t)
                 found = outcome["attention"][row, i, t, : len(source)]
-                np.testing.assert_allclose(found, looked, rtol=1e-5)
+                np.testing.assert_allclose(found, attention_weights, rtol=1e-5)
                 before = token
             assert not outcome["attention"][row, i, len(hypothesis.ids) :].any()
 

@@ -177,14 +177,14 @@ def test_packed_pairs_are_read_as_if_alone(model: Any) -> None:
     packed = sentence_pairs.batch([[found[0], found[1]], [found[2]]], 7, 9, packed=True)
 
     got = model.token_cross_entropy(theta, packed, ctx)
-    looks = model.attention(theta, packed, ctx)
+    attention_weights = model.attention(theta, packed, ctx)
 
     alone = [sentence_pairs.batch([[pair]], *size) for pair, size in zip(found, SIZES, strict=True)]
     want = [model.token_cross_entropy(theta, one, ctx)[0] for one in alone]
     close(got[0, :8], tf.concat(want[:2], 0), within=2e-5)
     close(got[1, :2], want[2], within=2e-5)
-    close(looks[0, 3:8, 4:6], model.attention(theta, alone[1], ctx)[0])
-    assert np.abs(looks[0, 3:8, :4]).max() == 0
+    close(attention_weights[0, 3:8, 4:6], model.attention(theta, alone[1], ctx)[0])
+    assert np.abs(attention_weights[0, 3:8, :4]).max() == 0
 
 
 def test_a_token_is_predicted_from_those_before_it_and_all_of_the_source(model: Any) -> None:
@@ -209,7 +209,7 @@ def decoded(
     """Returns logits and attention, one step after the other, of [N, T] tokens that are read."""
     ctx = StepContext(mode="decode")
     state = model.expand(model.start_decoding(theta, batch, max_length, ctx), k)
-    logits, looks = [], []
+    logits, attention_weights = [], []
     for t in range(ids.shape[1]):
         step = model.decode_step(theta, ids[:, t], state, tf.constant(t), ctx)
         tf.nest.assert_same_structure(state, step.state)
@@ -218,8 +218,8 @@ def decoded(
         ]
         state = step.state
         logits.append(step.logits)
-        looks.append(step.attention)
-    return np.stack(logits, 1), np.stack(looks, 1)
+        attention_weights.append(step.attention)
+    return np.stack(logits, 1), np.stack(attention_weights, 1)
 
 
 @pytest.mark.parametrize("k", sample([1, 3], quick=[3]))
@@ -227,12 +227,12 @@ def test_steps_equal_the_whole_target_at_once(model: Any, k: int) -> None:
     theta, batch = perturbed(model), padded()
     ids = tf.constant(np.random.default_rng(2).integers(1, V, [3 * k, T]), tf.int32)
 
-    logits, looks = decoded(model, theta, batch, ids, k=k, max_length=T + 2)
+    logits, attention_weights = decoded(model, theta, batch, ids, k=k, max_length=T + 2)
 
     whole = {name: tf.repeat(value, k, axis=0) for name, value in batch.items()}
     whole |= {"target_ids": ids, "target_segment_ids": tf.ones_like(ids)}
     close(logits, model.logits(theta, whole, StepContext()))
-    close(looks, model.attention(theta, whole, StepContext()))
+    close(attention_weights, model.attention(theta, whole, StepContext()))
 
 
 def test_sources_are_kept_once(model: Any) -> None:
@@ -261,9 +261,9 @@ def test_select_reorders_hypotheses_within_their_source(model: Any) -> None:
     got = model.decode_step(theta, second, model.select(state, rows), tf.constant(1), ctx)
 
     ids = tf.stack([tf.gather(first, rows), second], 1)
-    want, looks = decoded(model, theta, batch, ids, k=k, max_length=4)
+    want, attention_weights = decoded(model, theta, batch, ids, k=k, max_length=4)
     close(got.logits, want[:, 1])
-    close(got.attention, looks[:, 1])
+    close(got.attention, attention_weights[:, 1])
     fewer = model.select(state, tf.constant([1, 3, 4]))
     got = model.decode_step(theta, second[:3], fewer, tf.constant(1), ctx)
     ids = tf.stack([tf.gather(first, [1, 3, 4]), second[:3]], 1)
@@ -275,11 +275,11 @@ def test_more_padding_and_room_change_no_step(model: Any) -> None:
     theta = perturbed(model)
     ids = tf.constant(np.random.default_rng(2).integers(1, V, [6, 3]), tf.int32)
 
-    logits, looks = decoded(model, theta, padded(), ids, k=2, max_length=3)
-    more, more_looks = decoded(model, theta, padded(source=S + 3), ids, k=2, max_length=6)
+    logits, attention_weights = decoded(model, theta, padded(), ids, k=2, max_length=3)
+    more = decoded(model, theta, padded(source=S + 3), ids, k=2, max_length=6)
 
-    close(more, logits)
-    close(more_looks[..., :S], looks)
+    close(more[0], logits)
+    close(more[1][..., :S], attention_weights)
 
 
 def test_a_source_of_padding_alone_gives_finite_numbers(model: Any) -> None:
@@ -288,14 +288,14 @@ def test_a_source_of_padding_alone_gives_finite_numbers(model: Any) -> None:
     batch = {**batch, "source_segment_ids": empty, "target_segment_ids": tf.zeros([3, T], tf.int32)}
     ids = tf.ones([6, 3], tf.int32)
 
-    logits, looks = decoded(model, theta, batch, ids, k=2, max_length=3)
+    logits, attention_weights = decoded(model, theta, batch, ids, k=2, max_length=3)
     with tf.GradientTape() as tape:
         tape.watch(tf.nest.flatten(theta))
         nats = model.token_cross_entropy(theta, batch, StepContext())
     gradients = tape.gradient(nats, tf.nest.flatten(theta))
 
     assert np.isfinite(logits).all() and np.isfinite(nats).all()
-    assert np.abs(looks).max() == 0
+    assert np.abs(attention_weights).max() == 0
     assert all(np.isfinite(tf.convert_to_tensor(g)).all() for g in gradients if g is not None)
 
 
@@ -328,10 +328,10 @@ def test_compiled_loops_of_steps_equal_the_whole_target_at_once(name: str) -> No
     whole["target_segment_ids"] = tf.ones_like(labels)
     is_token = (np.arange(4) < lengths[..., None]).astype(np.float32)
     nats = tf.reshape(model.token_cross_entropy(theta, whole, ctx), [3, k, 4])
-    looks = tf.reshape(model.attention(theta, whole, ctx), [3, k, 4, S])
+    attention_weights = tf.reshape(model.attention(theta, whole, ctx), [3, k, 4, S])
     close(scored["token_log_probs"], -is_token * nats, within=2e-5)
     close(scored["log_probs"], -(is_token * nats).numpy().sum(-1), within=2e-5)
-    close(scored["attention"], is_token[..., None] * looks, within=2e-5)
+    close(scored["attention"], is_token[..., None] * attention_weights, within=2e-5)
     found = search(theta, batch)
     again = score(theta, batch, found["ids"], found["lengths"])
     close(again["log_probs"], found["log_probs"], within=2e-5)

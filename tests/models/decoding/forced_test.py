@@ -28,15 +28,16 @@ def test_token_log_probs_are_those_of_the_tables(
         plain = make_plain(theta, source)
         for i in range(2):
             memory, before = 0, END
-            want, looked = np.zeros(6), np.zeros([6, 5])
+            want, attention_weights = np.zeros(6), np.zeros([6, 5])
             for t, token in enumerate(targets[row, i, : lengths[row, i]]):
                 log_probs, attention, memory = plain.step(memory, before, t)
-                want[t], looked[t, : len(source)], before = log_probs[token], attention, int(token)
+                want[t], before = log_probs[token], int(token)
+                attention_weights[t, : len(source)] = attention
             found = {name: value[row, i].numpy() for name, value in outcome.items()}
             np.testing.assert_allclose(found["token_log_probs"], want, rtol=1e-5, atol=1e-6)
             np.testing.assert_allclose(found["log_probs"], want.sum(), rtol=1e-5)
             np.testing.assert_allclose(found["scores"], want.sum(), rtol=1e-5)
-            np.testing.assert_allclose(found["attention"], looked, rtol=1e-5)
+            np.testing.assert_allclose(found["attention"], attention_weights, rtol=1e-5)
 
 
 @pytest.mark.parametrize("jit", [False, True])

@@ -9,7 +9,9 @@ import pytest
 import tensorflow as tf
 
 from tekso.framework import theta as theta_lib
-from tekso.framework.context import StepContext
+from tekso.framework.context import StepContext, collecting_attention
+from tekso.framework.primitives.attention import mean_probabilities
+from tekso.models.layers import attention as attention_module
 from tekso.models.layers import masking
 from tekso.models.layers.attention import MultiHeadAttention
 from tekso.models.layers.attention_positions import (
@@ -278,28 +280,59 @@ def test_several_rows_ask_one_row_of_a_memory_as_if_it_were_repeated() -> None:
     wide = {name: tf.repeat(value, 3, axis=0) for name, value in ready.items()}
     mask, wide_mask = (masking.padding(tf.constant(m)) for m in (is_token, is_token.repeat(3, 0)))
 
-    for method in (layer.attend_to, layer.look_at):
-        got = method(theta, x, ready, ctx, mask=mask)
-        want = method(theta, x, wide, ctx, mask=wide_mask)
+    def run(memory: Any, mask: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        ctx = collecting_attention(StepContext())
+        y = layer.attend_to(theta, x, memory, ctx, mask=mask)
+        return y, ctx.collected.attention_weights()
+
+    for got, want in zip(run(ready, mask), run(wide, wide_mask), strict=True):
         np.testing.assert_allclose(got, want, **TOLERANCE)
     with pytest.raises(ValueError, match=r"5 rows, .* multiple of the 2 rows"):
         layer.attend_to(theta, x[:5], ready, ctx)
 
 
-def test_it_looks_where_it_takes_from() -> None:
+def test_attention_weights_are_on_visible_keys_alone() -> None:
     layer, theta = build(mask="causal", positions=RotaryPositions.Params(), window=3)
     x, ctx = tf.constant(random(B, T, D)), StepContext()
 
-    looks = layer.look(theta, x, ctx, prefix=1)
+    requesting = collecting_attention(ctx)
+    layer.fprop(theta, x, requesting, prefix=1)
 
-    np.testing.assert_allclose(tf.reduce_sum(looks, -1), np.ones([B, T]), rtol=1e-5)
+    attention_weights = requesting.collected.attention_weights()
+    np.testing.assert_allclose(tf.reduce_sum(attention_weights, -1), np.ones([B, T]), rtol=1e-5)
     for t in range(T):
         seen = sorted({0, *range(max(0, t - 2), t + 1)})
-        assert np.flatnonzero(looks[0, t] > 0).tolist() == seen
+        assert np.flatnonzero(attention_weights[0, t] > 0).tolist() == seen
     cache = layer.init_cache(B, T + 1)
     _, cache = layer.extend_step(theta, x[:, :3], cache, 0, ctx, prefix=1)
-    step = layer.look_step(theta, x[:, 3:], cache, 3, ctx, prefix=1)
-    np.testing.assert_allclose(step[..., :T], looks[:, 3:], **TOLERANCE)
+    requesting = collecting_attention(ctx)
+    layer.extend_step(theta, x[:, 3:], cache, 3, requesting, prefix=1)
+    step = requesting.collected.attention_weights()
+    np.testing.assert_allclose(step[..., :T], attention_weights[:, 3:], **TOLERANCE)
+
+
+def test_attention_weights_have_no_dropout_and_are_computed_on_request_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls = []
+
+    def counted(*args: Any, **kwargs: Any) -> tf.Tensor:
+        calls.append(args)
+        return mean_probabilities(*args, **kwargs)
+
+    monkeypatch.setattr(attention_module, "mean_probabilities", counted)
+    layer, theta = build(mask="causal", dropout_rate=0.5)
+    x, train = tf.constant(random(B, T, D)), StepContext(mode="train")
+
+    plain = layer.fprop(theta, x, train)
+    assert not calls
+    requesting = [collecting_attention(ctx) for ctx in (train, StepContext())]
+    y, _ = (layer.fprop(theta, x, ctx) for ctx in requesting)
+
+    np.testing.assert_array_equal(y, plain)
+    assert not calls
+    np.testing.assert_array_equal(*(ctx.collected.attention_weights() for ctx in requesting))
+    assert len(calls) == 2
 
 
 @pytest.mark.parametrize("positions", POSITIONS)

@@ -141,10 +141,11 @@ def test_hypotheses_attend_as_if_each_had_a_cache_of_its_own(dim: int) -> None:
         np.testing.assert_allclose(
             tf.reshape(got, want.shape), want, rtol=1e-5, atol=1e-6, err_msg=str(t)
         )
-        looks = cache.of_places(kept, mean_probabilities(grouped, k, scale=0.7, **own))
+        weights = mean_probabilities(grouped, k, scale=0.7, **own)
+        attention_weights = cache.of_places(kept, weights)
         heads_first = tf.transpose(tf.constant(keys), [0, 2, 1, 3])
         want = mean_probabilities(q, heads_first, scale=0.7, mask=mask, bias=bias)
-        np.testing.assert_allclose(looks, want, rtol=1e-5, atol=1e-6, err_msg=str(t))
+        np.testing.assert_allclose(attention_weights, want, rtol=1e-5, atol=1e-6, err_msg=str(t))
 
 
 def test_moving_hypotheses_moves_no_key() -> None:

@@ -10,7 +10,7 @@ import tensorflow as tf
 from sampling import sample
 
 from tekso.framework import theta as theta_lib
-from tekso.framework.context import StepContext
+from tekso.framework.context import StepContext, collecting_attention
 from tekso.framework.layer import Layer
 from tekso.framework.theta import Theta
 from tekso.models.layers.attention import MultiHeadAttention
@@ -186,6 +186,78 @@ def test_cache_gives_what_the_full_pass_gives(
     np.testing.assert_allclose(decode(x, memory), want, rtol=1e-4, atol=1e-5)
 
 
+def full_attention_weights(
+    layer: Any, theta: Theta, x: tf.Tensor, memory: tf.Tensor | None
+) -> np.ndarray:
+    """Attention weights of a TransformerLayer in NumPy: of its memory attention if it has one."""
+    name, attention = "attention", layer.attention
+    if memory is not None:
+        normed = layer.attention_norm.fprop(theta.attention_norm, x, StepContext())
+        x = x + layer.attention.fprop(theta.attention, normed, StepContext())
+        name, attention = "memory_attention", layer.memory_attention
+    x = getattr(layer, f"{name}_norm").fprop(theta[f"{name}_norm"], x, StepContext())
+    w, keys = theta[name], x if memory is None else memory
+    q = np.einsum("btd,dnh->bnth", x, w.q) + w.q_bias.numpy()[:, None]
+    k = np.einsum("bsd,dnh->bnsh", keys, w.k) + w.k_bias.numpy()[:, None]
+    scores = np.einsum("bnth,bnsh->bnts", q, k) / np.sqrt(q.shape[-1])
+    if attention.params.mask == "causal":
+        scores = np.where(np.tri(T, dtype=bool), scores, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return (weights / weights.sum(-1, keepdims=True)).mean(1)
+
+
+@pytest.mark.parametrize("kind", [Stack, RepeatedStack])
+@pytest.mark.parametrize("wrap", sample([False, True], quick=[True]))
+@pytest.mark.parametrize("with_memory", [False, True])
+def test_collected_attention_weights_are_those_of_the_last_layer(
+    kind: type[StackBase], wrap: bool, with_memory: bool
+) -> None:
+    p = layer_params(with_memory)
+    stack = build(kind, Rematerialize.Params(layer=p) if wrap else p)
+    plain = build(Stack, p)
+    theta, own = stack.init(seed=3), plain.init(seed=3)
+    x, memory = random(B, T, D), random(B, S, D, seed=4) if with_memory else None
+    side = {} if memory is None else {"memory": memory}
+    between = plain.fprop_layer(0, own, x, StepContext(num_examples=B), **side)
+    want = full_attention_weights(plain.layers[1], own.layers["1"], between, memory)
+
+    @tf.function(autograph=False)
+    def all_at_once(x: tf.Tensor, **side: tf.Tensor) -> Any:
+        ctx = StepContext(num_examples=B)
+        requesting = collecting_attention(ctx)
+        y = stack.fprop(theta, x, requesting, **side)
+        return y, requesting.collected.attention_weights(), ctx.collected.sums["metric"]
+
+    @tf.function(autograph=False)
+    def in_steps(x: tf.Tensor, **side: tf.Tensor) -> Any:
+        ctx, cache, steps = StepContext(mode="decode", num_examples=B), stack.init_cache(B, T), []
+        if with_memory:
+            cache = stack.cache_memory(theta, cache, side["memory"], ctx)
+        for first, end in ((0, 3), (3, T)):
+            step = collecting_attention(ctx)
+            _, cache = stack.extend_step(theta, x[:, first:end], cache, tf.constant(first), step)
+            steps.append(step.collected.attention_weights())
+        return tf.concat(steps, 1)
+
+    y, attention_weights, metrics = all_at_once(x, **side)
+    ctx = StepContext(num_examples=B)
+    np.testing.assert_allclose(attention_weights, want, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(in_steps(x, **side), want, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(y, stack.fprop(theta, x, ctx, **side), rtol=1e-4, atol=1e-5)
+    # The last layer of a repeated stack runs twice, but its metrics count once.
+    for name, pair in ctx.collected.sums["metric"].items():
+        np.testing.assert_allclose(metrics[name], pair, rtol=1e-4, err_msg=name)
+
+
+def test_a_stack_without_attention_has_no_attention_weights() -> None:
+    layer = Linear.Params(input_dim=D, output_dim=D, dims=("embed", None))
+    for kind in (Stack, RepeatedStack):
+        stack, ctx = build(kind, layer), collecting_attention(StepContext())
+        stack.fprop(stack.init(seed=1), random(B, D), ctx)
+        with pytest.raises(ValueError, match="no layer has added attention weights"):
+            ctx.collected.attention_weights()
+
+
 def test_trace_of_a_repeated_stack_does_not_grow_with_depth() -> None:
     def nodes(kind: type[StackBase], num_layers: int) -> int:
         layer = FeedForward.Params(input_dim=D, hidden_dim=4, dropout_rate=0.1)
@@ -250,8 +322,6 @@ def test_base_says_what_it_lacks() -> None:
         lambda: stack.init_cache(1, 1),
         lambda: stack.cache_memory(Theta(), None, None, StepContext()),
         lambda: stack.extend_step(Theta(), None, None, 0, StepContext()),
-        lambda: stack.look(Theta(), None, StepContext()),
-        lambda: stack.look_step(Theta(), None, None, 0, StepContext()),
         lambda: stack.move_rows(None, None),
     ):
         with pytest.raises(NotImplementedError, match="StackBase has no"):

@@ -115,11 +115,11 @@ def _pairs(task: Any, given: Any) -> dict[str, Any]:
     calls["scored"] = (scores, (sources, targets, np.full([len(prefix), 1], 4, np.int32)))
     if has_attention:
 
-        def look(theta: Theta, batch: Any, ctx: Any) -> Any:
+        def attention(theta: Theta, batch: Any, ctx: Any) -> Any:
             return {"attention": task.model.attention(theta.model, batch, ctx)}
 
         names = ("source_ids", "source_segment_ids", "target_ids", "target_segment_ids")
-        calls["looked"] = (look, ({name: given[name] for name in names},))
+        calls["attention"] = (attention, ({name: given[name] for name in names},))
     return calls
 
 
