@@ -6,7 +6,8 @@ finite, and padding examples must have the weight 0.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -123,22 +124,44 @@ def warnings(inputs: Mapping[str, Input]) -> list[str]:
     return [
         *([repeated] if repeated is not None else []),
         *(
-            f"{path} has the same examples as the training input, although its split is "
-            f"{input.params.split!r}: it evaluates on training examples. load(split) must return "
-            "different examples for each split"
+            f"{path}: {shared:,} of {_num_examples(input):,} examples are training examples too, "
+            f"although its split is {input.params.split!r}. load(split) must return different "
+            "examples for each split"
             for path, input in inputs.items()
-            if input is not train and _is_copy(input, train)
+            if input is not train and (shared := _num_shared(input, train))
         ),
     ]
 
 
-def _is_copy(input: Input, train: Input) -> bool:
-    """Whether an input of another split has exactly the examples of the training input."""
+_LEAST_SHARED = 0.1  # of the held-out examples: fewer may be equal by chance
+_MOST_COMPARED = 256 * 1024**2  # bytes of training arrays
+
+
+def _num_shared(input: Input, train: Input) -> int:
+    """Returns how many examples of an input of another split are training examples.
+
+    0 if they are few, if it is intended, or if the arrays are not in memory or are large.
+    """
     if input.arrays is None or train.arrays is None or input.arrays.keys() != train.arrays.keys():
-        return False
+        return 0
     if "split" not in input.params or input.params.split == train.params.split:
-        return False  # intended
-    return all(np.array_equal(array, train.arrays[name]) for name, array in input.arrays.items())
+        return 0  # intended
+    if sum(array.nbytes for array in train.arrays.values()) > _MOST_COMPARED:
+        return 0
+    known = set(_examples_as_bytes(train.arrays))
+    shared = sum(example in known for example in _examples_as_bytes(input.arrays))
+    return shared if shared >= _LEAST_SHARED * _num_examples(input) else 0
+
+
+def _num_examples(input: Input) -> int:
+    return len(next(iter((input.arrays or {}).values()), ()))
+
+
+def _examples_as_bytes(arrays: Mapping[str, np.ndarray]) -> Iterator[bytes]:
+    """Yields a digest of each example."""
+    for rows in zip(*(arrays[name] for name in sorted(arrays)), strict=True):
+        example = b"".join(np.ascontiguousarray(row).tobytes() for row in rows)
+        yield hashlib.blake2b(example, digest_size=16).digest()
 
 
 def repeats(input: Input) -> str | None:

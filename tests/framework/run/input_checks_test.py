@@ -196,10 +196,26 @@ def test_batch_larger_than_the_data_is_told_by_its_path() -> None:
 
 
 class InMemory(Arrays):
-    """Three numbers, whatever the split, unless it is "test"."""
+    """Thirty numbers; of those of "test", as many are in the training split as the size says."""
+
+    class Params(Arrays.Params):
+        """Params of InMemory."""
+
+        shared: int = param("Numbers of the test split that are in the training split.", default=0)
 
     def load(self, split: str) -> Any:
-        return {"x": np.arange(3.0) + (split == "test")}
+        return {"x": np.arange(30.0) + (30 - self.params.shared) * (split == "test")}
+
+
+@pytest.mark.parametrize(("shared", "is_told"), [(2, False), (3, True), (29, True)])
+def test_held_out_examples_that_are_training_examples_are_a_warning(
+    shared: int, is_told: bool
+) -> None:
+    train = InMemory.Params(batch_size=2, shared=shared).instantiate()
+    test = HeldOut.Params(split="test").instantiate(train=train.params)
+    lines = input_checks.warnings({"input": train, "eval_inputs.test": test})
+    said = f"eval_inputs.test: {shared} of 30 examples are training examples too"
+    assert [line.startswith(said) for line in lines] == [True] * is_told
 
 
 def test_a_split_of_the_same_examples_as_training_is_a_warning() -> None:
@@ -210,5 +226,5 @@ def test_a_split_of_the_same_examples_as_training_is_a_warning() -> None:
         for split in splits
     }
     (line,) = input_checks.warnings({"input": train, **inputs})
-    assert line.startswith("eval_inputs.dev has the same examples as the training input, although")
+    assert line.startswith("eval_inputs.dev: 30 of 30 examples are training examples too, although")
     assert input_checks.warnings({"input": numbers(12, "shuffled"), "eval_inputs.dev": numbers(4)})
