@@ -26,7 +26,7 @@ def scan(
     first: int = 0,
 ) -> tuple[Any, Any]:
     """See `ops.scan`."""
-    num_iterations = num_turns(xs)
+    num_iterations = iterations_of(xs)
 
     def run_iteration(i: Any, state: Any, x: Any) -> tuple[Any, Any, Any]:
         inner = isolated(ctx).fold(i + first)
@@ -46,7 +46,7 @@ def scan(
     return state, y
 
 
-def num_turns(xs: Any) -> int:
+def iterations_of(xs: Any) -> int:
     """Returns the number of iterations: the leading dim of all tensors in `xs`.
 
     Raises:

@@ -52,7 +52,7 @@ from tekso.framework.planning.step_work import (
     Part,
     Passes,
     Reduction,
-    Repin,
+    Reshard,
     StepWork,
 )
 from tekso.framework.weight_spec import WeightSpec
@@ -192,17 +192,17 @@ class CostModel:
         for letters, recomputed, count in self._products:
             self._product(sums, placed, letters, recomputed, count * self._parts)
         bandwidth = self.device.memory_bytes_per_s
-        for (work, recomputed), turns in self._work.work.items():
-            count, forward = turns * self._parts, 1 + recomputed
+        for (work, recomputed), iterations in self._work.work.items():
+            count, forward = iterations * self._parts, 1 + recomputed
             if isinstance(work, Passes):
                 passes = work.forward * forward + work.backward
-                sums.seconds += placed.bytes(work.part) * passes * turns / bandwidth
+                sums.seconds += placed.bytes(work.part) * passes * iterations / bandwidth
             elif isinstance(work, Reduction):
                 axes = placed.extra_axes(work.over, work.part)
                 times = work.forward * forward + work.backward
                 local = placed.bytes(work.part)
                 sums.bill.add("all-reduce", axes, ACTIVATIONS, local, times * count)
-            elif isinstance(work, Repin):
+            elif isinstance(work, Reshard):
                 before, after = placed.own(work.before, work.after.shape), placed.of(work.after)
                 self._relayout(sums.bill, placed, work.after, before, after, forward * count)
                 if work.after.learned:
@@ -238,16 +238,16 @@ class CostModel:
         peak = device.flops_per_s["bfloat16" if a.itemsize == 2 else "float32"] * device.reached
         seconds = max(flops / peak, moved_s)
         backward = a.learned + b.learned
-        turns = count / self._parts
+        iterations = count / self._parts
         if product.is_lookup:
             # The forward pass copies rows; the backward pass adds them to a table of zeros.
             copied_s = 2 * local[2] / device.memory_bytes_per_s
             added_s = copied_s + 2 * local[1] / device.memory_bytes_per_s
-            sums.seconds += (copied_s * forward + added_s) * turns
+            sums.seconds += (copied_s * forward + added_s) * iterations
         else:
-            sums.seconds += seconds * (forward + backward) * turns
-            sums.flops += flops * (forward + backward) * turns
-            sums.products += flops * (forward + backward) * turns
+            sums.seconds += seconds * (forward + backward) * iterations
+            sums.flops += flops * (forward + backward) * iterations
+            sums.products += flops * (forward + backward) * iterations
         sums.largest = max(sums.largest, local[2])
         # Inputs are resharded for the product, and their gradients are resharded back.
         before = (product.before_a, product.before_b)
@@ -257,7 +257,7 @@ class CostModel:
                 if part.learned and part.weight in self._of_path:
                     group = self._of_path[part.weight]
                     is_whole = part.shape == group.spec.shape  # and no slice of an iteration
-                    times = count // product.turns if is_whole else count
+                    times = count // product.iterations if is_whole else count
                     if group.trained:
                         sums.gradients.append(_Gradient(group, rest, size, times))
                 continue

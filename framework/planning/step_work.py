@@ -57,7 +57,7 @@ class MatrixProduct:
       before_a, before_b: for each earlier product with the same input, the dims of its other factor
         that the input does not have. The gradients of the input are summed on each device before
         one all-reduce.
-      turns: number of iterations of the loop around it. The gradient of a weight that all
+      iterations: number of iterations of the loop around it. The gradient of a weight that all
         iterations use is summed on each device before the all-reduce.
     """
 
@@ -68,7 +68,7 @@ class MatrixProduct:
     is_lookup: bool = False
     before_a: tuple[Dims, ...] = ()
     before_b: tuple[Dims, ...] = ()
-    turns: int = 1
+    iterations: int = 1
 
     @property
     def letters(self) -> tuple[str, str, str]:
@@ -89,7 +89,7 @@ class MatrixProduct:
 
 
 @dataclasses.dataclass(frozen=True)
-class Repin:
+class Reshard:
     """A sharding constraint with other dimension names than the tensor had before."""
 
     before: Dims
@@ -130,7 +130,7 @@ class Halo:
     width: int
 
 
-Work = MatrixProduct | Repin | Reduction | Passes | Halo
+Work = MatrixProduct | Reshard | Reduction | Passes | Halo
 
 
 @dataclasses.dataclass(frozen=True)

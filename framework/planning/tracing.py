@@ -28,11 +28,11 @@ from tekso.framework.planning.step_work import (
     Part,
     Passes,
     Reduction,
-    Repin,
+    Reshard,
     StepWork,
     Work,
 )
-from tekso.framework.planning.work_recorder import Recorder, Stretch
+from tekso.framework.planning.work_recorder import Recorder, Region
 from tekso.framework.task import Task
 from tekso.framework.theta import Theta
 
@@ -76,7 +76,7 @@ def trace(
     return StepWork(
         dict(recorder.counted()),
         tuple(recorder.whole.kept.values()),
-        tuple(tuple(stretch.kept.values()) for stretch in recorder.stretches),
+        tuple(tuple(region.kept.values()) for region in recorder.regions),
         frozenset(d for spec in specs.values() for d in spec.dims if d is not None),
     )
 
@@ -86,7 +86,7 @@ class _TracingContext(StepContext):
 
     def __init__(self, recorder: Recorder, **rest: Any) -> None:
         super().__init__(**rest)
-        self._recorder, self._stretch = recorder, recorder.whole
+        self._recorder, self._region = recorder, recorder.whole
 
     def _new(
         self, shape: Sequence[int], dims: Sequence[str | None], dtype: Any, *inputs: tf.Tensor
@@ -103,14 +103,14 @@ class _TracingContext(StepContext):
         return self._new(x.shape, self._dims(x), x.dtype, x)
 
     def _add(self, work: Work) -> None:
-        self._recorder.add(work, self._stretch)
+        self._recorder.add(work, self._region)
 
     def _multiply(self, form: str, a: tf.Tensor, b: tf.Tensor, out: tf.Tensor) -> None:
-        self._recorder.multiply(form, a, b, out, self._stretch)
+        self._recorder.multiply(form, a, b, out, self._region)
 
     def _keep(self, *tensors: tf.Tensor) -> None:
         for x in tensors:
-            self._recorder.keep(x, self._stretch)
+            self._recorder.keep(x, self._region)
 
     def _dims(self, x: tf.Tensor) -> Dims:
         return self._recorder.names.of(x).dims
@@ -121,20 +121,20 @@ class _TracingContext(StepContext):
         """See `StepContext`."""
         before, after = self._dims(x), self._recorder.part(x, tuple(dims))
         if x.dtype.is_floating and before != tuple(dims):
-            self._add(Repin(before, after))
+            self._add(Reshard(before, after))
         y = tf.identity(x)
         self._recorder.names.rename(y, tuple(dims))
         return y
 
     # --- control flow ---
 
-    def _inside(self, *, turns: int) -> _TracingContext:
+    def _inside(self, *, iterations: int) -> _TracingContext:
         inner: _TracingContext = isolated(self)
-        outer = self._stretch
-        inner._stretch = Stretch(
-            outer.count * turns, turns, outer.recomputed + 1, first=self._recorder.num_ops
+        outer = self._region
+        inner._region = Region(
+            outer.count * iterations, iterations, outer.recomputed + 1, first=self._recorder.num_ops
         )
-        self._recorder.stretches.append(inner._stretch)
+        self._recorder.regions.append(inner._region)
         return inner
 
     def scan(
@@ -147,9 +147,9 @@ class _TracingContext(StepContext):
         first: int = 0,
     ) -> tuple[Any, Any]:
         """See `ops.scan`."""
-        turns = tf.nest.flatten(xs)[0].shape[0]
+        iterations = tf.nest.flatten(xs)[0].shape[0]
         names = self._recorder.names
-        inner = self._inside(turns=turns)
+        inner = self._inside(iterations=iterations)
 
         def one(x: tf.Tensor) -> tf.Tensor:
             known = names.of(x)
@@ -159,7 +159,7 @@ class _TracingContext(StepContext):
         def all_of(y: tf.Tensor | None) -> tf.Tensor | None:
             if y is None:
                 return None
-            return self._new([turns, *y.shape], (None, *self._dims(y)), y.dtype, y)
+            return self._new([iterations, *y.shape], (None, *self._dims(y)), y.dtype, y)
 
         def in_loop(x: tf.Tensor) -> tf.Tensor:
             known = names.of(x)
@@ -167,10 +167,10 @@ class _TracingContext(StepContext):
             return names.know(y, known.dims, learned=x.dtype.is_floating)
 
         for x in tf.nest.flatten(state):
-            self._recorder.keep(x, self._stretch, count=turns)
+            self._recorder.keep(x, self._region, count=iterations)
         state, xs = tf.nest.map_structure(in_loop, state), tf.nest.map_structure(one, xs)
         after, y = body(theta, state, xs, inner.fold(0))
-        inner._stretch.last = self._recorder.num_ops
+        inner._region.last = self._recorder.num_ops
         # The state has the same layout after every iteration.
         after = tf.nest.map_structure(inner._laid_out_like, after, state)
         sums = inner.collected.sums
@@ -181,9 +181,9 @@ class _TracingContext(StepContext):
     def rematerialize(self, function: Callable[..., Any], theta: Theta, *inputs: Any) -> Any:
         """See `ops.rematerialize`."""
         self._keep(*(x for x in tf.nest.flatten(inputs) if tf.is_tensor(x)))
-        inner = self._inside(turns=1)
+        inner = self._inside(iterations=1)
         output = function(theta, *inputs, inner)
-        inner._stretch.last = self._recorder.num_ops
+        inner._region.last = self._recorder.num_ops
         self.collected.merge(inner.collected.sums)
         return output
 
@@ -239,8 +239,8 @@ class _TracingContext(StepContext):
         """See `ops.rotate`; a sharded head is gathered to be rotated, in both passes."""
         part = self._recorder.part(x)
         whole = dataclasses.replace(part, dims=(*part.dims[:-1], None))
-        self._add(Repin(part.dims, whole))
-        self._add(Repin(whole.dims, part))
+        self._add(Reshard(part.dims, whole))
+        self._add(Reshard(whole.dims, part))
         return self._elementwise(x, forward=3, backward=3, keep=False)
 
     def attend(

@@ -25,19 +25,19 @@ _KEEPS_ITS_OUTPUT = frozenset({"Exp", "Sigmoid", "Tanh", "Sqrt", "Rsqrt", "Softm
 
 
 @dataclasses.dataclass
-class Stretch:
+class Region:
     """A part of the step: the whole step, the body of a loop, or a recomputed part.
 
     Attributes:
       count: how often it runs in total.
-      turns: how often it runs for each run of the part around it.
+      iterations: how often it runs for each run of the part around it.
       recomputed: how often its forward pass is recomputed.
       first, last: range of its ops in the graph.
       kept: {name of a tensor: saved activation}.
     """
 
     count: int
-    turns: int
+    iterations: int
     recomputed: int
     first: int = 0
     last: int = 0
@@ -49,9 +49,9 @@ class Recorder:
 
     def __init__(self, graph: tf.Graph) -> None:
         self.names = DimNames()
-        self._work: list[tuple[int, Work, Stretch]] = []  # (index of its op, work, part)
-        self.whole = Stretch(1, 1, 0)
-        self.stretches: list[Stretch] = []
+        self._work: list[tuple[int, Work, Region]] = []  # (index of its op, work, part)
+        self.whole = Region(1, 1, 0)
+        self.regions: list[Region] = []
         self._graph = graph
         self._used: dict[str, list[Dims]] = {}
 
@@ -60,9 +60,9 @@ class Recorder:
         """Number of ops in the graph so far."""
         return len(self._graph.get_operations())
 
-    def add(self, work: Work, stretch: Stretch, *, index: int | None = None) -> None:
+    def add(self, work: Work, region: Region, *, index: int | None = None) -> None:
         """Records a piece of work; `index`: index of its op in the graph, None for the last op."""
-        self._work.append((self.num_ops if index is None else index, work, stretch))
+        self._work.append((self.num_ops if index is None else index, work, region))
 
     def counted(self) -> collections.Counter[tuple[Work, int]]:
         """Returns {(work, how often it is recomputed): number of times}.
@@ -70,13 +70,13 @@ class Recorder:
         The last work of a part is its output, which no gradient needs, so it is not recomputed.
         """
         last = {
-            id(stretch): max((i for i, _, s in self._work if s is stretch), default=None)
-            for stretch in self.stretches
+            id(region): max((i for i, _, s in self._work if s is region), default=None)
+            for region in self.regions
         }
         work: collections.Counter[tuple[Work, int]] = collections.Counter()
-        for index, piece, stretch in self._work:
-            is_last = last.get(id(stretch)) == index
-            work[piece, stretch.recomputed - is_last] += stretch.count
+        for index, piece, region in self._work:
+            is_last = last.get(id(region)) == index
+            work[piece, region.recomputed - is_last] += region.count
         return work
 
     def multiply(
@@ -85,7 +85,7 @@ class Recorder:
         a: tf.Tensor,
         b: tf.Tensor,
         out: tf.Tensor,
-        stretch: Stretch,
+        region: Region,
         *,
         index: int | None = None,
     ) -> None:
@@ -100,7 +100,7 @@ class Recorder:
             before.append(tuple(earlier))
             earlier.append(lacking)
             if parts[other].learned:
-                self.keep(x, stretch)
+                self.keep(x, region)
         product = MatrixProduct(
             form,
             parts[0],
@@ -108,9 +108,9 @@ class Recorder:
             parts[2],
             before_a=before[0],
             before_b=before[1],
-            turns=stretch.turns,
+            iterations=region.iterations,
         )
-        self.add(product, stretch, index=index)
+        self.add(product, region, index=index)
 
     def part(self, x: tf.Tensor, dims: Dims | None = None) -> Part:
         """Returns a tensor as a Part, with its own dimension names or with `dims`."""
@@ -118,35 +118,35 @@ class Recorder:
         own = known.dims if dims is None else dims
         return Part(tuple(own), sizes_of(x) or (), x.dtype.size, known.learned, known.weight)
 
-    def keep(self, x: tf.Tensor, stretch: Stretch, *, count: int = 1) -> None:
+    def keep(self, x: tf.Tensor, region: Region, *, count: int = 1) -> None:
         """Records that an activation is saved for the backward pass."""
         known = self.names.of(x)
         if known.weight is None and x.shape.rank:
-            stretch.kept.setdefault(known.root, SavedTensor(self.part(x), count))
+            region.kept.setdefault(known.root, SavedTensor(self.part(x), count))
 
     def read_graph(self) -> None:
         """Records ops that layers use directly: products, sums, elementwise ops."""
         for index, op in enumerate(self._graph.get_operations()):
             if not op.outputs or not op.outputs[0].dtype.is_floating:
                 continue
-            inner = [s for s in self.stretches if s.first <= index < s.last]
-            stretch = min(inner, key=lambda s: s.last - s.first, default=self.whole)
-            self._read(index, op, stretch)
+            inner = [s for s in self.regions if s.first <= index < s.last]
+            region = min(inner, key=lambda s: s.last - s.first, default=self.whole)
+            self._read(index, op, region)
 
-    def _read(self, index: int, op: Any, stretch: Stretch) -> None:
+    def _read(self, index: int, op: Any, region: Region) -> None:
         form, y = dim_names.einsum_form(op), op.outputs[0]
         if form is not None:
             a, b = op.inputs
-            self.multiply(form, a, b, y, stretch, index=index)
+            self.multiply(form, a, b, y, region, index=index)
         elif op.type in dim_names.REDUCTIONS:
             dims = self.names.of(op.inputs[0]).dims
             over = [dims[i] for i in sorted(dim_names.reduced_dims(op)) if i < len(dims)]
             named = tuple(d for d in over if d is not None)
             if named:
-                self.add(Reduction(self.part(y), named), stretch, index=index)
+                self.add(Reduction(self.part(y), named), region, index=index)
         elif op.type in _KEEPS_ITS_INPUTS | _KEEPS_ITS_OUTPUT and self.names.of(y).learned:
-            self.add(Passes(self.part(y), 3, 3), stretch, index=index)
+            self.add(Passes(self.part(y), 3, 3), region, index=index)
             kept = op.inputs if op.type in _KEEPS_ITS_INPUTS else [y]
             for x in kept:
                 if x.shape == y.shape:
-                    self.keep(x, stretch)
+                    self.keep(x, region)

@@ -32,7 +32,7 @@ def scan(
     first: int,
 ) -> tuple[Any, Any]:
     """See `ops.scan`; xs has no weights (see `unrolled`)."""
-    num_iterations = loops.num_turns(xs)
+    num_iterations = loops.iterations_of(xs)
     theta_axes = ctx.layouts_of(theta)
     structure: dict[str, Any] = {}
 

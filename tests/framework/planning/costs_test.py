@@ -250,18 +250,18 @@ def test_bfloat16_activations_halve_what_is_sent_and_keep_copies_of_weights() ->
 
 
 def test_repeated_layers_cost_what_written_out_ones_do_and_the_recomputation() -> None:
-    turns = 3
-    stack = Stack.Params(num_layers=turns, layer=FEED_FORWARD)
-    repeated = RepeatedStack.Params(num_layers=turns, layer=FEED_FORWARD)
+    iterations = 3
+    stack = Stack.Params(num_layers=iterations, layer=FEED_FORWARD)
+    repeated = RepeatedStack.Params(num_layers=iterations, layer=FEED_FORWARD)
     one, other = (
         cost_of(layer, "data:2;model:4", "batch:data;mlp:model") for layer in (stack, repeated)
     )
     assert sent(one) == sent(other)
     again = 2 * B * L / 2 * D * F / 4  # the first product; no gradient needs the second again
-    assert other.flops - one.flops == pytest.approx(turns * again)
+    assert other.flops - one.flops == pytest.approx(iterations * again)
     assert other.memory.weights == one.memory.weights
     # States of all turns; in the workspace, what one turn keeps.
-    assert other.memory.activations == 4 * B * L / 2 * (3 + turns * D)
+    assert other.memory.activations == 4 * B * L / 2 * (3 + iterations * D)
     assert other.memory.workspace == 4 * B * L / 2 * (D + 2 * F / 4) + 2 * 4 * B * L / 2 * D
 
 
@@ -279,16 +279,16 @@ def test_ring_sends_what_a_ring_of_chunks_sends(n: int) -> None:
     # Every device holds n chunks; in a turn each sends one to the next, which adds or keeps it.
     size, chunk = 120.0, 120.0 / n
     held = [[{(device, c)} for c in range(n)] for device in range(n)]
-    sent_by_first, turns = 0.0, 0
+    sent_by_first, iterations = 0.0, 0
     for turn in range(n - 1):  # reduce-scatter
         moving = [(d, (d - turn) % n, held[d][(d - turn) % n]) for d in range(n)]
         for d, c, values in moving:
             held[(d + 1) % n][c] = held[(d + 1) % n][c] | values
-        sent_by_first, turns = sent_by_first + chunk, turns + 1
+        sent_by_first, iterations = sent_by_first + chunk, iterations + 1
     assert all(held[d][(d + 1) % n] == {(e, (d + 1) % n) for e in range(n)} for d in range(n))
-    assert ring("reduce-scatter", n, size) == (pytest.approx(sent_by_first), turns)
-    assert ring("all-gather", n, size) == (pytest.approx(sent_by_first), turns)
-    assert ring("all-reduce", n, size) == (pytest.approx(2 * sent_by_first), 2 * turns)
+    assert ring("reduce-scatter", n, size) == (pytest.approx(sent_by_first), iterations)
+    assert ring("all-gather", n, size) == (pytest.approx(sent_by_first), iterations)
+    assert ring("all-reduce", n, size) == (pytest.approx(2 * sent_by_first), 2 * iterations)
     assert ring("all-reduce", 1, size) == (0, 0)
 
 
