@@ -66,6 +66,10 @@ class Task(Layer):
     The loss of a step is loss_sum / loss_weight, both summed over the global batch, plus the
     auxiliary losses of layers (`ctx.collect_loss`).
 
+    Shapes:
+      batch: {name: array [batch, ...]}, the arrays of an input
+      loss_weight returns: [] float32
+      loss returns: LossSums, whose sums are scalars
     Attributes:
       goals: {metric: "max" or "min"}: whether a large or a small value is better, for
         `run.keep_best`. Goals of base classes are inherited, and the goal of the loss is "min".

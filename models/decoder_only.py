@@ -33,6 +33,10 @@ CAUSAL_LAYER = TransformerLayer.Params(attention=MultiHeadAttention.Params(mask=
 class DecoderOnly(Layer):
     """Base with embedding, stack and softmax; a subclass defines the inputs.
 
+    Shapes:
+      fprop returns: logits [B, T, V]
+      token_cross_entropy returns: [B, T] float32
+      The stack takes and returns [B, length, D]; a subclass defines the length.
     Children:
       embedding, positions (if set), stack, final_norm (if set), softmax (if untied)
     """

@@ -61,11 +61,14 @@ class EncoderDecoder(Layer):
     one table; with `source_embedding` alone, target and softmax share one; with both, each has a
     separate table.
 
-    A batch has "source_ids", "source_segment_ids" [B, S] and "target_ids", "target_labels",
-    "target_segment_ids" [B, T], all int32. Packed rows also have "source_positions" [B, S] and
-    "target_positions" [B, T]. Segment n of the target attends to segment n of the source; 0 is
-    padding.
+    Segment n of the target attends to segment n of the source; 0 is padding.
 
+    Shapes:
+      batch, all int32:
+        "source_ids", "source_segment_ids": [B, S]
+        "target_ids", "target_labels", "target_segment_ids": [B, T]
+        packed rows also have "source_positions" [B, S] and "target_positions" [B, T]
+      returns: logits [B, T, V]; token_cross_entropy: [B, T] float32
     Children:
       source_embedding, softmax, source_positions, target_positions, encoder_norm, decoder_norm
         (if set), target_embedding, encoder, decoder

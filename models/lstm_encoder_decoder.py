@@ -45,10 +45,13 @@ class LstmEncoderDecoder(Layer):
     Shared tables: without `source_embedding`, source and target share one table; without `softmax`,
     target embedding and softmax share one.
 
-    A batch has "source_ids" [B, S] and "target_ids", "target_labels" [B, T], int32. Padded or
-    packed rows also have "source_segment_ids" [B, S] and "target_segment_ids" [B, T]. Positions are
-    ignored, because the recurrence already knows the order.
+    Positions in a batch are ignored, because the recurrence already knows the order.
 
+    Shapes:
+      batch, all int32:
+        "source_ids": [B, S]; "target_ids", "target_labels": [B, T]
+        padded or packed rows also have "source_segment_ids" [B, S], "target_segment_ids" [B, T]
+      returns: logits [B, T, V]; token_cross_entropy: [B, T] float32
     Children:
       source_embedding, softmax (if set), target_embedding, encoder, decoder
     Source:

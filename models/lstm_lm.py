@@ -29,6 +29,10 @@ class LstmLm(Layer):
     The input size of the softmax is the output size of the LSTM: hidden_dim or projection_dim of
     `stack.cell`.
 
+    Shapes:
+      x of fprop, and ids, labels, positions, segment_ids: [B, T] int
+      returns: logits [B, T, V]; token_cross_entropy: [B, T] float32
+    Children: embedding, stack, softmax.
     Source: Jozefowicz et al. 2016, "Exploring the limits of language modeling".
     """
 

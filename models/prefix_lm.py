@@ -42,6 +42,10 @@ class PrefixLm(DecoderOnly):
     writes the source to the cache as one block. Keys and values of source and target are in one
     cache, so every hypothesis has its own copy of the source's.
 
+    Shapes:
+      batch: arrays [B, S] of the source and [B, T] of the target; see EncoderDecoder
+      returns: logits [B, T, V]; token_cross_entropy: [B, T] float32
+      The stack takes and returns [B, S + T, D].
     Children: as in DecoderOnly.
     Source: Liu et al. 2018, "Generating Wikipedia by summarizing long sequences", section 4.2.3
       (one sequence); Raffel et al. 2020, section 3.2.1 (prefix LM).

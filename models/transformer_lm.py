@@ -26,6 +26,9 @@ from tekso.models.layers.stack import pieces_of_stack
 class TransformerLm(DecoderOnly):
     """Predicts every token from the tokens before it.
 
+    Shapes:
+      x of fprop, and ids, labels, positions, segment_ids: [B, T] int
+      returns: logits [B, T, V]; token_cross_entropy: [B, T] float32
     Children: as in DecoderOnly.
     Source: Radford et al. 2018; Vaswani et al. 2017.
     """

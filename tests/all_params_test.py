@@ -1,4 +1,4 @@
-"""Tests that every Params class can be created, frozen, written as text and read back."""
+"""Tests of all classes: Params can be created, frozen and written as text; layers state shapes."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tekso.framework.layer import Layer
 from tekso.framework.params import Configurable, Params
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -39,6 +40,13 @@ def name(kind: Any) -> str:
 import_all()
 OWNERS = {name(kind): kind for kind in derived(Configurable)}
 PARAMS = {name(kind): kind for kind in derived(Params)}
+LAYERS = {
+    name(kind): kind
+    for kind in derived(Layer)
+    if kind is not Layer
+    and not kind.__name__.startswith("_")
+    and kind.__module__.startswith(("tekso.framework.", "tekso.models.", "tekso.tasks."))
+}
 
 
 @pytest.mark.parametrize("kind", sorted(PARAMS))
@@ -56,6 +64,23 @@ def test_no_params_class_is_left_out() -> None:
     written = set(params_in_sources())
     assert len(written) > 100
     assert written <= set(PARAMS)
+
+
+def test_every_public_layer_documents_its_shapes() -> None:
+    assert len(LAYERS) > 40
+    without = sorted(kind for kind, layer in LAYERS.items() if not _documents_shapes(layer))
+    assert not without, f"the docstring of the class has no section `Shapes:`: {without}"
+
+
+def test_shapes_of_a_base_class_do_not_count() -> None:
+    base = type("Base", (), {"__doc__": "A base.\n\n    Shapes:\n      x: [batch, dim]"})
+    assert _documents_shapes(base)
+    assert not _documents_shapes(type("Sub", (base,), {}))
+    assert not _documents_shapes(type("Sub", (base,), {"__doc__": "A subclass."}))
+
+
+def _documents_shapes(kind: type) -> bool:
+    return "Shapes:" in (vars(kind).get("__doc__") or "")
 
 
 def params_in_sources() -> Iterator[str]:

@@ -34,6 +34,11 @@ class MultiHeadAttention(Layer):
     `fprop`, `attend_to` and `extend_step` add the attention weights to the collection, as the mean
     over heads and without dropout, if the caller requests them (see `collecting_attention`).
 
+    Shapes:
+      x: [B, T, D], positions: [T] or [B, T] int
+      memory, for cross-attention only: [B, S, memory_dim]; in self-attention, S is T
+      mask: bool, bias: float, broadcastable to [B, N, T, S]
+      returns: [B, T, D], dtype of x
     Weights:
       q: [input_dim, N, H], dims ("embed", "heads", "head_dim"); bias q_bias [N, H]
       k, v: [input_dim or memory_dim, K, H], dims ("embed", "heads", "head_dim"), with "kv_heads"

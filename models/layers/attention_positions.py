@@ -22,7 +22,14 @@ from tekso.models.layers.positions import sines
 
 
 class AttentionPositions(Layer):
-    """Base of the position methods of self-attention; a subclass overrides `rotate` or `bias`."""
+    """Base of the position methods of self-attention; a subclass overrides `rotate` or `bias`.
+
+    Shapes:
+      rotate: x [B, T, any number of heads, H], positions [T] or [B, T] int
+        returns shape and dtype of x
+      bias: q [B, T, N, H], query_positions [T] or [B, T] int, key_positions [S] or [B, S] int
+        returns a tensor broadcastable to [B, N, T, S], or None
+    """
 
     class Params(Layer.Params):
         """Params of positions inside attention."""
@@ -73,6 +80,9 @@ class RotaryPositions(AttentionPositions):
     permutation of the dims of a head. A score then depends only on the distance between query and
     key.
 
+    Shapes:
+      rotate: x [B, T, any number of heads, H], positions [T] or [B, T] int
+        returns shape and dtype of x
     Source: Su et al. 2021, "RoFormer", eqs. 14 and 15.
     """
 
@@ -107,6 +117,9 @@ class RelativeBias(AttentionPositions):
     To share one table between layers, add one RelativeBias to the model and pass its bias to the
     stack.
 
+    Shapes:
+      bias: query_positions [T] or [B, T] int, key_positions [S] or [B, S] int
+        returns [1, N, T, S] if both positions have one dim, else [B, N, T, S]
     Weights:
       w: [num_buckets, num_heads], dims (None, "heads")
     Source: Raffel et al. 2020, section 2.1.
@@ -155,6 +168,9 @@ class RelativeKeys(AttentionPositions):
 
     The paper's relative values are left out, because it found that they make no difference.
 
+    Shapes:
+      bias: q [B, T, N, H], query_positions [T] or [B, T] int, key_positions [S] or [B, S] int
+        returns [B, N, T, S], dtype of q
     Weights:
       w: [2 * max_distance + 1, head_dim], dims (None, "head_dim"): from far before to far after
     Source: Shaw et al. 2018, eqs. 4 and 5, shared between heads as in section 3.3.

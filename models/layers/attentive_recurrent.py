@@ -58,10 +58,15 @@ class AttentiveRecurrent(Layer):
     x + cell(x). In training, dropout applies to the fed vector and to the input of every cell above
     the first.
 
+    Shapes:
+      decode: x [B, T, D], encoded [B, S, M], mask bool [B, T, S], reset bool [B, T]
+        returns Attended: output [B, T, output_dim], context [B, T, M], probabilities [B, T, S]
+      step, one time step: gates [N, G, hidden_dim], mask bool [B, S]; the fields are [N, …]
     Weights:
       w_feed: [size of the fed vector, G, hidden_dim], dims ("embed", None, "mlp"); G gates
       w_output: [output of the cell, output_dim], w_context: [M, output_dim], dims ("embed", "mlp");
         only with feed "attentional"; output_dim is then the size of the cell's output
+      cells/0/…, attention/…: those of the cells and of the attention
     Source:
       "context": Bahdanau et al. 2015; Wu et al. 2016 (GNMT), section 3.
       "attentional": Luong et al. 2015, sections 3 and 3.3 (input feeding).

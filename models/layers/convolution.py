@@ -28,7 +28,14 @@ from tekso.framework.theta import Theta
 
 
 class Conv2DBase(Layer):
-    """Base of the convolutions: window, bias and activation."""
+    """Base of the convolutions: window, bias and activation.
+
+    Shapes:
+      x: [batch, height, width, input channels]
+      returns: [batch, new height, new width, output channels], dtype of w; see `output_size`
+    Weights:
+      w: begins with the dims [kernel height, kernel width]; b: [output channels]
+    """
 
     class Params(Layer.Params):
         """Params of a convolution."""
@@ -73,7 +80,7 @@ class Conv2D(Conv2DBase):
 
     Shapes:
       x: [batch, height, width, input_dim]
-      returns: [batch, new height, new width, output_dim], dtype of x
+      returns: [batch, new height, new width, output_dim], dtype of w
     Weights:
       w: [kernel height, kernel width, input_dim / num_groups, output_dim],
         dims (None, None, "in_channels", "out_channels")
@@ -129,8 +136,8 @@ class DepthwiseConv2D(Conv2DBase):
 
     Shapes:
       x: [batch, height, width, input_dim]
-      returns: [batch, new height, new width, input_dim * multiplier]; the outputs of a channel are
-        next to each other
+      returns: [batch, new height, new width, input_dim * multiplier], dtype of w; the outputs of a
+        channel are next to each other
     Weights:
       w: [kernel height, kernel width, input_dim, multiplier], dims (None, None, "channels", None)
       b: [input_dim * multiplier], dims ("channels",); starts at 0

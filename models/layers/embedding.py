@@ -19,6 +19,10 @@ from tekso.models.layers import vocabulary
 class Embedding(Layer):
     """Looks up vectors by id; the table can also be used for a tied softmax.
 
+    Shapes:
+      ids: [...] int in [0, vocab_size)
+      returns: [..., dim], dtype of the table
+      tied softmax: `logits` of x [..., dim] is [..., rows], `cross_entropy` is [...]
     Weights:
       table: [rows, dim], dims ("vocab", "embed"); rows is vocab_size, padded
     Source:

@@ -61,6 +61,7 @@ class Router(Layer):
     Shapes:
       x: [B, T, D]
       is_token: bool [B, T]; False for padding, which is routed to no expert
+      returns: Routing, with dispatch [B, T, E, C] and weights [E, B, C]
     Weights:
       w: [input_dim, num_experts] float32, dims ("embed", None)
     Collects:
@@ -183,6 +184,9 @@ class SwitchRouter(Router):
 
     Elements do not depend on later elements of a text, not even through the capacity.
 
+    Shapes:
+      x: [B, T, D], is_token: bool [B, T]
+      returns: Routing, as in Router: dispatch [B, T, E, C], weights [E, B, C]
     Source: Fedus et al. 2021, "Switch Transformers", eqs. 1 and 2.
     """
 
@@ -207,6 +211,9 @@ class TopKRouter(Router):
     later elements, leave one. If no element may depend on later ones even in this way, set
     capacity_factor to num_experts / num_choices, or use SwitchRouter.
 
+    Shapes:
+      x: [B, T, D], is_token: bool [B, T]
+      returns: Routing, as in Router: dispatch [B, T, E, C], weights [E, B, C]
     Source: Lepikhin et al. 2020, "GShard", section 2.2 and algorithm 1.
     """
 

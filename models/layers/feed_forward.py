@@ -17,7 +17,13 @@ from tekso.models.layers.linear import Linear
 
 
 class FeedForwardBase(Layer):
-    """Base of the feed-forward layers: [batch, ..., input_dim] to the same shape."""
+    """Base of the feed-forward layers: [batch, ..., input_dim] to the same shape.
+
+    Shapes:
+      x: [batch, ..., input_dim]
+      is_token: bool [batch, ...], only if `takes_padding`; False for padding
+      returns: shape and dtype of x
+    """
 
     class Params(Layer.Params):
         """Params of a feed-forward layer."""
@@ -43,8 +49,8 @@ class FeedForward(FeedForwardBase):
       x: [batch, ..., input_dim]
       returns: shape and dtype of x
     Weights:
-      hidden/w: [input_dim, hidden_dim], dims ("embed", "mlp"); hidden/b
-      output/w: [hidden_dim, input_dim], dims ("mlp", "embed"); output/b
+      hidden/w: [input_dim, hidden_dim], dims ("embed", "mlp"); hidden/b: [hidden_dim]
+      output/w: [hidden_dim, input_dim], dims ("mlp", "embed"); output/b: [input_dim]
     Source: Vaswani et al. 2017, eq. 2.
     """
 
@@ -83,8 +89,9 @@ class GatedFeedForward(FeedForwardBase):
       x: [batch, ..., input_dim]
       returns: shape and dtype of x
     Weights:
-      gate/w, hidden/w: [input_dim, hidden_dim], dims ("embed", "mlp"); gate/b, hidden/b
-      output/w: [hidden_dim, input_dim], dims ("mlp", "embed"); output/b
+      gate/w, hidden/w: [input_dim, hidden_dim], dims ("embed", "mlp")
+      gate/b, hidden/b: [hidden_dim]
+      output/w: [hidden_dim, input_dim], dims ("mlp", "embed"); output/b: [input_dim]
     Source: Shazeer 2020, "GLU variants improve Transformer", eqs. 5 and 6.
     """
 

@@ -49,8 +49,10 @@ class MixtureOfExperts(FeedForwardBase):
     Weights:
       router/w: [input_dim, num_experts] float32, dims ("embed", None)
       hidden/w, and gate/w of gated experts: [num_experts, input_dim, hidden_dim],
-        dims ("experts", "embed", "mlp"); hidden/b, gate/b: dims ("experts", "mlp")
-      output/w: [num_experts, hidden_dim, input_dim], dims ("experts", "mlp", "embed"); output/b
+        dims ("experts", "embed", "mlp")
+      hidden/b, gate/b: [num_experts, hidden_dim], dims ("experts", "mlp")
+      output/w: [num_experts, hidden_dim, input_dim], dims ("experts", "mlp", "embed")
+      output/b: [num_experts, input_dim], dims ("experts", "embed")
     Raises:
       ValueError: x has less than two dims.
     Source:

@@ -17,7 +17,13 @@ from tekso.framework.theta import Theta
 
 
 class Norm(Layer):
-    """Base of the normalisations: [..., dim] to the same shape and dtype."""
+    """Base of the normalisations: [..., dim] to the same shape and dtype.
+
+    Shapes:
+      x: [..., dim]
+      returns: shape and dtype of x
+    Weights: all are [dim], with the dim name in `dims`.
+    """
 
     class Params(Layer.Params):
         """Params of a normalisation."""

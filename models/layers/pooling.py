@@ -15,7 +15,12 @@ from tekso.framework.theta import Theta
 
 
 class Pool2D(Layer):
-    """Base of the poolings with a sliding window."""
+    """Base of the poolings with a sliding window.
+
+    Shapes:
+      x: [batch, height, width, channels]
+      returns: [batch, new height, new width, channels]; see `output_size`
+    """
 
     class Params(Layer.Params):
         """Params of a pooling."""

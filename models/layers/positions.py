@@ -54,6 +54,9 @@ class PositionsBase(Layer):
 class LearnedPositions(PositionsBase):
     """Adds a learned vector per position.
 
+    Shapes:
+      x: [B, T, D], positions: [T] or [B, T] int; None: 0, 1, 2, …
+      returns: [B, T, D], dtype of x
     Weights:
       w: [max_length, dim], dims ("positions", "embed")
     Raises:
@@ -100,6 +103,9 @@ class SinusoidalPositions(PositionsBase):
 
     Angle i of position t is t / min * (max / min) ** (-i / (D/2 - 1)), with both timescales.
 
+    Shapes:
+      x: [B, T, D], positions: [T] or [B, T] int; None: 0, 1, 2, …
+      returns: [B, T, D], dtype of x
     Source: Vaswani et al. 2017, section 3.5, in the order of tensor2tensor and Lingvo.
     """
 

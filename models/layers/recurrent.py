@@ -31,6 +31,7 @@ class Recurrent(Layer):
       mask: bool [B, T]; where False (padding), the state does not change and the output is 0
       reset: bool [B, T]; where True, the state is set to 0 before the step (a new segment)
       returns: [B, T, output_dim], dtype of x
+    Weights: cell/…, those of the cell.
     """
 
     class Params(Layer.Params):
@@ -144,6 +145,7 @@ class Bidirectional(Layer):
     Shapes:
       x: [B, T, D]; mask: bool [B, T]; reset: bool [B, T], True on the first input of a segment
       returns: [B, T, 2 * output_dim of the cell]
+    Weights: forward/cell/…, backward/cell/…, those of the cells.
     Source: Schuster & Paliwal 1997.
     """
 
@@ -216,6 +218,7 @@ class RecurrentStack(Layer):
     Shapes:
       x: [B, T, D]; mask, reset: bool [B, T], as in Recurrent
       returns: [B, T, output_dim]
+    Weights: layers/0/…, layers/1/…, …, those of the layers.
     Source: direction "bidirectional_first": Wu et al. 2016 (GNMT), section 3.2.
     """
 

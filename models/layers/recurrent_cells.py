@@ -28,6 +28,12 @@ class RecurrentCell(Layer):
     """Base of the cells.
 
     The state is a dict of [B, size] tensors; "output" is the output of the last step.
+
+    Shapes:
+      project_inputs: x [..., input_dim]; returns gates [..., G, hidden_dim]
+      step: gates [B, G, hidden_dim] and the state; returns [B, output_dim] and the next state
+    Weights:
+      w_input: [input_dim, G, hidden_dim], b: [G, hidden_dim]; used by `project_inputs`
     """
 
     class Params(Layer.Params):
@@ -110,6 +116,10 @@ class LstmCell(RecurrentCell):
         memory     = sigmoid(f + forget_bias) * memory + sigmoid(i) * tanh(g)
         output     = (sigmoid(o) * tanh(memory)) @ w_projection
 
+    Shapes:
+      x: [..., input_dim], gates: [B, 4, hidden_dim], as in RecurrentCell
+      state: {"memory": [B, hidden_dim], "output": [B, output_dim]}
+      output: [B, output_dim]; output_dim is projection_dim, or hidden_dim without a projection
     Weights (gates in the order i, f, g, o):
       w_input: [input_dim, 4, hidden_dim], dims ("embed", None, "mlp")
       w_recurrent: [output_dim, 4, hidden_dim], dims ("embed", None, "mlp")
@@ -183,6 +193,10 @@ class GruCell(RecurrentCell):
     With "after", as in cuDNN, it applies to the product:
     tanh(… + r * (output @ w_candidate + b_candidate)).
 
+    Shapes:
+      x: [..., input_dim], gates: [B, 3, hidden_dim], as in RecurrentCell
+      state: {"output": [B, hidden_dim]}
+      output: [B, hidden_dim]
     Weights (gates in the order r, z, new):
       w_input: [input_dim, 3, hidden_dim], dims ("embed", None, "mlp")
       w_recurrent: [hidden_dim, 2, hidden_dim], dims ("embed", None, "mlp")

@@ -42,6 +42,10 @@ class RecurrentDecoder(Layer):
     With residual "add", a layer above the first adds the output of the layer below to its own
     output if their sizes agree.
 
+    Shapes:
+      decode: x [B, T, D], encoded [B, S, M], mask bool [B, T, S], reset bool [B, T]
+        returns Attended: output [B, T, output_dim], context [B, T, M], probabilities [B, T, S]
+      step, one time step: x [N, D], mask bool [B, S]; the fields are [N, …]
     Children:
       attentive: the layers that are one loop with the attention
       layers: the other layers, in order; none with input_feeding "attentional"

@@ -19,6 +19,11 @@ class Rematerialize(Layer):
     Weight paths, initial values and random numbers are the same as without the wrapper. It can be
     added or removed between two runs from one checkpoint, without changing any result.
 
+    Shapes:
+      x and keyword arguments: as for `layer`; x has one dim for each name in `dims`, by default
+        [batch, length, embed], or gets no sharding constraint
+      returns: what `layer` returns, one tensor
+    Weights: those of `layer`.
     Source: Chen et al. 2016, "Training deep nets with sublinear memory cost".
     """
 

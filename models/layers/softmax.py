@@ -22,6 +22,10 @@ class Softmax(Layer):
 
     `Embedding` has the same methods, which use its table (tied softmax).
 
+    Shapes:
+      x: [..., input_dim]; labels: [...] int in [0, vocab_size)
+      logits returns: [..., rows], dtype of x
+      cross_entropy returns: [...] float32
     Weights:
       w: [rows, input_dim], dims ("vocab", "embed"); rows is vocab_size, padded
       b: [rows], dims ("vocab",); starts at 0
@@ -108,6 +112,9 @@ class SampledSoftmax(Softmax):
     the label, whose logit is therefore not corrected. As num_samples grows, the loss approaches the
     full loss from below. Outside training, the full softmax is used.
 
+    Shapes:
+      inputs, results and weights as in Softmax: x [..., input_dim]; labels and cross-entropy [...]
+      sample returns: [num_samples] int32
     Source: Jean et al. 2015, section 3; Jozefowicz et al. 2016, section 3.1.
     """
 

@@ -32,6 +32,11 @@ class SourceAttention(Layer):
     """Base of the attentions: softmax of query-key scores over the source, and the mean of values.
 
     If the whole source is masked, the result is 0. The softmax is computed in float32.
+
+    Shapes:
+      memory: encoded [B, S, M]; returns {"keys": [B, S, A], "values": [B, S, M]}
+      attend: x [B, K, Q], mask bool [B, S]
+        returns contexts [B, K, M] and probabilities [B, K, S]
     """
 
     class Params(Layer.Params):
@@ -103,6 +108,9 @@ class SourceAttention(Layer):
 class AdditiveAttention(SourceAttention):
     """score(q, m) = w_score · tanh(q @ w_query + m @ w_key).
 
+    Shapes:
+      x: [B, K, Q], encoded: [B, S, M]; A is hidden_dim, or Q if that is None
+      attend returns: contexts [B, K, M], probabilities [B, K, S]
     Weights:
       w_query: [Q, A], w_key: [M, A], dims ("embed", None)
       w_score: [A], dims (None,); fans (A, 1)
@@ -136,6 +144,9 @@ class AdditiveAttention(SourceAttention):
 class DotAttention(SourceAttention):
     """score(q, m) = scale * q · m ("dot"), or scale * q · (m @ w_key) ("general").
 
+    Shapes:
+      x: [B, K, Q], encoded: [B, S, M]; A is Q
+      attend returns: contexts [B, K, M], probabilities [B, K, S]
     Weights:
       w_key: [M, Q], dims ("embed", None); with form "general" only
     Raises:

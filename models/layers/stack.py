@@ -26,6 +26,10 @@ class StackBase(Layer):
     `fprop`, `extend_step`, `init_cache` and `cache_memory` have the arguments and results of the
     layer's methods; every layer gets the same keyword arguments. A cache consists of the caches of
     all layers. Attention weights, if the caller requests them, are those of the last layer.
+
+    Shapes:
+      x: as for the first layer; in a Transformer, [batch, length, dim]
+      returns: the output of the last layer, with shape and dtype of x if the layers are equal
     """
 
     class Params(Layer.Params):
@@ -65,6 +69,9 @@ class StackBase(Layer):
 class Stack(StackBase):
     """Unrolled layers; they may differ.
 
+    Shapes:
+      x: as for the first layer; every other layer gets the output of the layer before it
+      returns: the output of the last layer; shape of x, unless `layers` change it
     Weights:
       layers/0/…, layers/1/…, …: weights of every layer
     Raises:
@@ -138,6 +145,9 @@ class Stack(StackBase):
 class RepeatedStack(StackBase):
     """Equal layers as one loop body; tracing and compilation time do not grow with depth.
 
+    Shapes:
+      x: as for `layer`
+      returns: shape and dtype of x, as the state of a loop requires
     Weights:
       layers/…: weights of one layer, with a leading dim "layers" of size num_layers
     """

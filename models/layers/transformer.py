@@ -35,6 +35,10 @@ class TransformerLayer(Layer):
     Attention weights, if the caller requests them, are those of memory_attention if it is set, else
     of attention.
 
+    Shapes:
+      x: [B, T, D], positions: [T] or [B, T] int, memory: [B, S, memory_dim]
+      mask: bool, bias: float, broadcastable to [B, N, T, T]; memory_mask: to [B, N, T, S]
+      returns: [B, T, D], dtype of x
     Children:
       attention_norm, attention
       memory_attention_norm, memory_attention: if memory_attention is set

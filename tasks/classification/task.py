@@ -29,18 +29,23 @@ MOST_CLASSES_PER_LABEL = 10
 class Classification(Task):
     """Minimises the softmax cross-entropy between labels and the scores of a model.
 
-    The input `Arrays` makes such batches: "x" [batch, ...], the input of the model; "labels"
-    [batch], integers from 0 to num_classes - 1; "weights" [batch] float32, 0 for padding.
-
-    The model is any layer whose `fprop(theta, x, ctx)` returns scores (logits) [batch,
-    num_classes]. If it has the Params `input_dim` and `output_dim` and they are not set, they are
-    taken from the data. A pipeline can cut between the layers of an `Mlp` or a `Stack`, and
-    between the pieces of a model that has a method `pieces()`, whose last piece returns the
-    scores as "x". Any other model is one piece.
+    The input `Arrays` makes suitable batches. The model is any layer whose `fprop(theta, x, ctx)`
+    returns scores (logits). If it has the Params `input_dim` and `output_dim` and they are not
+    set, they are taken from the data. A pipeline can cut between the layers of an `Mlp` or a
+    `Stack`, and between the pieces of a model that has a method `pieces()`, whose last piece
+    returns the scores as "x". Any other model is one piece.
 
     For another loss or more metrics, override `sums` in a subclass.
 
     Reports "accuracy", the weighted share of examples whose label has the largest score.
+
+    Shapes:
+      batch:
+        "x": [batch, ...], the input of the model, which returns [batch, num_classes]
+        "labels": [batch], integers from 0 to num_classes - 1
+        "weights": [batch] float32, 0 for padding
+      loss returns: sums over the examples, scalars
+      predict returns: "logits" [batch, num_classes], "labels" [batch] int32
     """
 
     class Params(Task.Params):

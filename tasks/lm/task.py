@@ -27,9 +27,13 @@ MAX_EXPONENT = 80.0  # caps the perplexity of very large losses
 class LanguageModel(Task):
     """Minimises the cross-entropy of every next token.
 
-    Batches: "ids" and "labels" [B, L] int32, "weights" [B, L] float32 (0 is padding), "num_bytes"
-    [B] float32 (UTF-8 bytes of the weighted labels). Packed text also has "segment_ids" (0 is
-    padding) and "positions", [B, L] int32.
+    Shapes:
+      batch:
+        "ids", "labels": [B, L] int32; "weights": [B, L] float32, 0 for padding
+        "num_bytes": [B] float32, UTF-8 bytes of the weighted labels; needed for bits per byte only
+        packed text also has "segment_ids" (0 for padding) and "positions", [B, L] int32
+      loss returns: sums over the weighted labels, scalars
+      log_probs returns: [B, L] float32
     """
 
     class Params(Task.Params):

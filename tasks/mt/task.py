@@ -37,10 +37,14 @@ NUM_EXAMPLES = 3  # pairs that are translated if no texts are given
 class Translation(Task):
     """Minimises the cross-entropy of every target token, including the end token.
 
-    Batches: "source_ids", "source_segment_ids" [B, S], "target_ids" (decoder inputs),
-    "target_labels" (to be predicted), "target_segment_ids" [B, T] int32, "target_weights" [B, T]
-    float32 (0 is padding). Packed rows also have "source_positions" [B, S] and "target_positions"
-    [B, T] int32.
+    Shapes:
+      batch:
+        "source_ids", "source_segment_ids": [B, S] int32
+        "target_ids" (decoder inputs), "target_labels" (to be predicted), "target_segment_ids":
+          [B, T] int32; "target_weights": [B, T] float32, 0 for padding
+        packed rows also have "source_positions" [B, S] and "target_positions" [B, T], int32
+      loss returns: sums over the weighted labels, scalars
+      log_probs returns: [B, T] float32
     """
 
     class Params(Task.Params):
