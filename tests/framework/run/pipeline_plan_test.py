@@ -223,7 +223,7 @@ def test_costs_that_are_measured_are_those_of_the_figures() -> None:
     assert found.cost_shares == pytest.approx([share, 1 - share])
     record, text = pipeline_text.record(found), pipeline_text.text("m", found)
     assert record["costs"] == "measured" and "cost: measured time" in text
-    assert "of the traced graphs" in pipeline_text.text("m", tiny(num_stages=2))
+    assert "in the traced graphs" in pipeline_text.text("m", tiny(num_stages=2))
 
 
 # --- what does not fit ---

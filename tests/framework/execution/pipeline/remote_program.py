@@ -59,7 +59,7 @@ def _inputs_elsewhere(program: Any) -> list[str]:
     Before a function runs, TensorFlow would ask another worker for them, and may free them there.
     """
     found: list[str] = []
-    for place in program._places[0]:
+    for place in program._backends[0]:
         place.call = functools.partial(_watched, found, place, place.call)
     return found
 
