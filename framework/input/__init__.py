@@ -2,7 +2,8 @@
 
     sources        `text_files`, `tfrecords`, `tfds`, or texts in memory
     → tokenizers   `tokenizers`, `characters`, `sentence_piece`, `words`
-    → batches      `input`, with `shuffle`, `packing`, `bucketing`, `mixtures`
+    → tokens       `token_rows`: of one or several sides of each row, cached
+    → batches      `input`, `row_inputs`; `sides`, `shuffle`, `packing`, `bucketing`, `mixtures`
     → `prefetch`
 
 `arrays` makes batches from arrays in memory.

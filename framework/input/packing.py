@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -81,6 +82,63 @@ class PlacedExamples:
         """
         before = np.cumsum(sizes) - sizes
         return before - before[self.first]
+
+
+def one_a_row(examples: Ints) -> PlacedExamples:
+    """Returns examples with their positions if each has a row of its own.
+
+    Shapes:
+      examples: [n]
+    """
+    rows = np.arange(len(examples))
+    return PlacedExamples(examples, row=rows, number=np.zeros_like(rows), first=rows)
+
+
+def pack_sides(
+    lengths: Sequence[Ints], capacities: Sequence[int], *, key: shuffle.Words
+) -> Packing:
+    """Packs examples of several sides into few rows, so that all sides of every row fit.
+
+        source   [ a a a | b b b b | c c ]
+        target   [ a a | b b b b | c c c ]
+
+    An example counts by the largest share of a row that one of its sides takes.
+
+    Args:
+      lengths: for each side, the length of each example, at most the length of a row.
+      capacities: for each side, the length of a row.
+      key: key of the shuffle of examples of equal length.
+
+    Shapes:
+      lengths: [examples] each
+      key: [1]
+    """
+    whole = max(capacities)
+    shares = [
+        -(-size * whole // capacity) for size, capacity in zip(lengths, capacities, strict=True)
+    ]
+    return pack(np.max(shares, axis=0), whole, key=key)
+
+
+def pack_in_order(lengths: Sequence[Ints], capacities: Sequence[int]) -> Packing:
+    """Packs examples in the given order; a new row begins when the next example does not fit.
+
+    Args:
+      lengths: for each side, the length of each example, at most the length of a row.
+      capacities: for each side, the length of a row.
+
+    Shapes:
+      lengths: [examples] each
+    """
+    starts = [0]
+    used = [0] * len(capacities)
+    for number, sizes in enumerate(zip(*(side.tolist() for side in lengths), strict=True)):
+        used = [before + size for before, size in zip(used, sizes, strict=True)]
+        if any(size > capacity for size, capacity in zip(used, capacities, strict=True)):
+            starts.append(number)
+            used = list(sizes)
+    count = len(lengths[0])
+    return Packing(np.arange(count), np.array([*starts, count], np.int64))
 
 
 def pack(lengths: npt.ArrayLike, capacity: int, *, key: shuffle.Words) -> Packing:
@@ -162,20 +220,31 @@ def _plan(counts: Ints, capacity: int) -> list[tuple[Pattern, int]]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Pieces:
-    """Sequences that are cut into pieces.
+class Spans:
+    """Parts of an array of tokens.
 
     Attributes:
-      starts: [pieces] start of each piece in the array of all sequences.
-      lengths: [pieces] length of each piece.
+      starts: [spans] index of the first token of each span.
+      lengths: [spans] number of tokens of each span.
     """
 
     starts: Ints
     lengths: Ints
 
+    def __len__(self) -> int:
+        return len(self.starts)
 
-def cut(starts: npt.ArrayLike, lengths: npt.ArrayLike, longest: int) -> Pieces:
-    """Cuts sequences into pieces of length `longest` and a shorter rest; empty ones have no pieces.
+    def at(self, index: Ints) -> Spans:
+        """Returns some of the spans.
+
+        Shapes:
+          index: [n]
+        """
+        return Spans(self.starts[index], self.lengths[index])
+
+
+def cut(starts: npt.ArrayLike, lengths: npt.ArrayLike, longest: int) -> Spans:
+    """Cuts sequences into spans of length `longest` and a shorter rest; empty ones have no spans.
 
     Shapes:
       starts, lengths: [sequences]
@@ -185,7 +254,7 @@ def cut(starts: npt.ArrayLike, lengths: npt.ArrayLike, longest: int) -> Pieces:
     owner = np.repeat(np.arange(len(sizes)), counts)
     number = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
     begins = number * longest
-    return Pieces(firsts[owner] + begins, np.minimum(sizes[owner] - begins, longest))
+    return Spans(firsts[owner] + begins, np.minimum(sizes[owner] - begins, longest))
 
 
 def count_up(counts: Ints) -> Ints:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from tekso.framework.input.skips import BadRecordError, InputError, Origin, SkipReport, Skips
 from tekso.framework.input.splits import SPLITS, Split
 from tekso.framework.params import Configurable, param
+
+S = TypeVar("S", bound="Source")
 
 
 class Source(Configurable):
@@ -174,6 +176,44 @@ class TrainingText:
     fingerprint: Callable[[], str]
     name: str
     verify: bool = True
+
+
+def training_source(own: S, corpus: Any) -> tuple[Callable[[], S], str]:
+    """Returns a function that opens the training split of a corpus once, and the split's name.
+
+    Args:
+      own: the source that an input has opened; used if it is this split.
+      corpus: Params of the corpus.
+    """
+    is_own = own.split == "train" and own.params == corpus
+    opened = [own] if is_own else []
+
+    def source() -> S:
+        if not opened:
+            opened.append(corpus.instantiate(split="train"))
+        return opened[0]
+
+    return source, own.describe() if is_own else corpus.owner.__name__
+
+
+def training_text(
+    own: S, corpus: Any, *, texts: Callable[[S], Iterable[str]], verify: bool
+) -> TrainingText:
+    """Returns the text to learn a vocabulary from: training text, never held-out text.
+
+    Args:
+      own: the source that an input has opened.
+      corpus: Params of the corpus of the training input.
+      texts: returns the texts of a source.
+      verify: whether a stored table must have been made from exactly this text.
+    """
+    source, name = training_source(own, corpus)
+    return TrainingText(
+        texts=lambda: texts(source()),
+        fingerprint=lambda: source().fingerprint(),
+        name=name,
+        verify=verify,
+    )
 
 
 def digest(parts: Iterable[bytes]) -> str:

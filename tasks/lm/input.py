@@ -2,11 +2,12 @@
 
 Every batch has "ids" and "labels" [B, L] int32, "weights" [B, L] float32 (0 is padding) and
 "num_bytes" [B] float32: the number of UTF-8 bytes of the weighted labels. Packed text also has
-"segment_ids" (0 is padding) and "positions" [B, L] int32.
+"segment_ids" (0 is padding) and "positions" [B, L] int32, as in framework/input/sides.py.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,21 +16,24 @@ import numpy.typing as npt
 
 from tekso.framework import files
 from tekso.framework.input import shuffle
-from tekso.framework.input.input import Batch, ExampleInput, Signature
+from tekso.framework.input.input import Batch, Signature
+from tekso.framework.input.packing import cut
+from tekso.framework.input.row_inputs import RowInput
+from tekso.framework.input.sides import Side, SideForm
 from tekso.framework.input.skips import InputError, SkipReport
-from tekso.framework.input.sources import Source, TrainingText
+from tekso.framework.input.sources import Source, training_text
 from tekso.framework.input.text_files import TextFiles
+from tekso.framework.input.token_rows import TextRow, TokenText, texts, token_rows
 from tekso.framework.input.tokenizers import Bytes, Tokenizer
 from tekso.framework.params import REQUIRED, param
 from tekso.tasks.lm.compression import compressed_bits_per_byte
-from tekso.tasks.lm.token_text import TokenText, texts, token_text
 
 Indices = npt.NDArray[np.int64]
 
 MAX_COMPRESSED_BYTES = 20_000_000  # xz takes about a second per million bytes
 
 
-class TextInput(ExampleInput):
+class TextInput(RowInput):
     """Base of text inputs: reads the source, learns or loads the tokenizer, encodes the text.
 
     Attributes:
@@ -37,7 +41,7 @@ class TextInput(ExampleInput):
       tokenizer: encodes the text.
     """
 
-    class Params(ExampleInput.Params):
+    class Params(RowInput.Params):
         """Params of TextInput."""
 
         length: int = param("Tokens in an example.", default=REQUIRED)
@@ -73,16 +77,37 @@ class TextInput(ExampleInput):
         if self.params.files:  # errors name this field, not the field of the corpus
             files.glob(self.params.files, what=self.params.path_of("files"))
         self._source: Source = corpus_of(self.params).instantiate(split=self.params.split)
-        self.tokenizer = self.params.tokenizer.instantiate(
-            assets_dir=assets_dir, training=self._training_text(train)
+        has_corpus = train is not None and "corpus" in train
+        training = training_text(
+            self._source,
+            corpus_of(train if has_corpus else self.params),
+            texts=lambda source: (text for text in texts(source) if isinstance(text, str)),
+            verify=train is None,
         )
-        self.text: TokenText = token_text(self._source, self.tokenizer, assets_dir=assets_dir)
+        self.tokenizer = self.params.tokenizer.instantiate(assets_dir=assets_dir, training=training)
+        rows = (TextRow((text,)) for text in texts(self._source))
+        tokens = token_rows(rows, [self.tokenizer], source=self._source, assets_dir=assets_dir)
+        self.text: TokenText = tokens.sides[0]
         self._num_bytes_of = self.tokenizer.token_num_bytes
+
+    @classmethod
+    def forms(cls, params: Any) -> tuple[SideForm, ...]:
+        """See `RowInput`."""
+        return (SideForm(params.length, has_labels=True),)
 
     @classmethod
     def signature(cls, params: Any) -> Signature | None:
         """See `Input`."""
-        return {**tokens_of(params), "num_bytes": ((params.batch_size,), np.dtype(np.float32))}
+        num_bytes = (params.batch_size,), np.dtype(np.float32)
+        return {**(super().signature(params) or {}), "num_bytes": num_bytes}
+
+    @functools.cached_property
+    def sides(self) -> tuple[Side, ...]:
+        """The texts as examples; a text longer than a row is cut into several."""
+        (form,) = self.forms(self.params)
+        ends = self.text.ends
+        spans = cut(ends[:-1], np.diff(ends), form.length)
+        return (Side(form, self.text, spans, self.tokenizer.end_id),)
 
     def texts(self) -> Iterator[str]:
         """Yields the texts of the split, without changes."""
@@ -126,39 +151,10 @@ class TextInput(ExampleInput):
         batch["num_bytes"] = self._num_bytes_of[batch["labels"]].sum(axis=1).astype(np.float32)
         return batch
 
-    def count_bytes(self, batch: Batch) -> None:
-        """Sets "num_bytes" to the number of bytes of the labels with weight 1."""
+    def complete(self, batch: Batch) -> None:
+        """Adds "num_bytes", the number of bytes of the labels with weight 1."""
         num_bytes = self._num_bytes_of[batch["labels"]] * (batch["weights"] > 0)
         batch["num_bytes"] = num_bytes.sum(axis=1).astype(np.float32)
-
-    def _training_text(self, train: Any) -> TrainingText:
-        """Returns the text to learn a vocabulary from: training text, never held-out text."""
-        of = train if train is not None and "corpus" in train else self.params
-        corpus = corpus_of(of)
-        is_own = self.params.split == "train" and corpus == corpus_of(self.params)
-        opened: list[Source] = [self._source] if is_own else []
-
-        def source() -> Source:
-            if not opened:
-                opened.append(corpus.instantiate(split="train"))
-            return opened[0]
-
-        return TrainingText(
-            texts=lambda: (text for text in texts(source()) if isinstance(text, str)),
-            fingerprint=lambda: source().fingerprint(),
-            name=corpus.owner.__name__ if not opened else self._source.describe(),
-            verify=train is None,
-        )
-
-
-def tokens_of(params: Any) -> Signature:
-    """Returns the shapes and types of "ids", "labels" and "weights" for the Params of an input."""
-    shape = (params.batch_size, params.length)
-    return {
-        "ids": (shape, np.dtype(np.int32)),
-        "labels": (shape, np.dtype(np.int32)),
-        "weights": (shape, np.dtype(np.float32)),
-    }
 
 
 def corpus_of(params: Any) -> Any:
@@ -251,5 +247,5 @@ class TextStream(TextInput):
             "labels": np.ascontiguousarray(tokens[:, 1:]),
             "weights": (is_new & is_label).astype(np.float32),
         }
-        self.count_bytes(batch)
+        self.complete(batch)
         return batch

@@ -8,8 +8,9 @@ import numpy as np
 
 from tekso.framework.input import shuffle
 from tekso.framework.input.input import Batch, ExampleInput, Signature
+from tekso.framework.input.packing import Ints
+from tekso.framework.input.sides import SideForm
 from tekso.framework.params import REQUIRED, param
-from tekso.tasks.lm.input import Indices, tokens_of
 
 
 class SyntheticTokens(ExampleInput):
@@ -41,7 +42,7 @@ class SyntheticTokens(ExampleInput):
     @classmethod
     def signature(cls, params: Any) -> Signature | None:
         """See `Input`."""
-        return tokens_of(params)
+        return SideForm(params.length, has_labels=True).signature(params.batch_size)
 
     @property
     def vocab_size(self) -> int:
@@ -54,7 +55,7 @@ class SyntheticTokens(ExampleInput):
         """Number of windows in an epoch."""
         return (len(self._tokens) - 1) // self.params.length
 
-    def examples(self, index: Indices, epoch: Indices) -> Batch:
+    def examples(self, index: Ints, epoch: Ints) -> Batch:
         """Returns the windows with the given indices.
 
         Shapes:

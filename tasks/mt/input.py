@@ -17,25 +17,25 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tekso.framework.input import shuffle
-from tekso.framework.input.input import Batch, ExampleInput, Input, Signature
+from tekso.framework.input.input import Input
+from tekso.framework.input.row_inputs import RowInput
+from tekso.framework.input.sides import Side, SideForm, WholeTexts
 from tekso.framework.input.skips import InputError, SkipReport
+from tekso.framework.input.sources import TrainingText, training_source, training_text
+from tekso.framework.input.token_rows import TextRow, TokenRows, token_rows
 from tekso.framework.input.tokenizers import Bytes, Tokenizer
 from tekso.framework.params import REQUIRED, param
 from tekso.tasks.mt.languages import sampled
 from tekso.tasks.mt.pair_texts import KnownPairs, PairTexts, texts_of
 from tekso.tasks.mt.pairs import Pair, PairSource
 from tekso.tasks.mt.parallel_files import ParallelFiles
-from tekso.tasks.mt.rows import PairRows
-from tekso.tasks.mt.token_pairs import Selection, TokenPairs, choose, token_pairs
-from tekso.tasks.mt.vocabulary import training_source, training_text
-
-Indices = npt.NDArray[np.int64]
+from tekso.tasks.mt.selection import Selection, choose
+from tekso.tasks.mt.vocabulary import side_texts
 
 
-class TranslationInput(PairTexts, ExampleInput):
+class TranslationInput(PairTexts, RowInput):
     """Base of inputs of pairs: reads the corpus, learns or loads tokenizers, encodes, filters.
 
     Pairs are numbered in the order of the data, without the pairs that are left out.
@@ -43,10 +43,10 @@ class TranslationInput(PairTexts, ExampleInput):
     Attributes:
       tokens: the corpus as tokens.
       chosen: the pairs of the corpus that are used.
-      rows: puts them into batches.
+      sides: source and target of the pairs of an epoch, before shuffling.
     """
 
-    class Params(ExampleInput.Params):
+    class Params(RowInput.Params):
         """Params of TranslationInput."""
 
         corpus: PairSource.Params = param("Source of the pairs.", default=ParallelFiles.Params())
@@ -82,6 +82,8 @@ class TranslationInput(PairTexts, ExampleInput):
         )
 
     padding_keys = ("target_weights",)
+    marks = ("segment_ids",)
+    sides: tuple[Side, ...] = ()
 
     def __init__(
         self,
@@ -100,7 +102,7 @@ class TranslationInput(PairTexts, ExampleInput):
           ValueError: a number is out of range.
         """
         super().__init__(params, seed=seed, assets_dir=assets_dir, train=train)
-        p, self._train = self.params, train
+        p = self.params
         for name, least in {"source_length": 2, "target_length": 2, "temperature": 1}.items():
             if p.get(name) < least:
                 raise ValueError(
@@ -108,13 +110,27 @@ class TranslationInput(PairTexts, ExampleInput):
                 )
         self.corpus: PairSource = p.corpus.instantiate(split=p.split)
         self.languages = self.corpus.languages
-        self._make_tokenizers(assets_dir, lambda side: training_text(p, self.corpus, train, side))
-        self.tokens: TokenPairs = token_pairs(
-            self.corpus, self.source_tokenizer, self.target_tokenizer, assets_dir=assets_dir
+        self._train_corpus = train.corpus if train is not None and "corpus" in train else p.corpus
+
+        def training(side: Any) -> TrainingText:
+            return training_text(
+                self.corpus,
+                self._train_corpus,
+                texts=lambda source: side_texts(source, side),
+                verify=train is None,
+            )
+
+        self._make_tokenizers(assets_dir, training)
+        self.tokens: TokenRows = token_rows(
+            self._text_rows(),
+            [self.source_tokenizer, self.target_tokenizer],
+            source=self.corpus,
+            assets_dir=assets_dir,
         )
+        source, target = (np.diff(side.ends) for side in self.tokens.sides)
         self.chosen: Selection = choose(
-            np.diff(self.tokens.source.ends) + (1 if self.languages else 0),
-            np.diff(self.tokens.target.ends),
+            source + (1 if self.languages else 0),
+            target,
             source_length=p.source_length,
             target_length=p.target_length,
             max_ratio=None if p.order == "once" else p.max_ratio,
@@ -124,34 +140,47 @@ class TranslationInput(PairTexts, ExampleInput):
                 f"{self.corpus.describe()}, {p.split}: all {len(self.tokens):,} pairs are left out "
                 f"({self._left_out()}): set {p.path_of('source_length')} and target_length higher"
             )
-        self.rows = PairRows(
-            self.tokens,
-            self.chosen.pairs,
-            source_end=self.source_tokenizer.end_id,
-            target_end=self.target_tokenizer.end_id,
-            first_language=self.source_tokenizer.vocab_size if self.languages else None,
-        )
-        self._stream = np.arange(self.num_pairs)  # pairs of an epoch, before shuffling
+        self.sides = self._make_sides()
+
+    def _text_rows(self) -> Iterator[TextRow]:
+        """Yields all pairs, with their index in the corpus and the number of their language."""
+        number_of = {name: number for number, name in enumerate(self.languages or ("",))}
+        for index, _, pair in self.corpus.numbered_records():
+            yield TextRow((pair.source, pair.target), (index, number_of[pair.language]))
+
+    def _make_sides(self) -> tuple[Side, ...]:
+        p, pairs, (_, languages) = self.params, self.chosen.pairs, self.tokens.numbers
         if p.order == "shuffled" and p.temperature > 1 and self.languages:
-            self._stream = sampled(
-                self.tokens.languages[self.chosen.pairs],
-                temperature=p.temperature,
-                key=shuffle.key_of(seed, "languages"),
-            )
+            key = shuffle.key_of(self.seed, "languages")
+            pairs = pairs[sampled(languages[pairs], temperature=p.temperature, key=key)]
+        first_ids = None
+        if self.languages:
+            first_ids = self.source_tokenizer.vocab_size + languages[pairs].astype(np.int32)
+        source, target = self.tokens.sides
+        source_form, target_form = self.forms(p)
+        return (
+            Side(
+                source_form,
+                source,
+                WholeTexts(source.ends, pairs, with_start=bool(self.languages), with_end=True),
+                self.source_tokenizer.end_id,
+                first_ids,
+            ),
+            Side(
+                target_form,
+                target,
+                WholeTexts(target.ends, pairs, with_start=True, with_end=False),
+                self.target_tokenizer.end_id,
+            ),
+        )
 
     @classmethod
-    def signature(cls, params: Any) -> Signature | None:
-        """See `Input`."""
-        source = (params.batch_size, params.source_length), np.dtype(np.int32)
-        target = (params.batch_size, params.target_length), np.dtype(np.int32)
-        return {
-            "source_ids": source,
-            "source_segment_ids": source,
-            "target_ids": target,
-            "target_labels": target,
-            "target_weights": (target[0], np.dtype(np.float32)),
-            "target_segment_ids": target,
-        }
+    def forms(cls, params: Any) -> tuple[SideForm, ...]:
+        """See `RowInput`."""
+        return (
+            SideForm(params.source_length, has_labels=False, name="source"),
+            SideForm(params.target_length, has_labels=True, name="target"),
+        )
 
     @classmethod
     def known(cls, params: Any, *, assets_dir: str | None) -> KnownPairs:
@@ -163,11 +192,6 @@ class TranslationInput(PairTexts, ExampleInput):
         """Number of pairs of the split, without those that are left out."""
         return len(self.chosen.pairs)
 
-    @property
-    def num_examples(self) -> int:
-        """Number of examples in an epoch."""
-        return len(self._stream)
-
     def pairs(self, numbers: Iterable[int] | slice | None = None) -> list[Pair]:
         """Returns pairs as texts, unchanged from the corpus.
 
@@ -176,8 +200,7 @@ class TranslationInput(PairTexts, ExampleInput):
         """
         if numbers is None or isinstance(numbers, slice):
             numbers = range(self.num_pairs)[numbers or slice(None)]
-        records = self.tokens.records[self.chosen.pairs[np.fromiter(numbers, np.int64)]]
-        return [self.corpus[index] for index in records.tolist()]
+        return self.corpus_pairs(self.chosen.pairs[np.fromiter(numbers, np.int64)].tolist())
 
     @property
     def num_corpus_pairs(self) -> int:
@@ -186,12 +209,13 @@ class TranslationInput(PairTexts, ExampleInput):
 
     def corpus_pairs(self, numbers: Iterable[int]) -> list[Pair]:
         """Returns pairs as texts, by number in the data, each in [0, num_corpus_pairs)."""
-        records = self.tokens.records[np.fromiter(numbers, np.int64)]
-        return [self.corpus[index] for index in records.tolist()]
+        records, _ = self.tokens.numbers
+        chosen = records[np.fromiter(numbers, np.int64)]
+        return [self.corpus[index] for index in chosen.tolist()]
 
     def training_pairs(self) -> Iterator[Pair]:
         """Yields all pairs of the training split of the experiment."""
-        source, _ = training_source(self.params, self.corpus, self._train)
+        source, _ = training_source(self.corpus, self._train_corpus)
         return (pair for _, pair in source().records())
 
     def skipped(self) -> SkipReport:
@@ -201,10 +225,7 @@ class TranslationInput(PairTexts, ExampleInput):
     def describe(self) -> str:
         """Returns a description of the data in one line."""
         pairs = self.chosen.pairs
-        sizes = [
-            int((np.diff(side.ends)[pairs]).sum())
-            for side in (self.tokens.source, self.tokens.target)
-        ]
+        sizes = [int(np.diff(side.ends)[pairs].sum()) for side in self.tokens.sides]
         more = f" in {len(self.languages)} languages" if self.languages else ""
         skipped = f", {self.skipped().count:,} skipped" if self.skipped().count else ""
         left_out = f", {self._left_out()}" if self.chosen.num_left_out else ""
@@ -232,14 +253,3 @@ def pairs_of(input: Input | PairTexts) -> TranslationInput:
 
 class PaddedPairs(TranslationInput):
     """One pair per row; all batches have the same shape."""
-
-    def examples(self, index: Indices, epoch: Indices) -> Batch:
-        """Returns the pairs with the given indices.
-
-        Shapes:
-          index, epoch: [n]
-          returns: as in the docstring of this file
-        """
-        del epoch
-        p = self.params
-        return self.rows.one_a_row(self._stream[index], p.source_length, p.target_length)

@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tekso.framework.input import shuffle
-from tekso.framework.input.packing import cut, pack
+from tekso.framework.input.packing import Packing, cut, pack, pack_in_order, pack_sides
 
 KEY = shuffle.key_of(0, "packing")
+SideProblem = tuple[tuple[np.ndarray, np.ndarray], tuple[int, int]]
 
 
 def rows_of(lengths: list[int], capacity: int) -> list[list[int]]:
@@ -77,15 +78,71 @@ def test_a_length_that_no_row_can_have_is_refused(lengths: list[int]) -> None:
 
 
 @given(st.lists(st.integers(0, 12), max_size=8), st.integers(1, 5))
-def test_pieces_cover_every_sequence_once_in_order(lengths: list[int], longest: int) -> None:
+def test_spans_cover_every_sequence_once_in_order(lengths: list[int], longest: int) -> None:
     starts = np.cumsum([0, *lengths])[:-1] + 100
-    pieces = cut(starts, lengths, longest)
+    spans = cut(starts, lengths, longest)
     covered = [
         place
-        for start, length in zip(pieces.starts.tolist(), pieces.lengths.tolist(), strict=True)
+        for start, length in zip(spans.starts.tolist(), spans.lengths.tolist(), strict=True)
         for place in range(start, start + length)
     ]
     assert covered == list(range(100, 100 + sum(lengths)))
-    assert all(1 <= length <= longest for length in pieces.lengths.tolist())
+    assert all(1 <= length <= longest for length in spans.lengths.tolist())
     whole = [-(-length // longest) for length in lengths]
-    assert len(pieces.starts) == sum(whole)
+    assert len(spans.starts) == sum(whole)
+
+
+@st.composite
+def side_problems(draw: st.DrawFn) -> SideProblem:
+    capacities = draw(st.integers(1, 20)), draw(st.integers(1, 20))
+    pair = st.tuples(*(st.integers(1, capacity) for capacity in capacities))
+    pairs = np.array(draw(st.lists(pair, min_size=1, max_size=60)), np.int64)
+    return (pairs[:, 0], pairs[:, 1]), capacities
+
+
+def check_sides(
+    packing: Packing, lengths: tuple[np.ndarray, np.ndarray], capacities: tuple[int, int]
+) -> None:
+    rows = [packing.row(row).tolist() for row in range(packing.num_rows)]
+    assert sorted(pair for row in rows for pair in row) == list(range(len(lengths[0])))
+    for row in rows:
+        assert row
+        for side, capacity in zip(lengths, capacities, strict=True):
+            assert side[row].sum() <= capacity
+
+
+@given(side_problems())
+def test_every_example_lies_in_one_row_and_all_its_sides_fit(problem: SideProblem) -> None:
+    check_sides(pack_sides(*problem, key=KEY), *problem)
+
+
+@given(side_problems())
+def test_in_order_every_row_takes_what_fits(problem: SideProblem) -> None:
+    packing = pack_in_order(*problem)
+    check_sides(packing, *problem)
+    assert packing.examples.tolist() == list(range(len(problem[0][0])))
+    for row in range(packing.num_rows - 1):
+        more = [*packing.row(row), packing.row(row + 1)[0]]
+        assert any(side[more].sum() > capacity for side, capacity in zip(*problem, strict=True))
+
+
+@pytest.mark.parametrize("capacities", [(128, 128), (96, 128)])
+def test_rows_of_sentences_are_full(capacities: tuple[int, int]) -> None:
+    random = np.random.default_rng(0)
+    source = np.clip(random.lognormal(3.0, 0.6, 20_000), 2, 90).astype(np.int64)
+    target = np.clip(source * random.lognormal(0.0, 0.25, 20_000), 2, 96).astype(np.int64)
+    packing = pack_sides((source, target), capacities, key=KEY)
+    check_sides(packing, (source, target), capacities)
+    fewest = max(
+        side.sum() / capacity for side, capacity in zip((source, target), capacities, strict=True)
+    )
+    assert fewest / packing.num_rows > 0.9
+
+
+@given(problems())
+def test_one_side_is_packed_as_if_it_had_no_others(problem: tuple[list[int], int]) -> None:
+    lengths, capacity = problem
+    alone = pack(lengths, capacity, key=KEY)
+    packing = pack_sides([np.array(lengths, np.int64)], [capacity], key=KEY)
+    np.testing.assert_array_equal(packing.examples, alone.examples)
+    np.testing.assert_array_equal(packing.row_starts, alone.row_starts)

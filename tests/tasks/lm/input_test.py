@@ -352,9 +352,9 @@ class TestVocabulary:
     def test_tokens_that_take_long_to_make_are_kept(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        from tekso.tasks.lm import token_text
+        from tekso.framework.input import token_rows
 
-        monkeypatch.setattr(token_text, "_KEPT_FROM", 1)
+        monkeypatch.setattr(token_rows, "_KEPT_FROM", 1)
         texts = [f"def f{i}(x):\n    return x + {i}\n" for i in range(200)]
         params = TextStream.Params(
             corpus=InMemory.Params(train=[*texts, "a\0b"]),
@@ -364,7 +364,7 @@ class TestVocabulary:
         )
         first = params.instantiate(assets_dir=str(tmp_path))
         with monkeypatch.context() as patch:
-            patch.setattr(token_text, "_encoded", None)  # it must not be called again
+            patch.setattr(token_rows, "_encoded", None)  # it must not be called again
             again = params.instantiate(assets_dir=str(tmp_path))
         tokens = np.array(first.text.tokens)
         np.testing.assert_array_equal(again.text.tokens, tokens)

@@ -1,0 +1,65 @@
+"""The choice of pairs by length."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from tekso.framework.input.packing import Ints
+
+
+@dataclasses.dataclass(frozen=True)
+class Selection:
+    """The pairs of a corpus that are used.
+
+    Attributes:
+      pairs: [pairs used] numbers of the pairs, in the order of the data.
+      left_out: {reason: number of pairs left out}; a pair is counted under the first reason.
+    """
+
+    pairs: Ints
+    left_out: dict[str, int]
+
+    @property
+    def num_left_out(self) -> int:
+        """Number of pairs that are left out."""
+        return sum(self.left_out.values())
+
+
+def choose(
+    source_lengths: Ints,
+    target_lengths: Ints,
+    *,
+    source_length: int,
+    target_length: int,
+    max_ratio: float | None,
+) -> Selection:
+    """Selects the pairs that are short enough and whose lengths are similar enough.
+
+    Args:
+      source_lengths: number of tokens of each source.
+      target_lengths: number of tokens of each target.
+      source_length: most tokens of a source.
+      target_length: most tokens of a target.
+      max_ratio: largest ratio between the lengths of the two sides; None: no limit.
+
+    Shapes:
+      source_lengths, target_lengths: [pairs], at least 1
+    """
+    reasons = {
+        f"source longer than {source_length} tokens": source_lengths > source_length,
+        f"target longer than {target_length} tokens": target_lengths > target_length,
+    }
+    if max_ratio is not None:
+        longer = np.maximum(source_lengths, target_lengths)
+        shorter = np.minimum(source_lengths, target_lengths)
+        reasons[f"one side over {max_ratio:g} times as long"] = longer > max_ratio * shorter
+    taken = np.ones(len(source_lengths), bool)
+    left_out = {}
+    for reason, holds in reasons.items():
+        left_out[reason] = int((holds & taken).sum())
+        taken &= ~holds
+    return Selection(
+        np.flatnonzero(taken), {why: count for why, count in left_out.items() if count}
+    )
