@@ -69,6 +69,7 @@ if __name__ == "__main__":
             tensorflow_requirement(installed_distributions()),
             "absl-py",
             "babel",
+            "google-crc32c",
             "importlib_resources",  # tensorflow-datasets imports it without requiring it
             "matplotlib",
             "numpy",
