@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
@@ -118,29 +118,39 @@ class Source(Configurable):
 
 
 class InMemory(Source):
-    """Texts or arrays of token ids in memory."""
+    """Texts or arrays of token ids in memory: those of the Params, or of a method `load`.
+
+        class Poems(InMemory):
+            def load(self, split):
+                return [poem.text for poem in read_poems() if poem.split == split]
+
+    `load` returns a sequence, the same in every call.
+    """
 
     class Params(Source.Params):
         """Params of InMemory."""
 
+        removed_fields: ClassVar[Mapping[str, Any]] = {"load": None}
+
         train: list[str] = param("Texts to train on.", default=[])
         dev: list[str] = param("Texts of the split dev.", default=[])
         test: list[str] = param("Texts of the split test.", default=[])
-        load: Callable[..., Any] | None = param(
-            "Instead of texts: a function of the split that returns a sequence of texts, or of "
-            "arrays of token ids. A run with a logdir cannot store a function: write a Source.",
-            default=None,
-        )
 
     def __init__(self, params: Any, *, split: Split = "train") -> None:
-        """Takes the texts of the split."""
+        """Loads the texts of the split.
+
+        Raises:
+          InputError: there are none.
+        """
         super().__init__(params, split=split)
-        p = self.params
-        if p.load is not None and (p.train or p.dev or p.test):
-            raise InputError("texts in memory: set either texts or load, not both")
-        self._records: Sequence[Any] = p.get(split) if p.load is None else p.load(split)
+        self._records = self.load(split)
         if not len(self._records):
-            raise InputError(f"texts in memory: the split {split} has no texts")
+            raise InputError(f"{self.describe()}: the split {split} has no texts")
+
+    def load(self, split: Split) -> Sequence[Any]:
+        """Returns the texts, or arrays of token ids, of a split ("train", "dev", "test")."""
+        texts: Sequence[Any] = self.params.get(split)
+        return texts
 
     def __len__(self) -> int:
         return len(self._records)

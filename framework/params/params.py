@@ -70,6 +70,8 @@ class Params(Node):
     __hash__ = None  # type: ignore[assignment]  # equality is by value and values change
 
     owner: ClassVar[Any] = None
+    removed_fields: ClassVar[Mapping[str, Any]] = {}
+    """Fields of earlier versions, {name: the value with which texts of Params stay readable}."""
     _fields: ClassVar[dict[str, Field]] = {}
     _own_fields: ClassVar[dict[str, Field]] = {}
     _template: ClassVar[Template | None] = None

@@ -111,6 +111,8 @@ def _read_line(nodes: dict[str, Any], path: str, value: Any, origin: Origin) -> 
     parent = nodes[prefix]
     field = parent._field(name) or parent._renamed_field(name)
     if field is None:
+        if name in parent.removed_fields and parent.removed_fields[name] == value:
+            return
         raise parent._unknown(name)
     value, is_renamed = field.renewed(value), field.name != name
     name = field.name

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 from tekso.framework.input.skips import BadRecordError, InputError, Origin
 from tekso.framework.input.sources import Source, digest
@@ -52,40 +52,46 @@ class PairSource(Source):
 
 
 class InMemoryPairs(PairSource):
-    """Pairs in memory."""
+    """Pairs in memory: those of the Params, or of a method `load`.
+
+        class Phrases(InMemoryPairs):
+            def load(self, split):
+                return [(phrase.english, phrase.german) for phrase in read_phrases(split)]
+
+    `load` returns a sequence, the same in every call.
+    """
 
     class Params(PairSource.Params):
         """Params of InMemoryPairs."""
+
+        removed_fields: ClassVar[Mapping[str, Any]] = {"load": None}
 
         train: list[tuple[str, ...]] = param(
             "Pairs to train on: (source, target), or (source, target, language).", default=[]
         )
         dev: list[tuple[str, ...]] = param("Pairs of the dev split.", default=[])
         test: list[tuple[str, ...]] = param("Pairs of the test split.", default=[])
-        load: Callable[..., Any] | None = param(
-            "Instead of these: a function that takes the split and returns a sequence of such "
-            "pairs. A run with a logdir cannot store a function: write a PairSource.",
-            default=None,
-        )
         languages: list[str] = param("Target languages that pairs name.", default=[])
         max_skipped: int = param(
             "Most malformed or blank pairs that are skipped; more are an error.", default=10
         )
 
     def __init__(self, params: Any, *, split: Split = "train") -> None:
-        """Takes the pairs of the split.
+        """Loads the pairs of the split.
 
         Raises:
-          InputError: the split has no pairs, or both pairs and load are given.
+          InputError: there are none.
         """
         super().__init__(params, split=split)
-        p = self.params
-        if p.load is not None and (p.train or p.dev or p.test):
-            raise InputError("pairs in memory: set either train, dev and test, or load, not both")
-        self._records: Sequence[Any] = p.get(split) if p.load is None else p.load(split)
-        self.languages = self.languages_of(p)
+        self._records = self.load(split)
+        self.languages = self.languages_of(self.params)
         if not len(self._records):
-            raise InputError(f"pairs in memory: the split {split} has none")
+            raise InputError(f"{self.describe()}: the split {split} has none")
+
+    def load(self, split: Split) -> Sequence[Any]:
+        """Returns the pairs of a split: (source, target), or (source, target, language)."""
+        pairs: Sequence[Any] = self.params.get(split)
+        return pairs
 
     def __len__(self) -> int:
         return len(self._records)

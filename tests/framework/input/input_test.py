@@ -14,7 +14,7 @@ from tekso.framework.input.held_out import HeldOut
 from tekso.framework.input.input import Batch, ExampleInput
 from tekso.framework.input.skips import InputError, Origin, Skips
 from tekso.framework.input.sources import InMemory
-from tekso.framework.params import param
+from tekso.framework.params import Params, param
 
 
 class Numbers(ExampleInput):
@@ -131,12 +131,32 @@ def test_texts_in_memory_have_splits() -> None:
         params.instantiate(split="test")
 
 
-def test_texts_in_memory_can_come_from_a_function() -> None:
-    arrays = {"train": [np.array([1, 2]), np.array([3])]}
-    one = InMemory.Params(load=arrays.__getitem__).instantiate()
-    assert len(one) == 2 and one[1].tolist() == [3]
-    other = InMemory.Params(load={"train": [np.array([1, 2, 3])]}.__getitem__).instantiate()
-    assert one.fingerprint() != other.fingerprint()
+class Ids(InMemory):
+    """Arrays of ids, as many as `size`, without a split test."""
+
+    class Params(InMemory.Params):
+        """Params of Ids."""
+
+        size: int = param("Number of arrays.", default=2)
+
+    def load(self, split: str) -> list[np.ndarray]:
+        """Returns arrays with one id each."""
+        return [] if split == "test" else [np.array([number]) for number in range(self.params.size)]
+
+
+def test_texts_in_memory_can_come_from_a_method() -> None:
+    one = Params.from_text(Ids.Params().to_text()).instantiate()
+    assert len(one) == 2 and one[1].tolist() == [1]
+    assert one.fingerprint() != Ids.Params(size=3).instantiate().fingerprint()
+    with pytest.raises(InputError, match="the split test has no texts"):
+        one.params.instantiate(split="test")
+
+
+def test_a_text_of_params_from_when_load_was_a_field_is_read() -> None:
+    params = InMemory.Params(train=["a"])
+    assert Params.from_text(params.to_text() + "load : None\n") == params
+    with pytest.raises(ValueError, match="has no field load"):
+        Params.from_text(params.to_text() + "load : 1\n")
 
 
 def test_skips_are_counted_once_and_listed_up_to_a_number() -> None:

@@ -290,12 +290,20 @@ class TestSources:
         assert one.skipped().count == 1
         assert one.skipped().named[0].reason == "not UTF-8: byte 0xff"
 
-        load = {"train": [np.array([65, 66]), np.array([67])]}.__getitem__
-        arrays = TextStream.Params(corpus=InMemory.Params(load=load), length=4, batch_size=1)
+    def test_arrays_of_ids_are_read_as_they_are(self) -> None:
+        class Arrays(InMemory):
+            found = ([65, 66], [67])
+
+            def load(self, split: str) -> list[np.ndarray]:
+                return [np.array(ids) for ids in self.found]
+
+        class Far(Arrays):
+            found = ([256], [67])
+
+        arrays = TextStream.Params(corpus=Arrays.Params(), length=4, batch_size=1)
         assert arrays.instantiate().text.tokens.tolist() == [0, 65, 66, 0, 67, 0]
-        far = InMemory.Params(load=lambda split: [np.array([256])])
         with pytest.raises(InputError, match="do not fit a vocabulary of 256"):
-            TextStream.Params(corpus=far, length=4, batch_size=1).instantiate()
+            TextStream.Params(corpus=Far.Params(), length=4, batch_size=1).instantiate()
 
     def test_malformed_texts_in_memory_are_skipped_up_to_the_limit(self) -> None:
         corpus = InMemory.Params(train=["good", "", "a\0b", "\ud800"], max_skipped=3)
