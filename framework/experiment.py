@@ -163,11 +163,11 @@ def _params_of(owner: Any) -> Params:
     return params
 
 
-class KeepBest(Configurable):
-    """Which checkpoints are kept because of their evaluation, besides the most recent ones."""
+class MetricChoice(Configurable):
+    """A metric of an evaluation input, and whether larger or smaller values are better."""
 
     class Params(Configurable.Params):
-        """Params of KeepBest."""
+        """Params of MetricChoice."""
 
         metric: str = param("Name of the metric to compare.", default="loss")
         eval_input: str | None = param(
@@ -177,7 +177,31 @@ class KeepBest(Configurable):
             "Whether a small or a large metric is better; None: as the task declares (`goals`).",
             default=None,
         )
+
+
+class KeepBest(MetricChoice):
+    """Which checkpoints are kept because of their evaluation, besides the most recent ones."""
+
+    class Params(MetricChoice.Params):
+        """Params of KeepBest."""
+
         count: int = param("Number of checkpoints to keep; 0 keeps none.", default=1)
+
+
+class EarlyStopping(MetricChoice):
+    """When training ends before `run.steps`, because a metric does not improve any more."""
+
+    class Params(MetricChoice.Params):
+        """Params of EarlyStopping."""
+
+        patience: int = param(
+            "Number of consecutive evaluations without an improvement after which training ends; "
+            "0: training does not end early.",
+            default=0,
+        )
+        min_improvement: float = param(
+            "By how much an evaluation must be better than the best one before it.", default=0.0
+        )
 
 
 class Run(Configurable):
@@ -206,6 +230,10 @@ class Run(Configurable):
         keep_best: KeepBest.Params = param(
             "Which checkpoints are kept because of their evaluation.", default=KeepBest.Params()
         )
+        early_stopping: EarlyStopping.Params = param(
+            "When training ends before `steps`, because a metric does not improve any more.",
+            default=EarlyStopping.Params(),
+        )
         warm_start: dict[str, WarmStart.Params] = param(
             "Checkpoints that a new run takes initial weights from, by a name of your choice.",
             default={},
@@ -229,12 +257,20 @@ class Run(Configurable):
             "checkpoint_every_steps": 0,
             "keep_last_checkpoints": 1,
             "keep_best.count": 0,
+            "early_stopping.patience": 0,
+            "early_stopping.min_improvement": 0,
         }
         for name, minimum in least.items():
             if self.params.get(name) < minimum:
                 raise ValueError(
                     f"run.{name} is {self.params.get(name)}, but must be at least {minimum}"
                 )
+        if self.params.early_stopping.patience and not self.params.eval_every_steps:
+            raise ValueError(
+                f"run.early_stopping.patience is {self.params.early_stopping.patience}, but "
+                "run.eval_every_steps is 0, so there is only one evaluation, at the end: set "
+                "run.eval_every_steps, or run.early_stopping.patience=0"
+            )
         if self.params.seed >= 2**64:
             raise ValueError(f"run.seed is {self.params.seed}, but must be below 2**64")
 

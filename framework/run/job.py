@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from tekso.framework.execution.mesh.cluster import Cluster
 from tekso.framework.experiment import Tree
 from tekso.framework.run.assembly import Assembly, assemble
-from tekso.framework.run.best_checkpoint import goal_of_best, metric_of_best
+from tekso.framework.run.metric_choice import goal_of, metric_of
 from tekso.framework.run.checkpoints import Checkpoints
 from tekso.framework.run.consistency import check_settings
 from tekso.framework.run.logdir import Logdir
@@ -146,13 +146,13 @@ def checkpoints_of(kind: type[C], tree: Any, logdir: Logdir, *, warn: Callable[[
       logdir: logdir of the run.
       warn: called with the text of a warning.
     """
-    run, metric = tree.run, metric_of_best(tree)
+    run, metric = tree.run, metric_of(tree, "keep_best")
     keep_best = run.keep_best.count if metric else 0
     return kind(
         logdir.checkpoints,
         keep_last=run.keep_last_checkpoints,
         keep_best=keep_best,
         metric=metric,
-        goal=goal_of_best(tree) if keep_best else "min",
+        goal=goal_of(tree, "keep_best") if keep_best else "min",
         warn=warn,
     )

@@ -15,6 +15,7 @@ from tekso.framework.planning.measured_step import measured_step_of
 from tekso.framework.run import initial_weights, input_checks
 from tekso.framework.run.assembly import Assembly
 from tekso.framework.run.checkpoints import Checkpoint, Checkpoints
+from tekso.framework.run.early_stopping import early_stopping_of
 from tekso.framework.run.evaluation import Stopped, evaluate_and_score
 from tekso.framework.run.following import FollowingCheckpoints, FollowingReport
 from tekso.framework.run.job import Job
@@ -216,6 +217,7 @@ def _loop(
             eval_every=run.eval_every_steps,
             checkpoint_every=run.checkpoint_every_steps,
         ),
+        early_stopping=early_stopping_of(job.tree),
         checkpoints=checkpoints,
         description=parts.description(job.model),
         report=report,
@@ -342,6 +344,7 @@ def _conclude(
         seconds=seconds,
         evaluations=outcome.evaluations,
         references=references,
+        ended_early=outcome.ended_early,
     )
     width = job.console.width
     lines += summary.places(job.logdir, newest=outcome.step, best=best_step, width=width)

@@ -55,6 +55,19 @@ class Report:
             if record[STEP] == step and record[SPLIT] != TRAIN
         }
 
+    def history(self, metric: str) -> list[tuple[int, float | None]]:
+        """Returns the step and the value of every evaluation that has a metric, in order.
+
+        Args:
+          metric: "evaluation/metric".
+        """
+        split, _, name = metric.partition("/")
+        return [
+            (record[STEP], record[name])
+            for record in self._log.read()
+            if record[SPLIT] == split and name in record
+        ]
+
     def train(
         self, step: int, values: Mapping[str, float], reading: Reading | None, *, unit: str
     ) -> None:
