@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 from tekso.framework.execution.mesh.cluster import Cluster
 from tekso.framework.experiment import Tree
 from tekso.framework.run.assembly import Assembly, assemble
-from tekso.framework.run.metric_choice import goal_of, metric_of
 from tekso.framework.run.checkpoints import Checkpoints
 from tekso.framework.run.consistency import check_settings
 from tekso.framework.run.logdir import Logdir
+from tekso.framework.run.metric_choice import goal_of, metric_of
 from tekso.framework.run.process_group import ConnectedProcessGroup, LostProcessError, ProcessGroup
 from tekso.framework.run.report.console import Console
 

@@ -96,7 +96,7 @@ def test_a_run_without_evaluations_cannot_end_early() -> None:
     with pytest.raises(ValueError, match="the experiment has no eval_inputs"):
         early_stopping_of(without)
     run = Run.Params(early_stopping=EarlyStoppingParams.Params(patience=3), eval_every_steps=0)
-    with pytest.raises(ValueError, match="run.eval_every_steps is 0"):
+    with pytest.raises(ValueError, match=r"run.eval_every_steps is 0"):
         run.instantiate()
     with pytest.raises(ValueError, match=r"run.early_stopping.patience is -1, .* at least 0"):
         Run.Params(early_stopping=EarlyStoppingParams.Params(patience=-1)).instantiate()
