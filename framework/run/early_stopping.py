@@ -20,7 +20,7 @@ History = Sequence[tuple[int, float | None]]
 
 
 @dataclasses.dataclass(frozen=True)
-class EarlyStopping:
+class EarlyStoppingRule:
     """The rule of `run.early_stopping`.
 
     Attributes:
@@ -61,7 +61,7 @@ class EarlyStopping:
         return self.goal == "min"
 
 
-def early_stopping_of(tree: Any) -> EarlyStopping | None:
+def early_stopping_of(tree: Any) -> EarlyStoppingRule | None:
     """Returns the rule of an experiment; None if its training does not end early.
 
     Raises:
@@ -77,4 +77,4 @@ def early_stopping_of(tree: Any) -> EarlyStopping | None:
             "eval_inputs: add one, or set run.early_stopping.patience=0"
         )
     goal = goal_of(tree, "early_stopping")
-    return EarlyStopping(metric, goal, params.patience, params.min_improvement)
+    return EarlyStoppingRule(metric, goal, params.patience, params.min_improvement)

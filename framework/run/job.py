@@ -11,8 +11,9 @@ from typing import Any, TypeVar
 
 from tekso.framework.execution.mesh.cluster import Cluster
 from tekso.framework.experiment import Tree
+from tekso.framework.params import Params
 from tekso.framework.run.assembly import Assembly, assemble
-from tekso.framework.run.checkpoints import Checkpoints
+from tekso.framework.run.checkpoints import Checkpoint, Checkpoints
 from tekso.framework.run.consistency import check_settings
 from tekso.framework.run.logdir import Logdir
 from tekso.framework.run.metric_choice import goal_of, metric_of
@@ -126,6 +127,23 @@ class Job:
             reads_data=reads_data,
             trains=trains,
         )
+
+    def changes_since(self, checkpoint: Checkpoint) -> list[str]:
+        """Returns the differences of the tree from the Params of a checkpoint, a line for each."""
+        try:
+            return Params.from_text(checkpoint.description.params).diff(self.tree).splitlines()
+        except (ValueError, ImportError, AttributeError, TypeError) as error:
+            return [f"the Params of the checkpoint can no longer be read: {error}"]
+
+    def try_task(self, parts: Assembly, *, is_new: bool) -> None:
+        """Checks the task as `Assembly.try_task` does, and prints the warnings."""
+        for line in parts.try_task(is_new=is_new):
+            self.console.line(line, "warning")
+
+    def show_text(self, text: str) -> None:
+        """Prints decoded text."""
+        for line in text.splitlines():
+            self.console.line(line, "dim")
 
     def checkpoints(self) -> Checkpoints:
         """Returns the checkpoints of the run."""

@@ -21,7 +21,7 @@ from tekso.framework import task_results
 from tekso.framework.execution.base import ExecutionProgram
 from tekso.framework.learning_step import LearnerBase
 from tekso.framework.run.checkpoints import Checkpoint, CheckpointError, Checkpoints, Description
-from tekso.framework.run.early_stopping import EarlyStopping
+from tekso.framework.run.early_stopping import EarlyStoppingRule
 from tekso.framework.run.evaluation import (
     Stopped,
     StoppedError,
@@ -125,7 +125,7 @@ class TrainingLoop:
         batches: Batches,
         eval_batches: Mapping[str, Batches],
         timetable: Timetable,
-        early_stopping: EarlyStopping | None = None,
+        early_stopping: EarlyStoppingRule | None = None,
         checkpoints: Checkpoints,
         description: Description,
         report: Report,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from tekso.framework import files
 from tekso.framework.run.logdir import Logdir
-from tekso.framework.run.metrics_log import SPLIT, STEP, TRAIN, MetricsLog
+from tekso.framework.run.metrics_log import SPLIT, STEP, TRAIN, MetricsLog, history
 from tekso.framework.run.pace import Reading
 from tekso.framework.run.report import curves, lines
 from tekso.framework.run.report.console import Console
@@ -61,12 +61,7 @@ class Report:
         Args:
           metric: "evaluation/metric".
         """
-        split, _, name = metric.partition("/")
-        return [
-            (record[STEP], record[name])
-            for record in self._log.read()
-            if record[SPLIT] == split and name in record
-        ]
+        return history(self._log.read(), metric)
 
     def train(
         self, step: int, values: Mapping[str, float], reading: Reading | None, *, unit: str

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tekso.framework.experiment import EarlyStopping as EarlyStoppingParams
-from tekso.framework.experiment import Run, Tree
-from tekso.framework.run.early_stopping import EarlyStopping, early_stopping_of
+from tekso.framework.experiment import EarlyStopping, Run, Tree
+from tekso.framework.run.early_stopping import EarlyStoppingRule, early_stopping_of
 from tekso.framework.task import Goal
 from tekso.models.mlp import Mlp
 from tekso.tasks.classification.task import Classification
@@ -21,7 +20,7 @@ def reason(
     values: list[float | None], *, goal: Goal = "min", patience: int = 2, least: float = 0.0
 ) -> str:
     history = [(10 * n, value) for n, value in enumerate(values, start=1)]
-    return EarlyStopping("dev/loss", goal, patience, least).reason(history)
+    return EarlyStoppingRule("dev/loss", goal, patience, least).reason(history)
 
 
 def test_ends_after_patience_evaluations_without_improvement() -> None:
@@ -67,14 +66,14 @@ def test_agrees_with_a_count_from_the_end(
 
 def tree(**changes: Any) -> Tree.Params:
     task = Classification.Params(model=Mlp.Params())
-    early_stopping = EarlyStoppingParams.Params(**{"patience": 3, **changes})
+    early_stopping = EarlyStopping.Params(**{"patience": 3, **changes})
     run = Run.Params(early_stopping=early_stopping)
     return Tree.Params(task=task, run=run, eval_inputs={"dev": Mlp.Params()})
 
 
 def test_an_experiment_defines_the_rule_by_its_params() -> None:
     found = early_stopping_of(tree(metric="accuracy", min_improvement=0.5))
-    assert found == EarlyStopping("dev/accuracy", "max", 3, 0.5)
+    assert found == EarlyStoppingRule("dev/accuracy", "max", 3, 0.5)
     assert early_stopping_of(tree(patience=0)) is None
 
 
@@ -95,8 +94,8 @@ def test_a_run_without_evaluations_cannot_end_early() -> None:
     without.eval_inputs = {}
     with pytest.raises(ValueError, match="the experiment has no eval_inputs"):
         early_stopping_of(without)
-    run = Run.Params(early_stopping=EarlyStoppingParams.Params(patience=3), eval_every_steps=0)
+    run = Run.Params(early_stopping=EarlyStopping.Params(patience=3), eval_every_steps=0)
     with pytest.raises(ValueError, match=r"run.eval_every_steps is 0"):
         run.instantiate()
     with pytest.raises(ValueError, match=r"run.early_stopping.patience is -1, .* at least 0"):
-        Run.Params(early_stopping=EarlyStoppingParams.Params(patience=-1)).instantiate()
+        Run.Params(early_stopping=EarlyStopping.Params(patience=-1)).instantiate()

@@ -27,7 +27,7 @@ from tekso.framework.execution.state import checked_state
 from tekso.framework.learner import NonFiniteStepsError
 from tekso.framework.run import checkpoint_files
 from tekso.framework.run.checkpoints import CheckpointError, Checkpoints, Description
-from tekso.framework.run.early_stopping import EarlyStopping
+from tekso.framework.run.early_stopping import EarlyStoppingRule
 from tekso.framework.run.logdir import Logdir
 from tekso.framework.run.report import curves
 from tekso.framework.run.report.console import PlainConsole
@@ -125,7 +125,7 @@ class Run:
         batches: Any = train_batches,
         show_step: Callable[[], None] | None = None,
         score: Any = lambda name, is_last, stopped: None,
-        early_stopping: EarlyStopping | None = None,
+        early_stopping: EarlyStoppingRule | None = None,
         **options: Any,
     ) -> Outcome:
         self.program = program or FakeProgram()
@@ -265,10 +265,10 @@ def test_an_evaluation_weighs_every_example_once(whole: Run) -> None:
 
 WORSE = {3: 5.0, 6: 4.0, 9: 4.5, 12: 4.0, 15: 4.2, 18: 1.0}
 """A metric by step; with a patience of 3, training ends after step 15."""
-RULE = EarlyStopping("dev/quality", "min", patience=3)
+RULE = EarlyStoppingRule("dev/quality", "min", patience=3)
 
 
-def train_with_quality(run: Run, steps: int = 21, rule: EarlyStopping = RULE) -> Outcome:
+def train_with_quality(run: Run, steps: int = 21, rule: EarlyStoppingRule = RULE) -> Outcome:
     """Trains with evaluations that report WORSE."""
 
     def score(name: str, is_last: bool, stopped: Any) -> Scored:
@@ -288,7 +288,7 @@ def test_training_ends_early_and_saves_the_step(tmp_path: Path) -> None:
     assert run.saved() == [4, 8, 12, 15] and list(run.losses("dev")) == [3, 6, 9, 12, 15]
     again = train_with_quality(run)  # a finished run does not go on
     assert (again.first_step, again.step, again.ended_early) == (15, 15, outcome.ended_early)
-    longer = EarlyStopping("dev/quality", "min", patience=4)
+    longer = EarlyStoppingRule("dev/quality", "min", patience=4)
     assert train_with_quality(run, steps=18, rule=longer).step == 18
 
 
@@ -305,7 +305,7 @@ def test_a_metric_that_no_evaluation_reports_is_refused_after_the_step_is_saved(
     tmp_path: Path,
 ) -> None:
     run = Run(tmp_path)
-    rule = EarlyStopping("dev/acuracy", "max", patience=3)
+    rule = EarlyStoppingRule("dev/acuracy", "max", patience=3)
     with pytest.raises(ValueError, match=r"metric is 'acuracy', .* only dev/loss, dev/error"):
         run.train(eval_every=3, checkpoint_every=0, early_stopping=rule)
     assert run.saved() == [3]
