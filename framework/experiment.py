@@ -212,8 +212,9 @@ class Run(Configurable):
 
         steps: int = param("Number of training steps.", default=1000)
         seed: int = param("Seed of weights, data order, dropout and sampling.", default=0)
-        activation_dtype: Literal["float32", "bfloat16"] = param(
-            "Type in which layers compute. Weights, gradients and sums stay float32.",
+        activation_dtype: Literal["float32", "bfloat16", "float16"] = param(
+            "Type in which layers compute. Weights, gradients and sums stay float32. float16 needs "
+            "learner.loss_scale.",
             default="float32",
         )
         deterministic: bool = param(
