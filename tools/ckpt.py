@@ -223,6 +223,7 @@ def _report(output: str, chosen: Sequence[Checkpoint]) -> None:
 
 def _list(paths: list[str]) -> None:
     from tekso.framework.run import checkpoint_tables
+    from tekso.framework.tables import terminal_width
 
     folder = _checkpoints().directory
     if not files.is_folder(folder):
@@ -231,11 +232,13 @@ def _list(paths: list[str]) -> None:
     if FLAGS.format == "json":
         _print_json(rows)
     else:
-        print(checkpoint_tables.list_text(rows) if rows else f"{folder} is empty")
+        width = terminal_width()
+        print(checkpoint_tables.list_text(rows, width=width) if rows else f"{folder} is empty")
 
 
 def _inspect(paths: list[str]) -> None:
     from tekso.framework.run import checkpoint_tables
+    from tekso.framework.tables import terminal_width
 
     run = _open(FLAGS.logdir, FLAGS.checkpoint) if FLAGS.logdir else _open(FLAGS.checkpoint)
     checkpoint = run.checkpoint
@@ -247,7 +250,7 @@ def _inspect(paths: list[str]) -> None:
     if FLAGS.format == "json":
         _print_json({"checkpoint": checkpoint.path, "step": checkpoint.step, "tensors": rows})
     else:
-        print(checkpoint_tables.tensors_text(checkpoint, rows))
+        print(checkpoint_tables.tensors_text(checkpoint, rows, width=terminal_width()))
 
 
 def _logdir() -> Logdir:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import TYPE_CHECKING, Any
 
 from tekso.tools.command_errors import OK, UsageError
@@ -41,7 +40,7 @@ def run(
     from tekso.framework.execution.mesh.layouts import MeshShape
     from tekso.framework.planning import layout_ranking, layout_search
     from tekso.framework.run import mesh_plan
-    from tekso.framework.run.report.console import console_for
+    from tekso.framework.tables import terminal_width
 
     owner = tree.execution.owner
     has_layout = owner is not None and issubclass(owner, MeshSharded)
@@ -73,5 +72,5 @@ def run(
     if as_json:
         print(json.dumps(layout_ranking.record(model, found), indent=1))
     else:
-        print(layout_ranking.text(model, found, width=console_for(sys.stdout).width))
+        print(layout_ranking.text(model, found, width=terminal_width()))
     return OK

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from absl import flags
 
 from tekso.framework.commands import typed
+from tekso.framework.tables import table
 from tekso.tools import command_flags
 from tekso.tools.command_errors import UsageError
 
@@ -227,18 +228,14 @@ _COLUMNS = {
 
 def text(record: dict[str, Any]) -> str:
     """Returns the figures as a readable table."""
-    table = [["", *_COLUMNS]]
+    rows = []
     for row in record["rows"]:
         cells = [row["name"]]
         for key, form in _COLUMNS.values():
             value = row[key] if key != "peak_above_state_bytes" else row[key] / 2**20
             cells.append("" if value is None else form.format(value))
-        table.append(cells)
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    lines = [
-        "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]).rstrip()
-        for line in table
-    ]
+        rows.append(cells)
+    lines = table(["", *_COLUMNS], rows, right=range(1, 1 + len(_COLUMNS)))
     heading = (
         f"{record['model']}: {record['num_stages']} stages, {record['num_micro_batches']} "
         f"micro-batches; medians of {record['turns']} × {record['steps']} steps"

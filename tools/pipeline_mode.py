@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import TYPE_CHECKING
 
 from tekso.tools.command_errors import OK
@@ -34,7 +33,7 @@ def run(
     """
     from tekso.framework import files
     from tekso.framework.run import pipeline_plan, pipeline_text
-    from tekso.framework.run.report.console import console_for
+    from tekso.framework.tables import terminal_width
 
     figures = pipeline_plan.figures(tree, assets_dir=assets_dir)
     if picture is not None:
@@ -42,5 +41,5 @@ def run(
     if as_json:
         print(json.dumps({"model": model, **pipeline_text.record(figures)}, indent=1))
     else:
-        print(pipeline_text.text(model, figures, width=console_for(sys.stdout).width))
+        print(pipeline_text.text(model, figures, width=terminal_width()))
     return OK

@@ -36,12 +36,12 @@ def run(
     from tekso.framework.execution import ExecutionError
     from tekso.framework.planning import sharding
     from tekso.framework.run import mesh_plan, sharding_text
-    from tekso.framework.run.report.console import console_for
+    from tekso.framework.tables import terminal_width
 
     plan = mesh_plan.plan_of(tree, assets_dir=assets_dir)
     layout = plan.layout(num_devices)
     placed = plan.sharding(layout)
-    width = console_for(sys.stdout).width
+    width = terminal_width()
     if not as_json:
         print(sharding_text.sharding_text(model, placed, width=width), flush=True)
     problem, found = None, None

@@ -264,11 +264,12 @@ def _inspect_params(argv: list[str]) -> int:
 
 def _inspect_model(argv: list[str]) -> int:
     from tekso.framework.run import inspection
+    from tekso.framework.tables import terminal_width
 
     model, tree, _ = _experiment()
     task = inspection.task_of(tree, assets_dir=_assets_dir(model))
     record = inspection.model_record(model, task)
-    _print(record, inspection.model_text)
+    _print(record, functools.partial(inspection.model_text, width=terminal_width()))
     return OK
 
 

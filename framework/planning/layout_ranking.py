@@ -11,9 +11,11 @@ from tekso.framework.execution.mesh.layouts import MeshLayout
 from tekso.framework.planning.costs import Cost
 from tekso.framework.planning.layout_search import Ranked
 from tekso.framework.planning.rings import GRADIENTS, WEIGHTS, CollectiveCost
+from tekso.framework.tables import table
 
 TOP = 8  # number of layouts shown
 _EXPLAINED = 3
+_PROSE_WIDTH = 100
 _PARTS = {
     "weights": "weights",
     "used_weights": "gathered or cast weights",
@@ -25,8 +27,16 @@ _PARTS = {
 _WORTH_SAYING = 0.01  # smallest share of a step or of the memory that is reported
 
 
-def text(model: str, ranking: Sequence[Ranked], *, top: int = TOP, width: int = 100) -> str:
-    """Returns a ranking as text: a table, then reasons for the best and for the given layouts."""
+def text(model: str, ranking: Sequence[Ranked], *, top: int = TOP, width: int | None = None) -> str:
+    """Returns a ranking as text: a table, then reasons for the best and for the given layouts.
+
+    Args:
+      model: title of the text.
+      ranking: the layouts, the best first.
+      top: number of layouts shown.
+      width: columns of the terminal; None: the table has any width.
+    """
+    prose = width or _PROSE_WIDTH
     first = ranking[0]
     device = first.device
     fitting = sum(ranked.fits for ranked in ranking)
@@ -34,20 +44,26 @@ def text(model: str, ranking: Sequence[Ranked], *, top: int = TOP, width: int = 
         f"{len(ranking)} layouts over {first.layout.mesh.size} × {device.name} were compared by a "
         f"cost model; {fitting} fit into {bytes_text(device.memory_bytes)}. Nothing was run."
     )
-    lines = [model, "", *_wrapped("", about, width), "", "place      step    memory  layout"]
     shown = [r for r in ranking if r.place <= top or r.is_asked]
-    for ranked in shown:
-        step, memory = seconds_text(ranked.cost.seconds), bytes_text(ranked.cost.memory.total)
-        note = "" if ranked.fits else "  (does not fit)"
-        note += "  (given)" if ranked.is_asked else ""
-        start = f"{ranked.place:>5}{step:>10}{memory:>10}  "
-        lines += _wrapped(start, layout_text(ranked.layout) + note, width)
+    rows = [
+        (
+            str(ranked.place),
+            seconds_text(ranked.cost.seconds),
+            bytes_text(ranked.cost.memory.total),
+            layout_text(ranked.layout)
+            + ("" if ranked.fits else "  (does not fit)")
+            + ("  (given)" if ranked.is_asked else ""),
+        )
+        for ranked in shown
+    ]
+    lines = [model, "", *_wrapped("", about, prose), ""]
+    lines += table(("place", "step", "memory", "layout"), rows, right=(0, 1, 2), width=width)
     for ranked in shown:
         if ranked.place <= _EXPLAINED or ranked.is_asked:
-            lines += ["", *_wrapped(f"{ranked.place:<3}", layout_text(ranked.layout), width)]
+            lines += ["", *_wrapped(f"{ranked.place:<3}", layout_text(ranked.layout), prose)]
             for reason in reasons(ranked):
-                lines += _wrapped("   - ", reason, width)
-    lines += ["", *_wrapped("", verdict(ranking), width)]
+                lines += _wrapped("   - ", reason, prose)
+    lines += ["", *_wrapped("", verdict(ranking), prose)]
     return "\n".join(lines)
 
 

@@ -10,8 +10,8 @@ import numpy as np
 from tekso.framework import files
 from tekso.framework.run import checkpoint_files
 from tekso.framework.run.checkpoint_files import Checkpoint, DamagedCheckpointError
-from tekso.framework.run.inspection import columns
 from tekso.framework.run.report.lines import number, size
+from tekso.framework.tables import table
 
 GOOD, DAMAGED = "good", "damaged"
 _MOST_METRICS = 3  # columns
@@ -54,10 +54,10 @@ def _size_bytes(path: str) -> int:
     return sum(files.size_bytes(files.join(path, name)) for name in files.names(path))
 
 
-def list_text(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Returns records of checkpoints as text: a line for each, then why some are damaged."""
+def list_text(rows: Sequence[Mapping[str, Any]], *, width: int | None = None) -> str:
+    """Returns records of checkpoints as text: a row for each, then why some are damaged."""
     names = list(dict.fromkeys(name for row in rows for name in row["metrics"]))[:_MOST_METRICS]
-    table = [
+    cells = [
         (
             row["name"],
             "-" if row["step"] is None else str(row["step"]),
@@ -69,7 +69,7 @@ def list_text(rows: Sequence[Mapping[str, Any]]) -> str:
         for row in rows
     ]
     header = ("checkpoint", "step", "written", "size", "state", *names)
-    lines = columns(header, table, right=(1, 3, *range(5, 5 + len(names))))
+    lines = table(header, cells, right=(1, 3, *range(5, 5 + len(names))), width=width)
     lines += [f"{row['name']} is damaged: {row['reason']}" for row in rows if row["reason"]]
     lines += [
         f"{row['name']} is the average of {', '.join(row['averaged'])}"
@@ -105,13 +105,15 @@ def tensor_records(checkpoint: Checkpoint, keys: Sequence[str]) -> Iterator[dict
         }
 
 
-def tensors_text(checkpoint: Checkpoint, rows: Sequence[Mapping[str, Any]]) -> str:
+def tensors_text(
+    checkpoint: Checkpoint, rows: Sequence[Mapping[str, Any]], *, width: int | None = None
+) -> str:
     """Returns records of tensors as text."""
     about = checkpoint.description
     lines = [f"{checkpoint.path}: {about.model}, step {about.step}, written {about.created}"]
     lines += [f"the average of {', '.join(about.averaged)}"] if about.averaged else []
     lines += [f"{name} {number(value)}" for name, value in about.metrics.items()]
-    table = [
+    cells = [
         (
             row["key"],
             " × ".join(map(str, row["shape"])) or "scalar",
@@ -124,7 +126,7 @@ def tensors_text(checkpoint: Checkpoint, rows: Sequence[Mapping[str, Any]]) -> s
         for row in rows
     ]
     header = ("tensor", "shape", "dims", "dtype", "norm", "rms", "largest")
-    lines += ["", *columns(header, table, right=(4, 5, 6)), ""]
+    lines += ["", *table(header, cells, right=(4, 5, 6), width=width), ""]
     count, norm = sum(row["size"] for row in rows), sum(row["norm"] ** 2 for row in rows) ** 0.5
     wrong = sum(row["not_finite"] for row in rows)
     lines.append(

@@ -27,6 +27,7 @@ from tekso.framework.path_patterns import PathPatterns
 from tekso.framework.run.checkpoints import Checkpoint
 from tekso.framework.run.opened import OpenedRun, open_run
 from tekso.framework.run.weights import read_weight
+from tekso.framework.tables import table
 from tekso.framework.theta import SEPARATOR
 from tekso.framework.weight_spec import WeightSpec
 
@@ -336,12 +337,16 @@ def _rows(weights: Sequence[Initialized]) -> list[str]:
             shape += f", of which {' x '.join(map(str, weight.shape))} are copied"
         row = (_numberless(weight.spec.path), _numberless(given), shape)
         groups[row] = groups.get(row, 0) + 1
-    width = max((len(path) for path, _, _ in groups), default=0)
-    return [
-        f"  {path:<{width}}  {'' if path == given else f'<- {given}, '}{shape}"
-        + (f", {count} layers" if count > 1 else "")
+    rows = [
+        (
+            path,
+            ("" if path == given else f"<- {given}, ")
+            + shape
+            + (f", {count} layers" if count > 1 else ""),
+        )
         for (path, given, shape), count in groups.items()
     ]
+    return table((), rows, indent="  ")
 
 
 def _numberless(path: str) -> str:

@@ -21,6 +21,7 @@ from tekso.framework.params import tree as params_tree
 from tekso.framework.params.literals import write as literal
 from tekso.framework.params.types import type_name
 from tekso.framework.run.report.lines import WIDTH, size
+from tekso.framework.tables import table
 from tekso.framework.task import Task
 
 _INDENT = "  "
@@ -185,9 +186,9 @@ def model_record(model: str, task: Task) -> dict[str, Any]:
     }
 
 
-def model_text(record: Mapping[str, Any], *, max_rows: int = 400) -> str:
-    """Returns the weight table as text."""
-    table = [
+def model_text(record: Mapping[str, Any], *, max_rows: int = 400, width: int | None = None) -> str:
+    """Returns the weight table as text, for a terminal of `width` columns if given."""
+    weights = [
         (
             weight["path"],
             " × ".join(map(str, weight["shape"])) or "scalar",
@@ -198,23 +199,23 @@ def model_text(record: Mapping[str, Any], *, max_rows: int = 400) -> str:
         for weight in record["weights"]
     ]
     lines = [record["model"], ""]
-    shown = table if len(table) <= max_rows else table[: max_rows // 2] + table[-max_rows // 2 :]
-    rows = columns(("weight", "shape", "dims", "size", "dtype"), shown, right=(3,))
-    if len(shown) < len(table):
-        rows.insert(
-            1 + max_rows // 2,
-            f"… {len(table) - len(shown)} more rows; --format=json has all of them …",
-        )
-    lines += rows
+    half, left_out = max_rows // 2, len(weights) - max_rows
+    shown = weights if left_out <= 0 else weights[:half] + weights[-half:]
+    told = f"… {left_out} more rows; --format=json has all of them …"
+    lines += table(
+        ("weight", "shape", "dims", "size", "dtype"), shown, right=(3,), width=width,
+        remarks={half - 1: [told]} if left_out > 0 else None,
+    )  # fmt: skip
     parts = [
         (part["part"], f"{part['weights']:,}", _share(part["weights"], record["total_weights"]),
          str(part["tensors"]))
         for part in record["parts"]
     ]  # fmt: skip
-    lines += ["", *columns(("part", "weights", "share", "tensors"), parts, right=(1, 2, 3)), ""]
+    header = ("part", "weights", "share", "tensors")
+    lines += ["", *table(header, parts, right=(1, 2, 3), width=width), ""]
     fixed = record["total_weights"] - record["trainable_weights"]
     lines.append(
-        f"total: {record['total_weights']:,} weights in {len(table)} tensors, "
+        f"total: {record['total_weights']:,} weights in {len(weights)} tensors, "
         f"{size(record['total_bytes'])}" + (f"; {fixed:,} of them are not trained" if fixed else "")
     )
     return "\n".join(lines)
@@ -302,17 +303,3 @@ def _parts(specs: Sequence[Any]) -> dict[str, tuple[int, int]]:
 
 def _share(count: int, total: int) -> str:
     return f"{100 * count / total:.1f}%" if total else "-"
-
-
-def columns(
-    header: tuple[str, ...], rows: Sequence[tuple[str, ...]], *, right: tuple[int, ...]
-) -> list[str]:
-    """Returns a table as lines; the columns with an index in `right` are right-aligned."""
-    widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
-    return [
-        "  ".join(
-            f"{cell:>{width}}" if i in right else f"{cell:<{width}}"
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in (header, *rows)
-    ]

@@ -10,6 +10,7 @@ from tekso.framework.planning.mesh_figures import MeshFigures
 from tekso.framework.planning.stage_figures import PipelineFigures, StageFigures
 from tekso.framework.planning.timeline_drawing import draw_png, draw_text
 from tekso.framework.run.report.lines import WIDTH, magnitude, size
+from tekso.framework.tables import table
 
 UNIT = "the time of the slowest stage for one micro-batch"
 _INDENT = "  "
@@ -87,16 +88,23 @@ def _stage_record(figures: StageFigures, cost_share: float) -> dict[str, Any]:
     }
 
 
-def text(model: str, figures: PipelineFigures, *, width: int = WIDTH) -> str:
-    """Returns the stages, the memory of every device, and the simulated timeline, as text."""
-    lines = [model, "", *textwrap.wrap(_layout(figures), width), ""]
+def text(model: str, figures: PipelineFigures, *, width: int | None = None) -> str:
+    """Returns the stages, the memory of every device, and the simulated timeline, as text.
+
+    Args:
+      model: title of the text.
+      figures: the figures of the pipeline.
+      width: columns of the terminal; None: tables have any width.
+    """
+    prose = width or WIDTH
+    lines = [model, "", *textwrap.wrap(_layout(figures), prose), ""]
     lines += [*_stages(figures, width), ""]
     if figures.on_mesh is None or not figures.on_mesh.is_program:
         lines += [*_devices(figures, width), ""]
     if figures.on_mesh is not None:
         lines += [*_shards(figures.on_mesh, width), ""]
-    lines += [*textwrap.wrap(_course(figures), width), ""]
-    lines += draw_text({f"simulated {figures.schedule}": figures.timeline}, width=width)
+    lines += [*textwrap.wrap(_course(figures), prose), ""]
+    lines += draw_text({f"simulated {figures.schedule}": figures.timeline}, width=prose)
     return "\n".join(lines)
 
 
@@ -125,7 +133,7 @@ def _layout(figures: PipelineFigures) -> str:
     return f"{text}; rematerialisation: {plan.rematerialize}"
 
 
-def _stages(figures: PipelineFigures, width: int) -> list[str]:
+def _stages(figures: PipelineFigures, width: int | None) -> list[str]:
     """Returns two lines for each stage: its figures, and its pieces."""
     header = ("stage", "device", "weights", "bytes", "optimizer", "flops", "+backward",
               "output", "cost")  # fmt: skip
@@ -145,7 +153,7 @@ def _stages(figures: PipelineFigures, width: int) -> list[str]:
         )
         for each, share in zip(figures.stages, figures.cost_shares, strict=True)
     ]
-    return [*_table(header, rows, width), *_notes(figures, width)]
+    return [*_table(header, rows, width), *_notes(figures, width or WIDTH)]
 
 
 def _notes(figures: PipelineFigures, width: int) -> list[str]:
@@ -164,7 +172,7 @@ def _notes(figures: PipelineFigures, width: int) -> list[str]:
     return [line for note in notes for line in textwrap.wrap(note, width)]
 
 
-def _devices(figures: PipelineFigures, width: int) -> list[str]:
+def _devices(figures: PipelineFigures, width: int | None) -> list[str]:
     """Returns a line for each device: its memory between steps and during a step."""
     header = ("device", "weights, optimizer, gradients", "saved micro-batches", "their bytes")
     rows = []
@@ -178,7 +186,7 @@ def _devices(figures: PipelineFigures, width: int) -> list[str]:
     return _table(header, rows, width)
 
 
-def _shards(on_mesh: MeshFigures, width: int) -> list[str]:
+def _shards(on_mesh: MeshFigures, width: int | None) -> list[str]:
     """Returns a line for each stage: the memory of each device of its mesh."""
     layout = on_mesh.layout
     rules = str(layout.rules) or "none"
@@ -193,7 +201,7 @@ def _shards(on_mesh: MeshFigures, width: int) -> list[str]:
         _Row((i,), tuple(map(size, (each.weights, each.copies, each.slots, each.gradients))))
         for i, each in enumerate(on_mesh.stages)
     ]
-    return [*textwrap.wrap(said, width), *_table(header, rows, width)]
+    return [*textwrap.wrap(said, width or WIDTH), *_table(header, rows, width)]
 
 
 def _course(figures: PipelineFigures) -> str:
@@ -223,30 +231,27 @@ class _Row(NamedTuple):
     pieces: tuple[str, ...] = ()
 
 
-def _table(header: Sequence[str], rows: Sequence[_Row], width: int) -> list[str]:
+def _table(header: Sequence[str], rows: Sequence[_Row], width: int | None) -> list[str]:
     """Returns right-aligned columns; in a long table, equal neighbouring rows are merged."""
+    prose = width or WIDTH
     groups = [[row] for row in rows]
     if len(rows) > _MANY_ROWS:
         groups = _alike(rows)
     left_out = len(groups) - _MOST_ROWS
     if left_out > 0:
-        groups = [*groups[: _MOST_ROWS // 2], [], *groups[-_MOST_ROWS // 2 :]]
-    lines = [(*map(_range, zip(*(r.numbers for r in g), strict=True)), *g[0].cells) if g else None
-             for g in groups]  # fmt: skip
-    columns = zip(header, *(line for line in lines if line), strict=True)
-    widths = [max(map(len, column)) for column in columns]
-    gap = "  " if sum(widths) + 2 * len(widths) - 2 <= width else " "
-    text = [gap.join(f"{cell:>{w}}" for cell, w in zip(header, widths, strict=True))]
-    for group, line in zip(groups, lines, strict=True):
-        if line is None:
-            text.append(f"… {left_out} more; --format=json has all of them …")
-            continue
-        text.append(gap.join(f"{cell:>{w}}" for cell, w in zip(line, widths, strict=True)))
-        if group[0].pieces:
-            text.append(
-                _INDENT + textwrap.shorten(_pieces(group), width - len(_INDENT), placeholder=" …")
-            )
-    return text
+        groups = [*groups[: _MOST_ROWS // 2], *groups[-_MOST_ROWS // 2 :]]
+    cells = [
+        (*map(_range, zip(*(row.numbers for row in g), strict=True)), *g[0].cells) for g in groups
+    ]
+    remarks = {
+        number: [_INDENT + textwrap.shorten(_pieces(g), prose - len(_INDENT), placeholder=" …")]
+        for number, g in enumerate(groups)
+        if g[0].pieces
+    }
+    if left_out > 0:
+        told = f"… {left_out} more; --format=json has all of them …"
+        remarks.setdefault(_MOST_ROWS // 2 - 1, []).append(told)
+    return table(header, cells, right=range(len(header)), width=width, remarks=remarks)
 
 
 def _alike(rows: Sequence[_Row]) -> list[list[_Row]]:

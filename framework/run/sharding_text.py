@@ -11,6 +11,7 @@ from tekso.framework.planning import layout_drawing
 from tekso.framework.planning.collectives import StepCollectives
 from tekso.framework.planning.sharding import ShardedWeight, Sharding
 from tekso.framework.run.report.lines import WIDTH, size
+from tekso.framework.tables import table
 
 HOW_COUNTED = "in the program that DTensor compiles for this mesh, without running it"
 
@@ -19,37 +20,39 @@ _MOST_ROWS = 200
 _INDEX = re.compile(r"(?<=/)\d+(?=/)")  # index of a layer in a path
 
 
-def sharding_text(model: str, sharding: Sharding, *, width: int = WIDTH) -> str:
-    """Returns the layout as text, without the collectives."""
-    layout = sharding.layout
+def sharding_text(model: str, sharding: Sharding, *, width: int | None = None) -> str:
+    """Returns the layout as text, without the collectives.
+
+    Args:
+      model: title of the text.
+      sharding: the layout.
+      width: columns of the terminal; None: tables have any width.
+    """
+    layout, prose = sharding.layout, width or WIDTH
     lines = [model, "", f"mesh {layout.mesh}: {_devices(layout.mesh.size)}, by number"]
     lines += [
-        _INDENT + line for line in layout_drawing.draw(layout.mesh, width=width - len(_INDENT))
+        _INDENT + line for line in layout_drawing.draw(layout.mesh, width=prose - len(_INDENT))
     ]
     rules = _rules(sharding)
     lines += ["", "rules" if rules else "no rules: every device stores and computes everything"]
-    lines += [_INDENT + line for line in rules]
+    lines += table((), rules, width=width, indent=_INDENT)
     for remark in sharding.remarks():
         lines += textwrap.wrap(
-            remark, width, initial_indent=f"{_INDENT}note: ", subsequent_indent=_INDENT * 2
+            remark, prose, initial_indent=f"{_INDENT}note: ", subsequent_indent=_INDENT * 2
         )
-    lines += ["", *_table(sharding.weights, width), "", *_totals(sharding)]
+    lines += ["", *_weight_table(sharding.weights, width), "", *_totals(sharding)]
     return "\n".join(lines)
 
 
-def collectives_text(found: StepCollectives, *, width: int = WIDTH) -> str:
+def collectives_text(found: StepCollectives, *, width: int | None = None) -> str:
     """Returns the collectives of a training step as text."""
     heading = f"collectives of a device in a training step, counted {HOW_COUNTED}"
-    lines = ["", *textwrap.wrap(heading, width)]
+    lines = ["", *textwrap.wrap(heading, width or WIDTH)]
     if not found.collectives:
         return "\n".join([*lines, f"{_INDENT}none"])
-    rows = [("kind", "axis", "tensors", "bytes")]
-    rows += [(c.kind, c.axis, f"{c.count:,}", size(c.bytes)) for c in found.collectives]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = [f"{x:<{w}}" if i < 2 else f"{x:>{w}}" for i, (x, w) in
-                 enumerate(zip(row, widths, strict=True))]  # fmt: skip
-        lines.append(_INDENT + "  ".join(cells).rstrip())
+    rows = [(c.kind, c.axis, f"{c.count:,}", size(c.bytes)) for c in found.collectives]
+    header = ("kind", "axis", "tensors", "bytes")
+    lines += table(header, rows, right=(2, 3), width=width, indent=_INDENT)
     lines += [f"note: a loop of unknown length counts once: {name}" for name in found.unknown_loops]
     return "\n".join(lines)
 
@@ -58,7 +61,8 @@ def _devices(count: int) -> str:
     return f"{count:,} device{'s' if count > 1 else ''}"
 
 
-def _rules(sharding: Sharding) -> list[str]:
+def _rules(sharding: Sharding) -> list[tuple[str, str]]:
+    """Returns each rule and its effect."""
     layout = sharding.layout
     rows = []
     for dim, axis in layout.rules.pairs:
@@ -75,15 +79,14 @@ def _rules(sharding: Sharding) -> list[str]:
         does = "shards the optimizer slots and the update"
         does = does if sharding.slots_are_split_further() else "shards nothing"
         rows.append((f"slots_axis={layout.slots_axis}", does))
-    longest = max((len(name) for name, _ in rows), default=0)
-    return [f"{name:<{longest}}  {does}" for name, does in rows]
+    return rows
 
 
 def _weights(count: int) -> str:
     return f"{count} weight{'s' if count != 1 else ''}"
 
 
-def _table(weights: Sequence[ShardedWeight], width: int) -> list[str]:
+def _weight_table(weights: Sequence[ShardedWeight], width: int | None) -> list[str]:
     """Returns two lines for each weight; weights that differ only in their layer are one row."""
     rows = []
     for alike in _alike(weights):
@@ -95,22 +98,17 @@ def _table(weights: Sequence[ShardedWeight], width: int) -> list[str]:
         rows.append((_path(alike), f"{many}{part}", size(held), size(slots), _placed(first)))
     header = ("weight", "shard of a device", "bytes", "optimizer")
     shown = rows if len(rows) <= _MOST_ROWS else rows[: _MOST_ROWS // 2] + rows[-_MOST_ROWS // 2 :]
-    ends = [max(len(row[i]) for row in [header, *shown]) for i in range(4)]
-    ends[0] = min(ends[0], width - sum(ends[1:]) - 6)
-    lines = [_line(header, ends)]
-    for number, row in enumerate(shown):
-        if number == _MOST_ROWS // 2 and len(shown) < len(rows):
-            lines.append(f"… {len(rows) - len(shown)} more rows; --format=json has all of them …")
-        lines.append(_line(row, ends))
-        lines += textwrap.wrap(
-            row[4], width, initial_indent=_INDENT * 2, subsequent_indent=_INDENT * 2
+    remarks = {
+        number: textwrap.wrap(
+            row[4], width or WIDTH, initial_indent=_INDENT * 2, subsequent_indent=_INDENT * 2
         )
-    return lines
-
-
-def _line(row: Sequence[str], ends: Sequence[int]) -> str:
-    name = row[0] if len(row[0]) <= ends[0] else f"…{row[0][len(row[0]) - ends[0] + 1 :]}"
-    return f"{name:<{ends[0]}}  {row[1]:<{ends[1]}}  {row[2]:>{ends[2]}}  {row[3]:>{ends[3]}}"
+        for number, row in enumerate(shown)
+    }
+    if len(shown) < len(rows):
+        left_out = f"… {len(rows) - len(shown)} more rows; --format=json has all of them …"
+        remarks[_MOST_ROWS // 2 - 1].append(left_out)
+    cells = [row[:4] for row in shown]
+    return table(header, cells, right=(2, 3), width=width, remarks=remarks)
 
 
 def _placed(weight: ShardedWeight) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tekso.framework.params import Configurable, param
+from tekso.framework.tables import table
 
 BLEU, CHRF = "bleu", "chrf"
 
@@ -36,9 +37,11 @@ class Scores:
             for language in languages
         ]
         if rows:
-            lines += ["", f"{'language':<12} {'BLEU':>6} {'chrF':>6}"]
-        for in_letters, in_words, language in sorted(rows)[::-1]:
-            lines.append(f"{language:<12} {in_words:6.2f} {in_letters:6.2f}")
+            cells = [
+                (language, f"{in_words:.2f}", f"{in_letters:.2f}")
+                for in_letters, in_words, language in sorted(rows)[::-1]
+            ]
+            lines += ["", *table(("language", "BLEU", "chrF"), cells, right=(1, 2))]
         return lines
 
 
