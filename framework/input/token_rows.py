@@ -145,11 +145,14 @@ def _encoded(rows: Iterable[TextRow], tokenizers: Sequence[Tokenizer], source: S
     for chunk in _chunks(rows):
         texts_of_sides = zip(*(row.texts for row in chunk), strict=True)
         encoded = [side.encode(texts) for side, texts in zip(sides, texts_of_sides, strict=True)]
-        taken = [i for i in range(len(chunk)) if any(len(ids[i]) for ids in encoded)]
-        if taken:
+        if not all(map(len, encoded[0])):
+            taken = [i for i in range(len(chunk)) if any(len(ids[i]) for ids in encoded)]
+            chunk = [chunk[i] for i in taken]
+            encoded = [[ids[i] for i in taken] for ids in encoded]
+        if chunk:
             for side, ids in zip(sides, encoded, strict=True):
-                side.add([ids[i] for i in taken])
-            numbers.append(np.array([chunk[i].numbers for i in taken], np.int64))
+                side.add(ids)
+            numbers.append(np.array([row.numbers for row in chunk], np.int64))
     if not numbers:
         raise source.skips.nothing_left()
     columns = np.concatenate(numbers).T
@@ -186,14 +189,16 @@ class _Side:
         Raises:
           InputError: a text that is already encoded has ids outside of the vocabulary.
         """
-        encoded = iter(self._tokenizer.encode_all(one for one in texts if isinstance(one, str)))
-        return [next(encoded) if isinstance(one, str) else self._checked(one) for one in texts]
+        encoded = self._tokenizer.encode_all([one for one in texts if isinstance(one, str)])
+        if len(encoded) == len(texts):
+            return encoded
+        rest = iter(encoded)
+        return [next(rest) if isinstance(one, str) else self._checked(one) for one in texts]
 
-    def add(self, encoded: Iterable[np.ndarray]) -> None:
+    def add(self, encoded: Sequence[np.ndarray]) -> None:
         """Adds texts, with an end token after each."""
-        found = list(encoded)
-        self._tokens.append(np.concatenate([part for ids in found for part in (ids, self._end)]))
-        self._sizes.append(np.array([len(ids) + 1 for ids in found], np.int64))
+        self._tokens.append(np.concatenate([part for ids in encoded for part in (ids, self._end)]))
+        self._sizes.append(np.array([len(ids) + 1 for ids in encoded], np.int64))
 
     def whole(self) -> TokenText:
         """Returns all texts that were added."""
