@@ -108,7 +108,7 @@ def _of_another_execution(tree: Tree.Params, path: str) -> str:
     field = rest.partition(".")[0]
     if first != "execution" or not field or field in tree.execution:
         return ""
-    others = [name for name, kind in execution.EXECUTIONS.items() if field in kind.Params()]
+    others = [name for name in execution.EXECUTIONS if field in execution.by_name(name).Params()]
     return "".join(f"; --execution={name} has it" for name in others)
 
 

@@ -1,17 +1,29 @@
-"""Executions: how a step is distributed over devices. No other package deals with devices."""
+"""Executions: how a step is distributed over devices. No other package deals with devices.
+
+An execution is imported when it is used, so data-parallel training loads no mesh and no pipeline.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from tekso.framework.execution.base import Execution, ExecutionProgram
-from tekso.framework.execution.data_parallel import DataParallel
 from tekso.framework.execution.errors import ExecutionError
-from tekso.framework.execution.mesh_sharded import MeshSharded
-from tekso.framework.execution.pipelined import Pipelined
 
-EXECUTIONS: dict[str, type[Execution]] = {
-    "data_parallel": DataParallel,
-    "mesh_sharded": MeshSharded,
-    "pipelined": Pipelined,
+if TYPE_CHECKING:
+    from tekso.framework.execution.data_parallel import DataParallel
+    from tekso.framework.execution.mesh_sharded import MeshSharded
+    from tekso.framework.execution.pipelined import Pipelined
+    from tekso.framework.execution.spmd_pipelined import SpmdPipelined
+
+EXECUTIONS: dict[str, str] = {
+    "data_parallel": "DataParallel",
+    "mesh_sharded": "MeshSharded",
+    "pipelined": "Pipelined",
+    "spmd_pipelined": "SpmdPipelined",
 }
-"""{value of --execution: execution}."""
+"""{value of --execution, which is also a module of this package: its class}."""
 
 
 def by_name(name: str) -> type[Execution]:
@@ -22,7 +34,17 @@ def by_name(name: str) -> type[Execution]:
     """
     if name not in EXECUTIONS:
         raise ExecutionError(f"execution {name!r} is unknown; there are: {', '.join(EXECUTIONS)}")
-    return EXECUTIONS[name]
+    module = importlib.import_module(f"{__name__}.{name}")
+    found: type[Execution] = getattr(module, EXECUTIONS[name])
+    return found
+
+
+def __getattr__(name: str) -> Any:
+    """Imports an execution when its class is first used."""
+    for execution, kind in EXECUTIONS.items():
+        if kind == name:
+            return by_name(execution)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 __all__ = [
@@ -33,5 +55,6 @@ __all__ = [
     "ExecutionProgram",
     "MeshSharded",
     "Pipelined",
+    "SpmdPipelined",
     "by_name",
 ]

@@ -40,7 +40,7 @@ class MeshFigures:
     """Memory of the devices of all stages.
 
     Attributes:
-      layout: mesh and rules of every stage, or of one program for all stages (form="spmd").
+      layout: mesh and rules of every stage, or of one program for all stages.
       stages: bytes of the stages in model order; a single entry for one program.
       is_program: whether it is one program for all stages.
     """

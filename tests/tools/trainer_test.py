@@ -378,8 +378,11 @@ WRONG = [
     ([LINE, "--steps=-3"], "run.steps is -3, but must be at least 0"),
     ([LINE, "--steps=many"], "--steps=many: expected a whole number; --help"),
     ([LINE, "--steps="], "--steps=: expected a whole number; --help"),
-    ([LINE, "--execution=pipelind"], "data_parallel, mesh_sharded, pipelined"),
-    ([LINE, "--set=execution.num_stages=2"], "; --execution=pipelined has it"),
+    ([LINE, "--execution=pipelind"], "data_parallel, mesh_sharded, pipelined, spmd_pipelined"),
+    (
+        [LINE, "--set=execution.num_stages=2"],
+        "; --execution=pipelined has it; --execution=spmd_pipelined has it",
+    ),
     (["--import=linse"], "no package 'linse'"),
     (["--list=nothing.*"], "--list=nothing.*: no experiment matches; --list without"),
     (["--list=experiments.line"], "did you mean lines.experiments.Line?"),

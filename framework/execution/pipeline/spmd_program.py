@@ -49,8 +49,8 @@ class SpmdProgram(MeshProgram):
         self._num_replicas = dict(layout.mesh.axes).get(DATA, 1)
 
     def _compiled(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        advice = "Set execution.form='host', which runs a separate program for every stage"
-        return compiled(step, f"{self._layout.mesh}, execution.form='spmd'", advice=advice)
+        advice = "Use --execution=pipelined, which runs a separate program for every stage"
+        return compiled(step, f"{self._layout.mesh}, one program for all stages", advice=advice)
 
     def _place(self, batch: Batch, parts: int = 1) -> Flat:
         """Replicates the batch on every device; micro-batches are slices of it, in order."""

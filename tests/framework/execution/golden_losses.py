@@ -54,7 +54,7 @@ EXECUTIONS: dict[str, dict[str, Any]] = {
         "rematerialize": "all",
         "stages_on": {"mesh": "model:2", "rules": "tensor"},
     },
-    "spmd": {"kind": "Pipelined", "form": "spmd", "schedule": "gpipe", "rematerialize": "all"},
+    "spmd": {"kind": "SpmdPipelined", "rematerialize": "all"},
 }
 
 MODELS = (

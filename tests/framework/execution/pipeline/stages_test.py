@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tekso.framework.context import StepContext
-from tekso.framework.execution import ExecutionError, MeshSharded, Pipelined
+from tekso.framework.execution import ExecutionError, MeshSharded, Pipelined, SpmdPipelined
 from tekso.framework.execution.pipeline.piece_mixing import check_pieces
 from tekso.framework.execution.pipeline.piece_traces import trace_all
 from tekso.framework.execution.pipeline.schedule import OneFOneB
@@ -168,7 +168,7 @@ def test_mixing_that_no_layer_tells_of_is_refused_before_stages_lie_anywhere(on_
 
 
 def test_mixing_that_no_layer_tells_of_is_refused_in_one_program() -> None:
-    params = Pipelined.Params(form="spmd", num_stages=3, num_micro_batches=2, schedule="gpipe")
+    params = SpmdPipelined.Params(num_stages=3, num_micro_batches=2)
     by = Learner.Params(optimizer=SGD.Params(), schedule=Schedule.Params(value=0.1)).instantiate()
     with pytest.raises(ExecutionError, match=r"stack/0 couples the examples of a batch"):
         params.instantiate().build(Centred.Params().instantiate(), by, seed=0, batch=BATCH)
