@@ -77,8 +77,12 @@ def change(
     Raises:
       UsageError: a path is unknown, a value has the wrong type or is out of range.
     """
+    from tekso.framework import execution as executions
+
     if execution is not None:
         _choose_execution(tree, execution)
+    if any(setting.strip().startswith("execution.") for setting in settings):
+        executions.import_all()
     for setting in settings:
         path, equals, value = setting.partition("=")
         if not equals:

@@ -14,6 +14,7 @@ from tekso.framework.execution.errors import ExecutionError
 if TYPE_CHECKING:
     from tekso.framework.execution.data_parallel import DataParallel
     from tekso.framework.execution.mesh_sharded import MeshSharded
+    from tekso.framework.execution.pipeline.stages_on_mesh import StagesOnMesh
     from tekso.framework.execution.pipelined import Pipelined
     from tekso.framework.execution.spmd_pipelined import SpmdPipelined
 
@@ -23,7 +24,13 @@ EXECUTIONS: dict[str, str] = {
     "pipelined": "Pipelined",
     "spmd_pipelined": "SpmdPipelined",
 }
-"""{value of --execution, which is also a module of this package: its class}."""
+"""{value of --execution: class}."""
+
+_MODULES = {
+    **{kind: name for name, kind in EXECUTIONS.items()},
+    "StagesOnMesh": "pipeline.stages_on_mesh",
+}
+"""{class: its module in this package}."""
 
 
 def by_name(name: str) -> type[Execution]:
@@ -34,17 +41,21 @@ def by_name(name: str) -> type[Execution]:
     """
     if name not in EXECUTIONS:
         raise ExecutionError(f"execution {name!r} is unknown; there are: {', '.join(EXECUTIONS)}")
-    module = importlib.import_module(f"{__name__}.{name}")
-    found: type[Execution] = getattr(module, EXECUTIONS[name])
+    found: type[Execution] = __getattr__(EXECUTIONS[name])
     return found
 
 
+def import_all() -> None:
+    """Imports all executions, so that their classes can be set by name (`--set`)."""
+    for kind in _MODULES:
+        __getattr__(kind)
+
+
 def __getattr__(name: str) -> Any:
-    """Imports an execution when its class is first used."""
-    for execution, kind in EXECUTIONS.items():
-        if kind == name:
-            return by_name(execution)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    """Imports a class when it is first used."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
 
 
 __all__ = [
@@ -56,5 +67,7 @@ __all__ = [
     "MeshSharded",
     "Pipelined",
     "SpmdPipelined",
+    "StagesOnMesh",
     "by_name",
+    "import_all",
 ]

@@ -24,8 +24,6 @@ import tensorflow as tf
 from tekso.framework.execution import devices
 from tekso.framework.execution.base import ExecutionProgram, Signature, num_examples
 from tekso.framework.execution.errors import ExecutionError
-from tekso.framework.execution.mesh.layouts import MeshLayout
-from tekso.framework.execution.mesh_sharded import MeshSharded
 from tekso.framework.execution.pipeline import partition, remote, stages
 from tekso.framework.execution.pipeline.actions import by_device
 from tekso.framework.execution.pipeline.loss_pieces import pieces_of_loss
@@ -38,8 +36,8 @@ from tekso.framework.execution.pipeline.program import PipelineProgram
 from tekso.framework.execution.pipeline.schedule import PipelineSchedule, num_stages_of, schedule_of
 from tekso.framework.execution.pipeline.schedule_check import checked_actions
 from tekso.framework.execution.pipeline.stage_backend import DeviceBackend, StageBackend
+from tekso.framework.execution.pipeline.stage_placement import PlacedStages, StagePlacement
 from tekso.framework.execution.pipeline.staged_execution import StagedExecution
-from tekso.framework.execution.pipeline.stages_on_mesh import StagesOnMesh
 from tekso.framework.execution.step import Step, used_specs
 from tekso.framework.learning_step import LearnerBase
 from tekso.framework.params import OldField, param
@@ -88,9 +86,14 @@ class Pipelined(StagedExecution):
             "replica after the other; empty: the devices of this process.",
             default=[],
         )
-        stages_on: MeshSharded.Params | None = param(
-            "Shards every stage over its own mesh, by rules; None: one device per stage.",
+        stages_on: StagePlacement.Params | None = param(
+            "Where the stages run. StagesOnMesh: every stage is sharded over its own mesh, by "
+            "rules; None: one device per stage.",
             default=None,
+            old_values={
+                "tekso.framework.execution.mesh_sharded:MeshSharded": "tekso.framework.execution."
+                "pipeline.stages_on_mesh:StagesOnMesh"
+            },
         )
         xla: Literal["none", "clusters"] = param(
             "What XLA compiles: nothing, or elementwise clusters between matrix products.",
@@ -104,17 +107,23 @@ class Pipelined(StagedExecution):
         for address in p.workers:
             remote.split(address)
         self._schedule = schedule_of(p.schedule)
-        self._on_mesh: StagesOnMesh | None = None
+        self.stages_on: StagePlacement | None = None
         if p.stages_on is not None:
-            self._on_mesh = StagesOnMesh(p.stages_on.instantiate(), p)
+            if p.workers:
+                raise ExecutionError(
+                    "execution.stages_on is set, and execution.workers is set: stages on workers "
+                    "have one device each; remove execution.workers or execution.stages_on"
+                )
+            sizes = {"num_stages": p.num_stages, "num_replicas": p.num_replicas}
+            self.stages_on = p.stages_on.instantiate(**sizes)
         self._devices: list[str] = []  # devices of other processes
         self.timer: Timer = time.perf_counter
         """The clock for measured costs."""
 
     def setup_devices(self, *, tpu: str | None = None, cpu_devices: int | None = None) -> None:
         """See `Execution`."""
-        if self._on_mesh is not None and not tpu:
-            self._on_mesh.setup_devices(cpu_devices=cpu_devices)
+        if self.stages_on is not None and not tpu:
+            self.stages_on.setup_devices(cpu_devices=cpu_devices)
             return
         if tpu:
             raise ExecutionError(
@@ -141,25 +150,22 @@ class Pipelined(StagedExecution):
     ) -> ExecutionProgram:
         """See `Execution`."""
         parts = learner.params.accumulation_steps
-        on_mesh, dtype = self._on_mesh, self.activation_dtype(dtype)
-        if on_mesh is not None:
-            layout = self.stage_layout(task, batch, parts=parts, num_devices=on_mesh.num_devices())
-            names = on_mesh.names(layout)
-            plan = self.plan(task, batch, parts=parts, devices=names, dtype=dtype)
-            backends = on_mesh.backends(plan, layout)
+        dtype = self.activation_dtype(dtype)
+        if self.stages_on is None:
+            placed = PlacedStages(self._devices or _local_devices(), device_backends)
         else:
-            names = self._devices or _local_devices()
-            plan = self.plan(task, batch, parts=parts, devices=names, dtype=dtype)
-            backends = device_backends(plan)
+            placed = self.stages_on.place(task, self.micro_batch(batch, parts=parts))
+        plan = self.plan(task, batch, parts=parts, devices=placed.names, dtype=dtype)
+        backends = placed.backends(plan)
         step = Step(task, learner, seed=seed, dtype=dtype)
         replan = functools.partial(
-            self.plan, task, parts=parts, devices=names, dtype=dtype, like=plan
+            self.plan, task, parts=parts, devices=placed.names, dtype=dtype, like=plan
         )
         return PipelineProgram(step, plan, backends, batch=batch, replan=replan)
 
     def activation_dtype(self, dtype: str) -> str:
         """Returns the type of activations, given `run.activation_dtype`."""
-        return dtype if self._on_mesh is None else self._on_mesh.activation_dtype(dtype)
+        return dtype if self.stages_on is None else self.stages_on.activation_dtype(dtype)
 
     def _most_micro_batches(self, size: int, parts: int) -> int:
         """Returns into how many micro-batches a batch of another size is split.
@@ -182,25 +188,6 @@ class Pipelined(StagedExecution):
             "accepts have to divide it. Batches of this input differ in size: choose 1 replica, no "
             "accumulation and the schedule 1f1b, or an input whose batches have one size"
         )
-
-    def stage_layout(
-        self, task: Task, batch: Signature, *, parts: int, num_devices: int | None
-    ) -> MeshLayout:
-        """Returns the layout on the mesh of a stage.
-
-        Args:
-          task: the task.
-          batch: signature of the global batch.
-          parts: number of accumulation steps.
-          num_devices: number of devices of all stages together; None: the number needed.
-
-        Raises:
-          ExecutionError: mesh and rules do not fit the model, the batch or the devices.
-        """
-        micro = self.micro_batch(batch, parts=parts)
-        if self._on_mesh is not None:
-            return self._on_mesh.layout(task, micro, num_devices=num_devices)
-        raise ExecutionError("the stages are not on a mesh: execution.stages_on is not set")
 
     def plan(
         self,
@@ -253,7 +240,7 @@ class Pipelined(StagedExecution):
             traces = trace_all(pieces, specs, micro)
         costs: Sequence[float]
         if like is None:
-            device = None if devices is None or self._on_mesh is not None else devices[0]
+            device = None if devices is None or self.stages_on is not None else devices[0]
             costs = self._costs(pieces, traces, specs, micro, device)
             sizes = self.sizes(pieces, costs)
         else:

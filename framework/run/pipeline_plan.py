@@ -8,6 +8,7 @@ from tekso.framework import schedules, task_results
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.pipeline.schedule import SCHEDULES
 from tekso.framework.execution.pipeline.staged_execution import StagedExecution
+from tekso.framework.execution.pipeline.stages_on_mesh import StagesOnMesh
 from tekso.framework.execution.pipelined import Pipelined
 from tekso.framework.execution.spmd_pipelined import SpmdPipelined
 from tekso.framework.experiment import Tree
@@ -70,8 +71,8 @@ def figures(tree: Tree.Params, *, assets_dir: str | None = None) -> PipelineFigu
     if isinstance(execution, SpmdPipelined):
         layout = execution.layout(task, batch, parts=parts, num_devices=None)
         return dataclasses.replace(found, on_mesh=figures_of_program(learner, specs, layout))
-    if isinstance(execution, Pipelined) and execution.params.stages_on is not None:
-        layout = execution.stage_layout(task, batch, parts=parts, num_devices=None)
+    if isinstance(execution, Pipelined) and isinstance(execution.stages_on, StagesOnMesh):
+        layout = execution.stages_on.layout(task, micro, num_devices=None)
         on_mesh = figures_on_mesh(plan, learner, specs, layout)
         return dataclasses.replace(found, on_mesh=on_mesh)
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tekso.framework import schedules
 from tekso.framework.execution.mesh_sharded import MeshSharded
+from tekso.framework.execution.pipeline.stages_on_mesh import StagesOnMesh
 from tekso.framework.execution.pipelined import Pipelined
 from tekso.framework.execution.spmd_pipelined import SpmdPipelined
 from tekso.framework.experiment import Experiment, Run
@@ -111,7 +112,7 @@ class TinyMeshPipeline(Tiny):
         return Pipelined.Params(
             num_stages=2,
             num_micro_batches=8,
-            stages_on=MeshSharded.Params(mesh="model:2", rules="tensor"),
+            stages_on=StagesOnMesh.Params(mesh="model:2", rules="tensor"),
         )
 
 

@@ -92,7 +92,7 @@ def run(model: str, execution: str) -> dict[str, Any]:
     params = getattr(executions, fields.pop("kind")).Params()
     accumulation, cpu_devices = fields.pop("accumulation", 1), fields.pop("cpu_devices", None)
     if stages_on := fields.pop("stages_on", None):
-        params.stages_on = executions.MeshSharded.Params().set(stages_on)
+        params.stages_on = executions.StagesOnMesh.Params().set(stages_on)
     learner = Learner.Params(
         optimizer=Adam.Params(weight_decay=0.01),
         schedule=Constant.Params(value=0.01),

@@ -6,7 +6,13 @@ from typing import Any, ClassVar, Literal
 
 import pytest
 
-from tekso.framework.execution import DataParallel, MeshSharded, Pipelined
+from tekso.framework.execution import (
+    DataParallel,
+    MeshSharded,
+    Pipelined,
+    SpmdPipelined,
+    StagesOnMesh,
+)
 from tekso.framework.params import Configurable, OldField, Params, param, references, rename_class
 
 
@@ -169,3 +175,41 @@ def test_runs_from_before_say_what_xla_compiles(execution: type[Configurable]) -
     name = f"{execution.__module__}:{execution.__name__}"
     found = Params.from_text(f'. : Params("{name}")\nxla : "stretches"')
     assert found.get("xla") == "clusters"
+
+
+PIPELINE = """
+num_stages : 4
+num_micro_batches : 8
+schedule : "{schedule}"
+rematerialize : "all"
+balance : None
+costs : "traced"
+num_replicas : 2
+workers : []
+form : "{form}"
+stages_on : {stages_on}
+{below}xla : "none"
+"""
+"""Of params.txt, when the form of a pipeline was a field."""
+
+
+def pipeline(form: str, schedule: str, stages_on: str = "None", below: str = "") -> Params:
+    owner = '. : Params("tekso.framework.execution.pipelined:Pipelined")'
+    values = {"form": form, "schedule": schedule, "stages_on": stages_on, "below": below}
+    return Params.from_text(owner + PIPELINE.format(**values))
+
+
+def test_runs_from_before_have_the_execution_that_the_form_of_their_pipeline_is() -> None:
+    sizes = {"num_stages": 4, "num_micro_batches": 8, "num_replicas": 2, "rematerialize": "all"}
+    assert pipeline("spmd", "gpipe") == SpmdPipelined.Params().set(sizes)
+    assert pipeline("host", "gpipe") == Pipelined.Params(schedule="gpipe").set(sizes)
+    mesh = 'Params("tekso.framework.execution.mesh_sharded:MeshSharded")'
+    names = {"mesh": "model:2", "rules": "tensor", "decode_on": "one_device", "xla": "auto"}
+    below = "".join(f'stages_on.{name} : "{value}"\n' for name, value in names.items())
+    on = StagesOnMesh.Params(mesh="model:2", rules="tensor")
+    assert pipeline("host", "1f1b", mesh, below) == Pipelined.Params(stages_on=on).set(sizes)
+
+
+def test_the_form_of_a_pipeline_is_an_error_that_names_the_execution() -> None:
+    with pytest.raises(AttributeError, match=r"no field form: .* --execution=spmd_pipelined"):
+        Pipelined.Params().set_text("form", "spmd")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tekso.framework.execution import ExecutionError, MeshSharded, Pipelined, SpmdPipelined
+from tekso.framework.execution import ExecutionError, Pipelined, SpmdPipelined, StagesOnMesh
 from tekso.framework.execution.base import signature_of
 from tekso.framework.execution.pipeline.loss_pieces import pieces_of_loss
 from tekso.framework.pieces import LOSS_SUM, Piece
@@ -57,7 +57,7 @@ def line(method: Any) -> str:
     [
         Pipelined.Params(),
         SpmdPipelined.Params(),
-        Pipelined.Params(stages_on=MeshSharded.Params(mesh="model:2")),
+        Pipelined.Params(stages_on=StagesOnMesh.Params(mesh="model:2")),
     ],
     ids=["host", "spmd", "stages on meshes"],
 )
