@@ -15,6 +15,7 @@ from typing import Literal
 
 from absl import logging
 
+from tekso.framework.cluster import Cluster
 from tekso.framework.execution.base import (
     Execution,
     ExecutionProgram,
@@ -22,7 +23,6 @@ from tekso.framework.execution.base import (
     part_of,
 )
 from tekso.framework.execution.mesh import activations, mesh_devices, presets
-from tekso.framework.execution.mesh.cluster import Cluster
 from tekso.framework.execution.mesh.layouts import MeshLayout, MeshShape
 from tekso.framework.execution.mesh.placement import Placement
 from tekso.framework.execution.mesh.program import MeshProgram

@@ -17,10 +17,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
+from tekso.framework.cluster import Cluster
 from tekso.framework.execution.base import Signature, num_examples
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.mesh import mesh_devices
-from tekso.framework.execution.mesh.cluster import Cluster
 from tekso.framework.execution.mesh.layouts import MeshLayout
 from tekso.framework.execution.mesh.placement import Placement
 from tekso.framework.execution.mesh_sharded import MeshSharded
