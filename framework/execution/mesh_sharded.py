@@ -26,10 +26,10 @@ from tekso.framework.execution.mesh import activations, mesh_devices, presets
 from tekso.framework.execution.mesh.layouts import MeshLayout, MeshShape
 from tekso.framework.execution.mesh.placement import Placement
 from tekso.framework.execution.mesh.program import MeshProgram
-from tekso.framework.execution.step import Step
 from tekso.framework.learning_step import LearnerBase
 from tekso.framework.params import Configurable, param
 from tekso.framework.primitives.fusion import Fuse, MarkedFusion, no_fusion
+from tekso.framework.step import Step
 from tekso.framework.task import Task
 
 

@@ -38,11 +38,11 @@ from tekso.framework.execution.pipeline.schedule_check import checked_actions
 from tekso.framework.execution.pipeline.stage_backend import DeviceBackend, StageBackend
 from tekso.framework.execution.pipeline.stage_placement import PlacedStages, StagePlacement
 from tekso.framework.execution.pipeline.staged_execution import StagedExecution
-from tekso.framework.execution.step import Step, used_specs
 from tekso.framework.learning_step import LearnerBase
 from tekso.framework.params import OldField, param
 from tekso.framework.pieces import Piece
 from tekso.framework.primitives.fusion import XlaFusion, no_fusion
+from tekso.framework.step import Step, used_specs
 from tekso.framework.task import Task
 from tekso.framework.weight_spec import WeightSpec
 

@@ -36,10 +36,10 @@ from tekso.framework.execution.pipeline.schedule_check import checked_actions
 from tekso.framework.execution.pipeline.spmd_loop import STAGE, SpmdLoop
 from tekso.framework.execution.pipeline.spmd_program import DATA, SpmdProgram
 from tekso.framework.execution.pipeline.staged_execution import StagedExecution
-from tekso.framework.execution.step import Step, used_specs
 from tekso.framework.learning_step import LearnerBase
 from tekso.framework.params import OldField, param
 from tekso.framework.pieces import Piece
+from tekso.framework.step import Step, used_specs
 from tekso.framework.task import Task
 from tekso.framework.weight_spec import STACK_DIM, WeightSpec
 

@@ -12,9 +12,9 @@ from tekso.framework.execution.mesh.layouts import Layout, MeshLayout
 from tekso.framework.execution.pipeline.piece_traces import rows_of
 from tekso.framework.execution.pipeline.plan import PipelinePlan
 from tekso.framework.execution.pipeline.stage_specs import StageSpecs
-from tekso.framework.execution.state import State
 from tekso.framework.learning_step import LearnerBase
 from tekso.framework.optimizers.optimizer import state_dtype
+from tekso.framework.state import State
 from tekso.framework.weight_spec import WeightSpec
 
 

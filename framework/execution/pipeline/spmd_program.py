@@ -20,7 +20,7 @@ from tekso.framework.execution.mesh.placement import Placement
 from tekso.framework.execution.mesh.program import MeshProgram
 from tekso.framework.execution.mesh.step_errors import compiled
 from tekso.framework.execution.pipeline.spmd_loop import SpmdLoop
-from tekso.framework.execution.step import Flat, Step
+from tekso.framework.step import Flat, Step
 from tekso.framework.task import LossSums
 from tekso.framework.theta import Theta
 

@@ -21,10 +21,10 @@ import tensorflow as tf
 from tekso.framework import task_results
 from tekso.framework.collected import Pairs, added_pairs
 from tekso.framework.context import StepContext
-from tekso.framework.execution.state import State
 from tekso.framework.foreign_variables import refused
 from tekso.framework.learning_step import LearnerBase
 from tekso.framework.primitives.fusion import Fuse, no_fusion
+from tekso.framework.state import State
 from tekso.framework.task import Batch, LossSums, Task
 from tekso.framework.weight_spec import WeightSpec
 from tekso.framework.weight_update import select
