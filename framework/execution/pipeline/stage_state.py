@@ -11,7 +11,7 @@ import tensorflow as tf
 from tekso.framework.execution.pipeline.stage_backend import Kind, Part, StageBackend
 from tekso.framework.execution.pipeline.stage_specs import StageSpecs
 from tekso.framework.execution.pipeline.stages import Rows, StagePlan
-from tekso.framework.learning_step import APPLIED, COUNTS
+from tekso.framework.learning_step import APPLIED
 from tekso.framework.state import LEARNER, WEIGHTS, State
 from tekso.framework.step import Flat, Step
 
@@ -62,7 +62,7 @@ class StageState:
                         variables[path] = home.variable(part, spec, kind)
                 found.append(variables)
             self.stages[stage] = State(*found)
-        for path in COUNTS:
+        for path in self._step.learner.counters():
             number = tf.constant(value(LEARNER + path, ()), self._step.specs.slots[path].dtype)
             if path in self._counts:
                 self._counts[path].assign(number)
