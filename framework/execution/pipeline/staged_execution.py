@@ -13,7 +13,7 @@ from tekso.framework.task import Task
 
 
 class StagedExecution(Execution):
-    """A pipeline, in any form."""
+    """Base class of pipelines, which divide a model into stages."""
 
     class Params(Execution.Params):
         """Params of StagedExecution."""
