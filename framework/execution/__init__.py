@@ -41,21 +41,27 @@ def by_name(name: str) -> type[Execution]:
     """
     if name not in EXECUTIONS:
         raise ExecutionError(f"execution {name!r} is unknown; there are: {', '.join(EXECUTIONS)}")
-    found: type[Execution] = __getattr__(EXECUTIONS[name])
+    found: type[Execution] = _imported(EXECUTIONS[name])
     return found
 
 
 def import_all() -> None:
     """Imports all executions, so that their classes can be set by name (`--set`)."""
     for kind in _MODULES:
-        __getattr__(kind)
+        _imported(kind)
 
 
-def __getattr__(name: str) -> Any:
-    """Imports a class when it is first used."""
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+def _imported(kind: str) -> Any:
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[kind]}"), kind)
+
+
+if not TYPE_CHECKING:  # so that mypy and editors reject a typo
+
+    def __getattr__(name: str) -> Any:
+        """Imports a class when it is first used."""
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return _imported(name)
 
 
 __all__ = [

@@ -413,6 +413,14 @@ WRONG = [
         [LINE, "--set=execution.num_stages=2"],
         "; --execution=pipelined has it; --execution=spmd_pipelined has it",
     ),
+    (
+        [LINE, "--execution=pipelined", "--set=execution.form=spmd"],
+        "(form=spmd) is --execution=spmd_pipelined",
+    ),
+    (
+        [LINE, "--execution=spmd_pipelined", "--set=execution.schedule=1f1b"],
+        "as in gpipe; --execution=pipelined has it",
+    ),
     (["--import=linse"], "no package 'linse'"),
     (["--list=nothing.*"], "--list=nothing.*: no experiment matches; --list without"),
     (["--list=experiments.line"], "did you mean lines.experiments.Line?"),
