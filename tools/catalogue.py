@@ -142,9 +142,17 @@ def _entry(kind: type[Configurable]) -> list[str]:
 
 
 def _own_fields(kind: type) -> dict[str, Field]:
-    """Returns the fields that the Params class in the body of a class declares."""
+    """Returns the fields of the Params class of a class, without those of its base classes."""
     params = vars(kind).get("Params")
-    return dict(vars(params).get("_own_fields", {})) if params else {}
+    inherited = {name for base in kind.__bases__ for name in _all_fields(base)}
+    own = {} if params is None else vars(params).get("_own_fields", {})
+    others = {n: f for n, f in _all_fields(kind).items() if n not in own and n not in inherited}
+    return {**others, **own}
+
+
+def _all_fields(kind: type) -> dict[str, Field]:
+    params = getattr(kind, "Params", None)
+    return {} if params is None else dict(params._fields)
 
 
 def _row(field: Field) -> str:

@@ -80,7 +80,10 @@ def _define() -> None:
         "set", [], "path=value, as for tekso-trainer; can be repeated.", flag_values=f
     )
     flags.DEFINE_string(
-        "execution", None, "data_parallel, mesh_sharded or pipelined.", flag_values=f
+        "execution",
+        None,
+        "data_parallel, mesh_sharded, pipelined or spmd_pipelined.",
+        flag_values=f,
     )
     flags.DEFINE_integer(
         "cpu_devices", None, "Number of logical CPU devices to create.", flag_values=f

@@ -77,8 +77,12 @@ def change(
     Raises:
       UsageError: a path is unknown, a value has the wrong type or is out of range.
     """
+    from tekso.framework import execution as executions
+
     if execution is not None:
         _choose_execution(tree, execution)
+    if any(setting.strip().startswith("execution.") for setting in settings):
+        executions.import_all()
     for setting in settings:
         path, equals, value = setting.partition("=")
         if not equals:
@@ -108,7 +112,7 @@ def _of_another_execution(tree: Tree.Params, path: str) -> str:
     field = rest.partition(".")[0]
     if first != "execution" or not field or field in tree.execution:
         return ""
-    others = [name for name, kind in execution.EXECUTIONS.items() if field in kind.Params()]
+    others = [name for name in execution.EXECUTIONS if field in execution.by_name(name).Params()]
     return "".join(f"; --execution={name} has it" for name in others)
 
 

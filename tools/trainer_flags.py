@@ -65,8 +65,8 @@ def _define_devices(f: flags.FlagValues) -> None:
     flags.DEFINE_string(
         "execution",
         None,
-        "How a step is distributed over devices: data_parallel, mesh_sharded or pipelined. By "
-        "default the execution of the experiment.",
+        "How a step is distributed over devices: data_parallel, mesh_sharded, pipelined or "
+        "spmd_pipelined. By default the execution of the experiment.",
         flag_values=f,
     )
     flags.DEFINE_integer(

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Mapping, Sequence, Set
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from tekso.framework.cluster import Cluster
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.learning_step import LearnerBase
 from tekso.framework.params import Configurable
 from tekso.framework.task import Task
 from tekso.framework.weight_spec import WeightSpec
-
-if TYPE_CHECKING:
-    from tekso.framework.execution.mesh.cluster import Cluster
 
 Batch = Mapping[str, np.ndarray]
 Signature = Mapping[str, tuple[Sequence[int], Any]]

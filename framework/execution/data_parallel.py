@@ -23,11 +23,11 @@ from tekso.framework.execution import devices
 from tekso.framework.execution.base import Execution, ExecutionProgram, Signature, num_examples
 from tekso.framework.execution.data_parallel_program import DataParallelProgram
 from tekso.framework.execution.errors import ExecutionError
-from tekso.framework.execution.step import Step
 from tekso.framework.layer import Layer
 from tekso.framework.learning_step import LearnerBase
 from tekso.framework.params import param
 from tekso.framework.path_patterns import listed
+from tekso.framework.step import Step
 from tekso.framework.task import Task
 
 

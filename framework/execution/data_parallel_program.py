@@ -12,17 +12,10 @@ import tensorflow as tf
 from tekso.framework.context import Mode, StepContext
 from tekso.framework.execution.base import Batch, ExecutionProgram
 from tekso.framework.execution.errors import ExecutionError
-from tekso.framework.execution.state import State, checked_state
-from tekso.framework.execution.step import (
-    Flat,
-    Step,
-    Sums,
-    added,
-    part_sums,
-    unscaled,
-    with_gradients,
-)
+from tekso.framework.execution.state import checked_state
 from tekso.framework.primitives.fusion import XlaFusion, no_fusion
+from tekso.framework.state import State
+from tekso.framework.step import Flat, Step, Sums, added, part_sums, unscaled, with_gradients
 from tekso.framework.weight_spec import WeightSpec
 
 Gradients = list[Flat]

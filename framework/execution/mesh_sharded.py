@@ -15,6 +15,7 @@ from typing import Literal
 
 from absl import logging
 
+from tekso.framework.cluster import Cluster
 from tekso.framework.execution.base import (
     Execution,
     ExecutionProgram,
@@ -22,15 +23,43 @@ from tekso.framework.execution.base import (
     part_of,
 )
 from tekso.framework.execution.mesh import activations, mesh_devices, presets
-from tekso.framework.execution.mesh.cluster import Cluster
 from tekso.framework.execution.mesh.layouts import MeshLayout, MeshShape
 from tekso.framework.execution.mesh.placement import Placement
 from tekso.framework.execution.mesh.program import MeshProgram
-from tekso.framework.execution.step import Step
 from tekso.framework.learning_step import LearnerBase
-from tekso.framework.params import param
+from tekso.framework.params import Configurable, param
 from tekso.framework.primitives.fusion import Fuse, MarkedFusion, no_fusion
+from tekso.framework.step import Step
 from tekso.framework.task import Task
+
+
+class MeshParams(Configurable.Params):
+    """Params of a mesh and its rules, for an execution or for the stages of a pipeline."""
+
+    mesh: str | None = param(
+        'Axes and their sizes: "data:2;model:4". None: all devices, as the preset defines.',
+        default=None,
+    )
+    rules: str = param(
+        'The axis that shards each dim: "batch:data;mlp:model"; or the name of a preset: data, '
+        "fsdp, tensor, 2d.",
+        default="data",
+    )
+    weights_axis: str | None = param(
+        "Axis that also shards the weights between steps; they are all-gathered for use (fully "
+        "sharded weights, ZeRO-3).",
+        default=None,
+    )
+    slots_axis: str | None = param(
+        "Axis that also shards the optimizer slots and the update (weight-update sharding, "
+        "ZeRO-1).",
+        default=None,
+    )
+    activation_dtype: Literal["float32", "bfloat16"] = param(
+        "Set run.activation_dtype instead, which applies to every execution. bfloat16 here, as "
+        "earlier versions set it, means the same.",
+        default="float32",
+    )
 
 
 class MeshSharded(Execution):
@@ -40,33 +69,9 @@ class MeshSharded(Execution):
     _cpu_devices: int | None = None  # all
     _cluster: Cluster | None = None
 
-    class Params(Execution.Params):
+    class Params(Execution.Params, MeshParams):
         """Params of MeshSharded."""
 
-        mesh: str | None = param(
-            'Axes and their sizes: "data:2;model:4". None: all devices, as the preset defines.',
-            default=None,
-        )
-        rules: str = param(
-            'The axis that shards each dim: "batch:data;mlp:model"; or the name of a preset: data, '
-            "fsdp, tensor, 2d.",
-            default="data",
-        )
-        weights_axis: str | None = param(
-            "Axis that also shards the weights between steps; they are all-gathered for use (fully "
-            "sharded weights, ZeRO-3).",
-            default=None,
-        )
-        slots_axis: str | None = param(
-            "Axis that also shards the optimizer slots and the update (weight-update sharding, "
-            "ZeRO-1).",
-            default=None,
-        )
-        activation_dtype: Literal["float32", "bfloat16"] = param(
-            "Set run.activation_dtype instead, which applies to every execution. bfloat16 here, as "
-            "earlier versions set it, means the same.",
-            default="float32",
-        )
         decode_on: Literal["one_device", "mesh"] = param(
             "Where search, sampling and scoring run. one_device: gathers the weights to one "
             "device; faster, and starts sooner. mesh: for models too large for one device, whose "
@@ -76,7 +81,7 @@ class MeshSharded(Execution):
         xla: Literal["auto", "none", "clusters"] = param(
             "What XLA compiles: nothing, or large elementwise clusters between matrix products, "
             "once per device. auto: clusters on CPU if every device has its own core (otherwise "
-            "compilation would delay the first step), and nothing in stages of a pipeline.",
+            "compilation would delay the first step).",
             default="auto",
             old_values={"stretches": "clusters"},
         )

@@ -16,17 +16,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
 
 import tensorflow as tf
 
 from tekso.framework.execution import devices
-from tekso.framework.execution.base import Execution, ExecutionProgram, Signature, num_examples
+from tekso.framework.execution.base import ExecutionProgram, Signature, num_examples
 from tekso.framework.execution.errors import ExecutionError
-from tekso.framework.execution.mesh.cluster import Cluster
-from tekso.framework.execution.mesh.layouts import MeshLayout
-from tekso.framework.execution.mesh_sharded import MeshSharded
 from tekso.framework.execution.pipeline import partition, remote, stages
 from tekso.framework.execution.pipeline.actions import by_device
 from tekso.framework.execution.pipeline.loss_pieces import pieces_of_loss
@@ -38,30 +35,31 @@ from tekso.framework.execution.pipeline.plan import PipelinePlan, rows_of_stages
 from tekso.framework.execution.pipeline.program import PipelineProgram
 from tekso.framework.execution.pipeline.schedule import PipelineSchedule, num_stages_of, schedule_of
 from tekso.framework.execution.pipeline.schedule_check import checked_actions
-from tekso.framework.execution.pipeline.spmd_form import SpmdForm
 from tekso.framework.execution.pipeline.stage_backend import DeviceBackend, StageBackend
-from tekso.framework.execution.pipeline.stages_on_mesh import StagesOnMesh
-from tekso.framework.execution.step import Step, used_specs
+from tekso.framework.execution.pipeline.stage_placement import PlacedStages, StagePlacement
+from tekso.framework.execution.pipeline.staged_execution import StagedExecution
 from tekso.framework.learning_step import LearnerBase
-from tekso.framework.params import param
+from tekso.framework.params import OldField, param
 from tekso.framework.pieces import Piece
 from tekso.framework.primitives.fusion import XlaFusion, no_fusion
+from tekso.framework.step import Step, used_specs
 from tekso.framework.task import Task
 from tekso.framework.weight_spec import WeightSpec
 
 
-class Pipelined(Execution):
+class Pipelined(StagedExecution):
     """A pipeline of stages, one or more per device."""
 
-    class Params(Execution.Params):
+    class Params(StagedExecution.Params):
         """Params of Pipelined."""
 
-        num_stages: int = param(
-            "Number of devices of the pipeline, each with a part of the model.", default=2
-        )
-        num_micro_batches: int = param(
-            "Equal parts of a batch that pass through the stages one after the other.", default=4
-        )
+        old_fields: ClassVar[Mapping[str, OldField]] = {
+            "form": OldField(
+                "one program for all stages (form=spmd) is --execution=spmd_pipelined",
+                {"spmd": "tekso.framework.execution.spmd_pipelined:SpmdPipelined"},
+            )
+        }
+
         schedule: str | PipelineSchedule.Params = param(
             "Order of the work on each device: gpipe, 1f1b, interleaved_1f1b, zero_bubble_h1, or "
             "Params of a Schedule.",
@@ -83,22 +81,19 @@ class Pipelined(Execution):
             "when the pipeline is built.",
             default="traced",
         )
-        num_replicas: int = param(
-            "Number of parallel pipelines, each with its share of every micro-batch.", default=1
-        )
         workers: list[str] = param(
             "Addresses (host:port) of tekso-worker processes that provide their devices, one "
             "replica after the other; empty: the devices of this process.",
             default=[],
         )
-        form: Literal["host", "spmd"] = param(
-            "What runs the stages: host: threads of this process; spmd: one program for all stages "
-            "(for repeated stacks, and TPUs).",
-            default="host",
-        )
-        stages_on: MeshSharded.Params | None = param(
-            "Shards every stage over its own mesh, by rules; None: one device per stage.",
+        stages_on: StagePlacement.Params | None = param(
+            "Where the stages run. StagesOnMesh: every stage is sharded over its own mesh, by "
+            "rules; None: one device per stage.",
             default=None,
+            old_values={
+                "tekso.framework.execution.mesh_sharded:MeshSharded": "tekso.framework.execution."
+                "pipeline.stages_on_mesh:StagesOnMesh"
+            },
         )
         xla: Literal["none", "clusters"] = param(
             "What XLA compiles: nothing, or elementwise clusters between matrix products.",
@@ -109,43 +104,31 @@ class Pipelined(Execution):
     def __init__(self, params: Any) -> None:
         super().__init__(params)
         p = self.params
-        for name in ("num_stages", "num_micro_batches", "num_replicas"):
-            if getattr(p, name) < 1:
-                raise ExecutionError(
-                    f"execution.{name} is {getattr(p, name)}, but must be at least 1"
-                )
         for address in p.workers:
             remote.split(address)
         self._schedule = schedule_of(p.schedule)
-        self._on_mesh: StagesOnMesh | None = None
-        self._spmd: SpmdForm | None = None
-        if p.form == "spmd":
-            self._spmd = SpmdForm(p, self._schedule)
-        elif p.stages_on is not None:
-            self._on_mesh = StagesOnMesh(p.stages_on.instantiate(), p)
+        self.stages_on: StagePlacement | None = None
+        if p.stages_on is not None:
+            if p.workers:
+                raise ExecutionError(
+                    "execution.stages_on is set, and execution.workers is set: stages on workers "
+                    "have one device each; remove execution.workers or execution.stages_on"
+                )
+            sizes = {"num_stages": p.num_stages, "num_replicas": p.num_replicas}
+            self.stages_on = p.stages_on.instantiate(**sizes)
         self._devices: list[str] = []  # devices of other processes
         self.timer: Timer = time.perf_counter
         """The clock for measured costs."""
 
-    def join(self, cluster: Cluster) -> None:
-        """See `Execution`; only `form="spmd"` supports several processes."""
-        if self._spmd is None:
-            super().join(cluster)
-        else:
-            self._spmd.join(cluster)
-
     def setup_devices(self, *, tpu: str | None = None, cpu_devices: int | None = None) -> None:
         """See `Execution`."""
-        if self._spmd is not None:
-            self._spmd.setup_devices(tpu=tpu, cpu_devices=cpu_devices)
-            return
-        if self._on_mesh is not None and not tpu:
-            self._on_mesh.setup_devices(cpu_devices=cpu_devices)
+        if self.stages_on is not None and not tpu:
+            self.stages_on.setup_devices(cpu_devices=cpu_devices)
             return
         if tpu:
             raise ExecutionError(
-                "execution.form='host' cannot use the cores of a TPU: use "
-                "--execution=mesh_sharded there, or execution.form='spmd' for a repeated stack"
+                "--execution=pipelined cannot use the cores of a TPU: use --execution=mesh_sharded "
+                "there, or --execution=spmd_pipelined for a repeated stack"
             )
         if self.params.workers:
             devices.setup_cpu(logical_devices=cpu_devices, threads_per_op=1)
@@ -167,52 +150,22 @@ class Pipelined(Execution):
     ) -> ExecutionProgram:
         """See `Execution`."""
         parts = learner.params.accumulation_steps
-        if self._spmd is not None:
-            micro = self.micro_batch(batch, parts=parts)
-            return self._spmd.build(task, learner, seed=seed, micro_batch=micro, dtype=dtype)
-        on_mesh, dtype = self._on_mesh, self.activation_dtype(dtype)
-        if on_mesh is not None:
-            layout = self.stage_layout(task, batch, parts=parts, num_devices=on_mesh.num_devices())
-            names = on_mesh.names(layout)
-            plan = self.plan(task, batch, parts=parts, devices=names, dtype=dtype)
-            backends = on_mesh.backends(plan, layout)
+        dtype = self.activation_dtype(dtype)
+        if self.stages_on is None:
+            placed = PlacedStages(self._devices or _local_devices(), device_backends)
         else:
-            names = self._devices or _local_devices()
-            plan = self.plan(task, batch, parts=parts, devices=names, dtype=dtype)
-            backends = device_backends(plan)
+            placed = self.stages_on.place(task, self.micro_batch(batch, parts=parts))
+        plan = self.plan(task, batch, parts=parts, devices=placed.names, dtype=dtype)
+        backends = placed.backends(plan)
         step = Step(task, learner, seed=seed, dtype=dtype)
         replan = functools.partial(
-            self.plan, task, parts=parts, devices=names, dtype=dtype, like=plan
+            self.plan, task, parts=parts, devices=placed.names, dtype=dtype, like=plan
         )
         return PipelineProgram(step, plan, backends, batch=batch, replan=replan)
 
     def activation_dtype(self, dtype: str) -> str:
         """Returns the type of activations, given `run.activation_dtype`."""
-        return dtype if self._on_mesh is None else self._on_mesh.activation_dtype(dtype)
-
-    def micro_batch(
-        self, batch: Signature, *, parts: int, num_micro_batches: int | None = None
-    ) -> Signature:
-        """Returns the signature of the micro-batch that one replica computes.
-
-        Raises:
-          ExecutionError: the batch does not divide evenly.
-        """
-        p, size = self.params, num_examples(batch)
-        count = parts * (num_micro_batches or p.num_micro_batches) * p.num_replicas
-        if size % count:
-            near = [n for n in (size // count * count, (size // count + 1) * count) if n]
-            others = parts * p.num_replicas
-            even = [m for m in range(1, size // others + 1) if size % (m * others) == 0]
-            fewer = f", or micro-batches: {', '.join(map(str, even))}" if even else ""
-            of_parts = f", {parts} accumulation steps" if parts > 1 else ""
-            of_replicas = f", {p.num_replicas} replicas" if p.num_replicas > 1 else ""
-            raise ExecutionError(
-                f"input.batch_size {size} does not divide evenly over {p.num_micro_batches} "
-                f"micro-batches (execution.num_micro_batches){of_replicas}{of_parts}; the nearest "
-                f"that do: {', '.join(map(str, near))}{fewer}"
-            )
-        return {n: ((size // count, *shape[1:]), dtype) for n, (shape, dtype) in batch.items()}
+        return dtype if self.stages_on is None else self.stages_on.activation_dtype(dtype)
 
     def _most_micro_batches(self, size: int, parts: int) -> int:
         """Returns into how many micro-batches a batch of another size is split.
@@ -236,38 +189,14 @@ class Pipelined(Execution):
             "accumulation and the schedule 1f1b, or an input whose batches have one size"
         )
 
-    def stage_layout(
-        self, task: Task, batch: Signature, *, parts: int, num_devices: int | None
-    ) -> MeshLayout:
-        """Returns the layout on the mesh of a stage, or on the mesh of `form="spmd"`.
-
-        Args:
-          task: the task.
-          batch: signature of the global batch.
-          parts: number of accumulation steps.
-          num_devices: number of devices of all stages together; None: the number needed.
-
-        Raises:
-          ExecutionError: mesh and rules do not fit the model, the batch or the devices.
-        """
-        micro = self.micro_batch(batch, parts=parts)
-        if self._spmd is not None:
-            return self._spmd.layout(task, micro, num_devices=num_devices)
-        if self._on_mesh is not None:
-            return self._on_mesh.layout(task, micro, num_devices=num_devices)
-        raise ExecutionError(
-            "the stages are not on a mesh: neither execution.stages_on nor execution.form='spmd' "
-            "is set"
-        )
-
     def plan(
         self,
         task: Task,
         batch: Signature,
         *,
         parts: int,
-        devices: list[str] | None,
         dtype: str = "float32",
+        devices: list[str] | None = None,
         like: PipelinePlan | None = None,
     ) -> PipelinePlan:
         """Returns the plan of a pipeline: the stages of a task, their devices and the schedule.
@@ -279,8 +208,8 @@ class Pipelined(Execution):
           task: the task.
           batch: signature of the global batch.
           parts: number of accumulation steps.
-          devices: names of the available devices; None: placeholder names for those needed.
           dtype: type of activations, as in `build`.
+          devices: names of the available devices; None: placeholder names for those needed.
           like: the plan for batches of another shape. The stages have the same pieces, and a batch
             that the micro-batches do not divide is split into fewer.
 
@@ -289,7 +218,7 @@ class Pipelined(Execution):
         """
         p = self.params
         needed = p.num_stages * p.num_replicas
-        names = [f"device {i}" for i in range(needed)] if devices is None else devices
+        names = self._placeholder_names() if devices is None else devices
         if needed > len(names):
             more = "add execution.workers" if p.workers else f"set --cpu_devices={needed}"
             raise ExecutionError(
@@ -301,7 +230,7 @@ class Pipelined(Execution):
         if like is not None:
             count = self._most_micro_batches(num_examples(batch), parts)
         micro = self.micro_batch(batch, parts=parts, num_micro_batches=count)
-        check_layers(task, form=p.form)
+        check_layers(task)
         pieces, specs = pieces_of_loss(task), task.specs()
         traces = trace_all(pieces, specs, micro)
         if devices is not None and like is None:
@@ -311,19 +240,17 @@ class Pipelined(Execution):
             traces = trace_all(pieces, specs, micro)
         costs: Sequence[float]
         if like is None:
-            device = None if devices is None or self._on_mesh is not None else devices[0]
+            device = None if devices is None or self.stages_on is not None else devices[0]
             costs = self._costs(pieces, traces, specs, micro, device)
             sizes = self.sizes(pieces, costs)
-            if self._spmd is not None:
-                sizes = self._spmd.sizes(pieces, traces, specs)
         else:
             costs, sizes = like.piece_costs, [len(s.pieces) for s in like.stage_plan.stages]
         stage_plan = stages.stage_plan(pieces, traces, sizes, specs, micro)
         actions = checked_actions(self._schedule, num_devices=p.num_stages, num_micro_batches=count)
-        plan = PipelinePlan(
+        return PipelinePlan(
             stage_plan=stage_plan,
             by_device=by_device(actions, p.num_stages),
-            devices=[names[r * p.num_stages :][: p.num_stages] for r in range(p.num_replicas)],
+            devices=self._by_replica(names),
             batch_size=num_examples(batch),
             num_parts=parts,
             num_micro_batches=count,
@@ -332,7 +259,6 @@ class Pipelined(Execution):
             costs=p.costs,
             piece_costs=costs,
         )
-        return plan
 
     def _costs(
         self,

@@ -11,7 +11,7 @@ import numpy as np
 
 from tekso.framework.input.skips import BadRecordError, InputError, Origin, SkipReport, Skips
 from tekso.framework.input.splits import SPLITS, Split
-from tekso.framework.params import Configurable, param
+from tekso.framework.params import Configurable, OldField, param
 
 S = TypeVar("S", bound="Source")
 
@@ -130,7 +130,9 @@ class InMemory(Source):
     class Params(Source.Params):
         """Params of InMemory."""
 
-        removed_fields: ClassVar[Mapping[str, Any]] = {"load": None}
+        old_fields: ClassVar[Mapping[str, OldField]] = {
+            "load": OldField("override the method load() in a subclass")
+        }
 
         train: list[str] = param("Texts to train on.", default=[])
         dev: list[str] = param("Texts of the split dev.", default=[])

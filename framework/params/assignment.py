@@ -69,7 +69,7 @@ def assign(
     except MismatchError as mismatch:
         raise TypeError(
             f"{node._where(name)}: wanted {type_name(field.type)}, given {describe(stored)}"
-            f"{mismatch.reason()}"
+            f"{mismatch.reason()}{_renewed(field, value)}"
         ) from None
     if log is not None:
         log.append(_undo(values, name))
@@ -81,6 +81,12 @@ def assign(
         origins.pop(name, None)
     else:
         origins[name] = origin
+
+
+def _renewed(field: Any, value: Any) -> str:
+    """A hint for an error: what has replaced a value that the field had before, if it did."""
+    new = field.renewed(value)
+    return "" if new is value else f"; it is {describe(new)} now"
 
 
 def _undo(table: dict[str, Any], name: str) -> Callable[[], None]:

@@ -15,8 +15,9 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from tekso.framework.params import references
 from tekso.framework.params import types as params_types
-from tekso.framework.params.containers import ATOMS, map_nodes, nodes_of
+from tekso.framework.params.containers import ATOMS, Node, map_nodes, nodes_of
 from tekso.framework.params.origins import caller, frame_outside, hide_from_origins
 from tekso.framework.params.types import REQUIRED, MismatchError, describe, type_name
 
@@ -36,11 +37,28 @@ def param(
       doc: one line (or more) that documents the field.
       default: its value in a fresh instance; every instance gets a copy of its own.
       old_names: what the field was called before: texts of Params from then stay readable.
-      old_values: {text that was a value before: the value that has replaced it}.
+      old_values: {text that was a value before: the value that has replaced it}; for a child
+        Params, {reference "module:Class" of its owner before: the reference now}.
     """
     field = Field(doc, default)
     field.old_names, field.old_values = tuple(old_names), dict(old_values)
     return field
+
+
+class OldField(typing.NamedTuple):
+    """A field that a Params class no longer has; texts of Params that name it stay readable.
+
+        class Params(Layer.Params):
+            old_fields: ClassVar[dict[str, OldField]] = {"fast": OldField("set kernel instead")}
+
+    Attributes:
+      instead: what to do instead, in the error about its use.
+      classes: {value of the field: reference "module:Class" of the class that replaces this one
+        where a text has the value}. The other fields keep their values.
+    """
+
+    instead: str
+    classes: Mapping[str, str] = types.MappingProxyType({})
 
 
 class Field:
@@ -94,6 +112,9 @@ class Field:
 
     def renewed(self, value: Any) -> Any:
         """Returns what has replaced a value that the field had before, or the value itself."""
+        if isinstance(value, Node):
+            reference = self.old_values.get(references.of_params(type(value)))
+            return value if reference is None else references.params(reference)()
         return self.old_values.get(value, value) if isinstance(value, str) else value
 
     def annotate(self, name: str, declared_in: Any, annotation: Any) -> None:

@@ -38,6 +38,7 @@ from tekso.framework.params.containers import (
 )
 from tekso.framework.params.fields import (
     Field,
+    OldField,
     Template,
     declare_fields,
     make_template,
@@ -51,7 +52,7 @@ from tekso.framework.params.types import (
     type_name,
 )
 
-__all__ = ["REQUIRED", "Field", "FrozenParamsError", "Params", "Required", "param"]
+__all__ = ["REQUIRED", "Field", "FrozenParamsError", "OldField", "Params", "Required", "param"]
 
 P = TypeVar("P", bound="Params")
 
@@ -70,8 +71,8 @@ class Params(Node):
     __hash__ = None  # type: ignore[assignment]  # equality is by value and values change
 
     owner: ClassVar[Any] = None
-    removed_fields: ClassVar[Mapping[str, Any]] = {}
-    """Fields of earlier versions, {name: the value with which texts of Params stay readable}."""
+    old_fields: ClassVar[Mapping[str, OldField]] = {}
+    """{name of a field of before: what has replaced it}."""
     _fields: ClassVar[dict[str, Field]] = {}
     _own_fields: ClassVar[dict[str, Field]] = {}
     _template: ClassVar[Template | None] = None
@@ -382,6 +383,9 @@ class Params(Node):
             return AttributeError(
                 f"{self._title()} has no field {where}: it is {self._where(renamed.name)} now"
             )
+        if name in self.old_fields:
+            instead = self.old_fields[name].instead
+            return AttributeError(f"{self._title()} has no field {self._where(name)}: {instead}")
         names = list(self._fields)
         hint = paths.suggestion(
             name, self._path(), names, lambda: [path for path, _, _ in params_tree.walk(self)]

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tekso.framework.params import literals, paths
+from tekso.framework.params import literals, paths, references
 from tekso.framework.params import tree as params_tree
 from tekso.framework.params.containers import ATOMS, Node, holds_nodes, same_value
 from tekso.framework.params.origins import Origin, hide_from_origins, origin_text
@@ -64,27 +64,88 @@ def from_text(text: str, *, origin: Origin) -> Any:
     Raises:
       ValueError: a line cannot be read; it names the line.
     """
-    root: Any = None
-    nodes: dict[str, Any] = {}
+    reader = _Reader(origin)
     for number, line in enumerate(text.split("\n"), start=1):
         line = line.strip()
         if not line or line.startswith("#"):
             continue
         try:
-            path, literal = _split_line(line)
-            if root is None:
-                if path != ".":
-                    raise ValueError('the first line has to be . : Params("module:Owner")')
-                root = literals.parse(literal)
-                if not isinstance(root, Node):
-                    raise ValueError(f"{literal} is no Params")
-                nodes[""] = root
-            else:
-                _read_line(nodes, path, literals.parse(literal), origin)
+            reader.read(*_split_line(line))
         except (ValueError, TypeError, AttributeError) as error:
             raise ValueError(f"line {number}, {line[:80]!r}: {error}") from error
-    if root is None:
+    if reader.root is None:
         raise ValueError('the text is empty: it has to begin with . : Params("module:Owner")')
+    return reader.root
+
+
+class _Reader:
+    """Builds a tree from its lines.
+
+    Attributes:
+      root: the tree; None before the first line.
+    """
+
+    def __init__(self, origin: Origin) -> None:
+        self.root: Any = None
+        self._origin = origin
+        self._nodes: dict[str, Any] = {}  # by path as the text has it
+        self._dropped: set[str] = set()  # paths of fields that no longer exist
+
+    def read(self, path: str, literal: str) -> None:
+        """Reads a line."""
+        if self.root is None:
+            self.root = self._nodes[""] = _first(path, literal)
+        elif not any(path.startswith(f"{dropped}.") for dropped in self._dropped):
+            self._read_field(path, literals.parse(literal))
+
+    def _read_field(self, path: str, value: Any) -> None:
+        prefix, _, name = path.rpartition(".")
+        if prefix not in self._nodes:
+            self._nodes[prefix] = self.root.get(prefix)
+            if not isinstance(self._nodes[prefix], Node):
+                raise ValueError(f"{prefix} is no Params")
+        parent = self._nodes[prefix]
+        field = parent._field(name) or parent._renamed_field(name)
+        if field is None:
+            if name not in parent.old_fields:
+                raise parent._unknown(name)
+            self._dropped.add(path)
+            classes = parent.old_fields[name].classes
+            if isinstance(value, str) and value in classes:
+                self._replace(prefix, references.params(classes[value])())
+            return
+        value, is_renamed = field.renewed(value), field.name != name
+        name = field.name
+        # The default's children are filled in by the lines below.
+        if name in parent._origins or not _is_same(parent._values[name], value):
+            parent._assign(name, value, origin=self._origin)
+        if is_renamed and isinstance(parent._values[name], Node):
+            self._nodes[path] = parent._values[name]
+
+    def _replace(self, path: str, new: Any) -> None:
+        """Puts a node of another class in the place of one, with the values of their fields."""
+        old = self._nodes[path]
+        for name in old._values.keys() & new._values.keys():
+            value, origin = old._values[name], old._origins.get(name, self._origin)
+            if isinstance(value, Node) or not _is_same(new._values[name], value):
+                new._assign(name, value, origin=origin)
+        if old is self.root:
+            self.root = new
+        else:
+            place = params_tree.place(self.root, old._path())
+            place.node._assign(place.name, new, keys=place.keys, origin=self._origin)
+        start = f"{path}." if path else ""
+        self._nodes = {p: node for p, node in self._nodes.items() if not p.startswith(start)}
+        self._nodes[path] = new
+
+
+def _first(path: str, literal: str) -> Node:
+    """The root that the first line describes."""
+    if path != ".":
+        raise ValueError('the first line has to be . : Params("module:Owner")')
+    root = literals.parse(literal)
+    if not isinstance(root, Node):
+        raise ValueError(f"{literal} is no Params")
     return root
 
 
@@ -100,27 +161,6 @@ def _split_line(line: str) -> tuple[str, str]:
         except paths.PathError:  # the separator stands in a key
             end = line.find(_SEPARATOR, end + 1)
     raise ValueError("a line reads path : literal")
-
-
-def _read_line(nodes: dict[str, Any], path: str, value: Any, origin: Origin) -> None:
-    prefix, _, name = path.rpartition(".")
-    if prefix not in nodes:
-        nodes[prefix] = nodes[""].get(prefix)
-        if not isinstance(nodes[prefix], Node):
-            raise ValueError(f"{prefix} is no Params")
-    parent = nodes[prefix]
-    field = parent._field(name) or parent._renamed_field(name)
-    if field is None:
-        if name in parent.removed_fields and parent.removed_fields[name] == value:
-            return
-        raise parent._unknown(name)
-    value, is_renamed = field.renewed(value), field.name != name
-    name = field.name
-    # The default's children are filled in by the lines below.
-    if name in parent._origins or not _is_same(parent._values[name], value):
-        parent._assign(name, value, origin=origin)
-    if is_renamed and isinstance(parent._values[name], Node):
-        nodes[path] = parent._values[name]
 
 
 def _is_same(old: Any, new: Any) -> bool:

@@ -26,9 +26,9 @@ from tekso.framework.execution.mesh import mesh_devices
 from tekso.framework.execution.mesh.layouts import Layout, MeshLayout, MeshShape
 from tekso.framework.execution.mesh.placement import Placement
 from tekso.framework.execution.mesh.program import MeshProgram
-from tekso.framework.execution.step import Step
 from tekso.framework.learning_step import LearnerBase
 from tekso.framework.planning.partitioned_program import Exchange, PartitionedProgram
+from tekso.framework.step import Step
 from tekso.framework.task import Task
 
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "permute", "broadcast")

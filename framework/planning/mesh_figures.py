@@ -12,9 +12,9 @@ from tekso.framework.execution.mesh.layouts import Layout, MeshLayout
 from tekso.framework.execution.pipeline.piece_traces import rows_of
 from tekso.framework.execution.pipeline.plan import PipelinePlan
 from tekso.framework.execution.pipeline.stage_specs import StageSpecs
-from tekso.framework.execution.state import State
 from tekso.framework.learning_step import LearnerBase
 from tekso.framework.optimizers.optimizer import state_dtype
+from tekso.framework.state import State
 from tekso.framework.weight_spec import WeightSpec
 
 
@@ -40,7 +40,7 @@ class MeshFigures:
     """Memory of the devices of all stages.
 
     Attributes:
-      layout: mesh and rules of every stage, or of one program for all stages (form="spmd").
+      layout: mesh and rules of every stage, or of one program for all stages.
       stages: bytes of the stages in model order; a single entry for one program.
       is_program: whether it is one program for all stages.
     """

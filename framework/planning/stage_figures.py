@@ -33,12 +33,12 @@ from tekso.framework.execution.pipeline.piece_traces import rows_of, tensors
 from tekso.framework.execution.pipeline.plan import PipelinePlan
 from tekso.framework.execution.pipeline.stage_specs import StageSpecs
 from tekso.framework.execution.pipeline.stages import Stage, Value
-from tekso.framework.execution.state import State
 from tekso.framework.learning_step import LearnerBase
 from tekso.framework.optimizers.optimizer import state_dtype
 from tekso.framework.planning.mesh_figures import MeshFigures
 from tekso.framework.planning.saved_bytes import SavedBytes, together
 from tekso.framework.planning.simulator import Timeline, simulate
+from tekso.framework.state import State
 from tekso.framework.weight_spec import WeightSpec
 
 

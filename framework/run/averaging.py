@@ -19,10 +19,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import tensorflow as tf
 
-from tekso.framework.execution.state import LEARNER, WEIGHTS
 from tekso.framework.learning_step import EMA
 from tekso.framework.run import checkpoint_files
 from tekso.framework.run.checkpoint_files import Checkpoint, CheckpointError, Description
+from tekso.framework.state import LEARNER, WEIGHTS
 
 _PART_BYTES = 1 << 26  # tensors smaller than this are written together
 _SHOWN = 3  # maximum number of changed Params in a message

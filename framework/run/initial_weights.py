@@ -21,12 +21,12 @@ import numpy as np
 
 from tekso.framework import files
 from tekso.framework.execution.base import ExecutionProgram
-from tekso.framework.execution.state import WEIGHTS
 from tekso.framework.input.assets import inherit, learned_assets
 from tekso.framework.path_patterns import PathPatterns
 from tekso.framework.run.checkpoints import Checkpoint
 from tekso.framework.run.opened import OpenedRun, open_run
 from tekso.framework.run.weights import read_weight
+from tekso.framework.state import WEIGHTS
 from tekso.framework.tables import table
 from tekso.framework.theta import SEPARATOR
 from tekso.framework.weight_spec import WeightSpec

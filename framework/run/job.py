@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from tekso.framework.execution.mesh.cluster import Cluster
+from tekso.framework.cluster import Cluster
 from tekso.framework.experiment import Tree
 from tekso.framework.params import Params
 from tekso.framework.run.assembly import Assembly, assemble

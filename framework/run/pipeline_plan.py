@@ -7,7 +7,10 @@ import dataclasses
 from tekso.framework import schedules, task_results
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.pipeline.schedule import SCHEDULES
+from tekso.framework.execution.pipeline.staged_execution import StagedExecution
+from tekso.framework.execution.pipeline.stages_on_mesh import StagesOnMesh
 from tekso.framework.execution.pipelined import Pipelined
+from tekso.framework.execution.spmd_pipelined import SpmdPipelined
 from tekso.framework.experiment import Tree
 from tekso.framework.planning.mesh_figures import figures_of_program, figures_on_mesh
 from tekso.framework.planning.saved_bytes import saved_bytes
@@ -20,7 +23,7 @@ EXAMPLE = "--execution=pipelined --set execution.num_stages=4 --set execution.nu
 def check_is_pipelined(tree: Tree.Params, what: str) -> None:
     """Raises an ExecutionError if an experiment is not a pipeline; `what` requires one."""
     owner = tree.execution.owner
-    if owner is None or not issubclass(owner, Pipelined):
+    if owner is None or not issubclass(owner, StagedExecution):
         name = owner.__name__ if owner is not None else type(tree.execution).__name__
         raise ExecutionError(
             f"{what} requires a pipeline, but the execution of this experiment is {name}, which "
@@ -31,11 +34,11 @@ def check_is_pipelined(tree: Tree.Params, what: str) -> None:
 def check_can_be_traced(tree: Tree.Params) -> None:
     """Raises an ExecutionError if the host cannot observe the stages of an experiment."""
     check_is_pipelined(tree, "--trace_pipeline")
-    if tree.execution.get("form") == "spmd":
+    if issubclass(tree.execution.owner, SpmdPipelined):
         raise ExecutionError(
             "--trace_pipeline shows the actions that the host starts, but with "
-            "execution.form='spmd' the host starts only one program: remove the flag, or set "
-            "execution.form='host'"
+            "--execution=spmd_pipelined the host starts only one program: remove the flag, or use "
+            "--execution=pipelined"
         )
 
 
@@ -55,28 +58,28 @@ def figures(tree: Tree.Params, *, assets_dir: str | None = None) -> PipelineFigu
     task = inspection.task_of(tree, assets_dir=assets_dir)
     learner = schedules.end_with_run(tree.learner, tree.run.steps).instantiate()
     batch = inspection.batch_of(tree, assets_dir=assets_dir)
-    execution: Pipelined = tree.execution.instantiate()
+    execution: StagedExecution = tree.execution.instantiate()
     parts = learner.params.accumulation_steps
     dtype = execution.activation_dtype(tree.run.activation_dtype)
-    plan = execution.plan(task, batch, parts=parts, devices=None, dtype=dtype)
+    plan = execution.plan(task, batch, parts=parts, dtype=dtype)
     specs, micro = task.specs(), execution.micro_batch(batch, parts=parts)
     traces = [trace for stage in plan.stage_plan.stages for trace in stage.traces]
     kept = saved_bytes(
         task_results.pieces(task), traces, specs, set(learner.trainable(specs)), micro
     )
     found = figures_of(_schedule_name(execution), plan, learner, specs, kept)
-    if execution.params.form == "spmd":
-        layout = execution.stage_layout(task, batch, parts=parts, num_devices=None)
+    if isinstance(execution, SpmdPipelined):
+        layout = execution.layout(task, batch, parts=parts, num_devices=None)
         return dataclasses.replace(found, on_mesh=figures_of_program(learner, specs, layout))
-    if execution.params.stages_on is not None:
-        layout = execution.stage_layout(task, batch, parts=parts, num_devices=None)
+    if isinstance(execution, Pipelined) and isinstance(execution.stages_on, StagesOnMesh):
+        layout = execution.stages_on.layout(task, micro, num_devices=None)
         on_mesh = figures_on_mesh(plan, learner, specs, layout)
         return dataclasses.replace(found, on_mesh=on_mesh)
     return found
 
 
-def _schedule_name(execution: Pipelined) -> str:
-    schedule = execution.params.schedule
+def _schedule_name(execution: StagedExecution) -> str:
+    schedule = execution.params.schedule if isinstance(execution, Pipelined) else "gpipe"
     if isinstance(schedule, str):
         return schedule.strip()
     owner = type(schedule).owner

@@ -15,11 +15,11 @@ from typing import Any, Literal
 import numpy as np
 import tensorflow as tf
 
-from tekso.framework.execution.state import LEARNER, WEIGHTS
 from tekso.framework.layer import Layer
 from tekso.framework.learning_step import APPLIED, EMA
 from tekso.framework.run.checkpoints import Checkpoint, CheckpointError
 from tekso.framework.run.opened import open_run
+from tekso.framework.state import LEARNER, WEIGHTS
 from tekso.framework.theta import SEPARATOR, Theta
 from tekso.framework.weight_update import is_first_update
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from tekso.framework import schedules
 from tekso.framework.execution.mesh_sharded import MeshSharded
+from tekso.framework.execution.pipeline.stages_on_mesh import StagesOnMesh
 from tekso.framework.execution.pipelined import Pipelined
+from tekso.framework.execution.spmd_pipelined import SpmdPipelined
 from tekso.framework.experiment import Experiment, Run
 from tekso.framework.input.held_out import HeldOut
 from tekso.framework.input.sentence_piece import SentencePiece
@@ -110,7 +112,7 @@ class TinyMeshPipeline(Tiny):
         return Pipelined.Params(
             num_stages=2,
             num_micro_batches=8,
-            stages_on=MeshSharded.Params(mesh="model:2", rules="tensor"),
+            stages_on=StagesOnMesh.Params(mesh="model:2", rules="tensor"),
         )
 
 
@@ -126,9 +128,7 @@ class TinySpmdPipeline(Tiny):
 
     def execution(self) -> Params:
         """Two layers per stage; all stages store and compute embedding and softmax."""
-        return Pipelined.Params(
-            form="spmd", num_stages=2, num_micro_batches=4, schedule="gpipe", rematerialize="all"
-        )
+        return SpmdPipelined.Params(num_stages=2, num_micro_batches=4, rematerialize="all")
 
 
 @register

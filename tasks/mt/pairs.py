@@ -9,7 +9,7 @@ from tekso.framework.input.skips import BadRecordError, InputError, Origin
 from tekso.framework.input.sources import Source, digest
 from tekso.framework.input.splits import Split
 from tekso.framework.input.text import NotTextError, check_text, to_text
-from tekso.framework.params import param
+from tekso.framework.params import OldField, param
 
 
 class Pair(NamedTuple):
@@ -64,7 +64,9 @@ class InMemoryPairs(PairSource):
     class Params(PairSource.Params):
         """Params of InMemoryPairs."""
 
-        removed_fields: ClassVar[Mapping[str, Any]] = {"load": None}
+        old_fields: ClassVar[Mapping[str, OldField]] = {
+            "load": OldField("override the method load() in a subclass")
+        }
 
         train: list[tuple[str, ...]] = param(
             "Pairs to train on: (source, target), or (source, target, language).", default=[]

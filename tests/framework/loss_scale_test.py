@@ -8,12 +8,11 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tekso.framework.execution.errors import ExecutionError
-from tekso.framework.execution.step import Step, unscaled
 from tekso.framework.learner import Learner
 from tekso.framework.loss_scale import FINITE_STEPS, SCALE, LossScale
 from tekso.framework.optimizers.sgd import SGD
 from tekso.framework.schedules import Constant
+from tekso.framework.step import Step, unscaled
 from tekso.models.mlp import Mlp
 from tekso.tasks.classification.task import Classification
 
@@ -51,7 +50,7 @@ def learner(**changes: object) -> Learner:
 def test_float16_needs_a_loss_scale() -> None:
     sizes = {"input_dim": 3, "output_dim": 2, "hidden_dims": [5]}
     task = Classification.Params(num_classes=2, model=Mlp.Params(**sizes)).instantiate()
-    with pytest.raises(ExecutionError, match=r"float16, .* --set learner.loss_scale=LossScale, or"):
+    with pytest.raises(ValueError, match=r"float16, .* --set learner.loss_scale=LossScale, or"):
         Step(task, learner(), seed=0, dtype="float16")
     assert Step(task, learner(loss_scale=LossScale.Params()), seed=0, dtype="float16")
 

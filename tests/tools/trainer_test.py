@@ -408,8 +408,19 @@ WRONG = [
     ([LINE, "--steps=-3"], "run.steps is -3, but must be at least 0"),
     ([LINE, "--steps=many"], "--steps=many: expected a whole number; --help"),
     ([LINE, "--steps="], "--steps=: expected a whole number; --help"),
-    ([LINE, "--execution=pipelind"], "data_parallel, mesh_sharded, pipelined"),
-    ([LINE, "--set=execution.num_stages=2"], "; --execution=pipelined has it"),
+    ([LINE, "--execution=pipelind"], "data_parallel, mesh_sharded, pipelined, spmd_pipelined"),
+    (
+        [LINE, "--set=execution.num_stages=2"],
+        "; --execution=pipelined has it; --execution=spmd_pipelined has it",
+    ),
+    (
+        [LINE, "--execution=pipelined", "--set=execution.form=spmd"],
+        "(form=spmd) is --execution=spmd_pipelined",
+    ),
+    (
+        [LINE, "--execution=spmd_pipelined", "--set=execution.schedule=1f1b"],
+        "as in gpipe; --execution=pipelined has it",
+    ),
     (["--import=linse"], "no package 'linse'"),
     (["--list=nothing.*"], "--list=nothing.*: no experiment matches; --list without"),
     (["--list=experiments.line"], "did you mean lines.experiments.Line?"),

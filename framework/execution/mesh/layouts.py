@@ -19,8 +19,9 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from tekso.framework.execution.errors import joined
 from tekso.framework.execution.mesh import legality
-from tekso.framework.execution.mesh.rules import LayoutError, MeshShape, Rules, joined
+from tekso.framework.execution.mesh.rules import LayoutError, MeshShape, Rules
 
 if TYPE_CHECKING:
     from tekso.framework.weight_spec import WeightSpec

@@ -14,11 +14,11 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.experimental import dtensor
 
+from tekso.framework.cluster import Cluster
 from tekso.framework.cores import num_cores
 from tekso.framework.execution import devices
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.mesh import runtime
-from tekso.framework.execution.mesh.cluster import Cluster
 from tekso.framework.execution.mesh.layouts import MeshShape
 
 MOST_CPU_DEVICES = 4096

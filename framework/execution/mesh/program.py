@@ -27,9 +27,10 @@ from tekso.framework.execution.mesh.context import MeshContext
 from tekso.framework.execution.mesh.layouts import Layout, MeshLayout
 from tekso.framework.execution.mesh.placement import Placement
 from tekso.framework.execution.mesh.step_errors import compiled
-from tekso.framework.execution.state import State, checked_state
-from tekso.framework.execution.step import Flat, Step, Sums, part_sums, unscaled, with_gradients
+from tekso.framework.execution.state import checked_state
 from tekso.framework.primitives.fusion import Fuse, no_fusion
+from tekso.framework.state import State
+from tekso.framework.step import Flat, Step, Sums, part_sums, unscaled, with_gradients
 from tekso.framework.task import LossSums
 from tekso.framework.weight_spec import WeightSpec
 

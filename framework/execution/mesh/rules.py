@@ -12,9 +12,7 @@ import math
 import re
 from collections.abc import Sequence
 
-from tekso.framework.execution.errors import ExecutionError
-
-MAX_PROBLEMS = 8  # listed in one error
+from tekso.framework.execution.errors import ExecutionError, joined
 
 _AXIS_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")  # other names crash DTensor
 _RESERVED = frozenset({"any", "match", "scalar", "unsharded"})  # reserved in DTensor's layouts
@@ -166,12 +164,6 @@ def _pairs(field: str, text: str, example: str) -> list[tuple[str, str]]:
 def _raise_misfits(field: str, text: str, problems: Sequence[str], example: str) -> None:
     if problems:
         raise LayoutError(f"{field} is {text!r}: {joined(problems)}; example: {example!r}")
-
-
-def joined(problems: Sequence[str], separator: str = "; ") -> str:
-    """Returns the first problems as one text, with the number of the others."""
-    more = [f"and {len(problems) - MAX_PROBLEMS} more"] if len(problems) > MAX_PROBLEMS else []
-    return separator.join([*problems[:MAX_PROBLEMS], *more])
 
 
 def no_axis(axis: str, names: Sequence[str]) -> str:

@@ -26,8 +26,8 @@ from tekso.framework.execution.mesh.placement import TOO_MANY_TO_FOLD, Placement
 from tekso.framework.execution.mesh.step_errors import compiled, explained
 from tekso.framework.execution.mesh.unsupported_ops import refuse_unsupported
 from tekso.framework.execution.pipeline.stage_backend import Kind, Part, Specs, StageBackend
-from tekso.framework.execution.step import Flat
 from tekso.framework.primitives.fusion import Fuse, MarkedFusion, no_fusion
+from tekso.framework.step import Flat
 from tekso.framework.weight_spec import WeightSpec
 
 # DTensor's device has tables without a lock, so only one thread at a time may call it. DTensor runs

@@ -8,7 +8,7 @@ must not change. Of several pieces that are declared alike, only one is tested.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import tensorflow as tf
 
@@ -25,33 +25,22 @@ TOLERANCE = 1e-3
 """Tolerance for rounding, relative to the largest absolute value of an output."""
 
 
-def check_layers(task: Task, *, form: Literal["host", "spmd"]) -> None:
+def check_layers(task: Task) -> None:
     """Rejects layers that declare that they couple examples.
 
-    Batch statistics (BatchNorm) are allowed if the host drives the stages: the layer normalises by
-    the statistics of a micro-batch, and its moving statistics are those of the whole batch.
-
-    Args:
-      task: the task.
-      form: execution.form, which says whether the host drives the stages.
+    Batch statistics (BatchNorm) are allowed: the layer normalises by the statistics of a
+    micro-batch, and its moving statistics are those of the whole batch.
 
     Raises:
       ExecutionError: a layer couples examples.
     """
     for layer in task.walk():
-        if not layer.couples_examples:
-            continue
-        if type(layer).updated_statistics is Layer.updated_statistics:
+        own = type(layer).updated_statistics
+        if layer.couples_examples and own is Layer.updated_statistics:
             raise ExecutionError(
                 f"{layer.path or 'the task'} ({type(layer).__name__}) couples the examples of a "
                 "batch, so its output would depend on the number of micro-batches; it cannot be "
                 "part of a pipeline: use --execution=data_parallel on one device"
-            )
-        if form == "spmd":
-            raise ExecutionError(
-                f"{layer.path} ({type(layer).__name__}) couples the examples of a batch, which "
-                "execution.form='spmd' does not support; set execution.form='host', or use "
-                "--execution=mesh_sharded"
             )
 
 

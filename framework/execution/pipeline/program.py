@@ -42,8 +42,8 @@ from tekso.framework.execution.pipeline.stage_state import StageState
 from tekso.framework.execution.pipeline.stage_update import StageUpdate
 from tekso.framework.execution.pipeline.workers import StageError, Worker, Workers, reason_of
 from tekso.framework.execution.state import checked_state
-from tekso.framework.execution.step import Flat, Step, added, joined_sums
-from tekso.framework.execution.step import Sums as StepSums
+from tekso.framework.step import Flat, Step, added, joined_sums
+from tekso.framework.step import Sums as StepSums
 from tekso.framework.theta import SEPARATOR
 from tekso.framework.weight_spec import WeightSpec
 

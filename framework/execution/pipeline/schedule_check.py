@@ -6,7 +6,7 @@ import difflib
 from collections import Counter
 from collections.abc import Iterable
 
-from tekso.framework.execution.mesh.rules import joined
+from tekso.framework.execution.errors import joined
 from tekso.framework.execution.pipeline.actions import (
     BACKWARD,
     FORWARD,

@@ -20,7 +20,7 @@ from tekso.framework.execution.pipeline.plan import PipelinePlan
 from tekso.framework.execution.pipeline.stage_backend import StageBackend
 from tekso.framework.execution.pipeline.stage_functions import StageFunctions, Tensors
 from tekso.framework.execution.pipeline.stages import BATCH, Stage, Value
-from tekso.framework.execution.step import Flat
+from tekso.framework.step import Flat
 
 Key = tuple[int, int]
 """Replica and stage."""

@@ -242,7 +242,7 @@ class _Pass:
         except ValueError as error:
             raise ExecutionError(
                 f"the layers of this stack cannot be computed for all stages at once: {error}; "
-                "set execution.form='host'"
+                "use --execution=pipelined"
             ) from error
 
 
@@ -290,8 +290,8 @@ def _collect(ctx: MeshContext, sums: Any, is_busy: tf.Tensor) -> None:
     """Adds to `ctx` what the stages collected, without stages that are idle in this tick."""
     if sums["statistic"]:
         raise ExecutionError(
-            f"{', '.join(sums['statistic'])}: execution.form='spmd' does not support batch "
-            "statistics; set execution.form='host'"
+            f"{', '.join(sums['statistic'])}: --execution=spmd_pipelined does not support batch "
+            "statistics; use --execution=pipelined"
         )
     for kind, by_name in sums.items():
         for name, (value, weight) in by_name.items():

@@ -12,7 +12,7 @@ from tekso.framework.pieces import Flow, Piece, joined
 from tekso.framework.theta import Theta
 from tekso.framework.weight_spec import WeightSpec
 
-_INSTEAD = "execution.form='host' supports any model"
+_INSTEAD = "--execution=pipelined supports any model"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,9 +64,9 @@ def find(
     if len(stacks) != 1 or run_rows is None:
         which = "no repeated stack" if not stacks else f"{len(stacks)} repeated stacks"
         raise ExecutionError(
-            f"execution.form is 'spmd', and the task has {which} among its "
-            f"{len(pieces)} pieces: this form divides the layers of one RepeatedStack over the "
-            f"stages (task.model.stack=RepeatedStack.Params); {_INSTEAD}"
+            f"the task has {which} among its {len(pieces)} pieces, but "
+            "--execution=spmd_pipelined divides the layers of one RepeatedStack over the stages "
+            f"(task.model.stack=RepeatedStack.Params); {_INSTEAD}"
         )
     place = stacks[0]
     stack = whole[place]
@@ -79,7 +79,7 @@ def find(
     if end % num_stages:
         near = [n for n in range(1, end + 1) if end % n == 0]
         raise ExecutionError(
-            f"execution.form is 'spmd', and execution.num_stages {num_stages} does not divide the "
+            f"execution.num_stages {num_stages} does not divide the "
             f"{end} layers of {stack.name}; these numbers do: {', '.join(map(str, near))}; "
             f"{_INSTEAD}"
         )

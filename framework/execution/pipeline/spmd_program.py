@@ -20,7 +20,7 @@ from tekso.framework.execution.mesh.placement import Placement
 from tekso.framework.execution.mesh.program import MeshProgram
 from tekso.framework.execution.mesh.step_errors import compiled
 from tekso.framework.execution.pipeline.spmd_loop import SpmdLoop
-from tekso.framework.execution.step import Flat, Step
+from tekso.framework.step import Flat, Step
 from tekso.framework.task import LossSums
 from tekso.framework.theta import Theta
 
@@ -49,8 +49,8 @@ class SpmdProgram(MeshProgram):
         self._num_replicas = dict(layout.mesh.axes).get(DATA, 1)
 
     def _compiled(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        advice = "Set execution.form='host', which runs a separate program for every stage"
-        return compiled(step, f"{self._layout.mesh}, execution.form='spmd'", advice=advice)
+        advice = "Use --execution=pipelined, which runs a separate program for every stage"
+        return compiled(step, f"{self._layout.mesh}, one program for all stages", advice=advice)
 
     def _place(self, batch: Batch, parts: int = 1) -> Flat:
         """Replicates the batch on every device; micro-batches are slices of it, in order."""

@@ -15,8 +15,8 @@ import numpy as np
 import tensorflow as tf
 
 from tekso.framework.context import Mode, StepContext
-from tekso.framework.execution.step import Flat
 from tekso.framework.primitives.fusion import Fuse, XlaFusion, no_fusion
+from tekso.framework.step import Flat
 from tekso.framework.weight_spec import WeightSpec
 
 Kind = Literal["weight", "slot"]

@@ -19,8 +19,8 @@ from tekso.framework.execution.pipeline.stage_backend import Specs, StageBackend
 from tekso.framework.execution.pipeline.stage_state import StageState
 from tekso.framework.execution.pipeline.stages import BATCH, Stage
 from tekso.framework.execution.pipeline.workers import Workers
-from tekso.framework.execution.step import Flat, Step
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, run_all
+from tekso.framework.step import Flat, Step
 from tekso.framework.task import LossSums
 
 

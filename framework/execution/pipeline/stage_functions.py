@@ -26,8 +26,8 @@ from tekso.framework.execution.pipeline.piece_traces import tensors
 from tekso.framework.execution.pipeline.stage_backend import StageBackend
 from tekso.framework.execution.pipeline.stage_run import run_stage
 from tekso.framework.execution.pipeline.stages import Stage, StagePlan, Value
-from tekso.framework.execution.step import Flat, Step, Sums, unscaled, with_gradients
 from tekso.framework.optimizers.optimizer import state_dtype
+from tekso.framework.step import Flat, Step, Sums, unscaled, with_gradients
 from tekso.framework.weight_spec import WeightSpec
 
 Tensors = dict[str, tf.Tensor]

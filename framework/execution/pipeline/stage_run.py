@@ -10,8 +10,8 @@ import tensorflow as tf
 from tekso.framework.context import StepContext
 from tekso.framework.execution.pipeline.piece_traces import tensors
 from tekso.framework.execution.pipeline.stages import Stage, Value
-from tekso.framework.execution.step import Sums, part_sums
 from tekso.framework.pieces import LOSS_SUM, METRICS, run_all
+from tekso.framework.step import Sums, part_sums
 from tekso.framework.task import LossSums
 
 

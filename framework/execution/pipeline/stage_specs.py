@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tekso.framework.execution.pipeline.piece_traces import rows_of
 from tekso.framework.execution.pipeline.stages import Rows, StagePlan
-from tekso.framework.execution.state import State
 from tekso.framework.learning_step import Groups, LearnerBase
+from tekso.framework.state import State
 from tekso.framework.weight_spec import WeightSpec
 
 

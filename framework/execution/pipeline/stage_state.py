@@ -11,9 +11,9 @@ import tensorflow as tf
 from tekso.framework.execution.pipeline.stage_backend import Kind, Part, StageBackend
 from tekso.framework.execution.pipeline.stage_specs import StageSpecs
 from tekso.framework.execution.pipeline.stages import Rows, StagePlan
-from tekso.framework.execution.state import LEARNER, WEIGHTS, State
-from tekso.framework.execution.step import Flat, Step
 from tekso.framework.learning_step import APPLIED
+from tekso.framework.state import LEARNER, WEIGHTS, State
+from tekso.framework.step import Flat, Step
 
 _KINDS: tuple[tuple[Kind, str], ...] = (("weight", WEIGHTS), ("slot", LEARNER))
 

@@ -17,8 +17,8 @@ import tensorflow as tf
 from tekso.framework.collected import Pairs
 from tekso.framework.execution.pipeline.stage_backend import StageBackend
 from tekso.framework.execution.pipeline.stage_state import StageState
-from tekso.framework.execution.step import Step
 from tekso.framework.learning_step import Decision
+from tekso.framework.step import Step
 from tekso.framework.weight_spec import WeightSpec
 
 Others = Mapping[str, Sequence[tf.Tensor]]

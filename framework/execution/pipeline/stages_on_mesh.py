@@ -1,59 +1,57 @@
-"""Shards every stage of a pipeline over its own mesh, and rejects unsupported Params."""
+"""Shards every stage of a pipeline over its own mesh, by rules on dimension names."""
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from tekso.framework.execution.base import Signature
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.mesh.layouts import LayoutError, MeshLayout
-from tekso.framework.execution.mesh_sharded import MeshSharded, warn_of_idle_axes
+from tekso.framework.execution.mesh_sharded import MeshParams, MeshSharded, warn_of_idle_axes
 from tekso.framework.execution.pipeline.actions import device_of
 from tekso.framework.execution.pipeline.mesh_backend import MeshBackend
 from tekso.framework.execution.pipeline.plan import PipelinePlan, rows_of_stages
 from tekso.framework.execution.pipeline.stage_backend import StageBackend
+from tekso.framework.execution.pipeline.stage_placement import PlacedStages, StagePlacement
+from tekso.framework.params import OldField
 from tekso.framework.task import Task
 
 
-class StagesOnMesh:
-    """Shards every stage of a pipeline over its own mesh.
+class StagesOnMesh(StagePlacement):
+    """Shards every stage over its own mesh; all meshes have the same axes and rules."""
 
-    Args:
-      execution: mesh, rules and the other settings of a mesh.
-      pipeline: Params of the pipeline.
+    class Params(StagePlacement.Params, MeshParams):
+        """Params of StagesOnMesh."""
 
-    Raises:
-      ExecutionError: other Params of the pipeline cannot be combined with stages on meshes.
-    """
+        old_fields: ClassVar[Mapping[str, OldField]] = {
+            "decode_on": OldField("every stage has its own mesh, and decoding runs on one device"),
+            "xla": OldField("set execution.xla instead, which compiles the stages"),
+        }
 
-    def __init__(self, execution: MeshSharded, pipeline: Any) -> None:
-        self._execution, self._params = execution, pipeline
-        self._num_meshes = pipeline.num_stages * pipeline.num_replicas
-        refused = []
-        if pipeline.workers:
-            refused.append(
-                "execution.workers is set: DTensor cannot use the devices of workers; remove "
-                "execution.workers or execution.stages_on"
-            )
-        if execution.params.decode_on != "one_device":
-            refused.append(
-                f"execution.stages_on.decode_on is {execution.params.decode_on!r}: remove it, "
-                "since every stage has its own mesh, and decoding runs on one device"
-            )
-        if execution.params.xla == "clusters":
-            refused.append(
-                "execution.stages_on.xla is 'clusters': set execution.xla instead, which compiles "
-                "the stages"
-            )
-        if refused:
-            raise ExecutionError(f"execution.stages_on is set, and {'; and '.join(refused)}")
+    def __init__(self, params: Any, *, num_stages: int = 1, num_replicas: int = 1) -> None:
+        super().__init__(params, num_stages=num_stages, num_replicas=num_replicas)
+        shared = {name: self.params.get(name) for name in MeshParams().fields()}
+        self._execution: MeshSharded = MeshSharded.Params().set(shared).instantiate()
+        self._num_meshes = num_stages * num_replicas
 
     def setup_devices(self, *, cpu_devices: int | None) -> None:
-        """Sets up the threads and devices of all meshes."""
+        """See `StagePlacement`."""
         self._execution.setup_devices(cpu_devices=cpu_devices, num_meshes=self._num_meshes)
 
+    def place(self, task: Task, micro_batch: Signature) -> PlacedStages:
+        """See `StagePlacement`."""
+        layout = self.layout(task, micro_batch, num_devices=self._execution.num_devices())
+        size = layout.mesh.size
+        names = [
+            f"devices {i * size} to {(i + 1) * size - 1} (mesh {layout.mesh})"
+            for i in range(self._num_meshes)
+        ]
+        return PlacedStages(names, functools.partial(self._backends, layout))
+
     def layout(self, task: Task, batch: Signature, *, num_devices: int | None) -> MeshLayout:
-        """Returns the mesh of a stage and the layout of its tensors.
+        """Returns the mesh of a stage and the layout of its tensors; needs no device.
 
         Args:
           task: the task.
@@ -69,7 +67,7 @@ class StagesOnMesh:
             if of_stage < (asked or 1):
                 needed = self._num_meshes * (asked or 1)
                 raise ExecutionError(
-                    f"{rows_of_stages(self._params.num_stages, self._params.num_replicas)} on "
+                    f"{rows_of_stages(self.num_stages, self.num_replicas)} on "
                     f"meshes of {asked or 1} need {needed} devices, "
                     f"but there are {num_devices}: set a smaller execution.num_stages or "
                     f"execution.stages_on.mesh, or --cpu_devices={needed}"
@@ -81,20 +79,7 @@ class StagesOnMesh:
             said = str(error).replace("execution.", "execution.stages_on.")
             raise LayoutError(f"on the mesh of a stage, for a micro-batch: {said}") from None
 
-    def names(self, layout: MeshLayout) -> list[str]:
-        """Returns a name for the devices of every stage, for messages."""
-        size = layout.mesh.size
-        return [
-            f"devices {i * size} to {(i + 1) * size - 1} (mesh {layout.mesh})"
-            for i in range(self._num_meshes)
-        ]
-
-    def num_devices(self) -> int:
-        """Returns the number of devices."""
-        return self._execution.num_devices()
-
-    def backends(self, plan: PipelinePlan, layout: MeshLayout) -> list[list[StageBackend]]:
-        """Returns the backends of the stages of every replica, [replica][stage]."""
+    def _backends(self, layout: MeshLayout, plan: PipelinePlan) -> list[list[StageBackend]]:
         warn_of_idle_axes(layout, "execution.stages_on")
         device_type, compiles = self._execution.device_type, plan.xla == "clusters"
         meshes = [
@@ -107,5 +92,5 @@ class StagesOnMesh:
         ]
 
     def activation_dtype(self, dtype: str) -> str:
-        """Returns the type of activations, given `run.activation_dtype`."""
+        """See `StagePlacement`."""
         return self._execution.activation_dtype(dtype)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tekso.framework.execution import DataParallel, MeshSharded, Pipelined
+from tekso.framework.execution import DataParallel, MeshSharded, Pipelined, StagesOnMesh
 from tekso.framework.execution.base import signature_of
 from tekso.framework.layer import Layer
 from tekso.framework.learner import Learner
@@ -40,7 +40,7 @@ EXECUTIONS: dict[str, Any] = {
         num_stages=2,
         num_micro_batches=1,
         rematerialize="all",
-        stages_on=MeshSharded.Params(**MESH),
+        stages_on=StagesOnMesh.Params(**MESH),
     ),
 }
 

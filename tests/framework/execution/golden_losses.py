@@ -59,7 +59,7 @@ EXECUTIONS: dict[str, dict[str, Any]] = {
         "rematerialize": "all",
         "stages_on": {"mesh": "model:2", "rules": "tensor"},
     },
-    "spmd": {"kind": "Pipelined", "form": "spmd", "schedule": "gpipe", "rematerialize": "all"},
+    "spmd": {"kind": "SpmdPipelined", "rematerialize": "all"},
 }
 
 MODELS = (
@@ -97,7 +97,7 @@ def run(model: str, execution: str) -> dict[str, Any]:
     params = getattr(executions, fields.pop("kind")).Params()
     accumulation, cpu_devices = fields.pop("accumulation", 1), fields.pop("cpu_devices", None)
     if stages_on := fields.pop("stages_on", None):
-        params.stages_on = executions.MeshSharded.Params().set(stages_on)
+        params.stages_on = executions.StagesOnMesh.Params().set(stages_on)
     learner = Learner.Params(
         optimizer=Adam.Params(weight_decay=0.01),
         schedule=Constant.Params(value=0.01),

@@ -6,7 +6,7 @@ import functools
 from typing import Any
 
 from tekso.framework import registry
-from tekso.framework.execution.mesh_sharded import MeshSharded
+from tekso.framework.execution.pipeline.stages_on_mesh import StagesOnMesh
 from tekso.framework.execution.pipelined import Pipelined
 from tekso.framework.planning.stage_figures import PipelineFigures
 from tekso.framework.run import pipeline_plan, pipeline_text
@@ -23,7 +23,7 @@ def figures(key: str) -> PipelineFigures:
 
 def tiny(mesh: str, rules: str, settings: dict[str, Any], **more: Any) -> PipelineFigures:
     tree = registry.get("lm.python_source.Tiny")().tree()
-    on = MeshSharded.Params(mesh=mesh, rules=rules, **more)
+    on = StagesOnMesh.Params(mesh=mesh, rules=rules, **more)
     tree.execution = Pipelined.Params(num_stages=2, rematerialize="all", stages_on=on)
     tree.set({"task.model.stack.num_layers": 1, **settings})
     return pipeline_plan.figures(tree)

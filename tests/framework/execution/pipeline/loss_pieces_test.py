@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tekso.framework.execution import ExecutionError, MeshSharded, Pipelined
+from tekso.framework.execution import ExecutionError, Pipelined, SpmdPipelined, StagesOnMesh
 from tekso.framework.execution.base import signature_of
 from tekso.framework.execution.pipeline.loss_pieces import pieces_of_loss
 from tekso.framework.pieces import LOSS_SUM, Piece
@@ -53,23 +53,23 @@ def line(method: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    "form",
+    "params",
     [
-        {},
-        {"form": "spmd", "schedule": "gpipe", "rematerialize": "all"},
-        {"stages_on": MeshSharded.Params(mesh="model:2"), "rematerialize": "all"},
+        Pipelined.Params(),
+        SpmdPipelined.Params(),
+        Pipelined.Params(stages_on=StagesOnMesh.Params(mesh="model:2")),
     ],
     ids=["host", "spmd", "stages on meshes"],
 )
-def test_a_loss_that_the_pieces_do_not_compute_is_refused(form: dict[str, Any]) -> None:
-    execution = Pipelined.Params(num_stages=2, num_micro_batches=2).set(form).instantiate()
+def test_a_loss_that_the_pieces_do_not_compute_is_refused(params: Any) -> None:
+    execution = params.copy().set(num_stages=2, num_micro_batches=2).instantiate()
     arrays = {
         "x": np.zeros([4, 3], np.float32),
         "labels": np.zeros([4], np.int32),
         "weights": np.ones([4], np.float32),
     }
     with pytest.raises(ExecutionError) as error:
-        execution.plan(task_of(Thrice), signature_of(arrays), parts=1, devices=None)
+        execution.plan(task_of(Thrice), signature_of(arrays), parts=1)
     assert str(error.value).startswith(
         f"Thrice.loss ({line(Thrice.loss)}) overrides what Classification.pieces "
         f"({line(Classification.pieces)}) computes. "

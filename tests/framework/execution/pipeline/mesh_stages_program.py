@@ -24,7 +24,7 @@ import equality_program
 import small_models
 from equality_program import Skipping, skipping_batch
 
-from tekso.framework.execution import DataParallel, MeshSharded, Pipelined
+from tekso.framework.execution import DataParallel, Pipelined, SpmdPipelined, StagesOnMesh
 from tekso.framework.execution.base import signature_of
 from tekso.framework.execution.mesh import step_errors
 from tekso.framework.theta import Theta
@@ -70,12 +70,12 @@ def _same(x: Any) -> Any:
 
 def params_of(pipeline: dict[str, Any]) -> Any:
     """Returns Params; the mesh, its rules and axes among them are those of every stage."""
-    if pipeline.get("form") == "spmd":
-        return Pipelined.Params().set(pipeline)
     rest = dict(pipeline)
+    if rest.pop("execution", None) == "spmd_pipelined":
+        return SpmdPipelined.Params().set(rest)
     of_mesh = ("mesh", "rules", "slots_axis", "weights_axis", "activation_dtype")
     on = {name: rest.pop(name) for name in of_mesh if name in rest}
-    params = Pipelined.Params(stages_on=MeshSharded.Params().set(on))
+    params = Pipelined.Params(stages_on=StagesOnMesh.Params().set(on))
     return params.set(rest)
 
 

@@ -127,13 +127,13 @@ def build(**changes: Any) -> None:
     params = Pipelined.Params(
         num_stages=2,
         num_micro_batches=2,
-        stages_on=MeshSharded.Params(mesh="model:2", rules=TENSOR),
+        stages_on=StagesOnMesh.Params(mesh="model:2", rules=TENSOR),
     )
     execution = params.set(changes).instantiate()
     task = small_models.MODELS["dense"]().instantiate()
     batch = signature_of(small_models.batch("dense", 0))
-    execution.stage_layout(task, batch, parts=1, num_devices=None)
-    execution.plan(task, batch, parts=1, devices=None)
+    execution.stages_on.layout(task, execution.micro_batch(batch, parts=1), num_devices=None)
+    execution.plan(task, batch, parts=1)
 
 
 def test_what_goes_together_is_accepted() -> None:
@@ -155,11 +155,6 @@ def test_what_goes_together_is_accepted() -> None:
             {"stages_on.mesh": "data:8", "stages_on.rules": "batch:data"},
             r"batch of 4 does not divide over the 8 devices of axis data",
         ),
-        ({"stages_on.decode_on": "mesh"}, r"execution.stages_on.decode_on is 'mesh': remove it"),
-        (
-            {"stages_on.xla": "clusters"},
-            r"execution.stages_on.xla is 'clusters': set execution.xla",
-        ),
         ({"stages_on.mesh": None}, r"execution.stages_on.mesh is not set"),
     ],
     ids=lambda v: next(iter(v)) if isinstance(v, dict) else "",
@@ -169,24 +164,32 @@ def test_what_does_not_go_together_is_refused(changes: dict[str, Any], said: str
         build(**changes)
 
 
+def test_what_a_stage_on_a_mesh_cannot_do_is_no_field() -> None:
+    with pytest.raises(AttributeError, match=r"no field decode_on: .* decoding runs on one device"):
+        StagesOnMesh.Params(decode_on="mesh")
+    with pytest.raises(AttributeError, match=r"no field xla: set execution.xla instead"):
+        StagesOnMesh.Params(xla="clusters")
+    with pytest.raises(TypeError, match=r"stages_on: wanted .*; it is .*StagesOnMesh"):
+        Pipelined.Params(stages_on=MeshSharded.Params())
+
+
 def test_an_axis_over_which_nothing_of_a_stage_is_split_is_warned_of(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     said: list[str] = []
     monkeypatch.setattr(logging, "warning", lambda text, *values: said.append(text % values))
     monkeypatch.setattr(stages_on_mesh, "MeshBackend", lambda *args, **rest: None)  # no device
+    monkeypatch.setattr(MeshSharded, "num_devices", lambda self: 4)
     task = small_models.MODELS["dense"]().instantiate()
     batch = signature_of(small_models.batch("dense", 0))
 
     def warned(rules: str) -> list[str]:
         said.clear()
-        execution = MeshSharded.Params(mesh="data:2;model:2", rules=rules).instantiate()
-        stages = StagesOnMesh(execution, Pipelined.Params())
-        layout = stages.layout(task, batch, num_devices=None)
+        stages = StagesOnMesh.Params(mesh="data:2;model:2", rules=rules).instantiate()
         stage_plan = SimpleNamespace(
             xla="none", num_devices=2, stage_plan=SimpleNamespace(stages=())
         )
-        stages.backends(stage_plan, layout)  # type: ignore[arg-type]
+        stages.place(task, batch).backends(stage_plan)  # type: ignore[arg-type]
         return list(said)
 
     (one,) = warned("batch:data")
@@ -198,9 +201,9 @@ def test_an_axis_over_which_nothing_of_a_stage_is_split_is_warned_of(
 def test_too_few_devices_are_counted_over_all_stages() -> None:
     execution = Pipelined.Params(
         num_stages=4,
-        stages_on=MeshSharded.Params(mesh="model:2", rules=TENSOR),
+        stages_on=StagesOnMesh.Params(mesh="model:2", rules=TENSOR),
     ).instantiate()
     task = small_models.MODELS["dense"]().instantiate()
     batch = signature_of(small_models.batch("dense", 0))
     with pytest.raises(ExecutionError, match=r"4 stages on meshes of 2 need 8 devices.* are 6"):
-        execution.stage_layout(task, batch, parts=1, num_devices=6)
+        execution.stages_on.layout(task, batch, num_devices=6)

@@ -26,7 +26,6 @@ from tekso.framework.execution.pipeline.piece_traces import trace_all
 from tekso.framework.execution.pipeline.program import PipelineProgram
 from tekso.framework.execution.pipeline.workers import StageError
 from tekso.framework.execution.pipelined import device_backends
-from tekso.framework.execution.step import Step
 from tekso.framework.foreign_variables import ForeignVariableError
 from tekso.framework.initializers import Normal
 from tekso.framework.layer import Layer
@@ -38,6 +37,7 @@ from tekso.framework.planning.saved_bytes import saved_bytes
 from tekso.framework.planning.simulator import simulate
 from tekso.framework.planning.stage_figures import figures_of
 from tekso.framework.schedules import Constant
+from tekso.framework.step import Step
 from tekso.framework.task import Task
 from tekso.framework.theta import Theta
 from tekso.models.layers.normalization import BatchNorm

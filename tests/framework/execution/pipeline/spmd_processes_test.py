@@ -14,7 +14,7 @@ EXPERIMENTS = '''
 
 from __future__ import annotations
 
-from tekso.framework.execution import Pipelined
+from tekso.framework.execution import SpmdPipelined
 from tekso.framework.experiment import Run
 from tekso.framework.params import Params
 from tekso.framework.registry import register
@@ -47,9 +47,7 @@ class Repeated(Tiny):
         return {}
 
     def execution(self) -> Params:
-        return Pipelined.Params(
-            form="spmd", num_stages=2, num_micro_batches=2, schedule="gpipe", rematerialize="all"
-        )
+        return SpmdPipelined.Params(num_stages=2, num_micro_batches=2, rematerialize="all")
 
     def run(self) -> Params:
         return Run.Params(steps=4, log_every_steps=1, checkpoint_every_steps=4)

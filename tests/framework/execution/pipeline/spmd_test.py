@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from equality_test import check
 from mesh_stages_test import run
 
 from tekso.framework import registry
-from tekso.framework.execution import ExecutionError, MeshSharded, Pipelined
+from tekso.framework.execution import ExecutionError, SpmdPipelined
 from tekso.framework.execution.base import signature_of
 from tekso.framework.initializers import Zeros
 from tekso.framework.layer import Layer
@@ -27,7 +28,7 @@ from tekso.models.layers.stack import RepeatedStack
 
 def pipeline(stages: int, micro_batches: int, **more: Any) -> dict[str, Any]:
     sizes = {"num_stages": stages, "num_micro_batches": micro_batches}
-    return {"form": "spmd", "schedule": "gpipe", **sizes, **more}
+    return {"execution": "spmd_pipelined", **sizes, **more}
 
 
 @pytest.mark.slow
@@ -65,10 +66,10 @@ def test_ticks_are_a_loop_of_the_program() -> None:
 
 
 def build(model: str = "repeated", size: int = 8, **changes: Any) -> None:
-    params = Pipelined.Params().set({**pipeline(3, 2), **changes})
+    params = SpmdPipelined.Params(num_stages=3, num_micro_batches=2).set(changes)
     task = small_models.MODELS[model]().instantiate()
     batch = signature_of(small_models.batch(model, 0, size=size))
-    params.instantiate().plan(task, batch, parts=1, devices=None)
+    params.instantiate().plan(task, batch, parts=1)
 
 
 def test_what_goes_together_is_accepted() -> None:
@@ -81,13 +82,6 @@ def test_what_goes_together_is_accepted() -> None:
     [
         ({"model": "dense"}, r"the task has no repeated stack among its \d+ pieces"),
         ({"num_stages": 2}, r"num_stages 2 does not divide the 3 layers of .*: 1, 3;"),
-        ({"schedule": "1f1b"}, r"schedule is not gpipe: set 'gpipe'"),
-        ({"rematerialize": "except_last"}, r"set 'all' or 'none'"),
-        ({"balance": [1, 1, 5]}, r"execution.balance is set: remove it"),
-        ({"workers": ["localhost:7001"]}, r"execution.workers is set"),
-        ({"stages_on": MeshSharded.Params()}, r"execution.stages_on is set: remove it"),
-        ({"xla": "clusters"}, r"set 'none'"),
-        ({"costs": "measured"}, r"execution.costs is 'measured': remove it"),
         ({"size": 9}, r"batch_size 9 does not divide"),
     ],
     ids=lambda v: next(iter(v)) if isinstance(v, dict) else "",
@@ -97,9 +91,20 @@ def test_what_does_not_go_together_is_refused(changes: dict[str, Any], said: str
         build(**changes)
 
 
+@pytest.mark.parametrize("field", SpmdPipelined.Params.old_fields)
+def test_what_one_program_cannot_do_is_no_field(field: str) -> None:
+    reason = re.escape(SpmdPipelined.Params.old_fields[field].instead)
+    with pytest.raises(
+        AttributeError, match=f"SpmdPipelined.Params has no field {field}: {reason}"
+    ):
+        SpmdPipelined.Params().set_text(field, "gpipe")
+    with pytest.raises(TypeError, match=r"rematerialize: wanted .*'none', 'all'"):
+        SpmdPipelined.Params(rematerialize="except_last")
+
+
 def test_one_program_cannot_be_traced_by_the_host() -> None:
     tree = registry.get("lm.python_source.TinySpmdPipeline")().tree()
-    with pytest.raises(ExecutionError, match=r"--trace_pipeline .* set execution.form='host'"):
+    with pytest.raises(ExecutionError, match=r"--trace_pipeline .* use --execution=pipelined"):
         pipeline_plan.check_can_be_traced(tree)
 
 
@@ -120,6 +125,6 @@ def test_statistics_of_a_batch_are_refused() -> None:
     stack = RepeatedStack.Params(num_layers=2, layer=Mixing.Params())
     task = small_models.language_model(stack).instantiate()
     batch = signature_of(small_models.batch("dense", 0))
-    execution = Pipelined.Params().set(pipeline(2, 2)).instantiate()
+    execution = SpmdPipelined.Params(num_stages=2, num_micro_batches=2).instantiate()
     with pytest.raises(ExecutionError, match=r"stack/layers \(Mixing\) couples the examples"):
-        execution.plan(task, batch, parts=1, devices=None)
+        execution.plan(task, batch, parts=1)

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tekso.framework.context import StepContext
-from tekso.framework.execution import ExecutionError, MeshSharded, Pipelined
+from tekso.framework.execution import ExecutionError, Pipelined, SpmdPipelined, StagesOnMesh
 from tekso.framework.execution.pipeline.piece_mixing import check_pieces
 from tekso.framework.execution.pipeline.piece_traces import trace_all
 from tekso.framework.execution.pipeline.schedule import OneFOneB
@@ -158,7 +158,7 @@ def test_mixing_that_no_layer_tells_of_is_found_on_numbers() -> None:
 
 @pytest.mark.parametrize("on_mesh", [False, True], ids=["devices", "meshes"])
 def test_mixing_that_no_layer_tells_of_is_refused_before_stages_lie_anywhere(on_mesh: bool) -> None:
-    mesh = MeshSharded.Params(mesh="data:2", rules="batch:data")
+    mesh = StagesOnMesh.Params(mesh="data:2", rules="batch:data")
     params = Pipelined.Params(num_stages=2, num_micro_batches=2)
     params.set({"stages_on": mesh, "rematerialize": "all"} if on_mesh else {})
     names = ["CPU:0", "CPU:0"]
@@ -168,7 +168,7 @@ def test_mixing_that_no_layer_tells_of_is_refused_before_stages_lie_anywhere(on_
 
 
 def test_mixing_that_no_layer_tells_of_is_refused_in_one_program() -> None:
-    params = Pipelined.Params(form="spmd", num_stages=3, num_micro_batches=2, schedule="gpipe")
+    params = SpmdPipelined.Params(num_stages=3, num_micro_batches=2)
     by = Learner.Params(optimizer=SGD.Params(), schedule=Schedule.Params(value=0.1)).instantiate()
     with pytest.raises(ExecutionError, match=r"stack/0 couples the examples of a batch"):
         params.instantiate().build(Centred.Params().instantiate(), by, seed=0, batch=BATCH)

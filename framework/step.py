@@ -21,12 +21,11 @@ import tensorflow as tf
 from tekso.framework import task_results
 from tekso.framework.collected import Pairs, added_pairs
 from tekso.framework.context import StepContext
-from tekso.framework.execution.errors import ExecutionError
-from tekso.framework.execution.state import State
 from tekso.framework.foreign_variables import refused
 from tekso.framework.learning_step import LearnerBase
 from tekso.framework.loss_scale import SCALE
 from tekso.framework.primitives.fusion import Fuse, no_fusion
+from tekso.framework.state import State
 from tekso.framework.task import Batch, LossSums, Task
 from tekso.framework.weight_spec import WeightSpec
 from tekso.framework.weight_update import select
@@ -63,7 +62,7 @@ class Step:
         the state they stay float32.
 
     Raises:
-      ExecutionError: the type is float16, and the learner does not scale the loss.
+      ValueError: the type is float16, and the learner does not scale the loss.
 
     Attributes:
       specs: specs of all weights and slots.
@@ -75,7 +74,7 @@ class Step:
         self, task: Task, learner: LearnerBase, *, seed: int, dtype: str = "float32"
     ) -> None:
         if dtype == "float16" and learner.loss_scale is None:
-            raise ExecutionError(
+            raise ValueError(
                 "run.activation_dtype is float16, in which small gradients become 0: add "
                 "--set learner.loss_scale=LossScale, or use bfloat16"
             )

@@ -1,0 +1,88 @@
+"""An execution imports only what it uses: the lines of `framework/execution/` that it loads."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tekso.framework import execution
+
+ROOT = Path(__file__).resolve().parents[3]
+PACKAGE = "tekso.framework.execution"
+
+
+def file_of(module: str) -> Path | None:
+    path = ROOT.joinpath(*module.split(".")[1:])
+    files = [path.with_suffix(".py"), path / "__init__.py"]
+    return next((file for file in files if file.is_file()), None)
+
+
+def imports(node: ast.AST) -> Iterator[str]:
+    """Yields the modules, and perhaps modules, that a file imports at run time, in any function."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            continue
+        if isinstance(child, ast.Import):
+            yield from (alias.name for alias in child.names)
+        elif isinstance(child, ast.ImportFrom):
+            assert child.module is not None
+            yield child.module
+            yield from (f"{child.module}.{alias.name}" for alias in child.names)
+        else:
+            yield from imports(child)
+
+
+def closure(start: str) -> dict[str, Path]:
+    """Returns the modules of the package that importing a module loads, packages among them."""
+    found: dict[str, Path] = {}
+    waiting = [start]
+    while waiting:
+        module = waiting.pop()
+        file = file_of(module)
+        if module in found or file is None or not f"{module}.".startswith(f"{PACKAGE}."):
+            continue
+        found[module] = file
+        waiting += [module.rpartition(".")[0], *imports(ast.parse(file.read_text()))]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "most", "unused"),
+    [
+        ("data_parallel", 1000, ("mesh", "pipeline")),
+        ("pipelined", 6000, ("mesh", "spmd")),
+    ],
+)
+def test_an_execution_loads_only_what_it_uses(
+    name: str, most: int, unused: tuple[str, ...]
+) -> None:
+    found = closure(f"{PACKAGE}.{name}")
+    assert not [m for m in found if m != f"{PACKAGE}.{name}" and any(u in m for u in unused)]
+    lines = {module: len(file.read_text().splitlines()) for module, file in found.items()}
+    assert sum(lines.values()) < most, lines
+
+
+def test_the_count_follows_imports() -> None:
+    found = closure(f"{PACKAGE}.spmd_pipelined")
+    assert {
+        PACKAGE,
+        f"{PACKAGE}.mesh.layouts",
+        f"{PACKAGE}.mesh",
+        f"{PACKAGE}.base",
+    } <= found.keys()
+
+
+@pytest.mark.parametrize(("name", "kind"), execution.EXECUTIONS.items())
+def test_an_execution_is_imported_by_the_name_of_its_class(name: str, kind: str) -> None:
+    assert getattr(execution, kind) is execution.by_name(name)
+    assert execution.by_name(name).__module__ == f"{PACKAGE}.{name}"
+
+
+def test_all_public_names_can_be_imported() -> None:
+    for name in execution.__all__:
+        assert getattr(execution, name) is not None
+    with pytest.raises(AttributeError, match=r"has no attribute 'DataParalel'"):
+        execution.DataParalel  # type: ignore[attr-defined]  # noqa: B018
