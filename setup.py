@@ -75,6 +75,7 @@ if __name__ == "__main__":
             "psutil",
             "rich",
             "sacrebleu",
+            "safetensors",
             "sentencepiece",
             "tensorboard",
             "tensorflow-datasets",
