@@ -73,6 +73,7 @@ if __name__ == "__main__":
             "matplotlib",
             "numpy",
             "psutil",
+            "regex",
             "rich",
             "sacrebleu",
             "safetensors",

@@ -222,5 +222,5 @@ def _checksum(arrays: Mapping[str, np.ndarray]) -> str:
     digest = hashlib.sha256()
     for name in sorted(arrays):
         digest.update(name.encode())
-        digest.update(np.require(arrays[name], requirements="C").reshape(-1).view(np.uint8))
+        digest.update(memoryview(np.require(arrays[name], requirements="C").reshape(-1).view("u1")))
     return digest.hexdigest()
