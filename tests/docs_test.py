@@ -157,8 +157,8 @@ HOW: list[tuple[str, Run | TestedBy]] = [
         ),
     ),
     (
-        r"tekso-ckpt import .*--layout=gpt2 .*",
-        TestedBy("tests/tools/weight_commands_test.py::test_gpt2_comes_in_and_goes_out"),
+        r"tekso-(ckpt import .*--layout=gpt2|trainer --mode=eval --logdir=runs/gpt2) .*",
+        TestedBy("tests/tools/weight_commands_test.py::test_an_imported_gpt2_is_evaluated"),
     ),
     (r"tekso-ckpt (export|import|merge) .*", Run(prints=r"exported|imported|merged")),
     (r"tekso-ckpt list .*", Run(prints=rf"(?m)^step_0+{STEPS} ")),
@@ -176,6 +176,10 @@ HOW: list[tuple[str, Run | TestedBy]] = [
             prints=r"loss \d+\.\d+",
             leaves="runs/*/evaluations.jsonl",
         ),
+    ),
+    (
+        r"tekso-trainer .*--mode=follow",
+        Run(prints=r"loss \d+\.\d+", leaves="runs/*/events_followed"),
     ),
     (r"tekso-trainer .*--mode=decode.*", Run(prints=r"\S+(\s+\S+){5}")),
     (

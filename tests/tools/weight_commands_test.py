@@ -8,6 +8,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import processes
 import pytest
 import tensorflow as tf
 from safetensors.numpy import save_file
@@ -124,9 +125,9 @@ def test_adapters_are_exported_alone_and_few_bytes(capsys: pytest.CaptureFixture
     assert "the weights do not fit lm.gpt.Gpt2: missing model/" in capsys.readouterr().err
 
 
-def gpt2_file(path: str, layers: int = 2) -> dict[str, np.ndarray]:
+def gpt2_file(path: str, layers: int = 2, vocab: int = 11) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(5)
-    shapes: dict[str, tuple[int, ...]] = {"wte.weight": (11, 12), "wpe.weight": (7, 12)}
+    shapes: dict[str, tuple[int, ...]] = {"wte.weight": (vocab, 12), "wpe.weight": (7, 12)}
     for i in range(layers):
         sizes = {"attn.c_attn": (12, 36), "attn.c_proj": (12, 12)}
         for name, shape in {**sizes, "mlp.c_fc": (12, 48), "mlp.c_proj": (48, 12)}.items():
@@ -208,3 +209,19 @@ def test_weights_that_are_not_finite_are_refused() -> None:
     words = ["import", "theirs.safetensors", "--layout=gpt2", "--model=lm.gpt.Gpt2", *SET]
     assert run(*words, "--output=run") == 1
     assert not Path("run/params.txt").exists()
+
+
+@pytest.mark.slow
+def test_an_imported_gpt2_is_evaluated(tmp_path: Path) -> None:
+    gpt2_file("theirs.safetensors", vocab=257)
+    words = ["import", "theirs.safetensors", "--layout=gpt2", "--model=lm.gpt.Gpt2"]
+    assert run(*words, *SET, "--set=task.model.vocab_size=257", "--output=run") == 0
+    Path("merges.txt").write_text("#version: 0.2\n")
+    Path("a.txt").write_text("to be or not to be, that is the question\n" * 99)
+    command = ["-m", "tekso.tools.trainer", "--mode=eval", "--logdir=run", "--format=json"]
+    command += ["--set=input.tokenizer.file=merges.txt", "--set=input.files=a.txt"]
+    done = processes.run([*command, "--set=input.batch_size=2"], cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["step"] == 0
+    assert 2 < found["dev"]["loss"] < 20  # random logits, in nats
