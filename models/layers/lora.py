@@ -25,9 +25,9 @@ from tekso.framework.theta import Theta
 class Lora(Configurable):
     """The update of each matrix of a layer.
 
-    Weights, of a matrix "w" with `inner` dims that are contracted and `outer` dims:
-      w_lora_a: [*inner, rank], the dim names of the matrix and "rank"
-      w_lora_b: [rank, *outer], "rank" and the dim names of the matrix; starts at 0
+    Weights (of a matrix w: [*inner, *outer], whose inner dims are contracted):
+      w_lora_a: [*inner, rank], dims: those of w and "rank"
+      w_lora_b: [rank, *outer], dims: "rank" and those of w; starts at 0
     Raises:
       ValueError: rank, alpha or dropout_rate is out of range.
     Source: Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models", section 4.1.
