@@ -67,8 +67,10 @@ def export(run: OpenedRun, output: str, *, match: str, layout: str | None) -> Do
     tensors = {key: description.tensors[key] for key in keys if key in description.tensors}
     description = dataclasses.replace(description, tensors=tensors, files={})
     if layout is not None:
-        model = run.task().model
+        model = _model(run.task(), run.model)
         own = {path.removeprefix(f"{model.path}/"): value for path, value in weights.items()}
+        if left := sorted(model.specs().keys() - own.keys()):
+            raise UsageError(f"--match={match} leaves out {left[0]}: --layout needs all weights")
         weights, metadata = Gpt2Layout(model).to_gpt2(own), METADATA
         description = dataclasses.replace(description, tensors={})
     write_weights(output, weights, metadata, description=description)
@@ -107,10 +109,9 @@ def import_weights(
     experiment_flags.change(tree, execution=None, settings=settings)
     task = inspection.task_of(tree)
     if layout is not None:
-        if not hasattr(task, "model"):
-            raise LayoutError(f"{key} has no model in the layout of {layout}")
-        found = Gpt2Layout(task.model).from_gpt2(names, file.read)
-        weights = {f"{task.model.path}/{path}": value for path, value in found.items()}
+        own = _model(task, key)
+        found = Gpt2Layout(own).from_gpt2(names, file.read)
+        weights = {f"{own.path}/{path}": value for path, value in found.items()}
     else:
         weights = {name: file.read(WEIGHTS + name) for name in sorted(names)}
     path = NewRun(key, tree, registered, task, weights).write(output, command=command)
@@ -167,6 +168,13 @@ def _experiment(file: WeightFile, model: str | None) -> tuple[str, Any, Any]:
         )
     tree = completed_tree(file.description, file.path)
     return file.description.model, tree, _registered(file.description.model, tree)
+
+
+def _model(task: Any, key: str) -> Any:
+    """Returns the model of a task, which may have a public layout."""
+    if not hasattr(task, "model"):
+        raise LayoutError(f"{key} has no model, which could have a public layout")
+    return task.model
 
 
 def _registered(model: str, tree: Any) -> Any:

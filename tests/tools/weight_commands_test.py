@@ -164,6 +164,8 @@ def test_gpt2_comes_in_and_goes_out(capsys: pytest.CaptureFixture[str]) -> None:
          "--match=w/*: no weight matches"),
         (["export", "--logdir=run", "--format=safetensors", "--output=x", "--set=a=1"], 2,
          "--set works only with import and merge, not with export"),
+        (["export", "--logdir=run", "--format=safetensors", "--output=x", "--layout=gpt2",
+          "--match=*/q"], 2, "--match=*/q leaves out embedding/table: --layout needs all weights"),
         (["list", "--logdir=run", "--format=safetensors"], 2, "only export has this format"),
         (["import", "--output=x"], 2, "import takes one file or folder, but 0 are given"),
         (["import", "no.safetensors", "--output=x"], 1, "there is no file no.safetensors"),
