@@ -65,6 +65,7 @@ class WeightFile:
     Attributes:
       path: of the file or folder.
       metadata: texts by name, from the headers of all shards.
+      keys: the keys of all tensors: "weights/<name>".
     """
 
     def __init__(self, path: str, shards: Sequence[str]) -> None:
@@ -82,6 +83,7 @@ class WeightFile:
             metadata = opened.metadata() or {}
             self._check_checksum(shard, names, metadata.get(_SHA256))
             self.metadata.update(metadata)
+        self.keys = frozenset(WEIGHTS + name for name in self._shards)
 
     @property
     def step(self) -> int:
@@ -100,11 +102,6 @@ class WeightFile:
             return None if text is None else Description.from_json(text)
         except (ValueError, TypeError) as error:
             raise CheckpointError(f"the metadata of {self.path} are damaged: {error}") from error
-
-    @property
-    def keys(self) -> Set[str]:
-        """The keys of all tensors: "weights/<name>"."""
-        return {WEIGHTS + name for name in self._shards}
 
     def read(self, key: str) -> np.ndarray:
         """Returns the whole array of a key.
