@@ -136,7 +136,7 @@ class LearnerBase(Configurable):
         """
         declared = {}
         for learner, own in self.groups(specs).values():
-            learner.optimizer.check(own)
+            learner.optimizer.check([*own, *filter(self.is_frozen, specs)])
             for spec in own.values():
                 for made in learner.slots_of(spec).values():
                     declared[made.path] = made

@@ -17,6 +17,8 @@ from tekso.framework.primitives.activations import Activation
 from tekso.framework.theta import Theta
 from tekso.models.layers.dropout import Dropout
 from tekso.models.layers.linear import Linear
+from tekso.models.layers.lora import Lora
+from tekso.models.layers.projections import ADAPTER_DOC
 
 
 class Mlp(Layer):
@@ -46,6 +48,7 @@ class Mlp(Layer):
         activation: Activation = param("Applied to the hidden layers.", default="relu")
         dropout_rate: float = param("Dropout of the hidden layers.", default=0.0)
         init: Initializer.Params = param("Initializer of all matrices.", default=HeNormal.Params())
+        adapter: Lora.Params | None = param(ADAPTER_DOC, default=None)
 
     layers: list[Linear]
     dropouts: list[Dropout]
@@ -66,6 +69,7 @@ class Mlp(Layer):
                 init=p.init,
                 activation=p.activation if i < last else "identity",
                 dims=(names[i], names[i + 1]),
+                adapter=p.adapter,
             )
             for i in range(last + 1)
         ]

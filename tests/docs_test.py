@@ -155,6 +155,11 @@ HOW: list[tuple[str, Run | TestedBy]] = [
             "devices"
         ),
     ),
+    (
+        r"tekso-(ckpt import .*--layout=gpt2|trainer --mode=eval --logdir=runs/gpt2) .*",
+        TestedBy("tests/tools/weight_commands_test.py::test_an_imported_gpt2_is_evaluated"),
+    ),
+    (r"tekso-ckpt (export|import|merge) .*", Run(prints=r"exported|imported|merged")),
     (r"tekso-ckpt list .*", Run(prints=rf"(?m)^step_0+{STEPS} ")),
     (r"tekso-ckpt inspect .*", Run(prints=r"weights/model/")),
     (r"tekso-new-task my_task", Run(leaves="my_task/experiments.py", prints=r"wrote .*my_task")),
@@ -365,6 +370,12 @@ def run_warm_start(code: str, folder: Path) -> None:
     names: dict[str, Any] = {"WarmStart": WarmStart}
     exec(code, names)  # the document's own code
     run = experiment.Run.Params(warm_start=names["warm_start"]).instantiate().params
+    if "decoder" not in run.warm_start:
+        base, adapters = run.warm_start["base"].only[0], run.warm_start["adapters"].only[0]
+        paths = ["model/w", "model/w_lora_a", "model/w_lora_b"]
+        assert [bool(re.fullmatch(base, path)) for path in paths] == [True, False, False]
+        assert [bool(re.fullmatch(adapters, path)) for path in paths] == [False, True, True]
+        return
     rules = run.warm_start["decoder"].rules
     assert {re.sub(a, b, "model/decoder/w") for a, b in rules.items()} == {"model/stack/w"}
 
@@ -375,6 +386,7 @@ FRAGMENTS = {
     "from tekso.framework.execution import devices": run_devices,
     "logits = task.model.fprop(theta.model, x": run_model,
     'WarmStart.Params(checkpoint="runs/bert"': run_warm_start,
+    'WarmStart.Params(checkpoint="runs/lora.safetensors"': run_warm_start,
     # Appended to the preceding file, which the test runs.
     "model = session.task.model": None,
     # Run by text_exports_test.py, in a process without Tekso.

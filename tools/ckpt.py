@@ -1,4 +1,4 @@
-"""tekso-ckpt: averages or lists the checkpoints of a run, or shows the weights of one."""
+"""tekso-ckpt: lists, shows, averages and merges checkpoints; exports and imports weights."""
 
 from __future__ import annotations
 
@@ -22,10 +22,20 @@ if TYPE_CHECKING:  # slow to import, so the functions below import these modules
     from tekso.framework.run.checkpoints import Checkpoint, Checkpoints
     from tekso.framework.run.logdir import Logdir
     from tekso.framework.run.opened import OpenedRun
+    from tekso.tools.weight_commands import Done
 
 PROGRAM = "tekso-ckpt"
 USAGE = "average --logdir=runs/tiny --last=5 --output=runs/tiny/averaged"
-COMMANDS = ("average", "list", "inspect")
+COMMANDS = ("average", "list", "inspect", "export", "import", "merge")
+TAKES = {
+    "last": ("average",),
+    "steps": ("average",),
+    "output": ("average", "export", "import", "merge"),
+    "model": ("import",),
+    "set": ("import", "merge"),
+    "layout": ("export", "import"),
+}
+"""The commands that a flag works with; the other flags work with all."""
 
 # A separate FlagValues, so that --help lists only these flags.
 FLAGS: Any = flags.FlagValues()  # type: ignore[no-untyped-call]
@@ -48,23 +58,56 @@ def _define() -> None:
         "output",
         None,
         "With average: folder of the new checkpoint. To continue training from it, write it to the "
-        "checkpoints of a new logdir, named after its step: runs/new/checkpoints/step_00001000.",
+        "checkpoints of a new logdir, named after its step: runs/new/checkpoints/step_00001000. "
+        "With export: the safetensors file. With import and merge: folder of the new run.",
         flag_values=f,
     )
     flags.DEFINE_string(
         "checkpoint",
         None,
-        "With inspect: step or path of the checkpoint, or best. By default the newest good one.",
+        "With inspect, export and merge: step or path of the checkpoint, or best. By default the "
+        "newest good one.",
         flag_values=f,
     )
     flags.DEFINE_string(
         "match",
         "weights/*",
-        "With inspect: pattern of tensor names; '*' matches all, including those of the learner.",
+        "With inspect and export: pattern of tensor names; '*' matches all, including those of the "
+        "learner, which inspect shows.",
         flag_values=f,
     )
-    flags.DEFINE_enum("format", "text", ("text", "json"), "Output format.", flag_values=f)
+    _define_experiment(f)
+    flags.DEFINE_enum(
+        "format",
+        "text",
+        ("text", "json", "safetensors"),
+        "Output format. With export: safetensors, the format of the file.",
+        flag_values=f,
+    )
     command_flags.define_common(f)
+
+
+def _define_experiment(f: flags.FlagValues) -> None:
+    flags.DEFINE_string(
+        "model",
+        None,
+        "With import: key of the experiment; by default the one that the file was exported from.",
+        flag_values=f,
+    )
+    flags.DEFINE_multi_string(
+        "set", [], "With import and merge: path=value, a setting of the new run.", flag_values=f
+    )
+    flags.DEFINE_multi_string(
+        "import", [], "Your own package, which the experiment needs.", flag_values=f
+    )
+    flags.DEFINE_enum(
+        "layout",
+        None,
+        ("gpt2",),
+        "With export and import: a public layout of the tensors in the file. By default they have "
+        "the names and shapes of the weights.",
+        flag_values=f,
+    )
 
 
 _define()
@@ -80,14 +123,17 @@ def _run(words: list[str]) -> None:
         "average": _average,
         "list": _list,
         "inspect": _inspect,
+        "export": _export,
+        "import": _import,
+        "merge": _merge,
     }
     if not words or words[0] not in actions:
         given = f"{words[0]!r} is not a command" if words else "a command is missing"
         raise UsageError(f"{given}: expected {', '.join(COMMANDS)}, as in {_usage()}")
     _check(*words)
-    from tekso.framework.run import quiet_tensorflow
+    from tekso.tools import experiment_flags
 
-    quiet_tensorflow.import_tensorflow()
+    experiment_flags.load(FLAGS.model, FLAGS["import"].value)
     actions[words[0]](words[1:])
 
 
@@ -100,9 +146,13 @@ def _help() -> str:
         "average: writes a checkpoint with the mean of the weights of several checkpoints and the "
         "learner of the last one; it can be evaluated, decoded and restored as any other. To "
         "average checkpoints of several runs, give their paths. list: prints the checkpoints, and "
-        "whether each is good or damaged. inspect: prints the tensors of one, with their norms."
+        "whether each is good or damaged. inspect: prints the tensors of one, with their norms. "
+        "export: writes the weights of a checkpoint to a safetensors file. import FILE: writes a "
+        "new run that begins with the weights of such a file, or of a folder of its shards. merge: "
+        "writes a new run whose matrices contain the updates of the adapters of a run."
     )
-    names = {"logdir": "folder", "output": "folder", "steps": "steps", "match": "glob"}
+    names = {"logdir": "folder", "output": "path", "steps": "steps", "match": "glob"}
+    names |= {"model": "key", "set": "path=value", "import": "package"}
     return command_flags.help_text(FLAGS, usage=_usage(), purpose=purpose, value_names=names)
 
 
@@ -112,21 +162,28 @@ def _check(command: str, *paths: str) -> None:
     Raises:
       UsageError: a flag is missing, or the command does not use it.
     """
-    given = {name: value for name in ("last", "steps", "output") if (value := FLAGS[name].value)}
-    if command != "average":
-        if given:
-            raise UsageError(f"--{next(iter(given))} works only with average, not with {command}")
-        if paths:
-            raise UsageError(f"unexpected argument {paths[0]!r}: {command} takes --logdir")
-    elif not FLAGS.output:
+    for name, commands in TAKES.items():
+        if FLAGS[name].value and command not in commands:
+            raise UsageError(
+                f"--{name} works only with {' and '.join(commands)}, not with {command}"
+            )
+    if command in TAKES["output"] and not FLAGS.output:
         raise UsageError(f"--output is missing, as in {_usage()}")
-    elif (FLAGS.last is not None) + bool(FLAGS.steps) + bool(paths) != 1:
-        raise UsageError(
-            "average requires either --last=N, or --steps=800,900, or paths of checkpoints, as in "
-            f"{_usage()}"
-        )
-    elif files.exists(os.path.expanduser(FLAGS.output)):
+    if command in TAKES["output"] and files.exists(os.path.expanduser(FLAGS.output)):
         raise UsageError(f"--output={FLAGS.output} exists: give another name")
+    if command == "import":
+        if len(paths) != 1:
+            raise UsageError(f"import takes one file or folder, but {len(paths)} are given")
+    elif command == "average":
+        if (FLAGS.last is not None) + bool(FLAGS.steps) + bool(paths) != 1:
+            raise UsageError(
+                "average requires either --last=N, or --steps=800,900, or paths of checkpoints, as "
+                f"in {_usage()}"
+            )
+    elif paths:
+        raise UsageError(f"unexpected argument {paths[0]!r}: {command} takes --logdir")
+    if (command == "export") != (FLAGS.format == "safetensors"):
+        raise UsageError("export requires --format=safetensors, and only export has this format")
     if not FLAGS.logdir and not paths and FLAGS.checkpoint is None:
         raise UsageError(f"--logdir is missing, as in {_usage()}")
     for step in FLAGS.steps:
@@ -240,8 +297,7 @@ def _inspect(paths: list[str]) -> None:
     from tekso.framework.run import checkpoint_tables
     from tekso.framework.tables import terminal_width
 
-    run = _open(FLAGS.logdir, FLAGS.checkpoint) if FLAGS.logdir else _open(FLAGS.checkpoint)
-    checkpoint = run.checkpoint
+    checkpoint = _run_of_flags().checkpoint
     keys = sorted(fnmatch.filter(checkpoint.keys, FLAGS.match))
     if not keys:
         first = ", ".join(sorted(checkpoint.keys)[:3])
@@ -251,6 +307,48 @@ def _inspect(paths: list[str]) -> None:
         _print_json({"checkpoint": checkpoint.path, "step": checkpoint.step, "tensors": rows})
     else:
         print(checkpoint_tables.tensors_text(checkpoint, rows, width=terminal_width()))
+
+
+def _export(paths: list[str]) -> None:
+    from tekso.tools import weight_commands
+
+    output = os.path.expanduser(FLAGS.output)
+    done = weight_commands.export(_run_of_flags(), output, match=FLAGS.match, layout=FLAGS.layout)
+    print(done.text)
+
+
+def _import(paths: list[str]) -> None:
+    from tekso.tools import weight_commands
+
+    done = weight_commands.import_weights(
+        paths[0],
+        os.path.expanduser(FLAGS.output),
+        model=FLAGS.model,
+        settings=FLAGS["set"].value,
+        layout=FLAGS.layout,
+        command=sys.argv,
+    )
+    _print_done(done)
+
+
+def _merge(paths: list[str]) -> None:
+    from tekso.tools import weight_commands
+
+    output = os.path.expanduser(FLAGS.output)
+    settings = FLAGS["set"].value
+    _print_done(weight_commands.merge(_run_of_flags(), output, settings=settings, command=sys.argv))
+
+
+def _print_done(done: Done) -> None:
+    if FLAGS.format == "json":
+        _print_json(done.record)
+    else:
+        print(done.text)
+
+
+def _run_of_flags() -> OpenedRun:
+    """Returns the run of --logdir and --checkpoint."""
+    return _open(FLAGS.logdir, FLAGS.checkpoint) if FLAGS.logdir else _open(FLAGS.checkpoint)
 
 
 def _logdir() -> Logdir:

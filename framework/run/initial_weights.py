@@ -23,8 +23,8 @@ from tekso.framework import files
 from tekso.framework.execution.base import ExecutionProgram
 from tekso.framework.input.assets import inherit, learned_assets
 from tekso.framework.path_patterns import PathPatterns
-from tekso.framework.run.checkpoints import Checkpoint
-from tekso.framework.run.opened import OpenedRun, open_run
+from tekso.framework.run.opened import open_run
+from tekso.framework.run.weight_files import StoredWeights, is_weight_file, open_weights
 from tekso.framework.run.weights import read_weight
 from tekso.framework.state import WEIGHTS
 from tekso.framework.tables import table
@@ -74,7 +74,7 @@ class InitialWeights:
       uses: {source: "evaluation" or "training"}.
     """
 
-    checkpoints: Mapping[str, Checkpoint]
+    checkpoints: Mapping[str, StoredWeights]
     weights: Sequence[Initialized]
     unused: Mapping[str, Sequence[str]]
     uses: Mapping[str, Any]
@@ -184,7 +184,7 @@ def plan(
         source.check_tokens([w for w in weights if w.name == source.name], assets)
     used = {name: {key for w in weights if w.name == name for key in w.keys} for name in sources}
     return InitialWeights(
-        {source.name: source.run.checkpoint for source in found},
+        {source.name: source.weights for source in found},
         weights,
         {source.name: sorted(source.paths - used[source.name]) for source in found},
         {source.name: source.params.use for source in found},
@@ -207,8 +207,8 @@ def take_tokenizers(
     """
     taken: dict[str, str] = {}
     for name, params in sources.items():
-        theirs = open_run(params.checkpoint, warn=warn).logdir.assets
-        if not params.tokenizers or not files.exists(theirs):
+        theirs = _opened(params.checkpoint, warn)[1]
+        if not params.tokenizers or not theirs:
             continue
         for asset in learned_assets(theirs):
             other = files.join(theirs, asset)
@@ -219,6 +219,15 @@ def take_tokenizers(
             if asset not in taken:
                 inherit(asset, theirs, assets)
             taken[asset] = other
+
+
+def _opened(path: str, warn: Callable[[str], None]) -> tuple[StoredWeights, str]:
+    """Returns the weights at a path, and the folder of their run's tokenizers, or ""."""
+    if is_weight_file(path):
+        return open_weights(path), ""
+    run = open_run(path, warn=warn)
+    assets = run.logdir.assets
+    return run.checkpoint, assets if files.exists(assets) else ""
 
 
 class _Source:
@@ -232,8 +241,8 @@ class _Source:
         warn: Callable[[str], None],
     ) -> None:
         self.name, self.params = name, params
-        self.run: OpenedRun = open_run(params.checkpoint, warn=warn)
-        keys = self.run.checkpoint.keys
+        self.weights, self._assets = _opened(params.checkpoint, warn)
+        keys = self.weights.keys
         self.paths = {key.removeprefix(WEIGHTS) for key in keys if key.startswith(WEIGHTS)}
         where = f"run.warm_start.{name}"
         self._only = PathPatterns(params.only, name=f"{where}.only")
@@ -254,7 +263,7 @@ class _Source:
         """Returns what is wrong with the shape of a weight, or ""."""
         spec = found.spec
         if found.shape != spec.shape:
-            given = f"{found.keys[0]} is {list(found.shape)} in {self.run.checkpoint.path}"
+            given = f"{found.keys[0]} is {list(found.shape)} in {self.weights.path}"
             wanted = f"{spec.path} is {list(spec.shape)}"
             if len(found.shape) != len(spec.shape):
                 return f"{given}, and {wanted}: the number of dims differs"
@@ -264,7 +273,7 @@ class _Source:
 
     def find(self, spec: WeightSpec) -> Initialized | None:
         """Returns where a weight comes from; None: it is not in the checkpoint."""
-        shape_of = self.run.checkpoint.shape
+        shape_of = self.weights.shape
         path = self._renamed(spec.path)
         if path in self.paths:
             return Initialized(spec, self.name, (path,), None, shape_of(WEIGHTS + path))
@@ -305,15 +314,15 @@ class _Source:
         by_rule = "" if first == paths[0] else f" (by a rule of {paths[0]})"
         more = f" and {len(paths) - 1} more weights" if len(paths) > 1 else ""
         return (
-            f"{first}{by_rule}{more} not in {self.run.checkpoint.path}.{hint} Give their paths "
+            f"{first}{by_rule}{more} not in {self.weights.path}.{hint} Give their paths "
             f"there in run.warm_start.{self.name}.rules, or add patterns of them to `ignore`"
         )
 
     def check_tokens(self, weights: Iterable[Initialized], assets: str) -> None:
         """Checks that rows of a vocabulary stand for the same tokens in both runs."""
         of_vocab = [w.spec.path for w in weights if _VOCAB in w.spec.dims]
-        theirs = self.run.logdir.assets
-        if not of_vocab or not files.exists(theirs):
+        theirs = self._assets
+        if not of_vocab or not theirs:
             return
         for name in learned_assets(theirs):
             own, other = files.join(assets, name), files.join(theirs, name)

@@ -19,7 +19,7 @@ from tekso.framework import files, foreign_variables
 from tekso.framework.params import REQUIRED, Params
 from tekso.framework.params import tree as params_tree
 from tekso.framework.run import checkpoint_files, inspection
-from tekso.framework.run.checkpoints import Checkpoint, CheckpointError, Checkpoints
+from tekso.framework.run.checkpoints import Checkpoint, CheckpointError, Checkpoints, Description
 from tekso.framework.run.logdir import PARAMS, Logdir
 from tekso.framework.run.metric_choice import goal_of, metric_of
 
@@ -60,13 +60,7 @@ class OpenedRun:
         Raises:
           CheckpointError: as in `tree`.
         """
-        tree = self.tree()
-        if self.checkpoint.description.task:
-            known = self._params(self.checkpoint.description.task)
-            left = [path for path, value, _ in params_tree.walk(tree.task) if value is REQUIRED]
-            values = {path: known.get(path) for path in left}
-            tree.task.set({path: value for path, value in values.items() if value is not REQUIRED})
-        return tree
+        return completed_tree(self.checkpoint.description, self.checkpoint.path)
 
     def task(self) -> Any:
         """Returns the task, built without the data of the run.
@@ -83,14 +77,37 @@ class OpenedRun:
         return task
 
     def _params(self, text: str) -> Any:
-        try:
-            return Params.from_text(text)
-        except (ValueError, ImportError) as error:
-            raise CheckpointError(
-                f"the Params of {self.checkpoint.path} cannot be read: {error}. If a package of "
-                "yours or a notebook cell defines these classes, import or run it first; for a "
-                "command, add --import=your.package"
-            ) from error
+        return _params_of(text, self.checkpoint.path)
+
+
+def completed_tree(description: Description, path: str) -> Any:
+    """Returns the Params of an experiment from the description of a checkpoint; see `OpenedRun`.
+
+    Args:
+      description: of the checkpoint, or of a file that was exported from it.
+      path: of the checkpoint or file, for errors.
+
+    Raises:
+      CheckpointError: the Params can no longer be read.
+    """
+    tree = _params_of(description.params, path)
+    if description.task:
+        known = _params_of(description.task, path)
+        left = [path for path, value, _ in params_tree.walk(tree.task) if value is REQUIRED]
+        values = {path: known.get(path) for path in left}
+        tree.task.set({path: value for path, value in values.items() if value is not REQUIRED})
+    return tree
+
+
+def _params_of(text: str, path: str) -> Any:
+    try:
+        return Params.from_text(text)
+    except (ValueError, ImportError) as error:
+        raise CheckpointError(
+            f"the Params of {path} cannot be read: {error}. If a package of yours or a notebook "
+            "cell defines these classes, import or run it first; for a command, add "
+            "--import=your.package"
+        ) from error
 
 
 def open_run(

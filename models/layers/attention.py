@@ -14,7 +14,6 @@ import tensorflow as tf
 from tekso.framework import ops
 from tekso.framework.context import StepContext
 from tekso.framework.initializers import GlorotUniform, Initializer, Zeros
-from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, param
 from tekso.framework.primitives.attention import mean_probabilities
 from tekso.framework.theta import Theta
@@ -23,10 +22,11 @@ from tekso.models.layers import masking
 from tekso.models.layers.attention_positions import AttentionPositions
 from tekso.models.layers.cache import KeysAndValues
 from tekso.models.layers.masking import Array
+from tekso.models.layers.projections import ProjectionLayer
 from tekso.models.layers.sizes import with_sizes
 
 
-class MultiHeadAttention(Layer):
+class MultiHeadAttention(ProjectionLayer):
     """Multi-head attention: out(softmax(scale * q k^T + bias, where mask) v).
 
     With `memory_dim`, it is cross-attention: keys and values are computed from the memory.
@@ -44,11 +44,12 @@ class MultiHeadAttention(Layer):
       k, v: [input_dim or memory_dim, K, H], dims ("embed", "heads", "head_dim"), with "kv_heads"
         instead of "heads" if num_kv_heads is set; biases k_bias, v_bias [K, H]
       out: [N, H, input_dim], dims ("heads", "head_dim", "embed"); bias out_bias [input_dim]
+      q_lora_a, q_lora_b, …: with an adapter of q, k, v, out (see Lora)
     Source: Vaswani et al. 2017, section 3.2.2; Ainslie et al. 2023 (grouped queries).
       Init: Glorot & Bengio 2010, over all heads of a projection together.
     """
 
-    class Params(Layer.Params):
+    class Params(ProjectionLayer.Params):
         """Params of MultiHeadAttention."""
 
         input_dim: int = param("Size of the last dim of input and output.", default=REQUIRED)
@@ -108,11 +109,12 @@ class MultiHeadAttention(Layer):
         self._projection("q", p.input_dim, heads, "heads")
         for name in ("k", "v"):
             self._projection(name, p.memory_dim or p.input_dim, kv_heads, self._kv_dim_name)
-        self.weight(
+        self.matrix(
             "out",
             [heads, head_dim, p.input_dim],
             dims=("heads", "head_dim", "embed"),
             init=p.output_init or p.init,
+            num_contracted=2,
         )
         if p.use_bias:
             self.weight("out_bias", [p.input_dim], dims=("embed",), init=Zeros.Params())
@@ -121,7 +123,7 @@ class MultiHeadAttention(Layer):
 
     def _projection(self, name: str, input_dim: int, heads: int, dim_name: str) -> None:
         p, head_dim = self.params, self._head_dim
-        self.weight(
+        self.matrix(
             name,
             [input_dim, heads, head_dim],
             dims=("embed", dim_name, "head_dim"),
@@ -339,7 +341,7 @@ class MultiHeadAttention(Layer):
         """Projects x to heads, [B, T, D] -> [B, T, N or K, H]; rotates q and k by the positions."""
         bias = theta[f"{name}_bias"] if self.params.use_bias else None
         dim_name = "heads" if name == "q" else self._kv_dim_name
-        heads = ops.project(ctx, x, theta[name], bias)
+        heads = self.project(theta, name, x, ctx, bias)
         heads = ctx.constrain(heads, ("batch", "length", dim_name, "head_dim"))
         if name == "v" or positions is None or self.params.positions is None:
             return heads
@@ -435,7 +437,7 @@ class MultiHeadAttention(Layer):
     def _out(self, theta: Theta, attended: tf.Tensor, ctx: StepContext) -> tf.Tensor:
         attended = ctx.constrain(attended, ("batch", "length", "heads", "head_dim"))
         out_bias = theta.out_bias if self.params.use_bias else None
-        return ops.project(ctx, attended, theta.out, out_bias, num_contracted=2)
+        return self.project(theta, "out", attended, ctx, out_bias)
 
 
 def _heads_first(x: tf.Tensor) -> tf.Tensor:

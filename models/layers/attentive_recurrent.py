@@ -20,10 +20,10 @@ import tensorflow as tf
 
 from tekso.framework import ops
 from tekso.framework.context import StepContext
-from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, param
 from tekso.framework.theta import Theta
 from tekso.models.layers.dropout import Dropout
+from tekso.models.layers.projections import ProjectionLayer
 from tekso.models.layers.recurrent import with_residual
 from tekso.models.layers.recurrent_cells import LstmCell, RecurrentCell
 from tekso.models.layers.sizes import with_sizes
@@ -45,7 +45,7 @@ class Attended:
     probabilities: tf.Tensor
 
 
-class AttentiveRecurrent(Layer):
+class AttentiveRecurrent(ProjectionLayer):
     """Runs stacked cells and an attention over time.
 
     At every time step, the last cell's output y is the query of the attention, which returns a
@@ -72,7 +72,7 @@ class AttentiveRecurrent(Layer):
       "attentional": Luong et al. 2015, sections 3 and 3.3 (input feeding).
     """
 
-    class Params(Layer.Params):
+    class Params(ProjectionLayer.Params):
         """Params of AttentiveRecurrent."""
 
         input_dim: int = param("Size of the last dim of the input.", default=REQUIRED)
@@ -117,7 +117,7 @@ class AttentiveRecurrent(Layer):
         self.child("dropout", Dropout.Params(rate=p.dropout_rate))
         first, init = self.cells[0], p.cell.init
         hidden_dim = first.params.hidden_dim
-        self.weight(
+        self.matrix(
             "w_feed",
             [self._feed_dim, first.num_gates, hidden_dim],
             dims=("embed", None, "mlp"),
@@ -127,8 +127,8 @@ class AttentiveRecurrent(Layer):
         )
         if p.feed == "attentional":
             size = self.output_dim
-            self.weight("w_output", [size, size], dims=("embed", "mlp"), init=init)
-            self.weight("w_context", [p.memory_dim, size], dims=("embed", "mlp"), init=init)
+            self.matrix("w_output", [size, size], dims=("embed", "mlp"), init=init)
+            self.matrix("w_context", [p.memory_dim, size], dims=("embed", "mlp"), init=init)
 
     @property
     def output_dim(self) -> int:
@@ -233,7 +233,7 @@ class AttentiveRecurrent(Layer):
         """
         fed = ctx.constrain(state["fed"], ("batch", "embed"))
         fed = self.dropout.fprop(Theta(), fed, ctx)
-        gates += ops.project(ctx, fed, theta.w_feed)
+        gates += self.project(theta, "w_feed", fed, ctx)
         y, after = self.cells[0].step(theta.cells["0"], gates, state["cells"][0], ctx)
         cells = [after]
         for i, cell in enumerate(self.cells[1:], start=1):
@@ -246,7 +246,8 @@ class AttentiveRecurrent(Layer):
         context, probabilities = self._attend(theta, y, memory, mask, ctx)
         if self.params.feed == "attentional":
             y = tf.tanh(
-                ops.project(ctx, y, theta.w_output) + ops.project(ctx, context, theta.w_context)
+                self.project(theta, "w_output", y, ctx)
+                + self.project(theta, "w_context", context, ctx)
             )
             y = ctx.constrain(y, ("batch", "embed"))
             fed = y

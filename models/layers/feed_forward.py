@@ -14,6 +14,8 @@ from tekso.framework.primitives.activations import Activation
 from tekso.framework.theta import Theta
 from tekso.models.layers.dropout import Dropout
 from tekso.models.layers.linear import Linear
+from tekso.models.layers.lora import Lora
+from tekso.models.layers.projections import ADAPTER_DOC
 
 
 class FeedForwardBase(Layer):
@@ -59,6 +61,7 @@ class FeedForward(FeedForwardBase):
 
         activation: Activation = param("Applied to the hidden layer.", default="relu")
         use_bias: bool = param("Whether to add biases.", default=True)
+        adapter: Lora.Params | None = param(ADAPTER_DOC, default=None)
 
     hidden: Linear
     dropout: Dropout
@@ -100,6 +103,7 @@ class GatedFeedForward(FeedForwardBase):
 
         activation: Activation = param("Applied to the gate.", default="swish")
         use_bias: bool = param("Whether to add biases.", default=False)
+        adapter: Lora.Params | None = param(ADAPTER_DOC, default=None)
 
     gate: Linear
     hidden: Linear
@@ -137,6 +141,7 @@ def _expand(p: Any, activation: Activation) -> Linear.Params:
         init=p.init,
         activation=activation,
         dims=("embed", "mlp"),
+        adapter=p.adapter,
     )
 
 
@@ -148,4 +153,5 @@ def _contract(p: Any) -> Linear.Params:
         use_bias=p.use_bias,
         init=p.output_init or p.init,
         dims=("mlp", "embed"),
+        adapter=p.adapter,
     )

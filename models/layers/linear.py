@@ -9,13 +9,13 @@ import tensorflow as tf
 from tekso.framework import ops
 from tekso.framework.context import StepContext
 from tekso.framework.initializers import GlorotUniform, Initializer, Zeros
-from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, param
 from tekso.framework.primitives.activations import Activation
 from tekso.framework.theta import Theta
+from tekso.models.layers.projections import ProjectionLayer
 
 
-class Linear(Layer):
+class Linear(ProjectionLayer):
     """Projects the last dim of the input: y = activation(x @ w + b).
 
     Shapes:
@@ -24,13 +24,14 @@ class Linear(Layer):
     Weights:
       w: [input_dim, output_dim], dims `dims`
       b: [output_dim], the last of `dims`; starts at 0
+      w_lora_a, w_lora_b: with an adapter (see Lora)
     Raises:
       ValueError: the last dim of x is not input_dim.
     Source:
       Init: Glorot & Bengio 2010, eq. 16.
     """
 
-    class Params(Layer.Params):
+    class Params(ProjectionLayer.Params):
         """Params of Linear."""
 
         input_dim: int = param("Size of the last dim of the input.", default=REQUIRED)
@@ -45,11 +46,11 @@ class Linear(Layer):
     def __init__(self, params: Any) -> None:
         super().__init__(params)
         p = self.params
-        self.weight("w", [p.input_dim, p.output_dim], dims=p.dims, init=p.init)
+        self.matrix("w", [p.input_dim, p.output_dim], dims=p.dims, init=p.init)
         if p.use_bias:
             self.weight("b", [p.output_dim], dims=p.dims[1:], init=Zeros.Params())
 
     def fprop(self, theta: Theta, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
         """See the class."""
-        y = ops.project(ctx, x, theta.w, theta.b if self.params.use_bias else None)
+        y = self.project(theta, "w", x, ctx, theta.b if self.params.use_bias else None)
         return ops.activate(ctx, self.params.activation, y)

@@ -14,17 +14,16 @@ from typing import Any, Literal
 
 import tensorflow as tf
 
-from tekso.framework import ops
 from tekso.framework.context import StepContext
 from tekso.framework.initializers import GlorotUniform, Initializer, Zeros
-from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, param
 from tekso.framework.theta import Theta
+from tekso.models.layers.projections import ProjectionLayer
 
 State = dict[str, tf.Tensor]
 
 
-class RecurrentCell(Layer):
+class RecurrentCell(ProjectionLayer):
     """Base of the cells.
 
     The state is a dict of [B, size] tensors; "output" is the output of the last step.
@@ -36,7 +35,7 @@ class RecurrentCell(Layer):
       w_input: [input_dim, G, hidden_dim], b: [G, hidden_dim]; used by `project_inputs`
     """
 
-    class Params(Layer.Params):
+    class Params(ProjectionLayer.Params):
         """Params of a recurrent cell."""
 
         input_dim: int = param("Size of the last dim of the input.", default=REQUIRED)
@@ -75,7 +74,7 @@ class RecurrentCell(Layer):
           x: [..., input_dim]
           returns: [..., G, hidden_dim]
         """
-        return ops.project(ctx, x, theta.w_input, theta.b)
+        return self.project(theta, "w_input", x, ctx, theta.b)
 
     def step(
         self, theta: Theta, gates: tf.Tensor, state: State, ctx: StepContext
@@ -95,7 +94,7 @@ class RecurrentCell(Layer):
 
     def _gate_weights(self, name: str, input_dim: int, num_gates: int) -> None:
         p = self.params
-        self.weight(
+        self.matrix(
             name,
             [input_dim, num_gates, p.hidden_dim],
             dims=("embed", None, "mlp"),
@@ -148,7 +147,7 @@ class LstmCell(RecurrentCell):
         self._gate_weights("w_recurrent", self.output_dim, self.num_gates)
         self._biases()
         if p.projection_dim is not None:
-            self.weight(
+            self.matrix(
                 "w_projection", [p.hidden_dim, p.projection_dim], dims=("mlp", "embed"), init=p.init
             )
 
@@ -172,13 +171,13 @@ class LstmCell(RecurrentCell):
         self, theta: Theta, gates: tf.Tensor, state: State, ctx: StepContext
     ) -> tuple[tf.Tensor, State]:
         """See the class."""
-        gates += ops.project(ctx, state["output"], theta.w_recurrent)
+        gates += self.project(theta, "w_recurrent", state["output"], ctx)
         i, f, g, o = self._unstacked(gates, ctx)
         kept = tf.sigmoid(f + self.params.forget_bias) * state["memory"]
         memory = kept + tf.sigmoid(i) * tf.tanh(g)
         output = tf.sigmoid(o) * tf.tanh(memory)
         if self.params.projection_dim is not None:
-            output = ops.project(ctx, output, theta.w_projection)
+            output = self.project(theta, "w_projection", output, ctx)
         return output, {"memory": memory, "output": output}
 
 
@@ -221,7 +220,7 @@ class GruCell(RecurrentCell):
         p = self.params
         self._gate_weights("w_input", p.input_dim, 3)
         self._gate_weights("w_recurrent", p.hidden_dim, 2)
-        self.weight("w_candidate", [p.hidden_dim, p.hidden_dim], dims=("embed", "mlp"), init=p.init)
+        self.matrix("w_candidate", [p.hidden_dim, p.hidden_dim], dims=("embed", "mlp"), init=p.init)
         self._biases()
         if p.reset == "after":
             self.weight("b_candidate", [p.hidden_dim], dims=("mlp",), init=Zeros.Params())
@@ -232,13 +231,13 @@ class GruCell(RecurrentCell):
         """See the class."""
         before = state["output"]
         x_r, x_z, x_new = self._unstacked(gates, ctx)
-        r, z = self._unstacked(ops.project(ctx, before, theta.w_recurrent), ctx)
+        r, z = self._unstacked(self.project(theta, "w_recurrent", before, ctx), ctx)
         r, z = tf.sigmoid(x_r + r), tf.sigmoid(x_z + z)
         if self.params.reset == "before":
-            new = tf.tanh(x_new + ops.project(ctx, r * before, theta.w_candidate))
+            new = tf.tanh(x_new + self.project(theta, "w_candidate", r * before, ctx))
         else:
             new = tf.tanh(
-                x_new + r * ops.project(ctx, before, theta.w_candidate, theta.b_candidate)
+                x_new + r * self.project(theta, "w_candidate", before, ctx, theta.b_candidate)
             )
         output = z * before + (1 - z) * new
         return output, {"output": output}

@@ -14,13 +14,12 @@ from typing import Any, Literal
 
 import tensorflow as tf
 
-from tekso.framework import ops
 from tekso.framework.context import StepContext
 from tekso.framework.initializers import GlorotUniform, Initializer
-from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, param
 from tekso.framework.primitives.precision import widen
 from tekso.framework.theta import Theta
+from tekso.models.layers.projections import ProjectionLayer
 
 Memory = dict[str, tf.Tensor]
 """{"keys": [B, S, A], "values": [B, S, M]} of a source."""
@@ -28,7 +27,7 @@ Memory = dict[str, tf.Tensor]
 _NEVER = -1e9
 
 
-class SourceAttention(Layer):
+class SourceAttention(ProjectionLayer):
     """Base of the attentions: softmax of query-key scores over the source, and the mean of values.
 
     If the whole source is masked, the result is 0. The softmax is computed in float32.
@@ -39,7 +38,7 @@ class SourceAttention(Layer):
         returns contexts [B, K, M] and probabilities [B, K, S]
     """
 
-    class Params(Layer.Params):
+    class Params(ProjectionLayer.Params):
         """Params of an attention to a source."""
 
         query_dim: int = param("Size of a query.", default=REQUIRED)
@@ -126,17 +125,17 @@ class AdditiveAttention(SourceAttention):
         super().__init__(params)
         p = self.params
         size = p.query_dim if p.hidden_dim is None else p.hidden_dim
-        self.weight("w_query", [p.query_dim, size], dims=("embed", None), init=p.init)
-        self.weight("w_key", [p.memory_dim, size], dims=("embed", None), init=p.init)
+        self.matrix("w_query", [p.query_dim, size], dims=("embed", None), init=p.init)
+        self.matrix("w_key", [p.memory_dim, size], dims=("embed", None), init=p.init)
         self.weight("w_score", [size], dims=(None,), init=p.init, fan_in=size, fan_out=1)
 
     def _keys(self, theta: Theta, encoded: tf.Tensor, ctx: StepContext) -> tf.Tensor:
-        return ops.project(ctx, encoded, theta.w_key)
+        return self.project(theta, "w_key", encoded, ctx)
 
     def _scores(
         self, theta: Theta, queries: tf.Tensor, keys: tf.Tensor, ctx: StepContext
     ) -> tf.Tensor:
-        projected = tf.expand_dims(ops.project(ctx, queries, theta.w_query), 2)
+        projected = tf.expand_dims(self.project(theta, "w_query", queries, ctx), 2)
         hidden = tf.tanh(projected + tf.expand_dims(keys, 1))
         return tf.einsum("bksa,a->bks", hidden, theta.w_score)
 
@@ -169,7 +168,7 @@ class DotAttention(SourceAttention):
         super().__init__(params)
         p = self.params
         if p.form == "general":
-            self.weight("w_key", [p.memory_dim, p.query_dim], dims=("embed", None), init=p.init)
+            self.matrix("w_key", [p.memory_dim, p.query_dim], dims=("embed", None), init=p.init)
         elif p.memory_dim != p.query_dim:
             raise ValueError(
                 f"DotAttention: form is 'dot', but query_dim is {p.query_dim} and memory_dim "
@@ -177,7 +176,7 @@ class DotAttention(SourceAttention):
             )
 
     def _keys(self, theta: Theta, encoded: tf.Tensor, ctx: StepContext) -> tf.Tensor:
-        keys = encoded if self.params.form == "dot" else ops.project(ctx, encoded, theta.w_key)
+        keys = encoded if self.params.form == "dot" else self.project(theta, "w_key", encoded, ctx)
         return keys / math.sqrt(keys.shape[-1]) if self.params.scale == "rsqrt_dim" else keys
 
     def _scores(

@@ -13,6 +13,7 @@ import math
 from tekso.framework import schedules
 from tekso.framework.experiment import Experiment, Run
 from tekso.framework.initializers import Normal
+from tekso.framework.input.byte_pairs import BytePairs
 from tekso.framework.input.held_out import HeldOut
 from tekso.framework.input.sentence_piece import SentencePiece
 from tekso.framework.input.text_files import TextFiles
@@ -103,6 +104,19 @@ class M124(Experiment):
     def run(self) -> Params:
         """300,000 steps."""
         return Run.Params(steps=300_000, eval_every_steps=5000, checkpoint_every_steps=5000)
+
+
+@register
+class Gpt2(M124):
+    """The published GPT-2 of 124 million weights, with its 50,257 tokens."""
+
+    def task(self) -> Params:
+        """The model of M124."""
+        return super().task().set({"model.vocab_size": 50_257})
+
+    def input(self) -> Params:
+        """Tokens of the published merges.txt: --set input.tokenizer.file=merges.txt."""
+        return super().input().set(tokenizer=BytePairs.Params())
 
 
 @register

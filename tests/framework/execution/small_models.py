@@ -20,6 +20,7 @@ from tekso.models.layers.embedding import Embedding
 from tekso.models.layers.expert_routing import SwitchRouter, TopKRouter
 from tekso.models.layers.feed_forward import FeedForward, GatedFeedForward
 from tekso.models.layers.linear import Linear
+from tekso.models.layers.lora import Lora
 from tekso.models.layers.mixture_of_experts import MixtureOfExperts
 from tekso.models.layers.normalization import BatchNorm, RMSNorm
 from tekso.models.layers.pooling import AveragePool, GlobalAveragePool, MaxPool
@@ -99,6 +100,17 @@ def prefix_lm() -> Params:
     return Translation.Params(model=model)
 
 
+def adapted() -> Params:
+    """A repeated stack whose projections have adapters."""
+    stack = RepeatedStack.Params(num_layers=2, layer=layer(dropout_rate=0.0))
+    lora = Lora.Params(rank=2, alpha=16.0, dropout_rate=0.1)
+    params = language_model(stack, dropout_rate=0.0).set({"*.adapter": lora})
+    return params.set({"*.attention.adapter.only": ["q", "out"]})
+
+
+FROZEN = {"adapted": ["(?!.*_lora_[ab]$).*"]}
+"""Patterns of frozen weights by model."""
+
 PAIRED = ("translation", "repeated_translation", "untied_translation", "prefix")
 """Models of pairs; the second is given packed rows."""
 
@@ -147,6 +159,7 @@ MODELS = {
     "repeated_remat": lambda: language_model(
         RepeatedStack.Params(num_layers=3, layer=Rematerialize.Params(layer=noisy_layer()))
     ),
+    "adapted": adapted,
     "untied": lambda: language_model(
         Stack.Params(num_layers=1, layer=layer()),
         softmax=Softmax.Params(use_bias=True),

@@ -12,7 +12,7 @@ import pytest
 from tekso.framework.initializers import Normal, Zeros
 from tekso.framework.input import assets
 from tekso.framework.layer import Layer
-from tekso.framework.run import checkpoint_files, initial_weights
+from tekso.framework.run import checkpoint_files, initial_weights, weight_files
 from tekso.framework.run.checkpoints import CheckpointError, Description
 from tekso.framework.run.initial_weights import WarmStartError
 from tekso.framework.warm_start import WarmStart
@@ -275,3 +275,44 @@ def test_weights_of_another_vocabulary_are_refused(tmp_path: Path) -> None:
     both["main"].tokenizers = True
     with pytest.raises(WarmStartError, match=r"set run.warm_start.two.tokenizers=False"):
         initial_weights.take_tokenizers(both, assets=str(own), warn=pytest.fail)
+
+
+def test_a_safetensors_file_is_a_source_like_any_other(tmp_path: Path) -> None:
+    path = str(tmp_path / "all.safetensors")
+    others = {f"net.{name}": value for name, value in repeated().items()}
+    weight_files.write_weights(path, {**others, "spare": np.ones(2)}, {})
+    state, lines = begin(
+        Unrolled.Params().instantiate(),
+        tmp_path,
+        main={
+            "checkpoint": path,
+            "rules": {r"body/\d+/(.*)": r"net.body/\1", r"(head/.*)": r"net.\1"},
+            "only": ["head/.*"],
+            "ignore": ["body/.*"],
+        },
+    )
+    np.testing.assert_array_equal(state["weights/head/table"], repeated()["head/table"])
+    assert f"warm start from {path} (step 0" in lines[0]
+    assert "not used of the checkpoint: net.body/mean, net.body/w, spare" in "\n".join(lines)
+
+
+def test_a_damaged_file_ends_a_warm_start(tmp_path: Path) -> None:
+    path = tmp_path / "all.safetensors"
+    weight_files.write_weights(str(path), repeated(), {})
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match=r"all.safetensors is truncated"):
+        begin(Repeated.Params().instantiate(), tmp_path, main={"checkpoint": str(path)})
+
+
+def test_base_and_adapters_come_from_two_files(tmp_path: Path) -> None:
+    run = run_with(tmp_path / "base", repeated())
+    path = str(tmp_path / "head.safetensors")
+    weight_files.write_weights(path, {"head/table": np.full((4, 2), 3, np.float32)}, {})
+    state, _ = begin(
+        Repeated.Params().instantiate(),
+        tmp_path,
+        base={"checkpoint": run, "only": ["body/.*"]},
+        adapters={"checkpoint": path, "only": ["head/.*"]},
+    )
+    np.testing.assert_array_equal(state["weights/body/w"], repeated()["body/w"])
+    np.testing.assert_array_equal(state["weights/head/table"], np.full((4, 2), 3))

@@ -29,7 +29,7 @@ from tekso.framework.theta import flatten
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from jobs import run_all
-from small_models import MODELS, batch
+from small_models import FROZEN, MODELS, batch
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
@@ -49,6 +49,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         accumulation_steps=accumulation,
         clip_global_norm=1.0,
         ema_decay=0.9,
+        frozen=FROZEN.get(model, []),
     ).instantiate()
     program = execution.build(task, learner, seed=2**40 + 3, batch=signature_of(batch(model, 0)))
     program.initialize()

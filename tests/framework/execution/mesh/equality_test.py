@@ -98,6 +98,9 @@ ODD = {
         {"mesh": "data:2;model:2", "rules": f"batch:data;{TENSOR}"},
         {"mesh": "model:2", "rules": "kv_heads:model;heads:model"},
     ],
+    "adapted": [
+        {"mesh": "data:2;model:2", "rules": f"batch:data;{TENSOR}"},
+    ],
     "untied": [
         {"mesh": "data:2;model:2", "rules": f"batch:data;{TENSOR};positions:data"},
         {"mesh": "model:2", "rules": "length:model;vocab:model"},

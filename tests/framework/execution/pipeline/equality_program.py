@@ -211,13 +211,14 @@ def batch_of(model: str, step: int, size: int) -> dict[str, np.ndarray]:
     return small_models.batch(model, step, size=size)
 
 
-def learner(accumulation: int = 1) -> Any:
+def learner(model: str, accumulation: int = 1) -> Any:
     return Learner.Params(
         optimizer=Momentum.Params(),
         schedule=Constant.Params(value=0.1),
         clip_global_norm=1.0,
         ema_decay=0.9,
         accumulation_steps=accumulation,
+        frozen=small_models.FROZEN.get(model, []),
     ).instantiate()
 
 
@@ -228,7 +229,10 @@ def run(execution: Any, job: dict[str, Any]) -> dict[str, Any]:
     for i in job.get("poisoned", []):
         batches[i] = {name: np.full_like(array, np.nan) for name, array in batches[i].items()}
     program = execution.build(
-        task_of(model), learner(job.get("accumulation", 1)), seed=7, batch=signature_of(batches[0])
+        task_of(model),
+        learner(model, job.get("accumulation", 1)),
+        seed=7,
+        batch=signature_of(batches[0]),
     )
     program.initialize()
     first = program.state()

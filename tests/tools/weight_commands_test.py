@@ -1,0 +1,229 @@
+"""tekso-ckpt export, import and merge: runs that they write are restored like any other."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import processes
+import pytest
+import tensorflow as tf
+from safetensors.numpy import save_file
+
+from tekso.framework import registry
+from tekso.framework.context import StepContext
+from tekso.framework.run import weight_files
+from tekso.framework.run.logdir import Logdir
+from tekso.framework.run.new_run import NewRun
+from tekso.framework.run.opened import open_run
+from tekso.framework.run.weights import load_task, load_weights
+from tekso.models.layers.lora import Lora
+from tekso.tools import ckpt
+
+IDS = np.random.default_rng(3).integers(0, 11, (2, 5)).astype(np.int32)
+SIZES = {
+    "task.model.vocab_size": 11,
+    "task.model.dim": 12,
+    "task.model.stack.num_layers": 2,
+    "task.model.stack.layer.attention.num_heads": 3,
+    "task.model.stack.layer.feed_forward.hidden_dim": 48,
+    "task.model.positions.max_length": 7,
+    "task.decode": None,
+    "input.length": 7,
+}
+SET = [f"--set={path}={value}" for path, value in SIZES.items()]
+LORA = Lora.Params(rank=2, alpha=6.0)
+FROZEN = ["(?!.*_lora_[ab]$).*"]
+
+
+def save(logdir: str, settings: dict[str, Any], dtype: str = "float32") -> dict[str, np.ndarray]:
+    """Writes a run of lm.gpt.Gpt2 in small with random weights, which it returns."""
+    registered = registry.get("lm.gpt.Gpt2")().tree()
+    tree = registered.copy().set(SIZES)
+    tree.set({"*.dtype": dtype}).set(settings)
+    task = tree.task.copy().instantiate()
+    rng = np.random.default_rng(1)
+    weights = {}
+    for path, spec in task.specs().items():
+        value = rng.normal(0, 0.5, spec.shape).astype(np.float32)
+        weights[path] = value.astype(tf.as_dtype(spec.dtype).as_numpy_dtype)
+    new = NewRun("lm.gpt.Gpt2", tree, registered, task, weights)
+    new.write(logdir, command=["save", logdir])
+    return weights
+
+
+def logits(logdir: str) -> np.ndarray:
+    task = load_task(logdir)
+    theta = load_weights(task, logdir)
+    return task.model.logits(theta.model, tf.constant(IDS), StepContext()).numpy()
+
+
+def run(*words: str) -> int:
+    return ckpt.main(["tekso-ckpt", *words])
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_export_and_import_keep_every_bit(capsys: pytest.CaptureFixture[str], dtype: str) -> None:
+    weights = save("run", {}, dtype)
+    words = ["export", "--logdir=run", "--format=safetensors", "--output=a.safetensors"]
+    assert run(*words) == 0, capsys.readouterr().err
+    assert "exported 36 tensors of run/checkpoints/step_00000000" in capsys.readouterr().out
+    file = weight_files.open_weights("a.safetensors")
+    assert (
+        file.read("weights/model/embedding/table").dtype == weights["model/embedding/table"].dtype
+    )
+    about = file.description.tensors["weights/model/stack/layers/1/attention/q"]
+    assert about["dims"] == ["embed", "heads", "head_dim"]
+    assert run("import", "a.safetensors", "--output=new", "--format=json") == 0
+    assert json.loads(capsys.readouterr().out)["model"] == "lm.gpt.Gpt2"
+    new = open_run("new")
+    for path, value in weights.items():
+        assert new.checkpoint.read(f"weights/{path}").tobytes() == value.tobytes()
+    assert new.tree().to_text() == open_run("run").completed_tree().to_text()
+    slots = [key for key in new.checkpoint.keys if key.startswith("learner/model/positions/w/")]
+    assert len(slots) == 2
+    assert not any(new.checkpoint.read(key).any() for key in slots)
+
+
+def test_merged_matrices_give_the_logits_of_the_adapted_model(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    save("run", {"*.adapter": LORA, "learner.frozen": FROZEN, "learner.ema_decay": 0.5})
+    Path("run/assets").mkdir()
+    Path("run/assets/words.txt").write_text("to be")
+    assert run("merge", "--logdir=run", "--output=merged") == 0, capsys.readouterr().err
+    assert "merged the adapters of 12 matrices of run/checkpoints" in capsys.readouterr().out
+    np.testing.assert_allclose(logits("merged"), logits("run"), rtol=1e-4, atol=1e-4)
+    merged = open_run("merged")
+    assert not [key for key in merged.checkpoint.keys if "_lora_" in key]
+    assert "learner/model/embedding/table/ema" in merged.checkpoint.keys
+    tree = merged.tree()
+    assert tree.learner.frozen == [] and tree.task.model.stack.layer.attention.adapter is None
+    assert Path("merged/assets/words.txt").read_text() == "to be"
+    assert Logdir("merged").model() == "lm.gpt.Gpt2"
+    assert run("merge", "--logdir=merged", "--output=again") == 1
+    assert "has no adapters: there is nothing to merge" in capsys.readouterr().err
+
+
+def test_adapters_are_exported_alone_and_few_bytes(capsys: pytest.CaptureFixture[str]) -> None:
+    weights = save("run", {"*.attention.adapter": LORA, "learner.frozen": FROZEN})
+    words = ["--logdir=run", "--format=safetensors", "--output=a.safetensors"]
+    assert run("export", *words, "--match=*_lora_?") == 0, capsys.readouterr().err
+    file = weight_files.open_weights("a.safetensors")
+    assert {key.removeprefix("weights/") for key in file.keys} == {
+        path for path in weights if "_lora_" in path
+    }
+    assert run("import", "a.safetensors", "--output=new") == 1
+    assert "the weights do not fit lm.gpt.Gpt2: missing model/" in capsys.readouterr().err
+
+
+def gpt2_file(path: str, layers: int = 2, vocab: int = 11) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(5)
+    shapes: dict[str, tuple[int, ...]] = {"wte.weight": (vocab, 12), "wpe.weight": (7, 12)}
+    for i in range(layers):
+        sizes = {"attn.c_attn": (12, 36), "attn.c_proj": (12, 12)}
+        for name, shape in {**sizes, "mlp.c_fc": (12, 48), "mlp.c_proj": (48, 12)}.items():
+            shapes |= {f"h.{i}.{name}.weight": shape, f"h.{i}.{name}.bias": shape[1:]}
+        for norm in ("ln_1", "ln_2"):
+            shapes |= {f"h.{i}.{norm}.weight": (12,), f"h.{i}.{norm}.bias": (12,)}
+    shapes |= {"ln_f.weight": (12,), "ln_f.bias": (12,)}
+    tensors = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    save_file(tensors, path, {"format": "pt"})
+    return tensors
+
+
+def test_gpt2_comes_in_and_goes_out(capsys: pytest.CaptureFixture[str]) -> None:
+    tensors = gpt2_file("theirs.safetensors")
+    words = ["import", "theirs.safetensors", "--layout=gpt2", "--model=lm.gpt.Gpt2", *SET]
+    assert run(*words, "--output=run") == 0, capsys.readouterr().err
+    assert "imported 28 tensors of theirs.safetensors" in capsys.readouterr().out
+    assert logits("run").shape == (2, 5, 11)
+    words = ["export", "--logdir=run", "--format=safetensors", "--layout=gpt2"]
+    assert run(*words, "--output=ours.safetensors") == 0, capsys.readouterr().err
+    ours = weight_files.open_weights("ours.safetensors")
+    assert ours.metadata["format"] == "pt"
+    assert ours.keys == {f"weights/{name}" for name in tensors}
+    for name, value in tensors.items():
+        np.testing.assert_array_equal(ours.read(f"weights/{name}"), value)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["export", "--logdir=run", "--output=x"], 2, "export requires --format=safetensors"),
+        (["export", "--logdir=run", "--format=safetensors"], 2, "--output is missing"),
+        (["export", "--logdir=run", "--format=safetensors", "--output=x", "--match=w/*"], 2,
+         "--match=w/*: no weight matches"),
+        (["export", "--logdir=run", "--format=safetensors", "--output=x", "--set=a=1"], 2,
+         "--set works only with import and merge, not with export"),
+        (["export", "--logdir=run", "--format=safetensors", "--output=x", "--layout=gpt2",
+          "--match=*/q"], 2, "--match=*/q leaves out embedding/table: --layout needs all weights"),
+        (["list", "--logdir=run", "--format=safetensors"], 2, "only export has this format"),
+        (["import", "--output=x"], 2, "import takes one file or folder, but 0 are given"),
+        (["import", "no.safetensors", "--output=x"], 1, "there is no file no.safetensors"),
+        (["import", "bad.safetensors", "--output=x"], 1, "bad.safetensors is truncated"),
+        (["import", "theirs.safetensors", "--output=x"], 2, "give --model=KEY"),
+        (["import", "theirs.safetensors", "--output=x", "--model=lm.gpt.Gpt3"], 2,
+         "did you mean lm.gpt.Gpt2"),
+        (["import", "theirs.safetensors", "--output=x", "--model=lm.gpt.Gpt2"], 1,
+         "missing model/embedding/table"),
+        (["import", "theirs.safetensors", "--output=x", "--model=lm.gpt.Gpt2", "--layout=gpt2",
+          "--set=run.stepz=2"], 2, "did you mean run.steps"),
+        (["import", "theirs.safetensors", "--output=x", "--model=lm.gpt.Gpt2", "--layout=gpt2"], 1,
+         "missing h.2.ln_1.weight; "),
+        (["import", "theirs.safetensors", "--output=x", "--model=lm.text_files.Bytes",
+          "--layout=gpt2"], 1, "the model is not GPT-2: softmax is set, but GPT-2 ties it"),
+        (["import", "theirs.safetensors", "--output=run"], 2, "--output=run exists"),
+        (["merge", "--logdir=run", "--output=x"], 1, "has no adapters"),
+        (["merge", "--logdir=run", "--output=x", "--model=lm.gpt.Gpt2"], 2,
+         "--model works only with import, not with merge"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_told_in_a_line(
+    capsys: pytest.CaptureFixture[str], words: list[str], code: int, message: str
+) -> None:
+    save("run", {})
+    gpt2_file("theirs.safetensors")
+    Path("bad.safetensors").write_bytes(b"half")
+    assert run(*words) == code
+    error = capsys.readouterr().err
+    assert message in error and "Traceback" not in error
+    assert error.count("\n") == 1, error
+    assert not Path("x").exists()
+
+
+def test_weights_that_are_not_finite_are_refused() -> None:
+    bad = {"w": np.array([1, np.nan], ml_dtypes.bfloat16)}
+    save_file({"w": bad["w"]}, "bad.safetensors")
+    read = weight_files.open_weights("bad.safetensors").read("weights/w")
+    assert read.tobytes() == bad["w"].tobytes()
+    gpt2_file("theirs.safetensors")
+    tensors = {**gpt2_file("theirs.safetensors"), "ln_f.bias": np.full(12, np.inf, np.float32)}
+    save_file(tensors, "theirs.safetensors")
+    words = ["import", "theirs.safetensors", "--layout=gpt2", "--model=lm.gpt.Gpt2", *SET]
+    assert run(*words, "--output=run") == 1
+    assert not Path("run/params.txt").exists()
+
+
+@pytest.mark.slow
+def test_an_imported_gpt2_is_evaluated(tmp_path: Path) -> None:
+    gpt2_file("theirs.safetensors", vocab=257)
+    words = ["import", "theirs.safetensors", "--layout=gpt2", "--model=lm.gpt.Gpt2"]
+    assert run(*words, *SET, "--set=task.model.vocab_size=257", "--output=run") == 0
+    Path("merges.txt").write_text("#version: 0.2\n")
+    Path("a.txt").write_text("to be or not to be, that is the question\n" * 99)
+    command = ["-m", "tekso.tools.trainer", "--mode=eval", "--logdir=run", "--format=json"]
+    command += ["--set=input.tokenizer.file=merges.txt", "--set=input.files=a.txt"]
+    done = processes.run([*command, "--set=input.batch_size=2"], cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["step"] == 0
+    assert 2 < found["dev"]["loss"] < 20  # random logits, in nats

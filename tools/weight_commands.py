@@ -1,0 +1,198 @@
+"""The commands of tekso-ckpt that make a file or a run from weights: export, import, merge."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import os
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tekso.framework import registry
+from tekso.framework.commands import typed
+from tekso.framework.execution.state import WEIGHTS
+from tekso.framework.params import tree as params_tree
+from tekso.framework.run import inspection
+from tekso.framework.run.checkpoints import CheckpointError
+from tekso.framework.run.new_run import NewRun
+from tekso.framework.run.opened import OpenedRun, completed_tree
+from tekso.framework.run.report.lines import size
+from tekso.framework.run.weight_files import WeightFile, open_weights, write_weights
+from tekso.framework.run.weights import read_weight
+from tekso.models.adapters import merged_weights, without_adapters
+from tekso.models.gpt2_layout import METADATA, Gpt2Layout, LayoutError
+from tekso.tools import experiment_flags
+from tekso.tools.command_errors import UsageError
+
+LAYOUTS = ("gpt2",)
+"""Public layouts that weights can be imported from and exported to."""
+
+
+class Done(NamedTuple):
+    """What a command did.
+
+    Attributes:
+      record: for --format=json.
+      text: lines for a person.
+    """
+
+    record: dict[str, Any]
+    text: str
+
+
+def export(run: OpenedRun, output: str, *, match: str, layout: str | None) -> Done:
+    """Writes the evaluation weights of a checkpoint to a safetensors file.
+
+    Args:
+      run: the run.
+      output: path of the file.
+      match: pattern of the keys of the weights, "weights/…".
+      layout: one of LAYOUTS, or None: the names and shapes of the task.
+
+    Raises:
+      UsageError: the pattern matches no weight.
+      CheckpointError: a weight cannot be read, or the file cannot be written.
+      LayoutError: the model does not have the layout.
+    """
+    checkpoint = run.checkpoint
+    keys = [
+        k for k in sorted(checkpoint.keys) if k.startswith(WEIGHTS) and fnmatch.fnmatch(k, match)
+    ]
+    if not keys:
+        raise UsageError(f"--match={match}: no weight matches")
+    weights = _weights(run, [key.removeprefix(WEIGHTS) for key in keys])
+    description, metadata = checkpoint.description, {"format": "np"}
+    tensors = {key: description.tensors[key] for key in keys if key in description.tensors}
+    description = dataclasses.replace(description, tensors=tensors, files={})
+    if layout is not None:
+        model = _model(run.task(), run.model)
+        own = {path.removeprefix(f"{model.path}/"): value for path, value in weights.items()}
+        if left := sorted(model.specs().keys() - own.keys()):
+            raise UsageError(f"--match={match} leaves out {left[0]}: --layout needs all weights")
+        weights, metadata = Gpt2Layout(model).to_gpt2(own), METADATA
+        description = dataclasses.replace(description, tensors={})
+    write_weights(output, weights, metadata, description=description)
+    written = os.path.getsize(output)
+    text = f"exported {len(weights)} tensors of {checkpoint.path}: {output} ({size(written)})"
+    return Done({"output": output, "tensors": len(weights), "size_bytes": written}, text)
+
+
+def import_weights(
+    source: str,
+    output: str,
+    *,
+    model: str | None,
+    settings: Sequence[str],
+    layout: str | None,
+    command: Sequence[str],
+) -> Done:
+    """Writes the folder of a run that begins with the weights of a safetensors file.
+
+    Args:
+      source: the file, or a folder of its shards.
+      output: folder of the new run.
+      model: key of the experiment; None: the one that the file was exported from.
+      settings: values of --set.
+      layout: one of LAYOUTS, or None: the names and shapes of the task.
+      command: the command as typed.
+
+    Raises:
+      UsageError: the experiment is not known, or a setting is wrong.
+      CheckpointError: the file is damaged, or does not fit the experiment.
+      LayoutError: the tensors or the model do not have the layout.
+    """
+    file = open_weights(source)
+    key, tree, registered = _experiment(file, model)
+    names = {name.removeprefix(WEIGHTS) for name in file.keys}
+    experiment_flags.change(tree, execution=None, settings=settings)
+    task = inspection.task_of(tree)
+    if layout is not None:
+        own = _model(task, key)
+        found = Gpt2Layout(own).from_gpt2(names, file.read)
+        weights = {f"{own.path}/{path}": value for path, value in found.items()}
+    else:
+        weights = {name: file.read(WEIGHTS + name) for name in sorted(names)}
+    path = NewRun(key, tree, registered, task, weights).write(output, command=command)
+    count = sum(spec.size for spec in task.specs().values())
+    text = f"imported {len(names)} tensors of {file.path}, {count:,} weights of {key}: {path}"
+    record = {"output": output, "checkpoint": path, "model": key, "weights": count}
+    return Done(record, f"{text}\n{_evaluate_it(output)}")
+
+
+def merge(run: OpenedRun, output: str, *, settings: Sequence[str], command: Sequence[str]) -> Done:
+    """Writes the folder of a run without adapters, whose matrices contain their updates.
+
+    The new run has the Params of the old one, without adapters, `learner.frozen` and
+    `run.warm_start`.
+
+    Args:
+      run: the run with adapters.
+      output: folder of the new run.
+      settings: values of --set, for the new run.
+      command: the command as typed.
+
+    Raises:
+      CheckpointError: the run has no adapters, or the new run cannot be written.
+      UsageError: a setting is wrong.
+    """
+    adapted = run.task()
+    tree = without_adapters(run.completed_tree())
+    frozen = [p for p, _, _ in params_tree.walk(tree.learner) if p.split(".")[-1] == "frozen"]
+    tree.learner.set({path: [] for path in frozen})
+    tree.run.warm_start = {}
+    experiment_flags.change(tree, execution=None, settings=settings)
+    weights = _weights(run, list(adapted.specs()))
+    merged = merged_weights(adapted, weights)
+    if len(merged) == len(weights):
+        raise CheckpointError(f"{run.checkpoint.path} has no adapters: there is nothing to merge")
+    task = inspection.task_of(tree)
+    new = NewRun(run.model, tree, _registered(run.model, tree), task, merged)
+    path = new.write(output, command=command, assets=run.logdir.assets)
+    count = (len(weights) - len(merged)) // 2
+    text = f"merged the adapters of {count} matrices of {run.checkpoint.path}: {path}"
+    record = {"output": output, "checkpoint": path, "model": run.model, "matrices": count}
+    return Done(record, f"{text}\n{_evaluate_it(output)}")
+
+
+def _experiment(file: WeightFile, model: str | None) -> tuple[str, Any, Any]:
+    """Returns the key of an experiment, its tree, and the registered tree."""
+    if model is not None:
+        experiment = experiment_flags.experiment(model)
+        tree = experiment().tree()
+        return registry.key_of(experiment), tree, tree.copy()
+    if file.description is None:
+        raise UsageError(
+            f"{file.path} does not say of which experiment its weights are: give --model=KEY"
+        )
+    tree = completed_tree(file.description, file.path)
+    return file.description.model, tree, _registered(file.description.model, tree)
+
+
+def _model(task: Any, key: str) -> Any:
+    """Returns the model of a task, which may have a public layout."""
+    if not hasattr(task, "model"):
+        raise LayoutError(f"{key} has no model, which could have a public layout")
+    return task.model
+
+
+def _registered(model: str, tree: Any) -> Any:
+    """Returns the tree of an experiment as registered; the given one if it is not registered."""
+    try:
+        return registry.get(model)().tree()
+    except registry.UnknownExperimentError:
+        return tree
+
+
+def _weights(run: OpenedRun, paths: Sequence[str]) -> dict[str, np.ndarray]:
+    """Returns the weights that evaluation uses, in the dtypes of the weights."""
+    checkpoint, found = run.checkpoint, {}
+    for path in paths:
+        value = read_weight(path, checkpoint.read, checkpoint.keys, "evaluation")
+        found[path] = value.astype(checkpoint.dtype(WEIGHTS + path).as_numpy_dtype)
+    return found
+
+
+def _evaluate_it(logdir: str) -> str:
+    return f"evaluate it:\n  {typed('tekso-trainer')} --mode=eval --logdir={logdir}"
