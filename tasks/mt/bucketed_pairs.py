@@ -73,11 +73,23 @@ class BucketedPairs(TranslationInput):
         Raises:
           IndexError: the step is negative, or beyond the last batch of the pass.
         """
+        return self.batch_rows(step, 0, self.num_rows(step))
+
+    def num_rows(self, step: int) -> int:
+        """See `Input`."""
+        if self.params.order == "shuffled":
+            return len(self._chosen(step).examples)
+        size: int = self.params.batch_size
+        return size
+
+    def batch_rows(self, step: int, begin: int, end: int) -> Batch:
+        """See `Input`; builds only these rows."""
         check_step(step, self.num_batches)
+        some = slice(begin, end)
         if self.params.order != "shuffled":
-            return self._in_order(step)
+            return self._in_order(step, some)
         chosen = self._chosen(step)
-        return self._rows(chosen.examples, ~chosen.real, self._bounds[chosen.bucket])
+        return self._rows(chosen.examples[some], ~chosen.real[some], self._bounds[chosen.bucket])
 
     def is_padding(self, step: int) -> npt.NDArray[np.bool_]:
         """See `Input`."""
@@ -97,11 +109,11 @@ class BucketedPairs(TranslationInput):
         size = self.params.batch_size
         return np.arange(step * size, (step + 1) * size)
 
-    def _in_order(self, step: int) -> Batch:
+    def _in_order(self, step: int, some: slice) -> Batch:
         place, count = self._places(step), self.num_examples
         examples = np.minimum(place, count - 1) if self.params.order == "once" else place % count
         bucket = int(np.searchsorted(self._bounds, self._sizes[examples].max()))
-        return self._rows(examples, self.is_padding(step), self._bounds[bucket])
+        return self._rows(examples[some], self.is_padding(step)[some], self._bounds[bucket])
 
     def _rows(self, examples: Indices, is_padding: np.ndarray, bound: int) -> Batch:
         p = self.params
