@@ -123,7 +123,7 @@ HOW: list[tuple[str, Run | TestedBy]] = [
     (
         r"srun .*tekso-trainer .*",
         TestedBy(
-            "tests/framework/execution/mesh/cluster_test.py"
+            "tests/framework/execution/cluster_test.py"
             "::test_slurm_gives_processes_of_a_node_successive_ports"
         ),
     ),

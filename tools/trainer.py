@@ -14,7 +14,7 @@ from tekso.tools.command_errors import OK, UsageError
 from tekso.tools.trainer_flags import EXAMPLE, FLAGS, PROGRAM
 
 if TYPE_CHECKING:  # slow to import, so the functions below import these modules when they run
-    from tekso.framework.execution.mesh.cluster import Cluster
+    from tekso.framework.execution.cluster import Cluster
     from tekso.framework.experiment import Tree
     from tekso.framework.run.checkpoints import Checkpoint
     from tekso.framework.run.job import Job
@@ -132,7 +132,7 @@ def _job(model: str, tree: Tree.Params, registered: Tree.Params, argv: list[str]
 
 
 def _cluster() -> Cluster | None:
-    from tekso.framework.execution.mesh import cluster
+    from tekso.framework.execution import cluster
 
     try:
         found = cluster.find(FLAGS.cluster, FLAGS.process, os.environ)

@@ -21,8 +21,8 @@ from tekso.framework.execution.base import (
     Signature,
     part_of,
 )
+from tekso.framework.execution.cluster import Cluster
 from tekso.framework.execution.mesh import activations, mesh_devices, presets
-from tekso.framework.execution.mesh.cluster import Cluster
 from tekso.framework.execution.mesh.layouts import MeshLayout, MeshShape
 from tekso.framework.execution.mesh.placement import Placement
 from tekso.framework.execution.mesh.program import MeshProgram

@@ -23,8 +23,8 @@ import tensorflow as tf
 
 from tekso.framework.execution import devices
 from tekso.framework.execution.base import Execution, ExecutionProgram, Signature, num_examples
+from tekso.framework.execution.cluster import Cluster
 from tekso.framework.execution.errors import ExecutionError
-from tekso.framework.execution.mesh.cluster import Cluster
 from tekso.framework.execution.mesh.layouts import MeshLayout
 from tekso.framework.execution.mesh_sharded import MeshSharded
 from tekso.framework.execution.pipeline import partition, remote, stages

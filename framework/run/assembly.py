@@ -17,7 +17,7 @@ import tensorflow as tf
 from tekso.framework import foreign_variables, schedules, task_results
 from tekso.framework.execution import ExecutionProgram, devices
 from tekso.framework.execution.base import Signature, num_examples, signature_of
-from tekso.framework.execution.data_parallel import DataParallel
+from tekso.framework.execution.data_parallel_program import DataParallelProgram
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.experiment import Run, Tree
 from tekso.framework.input.input import Input
@@ -145,8 +145,8 @@ def assemble(
     program = execution.build(
         task, learner, seed=seed, batch=signature, dtype=run.params.activation_dtype
     )
-    if isinstance(execution, DataParallel):
-        _check_eval_batches(eval_inputs, _num_devices(tpu=tpu, cpu_devices=cpu_devices))
+    if isinstance(program, DataParallelProgram):
+        _check_eval_batches(eval_inputs, program.num_replicas)
     if reads_data:
         input_checks.check_weights(with_paths(input, eval_inputs), task)
     return Assembly(tree, run, input, eval_inputs, task, learner, program, tuple(warnings))
@@ -186,11 +186,3 @@ def _check_eval_batches(eval_inputs: Mapping[str, Input], num_devices: int) -> N
                 f"eval_inputs.{name} has batches of {size} examples, fewer than the {num_devices} "
                 f"devices: set eval_inputs.{name}.batch_size to at least {num_devices}"
             )
-
-
-def _num_devices(*, tpu: str | None, cpu_devices: int | None) -> int:
-    """Returns the number of devices of `DataParallel`."""
-    if not tpu and cpu_devices:
-        return cpu_devices
-    found = len(tf.config.list_logical_devices("TPU" if tpu else "GPU"))
-    return found or 1

@@ -9,7 +9,7 @@ import socket
 import threading
 from typing import Any
 
-from tekso.framework.execution.mesh.cluster import host_and_port
+from tekso.framework.execution.cluster import host_and_port
 
 Message = dict[str, Any]
 _LONGEST = 64 * 2**20  # bytes of a message

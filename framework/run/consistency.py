@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tekso.framework.execution.mesh.cluster import ClusterError
+from tekso.framework.execution.cluster import ClusterError
 from tekso.framework.params import Params
 from tekso.framework.run.process_group import ProcessGroup
 

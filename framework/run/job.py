@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from tekso.framework.execution.mesh.cluster import Cluster
+from tekso.framework.execution.cluster import Cluster
 from tekso.framework.experiment import Tree
 from tekso.framework.run.assembly import Assembly, assemble
 from tekso.framework.run.best_checkpoint import goal_of_best, metric_of_best

@@ -208,7 +208,7 @@ def _loop(
         program=parts.program,
         task=parts.task,
         learner=parts.learner,
-        batches=functools.partial(_batches, parts.input, stop=run.steps),
+        batches=functools.partial(_batches, parts, parts.input, stop=run.steps, even=True),
         eval_batches=_eval_batches(parts),
         timetable=Timetable(
             steps=run.steps,
@@ -227,7 +227,7 @@ def _loop(
 
 def _eval_batches(parts: Assembly) -> dict[str, Any]:
     return {
-        name: functools.partial(_batches, input, stop=input.num_batches)
+        name: functools.partial(_batches, parts, input, stop=input.num_batches)
         for name, input in parts.eval_inputs.items()
     }
 
@@ -237,8 +237,13 @@ def _score(parts: Assembly, name: str, is_last: bool, stopped: Stopped) -> Score
     return task_results.score(parts.task, parts.program, input, is_last=is_last, stopped=stopped)
 
 
-def _batches(input: Input, start: int, *, stop: int | None) -> Iterator[Mapping[str, Any]]:
-    with Prefetch(input.batch, start=start, stop=stop) as batches:
+def _batches(
+    parts: Assembly, input: Input, start: int, *, stop: int | None, even: bool = False
+) -> Iterator[Mapping[str, Any]]:
+    """Yields this process's part of the batches from a step on."""
+    part, count = parts.program.part
+    fetch = functools.partial(input.part, part=part, parts=count, even=even)
+    with Prefetch(fetch, start=start, stop=stop) as batches:
         yield from batches
 
 

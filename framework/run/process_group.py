@@ -25,7 +25,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tekso.framework.execution.mesh.cluster import Cluster
+from tekso.framework.execution.cluster import Cluster
 from tekso.framework.run.connection import Connection, Message
 from tekso.framework.run.rendezvous import Rendezvous
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from tekso.framework.execution.mesh.cluster import Cluster, ClusterError, host_and_port
+from tekso.framework.execution.cluster import Cluster, ClusterError, host_and_port
 from tekso.framework.run.connection import Connection, Message, listen
 
 _ANSWER_S = 10.0  # time for a connected process to send its index

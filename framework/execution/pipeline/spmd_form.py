@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tekso.framework.execution.base import Signature
+from tekso.framework.execution.cluster import Cluster
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.mesh import mesh_devices
-from tekso.framework.execution.mesh.cluster import Cluster
 from tekso.framework.execution.mesh.layouts import MeshLayout
 from tekso.framework.execution.mesh.placement import Placement
 from tekso.framework.execution.mesh_sharded import MeshSharded

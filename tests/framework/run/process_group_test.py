@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from tekso.framework.execution.mesh.cluster import Cluster, ClusterError
+from tekso.framework.execution.cluster import Cluster, ClusterError
 from tekso.framework.run import connection, process_group, rendezvous
 from tekso.framework.run.process_group import ConnectedProcessGroup, LostProcessError, ProcessGroup
 

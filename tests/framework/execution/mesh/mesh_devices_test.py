@@ -6,8 +6,8 @@ import pytest
 
 from tekso.framework.cores import num_cores
 from tekso.framework.execution import MeshSharded
+from tekso.framework.execution.cluster import Cluster
 from tekso.framework.execution.mesh import mesh_devices
-from tekso.framework.execution.mesh.cluster import Cluster
 from tekso.framework.primitives.fusion import MarkedFusion, no_fusion
 
 

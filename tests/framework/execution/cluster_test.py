@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tekso.framework.execution.mesh.cluster import Cluster, ClusterError, expand_hosts, find
+from tekso.framework.execution.cluster import Cluster, ClusterError, expand_hosts, find
 
 
 def tf_config(task: Any = None, **cluster: Any) -> dict[str, str]:
