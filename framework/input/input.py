@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from tekso.framework.input import shuffle
+from tekso.framework.input import parts_of_batches, shuffle
 from tekso.framework.input.skips import InputError, SkipReport
 from tekso.framework.input.splits import Split
 from tekso.framework.params import REQUIRED, Configurable, param
@@ -156,11 +156,11 @@ class Input(Configurable):
             raise IndexError(f"there is no part {part} of {parts}")
         if parts == 1:
             return self.batch(step)
-        builds_rows = _builds_rows(type(self))
+        builds_rows = parts_of_batches.builds_rows(type(self))
         whole = {} if builds_rows else self.batch(step)
         size = self.num_rows(step) if builds_rows else len(next(iter(whole.values())))
         if size < parts or (even and size % parts):
-            raise InputError(_indivisible(self, step, size, parts, even=even))
+            raise InputError(parts_of_batches.indivisible(self, step, size, parts, even=even))
         shorter, rest = divmod(size, parts)
         begin, end = (i * shorter + min(i, rest) for i in (part, part + 1))
         if builds_rows:
@@ -334,34 +334,6 @@ class ExampleInput(Input):
         if self.params.order == "shuffled":
             index = shuffle.permute(index, self.num_examples, shuffle.fold(self._key, epoch))
         return self.examples(index, epoch)
-
-
-def _builds_rows(kind: type[Input]) -> bool:
-    """Whether `batch_rows` of a class returns rows of its `batch`, without building the batch."""
-    owner = {
-        name: next(i for i, base in enumerate(kind.__mro__) if name in vars(base))
-        for name in ("batch", "batch_rows")
-    }
-    return kind.batch_rows is not Input.batch_rows and owner["batch_rows"] <= owner["batch"]
-
-
-def _indivisible(input: Input, step: int, size: int, parts: int, *, even: bool) -> str:
-    """Returns an error message for a batch that cannot be divided over processes."""
-    name = type(input).__name__
-    if size < parts:
-        near = f"it must have at least {parts}"
-    else:
-        near = f"the nearest numbers that do: {size // parts * parts}, {-(-size // parts) * parts}"
-    setting = ""
-    if "batch_size" in input.params:
-        setting = (
-            f". Set {input.params.path_of('batch_size')}, or start another number of processes"
-        )
-    how = "evenly " if even else ""
-    return (
-        f"the batch of step {step} of {name} has {size} examples, which do not divide {how}over "
-        f"{parts} processes; {near}{setting}"
-    )
 
 
 def form_of(batch: Batch) -> Signature:
