@@ -160,7 +160,9 @@ class Input(Configurable):
         whole = {} if builds_rows else self.batch(step)
         size = self.num_rows(step) if builds_rows else len(next(iter(whole.values())))
         if size < parts or (even and size % parts):
-            raise InputError(parts_of_batches.indivisible(self, step, size, parts, even=even))
+            raise InputError(
+                parts_of_batches.indivisible(self.params, step, size, parts, even=even)
+            )
         shorter, rest = divmod(size, parts)
         begin, end = (i * shorter + min(i, rest) for i in (part, part + 1))
         if builds_rows:

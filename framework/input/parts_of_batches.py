@@ -17,11 +17,11 @@ def builds_rows(kind: type) -> bool:
     return owner["batch_rows"] <= owner["batch"]
 
 
-def indivisible(input: Any, step: int, size: int, parts: int, *, even: bool) -> str:
+def indivisible(params: Any, step: int, size: int, parts: int, *, even: bool) -> str:
     """Returns an error message for a batch that cannot be divided over processes.
 
     Args:
-      input: the input.
+      params: Params of the input.
       step: step of the batch.
       size: number of its examples.
       parts: number of processes.
@@ -32,11 +32,12 @@ def indivisible(input: Any, step: int, size: int, parts: int, *, even: bool) -> 
     else:
         near = f"the nearest numbers that do: {size // parts * parts}, {-(-size // parts) * parts}"
     setting = ""
-    if "batch_size" in input.params:
-        path = input.params.path_of("batch_size")
+    if "batch_size" in params:
+        path = params.path_of("batch_size")
         setting = f". Set {path}, or start another number of processes"
     how = "evenly " if even else ""
+    name = type(params).owner.__name__
     return (
-        f"the batch of step {step} of {type(input).__name__} has {size} examples, which do not "
+        f"the batch of step {step} of {name} has {size} examples, which do not "
         f"divide {how}over {parts} processes; {near}{setting}"
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import signal
 import time
@@ -15,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 # 60 tokens make 9 examples of 6: the pass has a full batch of 5 and a padded one. 5 does not divide
 # over 2 or 4 processes.
-SETTINGS = ["--set=eval_inputs.dev.batch_size=5", "--set=learner.accumulation_steps=1"]
+SETTINGS = ["--set=eval_inputs.dev.batch_size=5", "--set=execution.xla=none"]
 
 
 @pytest.fixture(scope="module")
@@ -71,28 +70,20 @@ def test_lost_process_is_named_and_the_same_command_resumes(
     assert {step: found[step] for step in before} == before  # to the last bit
     assert_equal_runs(tmp_path, alone)
 
-    # The checkpoint is that of any execution.
-    evaluating = [f"--logdir={tmp_path}", "--mode=eval", "--format=json", "--cluster=none"]
-    code, out, err = Trainer(package, *evaluating).end(time.monotonic() + DEADLINE_S)
-    assert code == 0, err
-    loss = losses(tmp_path, "dev")[20]
-    assert json.loads(out)["dev"]["loss"] == pytest.approx(loss, rel=1e-6)
 
-
-def test_signal_to_one_process_stops_all_and_four_resume(
+def test_signal_to_one_of_four_processes_stops_all_and_one_device_resumes(
     package: Path, alone: Path, tmp_path: Path
 ) -> None:
     args = arguments(tmp_path)
-    started = start_together(2, package, args, ending=(1, 9, signal.SIGTERM))
+    started = start_together(4, package, args, ending=(1, 9, signal.SIGTERM))
     deadline = time.monotonic() + DEADLINE_S
     ends = [trainer.end(deadline) for trainer in started]
-    assert [code for code, _, _ in ends] == [143, 143], ends
+    assert [code for code, _, _ in ends] == [143] * 4, ends
     stopped = re.search(r"stopped by SIGTERM after step (\d+) of 20", ends[0][1])
     assert stopped and int(stopped[1]) == max(losses(tmp_path)) < 12, ends[0]
     newest = max((tmp_path / "checkpoints").glob("step_*"))
     assert newest.name == f"step_{int(stopped[1]):08d}"
 
-    deadline = time.monotonic() + DEADLINE_S
-    ends = [trainer.end(deadline) for trainer in start_together(4, package, args)]
-    assert [code for code, _, _ in ends] == [0] * 4, ends
+    code, _, err = Trainer(package, *args).end(time.monotonic() + DEADLINE_S)
+    assert code == 0, err
     assert_equal_runs(tmp_path, alone)

@@ -11,7 +11,6 @@ from urllib.error import URLError
 import numpy as np
 import processes
 import pytest
-import small_models
 import tensorflow as tf
 from clusters import free_addresses
 from sampling import sample
@@ -24,6 +23,7 @@ from tekso.framework.schedules import Constant
 from tekso.framework.task import LossSums, Task
 from tekso.models.layers.normalization import BatchNorm
 
+TIMEOUT_S = 300
 PROGRAM = Path(__file__).with_name("steps_program.py")
 BATCH_NORM = '{"block.batch_norm": true}'
 
@@ -41,7 +41,7 @@ def together(count: int, *arguments: str) -> dict[str, Any]:
     started = [
         processes.start([str(PROGRAM), cluster, f"--process={p}", *arguments]) for p in range(count)
     ]
-    ends = [process.communicate() for process in started]
+    ends = [process.communicate(timeout=TIMEOUT_S) for process in started]
     assert [p.returncode for p in started] == [0] * count, ends[0][1][-3000:]
     found = [json.loads(out.splitlines()[-1]) for out, _ in ends]
     for one in found[1:]:
@@ -110,12 +110,12 @@ def test_processes_equal_one_device(arguments: tuple[Any, ...]) -> None:
 
 
 def test_processes_that_do_not_divide_the_batch_are_refused_with_numbers_that_do() -> None:
-    task, learner = small_models.MODELS["dense"]().instantiate(), Learner.Params().instantiate()
+    learner = Learner.Params(optimizer=Momentum.Params(), schedule=Constant.Params(value=0.5))
     execution = DataParallel.Params().instantiate()
     execution.join(Cluster(("a:1", "b:1", "c:1"), 1))
-    signature = {"ids": ((16, 5), np.int32)}
+    task, signature = Normalised.Params().instantiate(), {"x": ((16, 3), np.float32)}
     with pytest.raises(ExecutionError, match=r"16 does not divide evenly over 3 processes.*15, 18"):
-        execution.build(task, learner, seed=0, batch=signature)
+        execution.build(task, learner.instantiate(), seed=0, batch=signature)
     with pytest.raises(ExecutionError, match="on one device, but this one has 2"):
         execution.setup_devices(cpu_devices=2)
 
