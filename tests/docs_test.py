@@ -100,6 +100,13 @@ HOW: list[tuple[str, Run | TestedBy]] = [
         TestedBy("tests/first_task_test.py::test_scikit_learn_is_needed_by_the_page_alone"),
     ),
     (
+        r"tekso-trainer --model=\S+ --logdir=\S+ --cluster=\S+ --process=.*",
+        TestedBy(
+            "tests/framework/execution/data_parallel_processes_test.py"
+            "::test_lost_process_is_named_and_the_same_command_resumes"
+        ),
+    ),
+    (
         r"tekso-trainer .*--process=.*",
         TestedBy(
             "tests/framework/execution/mesh/processes_test.py"

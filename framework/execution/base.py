@@ -34,7 +34,8 @@ class Execution(Configurable, abc.ABC):
         """
         raise ExecutionError(
             f"{type(self).__name__} runs in one process, but {cluster.source} defines "
-            f"{cluster.size}: set --execution=mesh_sharded, or --cluster=none for independent runs"
+            f"{cluster.size}: set --execution=data_parallel or mesh_sharded, or "
+            "--cluster=none for independent runs"
         )
 
     @abc.abstractmethod
@@ -81,9 +82,12 @@ class ExecutionProgram(abc.ABC):
 
     Attributes:
       serialize_calls: whether callers should make one `call` at a time, with inputs of one shape.
+      part: (index, number of parts): the part of every global batch that this process passes to
+        `train_step` and `eval_step`; see `Input.part`. Their results are those of the whole batch.
     """
 
     serialize_calls: bool = False
+    part: tuple[int, int] = (0, 1)
 
     @abc.abstractmethod
     def specs(self) -> dict[str, WeightSpec]:
@@ -111,7 +115,7 @@ class ExecutionProgram(abc.ABC):
 
     @abc.abstractmethod
     def train_step(self, batch: Batch, step: int) -> dict[str, Any]:
-        """Updates the state with one global batch.
+        """Updates the state with one global batch, of which `batch` is this process's part.
 
         Returns: "loss" (the mean over the global batch), "total_loss" (with auxiliary losses), the
           means of the task's metrics, and the learner's metrics. The values are scalar tensors,
@@ -120,7 +124,11 @@ class ExecutionProgram(abc.ABC):
 
     @abc.abstractmethod
     def eval_step(self, batch: Batch) -> dict[str, tuple[Any, Any]]:
-        """Returns (sum, weight) of "loss" and of every metric over a global batch."""
+        """Returns (sum, weight) of "loss" and of every metric over a global batch.
+
+        Args:
+          batch: this process's part of it.
+        """
 
     @abc.abstractmethod
     def call(self, function: Callable[..., Any], *inputs: Any) -> Any:

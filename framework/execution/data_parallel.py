@@ -4,10 +4,13 @@
     tower:   theta, part ─► share of the loss, gradients, sums of metrics        (pure)
     then:    sum over towers and replicas ─► learner.update ─► weights and slots of every replica
 
+With several processes, each has one device and computes its own part of the batch: there is one
+replica per process, and `process_sums.py` sums over them.
+
 The share of a tower is loss_sum / W + auxiliary losses / B, where W and B are the loss weight and
-the number of examples of the global batch. So gradients are summed, never averaged. tf.distribute
-places variables and all-reduces sums. With one device it is TensorFlow's default strategy, which
-does nothing.
+the number of examples of the global batch. So gradients are summed, never averaged. Within a
+process, tf.distribute places variables and all-reduces sums. With one device it is TensorFlow's
+default strategy, which does nothing.
 """
 
 from __future__ import annotations
@@ -18,11 +21,13 @@ from typing import Any, Literal
 import tensorflow as tf
 from absl import logging
 
+from tekso.framework.cluster import Cluster
 from tekso.framework.cores import num_cores
-from tekso.framework.execution import devices
+from tekso.framework.execution import devices, runtime
 from tekso.framework.execution.base import Execution, ExecutionProgram, Signature, num_examples
 from tekso.framework.execution.data_parallel_program import DataParallelProgram
 from tekso.framework.execution.errors import ExecutionError
+from tekso.framework.execution.process_sums import ProcessSums
 from tekso.framework.layer import Layer
 from tekso.framework.learning_step import LearnerBase
 from tekso.framework.params import param
@@ -32,14 +37,15 @@ from tekso.framework.task import Task
 
 
 class DataParallel(Execution):
-    """Synchronous data parallelism over the local devices by tf.distribute."""
+    """Synchronous data parallelism over the devices of a process, or over several processes."""
 
     class Params(Execution.Params):
         """Params of DataParallel."""
 
         towers: int | None = param(
             "Parts of a device's batch that are computed concurrently, each on one core. None: one "
-            "part per core if the only device is a CPU and the batch divides evenly; otherwise 1.",
+            "part per core of the process, if its only device is a CPU and the batch divides "
+            "evenly; otherwise 1.",
             default=None,
         )
         xla: Literal["auto", "none", "clusters", "step"] = param(
@@ -52,17 +58,28 @@ class DataParallel(Execution):
     def __init__(self, params: Any) -> None:
         super().__init__(params)
         self._strategy: tf.distribute.Strategy | None = None
+        self._cluster: Cluster | None = None
+
+    def join(self, cluster: Cluster) -> None:
+        """See `Execution`."""
+        self._cluster = cluster
 
     def setup_devices(self, *, tpu: str | None = None, cpu_devices: int | None = None) -> None:
         """See `Execution`."""
+        if self._cluster is not None:
+            _check_one_device(tpu, cpu_devices)
         gpus = [] if tpu or cpu_devices else tf.config.list_physical_devices("GPU")
         if not gpus and not tpu:
             # With several towers or logical devices, each runs one op at a time on one core.
             sole_stream = self.params.towers == 1 and (cpu_devices or 1) == 1
             devices.setup_cpu(
                 logical_devices=cpu_devices,
-                threads_per_op=num_cores() if sole_stream else 1,
+                threads_per_op=self._num_cores() if sole_stream else 1,
             )
+        if self._cluster is not None:
+            runtime.describe(self._cluster)
+            runtime.start("GPU" if gpus else "CPU", self._cluster)
+            return
         self._strategy = _make_strategy(tpu, cpu_devices)
 
     def build(
@@ -77,13 +94,17 @@ class DataParallel(Execution):
         """See `Execution`."""
         batch_size = num_examples(batch)
         strategy = self._strategy or tf.distribute.get_strategy()
-        replicas = strategy.num_replicas_in_sync
+        processes = ProcessSums()
+        if self._cluster is not None:
+            processes = ProcessSums(self._cluster.process, self._cluster.size)
+        replicas = strategy.num_replicas_in_sync * processes.size
         parts = learner.params.accumulation_steps
         if batch_size % (replicas * parts):
             near = [n * replicas * parts for n in (batch_size // (replicas * parts),) if n]
             near.append((batch_size // (replicas * parts) + 1) * replicas * parts)
             raise ExecutionError(
-                f"input.batch_size {batch_size} does not divide evenly over {replicas} devices and "
+                f"input.batch_size {batch_size} does not divide evenly over {replicas} "
+                f"{'processes' if processes.size > 1 else 'devices'} and "
                 f"{parts} accumulation steps; the nearest that do: {', '.join(map(str, near))}"
             )
         coupling = [layer.path for layer in task.walk() if layer.couples_examples]
@@ -94,14 +115,18 @@ class DataParallel(Execution):
         if coupling and replicas > 1:
             _check_outside_of_loops(coupling, task, parts=parts, xla=xla)
         step = Step(task, learner, seed=seed, dtype=dtype)
-        return DataParallelProgram(step, strategy, towers=towers, xla=xla)
+        return DataParallelProgram(step, strategy, processes, towers=towers, xla=xla)
+
+    def _num_cores(self) -> int:
+        """Returns the number of cores for this process."""
+        return max(1, num_cores() // (self._cluster.num_local if self._cluster else 1))
 
     def _num_towers(
         self, coupling: list[str], strategy: tf.distribute.Strategy, examples: int
     ) -> int:
         towers = self.params.towers
         if towers is None:
-            cores = num_cores()
+            cores = self._num_cores()
             alone = strategy.num_replicas_in_sync == 1 and not tf.config.list_logical_devices("GPU")
             return cores if alone and examples % cores == 0 and not coupling else 1
         if towers < 1 or examples % towers:
@@ -122,6 +147,24 @@ class DataParallel(Execution):
         if isinstance(strategy, tf.distribute.TPUStrategy):
             return "none"  # on a TPU, tf.distribute compiles the step
         return "none" if tf.config.list_logical_devices("GPU") else "clusters"
+
+
+def _check_one_device(tpu: str | None, cpu_devices: int | None) -> None:
+    """Raises an ExecutionError if a process of several would have more than one device."""
+    if tpu:
+        raise ExecutionError(
+            "--tpu: DataParallel trains on a TPU from one process, but this run has several: set "
+            "--cluster=none"
+        )
+    found, cure = cpu_devices or 1, "leave out --cpu_devices; execution.towers uses the cores"
+    if not cpu_devices:
+        found = max(1, len(tf.config.list_physical_devices("GPU")))
+        cure = "start a process for each GPU, and let it see only this one (CUDA_VISIBLE_DEVICES)"
+    if found > 1:
+        raise ExecutionError(
+            f"with several processes, each process of DataParallel computes on one device, but "
+            f"this one has {found}: {cure}"
+        )
 
 
 def _check_outside_of_loops(coupling: list[str], task: Task, *, parts: int, xla: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence, Set
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import tensorflow as tf
@@ -12,6 +12,7 @@ import tensorflow as tf
 from tekso.framework.context import Mode, StepContext
 from tekso.framework.execution.base import Batch, ExecutionProgram
 from tekso.framework.execution.errors import ExecutionError
+from tekso.framework.execution.process_sums import ProcessSums
 from tekso.framework.execution.state import checked_state
 from tekso.framework.primitives.fusion import XlaFusion, no_fusion
 from tekso.framework.state import State
@@ -26,7 +27,7 @@ Compute = Callable[[Mapping[str, tf.Tensor], Any, int], tuple[Gradients, Sums]]
 
 
 def _sum_over_replicas(ctx: StepContext, x: tf.Tensor) -> tf.Tensor:
-    return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, x)
+    return cast(ReplicaContext, ctx).all_reduce(x)
 
 
 _FORMS = {"sum_over_replicas": _sum_over_replicas}
@@ -37,14 +38,27 @@ class ReplicaContext(StepContext):
 
     forms = _FORMS
 
+    def __init__(self, *, all_reduce: Callable[[Any], Any], **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.all_reduce = all_reduce
+
 
 class DataParallelProgram(ExecutionProgram):
     """See `ExecutionProgram`; the state is one variable per key, mirrored over the devices."""
 
     def __init__(
-        self, step: Step, strategy: tf.distribute.Strategy, *, towers: int, xla: str
+        self,
+        step: Step,
+        strategy: tf.distribute.Strategy,
+        processes: ProcessSums | None = None,
+        *,
+        towers: int,
+        xla: str,
     ) -> None:
         self._step, self._strategy, self._towers, self._xla = step, strategy, towers, xla
+        self._processes = processes or ProcessSums()
+        self.part = self._processes.process, self._processes.size
+        self.num_replicas = strategy.num_replicas_in_sync * self._processes.size
         self._accumulation = step.learner.params.accumulation_steps
         self._variables: State[tf.Variable] = State({}, {})
         self._fusions: dict[Any, XlaFusion] = {}
@@ -120,6 +134,7 @@ class DataParallelProgram(ExecutionProgram):
 
     def _train_graph(self, batch: Any, step: tf.Tensor) -> Flat:
         weight = self._reduce(self._strategy.run(self._step.loss_weight, args=(batch,)))
+        weight = self._processes.of_nest(weight)
         gradients, sums = self._strategy.run(self._replica_gradients, args=(batch, step, weight))
         # `update` runs on the devices of one variable; the others are passed as arguments.
         anchor = next(iter(self._variables.weights.values()))
@@ -138,8 +153,7 @@ class DataParallelProgram(ExecutionProgram):
         scale = self._step.loss_scale(self._variables.slots)
         scale = None if scale is None else tf.convert_to_tensor(scale)
         size = _size(batch)
-        replicas = self._strategy.num_replicas_in_sync
-        num_examples = size * replicas
+        num_examples = size * self.num_replicas
 
         def tower(part: Any, start: Any, number: int) -> tuple[Gradients, Sums]:
             offset = tf.convert_to_tensor(start, tf.int32)
@@ -151,14 +165,20 @@ class DataParallelProgram(ExecutionProgram):
             return _side_by_side(part, start, self._towers, tower)
 
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        replica += self._processes.process  # there is one replica if there are several processes
         found = _one_after_the_other(batch, replica * size, self._accumulation, towers)
-        if replicas == 1:
+        if self.num_replicas == 1:
             return found
         gradients, sums = found
-        everything = (added(gradients), sums)
-        replica_context = tf.distribute.get_replica_context()
-        gradients, sums = replica_context.all_reduce(tf.distribute.ReduceOp.SUM, everything)
+        gradients, sums = self._all_reduce((added(gradients), sums))
         return [gradients], sums
+
+    def _all_reduce(self, nest: Any) -> Any:
+        """Returns a nest of tensors, summed over the replicas of all processes."""
+        if self._processes.size > 1:
+            return self._processes.of_nest(nest)
+        replica_context = tf.distribute.get_replica_context()
+        return replica_context.all_reduce(tf.distribute.ReduceOp.SUM, nest)
 
     def _tower(self, key: tuple[int, int], num_examples: int) -> Callable[..., Any]:
         def compute(
@@ -194,7 +214,9 @@ class DataParallelProgram(ExecutionProgram):
     def _context(
         self, mode: Mode, key: Any, step: Any, offset: Any, num_examples: int | None
     ) -> StepContext:
-        kind = ReplicaContext if self._strategy.num_replicas_in_sync > 1 else StepContext
+        kind: Callable[..., StepContext] = StepContext
+        if self.num_replicas > 1:
+            kind = functools.partial(ReplicaContext, all_reduce=self._all_reduce)
         return kind(
             mode=mode,
             seed=self._step.seed,
@@ -246,15 +268,24 @@ class DataParallelProgram(ExecutionProgram):
 
     def eval_step(self, batch: Batch) -> dict[str, tuple[Any, Any]]:
         """See `ExecutionProgram`."""
-        return self._eval(self._place(batch, even=False))
+        placed = self._place(batch, even=False)
+        size = len(next(iter(batch.values())))
+        if self._processes.size == 1:
+            found: dict[str, tuple[Any, Any]] = self._eval(placed, 0, size)
+            return found
+        # No collectives in the program: a rest of a batch has another shape in some processes only.
+        sizes = self._processes.gathered(size)
+        own = self._eval(placed, sum(sizes[: self._processes.process]), sum(sizes))
+        sums = self._processes.of_numbers([float(x) for x in tf.nest.flatten(own)])
+        packed: dict[str, tuple[Any, Any]] = tf.nest.pack_sequence_as(own, sums)
+        return packed
 
-    def _eval_graph(self, batch: Any) -> dict[str, Any]:
-        parts = self._strategy.experimental_local_results(next(iter(batch.values())))
-        whole = sum(part.shape[0] for part in parts)
-        sums = self._strategy.run(self._replica_eval, args=(batch, whole))
+    def _eval_graph(self, batch: Any, first: int, whole: int) -> dict[str, Any]:
+        """Returns the sums of the examples of this process, from `first` on, of a batch."""
+        sums = self._strategy.run(self._replica_eval, args=(batch, first, whole))
         return tf.nest.map_structure(self._reduce, sums)
 
-    def _replica_eval(self, batch: Any, whole: int) -> dict[str, Any]:
+    def _replica_eval(self, batch: Any, first: int, whole: int) -> dict[str, Any]:
         weights, size = self._evaluation_weights(), _size(batch)
 
         def tower(part: Any, start: Any, number: int) -> tuple[Gradients, Any]:
@@ -263,7 +294,7 @@ class DataParallelProgram(ExecutionProgram):
             return [], self._step.evaluation_sums(end, part, ctx)
 
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-        start = _part_start(whole, self._strategy.num_replicas_in_sync, replica)
+        start = first + _part_start(whole, self._strategy.num_replicas_in_sync, replica)
         towers = self._towers if size % self._towers == 0 else 1
         return _side_by_side(batch, start, towers, tower)[1]
 

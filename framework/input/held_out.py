@@ -96,6 +96,17 @@ class HeldOut(Input):
         check_step(step, self.num_batches)
         return self._inner.batch(int(self._steps[step]))
 
+    def num_rows(self, step: int) -> int:
+        """See `Input`."""
+        return self._inner.num_rows(int(self._steps[step]))
+
+    def part(self, step: int, part: int, parts: int, *, even: bool = False) -> Batch:
+        """See `Input`."""
+        if type(self).batch is not HeldOut.batch:
+            return super().part(step, part, parts, even=even)
+        check_step(step, self.num_batches)
+        return self._inner.part(int(self._steps[step]), part, parts, even=even)
+
     def form(self) -> Signature | None:
         """See `Input`."""
         return self._inner.form()

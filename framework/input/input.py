@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from tekso.framework.input import shuffle
+from tekso.framework.input import parts_of_batches, shuffle
 from tekso.framework.input.skips import InputError, SkipReport
 from tekso.framework.input.splits import Split
 from tekso.framework.params import REQUIRED, Configurable, param
@@ -42,6 +42,11 @@ class Input(Configurable):
     `batch(step)` is a pure function of the data, the seed and the step: the same in every process,
     on any number of devices, after every restart, in any order of calls. An input has no state to
     save.
+
+    Where processes share a batch, each calls `part(step, part, parts)` for its own examples. By
+    default this builds the batch and takes rows of it. An input that overrides `batch_rows` (and
+    `num_rows`, if the size of its batches varies) builds only these rows. If a class overrides
+    `batch` without `batch_rows`, its batches are built whole, and then divided.
 
     Attributes:
       tokenizer: the tokenizer of a text input; None for other inputs.
@@ -118,6 +123,51 @@ class Input(Configurable):
           IndexError: the step is negative, or the pass has fewer batches.
         """
         raise NotImplementedError(f"{type(self).__name__} has no batch(step)")
+
+    def num_rows(self, step: int) -> int:
+        """Returns the number of examples in the global batch of a step."""
+        return len(next(iter(self.batch(step).values())))
+
+    def batch_rows(self, step: int, begin: int, end: int) -> Batch:
+        """Returns the examples from `begin` to before `end` of the global batch of a step.
+
+        Raises:
+          IndexError: as `batch`.
+        """
+        return {name: array[begin:end] for name, array in self.batch(step).items()}
+
+    def part(self, step: int, part: int, parts: int, *, even: bool = False) -> Batch:
+        """Returns one of several consecutive parts of the global batch of a step.
+
+        The parts of all processes, joined in their order, are the batch. They have equal sizes, or
+        the first ones have one example more.
+
+        Args:
+          step: the step.
+          part: index of the part.
+          parts: number of parts.
+          even: whether all parts must have the same size.
+
+        Raises:
+          IndexError: as `batch`; or there is no such part.
+          InputError: the batch does not divide into such parts, none of which may be empty.
+        """
+        if not 0 <= part < parts:
+            raise IndexError(f"there is no part {part} of {parts}")
+        if parts == 1:
+            return self.batch(step)
+        builds_rows = parts_of_batches.builds_rows(type(self))
+        whole = {} if builds_rows else self.batch(step)
+        size = self.num_rows(step) if builds_rows else len(next(iter(whole.values())))
+        if size < parts or (even and size % parts):
+            raise InputError(
+                parts_of_batches.indivisible(self.params, step, size, parts, even=even)
+            )
+        shorter, rest = divmod(size, parts)
+        begin, end = (i * shorter + min(i, rest) for i in (part, part + 1))
+        if builds_rows:
+            return self.batch_rows(step, begin, end)
+        return {name: array[begin:end] for name, array in whole.items()}
 
     @property
     def num_batches(self) -> int | None:
@@ -227,14 +277,24 @@ class ExampleInput(Input):
         Raises:
           IndexError: the step is negative, or the pass has fewer batches.
         """
+        return self.batch_rows(step, 0, self.params.batch_size)
+
+    def num_rows(self, step: int) -> int:
+        """See `Input`."""
+        del step
+        size: int = self.params.batch_size
+        return size
+
+    def batch_rows(self, step: int, begin: int, end: int) -> Batch:
+        """See `Input`; builds only these examples."""
         check_step(step, self.num_batches)
         size = self.params.batch_size
-        position = np.arange(step * size, (step + 1) * size, dtype=np.int64)
+        position = np.arange(step * size + begin, step * size + end, dtype=np.int64)
         if self.params.order != "once":
             return self.at(position)
         index = np.minimum(position, self.num_examples - 1)
         batch = self.examples(index, np.zeros_like(index))
-        if isinstance(batch, dict) and position[-1] != index[-1]:
+        if isinstance(batch, dict) and (step + 1) * size > self.num_examples:
             self._check_can_be_marked(batch)
             clear(batch, position != index, self.padding_keys)
         return batch

@@ -140,9 +140,19 @@ class Mixture(Input):
         Raises:
           IndexError: the step is negative.
         """
+        return self.batch_rows(step, 0, self.params.batch_size)
+
+    def num_rows(self, step: int) -> int:
+        """See `Input`."""
+        del step
+        size: int = self.params.batch_size
+        return size
+
+    def batch_rows(self, step: int, begin: int, end: int) -> Batch:
+        """See `Input`; builds only these examples."""
         check_step(step, None)
-        size = self.params.batch_size
-        part, position = self._choice.places(step * size, size)
+        size = end - begin
+        part, position = self._choice.places(step * self.params.batch_size + begin, size)
         batch: Batch = {}
         for number in np.unique(part).tolist():
             rows = np.flatnonzero(part == number)

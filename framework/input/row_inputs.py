@@ -145,11 +145,19 @@ class BucketedRows(RowInput):
         Raises:
           IndexError: the step is negative, or beyond the last batch of the pass.
         """
+        return self.batch_rows(step, 0, self.num_rows(step))
+
+    def num_rows(self, step: int) -> int:
+        """See `Input`."""
+        return len(self._chosen(step).examples)
+
+    def batch_rows(self, step: int, begin: int, end: int) -> Batch:
+        """See `Input`; builds only these rows."""
         check_step(step, self.num_batches)
         chosen = self._chosen(step)
-        bound = self._bounds[chosen.bucket]
-        batch = self.rows(one_a_row(chosen.examples), len(chosen.examples), bound=bound)
-        clear(batch, ~chosen.real, self.padding_keys)
+        examples, bound = chosen.examples[begin:end], self._bounds[chosen.bucket]
+        batch = self.rows(one_a_row(examples), len(examples), bound=bound)
+        clear(batch, ~chosen.real[begin:end], self.padding_keys)
         return batch
 
     def is_padding(self, step: int) -> npt.NDArray[np.bool_]:

@@ -18,7 +18,7 @@ import tensorflow as tf
 from tekso.framework import foreign_variables, schedules, task_results
 from tekso.framework.execution import ExecutionProgram, devices
 from tekso.framework.execution.base import Signature, num_examples, signature_of
-from tekso.framework.execution.data_parallel import DataParallel
+from tekso.framework.execution.data_parallel_program import DataParallelProgram
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.experiment import Run, Tree
 from tekso.framework.input.input import Input
@@ -65,15 +65,23 @@ class Assembly:
         return list(loss_check.check_padding(self.task, self.program, inputs))
 
     def batches(self, start: int) -> Iterator[Mapping[str, Any]]:
-        """Returns an iterator over the training batches from a step to the last one."""
-        return _prefetched(self.input, start, stop=self.run.params.steps)
+        """Returns this process's part of the training batches from a step to the last one."""
+        return self._prefetched(self.input, start, stop=self.run.params.steps, even=True)
 
     def eval_batches(self) -> dict[str, Callable[[int], Iterator[Mapping[str, Any]]]]:
         """Returns {evaluation: function that returns the batches of one pass from a number on}."""
         return {
-            name: functools.partial(_prefetched, input, stop=input.num_batches)
+            name: functools.partial(self._prefetched, input, stop=input.num_batches)
             for name, input in self.eval_inputs.items()
         }
+
+    def _prefetched(
+        self, input: Input, start: int, *, stop: int | None, even: bool = False
+    ) -> Iterator[Mapping[str, Any]]:
+        part, parts = self.program.part
+        fetch = functools.partial(input.part, part=part, parts=parts, even=even)
+        with Prefetch(fetch, start=start, stop=stop) as batches:
+            yield from batches
 
     def score(self, name: str, is_last: bool, stopped: Stopped) -> Scored | None:
         """Decodes an evaluation input; see `Task.score`."""
@@ -164,16 +172,11 @@ def assemble(
     program = execution.build(
         task, learner, seed=seed, batch=signature, dtype=run.params.activation_dtype
     )
-    if isinstance(execution, DataParallel):
-        _check_eval_batches(eval_inputs, _num_devices(tpu=tpu, cpu_devices=cpu_devices))
+    if isinstance(program, DataParallelProgram):
+        _check_eval_batches(eval_inputs, program.num_replicas)
     if reads_data:
         input_checks.check_weights(with_paths(input, eval_inputs), task)
     return Assembly(tree, run, input, eval_inputs, task, learner, program, tuple(warnings))
-
-
-def _prefetched(input: Input, start: int, *, stop: int | None) -> Iterator[Mapping[str, Any]]:
-    with Prefetch(input.batch, start=start, stop=stop) as batches:
-        yield from batches
 
 
 def with_paths(input: Input, eval_inputs: Mapping[str, Input]) -> dict[str, Input]:
@@ -210,11 +213,3 @@ def _check_eval_batches(eval_inputs: Mapping[str, Input], num_devices: int) -> N
                 f"eval_inputs.{name} has batches of {size} examples, fewer than the {num_devices} "
                 f"devices: set eval_inputs.{name}.batch_size to at least {num_devices}"
             )
-
-
-def _num_devices(*, tpu: str | None, cpu_devices: int | None) -> int:
-    """Returns the number of devices of `DataParallel`."""
-    if not tpu and cpu_devices:
-        return cpu_devices
-    found = len(tf.config.list_logical_devices("TPU" if tpu else "GPU"))
-    return found or 1

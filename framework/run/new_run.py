@@ -10,11 +10,11 @@ import numpy as np
 import tensorflow as tf
 
 from tekso.framework import files, schedules
-from tekso.framework.execution.state import State
 from tekso.framework.experiment import Tree
 from tekso.framework.run import checkpoint_files
 from tekso.framework.run.checkpoints import CheckpointError, Checkpoints, Description
 from tekso.framework.run.logdir import Logdir
+from tekso.framework.state import State
 from tekso.framework.weight_spec import WeightSpec
 
 

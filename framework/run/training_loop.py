@@ -104,8 +104,8 @@ class TrainingLoop:
       program: program of the execution, neither initialised nor restored.
       task: checks batches, counts their units and summarises figures.
       learner: checks the figures of a step for errors such as non-finite values.
-      batches: batches of the training input.
-      eval_batches: {evaluation: batches of one pass}.
+      batches: this process's part of the batches of the training input.
+      eval_batches: {evaluation: this process's part of the batches of one pass}.
       timetable: intervals of reports, evaluations and checkpoints.
       early_stopping: ends training when a metric does not improve any more; None: never.
       checkpoints: saves the state.
@@ -243,7 +243,8 @@ class TrainingLoop:
         shapes = frozenset((name, array.shape) for name, array in batch.items())
         if shapes in self._shapes:
             metrics = self._program.train_step(batch, step)
-            self._pace.step(task_results.count(self._task, batch)[0])
+            parts = self._program.part[1]  # of about the same number of units
+            self._pace.step(task_results.count(self._task, batch)[0] * parts)
             return metrics
         is_later = bool(self._shapes)
         self._shapes.add(shapes)

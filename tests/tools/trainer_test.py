@@ -478,10 +478,10 @@ def test_an_execution_for_one_process_is_refused_before_others_are_waited_for(
     here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = ["--cluster=localhost:1,localhost:2", "--process=0", f"--logdir={tmp_path}"]
-    assert main(LINE, *flags) == 1
+    assert main(LINE, *flags, "--execution=pipelined") == 1
     told = capsys.readouterr().err
-    assert "DataParallel runs in one process, but --cluster defines 2" in told
-    assert "--execution=mesh_sharded" in told and "--cluster=none" in told
+    assert "Pipelined runs in one process, but --cluster defines 2" in told
+    assert "--execution=data_parallel or mesh_sharded" in told and "--cluster=none" in told
 
 
 @pytest.mark.parametrize("mode", ["inspect_model", "inspect_sharding", "inspect_pipeline"])

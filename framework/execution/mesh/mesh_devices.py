@@ -16,9 +16,8 @@ from tensorflow.experimental import dtensor
 
 from tekso.framework.cluster import Cluster
 from tekso.framework.cores import num_cores
-from tekso.framework.execution import devices
+from tekso.framework.execution import devices, runtime
 from tekso.framework.execution.errors import ExecutionError
-from tekso.framework.execution.mesh import runtime
 from tekso.framework.execution.mesh.layouts import MeshShape
 
 MOST_CPU_DEVICES = 4096
@@ -41,7 +40,7 @@ def setup(
     """
     choose_passes(tpu=bool(tpu))
     if cluster is not None:
-        _describe(cluster)
+        runtime.describe(cluster)
     if tpu:
         try:
             dtensor.initialize_accelerator_system("TPU")
@@ -72,7 +71,7 @@ def setup(
             # and faster than the number of ops.
             devices.set_graph_optimizer(False)
     if cluster is not None:
-        _connect(device_type, cluster)
+        runtime.start(device_type, cluster)
     return device_type
 
 
@@ -103,24 +102,6 @@ def choose_passes(*, tpu: bool = False) -> None:
         os.environ["DTENSOR_USE_ALL_TO_ALL_RELAYOUT"] = "0"
     # This pass would combine an all-reduce before a loop with one after the loop.
     os.environ["DTENSOR_ENABLE_COMBINE_ALL_REDUCES_OPTIMIZATION"] = "0"
-
-
-def _describe(cluster: Cluster) -> None:
-    """Sets the processes for DTensor, which reads them only from the environment."""
-    os.environ["DTENSOR_JOB_NAME"] = "worker"
-    os.environ["DTENSOR_JOBS"] = ",".join(cluster.addresses)
-    os.environ["DTENSOR_NUM_CLIENTS"] = str(cluster.size)
-    os.environ["DTENSOR_CLIENT_ID"] = str(cluster.process)
-
-
-def _connect(device_type: str, cluster: Cluster) -> None:
-    try:
-        runtime.start(device_type)
-    except (ValueError, RuntimeError, tf.errors.UnknownError) as error:
-        reason = str(error).partition("\n")[0]
-        raise ExecutionError(
-            f"{cluster.name(cluster.process)} cannot start TensorFlow's runtime: {reason}"
-        ) from error
 
 
 def count(device_type: str, *, cpu_devices: int | None = None) -> int:

@@ -12,8 +12,10 @@ import numpy as np
 import processes
 import pytest
 import tensorflow as tf
+from clusters import free_addresses
 from sampling import sample
 
+from tekso.framework.cluster import Cluster
 from tekso.framework.execution import DataParallel, ExecutionError
 from tekso.framework.learner import Learner
 from tekso.framework.optimizers.sgd import Momentum
@@ -21,6 +23,7 @@ from tekso.framework.schedules import Constant
 from tekso.framework.task import LossSums, Task
 from tekso.models.layers.normalization import BatchNorm
 
+TIMEOUT_S = 300
 PROGRAM = Path(__file__).with_name("steps_program.py")
 BATCH_NORM = '{"block.batch_norm": true}'
 
@@ -30,6 +33,20 @@ def steps(*arguments: str) -> dict[str, Any]:
     done = processes.run([str(PROGRAM), *arguments])
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def together(count: int, *arguments: str) -> dict[str, Any]:
+    """Runs the program in several processes; all must find the same, to the last bit."""
+    cluster = f"--cluster={','.join(free_addresses(count))}"
+    started = [
+        processes.start([str(PROGRAM), cluster, f"--process={p}", *arguments]) for p in range(count)
+    ]
+    ends = [process.communicate(timeout=TIMEOUT_S) for process in started]
+    assert [p.returncode for p in started] == [0] * count, ends[0][1][-3000:]
+    found = [json.loads(out.splitlines()[-1]) for out, _ in ends]
+    for one in found[1:]:
+        assert {**one, "fusions": None} == {**found[0], "fusions": None}
+    return found[0]
 
 
 def one_device(task: str = "{}") -> dict[str, Any]:
@@ -70,6 +87,37 @@ def test_steps_equal_those_of_one_device_with_dropout_padding_and_auxiliary_loss
     run = steps(*arguments)
     assert run["first"] == one_device()["first"]  # the first weights are equal to the last bit
     assert_same_run(run, one_device())
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    sample(
+        [
+            (2, "--accumulation", "2", "--execution", '{"towers": 2, "xla": "clusters"}'),
+            (4, "--execution", '{"towers": 1, "xla": "none"}'),
+            (2, "--execution", '{"xla": "step"}'),
+            (2, "--task", BATCH_NORM),
+        ],
+        quick=[(2, "--accumulation", "2", "--execution", '{"towers": 2, "xla": "clusters"}')],
+    ),
+    ids=str,
+)
+def test_processes_equal_one_device(arguments: tuple[Any, ...]) -> None:
+    run = together(*arguments)
+    alone = one_device(*(a for a in arguments if a == BATCH_NORM))
+    assert run["first"] == alone["first"]
+    assert_same_run(run, alone)
+
+
+def test_processes_that_do_not_divide_the_batch_are_refused_with_numbers_that_do() -> None:
+    learner = Learner.Params(optimizer=Momentum.Params(), schedule=Constant.Params(value=0.5))
+    execution = DataParallel.Params().instantiate()
+    execution.join(Cluster(("a:1", "b:1", "c:1"), 1))
+    task, signature = Normalised.Params().instantiate(), {"x": ((16, 3), np.float32)}
+    with pytest.raises(ExecutionError, match=r"16 does not divide evenly over 3 processes.*15, 18"):
+        execution.build(task, learner.instantiate(), seed=0, batch=signature)
+    with pytest.raises(ExecutionError, match="on one device, but this one has 2"):
+        execution.setup_devices(cpu_devices=2)
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ import numpy as np
 import small_models
 import tensorflow as tf
 
+from tekso.framework.cluster import Cluster
 from tekso.framework.execution import DataParallel
 from tekso.framework.execution.base import signature_of
 from tekso.framework.initializers import GlorotUniform, Normal
@@ -127,6 +128,8 @@ def batch(step: int, model: str = "") -> dict[str, np.ndarray]:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--cpu_devices", type=int)
+    parser.add_argument("--cluster", type=lambda text: text.split(","))
+    parser.add_argument("--process", type=int)
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--accumulation", type=int, default=1)
     parser.add_argument("--execution", default="{}", help="JSON of DataParallel's Params")
@@ -134,6 +137,8 @@ def main() -> None:
     parser.add_argument("--model", default="", help="one of small_models, instead of ToyTask")
     options = parser.parse_args()
     execution = DataParallel.Params().set(json.loads(options.execution)).instantiate()
+    if options.cluster:
+        execution.join(Cluster(tuple(options.cluster), options.process))
     execution.setup_devices(cpu_devices=options.cpu_devices)
     toy, model = ToyTask.Params().set(json.loads(options.task)), options.model
     task = (small_models.MODELS[model]() if model else toy).instantiate()
@@ -145,10 +150,16 @@ def main() -> None:
     program = execution.build(task, learner, seed=2**40 + 3, batch=signature_of(batch(0, model)))
     program.initialize()
     first = {k: float(np.abs(v).sum()) for k, v in program.state().items()}
-    outputs = [program.train_step(batch(i, model), 2**31 + i) for i in range(options.steps)]
+
+    def part(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The part of this process."""
+        index, parts = program.part
+        return {name: np.array_split(array, parts)[index] for name, array in batch.items()}
+
+    outputs = [program.train_step(part(batch(i, model)), 2**31 + i) for i in range(options.steps)]
     uneven = {name: array[:UNEVEN] for name, array in batch(99, model).items()}
-    evaluation = dict(program.eval_step(batch(99, model)))
-    evaluation |= {f"uneven/{k}": pair for k, pair in program.eval_step(uneven).items()}
+    evaluation = dict(program.eval_step(part(batch(99, model))))
+    evaluation |= {f"uneven/{k}": pair for k, pair in program.eval_step(part(uneven)).items()}
     state = {k: v.tolist() for k, v in program.state().items() if k.startswith("weights/")}
     fusions = [str(key) for key in program._fusions]
 
@@ -157,7 +168,7 @@ def main() -> None:
     def losses(*steps: int) -> list[float]:
         """Of the same batch, from the same weights on."""
         program.restore(start.__getitem__, set(start))
-        return [float(program.train_step(batch(0, model), step)["loss"]) for step in steps]
+        return [float(program.train_step(part(batch(0, model)), step)["loss"]) for step in steps]
 
     same = {"one": losses(5, 5, 5), "again": losses(5), "other": losses(6)}
     print(

@@ -3,78 +3,23 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
-import socket
 import time
 from pathlib import Path
 
-import processes
 import pytest
-
-EXPERIMENTS = '''
-"""A small language model; a process of it ends in the way that the environment says."""
-
-from __future__ import annotations
-
-import os
-
-from tekso.framework.experiment import Run
-from tekso.framework.params import Params
-from tekso.framework.registry import register
-from tekso.params.lm.python_source import Tiny
-from tekso.tasks.lm.synthetic import SyntheticTokens
-
-
-class Tokens(SyntheticTokens):
-    class Params(SyntheticTokens.Params):
-        pass
-
-    def batch(self, step):
-        if step == int(os.environ.get("END_AT", -1)):
-            os.kill(os.getpid(), int(os.environ["END_BY"]))
-        return super().batch(step)
-
-
-@register
-class Small(Tiny):
-    """Random tokens, dropout, 2 layers of width 16."""
-
-    def task(self) -> Params:
-        params = super().task()
-        return params.set(
-            {
-                "decode": None,
-                "model.vocab_size": 24,
-                "model.dim": 16,
-                "model.stack.num_layers": 2,
-                "model.stack.layer.feed_forward.hidden_dim": 40,
-                "model.stack.layer.feed_forward.dropout_rate": 0.1,
-            }
-        )
-
-    def input(self) -> Params:
-        return Tokens.Params(vocab_size=24, length=6, batch_size=4)
-
-    def eval_inputs(self) -> dict[str, Params]:
-        dev = SyntheticTokens.Params(
-            vocab_size=24, length=6, batch_size=4, num_tokens=60, split="dev", order="once"
-        )
-        return {"dev": dev}
-
-    def run(self) -> Params:
-        return Run.Params(
-            steps=20, log_every_steps=1, eval_every_steps=10, checkpoint_every_steps=4
-        )
-'''
-
-DEADLINE_S = 200.0
-AN_END_S = 60.0  # in which the others have to end when a process is lost
-LOST = re.compile(
-    r"^tekso-trainer: process (\d) \((localhost:\d+)\) was lost: .*; start all processes again "
-    r"with the same command, which resumes from step (\d+)$"
+from clusters import (
+    AN_END_S,
+    DEADLINE_S,
+    LOST,
+    Trainer,
+    free_addresses,
+    losses,
+    start_together,
+    write_package,
 )
+
 LAYOUTS = {
     "data:2": ("batch:data", 1),
     "data:2;model:2": ("batch:data;mlp:model;heads:model;vocab:model", 2),
@@ -83,33 +28,7 @@ LAYOUTS = {
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("outside")
-    (folder / "ending").mkdir()
-    (folder / "ending" / "__init__.py").write_text("")
-    (folder / "ending" / "experiments.py").write_text(EXPERIMENTS)
-    return folder
-
-
-def free_addresses(count: int) -> list[str]:
-    sockets = [socket.create_server(("", 0)) for _ in range(count)]
-    ports = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
-    return [f"localhost:{port}" for port in ports]
-
-
-class Trainer:
-    """A process of the trainer."""
-
-    def __init__(self, package: Path, *args: str, **environment: str) -> None:
-        command = ["-m", "tekso.tools.trainer", "--import=ending", *args]
-        self.process = processes.start(command, cwd=package, env={**os.environ, **environment})
-
-    def end(self, deadline: float) -> tuple[int, str, str]:
-        """Returns code and output; a process that lasts longer than the deadline is killed."""
-        out, err = self.process.communicate(timeout=max(0.1, deadline - time.monotonic()))
-        assert self.process.returncode is not None
-        return self.process.returncode, out, err
+    return write_package(tmp_path_factory.mktemp("outside"))
 
 
 def arguments(logdir: Path, mesh: str, devices: int) -> list[str]:
@@ -122,28 +41,6 @@ def arguments(logdir: Path, mesh: str, devices: int) -> list[str]:
         f"--set=execution.rules={LAYOUTS[mesh][0]}",
         "--deterministic",
     ]
-
-
-def two_processes(
-    package: Path, args: list[str], ending: tuple[int, int, signal.Signals] | None = None
-) -> list[Trainer]:
-    """Starts two processes; `ending`: which one, at which batch, by which signal."""
-    addresses = free_addresses(2)
-    made = []
-    for process in range(2):
-        environment = {}
-        if ending is not None and process == ending[0]:
-            environment = {"END_AT": str(ending[1]), "END_BY": str(int(ending[2]))}
-        flags = [f"--cluster={','.join(addresses)}", f"--process={process}"]
-        made.append(Trainer(package, *args, *flags, **environment))
-    return made
-
-
-def losses(logdir: Path, split: str = "train") -> dict[int, float]:
-    records = [json.loads(line) for line in (logdir / "metrics.jsonl").read_text().splitlines()]
-    found = [(record["step"], record["loss"]) for record in records if record["split"] == split]
-    assert len(dict(found)) == len(found), "a step is there twice"
-    return dict(found)
 
 
 @pytest.mark.slow
@@ -160,7 +57,7 @@ def test_lost_process_is_named_and_the_same_command_goes_on(
 
     logdir = tmp_path / "together"
     args = arguments(logdir, mesh, devices)
-    started = two_processes(package, args, ending=(victim, 14, signal.SIGKILL))
+    started = start_together(2, package, args, ending=(victim, 14, signal.SIGKILL))
     deadline = time.monotonic() + DEADLINE_S
     assert started[victim].end(deadline)[0] == -signal.SIGKILL
     lost_at = time.monotonic()
@@ -172,7 +69,7 @@ def test_lost_process_is_named_and_the_same_command_goes_on(
     assert max(before) >= 10
 
     deadline = time.monotonic() + DEADLINE_S
-    ends = [trainer.end(deadline) for trainer in two_processes(package, args)]
+    ends = [trainer.end(deadline) for trainer in start_together(2, package, args)]
     assert [code for code, _, _ in ends] == [0, 0], ends
     assert f"resuming from {logdir}/checkpoints/step_{int(told[3]):08d}" in ends[0][1]
     found = losses(logdir)
@@ -185,7 +82,7 @@ def test_lost_process_is_named_and_the_same_command_goes_on(
 
     deadline = time.monotonic() + DEADLINE_S
     evaluating = [f"--logdir={logdir}", "--mode=eval", "--format=json", f"--cpu_devices={devices}"]
-    ends = [trainer.end(deadline) for trainer in two_processes(package, evaluating)]
+    ends = [trainer.end(deadline) for trainer in start_together(2, package, evaluating)]
     assert [code for code, _, _ in ends] == [0, 0], ends
     assert json.loads(ends[0][1])["dev"]["loss"] == pytest.approx(losses(logdir, "dev")[20])
     assert ends[1][1] == ""
@@ -194,7 +91,7 @@ def test_lost_process_is_named_and_the_same_command_goes_on(
 @pytest.mark.slow
 def test_signal_to_one_process_stops_all_at_the_same_step(package: Path, tmp_path: Path) -> None:
     args = arguments(tmp_path, "data:2", 1)
-    started = two_processes(package, args, ending=(1, 9, signal.SIGTERM))
+    started = start_together(2, package, args, ending=(1, 9, signal.SIGTERM))
     deadline = time.monotonic() + DEADLINE_S
     ends = [trainer.end(deadline) for trainer in started]
     assert [code for code, _, _ in ends] == [143, 143], ends
@@ -234,7 +131,7 @@ def test_processes_draw_over_a_mesh_what_one_device_draws(package: Path, tmp_pat
     assert code == 0, err
     spread = [*decode, "--cpu_devices=1", "--set=execution.decode_on=mesh"]
     deadline = time.monotonic() + DEADLINE_S
-    ends = [trainer.end(deadline) for trainer in two_processes(package, spread)]
+    ends = [trainer.end(deadline) for trainer in start_together(2, package, spread)]
     assert [code for code, _, _ in ends] == [0, 0], ends
     assert json.loads(ends[0][1])["records"] == json.loads(alone)["records"] != []
     assert ends[1][1] == ""

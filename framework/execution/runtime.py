@@ -17,17 +17,35 @@ import tensorflow as tf
 from tensorflow.experimental import dtensor
 from tensorflow.python import pywrap_tfe
 
+from tekso.framework.cluster import Cluster
+from tekso.framework.execution.errors import ExecutionError
+
 _LIBRARY = "libtensorflow_cc.so.2"
 
 
-def start(device_type: str) -> None:
-    """Connects the processes named by the DTENSOR_ environment variables.
+def describe(cluster: Cluster) -> None:
+    """Sets the processes for TensorFlow, which reads them only from the environment."""
+    os.environ["DTENSOR_JOB_NAME"] = "worker"
+    os.environ["DTENSOR_JOBS"] = ",".join(cluster.addresses)
+    os.environ["DTENSOR_NUM_CLIENTS"] = str(cluster.size)
+    os.environ["DTENSOR_CLIENT_ID"] = str(cluster.process)
+
+
+def start(device_type: str, cluster: Cluster) -> None:
+    """Connects the processes that `describe` has set; all must call it at the same time.
 
     Raises:
-      tf.errors.OpError, RuntimeError, ValueError: the runtime does not start.
+      ExecutionError: the runtime does not start.
+      tf.errors.OpError: a process is lost meanwhile.
     """
-    with _without_lock():
-        dtensor.initialize_accelerator_system(device_type)
+    try:
+        with _without_lock():
+            dtensor.initialize_accelerator_system(device_type)
+    except (ValueError, RuntimeError, tf.errors.UnknownError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ExecutionError(
+            f"{cluster.name(cluster.process)} cannot start TensorFlow's runtime: {reason}"
+        ) from error
 
 
 @contextlib.contextmanager

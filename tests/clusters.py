@@ -1,0 +1,131 @@
+"""Starts the trainer in several processes, one of which may end in the middle of a run."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import time
+from pathlib import Path
+
+import processes
+
+EXPERIMENTS = '''
+"""A small language model; a process of it ends in the way that the environment says."""
+
+from __future__ import annotations
+
+import os
+
+from tekso.framework.experiment import Run
+from tekso.framework.params import Params
+from tekso.framework.registry import register
+from tekso.params.lm.python_source import Tiny
+from tekso.tasks.lm.synthetic import SyntheticTokens
+
+
+class Tokens(SyntheticTokens):
+    class Params(SyntheticTokens.Params):
+        pass
+
+    def batch(self, step):
+        if step == int(os.environ.get("END_AT", -1)):
+            os.kill(os.getpid(), int(os.environ["END_BY"]))
+        return super().batch(step)
+
+
+@register
+class Small(Tiny):
+    """Random tokens, dropout, 2 layers of width 16."""
+
+    def task(self) -> Params:
+        params = super().task()
+        return params.set(
+            {
+                "decode": None,
+                "model.vocab_size": 24,
+                "model.dim": 16,
+                "model.stack.num_layers": 2,
+                "model.stack.layer.feed_forward.hidden_dim": 40,
+                "model.stack.layer.feed_forward.dropout_rate": 0.1,
+            }
+        )
+
+    def input(self) -> Params:
+        return Tokens.Params(vocab_size=24, length=6, batch_size=4)
+
+    def eval_inputs(self) -> dict[str, Params]:
+        dev = SyntheticTokens.Params(
+            vocab_size=24, length=6, batch_size=4, num_tokens=60, split="dev", order="once"
+        )
+        return {"dev": dev}
+
+    def run(self) -> Params:
+        return Run.Params(
+            steps=20, log_every_steps=1, eval_every_steps=10, checkpoint_every_steps=4
+        )
+'''
+
+DEADLINE_S = 200.0
+AN_END_S = 60.0  # in which the others have to end when a process is lost
+LOST = re.compile(
+    r"^tekso-trainer: process (\d) \((localhost:\d+)\) was lost: .*; start all processes again "
+    r"with the same command, which resumes from step (\d+)$"
+)
+
+
+def write_package(folder: Path) -> Path:
+    """Writes the package `ending` with the experiments; returns the folder of the package."""
+    (folder / "ending").mkdir()
+    (folder / "ending" / "__init__.py").write_text("")
+    (folder / "ending" / "experiments.py").write_text(EXPERIMENTS)
+    return folder
+
+
+def free_addresses(count: int) -> list[str]:
+    sockets = [socket.create_server(("", 0)) for _ in range(count)]
+    ports = [s.getsockname()[1] for s in sockets]
+    for s in sockets:
+        s.close()
+    return [f"localhost:{port}" for port in ports]
+
+
+class Trainer:
+    """A process of the trainer."""
+
+    def __init__(self, package: Path, *args: str, **environment: str) -> None:
+        command = ["-m", "tekso.tools.trainer", "--import=ending", *args]
+        self.process = processes.start(command, cwd=package, env={**os.environ, **environment})
+
+    def end(self, deadline: float) -> tuple[int, str, str]:
+        """Returns code and output; a process that lasts longer than the deadline is killed."""
+        out, err = self.process.communicate(timeout=max(0.1, deadline - time.monotonic()))
+        assert self.process.returncode is not None
+        return self.process.returncode, out, err
+
+
+def start_together(
+    count: int,
+    package: Path,
+    args: list[str],
+    ending: tuple[int, int, signal.Signals] | None = None,
+) -> list[Trainer]:
+    """Starts processes; `ending`: which one ends, at which batch, by which signal."""
+    addresses = free_addresses(count)
+    made = []
+    for process in range(count):
+        environment = {}
+        if ending is not None and process == ending[0]:
+            environment = {"END_AT": str(ending[1]), "END_BY": str(int(ending[2]))}
+        flags = [f"--cluster={','.join(addresses)}", f"--process={process}"]
+        made.append(Trainer(package, *args, *flags, **environment))
+    return made
+
+
+def losses(logdir: Path, split: str = "train") -> dict[int, float]:
+    records = [json.loads(line) for line in (logdir / "metrics.jsonl").read_text().splitlines()]
+    found = [(record["step"], record["loss"]) for record in records if record["split"] == split]
+    assert len(dict(found)) == len(found), "a step is there twice"
+    return dict(found)

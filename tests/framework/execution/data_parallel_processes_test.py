@@ -1,0 +1,89 @@
+"""Data-parallel runs of several processes: equal to one device, stopped, lost and resumed."""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from clusters import AN_END_S, DEADLINE_S, LOST, Trainer, losses, start_together, write_package
+
+pytestmark = pytest.mark.slow
+
+# 60 tokens make 9 examples of 6: the pass has a full batch of 5 and a padded one. 5 does not divide
+# over 2 or 4 processes.
+SETTINGS = ["--set=eval_inputs.dev.batch_size=5", "--set=execution.xla=none"]
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_package(tmp_path_factory.mktemp("outside"))
+
+
+def arguments(logdir: Path) -> list[str]:
+    return [
+        "--model=ending.experiments.Small",
+        f"--logdir={logdir}",
+        "--execution=data_parallel",
+        *SETTINGS,
+        "--deterministic",
+    ]
+
+
+@pytest.fixture(scope="module")
+def alone(package: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The logdir of one process."""
+    logdir = tmp_path_factory.mktemp("alone")
+    code, _, err = Trainer(package, *arguments(logdir)).end(time.monotonic() + DEADLINE_S)
+    assert code == 0, err
+    return logdir
+
+
+def assert_equal_runs(logdir: Path, alone: Path) -> None:
+    for split in ("train", "dev"):
+        found, expected = losses(logdir, split), losses(alone, split)
+        assert list(found) == list(expected)
+        # Sums over processes are taken in another order than in one process.
+        assert found == pytest.approx(expected, rel=1e-6), split
+
+
+def test_lost_process_is_named_and_the_same_command_resumes(
+    package: Path, alone: Path, tmp_path: Path
+) -> None:
+    args = arguments(tmp_path)
+    started = start_together(2, package, args, ending=(1, 14, signal.SIGKILL))
+    assert started[1].end(time.monotonic() + DEADLINE_S)[0] == -signal.SIGKILL
+    code, _, err = started[0].end(time.monotonic() + AN_END_S)
+    told = LOST.match(err)
+    assert code == 1 and told and int(told[1]) == 1, err
+    before = losses(tmp_path)
+    assert max(before) >= 10
+
+    deadline = time.monotonic() + DEADLINE_S
+    ends = [trainer.end(deadline) for trainer in start_together(2, package, args)]
+    assert [code for code, _, _ in ends] == [0, 0], ends
+    assert f"resuming from {tmp_path}/checkpoints/step_{int(told[3]):08d}" in ends[0][1]
+    assert "loss" not in ends[1][1], "one process reports the run"
+    found = losses(tmp_path)
+    assert {step: found[step] for step in before} == before  # to the last bit
+    assert_equal_runs(tmp_path, alone)
+
+
+def test_signal_to_one_of_four_processes_stops_all_and_one_device_resumes(
+    package: Path, alone: Path, tmp_path: Path
+) -> None:
+    args = arguments(tmp_path)
+    started = start_together(4, package, args, ending=(1, 9, signal.SIGTERM))
+    deadline = time.monotonic() + DEADLINE_S
+    ends = [trainer.end(deadline) for trainer in started]
+    assert [code for code, _, _ in ends] == [143] * 4, ends
+    stopped = re.search(r"stopped by SIGTERM after step (\d+) of 20", ends[0][1])
+    assert stopped and int(stopped[1]) == max(losses(tmp_path)) < 12, ends[0]
+    newest = max((tmp_path / "checkpoints").glob("step_*"))
+    assert newest.name == f"step_{int(stopped[1]):08d}"
+
+    code, _, err = Trainer(package, *args).end(time.monotonic() + DEADLINE_S)
+    assert code == 0, err
+    assert_equal_runs(tmp_path, alone)

@@ -1,0 +1,132 @@
+"""The parts of a batch that processes build, joined, are the batch, for every kind of input."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tekso.framework import registry
+from tekso.framework.input.arrays import Arrays
+from tekso.framework.input.held_out import HeldOut
+from tekso.framework.input.input import Batch, ExampleInput, Input
+from tekso.framework.input.mixtures import Mixture
+from tekso.framework.input.skips import InputError
+from tekso.framework.input.sources import InMemory
+from tekso.tasks.lm.bucketed_text import BucketedText
+from tekso.tasks.lm.input import TextStream
+from tekso.tasks.lm.packed_text import PackedText
+from tekso.tasks.lm.synthetic import SyntheticTokens
+from tekso.tasks.mt.bucketed_pairs import BucketedPairs
+from tekso.tasks.mt.input import PaddedPairs
+from tekso.tasks.mt.packed_pairs import PackedPairs
+from tekso.tasks.mt.pairs import InMemoryPairs
+
+WORDS = ["a", "bb", "ccc", "dddd", "eeeee"]
+TEXTS = [" ".join(WORDS[i % 5] for i in range(n, n + n % 4 + 1)) for n in range(40)]
+PAIRS = [(text, text[::-1][: 1 + i % 7]) for i, text in enumerate(TEXTS)]
+SIZE = 12
+
+
+class Numbers(Arrays):
+    """Example i is the number i."""
+
+    def load(self, split: str) -> dict[str, np.ndarray]:
+        return {"x": np.arange(31)}
+
+
+class Changing(SyntheticTokens):
+    """Overrides `batch` alone."""
+
+    def batch(self, step: int) -> Batch:
+        batch = super().batch(step)
+        batch["ids"] = np.where(np.arange(len(batch["ids"]))[:, None] == 7, step, batch["ids"])
+        return batch
+
+
+TOKENS = {"length": 4, "vocab_size": 9, "num_tokens": 150}
+TEXT = {"corpus": InMemory.Params(train=TEXTS, dev=TEXTS[:17]), "length": 8}
+OF_PAIRS = {
+    "corpus": InMemoryPairs.Params(train=PAIRS, max_skipped=0),
+    "source_length": 24,
+    "target_length": 24,
+}
+KINDS: dict[type[Input], dict[str, Any]] = {
+    Numbers: {},
+    SyntheticTokens: TOKENS,
+    Changing: TOKENS,
+    TextStream: TEXT,
+    PackedText: TEXT,
+    BucketedText: TEXT | {"fill": "tokens"},
+    PaddedPairs: OF_PAIRS,
+    PackedPairs: OF_PAIRS,
+    BucketedPairs: OF_PAIRS | {"fill": "tokens"},
+}
+
+
+def inputs() -> Iterator[tuple[str, Input]]:
+    for kind, settings in KINDS.items():
+        for order in ("shuffled", "sequential", "once"):
+            params = kind.Params(batch_size=SIZE, order=order, **settings)
+            yield f"{kind.__name__} {order}", params.instantiate(seed=3)
+    text = TextStream.Params(batch_size=SIZE, **TEXT)
+    mixed = Mixture.Params(inputs=[text, text.copy().set(corpus=InMemory.Params(train=TEXTS[9:]))])
+    yield "Mixture", mixed.set(batch_size=SIZE, weights=[0.3, 0.7]).instantiate(seed=3)
+    held = HeldOut.Params(max_batches=2)
+    for kind in (TextStream, Changing):
+        train = kind.Params(batch_size=SIZE, **KINDS[kind])
+        yield f"HeldOut of {kind.__name__}", held.instantiate(seed=3, train=train)
+
+
+INPUTS = dict(inputs())
+
+
+def test_every_kind_of_input_is_here() -> None:
+    for entry in registry.list_experiments():
+        tree = entry.cls().tree()
+        for params in (tree.input, *tree.eval_inputs.values()):
+            known = (*KINDS, Mixture, HeldOut, Arrays)
+            assert type(params).owner in known or issubclass(type(params).owner, Arrays), entry.key
+
+
+@pytest.mark.parametrize("name", INPUTS)
+@pytest.mark.parametrize("parts", [1, 2, 5, SIZE])
+@pytest.mark.parametrize("step", [0, 1, 6, 40])
+def test_parts_joined_are_the_batch(name: str, step: int, parts: int) -> None:
+    one = INPUTS[name]
+    step %= one.num_batches or step + 1
+    whole = one.batch(step)
+    found = [one.part(step, part, parts) for part in range(parts)]
+    for key, array in whole.items():
+        np.testing.assert_array_equal(np.concatenate([part[key] for part in found]), array)
+        assert {part[key].dtype for part in found} == {array.dtype}
+    sizes = [len(next(iter(part.values()))) for part in found]
+    assert sizes == [len(a) for a in np.array_split(next(iter(whole.values())), parts)]
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_only_the_examples_of_a_part_are_built(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = INPUTS[name]
+    if "Changing" in name:
+        pytest.skip("it overrides batch() alone, so its batches are built whole")
+    for kind in (type(one), ExampleInput):
+        owner = next(base for base in kind.__mro__ if "batch" in vars(base))
+        monkeypatch.setattr(owner, "batch", _not_called)
+    size = one.num_rows(0)
+    assert len(next(iter(one.part(0, 1, 4).values()))) == size // 4
+
+
+def _not_called(self: Input, step: int) -> Batch:
+    raise AssertionError("the whole batch is built")
+
+
+def test_a_batch_that_does_not_divide_evenly_says_what_does() -> None:
+    one = INPUTS["TextStream shuffled"]
+    with pytest.raises(InputError, match=r"12 examples.*5 processes.*10, 15.*batch_size"):
+        one.part(0, 0, 5, even=True)
+    with pytest.raises(InputError, match=r"12 examples.*13 processes.*at least 13"):
+        one.part(0, 0, 13)
+    with pytest.raises(IndexError, match="no part 3 of 3"):
+        one.part(0, 3, 3)
