@@ -182,7 +182,10 @@ class PackedRows(RowInput):
     Examples are assigned to rows once. With order "shuffled", every epoch shuffles the rows.
     """
 
-    marks = ("segment_ids", "positions")
+    class Params(RowInput.Params):
+        """Params of PackedRows."""
+
+    marks: ClassVar[tuple[str, ...]] = ("segment_ids", "positions")
 
     def __init__(self, params: Any, **kwargs: Any) -> None:
         """Reads, encodes and packs the split.

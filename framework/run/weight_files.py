@@ -24,9 +24,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from tekso.framework import files
-from tekso.framework.execution.state import WEIGHTS
 from tekso.framework.run import checkpoint_files
 from tekso.framework.run.checkpoint_files import CheckpointError, Description
+from tekso.framework.state import WEIGHTS
 
 SUFFIX = ".safetensors"
 _INDEX = ".safetensors.index.json"
@@ -219,5 +219,5 @@ def _checksum(arrays: Mapping[str, np.ndarray]) -> str:
     digest = hashlib.sha256()
     for name in sorted(arrays):
         digest.update(name.encode())
-        digest.update(memoryview(np.require(arrays[name], requirements="C").reshape(-1).view("u1")))
+        digest.update(np.require(arrays[name], requirements="C").reshape(-1).view("u1").data)
     return digest.hexdigest()

@@ -14,7 +14,7 @@ Every batch has these arrays, int32 unless noted (B rows, S source tokens, T tar
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -82,7 +82,7 @@ class TranslationInput(PairTexts, RowInput):
         )
 
     padding_keys = ("target_weights",)
-    marks = ("segment_ids",)
+    marks: ClassVar[tuple[str, ...]] = ("segment_ids",)
     sides: tuple[Side, ...] = ()
 
     def __init__(
