@@ -30,6 +30,15 @@ class RowInput(ExampleInput):
       marks: which of the arrays "segment_ids" and "positions" the batches have.
     """
 
+    class Params(ExampleInput.Params):
+        """Params of RowInput."""
+
+        cache_dir: str = param(
+            "Folder for the tokens of large corpora, which several runs may share. Empty: the "
+            "folder `assets` of the logdir.",
+            default="",
+        )
+
     marks: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
@@ -174,7 +183,10 @@ class PackedRows(RowInput):
     Examples are assigned to rows once. With order "shuffled", every epoch shuffles the rows.
     """
 
-    marks = ("segment_ids", "positions")
+    class Params(RowInput.Params):
+        """Params of PackedRows."""
+
+    marks: ClassVar[tuple[str, ...]] = ("segment_ids", "positions")
 
     def __init__(self, params: Any, **kwargs: Any) -> None:
         """Reads, encodes and packs the split.
@@ -202,5 +214,5 @@ class PackedRows(RowInput):
         del epoch
         return self.rows(self._packing.in_rows(index), len(index))
 
-    def _pack(self, lengths: list[Ints], capacities: list[int]) -> Packing:
+    def _pack(self, lengths: list[npt.NDArray[Any]], capacities: list[int]) -> Packing:
         return pack_sides(lengths, capacities, key=shuffle.key_of(self.seed, "packing"))
