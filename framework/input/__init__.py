@@ -2,7 +2,7 @@
 
     sources        `text_files`, `tfrecords`, `tfds`, or texts in memory
     → tokenizers   `tokenizers`, `characters`, `sentence_piece`, `words`
-    → tokens       `token_rows`: of one or several sides of each row, cached
+    → tokens       `token_rows`: of one or several sides of each row; `token_cache`, `columns`
     → batches      `input`, `row_inputs`; `sides`, `shuffle`, `packing`, `bucketing`, `mixtures`
     → `prefetch`
 

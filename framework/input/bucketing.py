@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tekso.framework.input import shuffle
+from tekso.framework.input.packing import compact
 
 Ints = npt.NDArray[np.int64]
 
@@ -49,7 +50,7 @@ class Buckets:
     def __init__(
         self, lengths: npt.ArrayLike, bounds: Sequence[int], batch_sizes: Sequence[int]
     ) -> None:
-        sizes = np.asarray(lengths, np.int64)
+        sizes = np.asarray(lengths)
         if not bounds or list(bounds) != sorted(set(bounds)) or bounds[0] < 1:
             raise ValueError(
                 f"bounds of buckets must be ascending and at least 1, given {list(bounds)}"
@@ -63,8 +64,11 @@ class Buckets:
             raise ValueError(
                 f"an example of length {sizes.max()} is longer than the last bucket, {bounds[-1]}"
             )
-        bucket = np.searchsorted(np.asarray(bounds), sizes)
-        self._members = [np.flatnonzero(bucket == number) for number in range(len(bounds))]
+        lows = [0, *bounds[:-1]]
+        self._members = [
+            compact(np.flatnonzero((sizes > low) & (sizes <= high)))
+            for low, high in zip(lows, bounds, strict=True)
+        ]
         self._batch_sizes = list(batch_sizes)
         counts = [
             -(-len(members) // size)
@@ -98,4 +102,4 @@ class Buckets:
         place = np.minimum(place, len(members) - 1)
         if key is not None:
             place = shuffle.permute(place, len(members), shuffle.fold(key, bucket))
-        return BucketBatch(bucket, members[place], real)
+        return BucketBatch(bucket, members[place].astype(np.int64), real)

@@ -34,6 +34,7 @@ class Characters(Tokenizer):
         )
 
     is_fast = True
+    keeps_lines_apart = True
     end_id = 0
 
     def __init__(

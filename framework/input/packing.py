@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import functools
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,25 +24,28 @@ from tekso.framework.input import shuffle
 
 Ints = npt.NDArray[np.int64]
 
+_TOGETHER = 1 << 16  # examples that are shuffled together
+
 
 @dataclasses.dataclass(frozen=True)
 class Packing:
     """The examples in each row.
 
     Attributes:
-      examples: [examples] indices of examples, row after row.
-      row_starts: [rows + 1]; the examples of row r are examples[row_starts[r]:row_starts[r + 1]].
+      examples: [examples] indices of examples, row after row; int32 if they fit.
+      row_starts: [rows + 1], int32 if they fit; the examples of row r are
+        examples[row_starts[r]:row_starts[r + 1]].
     """
 
-    examples: Ints
-    row_starts: Ints
+    examples: npt.NDArray[Any]
+    row_starts: npt.NDArray[Any]
 
     @property
     def num_rows(self) -> int:
         """Number of rows."""
         return len(self.row_starts) - 1
 
-    def row(self, index: int) -> Ints:
+    def row(self, index: int) -> npt.NDArray[Any]:
         """Returns the examples of a row."""
         return self.examples[self.row_starts[index] : self.row_starts[index + 1]]
 
@@ -54,7 +59,9 @@ class Packing:
         number = count_up(counts)
         row = np.repeat(np.arange(len(rows)), counts)
         examples = self.examples[np.repeat(self.row_starts[rows], counts) + number]
-        return PlacedExamples(examples, row, number, (np.cumsum(counts) - counts)[row])
+        return PlacedExamples(
+            examples.astype(np.int64), row, number, (np.cumsum(counts) - counts)[row]
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +102,7 @@ def one_a_row(examples: Ints) -> PlacedExamples:
 
 
 def pack_sides(
-    lengths: Sequence[Ints], capacities: Sequence[int], *, key: shuffle.Words
+    lengths: Sequence[npt.NDArray[Any]], capacities: Sequence[int], *, key: shuffle.Words
 ) -> Packing:
     """Packs examples of several sides into few rows, so that all sides of every row fit.
 
@@ -115,12 +122,13 @@ def pack_sides(
     """
     whole = max(capacities)
     shares = [
-        -(-size * whole // capacity) for size, capacity in zip(lengths, capacities, strict=True)
+        sizes if capacity == whole else -(-np.asarray(sizes, np.int64) * whole // capacity)
+        for sizes, capacity in zip(lengths, capacities, strict=True)
     ]
-    return pack(np.max(shares, axis=0), whole, key=key)
+    return pack(functools.reduce(np.maximum, shares), whole, key=key)
 
 
-def pack_in_order(lengths: Sequence[Ints], capacities: Sequence[int]) -> Packing:
+def pack_in_order(lengths: Sequence[npt.NDArray[Any]], capacities: Sequence[int]) -> Packing:
     """Packs examples in the given order; a new row begins when the next example does not fit.
 
     Args:
@@ -156,16 +164,15 @@ def pack(lengths: npt.ArrayLike, capacity: int, *, key: shuffle.Words) -> Packin
     Raises:
       ValueError: a length is out of range.
     """
-    sizes = np.asarray(lengths, np.int64)
+    sizes = compact(np.asarray(lengths))
     if len(sizes) and not 1 <= sizes.min() <= sizes.max() <= capacity:
         raise ValueError(
             f"lengths from {sizes.min()} to {sizes.max()} do not all fit into [1, {capacity}]"
         )
-    scattered = shuffle.permute(np.arange(len(sizes)), len(sizes), key) if len(sizes) else sizes
-    by_length = np.lexsort((scattered, sizes))
+    by_length = _sorted(sizes, key)
     counts = np.bincount(sizes, minlength=capacity + 1)
     next_of = np.concatenate([[0], np.cumsum(counts)])  # of each length: its first in by_length
-    examples: list[Ints] = []
+    examples: list[np.ndarray] = []
     row_sizes: list[Ints] = []
     for pattern, count in _plan(counts, capacity):
         columns = []
@@ -177,7 +184,26 @@ def pack(lengths: npt.ArrayLike, capacity: int, *, key: shuffle.Words) -> Packin
         examples.append(rows.reshape(-1))
         row_sizes.append(np.full(count, rows.shape[1], np.int64))
     starts = np.cumsum(np.concatenate([np.zeros(1, np.int64), *row_sizes]))
-    return Packing(np.concatenate([np.zeros(0, np.int64), *examples]), starts)
+    return Packing(np.concatenate([by_length[:0], *examples]), compact(starts))
+
+
+def compact(numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Returns integers, none of them negative, as int32 if they fit: plans have one per example."""
+    fits = not len(numbers) or int(numbers.max()) < 1 << 31
+    return numbers.astype(np.int32 if fits else np.int64, copy=False)
+
+
+def _sorted(sizes: npt.NDArray[Any], key: shuffle.Words) -> npt.NDArray[Any]:
+    """Returns the examples sorted by size, and shuffled among those of equal size."""
+    count = len(sizes)
+    shuffled = np.empty(count, np.int32 if count < 1 << 31 else np.int64)
+    for begin in range(0, count, _TOGETHER):
+        index = np.arange(begin, min(begin + _TOGETHER, count))
+        shuffled[shuffle.permute(index, count, key)] = index
+    keys = sizes[shuffled]
+    if count and keys.max() < 1 << 16:
+        keys = keys.astype(np.uint16)  # for which NumPy's sort takes linear time
+    return shuffled[np.argsort(keys, kind="stable")]
 
 
 Pattern = tuple[tuple[int, int], ...]  # (length, number of examples of this length) in a row
@@ -230,31 +256,6 @@ class Spans:
 
     starts: Ints
     lengths: Ints
-
-    def __len__(self) -> int:
-        return len(self.starts)
-
-    def at(self, index: Ints) -> Spans:
-        """Returns some of the spans.
-
-        Shapes:
-          index: [n]
-        """
-        return Spans(self.starts[index], self.lengths[index])
-
-
-def cut(starts: npt.ArrayLike, lengths: npt.ArrayLike, longest: int) -> Spans:
-    """Cuts sequences into spans of length `longest` and a shorter rest; empty ones have no spans.
-
-    Shapes:
-      starts, lengths: [sequences]
-    """
-    firsts, sizes = np.asarray(starts, np.int64), np.asarray(lengths, np.int64)
-    counts = -(-sizes // longest)
-    owner = np.repeat(np.arange(len(sizes)), counts)
-    number = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
-    begins = number * longest
-    return Spans(firsts[owner] + begins, np.minimum(sizes[owner] - begins, longest))
 
 
 def count_up(counts: Ints) -> Ints:

@@ -30,6 +30,15 @@ class RowInput(ExampleInput):
       marks: which of the arrays "segment_ids" and "positions" the batches have.
     """
 
+    class Params(ExampleInput.Params):
+        """Params of RowInput."""
+
+        cache_dir: str = param(
+            "Folder for the tokens of large corpora, which several runs may share. Empty: the "
+            "folder `assets` of the logdir.",
+            default="",
+        )
+
     marks: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
@@ -213,5 +222,5 @@ class PackedRows(RowInput):
         del epoch
         return self.rows(self._packing.in_rows(index), len(index))
 
-    def _pack(self, lengths: list[Ints], capacities: list[int]) -> Packing:
+    def _pack(self, lengths: list[npt.NDArray[Any]], capacities: list[int]) -> Packing:
         return pack_sides(lengths, capacities, key=shuffle.key_of(self.seed, "packing"))

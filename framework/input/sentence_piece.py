@@ -120,6 +120,7 @@ class SentencePiece(Tokenizer):
             )
         self._spelled_space = np.array(octets, np.int32)
         self._processor = processor
+        self.keeps_lines_apart = not any(b"\n" in piece and len(piece) > 1 for piece in table)
         self._check(name)
 
     def _check(self, name: str) -> None:
@@ -254,6 +255,6 @@ def _sample(texts: Iterable[str], num_bytes: int) -> list[str]:
 def _lines(texts: Iterable[str]) -> Iterator[str]:
     longest = _LONGEST_SENTENCE // 4  # a character has at most 4 bytes
     for text in texts:
-        for line in text.replace(SPACE, "").split("\n"):
+        for line in text.replace(SPACE, "").removesuffix("\n").split("\n"):
             for begin in range(0, len(line), longest):
                 yield line[begin : begin + longest]

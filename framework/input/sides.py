@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tekso.framework.input.input import Batch, Signature
-from tekso.framework.input.packing import Ints, PlacedExamples, Spans, count_up
+from tekso.framework.input.packing import Ints, PlacedExamples, Spans, compact, count_up
 from tekso.framework.input.token_rows import TokenText
 
 
@@ -35,19 +35,24 @@ class ExampleSpans(Protocol):
     def at(self, examples: Ints) -> Spans:
         """Returns the locations of some examples."""
 
+    def lengths(self) -> npt.NDArray[np.int32]:
+        """Returns the number of tokens of each example: [examples]."""
+
 
 class WholeTexts:
     """Each example is one text.
 
     Args:
-      ends: indices of the end tokens, as in `TokenText`.
+      text: the texts.
       texts: [examples] the text of each example.
       with_start: whether an example includes the end token before its text.
       with_end: whether an example includes the end token after its text.
     """
 
-    def __init__(self, ends: Ints, texts: Ints, *, with_start: bool, with_end: bool) -> None:
-        self._ends, self._texts = ends, texts
+    def __init__(
+        self, text: TokenText, texts: npt.ArrayLike, *, with_start: bool, with_end: bool
+    ) -> None:
+        self._text, self._texts = text, np.asarray(texts)
         self._first, self._beyond = int(not with_start), int(with_end)
 
     def __len__(self) -> int:
@@ -59,9 +64,53 @@ class WholeTexts:
         Shapes:
           examples: [n]
         """
-        texts = self._texts[examples]
-        starts = self._ends[texts] + self._first
-        return Spans(starts, self._ends[texts + 1] + self._beyond - starts)
+        texts = self._texts[examples].astype(np.int64)
+        ends = self._text.ends.ranges(texts, np.full(len(texts), 2)).reshape(-1, 2)
+        starts = ends[:, 0] + self._first
+        return Spans(starts, ends[:, 1] + self._beyond - starts)
+
+    def lengths(self) -> npt.NDArray[np.int32]:
+        """Returns the number of tokens of each example: [examples]."""
+        return self._text.lengths()[self._texts] + np.int32(self._beyond - self._first)
+
+
+class CutTexts:
+    """Each example is a text, or a piece of a longer text; empty texts have no example.
+
+    Args:
+      text: the texts; the end token before each is part of it.
+      longest: number of tokens of a piece; only the last one of a text may be shorter.
+    """
+
+    def __init__(self, text: TokenText, longest: int) -> None:
+        self._text, self._longest = text, longest
+        self._sizes = text.lengths()
+        first = np.zeros(text.num_texts + 1, np.int64)  # the first example of each text
+        np.cumsum(-(-self._sizes // longest), out=first[1:])
+        self._first = compact(first)
+
+    def __len__(self) -> int:
+        return int(self._first[-1])
+
+    def at(self, examples: Ints) -> Spans:
+        """Returns the locations of some examples.
+
+        Shapes:
+          examples: [n]
+        """
+        texts = np.searchsorted(self._first, examples, "right") - 1
+        begins = (examples - self._first[texts]) * self._longest
+        starts = self._text.ends.take(texts) + begins
+        return Spans(starts, np.minimum(self._sizes[texts] - begins, self._longest))
+
+    def lengths(self) -> npt.NDArray[np.int32]:
+        """Returns the number of tokens of each example: [examples]."""
+        found = np.full(len(self), self._longest, np.int32)
+        counts = np.diff(self._first)
+        some = counts > 0
+        last = self._first[1:][some] - 1
+        found[last] = self._sizes[some] - (counts[some] - 1) * self._longest
+        return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,9 +166,9 @@ class Side:
     end_id: int
     first_ids: npt.NDArray[np.int32] | None = None
 
-    def lengths(self) -> Ints:
+    def lengths(self) -> npt.NDArray[np.int32]:
         """Returns the number of tokens of each example: [examples]."""
-        return self.spans.at(np.arange(len(self.spans))).lengths
+        return self.spans.lengths()
 
     def put(
         self, batch: Batch, placed: PlacedExamples, shape: tuple[int, int], marks: Collection[str]
@@ -136,19 +185,18 @@ class Side:
         sizes, columns = spans.lengths, placed.columns(spans.lengths)
         within = count_up(sizes)  # position of each token in its example
         place = np.repeat(placed.row, sizes), np.repeat(columns, sizes) + within
-        tokens = np.repeat(spans.starts, sizes) + within
 
         def add(name: str, values: Any, padding: int, dtype: Any = np.int32) -> None:
             array = np.full(shape, padding, dtype)
             array[place] = values
             batch[self.form.key(name)] = array
 
-        add("ids", self.text.tokens[tokens], self.end_id)
+        add("ids", self.text.tokens.ranges(spans.starts, sizes), self.end_id)
         if self.first_ids is not None:
             ids = self.first_ids[placed.examples]
             batch[self.form.key("ids")][placed.row, columns] = ids
         if self.form.has_labels:
-            add("labels", self.text.tokens[tokens + 1], self.end_id)
+            add("labels", self.text.tokens.ranges(spans.starts + 1, sizes), self.end_id)
             add("weights", 1.0, 0, np.float32)
         if "segment_ids" in marks:
             add("segment_ids", np.repeat(placed.number + 1, sizes), 0)
@@ -156,7 +204,7 @@ class Side:
             add("positions", within, 0)
 
 
-def longest(sides: Sequence[Side]) -> Ints:
+def longest(sides: Sequence[Side]) -> npt.NDArray[np.int32]:
     """Returns the number of tokens of the longest side of each example: [examples]."""
     lengths = sides[0].lengths()
     for side in sides[1:]:

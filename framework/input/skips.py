@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 SHOWN = 5  # number of records that an error message lists
 KEPT = 100  # number of records that a report lists; it counts all
@@ -63,15 +62,6 @@ class SkipReport:
             lines.append(f"  … and {self.count - len(lines)} more")
         return "\n".join([f"{self.count} skipped", *lines])
 
-    def to_json(self) -> dict[str, Any]:
-        """Returns the report as a value for JSON."""
-        return dataclasses.asdict(self)
-
-    @staticmethod
-    def from_json(fields: dict[str, Any]) -> SkipReport:
-        """Returns the report from the value of `to_json`."""
-        return SkipReport(fields["count"], tuple(Skip(**skip) for skip in fields["named"]))
-
 
 class Skips:
     """Counts skipped files and records, up to a limit.
@@ -80,12 +70,16 @@ class Skips:
       limit: maximum number of skipped files and records.
       what: description of the data, for error messages.
       limit_name: path of the limit in the Params, for error messages.
+
+    Attributes:
+      all: what was skipped, at most `limit` files and records.
     """
 
     def __init__(self, limit: int, *, what: str, limit_name: str = "max_skipped") -> None:
         if limit < 0:
             raise ValueError(f"{limit_name} is {limit}, but must be at least 0")
         self.report = SkipReport()
+        self.all: list[Skip] = []
         self._seen: set[Origin] = set()
         self._limit = limit
         self._what = what
@@ -102,6 +96,7 @@ class Skips:
         self._seen.add(origin)
         skip = Skip(origin.file, int(origin.offset), reason)
         self.report += SkipReport(1, (skip,))
+        self.all.append(skip)
         if self.report.count > self._limit:
             raise InputError(
                 f"{self._what}: more than {self._limit_name}={self._limit} are malformed: "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -104,6 +104,15 @@ class Source(Configurable):
         if not some:
             raise self.skips.nothing_left()
 
+    def pieces(self) -> Iterator[TextPiece]:
+        """Yields all records like `records`; a long text may be divided into several pieces.
+
+        Raises:
+          InputError: more than max_skipped are malformed, or no record is left.
+        """
+        for origin, record in self.records():
+            yield TextPiece(origin, record)
+
     def _read(self, index: int) -> Any:
         raise NotImplementedError
 
@@ -115,6 +124,20 @@ class Source(Configurable):
             except BadRecordError as error:
                 record = error
             yield self.origin(index), record
+
+
+class TextPiece(NamedTuple):
+    """A record, or a piece of a text that is too long to be read as a whole.
+
+    Attributes:
+      origin: position of the piece.
+      record: the record; a piece of a text ends with a line end, unless it is the last.
+      is_last: whether it is the last piece of its record.
+    """
+
+    origin: Origin
+    record: Any
+    is_last: bool = True
 
 
 class InMemory(Source):
@@ -228,12 +251,38 @@ def training_text(
     )
 
 
+class Digest:
+    """A digest of a sequence of byte strings, including their lengths.
+
+    The bytes of a string can be given in several blocks, so that it need not be in memory.
+    """
+
+    def __init__(self) -> None:
+        self._total = hashlib.blake2b(digest_size=16)
+
+    def begin(self, size: int) -> None:
+        """Begins a string of `size` bytes."""
+        self._total.update(size.to_bytes(8, "little"))
+
+    def update(self, block: bytes | memoryview) -> None:
+        """Adds bytes of the current string."""
+        self._total.update(block)
+
+    def add(self, data: bytes) -> None:
+        """Adds a whole string."""
+        self.begin(len(data))
+        self.update(data)
+
+    def hexdigest(self) -> str:
+        """Returns the digest of the strings so far."""
+        return self._total.hexdigest()
+
+
 def digest(parts: Iterable[bytes]) -> str:
     """Returns a digest of a sequence of byte strings, including their lengths."""
-    total = hashlib.blake2b(digest_size=16)
+    total = Digest()
     for data in parts:
-        total.update(len(data).to_bytes(8, "little"))
-        total.update(data)
+        total.add(data)
     return total.hexdigest()
 
 

@@ -2,116 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
 
 from tekso.framework import files
-from tekso.framework.input.skips import BadRecordError, InputError, Origin
-from tekso.framework.input.sources import Source, digest
+from tekso.framework.input.line_index import Chosen, LineIndex
+from tekso.framework.input.skips import InputError
 from tekso.framework.input.splits import Split, check_fractions, files_param, part, split_of
-from tekso.framework.input.text import NotTextError, byte_order_mark_size, to_text
+from tekso.framework.input.text_ranges import Range, TextRanges, file_texts, line_texts
+from tekso.framework.input.text_scan import TextScan, bytes_of_characters, scan_text
 from tekso.framework.params import param
 
-
-class TextRanges(Source):
-    """Base class of sources whose records are byte ranges of text files.
-
-    The constructor of a subclass calls `_index`, which reads every file once and skips files that
-    are not text. A subclass defines `_ranges`.
-    """
-
-    def __init__(self, params: Any, *, split: Split = "train") -> None:
-        """Creates the source without files."""
-        super().__init__(params, split=split)
-        self._paths: list[str] = []
-        self._digests: list[bytes] = []
-        self._file = np.zeros(0, np.int64)  # index of the file of each record
-        self._bounds = np.zeros((0, 2), np.int64)  # [begin, end) of each record in its file
-
-    def __len__(self) -> int:
-        return len(self._bounds)
-
-    def origin(self, index: int) -> Origin:
-        """Returns the position of a record."""
-        return Origin(self._paths[self._file[index]], int(self._bounds[index, 0]))
-
-    def fingerprint(self) -> str:
-        """Returns a digest of the records."""
-        return digest([*self._digests, self._file.tobytes(), self._bounds.tobytes()])
-
-    @property
-    def num_files(self) -> int:
-        """Number of files with records in this split."""
-        return len(np.unique(self._file))
-
-    @property
-    def num_bytes(self) -> int:
-        """Total size of all records."""
-        return int((self._bounds[:, 1] - self._bounds[:, 0]).sum())
-
-    def _index(self, paths: Sequence[str]) -> None:
-        """Reads all files, and finds the records in each with `_ranges`.
-
-        Raises:
-          InputError: too many files are not text, or no records are left.
-        """
-        all_bounds: list[np.ndarray] = []
-        for path in paths:
-            try:
-                data = files.read(path)
-                bounds = self._ranges(path, data)
-            except NotTextError as error:
-                self.skips.add(Origin(path, error.offset), str(error))
-                continue
-            except OSError as error:
-                self.skips.add(Origin(path), error.strerror or str(error))
-                continue
-            if len(bounds):
-                self._paths.append(path)
-                self._digests.append(bytes.fromhex(digest([data])))
-                all_bounds.append(bounds)
-        if not all_bounds:
-            raise self.skips.nothing_left()
-        self._bounds = np.concatenate(all_bounds)
-        self._file = np.repeat(np.arange(len(all_bounds)), [len(bounds) for bounds in all_bounds])
-
-    def _ranges(self, path: str, data: bytes) -> np.ndarray:
-        """Returns the records of this split in a file.
-
-        Shapes:
-          returns: [records, 2] int64: first byte, and the byte after the last
-
-        Raises:
-          NotTextError: the file is not text.
-        """
-        raise NotImplementedError
-
-    def _read(self, index: int) -> str:
-        begin, end = self._bounds[index].tolist()
-        origin = self.origin(index)
-        try:
-            return _text(files.read(origin.file, begin, end - begin), origin)
-        except OSError as error:
-            raise BadRecordError(origin, error.strerror or str(error)) from error
-
-    def _read_all(self) -> Iterator[tuple[Origin, Any]]:
-        last, data = -1, b""
-        for index in range(len(self)):
-            origin = self.origin(index)
-            record: Any
-            try:
-                if self._file[index] != last:
-                    data = files.read(origin.file)
-                    last = self._file[index]
-                begin, end = self._bounds[index].tolist()
-                record = _text(data[begin:end], origin)
-            except OSError as error:
-                record = BadRecordError(origin, error.strerror or str(error))
-            except BadRecordError as error:
-                record = error
-            yield origin, record
+BLOCK = 1 << 16  # lines that are assigned to splits together
 
 
 class TextFiles(TextRanges):
@@ -150,36 +53,38 @@ class TextFiles(TextRanges):
         super().__init__(params, split=split)
         choice = FileChoice.of(self.params, split)
         self._dev, self._test = choice.dev_fraction, choice.test_fraction
-        self._index(choice.paths)
+        if self.params.unit == "line":
+            self.texts = line_texts(choice.paths, self._chosen, skips=self.skips)
+        else:
+            self.texts = file_texts(choice.paths, self._range, skips=self.skips)
 
     def describe(self) -> str:
         """Returns a short description of the collection."""
         return f"text files {self.params.get(files_param(self.params, self.split))}"
 
-    def _ranges(self, path: str, data: bytes) -> np.ndarray:
-        if self.params.unit == "line":
-            if b"\0" in data or not data:
-                to_text(data)  # raises the error
-            lines = line_bounds(data)
-            lines = lines[lines[:, 1] > lines[:, 0]]
-            return lines[self._chosen(path, len(lines))]
-        begin = byte_order_mark_size(data)
-        text = to_text(data).removeprefix("\ufeff")
+    def _range(self, path: str) -> tuple[TextScan, Range | None]:
+        scan = scan_text(path)
         if self.params.holdout == "hash":
             chosen = split_of(files.base_name(path), self._dev, self._test) == self.split
-            return np.array([[begin, len(data)]] if chosen else [], np.int64).reshape(-1, 2)
-        first, last = part(len(text), self.split, self._dev, self._test)
+            return scan, (scan.begin, scan.end) if chosen else None
+        first, last = part(scan.num_characters, self.split, self._dev, self._test)
         if first == last:
-            return np.zeros((0, 2), np.int64)
-        begin += len(text[:first].encode("utf-8"))
-        return np.array([[begin, begin + len(text[first:last].encode("utf-8"))]], np.int64)
+            return scan, None
+        begin, end = bytes_of_characters(path, [first, last], begin=scan.begin)
+        return scan, (begin, end)
 
-    def _chosen(self, path: str, num_lines: int) -> slice | np.ndarray:
+    def _chosen(self, path: str, lines: LineIndex) -> Chosen:
+        count = len(lines)
+        numbers = [np.arange(at, min(at + BLOCK, count)) for at in range(0, count, BLOCK)]
         if self.params.holdout == "end":
-            return slice(*part(num_lines, self.split, self._dev, self._test))
+            first, last = part(count, self.split, self._dev, self._test)
+            return Chosen((block >= first) & (block < last) for block in numbers)
         name = files.base_name(path)
-        splits = (split_of(f"{name}:{i}", self._dev, self._test) for i in range(num_lines))
-        return np.fromiter((split == self.split for split in splits), bool, num_lines)
+
+        def of_hash(i: int) -> bool:
+            return split_of(f"{name}:{i}", self._dev, self._test) == self.split
+
+        return Chosen(np.fromiter(map(of_hash, block.tolist()), bool) for block in numbers)
 
 
 class FileChoice:
@@ -228,30 +133,3 @@ class FileChoice:
 def _all_of(split: Split) -> tuple[float, float]:
     """Returns the fractions (dev, test) for which whole files belong to a split."""
     return (1.0 if split == "dev" else 0.0), (1.0 if split == "test" else 0.0)
-
-
-def line_bounds(data: bytes) -> np.ndarray:
-    """Returns the first byte of every line and the byte after its last: [lines, 2] int64.
-
-    Blank lines are included. A line ends with LF or CR LF, which is optional in the last line.
-    """
-    begin = byte_order_mark_size(data)
-    if len(data) == begin:
-        return np.zeros((0, 2), np.int64)
-    array = np.frombuffer(data, np.uint8)
-    ends = np.flatnonzero(array == ord("\n"))
-    if not data.endswith(b"\n"):
-        ends = np.append(ends, len(data))
-    begins = np.concatenate([[begin], ends[:-1] + 1])
-    before = array[np.maximum(ends - 1, 0)]
-    ends = ends - ((before == ord("\r")) & (ends > begins))
-    return np.stack([begins, ends], axis=1).astype(np.int64)
-
-
-def _text(data: bytes, origin: Origin) -> str:
-    try:
-        return to_text(data)
-    except NotTextError as error:
-        raise BadRecordError(Origin(origin.file, origin.offset + error.offset), str(error)) from (
-            error
-        )

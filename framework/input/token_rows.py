@@ -1,7 +1,7 @@
-"""The rows of a corpus as tokens, encoded once and cached.
+"""The rows of a corpus as tokens, encoded once; large ones are cached on disk.
 
 A row has one text (language modelling), or one text per side (a text and its translation). Each
-side is one array of tokens:
+side is one column of tokens:
 
     end | tokens of row 0 | end | tokens of row 1 | end | … | end
 
@@ -11,40 +11,47 @@ text, is a label exactly once.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import json
-import logging
+import os
 from collections.abc import Iterable, Iterator, Sequence
-from typing import IO, Any, NamedTuple
-from zipfile import BadZipFile
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from tekso.framework import files
-from tekso.framework.input.skips import InputError, Origin, SkipReport
-from tekso.framework.input.sources import Source, digest
+from tekso.framework.input.columns import Column
+from tekso.framework.input.skips import InputError, Origin
+from tekso.framework.input.sources import Source, TextPiece
 from tekso.framework.input.text import NotTextError, check_text, to_text
+from tekso.framework.input.token_cache import (
+    IN_MEMORY,
+    IN_MEMORY_SLOW,
+    Place,
+    Table,
+    TableWriter,
+    obtain,
+)
 from tekso.framework.input.tokenizers import Tokenizer
 
-_FORMAT = "token rows 1"
-_CHUNK = 1 << 22  # characters that are encoded together
-_KEPT_FROM = 1 << 20  # bytes; fewer tokens are not worth a file
+_FORMAT = "token rows 2"
+_CHUNK = 1 << 20  # characters that are encoded together
 
 Text = str | np.ndarray
 
 
 class TextRow(NamedTuple):
-    """A row of a corpus.
+    """A row of a corpus, or a piece of it.
 
     Attributes:
       texts: the text of each side; an array has the ids of a text that is already encoded.
       numbers: what the corpus tells about the row, as numbers.
+      is_last: whether this is the last piece of the row.
     """
 
     texts: tuple[Text, ...]
     numbers: tuple[int, ...] = ()
+    is_last: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,15 +61,27 @@ class TokenText:
     Attributes:
       tokens: [tokens] ids, of the smallest type that can hold them.
       ends: [texts + 1] int64, indices of the end tokens in `tokens`: from 0 to the last index.
+      num_bytes: number of UTF-8 bytes of the tokens.
     """
 
-    tokens: np.ndarray
-    ends: npt.NDArray[np.int64]
+    tokens: Column
+    ends: Column
+    num_bytes: int = 0
 
     @property
     def num_texts(self) -> int:
         """Number of texts."""
         return len(self.ends) - 1
+
+    def lengths(self) -> npt.NDArray[np.int32]:
+        """Returns the number of tokens of each text, including one end token: [texts]."""
+        found = np.empty(self.num_texts, np.int32)
+        place, last = -1, 0
+        for ends in self.ends.blocks():
+            sizes = np.diff(ends, prepend=last)
+            found[max(place, 0) : place + len(ends)] = sizes[1:] if place < 0 else sizes
+            place, last = place + len(ends), int(ends[-1])
+        return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,11 +90,11 @@ class TokenRows:
 
     Attributes:
       sides: the tokens of each side; text i of every side belongs to row i.
-      numbers: the numbers of the rows: for each number, an array [rows] of the smallest type.
+      numbers: the numbers of the rows: for each number, a column [rows] int64.
     """
 
     sides: tuple[TokenText, ...]
-    numbers: tuple[np.ndarray, ...]
+    numbers: tuple[Column, ...]
 
     def __len__(self) -> int:
         return self.sides[0].num_texts
@@ -86,7 +105,7 @@ def token_rows(
     tokenizers: Sequence[Tokenizer],
     *,
     source: Source,
-    assets_dir: str | None = None,
+    cache_dir: str | None = None,
 ) -> TokenRows:
     """Encodes all rows of a source, or reads cached tokens.
 
@@ -96,37 +115,78 @@ def token_rows(
       rows: the rows of the source, read only if their tokens are not cached.
       tokenizers: the tokenizer of each side.
       source: the source; it counts the rows that were skipped as malformed.
-      assets_dir: folder for cached tokens, used if encoding takes longer than reading them.
+      cache_dir: folder for cached tokens. None: keep them in memory.
 
     Raises:
-      InputError: too many rows are malformed, or no row is left.
+      InputError: too many rows are malformed, no row is left, or the tokens cannot be written.
     """
-    is_fast = all(tokenizer.is_fast for tokenizer in tokenizers)
-    if assets_dir is None or not files.is_local(assets_dir) or is_fast:
-        return _encoded(rows, tokenizers, source)
-    made_of = [_FORMAT, source.fingerprint(), *(one.fingerprint() for one in tokenizers)]
-    key = digest(part.encode() for part in made_of)[:16]
-    kept = TokenFiles(files.join(assets_dir, "tokens", f"{source.split}-{key}"))
-    found = kept.read(source, tokenizers)
-    if found is None:
-        found = _encoded(rows, tokenizers, source)
-        if sum(side.tokens.nbytes for side in found.sides) >= _KEPT_FROM:
-            kept.write(found, source.skipped())
-            found = kept.read(source, tokenizers) or found
-    return found
+
+    def write(writer: TableWriter) -> None:
+        _encode(rows, tokenizers, writer)
+        if writer.is_empty:
+            raise source.skips.nothing_left()
+
+    place = None
+    if cache_dir is not None:
+        is_fast = all(tokenizer.is_fast for tokenizer in tokenizers)
+        place = Place(
+            folder=cache_dir,
+            name=source.split,
+            made_of=[_FORMAT, source.fingerprint(), *(one.fingerprint() for one in tokenizers)],
+            in_memory_bytes=IN_MEMORY if is_fast else IN_MEMORY_SLOW,
+        )
+    table = obtain(place, skips=source.skips, write=write)
+    sides = tuple(_side(table, number) for number in range(len(tokenizers)))
+    names = [name for name in table.columns if name.startswith("number.")]
+    return TokenRows(sides, tuple(table.columns[name] for name in sorted(names)))
+
+
+def cache_dir_of(params: Any, assets_dir: str | None) -> str | None:
+    """Returns the folder for cached tokens of an input; None: tokens stay in memory.
+
+    Args:
+      params: Params of the input, with cache_dir.
+      assets_dir: folder of the assets of a run.
+
+    Raises:
+      InputError: cache_dir is not a folder of this machine.
+    """
+    if params.cache_dir:
+        if not files.is_local(params.cache_dir):
+            raise InputError(
+                f"{params.path_of('cache_dir')} is {params.cache_dir!r}, but must be a folder of "
+                "a local or mounted file system"
+            )
+        return os.path.expanduser(params.cache_dir)
+    if assets_dir is None or not files.is_local(assets_dir):
+        return None
+    return files.join(assets_dir, "tokens")
 
 
 def texts(source: Source) -> Iterator[Text]:
     """Yields all texts of a source; arrays of ids are unchanged, malformed texts are skipped.
 
+    A long text may be divided into several texts, each of which ends with a line end.
+
     Raises:
       InputError: too many texts are malformed.
     """
-    for origin, record in source.records():
+    return (piece.record for piece in pieces(source))
+
+
+def pieces(source: Source) -> Iterator[TextPiece]:
+    """Yields all texts of a source; long texts may be divided, malformed ones are skipped.
+
+    Raises:
+      InputError: too many texts are malformed.
+    """
+    for piece in source.pieces():
         try:
-            yield _text(record)
+            text = _text(piece.record)
+            yield piece if text is piece.record else piece._replace(record=text)
         except NotTextError as error:
-            source.skips.add(Origin(origin.file, origin.offset + error.offset), str(error))
+            place = Origin(piece.origin.file, piece.origin.offset + error.offset)
+            source.skips.add(place, str(error))
 
 
 def _text(record: Any) -> Text:
@@ -139,27 +199,49 @@ def _text(record: Any) -> Text:
     raise NotTextError(f"expected a text or an array of token ids, got {type(record).__name__}")
 
 
-def _encoded(rows: Iterable[TextRow], tokenizers: Sequence[Tokenizer], source: Source) -> TokenRows:
-    sides = [_Side(tokenizer) for tokenizer in tokenizers]
-    numbers: list[np.ndarray] = []
+def _side(table: Table, number: int) -> TokenText:
+    columns = table.columns
+    return TokenText(
+        columns[f"{number}.tokens"], columns[f"{number}.ends"], table.totals[f"{number}.bytes"]
+    )
+
+
+def _encode(rows: Iterable[TextRow], tokenizers: Sequence[Tokenizer], writer: TableWriter) -> None:
+    """Writes the tokens of all rows, chunk by chunk."""
+    if not all(tokenizer.keeps_lines_apart for tokenizer in tokenizers):
+        rows = _joined(rows)
+    sides = [_Side(number, tokenizer) for number, tokenizer in enumerate(tokenizers)]
+    has_tokens = False  # whether earlier pieces of the current row have tokens
     for chunk in _chunks(rows):
         texts_of_sides = zip(*(row.texts for row in chunk), strict=True)
         encoded = [side.encode(texts) for side, texts in zip(sides, texts_of_sides, strict=True)]
-        if not all(map(len, encoded[0])):
-            taken = [i for i in range(len(chunk)) if any(len(ids[i]) for ids in encoded)]
-            chunk = [chunk[i] for i in taken]
-            encoded = [[ids[i] for i in taken] for ids in encoded]
-        if chunk:
-            for side, ids in zip(sides, encoded, strict=True):
-                side.add(ids)
-            numbers.append(np.array([row.numbers for row in chunk], np.int64))
-    if not numbers:
-        raise source.skips.nothing_left()
-    columns = np.concatenate(numbers).T
-    return TokenRows(
-        tuple(side.whole() for side in sides),
-        tuple(column.astype(np.min_scalar_type(column.max())) for column in columns),
-    )
+        taken, ended = [], []
+        for i, row in enumerate(chunk):
+            has_tokens = has_tokens or any(len(ids[i]) for ids in encoded)
+            if has_tokens:
+                taken.append(i)
+                ended.append(row.is_last)
+            has_tokens = has_tokens and not row.is_last
+        if not taken:
+            continue
+        for side, ids in zip(sides, encoded, strict=True):
+            side.write([ids[i] for i in taken], ended, writer)
+        last = [chunk[i].numbers for i, ends in zip(taken, ended, strict=True) if ends]
+        for number, column in enumerate(np.array(last, np.int64).T if last else ()):
+            writer.append(f"number.{number}", np.ascontiguousarray(column))
+
+
+def _joined(rows: Iterable[TextRow]) -> Iterator[TextRow]:
+    """Joins the pieces of each row."""
+    begun: list[TextRow] = []
+    for row in rows:
+        begun.append(row)
+        if row.is_last:
+            if len(begun) > 1:
+                sides = zip(*(piece.texts for piece in begun), strict=True)
+                row = row._replace(texts=tuple("".join(map(str, side)) for side in sides))
+            yield row
+            begun = []
 
 
 def _chunks(rows: Iterable[TextRow]) -> Iterator[list[TextRow]]:
@@ -176,12 +258,14 @@ def _chunks(rows: Iterable[TextRow]) -> Iterator[list[TextRow]]:
 
 
 class _Side:
-    """Collects the tokens of one side by chunk: many small arrays would take more memory."""
+    """Encodes one side."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, number: int, tokenizer: Tokenizer) -> None:
+        self._name = str(number)
         self._tokenizer = tokenizer
         self._end = np.array([tokenizer.end_id], tokenizer.dtype)
-        self._tokens, self._sizes = [self._end], [np.zeros(1, np.int64)]
+        self._num_bytes_of = tokenizer.token_num_bytes.astype(np.int64)
+        self._count = 0  # tokens written
 
     def encode(self, texts: Sequence[Text]) -> list[np.ndarray]:
         """Returns the ids of each text.
@@ -195,14 +279,30 @@ class _Side:
         rest = iter(encoded)
         return [next(rest) if isinstance(one, str) else self._checked(one) for one in texts]
 
-    def add(self, encoded: Sequence[np.ndarray]) -> None:
-        """Adds texts, with an end token after each."""
-        self._tokens.append(np.concatenate([part for ids in encoded for part in (ids, self._end)]))
-        self._sizes.append(np.array([len(ids) + 1 for ids in encoded], np.int64))
-
-    def whole(self) -> TokenText:
-        """Returns all texts that were added."""
-        return TokenText(np.concatenate(self._tokens), np.cumsum(np.concatenate(self._sizes)))
+    def write(
+        self, encoded: Sequence[np.ndarray], ended: Sequence[bool], writer: TableWriter
+    ) -> None:
+        """Writes texts, with an end token after each that is not continued."""
+        parts: list[np.ndarray] = []
+        if not self._count:
+            parts.append(self._end)
+        for ids, is_end in zip(encoded, ended, strict=True):
+            parts.append(ids)
+            if is_end:
+                parts.append(self._end)
+        sizes = np.array(
+            [len(ids) + is_end for ids, is_end in zip(encoded, ended, strict=True)], np.int64
+        )
+        begin = max(self._count, 1)
+        ends = (begin + np.cumsum(sizes) - 1)[np.array(ended, bool)]
+        if not self._count:
+            ends = np.concatenate([np.zeros(1, np.int64), ends])
+        tokens = np.concatenate(parts)
+        self._count += len(tokens)
+        counts = np.bincount(tokens, minlength=len(self._num_bytes_of))
+        writer.append(f"{self._name}.tokens", tokens)
+        writer.append(f"{self._name}.ends", ends)
+        writer.add(f"{self._name}.bytes", int(counts @ self._num_bytes_of))
 
     def _checked(self, ids: np.ndarray) -> np.ndarray:
         size = self._tokenizer.vocab_size
@@ -211,85 +311,3 @@ class _Side:
                 f"token ids from {ids.min()} to {ids.max()} do not fit a vocabulary of {size}"
             )
         return ids.astype(self._tokenizer.dtype)
-
-
-class TokenFiles:
-    """Token files, mapped into memory.
-
-    <path>.I.bin         the ids of side I
-    <path>.I.npy         the ends of side I
-    <path>.numbers.npz   the numbers of the rows
-    <path>.json          sizes, and the report of skipped rows; written last
-    """
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-
-    def read(self, source: Source, tokenizers: Sequence[Tokenizer]) -> TokenRows | None:
-        """Returns the rows; None if the files are missing or damaged.
-
-        Raises:
-          InputError: more rows were skipped than the source now allows.
-        """
-        if not files.exists(f"{self._path}.json"):
-            return None
-        try:
-            about = json.loads(files.read(f"{self._path}.json"))
-            skipped = SkipReport.from_json(about["skipped"])
-            sides = tuple(
-                self._side(number, tokenizer.dtype, size)
-                for number, (tokenizer, size) in enumerate(
-                    zip(tokenizers, about["num_tokens"], strict=True)
-                )
-            )
-            with np.load(f"{self._path}.numbers.npz") as columns:
-                numbers = tuple(columns[f"arr_{i}"] for i in range(len(columns)))
-            counts = {about["num_rows"], *(side.num_texts for side in sides), *map(len, numbers)}
-            if len(counts) > 1:
-                raise ValueError("numbers of rows differ")
-        except (OSError, ValueError, KeyError, TypeError, EOFError, BadZipFile) as error:
-            logging.warning("%s is damaged (%s) and will be created again", self._path, error)
-            return None
-        for skip in skipped.named:
-            source.skips.add(Origin(skip.file, skip.offset), skip.reason)
-        return TokenRows(sides, numbers)
-
-    def write(self, rows: TokenRows, skipped: SkipReport) -> None:
-        """Writes the files; logs a warning if that fails, for example on a full disk."""
-        about = {
-            "num_rows": len(rows),
-            "num_tokens": [len(side.tokens) for side in rows.sides],
-            "skipped": skipped.to_json(),
-        }
-        written: list[str] = []
-        try:
-            for number, side in enumerate(rows.sides):
-                with self._writing(f".{number}.bin", written) as file:
-                    _write_array(file, side.tokens)
-                with self._writing(f".{number}.npy", written) as file:
-                    np.save(file, side.ends)
-            with self._writing(".numbers.npz", written) as file:
-                np.savez(file, *rows.numbers)
-            files.write_atomically(f"{self._path}.json", json.dumps(about) + "\n")
-        except OSError as error:
-            logging.warning("tokens are not cached in %s: %s", self._path, error)
-            for path in written:
-                with contextlib.suppress(OSError):
-                    files.remove(path)
-
-    def _side(self, number: int, dtype: Any, num_tokens: int) -> TokenText:
-        ends = np.load(f"{self._path}.{number}.npy")
-        tokens = np.memmap(f"{self._path}.{number}.bin", dtype, mode="r")
-        if not len(tokens) == num_tokens == ends[-1] + 1:
-            raise ValueError(f"side {number} has {len(tokens)} tokens instead of {num_tokens}")
-        return TokenText(tokens, ends)
-
-    def _writing(self, suffix: str, written: list[str]) -> contextlib.AbstractContextManager[Any]:
-        written.append(self._path + suffix)
-        return files.writing_atomically(self._path + suffix)
-
-
-def _write_array(file: IO[bytes], array: np.ndarray) -> None:
-    step = 1 << 24
-    for begin in range(0, len(array), step):
-        file.write(array[begin : begin + step].tobytes())

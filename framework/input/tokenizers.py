@@ -21,6 +21,7 @@ class Tokenizer(Configurable):
     """
 
     is_fast = False  # whether encoding is about as fast as reading, so that caching ids is useless
+    keeps_lines_apart = False  # whether the ids of a text are those of its lines, one after another
 
     def __init__(
         self,
@@ -64,7 +65,8 @@ class Tokenizer(Configurable):
 
     def encode_all(self, texts: Iterable[str]) -> list[np.ndarray]:
         """Returns the ids of each text, with dtype `dtype`."""
-        return [self._encode(text).astype(self.dtype, copy=False) for text in texts]
+        dtype = self.dtype
+        return [self._encode(text).astype(dtype, copy=False) for text in texts]
 
     def decode(self, ids: Iterable[int]) -> str:
         """Returns the text of some ids; invalid UTF-8 and invalid ids become U+FFFD."""
@@ -95,6 +97,7 @@ class Bytes(Tokenizer):
     """256 ids, one per byte of UTF-8; id 0 is the end of a text, since text has no NUL bytes."""
 
     is_fast = True
+    keeps_lines_apart = True
     end_id = 0
     token_bytes = (b"", *(bytes([byte]) for byte in range(1, 256)))
 

@@ -17,6 +17,7 @@ from tekso.framework.params import REQUIRED, param
 
 _UNKNOWN = 1
 _FIRST = 2
+_MOST_COUNTED = 4_000_000  # different words; of more, the rarer half is forgotten while counting
 
 
 class Words(Tokenizer):
@@ -36,6 +37,7 @@ class Words(Tokenizer):
             default="",
         )
 
+    keeps_lines_apart = True
     end_id = 0
 
     def __init__(
@@ -101,5 +103,8 @@ def _table(texts: Iterable[str], count: int) -> bytes:
     counts: collections.Counter[str] = collections.Counter()
     for text in texts:
         counts.update(text.split())
+        if len(counts) > _MOST_COUNTED:
+            frequent = sorted(counts, key=lambda word: (-counts[word], word))[: _MOST_COUNTED // 2]
+            counts = collections.Counter({word: counts[word] for word in frequent})
     most = sorted(counts, key=lambda word: (-counts[word], word))[:count]
     return "\n".join(most).encode("utf-8")

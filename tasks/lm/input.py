@@ -17,13 +17,19 @@ import numpy.typing as npt
 from tekso.framework import files
 from tekso.framework.input import shuffle
 from tekso.framework.input.input import Batch, Signature
-from tekso.framework.input.packing import cut
 from tekso.framework.input.row_inputs import RowInput
-from tekso.framework.input.sides import Side, SideForm
+from tekso.framework.input.sides import CutTexts, Side, SideForm
 from tekso.framework.input.skips import InputError, SkipReport
 from tekso.framework.input.sources import Source, training_text
 from tekso.framework.input.text_files import TextFiles
-from tekso.framework.input.token_rows import TextRow, TokenText, texts, token_rows
+from tekso.framework.input.token_rows import (
+    TextRow,
+    TokenText,
+    cache_dir_of,
+    pieces,
+    texts,
+    token_rows,
+)
 from tekso.framework.input.tokenizers import Bytes, Tokenizer
 from tekso.framework.params import REQUIRED, param
 from tekso.tasks.lm.compression import compressed_bits_per_byte
@@ -85,8 +91,13 @@ class TextInput(RowInput):
             verify=train is None,
         )
         self.tokenizer = self.params.tokenizer.instantiate(assets_dir=assets_dir, training=training)
-        rows = (TextRow((text,)) for text in texts(self._source))
-        tokens = token_rows(rows, [self.tokenizer], source=self._source, assets_dir=assets_dir)
+        rows = (TextRow((piece.record,), (), piece.is_last) for piece in pieces(self._source))
+        tokens = token_rows(
+            rows,
+            [self.tokenizer],
+            source=self._source,
+            cache_dir=cache_dir_of(self.params, assets_dir),
+        )
         self.text: TokenText = tokens.sides[0]
         self._num_bytes_of = self.tokenizer.token_num_bytes
 
@@ -105,20 +116,18 @@ class TextInput(RowInput):
     def sides(self) -> tuple[Side, ...]:
         """The texts as examples; a text longer than a row is cut into several."""
         (form,) = self.forms(self.params)
-        ends = self.text.ends
-        spans = cut(ends[:-1], np.diff(ends), form.length)
+        spans = CutTexts(self.text, form.length)
         return (Side(form, self.text, spans, self.tokenizer.end_id),)
 
     def texts(self) -> Iterator[str]:
-        """Yields the texts of the split, without changes."""
+        """Yields the texts of the split, without changes; a long text may be divided."""
         for text in texts(self._source):
             yield text if isinstance(text, str) else self.tokenizer.decode(text)
 
     @property
     def num_bytes(self) -> int:
         """Number of UTF-8 bytes in all texts of the split, as the tokenizer counts them."""
-        counts = np.bincount(self.text.tokens, minlength=self.tokenizer.vocab_size)
-        return int(counts @ self._num_bytes_of.astype(np.int64))
+        return self.text.num_bytes
 
     def skipped(self) -> SkipReport:
         """Returns a report of the malformed data that was skipped."""
@@ -145,7 +154,8 @@ class TextInput(RowInput):
           first: [n], index of the first id of each window in the tokens
           returns: "ids", "labels" and "weights" [n, length], "num_bytes" [n]
         """
-        tokens = self.text.tokens[first[:, None] + np.arange(length + 1)]
+        sizes = np.full(len(first), length + 1)
+        tokens = self.text.tokens.ranges(first, sizes).reshape(-1, length + 1)
         batch = {"ids": tokens[:, :-1].astype(np.int32), "labels": tokens[:, 1:].astype(np.int32)}
         batch["weights"] = np.ones(batch["labels"].shape, np.float32)
         batch["num_bytes"] = self._num_bytes_of[batch["labels"]].sum(axis=1).astype(np.float32)
@@ -237,9 +247,11 @@ class TextStream(TextInput):
 
     def _once(self, index: Indices) -> Batch:
         length, last = self.params.length, len(self.text.tokens) - 1
-        place = (index * self._stride)[:, None] + np.arange(length + 1)
-        tokens = self.text.tokens[np.minimum(place, last)].astype(np.int32)
-        tokens[place > last] = self.tokenizer.end_id
+        first = index * self._stride
+        place = first[:, None] + np.arange(length + 1)
+        tokens = np.full(place.shape, self.tokenizer.end_id, np.int32)
+        sizes = np.minimum(last + 1 - first, length + 1)
+        tokens[place <= last] = self.text.tokens.ranges(first, sizes)
         is_new = (np.arange(length) >= length - self._stride) | (index == 0)[:, None]
         is_label = place[:, 1:] <= last
         batch = {

@@ -8,13 +8,11 @@ import sysconfig
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from tekso.framework import files
 from tekso.framework.input.skips import InputError
 from tekso.framework.input.splits import Split, check_fractions, split_of
-from tekso.framework.input.text import to_text
-from tekso.framework.input.text_files import TextRanges
+from tekso.framework.input.text_ranges import Range, TextRanges, file_texts
+from tekso.framework.input.text_scan import TextScan, scan_text
 from tekso.framework.params import param
 
 _NOT_THE_LIBRARY = {"site-packages", "dist-packages", "__pycache__"}
@@ -62,7 +60,8 @@ class PythonSource(TextRanges):
         chosen = [
             name for name in names if split_of(name, p.dev_fraction, p.test_fraction) == split
         ]
-        self._index([os.path.join(root, *name.split("/")) for name in chosen])
+        paths = [os.path.join(root, *name.split("/")) for name in chosen]
+        self.texts = file_texts(paths, _range, skips=self.skips)
 
     def describe(self) -> str:
         """Returns a short description of the source."""
@@ -70,10 +69,13 @@ class PythonSource(TextRanges):
             return f"Python source in {self.params.root}"
         return f"standard library of Python {platform.python_version()}"
 
-    def _ranges(self, path: str, data: bytes) -> np.ndarray:
-        if data:
-            to_text(data)
-        return np.array([[0, len(data)]] if data else [], np.int64).reshape(-1, 2)
+
+def _range(path: str) -> tuple[TextScan, Range | None]:
+    """Returns a file, and all of it as a record; no record if it is empty."""
+    if not files.size_bytes(path):
+        return TextScan(0, 0, 0, b""), None
+    scan = scan_text(path)
+    return scan, (0, scan.end)
 
 
 def find(root: str, *, exclude: Sequence[str] = ()) -> list[str]:

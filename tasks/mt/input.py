@@ -24,7 +24,7 @@ from tekso.framework.input.row_inputs import RowInput
 from tekso.framework.input.sides import Side, SideForm, WholeTexts
 from tekso.framework.input.skips import InputError, SkipReport
 from tekso.framework.input.sources import TrainingText, training_source, training_text
-from tekso.framework.input.token_rows import TextRow, TokenRows, token_rows
+from tekso.framework.input.token_rows import TextRow, TokenRows, cache_dir_of, token_rows
 from tekso.framework.input.tokenizers import Bytes, Tokenizer
 from tekso.framework.params import REQUIRED, param
 from tekso.tasks.mt.languages import sampled
@@ -125,9 +125,9 @@ class TranslationInput(PairTexts, RowInput):
             self._text_rows(),
             [self.source_tokenizer, self.target_tokenizer],
             source=self.corpus,
-            assets_dir=assets_dir,
+            cache_dir=cache_dir_of(p, assets_dir),
         )
-        source, target = (np.diff(side.ends) for side in self.tokens.sides)
+        source, target = (side.lengths() for side in self.tokens.sides)
         self.chosen: Selection = choose(
             source + (1 if self.languages else 0),
             target,
@@ -149,7 +149,8 @@ class TranslationInput(PairTexts, RowInput):
             yield TextRow((pair.source, pair.target), (index, number_of[pair.language]))
 
     def _make_sides(self) -> tuple[Side, ...]:
-        p, pairs, (_, languages) = self.params, self.chosen.pairs, self.tokens.numbers
+        p, pairs = self.params, self.chosen.pairs
+        languages = self.tokens.numbers[1].read() if self.languages else np.zeros(0)
         if p.order == "shuffled" and p.temperature > 1 and self.languages:
             key = shuffle.key_of(self.seed, "languages")
             pairs = pairs[sampled(languages[pairs], temperature=p.temperature, key=key)]
@@ -162,14 +163,14 @@ class TranslationInput(PairTexts, RowInput):
             Side(
                 source_form,
                 source,
-                WholeTexts(source.ends, pairs, with_start=bool(self.languages), with_end=True),
+                WholeTexts(source, pairs, with_start=bool(self.languages), with_end=True),
                 self.source_tokenizer.end_id,
                 first_ids,
             ),
             Side(
                 target_form,
                 target,
-                WholeTexts(target.ends, pairs, with_start=True, with_end=False),
+                WholeTexts(target, pairs, with_start=True, with_end=False),
                 self.target_tokenizer.end_id,
             ),
         )
@@ -210,7 +211,7 @@ class TranslationInput(PairTexts, RowInput):
     def corpus_pairs(self, numbers: Iterable[int]) -> list[Pair]:
         """Returns pairs as texts, by number in the data, each in [0, num_corpus_pairs)."""
         records, _ = self.tokens.numbers
-        chosen = records[np.fromiter(numbers, np.int64)]
+        chosen = records.take(np.fromiter(numbers, np.int64))
         return [self.corpus[index] for index in chosen.tolist()]
 
     def training_pairs(self) -> Iterator[Pair]:
@@ -225,7 +226,7 @@ class TranslationInput(PairTexts, RowInput):
     def describe(self) -> str:
         """Returns a description of the data in one line."""
         pairs = self.chosen.pairs
-        sizes = [int(np.diff(side.ends)[pairs].sum()) for side in self.tokens.sides]
+        sizes = [int(side.lengths()[pairs].sum(dtype=np.int64)) for side in self.tokens.sides]
         more = f" in {len(self.languages)} languages" if self.languages else ""
         skipped = f", {self.skipped().count:,} skipped" if self.skipped().count else ""
         left_out = f", {self._left_out()}" if self.chosen.num_left_out else ""

@@ -1,8 +1,8 @@
 """Base class of parallel files, TSV and JSON lines: one pair per line.
 
 A record consists of one line of each of its files: two files if source and target have separate
-files, otherwise one. The constructor reads the files once to find the lines. In memory is only the
-location of each line.
+files, otherwise one. The constructor reads the files once, block by block, to find the lines. In
+memory is the location of every 64th line.
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tekso.framework import files
+from tekso.framework.input.line_index import Chosen, LineIndex
+from tekso.framework.input.line_records import LineRecord, LineRecords
 from tekso.framework.input.skips import BadRecordError, InputError, Origin
-from tekso.framework.input.sources import digest
+from tekso.framework.input.sources import Digest
 from tekso.framework.input.splits import Split, check_fractions, part, split_of
 from tekso.framework.input.text import NotTextError, check_mark
-from tekso.framework.input.text_files import line_bounds
 from tekso.framework.params import param
 from tekso.tasks.mt.pairs import Pair, PairSource
+
+_BLOCK = 1 << 16  # lines that are assigned to splits together
 
 
 class UnequalLinesError(InputError):
@@ -60,40 +62,38 @@ class LinePairs(PairSource):
         """
         super().__init__(params, split=split)
         check_fractions(self.params)
-        self._rows, dev, test = self._choose(split)
-        self._digests: list[bytes] = []
-        all_lines: list[np.ndarray] = []
-        all_bounds: list[np.ndarray] = []
-        for paths in self._rows:
-            data = [_read_text(path) for path in paths]
-            bounds = [line_bounds(one) for one in data]
-            if len({len(one) for one in bounds}) > 1:
-                raise UnequalLinesError(paths, [len(one) for one in bounds])
-            lines = self._chosen(data[0], bounds[0], dev, test)
-            all_lines.append(lines.astype(np.int32))
-            all_bounds.append(np.stack([one[lines] for one in bounds], axis=1))
-            self._digests.append(bytes.fromhex(digest(data)))
-        self._line = np.concatenate(all_lines)  # line number of each record
-        self._row = np.repeat(  # index of the files of each record
-            np.arange(len(all_lines), dtype=np.int32), [len(lines) for lines in all_lines]
-        )
-        self._begins = np.concatenate([bounds[..., 0] for bounds in all_bounds])  # [records, files]
-        self._sizes = np.concatenate(
-            [(bounds[..., 1] - bounds[..., 0]).astype(np.int32) for bounds in all_bounds]
-        )
-        if not len(self._line):
+        rows, dev, test = self._choose(split)
+        indices: list[LineIndex] = []
+        for paths in rows:
+            index = LineIndex(paths, check=_check_mark)
+            if len(set(index.counts)) > 1:
+                raise UnequalLinesError(paths, index.counts)
+            indices.append(index)
+        chosen = [Chosen(self._masks(index, dev, test)) for index in indices]
+        self._lines = LineRecords(rows, indices, chosen)
+        if not len(self._lines):
             raise self.skips.nothing_left()
 
     def __len__(self) -> int:
-        return len(self._line)
+        return len(self._lines)
 
     def origin(self, index: int) -> Origin:
         """Returns the location of a record: its line in the first file."""
-        return self._origins(index)[0]
+        return _origins(self._lines[index])[0]
 
     def fingerprint(self) -> str:
         """Returns a digest of all records."""
-        return digest([*self._digests, self._row.tobytes(), self._line.tobytes()])
+        total = Digest()
+        for content in self._lines.digests:
+            total.add(content)
+        total.begin(4 * len(self))  # the number of the files of each record
+        for number, count in enumerate(self._lines.counts):
+            for begin in range(0, count, _BLOCK):
+                total.update(np.full(min(_BLOCK, count - begin), number, np.int32).tobytes())
+        total.begin(4 * len(self))  # the line of each record
+        for chosen in self._lines.numbers():
+            total.update(chosen.astype(np.int32).tobytes())
+        return total.hexdigest()
 
     def _choose(self, split: Split) -> tuple[list[tuple[str, ...]], float, float]:
         """Returns the tuples of parallel files of a split, and their shares of dev and test."""
@@ -111,69 +111,58 @@ class LinePairs(PairSource):
         """Returns the source text in a line of the first file; any bytes if it is malformed."""
         raise NotImplementedError
 
-    def _chosen(self, data: bytes, bounds: np.ndarray, dev: float, test: float) -> np.ndarray:
-        """Returns the numbers of the lines in this split."""
+    def _masks(self, index: LineIndex, dev: float, test: float) -> Iterator[np.ndarray]:
+        """Yields which of the lines are in this split."""
         if self.params.holdout == "end" or dev + test in (0.0, 1.0):
-            return np.arange(*part(len(bounds), self.split, dev, test))
-        chosen = []
-        for number, (begin, end) in enumerate(bounds.tolist()):
-            source = self._source_of(data[begin:end]).decode("utf-8", "surrogateescape")
-            if split_of(source, dev, test) == self.split:
-                chosen.append(number)
-        return np.array(chosen, np.int64)
+            first, last = part(len(index), self.split, dev, test)
+            for begin in range(0, len(index), _BLOCK):
+                number = np.arange(begin, min(begin + _BLOCK, len(index)))
+                yield (number >= first) & (number < last)
+            return
+        for lines in index.blocks():
+            mask = np.zeros(len(lines), bool)
+            for i, (begin, end) in enumerate(lines.bounds[0].tolist()):
+                source = self._source_of(lines.data[0][begin:end])
+                found = split_of(source.decode("utf-8", "surrogateescape"), dev, test)
+                mask[i] = found == self.split
+            yield mask
 
     def _read(self, index: int) -> Pair:
-        origins = self._origins(index)
         try:
-            lines = [
-                files.read(origin.file, origin.offset, size)
-                for origin, size in zip(origins, self._sizes[index].tolist(), strict=True)
-            ]
+            line = self._lines[index]
         except OSError as error:
-            raise BadRecordError(origins[0], error.strerror or str(error)) from error
-        return self._pair(lines, origins, self._where(index))
+            raise BadRecordError(
+                Origin(self.describe(), index), error.strerror or str(error)
+            ) from error
+        return self._pair(line.data, _origins(line), f"line {line.number + 1}: ")
 
     def _read_all(self) -> Iterator[tuple[Origin, Any]]:
-        first = 0
-        for number, paths in enumerate(self._rows):
-            data = [files.read(path) for path in paths]
-            end = int(np.searchsorted(self._row, number, side="right"))
-            begins, sizes = self._begins[first:end].tolist(), self._sizes[first:end].tolist()
-            lines = self._line[first:end].tolist()
-            for line, begin, size in zip(lines, begins, sizes, strict=True):
-                origins = [Origin(path, at) for path, at in zip(paths, begin, strict=True)]
-                texts = [
-                    one[at : at + count] for one, at, count in zip(data, begin, size, strict=True)
-                ]
-                record: Any
-                try:
-                    record = self._pair(texts, origins, f"line {line + 1}: ")
-                except BadRecordError as error:
-                    record = error
-                yield origins[0], record
-            first = end
-
-    def _origins(self, index: int) -> list[Origin]:
-        begins = self._begins[index].tolist()
-        paths = self._rows[self._row[index]]
-        return [Origin(path, begin) for path, begin in zip(paths, begins, strict=True)]
-
-    def _where(self, index: int) -> str:
-        return f"line {self._line[index] + 1}: "
+        for line in self._lines:
+            origins = _origins(line)
+            record: Any
+            try:
+                record = self._pair(line.data, origins, f"line {line.number + 1}: ")
+            except BadRecordError as error:
+                record = error
+            yield origins[0], record
 
 
-def _read_text(path: str) -> bytes:
-    """Returns the bytes of a file.
+def _origins(line: LineRecord) -> list[Origin]:
+    return [Origin(path, at) for path, at in zip(line.paths, line.offsets, strict=True)]
+
+
+def _check_mark(path: str, block: bytes, offset: int) -> None:
+    """Checks that a file does not have an encoding with other line ends, such as UTF-16.
 
     Raises:
-      InputError: the file has an encoding with other line ends, such as UTF-16.
+      InputError: it has.
     """
-    data = files.read(path)
+    if offset:
+        return
     try:
-        check_mark(data)
+        check_mark(block)
     except NotTextError as error:
         raise InputError(f"{path} is {error}; convert it to UTF-8") from error
-    return data
 
 
 def split_fractions(

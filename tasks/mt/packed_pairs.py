@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from tekso.framework.input.packing import Ints, Packing, pack_in_order
+from typing import Any
+
+import numpy.typing as npt
+
+from tekso.framework.input.packing import Packing, pack_in_order
 from tekso.framework.input.row_inputs import PackedRows
 from tekso.tasks.mt.input import TranslationInput
 
@@ -17,7 +21,9 @@ class PackedPairs(PackedRows, TranslationInput):
     class Params(PackedRows.Params, TranslationInput.Params):
         """Params of PackedPairs."""
 
-    def _pack(self, lengths: list[Ints], capacities: list[int]) -> Packing:
+    marks = PackedRows.marks
+
+    def _pack(self, lengths: list[npt.NDArray[Any]], capacities: list[int]) -> Packing:
         if self.params.order == "shuffled":
             return super()._pack(lengths, capacities)
         return pack_in_order(lengths, capacities)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from tekso.framework.input.packing import Ints
+from tekso.framework.input.packing import compact
 
 
 @dataclasses.dataclass(frozen=True)
@@ -14,11 +16,11 @@ class Selection:
     """The pairs of a corpus that are used.
 
     Attributes:
-      pairs: [pairs used] numbers of the pairs, in the order of the data.
+      pairs: [pairs used] numbers of the pairs, in the order of the data; int32 if they fit.
       left_out: {reason: number of pairs left out}; a pair is counted under the first reason.
     """
 
-    pairs: Ints
+    pairs: npt.NDArray[Any]
     left_out: dict[str, int]
 
     @property
@@ -28,8 +30,8 @@ class Selection:
 
 
 def choose(
-    source_lengths: Ints,
-    target_lengths: Ints,
+    source_lengths: npt.NDArray[Any],
+    target_lengths: npt.NDArray[Any],
     *,
     source_length: int,
     target_length: int,
@@ -61,5 +63,5 @@ def choose(
         left_out[reason] = int((holds & taken).sum())
         taken &= ~holds
     return Selection(
-        np.flatnonzero(taken), {why: count for why, count in left_out.items() if count}
+        compact(np.flatnonzero(taken)), {why: count for why, count in left_out.items() if count}
     )

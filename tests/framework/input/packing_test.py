@@ -1,4 +1,4 @@
-"""Packing and cutting: everything once, nothing too long, few rows."""
+"""Packing: everything once, nothing too long, few rows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tekso.framework.input import shuffle
-from tekso.framework.input.packing import Packing, cut, pack, pack_in_order, pack_sides
+from tekso.framework.input.packing import Packing, pack, pack_in_order, pack_sides
 
 KEY = shuffle.key_of(0, "packing")
 SideProblem = tuple[tuple[np.ndarray, np.ndarray], tuple[int, int]]
@@ -75,21 +75,6 @@ def test_the_key_decides_which_examples_of_equal_length_meet() -> None:
 def test_a_length_that_no_row_can_have_is_refused(lengths: list[int]) -> None:
     with pytest.raises(ValueError, match="do not all fit"):
         pack(lengths, 5, key=KEY)
-
-
-@given(st.lists(st.integers(0, 12), max_size=8), st.integers(1, 5))
-def test_spans_cover_every_sequence_once_in_order(lengths: list[int], longest: int) -> None:
-    starts = np.cumsum([0, *lengths])[:-1] + 100
-    spans = cut(starts, lengths, longest)
-    covered = [
-        place
-        for start, length in zip(spans.starts.tolist(), spans.lengths.tolist(), strict=True)
-        for place in range(start, start + length)
-    ]
-    assert covered == list(range(100, 100 + sum(lengths)))
-    assert all(1 <= length <= longest for length in spans.lengths.tolist())
-    whole = [-(-length // longest) for length in lengths]
-    assert len(spans.starts) == sum(whole)
 
 
 @st.composite

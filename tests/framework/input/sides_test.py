@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tekso.framework.input.columns import Column
 from tekso.framework.input.packing import Packing, pack_in_order
 from tekso.framework.input.row_inputs import BucketedRows, PackedRows, RowInput
-from tekso.framework.input.sides import Side, SideForm, WholeTexts, longest
+from tekso.framework.input.sides import CutTexts, Side, SideForm, WholeTexts, longest
 from tekso.framework.input.token_rows import TokenText
 
 NAMES = ["source", "target", "notes"]
@@ -22,9 +23,10 @@ ROWS = st.lists(TEXTS, min_size=1, max_size=12)
 def side(name: str, texts: list[list[int]], *, length: int, has_labels: bool) -> Side:
     tokens = [0, *(token for text in texts for token in [*text, 0])]
     ends = np.cumsum([0, *(len(text) + 1 for text in texts)])
-    spans = WholeTexts(ends, np.arange(len(texts)), with_start=has_labels, with_end=not has_labels)
+    text = TokenText(Column(np.array(tokens, np.uint8)), Column(ends))
+    spans = WholeTexts(text, np.arange(len(texts)), with_start=has_labels, with_end=not has_labels)
     form = SideForm(length, has_labels=has_labels, name=name)
-    return Side(form, TokenText(np.array(tokens, np.uint8), ends), spans, end_id=0)
+    return Side(form, text, spans, end_id=0)
 
 
 class Tables(RowInput):
@@ -131,3 +133,17 @@ def test_the_longest_side_of_each_example_counts() -> None:
         side("b", [[5, 6], [7]], length=9, has_labels=False),
     ]
     assert longest(sides).tolist() == [3, 4]
+
+
+@given(st.lists(st.integers(0, 12), max_size=8), st.integers(1, 5))
+def test_texts_are_cut_into_pieces_that_cover_them_in_order(sizes: list[int], longest: int) -> None:
+    ends = np.cumsum([0, *(size + 1 for size in sizes)])  # every text has its end token
+    spans = CutTexts(TokenText(Column(np.zeros(ends[-1] + 1, np.uint8)), Column(ends)), longest)
+    found = spans.at(np.arange(len(spans)))
+    pieces = zip(found.starts.tolist(), found.lengths.tolist(), strict=True)
+    assert [place for start, size in pieces for place in range(start, start + size)] == [
+        *range(ends[-1])
+    ]
+    assert found.lengths.tolist() == spans.lengths().tolist()
+    assert len(spans) == sum(-(-(size + 1) // longest) for size in sizes)
+    assert all(1 <= size <= longest for size in found.lengths.tolist())

@@ -130,14 +130,14 @@ def test_a_file_without_permission_is_skipped(
 ) -> None:
     (tmp_path / "good.txt").write_text("good")
     (tmp_path / "bad.txt").write_text("secret")
-    read = files.read
+    real = files.open
 
-    def refuse(path: str, *place: Any) -> bytes:  # root may read every file
+    def refuse(path: str, *mode: Any) -> Any:  # root may read every file
         if path.endswith("bad.txt"):
             raise PermissionError(errno.EACCES, "Permission denied", path)
-        return read(path, *place)
+        return real(path, *mode)
 
-    monkeypatch.setattr(files, "read", refuse)
+    monkeypatch.setattr(files, "open", refuse)
     one = source(tmp_path)
     assert all_of(one) == ["good"]
     assert "ermission denied" in one.skipped().named[0].reason

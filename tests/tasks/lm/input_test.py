@@ -181,7 +181,7 @@ class TestTextStream:
                 seen += batch["labels"][row][counted].tolist()
                 if len(counted) and (number, row) != (0, 0):
                     assert counted[0] == overlap
-        assert seen == one.text.tokens[1:].tolist()
+        assert seen == one.text.tokens.read()[1:].tolist()
 
     def test_too_little_text_says_what_to_do(self) -> None:
         with pytest.raises(InputError, match=r"4 tokens are not enough .* length below 4"):
@@ -301,7 +301,7 @@ class TestSources:
             found = ([256], [67])
 
         arrays = TextStream.Params(corpus=Arrays.Params(), length=4, batch_size=1)
-        assert arrays.instantiate().text.tokens.tolist() == [0, 65, 66, 0, 67, 0]
+        assert arrays.instantiate().text.tokens.read().tolist() == [0, 65, 66, 0, 67, 0]
         with pytest.raises(InputError, match="do not fit a vocabulary of 256"):
             TextStream.Params(corpus=Far.Params(), length=4, batch_size=1).instantiate()
 
@@ -335,7 +335,7 @@ class TestVocabulary:
     def test_it_is_learned_from_training_text_also_by_an_evaluation(self, tmp_path: Path) -> None:
         held = HeldOut.Params().instantiate(assets_dir=str(tmp_path), train=self.params())
         assert held.vocab_size == 5
-        assert held.inner.text.tokens.tolist() == [0, 2, 3, 1, 0]
+        assert held.inner.text.tokens.read().tolist() == [0, 2, 3, 1, 0]
         train = self.params().instantiate(assets_dir=str(tmp_path))
         assert train.tokenizer.token_bytes == held.tokenizer.token_bytes
 
@@ -355,14 +355,14 @@ class TestVocabulary:
         held = HeldOut.Params(changes=own).instantiate(
             assets_dir=str(tmp_path / "assets"), train=train
         )
-        assert held.inner.text.tokens.tolist() == [0, 4, 2, 3, 1, 0]
+        assert held.inner.text.tokens.read().tolist() == [0, 4, 2, 3, 1, 0]
 
     def test_tokens_that_take_long_to_make_are_kept(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         from tekso.framework.input import token_rows
 
-        monkeypatch.setattr(token_rows, "_KEPT_FROM", 1)
+        monkeypatch.setattr(token_rows, "IN_MEMORY_SLOW", 0)
         texts = [f"def f{i}(x):\n    return x + {i}\n" for i in range(200)]
         params = TextStream.Params(
             corpus=InMemory.Params(train=[*texts, "a\0b"]),
@@ -372,17 +372,17 @@ class TestVocabulary:
         )
         first = params.instantiate(assets_dir=str(tmp_path))
         with monkeypatch.context() as patch:
-            patch.setattr(token_rows, "_encoded", None)  # it must not be called again
+            patch.setattr(token_rows, "_encode", None)  # it must not be called again
             again = params.instantiate(assets_dir=str(tmp_path))
-        tokens = np.array(first.text.tokens)
-        np.testing.assert_array_equal(again.text.tokens, tokens)
+        tokens = first.text.tokens.read()
+        np.testing.assert_array_equal(again.text.tokens.read(), tokens)
         np.testing.assert_array_equal(again.batch(5)["ids"], first.batch(5)["ids"])
         assert again.skipped() == first.skipped() and again.skipped().count == 1
 
-        kept = next((tmp_path / "tokens").glob("*.bin"))
+        kept = next((tmp_path / "tokens").glob("*/*.bin"))
         kept.write_bytes(kept.read_bytes()[:-2])
         repaired = params.instantiate(assets_dir=str(tmp_path))
-        np.testing.assert_array_equal(repaired.text.tokens, tokens)
+        np.testing.assert_array_equal(repaired.text.tokens.read(), tokens)
 
 
 class TestSyntheticTokens:

@@ -255,7 +255,7 @@ class TestTokenizers:
     ) -> None:
         from tekso.framework.input import token_rows
 
-        monkeypatch.setattr(token_rows, "_KEPT_FROM", 1)
+        monkeypatch.setattr(token_rows, "IN_MEMORY_SLOW", 0)
         pairs = [(f"ab {i}", f"x{i} yz", "de" if i % 3 else "fr") for i in range(40)]
         corpus = InMemoryPairs.Params(train=[*pairs, ("bad", "")], languages=["fr", "de"])
         params = PaddedPairs.Params(
@@ -264,21 +264,22 @@ class TestTokenizers:
         )  # fmt: skip
         first = params.instantiate(seed=1, assets_dir=str(tmp_path))
         with monkeypatch.context() as patch:
-            patch.setattr(token_rows, "_encoded", None)  # it must not be called again
+            patch.setattr(token_rows, "_encode", None)  # it must not be called again
             again = params.instantiate(seed=1, assets_dir=str(tmp_path))
         for key, value in first.batch(5).items():
             np.testing.assert_array_equal(again.batch(5)[key], value)
         assert again.skipped() == first.skipped() and again.skipped().count == 1
         assert again.pairs() == first.pairs()
-        records, languages = again.tokens.numbers
-        assert records.tolist() == [*range(40)] and languages.dtype == np.uint8
+        records, languages = (column.read() for column in again.tokens.numbers)
+        assert records.tolist() == [*range(40)]
+        assert languages.tolist() == [int(i % 3 > 0) for i in range(40)]
         target_ids = first.batch(5)["target_ids"]
 
-        for name in ("*.numbers.npz", "*.0.npy", "*.1.bin"):
+        for name in ("*/number.0.bin", "*/0.ends.bin", "*/1.tokens.bin", "*/entry.json"):
             kept = next((tmp_path / "tokens").glob(name))
             kept.write_bytes(kept.read_bytes()[:-2])
             repaired = params.instantiate(seed=1, assets_dir=str(tmp_path))
-            np.testing.assert_array_equal(repaired.tokens.numbers[0], records)
+            np.testing.assert_array_equal(repaired.tokens.numbers[0].read(), records)
             np.testing.assert_array_equal(repaired.batch(5)["target_ids"], target_ids)
 
     def test_words_work_too(self) -> None:
