@@ -59,7 +59,7 @@ _OF_LAYER = {
 _JOINED = {f"attention/{name}": i for i, name in enumerate("qkv")}
 
 
-class PublicLayoutError(ValueError):
+class Gpt2LayoutError(ValueError):
     """Tensors are not in the layout of GPT-2, or the model computes something else."""
 
 
@@ -84,7 +84,7 @@ class Gpt2Layout:
       model: a TransformerLm.
 
     Raises:
-      PublicLayoutError: the model differs from GPT-2 in more than sizes; the text says how.
+      Gpt2LayoutError: the model differs from GPT-2 in more than sizes; the text says how.
     """
 
     def __init__(self, model: Any) -> None:
@@ -104,8 +104,8 @@ class Gpt2Layout:
         Shapes:
           returns: the shapes of the specs of the model, with their dtypes
         Raises:
-          PublicLayoutError: tensors are missing or unknown, or have other shapes; or the head is
-            not tied to the embedding.
+          Gpt2LayoutError: tensors are missing or unknown, or have other shapes; or the head is not
+            tied to the embedding.
         """
         full = {_plain(name): name for name in names}
         shapes = {p.name: p.shape for path in self._specs for p in self._places(path)}
@@ -169,7 +169,7 @@ class Gpt2Layout:
             return Place(f"h.{layer}.{_OF_LAYER[name]}", None, shape)
         third = _JOINED.get(name.removesuffix("_bias"))
         if third is None:
-            raise PublicLayoutError(f"GPT-2 has no tensor for {path}")
+            raise Gpt2LayoutError(f"GPT-2 has no tensor for {path}")
         kind = "bias" if name.endswith("_bias") else "weight"
         shape = (*shape[:-2], 3 * shape[-2] * shape[-1])
         return Place(f"h.{layer}.attn.c_attn.{kind}", third, shape)
@@ -191,11 +191,9 @@ def _plain(name: str) -> str:
 
 
 def _check_model(model: Any) -> None:
-    """Raises a PublicLayoutError if a model computes something else than GPT-2."""
+    """Raises a Gpt2LayoutError if a model computes something else than GPT-2."""
     if type(model) is not TransformerLm:
-        raise PublicLayoutError(
-            f"the model is {type(model).__name__}, but GPT-2 is a TransformerLm"
-        )
+        raise Gpt2LayoutError(f"the model is {type(model).__name__}, but GPT-2 is a TransformerLm")
     p = model.params
     problems = [] if p.softmax is None else ["softmax is set, but GPT-2 ties it to the embedding"]
     problems += _differences("embedding", p.embedding, {"scale": "none"})
@@ -253,4 +251,4 @@ def _refuse(what: str, problems: list[str]) -> None:
     if problems:
         more = len(problems) - _MOST_PROBLEMS
         listed = "; ".join(problems[:_MOST_PROBLEMS]) + (f"; and {more} more" if more > 0 else "")
-        raise PublicLayoutError(f"{what}: {listed}")
+        raise Gpt2LayoutError(f"{what}: {listed}")

@@ -12,6 +12,7 @@ import numpy as np
 
 from tekso.framework import registry
 from tekso.framework.commands import typed
+from tekso.framework.state import WEIGHTS
 from tekso.framework.params import tree as params_tree
 from tekso.framework.run import inspection
 from tekso.framework.run.checkpoints import CheckpointError
@@ -20,10 +21,9 @@ from tekso.framework.run.opened import OpenedRun, completed_tree
 from tekso.framework.run.report.lines import size
 from tekso.framework.run.weight_files import WeightFile, open_weights, write_weights
 from tekso.framework.run.weights import read_weight
-from tekso.framework.state import WEIGHTS
 from tekso.framework.task import Task
 from tekso.models.adapters import merged_weights, without_adapters
-from tekso.models.gpt2_layout import METADATA, Gpt2Layout, PublicLayoutError
+from tekso.models.gpt2_layout import METADATA, Gpt2Layout, Gpt2LayoutError
 from tekso.tools import experiment_flags
 from tekso.tools.command_errors import UsageError
 
@@ -55,7 +55,7 @@ def export(run: OpenedRun, output: str, *, match: str, layout: str | None) -> Do
     Raises:
       UsageError: the pattern matches no weight.
       CheckpointError: a weight cannot be read, or the file cannot be written.
-      PublicLayoutError: the model does not have the layout.
+      Gpt2LayoutError: the model does not have the layout.
     """
     checkpoint = run.checkpoint
     keys = [
@@ -102,7 +102,7 @@ def import_weights(
     Raises:
       UsageError: the experiment is not known, or a setting is wrong.
       CheckpointError: the file is damaged, or does not fit the experiment.
-      PublicLayoutError: the tensors or the model do not have the layout.
+      Gpt2LayoutError: the tensors or the model do not have the layout.
     """
     file = open_weights(source)
     key, tree, registered = _experiment(file, model)
@@ -174,7 +174,7 @@ def _experiment(file: WeightFile, model: str | None) -> tuple[str, Any, Any]:
 def _model(task: Task, key: str) -> Any:
     """Returns the model of a task, which may have a public layout."""
     if not hasattr(task, "model"):
-        raise PublicLayoutError(f"{key} has no model, which could have a public layout")
+        raise Gpt2LayoutError(f"{key} has no model, which could have a public layout")
     return task.model
 
 

@@ -21,8 +21,10 @@ ADAPTER_DOC = "Low-rank update of the matrices, for fine-tuning; None: none."
 class ProjectionLayer(Layer):
     """Declares matrices with `matrix`, and projects with `project`.
 
+    Shapes:
+      project: x [batch, ..., *inner]; returns [batch, ..., *outer]
     Weights:
-      those of each matrix, and of its adapter (see Lora) if there is one
+      each matrix, [*inner, *outer], and those of its adapter (see Lora) if there is one
     """
 
     class Params(Layer.Params):

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tekso.framework.context import StepContext
-from tekso.models.gpt2_layout import Gpt2Layout, PublicLayoutError
+from tekso.models.gpt2_layout import Gpt2Layout, Gpt2LayoutError
 from tekso.models.layers.lora import Lora
 from tekso.models.layers.normalization import RMSNorm
 from tekso.models.layers.softmax import Softmax
@@ -127,7 +127,7 @@ def test_names_may_have_a_prefix_masks_are_ignored_and_the_head_is_the_table() -
     found = layout.from_gpt2(given.keys(), given.__getitem__)
     np.testing.assert_array_equal(found["embedding/table"], tensors()["wte.weight"])
     given["lm_head.weight"] = given["lm_head.weight"] + 1
-    with pytest.raises(PublicLayoutError, match=r"lm_head.weight differs from wte.weight"):
+    with pytest.raises(Gpt2LayoutError, match=r"lm_head.weight differs from wte.weight"):
         layout.from_gpt2(given.keys(), given.__getitem__)
 
 
@@ -146,7 +146,7 @@ def test_names_may_have_a_prefix_masks_are_ignored_and_the_head_is_the_table() -
 def test_tensors_that_do_not_fit_are_named(changes: dict[str, Any], message: str) -> None:
     given = {**tensors(), **changes}
     given = {name: value for name, value in given.items() if value is not None}
-    with pytest.raises(PublicLayoutError, match=message):
+    with pytest.raises(Gpt2LayoutError, match=message):
         Gpt2Layout(model()).from_gpt2(given.keys(), given.__getitem__)
 
 
@@ -164,5 +164,5 @@ def test_tensors_that_do_not_fit_are_named(changes: dict[str, Any], message: str
 def test_a_model_that_computes_something_else_is_refused(
     changes: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(PublicLayoutError, match=f"the model is not GPT-2: .*{message}"):
+    with pytest.raises(Gpt2LayoutError, match=f"the model is not GPT-2: .*{message}"):
         Gpt2Layout(model(**changes))

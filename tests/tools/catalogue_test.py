@@ -44,7 +44,7 @@ def test_an_entry_has_summary_formula_shapes_fields_and_bases() -> None:
     assert "x: [..., input_dim]" in linear
     assert "| `input_dim`: `int` | required | " in linear
     assert "| `use_bias`: `bool` | `True` | " in linear
-    assert "And the fields of `Layer`." in linear
+    assert "And the fields of `ProjectionLayer`, `Layer`." in linear
     adam = page[page.index("\n### Adam\n") :].split("\n### ")[1]
     assert "    second_moment = beta2 * second_moment + (1 - beta2) * gradient**2" in adam
 
