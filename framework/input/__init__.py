@@ -1,6 +1,6 @@
 """Input on the host: the batch of a step is a pure function of the data, the seed and the step.
 
-    sources        `text_files`, `tfrecords`, `tfds`, or texts in memory
+    sources        `text_files`, `tfrecords`, `array_records`, `tfds`, or texts in memory
     → tokenizers   `tokenizers`, `characters`, `sentence_piece`, `words`
     → tokens       `token_rows`: of one or several sides of each row; `token_cache`, `columns`
     → batches      `input`, `row_inputs`; `sides`, `shuffle`, `packing`, `bucketing`, `mixtures`

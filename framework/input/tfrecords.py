@@ -3,7 +3,8 @@
 A record is   length (8 bytes) | its checksum (4) | data (length) | its checksum (4).
 
 Each file is scanned once to build an index, which checks the checksums of lengths. The checksum of
-the data is checked when a record is read. A gzip-compressed file is read into memory as a whole.
+the data is checked when a record is read. No file is held in memory. Reading single records of a
+gzip-compressed file is slow, because it is decompressed from its beginning.
 
 TensorFlow's own readers do not replace this one. `tf.data.TFRecordDataset` has no random access,
 and stops at the first damaged record. `tf_record_random_reader` (TensorFlow 2.21) reads the file
@@ -14,11 +15,12 @@ cannot read compressed files.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gzip
-import io
 import struct
 import zlib
+from collections.abc import Iterator
 from typing import IO, Any, Literal
 
 import google_crc32c
@@ -35,6 +37,7 @@ _HEADER = struct.Struct("<QI")
 _HEADER_DTYPE = np.dtype([("length", "<u8"), ("checksum", "<u4")])
 _LENGTH_BYTES = 8
 _FOOTER = struct.Struct("<I")
+_BLOCK = 1 << 20  # bytes that are decompressed together
 _GZIP = b"\x1f\x8b"
 
 
@@ -71,7 +74,7 @@ class TfRecords(Source):
         super().__init__(params, split=split)
         choice = FileChoice.of(self.params, split)
         self._paths: list[str] = []
-        self._unpacked: dict[str, bytes] = {}
+        self._compressed: set[str] = set()
         self._digests: list[bytes] = []
         found: list[np.ndarray] = []
         for path in choice.paths:
@@ -106,10 +109,13 @@ class TfRecords(Source):
 
     def _walk(self, path: str) -> Frames | None:
         try:
+            size = files.size_bytes(path)
             if _is_gzip(files.read(path, 0, _HEADER.size)):
-                self._unpacked[path] = gzip.decompress(files.read(path))
+                self._compressed.add(path)
+                with self._open(path) as file:
+                    size = sum(len(block) for block in iter(lambda: file.read(_BLOCK), b""))
             with self._open(path) as file:
-                frames = walk(file)
+                frames = walk(file, size)
         except (EOFError, zlib.error) as error:
             self.skips.add(Origin(path), f"damaged gzip file: {error}")
             return None
@@ -120,10 +126,14 @@ class TfRecords(Source):
             self.skips.add(Origin(path, frames.end), frames.problem)
         return frames
 
-    def _open(self, path: str) -> IO[bytes]:
-        if path in self._unpacked:
-            return io.BytesIO(self._unpacked[path])
-        return files.open(path)
+    @contextlib.contextmanager
+    def _open(self, path: str) -> Iterator[IO[bytes]]:
+        with files.open(path) as file:
+            if path not in self._compressed:
+                yield file
+                return
+            with gzip.GzipFile(fileobj=file) as unpacked:
+                yield unpacked  # type: ignore[misc]
 
     def _chosen(self, path: str, count: int, choice: FileChoice) -> slice | np.ndarray:
         dev, test = choice.dev_fraction, choice.test_fraction
@@ -135,14 +145,30 @@ class TfRecords(Source):
 
     def _read(self, index: int) -> Any:
         origin = self.origin(index)
-        length = int(self._records[index, 1])
-        begin = origin.offset + _HEADER.size
         try:
             with self._open(origin.file) as file:
-                file.seek(begin)
-                data = file.read(length + _FOOTER.size)
+                return self._record(file, origin, int(self._records[index, 1]))
         except OSError as error:
             raise BadRecordError(origin, error.strerror or str(error)) from error
+
+    def _read_all(self) -> Iterator[tuple[Origin, Any]]:
+        begin = 0
+        for number, path in enumerate(self._paths):
+            end = int(np.searchsorted(self._file, number, "right"))
+            with self._open(path) as file:
+                for offset, length in self._records[begin:end].tolist():
+                    origin = Origin(path, offset)
+                    record: Any
+                    try:
+                        record = self._record(file, origin, length)
+                    except BadRecordError as error:
+                        record = error
+                    yield origin, record
+            begin = end
+
+    def _record(self, file: IO[bytes], origin: Origin, length: int) -> Any:
+        file.seek(origin.offset + _HEADER.size)
+        data = file.read(length + _FOOTER.size)
         record, footer = data[:length], data[length:]
         if len(footer) < _FOOTER.size:
             raise BadRecordError(origin, "the record is truncated")
@@ -170,11 +196,13 @@ class Frames:
     problem: str
 
 
-def walk(file: IO[bytes]) -> Frames:
-    """Returns the index of a file; scans it record by record and checks every length."""
-    size = file.seek(0, io.SEEK_END)
-    size = file.tell() if size is None else size  # TensorFlow's files return nothing
-    file.seek(0)
+def walk(file: IO[bytes], size: int) -> Frames:
+    """Returns the index of a file; scans it record by record and checks every length.
+
+    Args:
+      file: the file, at its beginning.
+      size: number of bytes in it.
+    """
     headers = bytearray()
     footers = bytearray()
     offsets: list[int] = []

@@ -1,0 +1,190 @@
+"""ArrayRecord files as a source with random access; requires the package array_record (Linux).
+
+An ArrayRecord file has chunks of records, and an index of the chunks at its end. Records are read
+by index from any number of files; nothing but the number of records per file is kept in memory.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import numpy as np
+
+from tekso.framework import files
+from tekso.framework.input.line_index import Chosen
+from tekso.framework.input.skips import BadRecordError, InputError, Origin
+from tekso.framework.input.sources import Digest, Source
+from tekso.framework.input.splits import Split, files_param, part, split_of
+from tekso.framework.input.text_files import FileChoice
+from tekso.framework.input.tfrecords import feature_of
+from tekso.framework.params import param
+
+_TOGETHER = 256  # records that are read together, in order
+_OPEN = 64  # files that are open at the same time
+_BLOCK = 1 << 16  # records that are assigned to splits together
+_READ = 1 << 20  # bytes that are read together
+
+
+class ArrayRecords(Source):
+    """Records of ArrayRecord files: bytes, or one feature of a tf.train.Example."""
+
+    class Params(Source.Params):
+        """Params of ArrayRecords."""
+
+        files: str = param("Training files: globs, separated by commas.", default="")
+        dev_files: str = param("Files for dev; empty: hold out a part of `files`.", default="")
+        test_files: str = param("Files for test; empty: hold out a part of `files`.", default="")
+        feature: str = param(
+            "Feature to read from the tf.train.Example in each record; empty: the whole record.",
+            default="",
+        )
+        holdout: Literal["end", "hash"] = param(
+            "What is held out from `files`: the last records of each file, or records by a hash of "
+            "the file's name and their number.",
+            default="end",
+        )
+        dev_fraction: float = param("Fraction of `files` for dev, without dev_files.", default=0.1)
+        test_fraction: float = param(
+            "Fraction of `files` for test, without test_files.", default=0.0
+        )
+
+    def __init__(self, params: Any, *, split: Split = "train") -> None:
+        """Finds the files and counts their records.
+
+        Raises:
+          FileNotFoundError: a glob matches nothing.
+          InputError: no files are given, too many are malformed, no records are left, or the
+            package array_record is not installed.
+        """
+        super().__init__(params, split=split)
+        choice = FileChoice.of(self.params, split)
+        self._paths: list[str] = []
+        self._chosen: list[Chosen] = []
+        self._fingerprint: str | None = None
+        self._reader = functools.lru_cache(_OPEN)(_reader)
+        for path in choice.paths:
+            count = self._count(path)
+            if count:
+                self._paths.append(path)
+                self._chosen.append(Chosen(self._masks(path, count, choice)))
+        self._ends = np.cumsum([len(one) for one in self._chosen], dtype=np.int64)
+        if not len(self):
+            raise self.skips.nothing_left()
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def origin(self, index: int) -> Origin:
+        """Returns the position of a record: its file, and its number in the file."""
+        file, number = self._place(index)
+        return Origin(self._paths[file], number)
+
+    def fingerprint(self) -> str:
+        """Returns a digest of the records; the first call reads all files."""
+        if self._fingerprint is None:
+            self._fingerprint = self._digest()
+        return self._fingerprint
+
+    def describe(self) -> str:
+        """Returns a short description of the collection."""
+        return f"ArrayRecord files {self.params.get(files_param(self.params, self.split))}"
+
+    def _digest(self) -> str:
+        total = Digest()
+        for path, chosen in zip(self._paths, self._chosen, strict=True):
+            total.begin(files.size_bytes(path))
+            with files.open(path) as file:
+                while block := file.read(_READ):
+                    total.update(block)
+            total.add(chosen.bits)
+        total.add(self.params.feature.encode())
+        return total.hexdigest()
+
+    def _count(self, path: str) -> int:
+        """Returns the number of records of a file; 0 if it was skipped."""
+        try:
+            files.read(path, 0, 1)  # the reader does not report a missing file
+            count = int(self._reader(path).num_records())
+        except (OSError, RuntimeError, ValueError) as error:
+            self.skips.add(Origin(path), getattr(error, "strerror", None) or _first_line(error))
+            return 0
+        if not count:
+            self.skips.add(Origin(path), "no records: not an ArrayRecord file, truncated or empty")
+        return count
+
+    def _masks(self, path: str, count: int, choice: FileChoice) -> Iterator[np.ndarray]:
+        """Yields which of the records of a file are in this split."""
+        dev, test = choice.dev_fraction, choice.test_fraction
+        first, last = part(count, self.split, dev, test)
+        name = files.base_name(path)
+        for begin in range(0, count, _BLOCK):
+            number = np.arange(begin, min(begin + _BLOCK, count))
+            if self.params.holdout == "end":
+                yield (number >= first) & (number < last)
+            else:
+                splits = (split_of(f"{name}:{i}", dev, test) for i in number.tolist())
+                yield np.fromiter((split == self.split for split in splits), bool)
+
+    def _place(self, index: int) -> tuple[int, int]:
+        """Returns the index of the file of a record, and its number in the file."""
+        file = int(np.searchsorted(self._ends, index, "right"))
+        chosen = self._chosen[file]
+        return file, chosen.number(index - (int(self._ends[file]) - len(chosen)))
+
+    def _read(self, index: int) -> Any:
+        file, number = self._place(index)
+        origin = Origin(self._paths[file], number)
+        try:
+            (record,) = self._reader(origin.file).read([number])
+        except (RuntimeError, ValueError) as error:
+            raise BadRecordError(origin, _first_line(error)) from error
+        return self._record(record, origin)
+
+    def _read_all(self) -> Iterator[tuple[Origin, Any]]:
+        begin = 0
+        for path, chosen in zip(self._paths, self._chosen, strict=True):
+            for first in range(0, chosen.size, _TOGETHER):
+                numbers = chosen.among(first, min(_TOGETHER, chosen.size - first)) + first
+                yield from self._some(path, begin, numbers.tolist())
+                begin += len(numbers)
+
+    def _some(self, path: str, begin: int, numbers: list[int]) -> Iterator[tuple[Origin, Any]]:
+        """Yields records of a file; one by one if some of them are damaged."""
+        try:
+            records = self._reader(path).read(numbers) if numbers else []
+        except (RuntimeError, ValueError):
+            for index in range(begin, begin + len(numbers)):
+                try:
+                    record = self._read(index)
+                except BadRecordError as error:
+                    record = error
+                yield self.origin(index), record
+            return
+        for number, record in zip(numbers, records, strict=True):
+            origin = Origin(path, number)
+            try:
+                yield origin, self._record(record, origin)
+            except BadRecordError as error:
+                yield origin, error
+
+    def _record(self, record: bytes, origin: Origin) -> Any:
+        return feature_of(record, self.params.feature, origin) if self.params.feature else record
+
+
+def _reader(path: str) -> Any:
+    try:
+        from array_record.python import array_record_module
+    except ImportError as error:
+        raise InputError(
+            "ArrayRecord files need the package array_record, which is available for Linux: "
+            "pip install array_record"
+        ) from error
+    # By default, every open file has threads, and buffers of 16 MB for each of them.
+    options = "readahead_buffer_size:0,max_parallelism:0"
+    return array_record_module.ArrayRecordReader(path, options)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("; at byte")[0].partition("\n")[0]
