@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,8 @@ import tensorflow as tf
 from tekso.framework.context import Mode, StepContext
 from tekso.framework.execution.base import Batch, ExecutionProgram
 from tekso.framework.execution.errors import ExecutionError
-from tekso.framework.execution.state import State, checked_state
+from tekso.framework.execution.shards import Shard, Slices, part_of, pieces, whole
+from tekso.framework.execution.state import State, Stored, checked_state
 from tekso.framework.execution.step import (
     Flat,
     Step,
@@ -72,10 +73,10 @@ class DataParallelProgram(ExecutionProgram):
         specs = self.specs()
         self._assign(lambda key: specs[key].initial_value(self._step.seed))
 
-    def restore(self, read: Callable[[str], np.ndarray], keys: Set[str]) -> None:
+    def restore(self, read: Callable[[str], Stored], keys: Set[str]) -> None:
         """See `ExecutionProgram`."""
         values = checked_state(self.specs(), read, keys)
-        self._assign(lambda key: values.pop(key))
+        self._assign(lambda key: values[key][whole(values[key].shape)])
 
     def _assign(self, value: Callable[[str], np.ndarray]) -> None:
         variables = self._variables.keyed()
@@ -92,6 +93,15 @@ class DataParallelProgram(ExecutionProgram):
     def state(self) -> dict[str, np.ndarray]:
         """See `ExecutionProgram`."""
         return self._variables.map(lambda variable: variable.numpy()).keyed()
+
+    def shards(self) -> Iterator[Shard]:
+        """See `ExecutionProgram`."""
+        for key, variable in self._variables.keyed().items():
+
+            def read(where: Slices, variable: tf.Variable = variable) -> tf.Tensor:
+                return part_of(variable.read_value(), where, whole(variable.shape))
+
+            yield from pieces(key, variable.shape, variable.dtype.name, read)
 
     def _own_variables(self) -> list[Any]:
         """Returns the variables of every replica."""

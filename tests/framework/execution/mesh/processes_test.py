@@ -18,13 +18,27 @@ EXPERIMENTS = '''
 
 from __future__ import annotations
 
+import itertools
 import os
+import signal
 
 from tekso.framework.experiment import Run
 from tekso.framework.params import Params
 from tekso.framework.registry import register
+from tekso.framework.run import tensor_files
 from tekso.params.lm.python_source import Tiny
 from tekso.tasks.lm.synthetic import SyntheticTokens
+
+
+if "END_AT_FILE" in os.environ:  # of a checkpoint: the process is killed before it writes it
+    write, calls = tensor_files.write, itertools.count(1)
+
+    def write_or_end(prefix, part):
+        if next(calls) == int(os.environ["END_AT_FILE"]):
+            os.kill(os.getpid(), signal.SIGKILL)
+        write(prefix, part)
+
+    tensor_files.write = write_or_end
 
 
 class Tokens(SyntheticTokens):
@@ -189,6 +203,38 @@ def test_lost_process_is_named_and_the_same_command_goes_on(
     assert [code for code, _, _ in ends] == [0, 0], ends
     assert json.loads(ends[0][1])["dev"]["loss"] == pytest.approx(losses(logdir, "dev")[20])
     assert ends[1][1] == ""
+
+
+@pytest.mark.slow
+def test_process_killed_in_the_middle_of_a_sharded_write(package: Path, tmp_path: Path) -> None:
+    mesh, addresses = "data:2;model:2", free_addresses(2)
+    cluster = f"--cluster={','.join(addresses)}"
+    args = [*arguments(tmp_path, mesh, 2), "--steps=10"]
+    deadline = time.monotonic() + DEADLINE_S
+    first = Trainer(package, *args, cluster, "--process=0")
+    second = Trainer(package, *args, cluster, "--process=1", END_AT_FILE="2")
+    assert second.end(deadline)[0] == -signal.SIGKILL
+    code, _, err = first.end(time.monotonic() + AN_END_S)
+    told = LOST.match(err)
+    assert code == 1 and told and (told[1], told[3]) == ("1", "4"), err
+    names = {path.name for path in (tmp_path / "checkpoints").iterdir()}
+    assert names == {"step_00000004", ".unfinished_step_00000008"}
+    before = losses(tmp_path)
+
+    deadline = time.monotonic() + DEADLINE_S
+    ends = [trainer.end(deadline) for trainer in two_processes(package, args)]
+    assert [code for code, _, _ in ends] == [0, 0], ends
+    assert f"resuming from {tmp_path}/checkpoints/step_00000004" in ends[0][1]
+    found = losses(tmp_path)
+    assert {step: found[step] for step in before} == before  # to the last bit
+    last = tmp_path / "checkpoints" / "step_00000010"
+    sizes = [path.stat().st_size for path in sorted(last.glob("tensors.data-*"))]
+    assert len(sizes) == 2 and max(sizes) < 1.1 * min(sizes)  # a file of each process
+
+    alone = [f"--logdir={tmp_path}", "--mode=eval", "--format=json", "--execution=data_parallel"]
+    code, out, err = Trainer(package, *alone).end(time.monotonic() + DEADLINE_S)
+    assert code == 0, err
+    assert json.loads(out)["dev"]["loss"] == pytest.approx(losses(tmp_path, "dev")[10], rel=1e-6)
 
 
 @pytest.mark.slow
