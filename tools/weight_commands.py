@@ -12,7 +12,6 @@ import numpy as np
 
 from tekso.framework import registry
 from tekso.framework.commands import typed
-from tekso.framework.state import WEIGHTS
 from tekso.framework.params import tree as params_tree
 from tekso.framework.run import inspection
 from tekso.framework.run.checkpoints import CheckpointError
@@ -21,6 +20,7 @@ from tekso.framework.run.opened import OpenedRun, completed_tree
 from tekso.framework.run.report.lines import size
 from tekso.framework.run.weight_files import WeightFile, open_weights, write_weights
 from tekso.framework.run.weights import read_weight
+from tekso.framework.state import WEIGHTS
 from tekso.framework.task import Task
 from tekso.models.adapters import merged_weights, without_adapters
 from tekso.models.gpt2_layout import METADATA, Gpt2Layout, Gpt2LayoutError

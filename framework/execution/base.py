@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
 
 from tekso.framework.cluster import Cluster
 from tekso.framework.execution.errors import ExecutionError
+from tekso.framework.execution.shards import Shard
+from tekso.framework.execution.state import Stored
 from tekso.framework.learning_step import LearnerBase
 from tekso.framework.params import Configurable
 from tekso.framework.task import Task
@@ -98,11 +100,11 @@ class ExecutionProgram(abc.ABC):
         """Draws the initial state from the seed: the same in every execution."""
 
     @abc.abstractmethod
-    def restore(self, read: Callable[[str], np.ndarray], keys: Set[str]) -> None:
-        """Restores the state from a checkpoint.
+    def restore(self, read: Callable[[str], Stored], keys: Set[str]) -> None:
+        """Restores the state from a checkpoint; each process reads the shards of its devices.
 
         Args:
-          read: returns the whole array of a key.
+          read: returns the array of a key, or an object that reads it when it is indexed.
           keys: all keys of the checkpoint.
 
         Raises:
@@ -111,7 +113,15 @@ class ExecutionProgram(abc.ABC):
 
     @abc.abstractmethod
     def state(self) -> dict[str, np.ndarray]:
-        """Returns a consistent host copy of the state."""
+        """Returns a host copy of the whole state; all processes must call it."""
+
+    @abc.abstractmethod
+    def shards(self) -> Iterator[Shard]:
+        """Yields the pieces of the state that this process stores in a checkpoint.
+
+        The pieces of all processes together are the state, without overlap. Read them before the
+        next training step. All processes must iterate over them.
+        """
 
     @abc.abstractmethod
     def train_step(self, batch: Batch, step: int) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any, cast
 
 import numpy as np
@@ -13,7 +13,8 @@ from tekso.framework.context import Mode, StepContext
 from tekso.framework.execution.base import Batch, ExecutionProgram
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.process_sums import ProcessSums
-from tekso.framework.execution.state import checked_state
+from tekso.framework.execution.shards import Owners, Shard, Slices, part_of, pieces, whole
+from tekso.framework.execution.state import Stored, checked_state
 from tekso.framework.primitives.fusion import XlaFusion, no_fusion
 from tekso.framework.state import State
 from tekso.framework.step import Flat, Step, Sums, added, part_sums, unscaled, with_gradients
@@ -79,10 +80,10 @@ class DataParallelProgram(ExecutionProgram):
         specs = self.specs()
         self._assign(lambda key: specs[key].initial_value(self._step.seed))
 
-    def restore(self, read: Callable[[str], np.ndarray], keys: Set[str]) -> None:
+    def restore(self, read: Callable[[str], Stored], keys: Set[str]) -> None:
         """See `ExecutionProgram`."""
         values = checked_state(self.specs(), read, keys)
-        self._assign(lambda key: values.pop(key))
+        self._assign(lambda key: values[key][whole(values[key].shape)])
 
     def _assign(self, value: Callable[[str], np.ndarray]) -> None:
         variables = self._variables.keyed()
@@ -99,6 +100,18 @@ class DataParallelProgram(ExecutionProgram):
     def state(self) -> dict[str, np.ndarray]:
         """See `ExecutionProgram`."""
         return self._variables.map(lambda variable: variable.numpy()).keyed()
+
+    def shards(self) -> Iterator[Shard]:
+        """See `ExecutionProgram`; the state, which all processes have, is divided among them."""
+        owners, processes = Owners(self._processes.process), range(self._processes.size)
+        for key, variable in self._variables.keyed().items():
+
+            def read(where: Slices, variable: tf.Variable = variable) -> tf.Tensor:
+                return part_of(variable.read_value(), where, whole(variable.shape))
+
+            for shard in pieces(key, variable.shape, variable.dtype.name, read):
+                if owners.is_own(shard, processes):
+                    yield shard
 
     def _own_variables(self) -> list[Any]:
         """Returns the variables of every replica."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Set
+from typing import Protocol
 
 import numpy as np
 
@@ -10,10 +11,21 @@ from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.weight_spec import WeightSpec
 
 
+class Stored(Protocol):
+    """A tensor of a checkpoint: an array, or an object that reads slices when it is indexed."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the whole tensor."""
+
+    def __getitem__(self, where: tuple[slice, ...], /) -> np.ndarray:
+        """Returns the part of the tensor at slices, one for every dim."""
+
+
 def checked_state(
-    specs: Mapping[str, WeightSpec], read: Callable[[str], np.ndarray], keys: Set[str]
-) -> dict[str, np.ndarray]:
-    """Returns the whole state of a checkpoint; for the arguments see `ExecutionProgram.restore`.
+    specs: Mapping[str, WeightSpec], read: Callable[[str], Stored], keys: Set[str]
+) -> dict[str, Stored]:
+    """Returns the state of a checkpoint; for the arguments see `ExecutionProgram.restore`.
 
     Raises:
       ExecutionError: keys are missing or unknown, or shapes differ; the message names them.

@@ -21,7 +21,12 @@ import tensorflow as tf
 
 from tekso.framework.learning_step import EMA
 from tekso.framework.run import checkpoint_files
-from tekso.framework.run.checkpoint_files import Checkpoint, CheckpointError, Description
+from tekso.framework.run.checkpoint_files import (
+    Checkpoint,
+    CheckpointError,
+    DamagedCheckpointError,
+    Description,
+)
 from tekso.framework.state import LEARNER, WEIGHTS
 
 _PART_BYTES = 1 << 26  # tensors smaller than this are written together
@@ -135,8 +140,8 @@ def _parts(checkpoints: Sequence[Checkpoint]) -> Iterator[dict[str, np.ndarray]]
 def _read(checkpoint: Checkpoint, key: str) -> np.ndarray:
     try:
         return checkpoint.read(key)
-    except tf.errors.OpError as error:
+    except DamagedCheckpointError as error:
         raise CheckpointError(
-            f"{checkpoint.path} can no longer be read: {error.message.splitlines()[0]}. A run in "
-            "progress deletes old checkpoints; run.keep_last_checkpoints sets how many it keeps"
+            f"{checkpoint.path} can no longer be read: {error}. A run in progress deletes old "
+            "checkpoints; run.keep_last_checkpoints sets how many it keeps"
         ) from error

@@ -7,125 +7,61 @@
 On a local file system, all files are written to a hidden directory, synced to the disk, and the
 directory is renamed. A directory with the final name is therefore complete. On other file systems
 (gs://, ram://), the JSON file marks the checkpoint as complete.
+
+Every process of a run writes its own data files. Process 0 merges their indexes and writes the
+JSON file when the files of all processes are on the disk.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
-import errno
 import hashlib
-import importlib.metadata
-import json
 import math
 import os
-import platform
-import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tekso.framework import files
+from tekso.framework.execution import shards
+from tekso.framework.execution.shards import Slices
+from tekso.framework.run import disk_space, tensor_files
+from tekso.framework.run.checkpoint_description import Description, versions
+from tekso.framework.run.checkpoint_errors import (
+    CheckpointError,
+    DamagedCheckpointError,
+    DiskFullError,
+    first_line,
+)
+from tekso.framework.run.process_group import LostProcessError, ProcessGroup
+from tekso.framework.run.tensor_files import Piece, TensorFiles
 
-FORMAT = 1
+__all__ = [
+    "DESCRIPTION", "UNFINISHED", "Checkpoint", "CheckpointError", "DamagedCheckpointError",
+    "Description", "DiskFullError", "describe", "open_unread", "open_verified", "versions",
+    "write", "write_parts", "write_shards",
+]  # fmt: skip
+
 PREFIX = "tensors"
 DESCRIPTION = "checkpoint.json"
 UNFINISHED = ".unfinished_"
 _CHUNK_BYTES = 1 << 22
-_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
-class CheckpointError(Exception):
-    """A checkpoint could not be written, found or read; the text says what to do."""
-
-
-class DiskFullError(CheckpointError):
-    """There is not enough disk space for a checkpoint."""
-
-
-class DamagedCheckpointError(CheckpointError):
-    """A checkpoint is incomplete or its bytes have changed."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Description:
-    """The content of checkpoint.json.
-
-    Attributes:
-      step: training steps done.
-      model: key of the experiment.
-      params: text of the whole Params tree.
-      task: text of the Params of the task, completed with the sizes from the data; "" if an earlier
-        version wrote the checkpoint.
-      metrics: figures of the evaluations at this step, {"evaluation/metric": value}.
-      input: seed and position of the training input.
-      tensors: {key: {"shape", "dims", "dtype"}} of every tensor in the file.
-      versions: versions of the software that wrote the checkpoint.
-      created: time of writing, UTC.
-      files: {name: {"size_bytes", "sha256"}} of the tensor files.
-      averaged: the checkpoints of which this one is the average; empty for a checkpoint of a
-        training run.
-    """
-
-    step: int
-    model: str
-    params: str
-    task: str = ""
-    metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    input: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    tensors: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
-    versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    created: str = ""
-    files: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
-    averaged: Sequence[str] = ()
-
-    def at(self, step: int, metrics: Mapping[str, float]) -> Description:
-        """Returns the description of a checkpoint of the same run at a step.
-
-        Args:
-          step: training steps done.
-          metrics: {"evaluation/metric": value} of the evaluations at this step.
-        """
-        position = {**self.input, "position": step}
-        return dataclasses.replace(self, step=step, metrics=metrics, input=position)
-
-    def to_json(self) -> str:
-        """Returns the text of the JSON file."""
-        return json.dumps({"format": FORMAT, **dataclasses.asdict(self)}, indent=1) + "\n"
-
-    @staticmethod
-    def from_json(text: str) -> Description:
-        """Reads what `to_json` wrote.
-
-        Raises:
-          ValueError: the text is not a description, or has a later format.
-        """
-        fields = json.loads(text)
-        if not isinstance(fields, dict) or fields.pop("format", None) != FORMAT:
-            raise ValueError(f"not the description of a checkpoint of format {FORMAT}")
-        known = {field.name for field in dataclasses.fields(Description)}
-        if missing := {"step", "model", "params", "files"} - fields.keys():
-            raise ValueError(f"the description lacks {', '.join(sorted(missing))}")
-        return Description(**{name: value for name, value in fields.items() if name in known})
+_EXCHANGE = "checkpoint"
 
 
 class Checkpoint:
-    """A checkpoint, open for reading."""
+    """A checkpoint, open for reading. What is read is compared with the checksum of its piece."""
 
     def __init__(self, path: str, description: Description) -> None:
         self.path = path
         self.description = description
-        try:
-            self._reader = tf.compat.v1.train.NewCheckpointReader(files.join(path, PREFIX))
-        except (ValueError, tf.errors.OpError) as error:
-            reason = f"TensorFlow cannot read it: {_first_line(error)}"
-            raise DamagedCheckpointError(reason) from error
-        self._shapes = self._reader.get_variable_to_shape_map()
-        self._dtypes = self._reader.get_variable_to_dtype_map()
-        self.keys = frozenset(self._shapes)
+        self._files = TensorFiles(files.join(path, PREFIX))
+        self.keys = frozenset(self._files.shapes)
 
     @property
     def step(self) -> int:
@@ -133,50 +69,65 @@ class Checkpoint:
         return self.description.step
 
     def read(self, key: str) -> np.ndarray:
-        """Returns the whole array of a key."""
-        return np.asarray(self._reader.get_tensor(key))
+        """Returns the whole array of a key.
+
+        Raises:
+          DamagedCheckpointError: its bytes have changed, or a file is missing.
+        """
+        return self._files.read(key)
+
+    def stored(
+        self, key: str, *, damaged: Callable[[DamagedCheckpointError], None] | None = None
+    ) -> StoredTensor:
+        """Returns the tensor of a key, whose slices are read when it is indexed.
+
+        Args:
+          key: key of the tensor.
+          damaged: called instead of raising DamagedCheckpointError; the slice is then zeros.
+        """
+        return StoredTensor(self._files, key, damaged)
 
     def shape(self, key: str) -> tuple[int, ...]:
         """Returns the shape of the array of a key without reading the array."""
-        return tuple(self._shapes[key])
+        return tuple(self._files.shapes[key])
 
     def dtype(self, key: str) -> tf.DType:
         """Returns the data type of a key."""
-        return self._dtypes[key]
+        return self._files.dtypes[key]
 
     def size_bytes(self, key: str) -> int:
         """Returns the bytes of the array of a key."""
         return math.prod(self.shape(key)) * int(self.dtype(key).size)
 
 
-def versions() -> dict[str, str]:
-    """Returns the versions of Tekso, Python, TensorFlow and NumPy in this process."""
-    try:
-        ours = importlib.metadata.version("tekso")
-    except importlib.metadata.PackageNotFoundError:  # a checkout
-        ours = "not installed"
-    return {
-        "tekso": ours,
-        "python": platform.python_version(),
-        "tensorflow": tf.__version__,
-        "numpy": np.__version__,
-    }
+class StoredTensor:
+    """A tensor of a checkpoint; `tensor[slices]` reads a part of it."""
+
+    def __init__(
+        self,
+        tensors: TensorFiles,
+        key: str,
+        damaged: Callable[[DamagedCheckpointError], None] | None,
+    ) -> None:
+        self._files, self._key, self._damaged = tensors, key, damaged
+        self.shape = tuple(tensors.shapes[key])
+
+    def __getitem__(self, where: Slices) -> np.ndarray:
+        """Returns the part at slices, one for every dim."""
+        try:
+            return self._files.read_slice(self._key, where)
+        except DamagedCheckpointError as error:
+            if self._damaged is None:
+                raise
+            self._damaged(error)
+            dtype = self._files.dtypes[self._key].as_numpy_dtype
+            return np.zeros([s.stop - s.start for s in where], dtype)
 
 
 def write(path: str, tensors: Mapping[str, np.ndarray], description: Description) -> Description:
-    """Writes a checkpoint atomically: it is complete at `path`, or there is nothing at `path`.
-
-    Args:
-      path: directory of the checkpoint; its parent must exist.
-      tensors: the arrays by key.
-      description: the description without `created`, `versions` and `files`, which are filled in.
-
-    Raises:
-      DiskFullError: there is not enough disk space; all files written so far are removed.
-      CheckpointError: writing failed for another reason; all files written so far are removed.
-    """
+    """Writes a checkpoint of whole arrays; see `write_shards`."""
     size_bytes = sum(array.nbytes for array in tensors.values())
-    return _write(path, lambda prefix: _write_tensors(prefix, tensors), description, size_bytes)
+    return write_parts(path, [tensors], description, size_bytes=size_bytes)
 
 
 def write_parts(
@@ -186,45 +137,63 @@ def write_parts(
     *,
     size_bytes: int,
 ) -> Description:
-    """Writes a checkpoint in parts, with one part in memory at a time.
+    """Writes a checkpoint in parts, with one part in memory at a time; see `write_shards`.
 
     Args:
-      path: as in `write`.
+      path: as in `write_shards`.
       parts: arrays by key; the parts have no key in common.
-      description: as in `write`.
+      description: as in `write_shards`.
       size_bytes: total bytes of all arrays.
+    """
+    pieces = (list(map(tensor_files.on_host, shards.of_arrays(part))) for part in parts)
+    return write_shards(path, pieces, description, size_bytes=size_bytes, group=ProcessGroup())
+
+
+def write_shards(
+    path: str,
+    parts: Iterable[Sequence[Piece]],
+    description: Description,
+    *,
+    size_bytes: int,
+    group: ProcessGroup,
+) -> Description:
+    """Writes a checkpoint atomically: it is complete at `path`, or there is nothing at `path`.
+
+    All processes of the group must call it. It returns in process 0 when the checkpoint is
+    complete, in the others when their files are written.
+
+    Args:
+      path: directory of the checkpoint; its parent must exist.
+      parts: the pieces of this process; a part is one data file.
+      description: the description without `created`, `versions` and `files`, which are filled in.
+      size_bytes: total bytes of all pieces of this process.
+      group: the processes that write.
 
     Raises:
-      CheckpointError: as in `write`; files are also removed if `parts` raises an error.
+      DiskFullError: there is not enough disk space; all files written so far are removed.
+      CheckpointError: writing failed for another reason; all files written so far are removed, also
+        if `parts` raises an error.
     """
-
-    def save(prefix: str) -> None:
-        saved: list[str] = []
-        for tensors in parts:
-            saved.append(f"{prefix}_part_{len(saved)}")
-            _write_tensors(saved[-1], tensors)
-        with tf.device("/cpu:0"):
-            tf.raw_ops.MergeV2Checkpoints(
-                checkpoint_prefixes=saved, destination_prefix=prefix, delete_old_dirs=False
-            )
-
-    return _write(path, save, description, size_bytes)
-
-
-def _write(
-    path: str, save: Callable[[str], None], description: Description, needed: int
-) -> Description:
     above, base = os.path.split(path)
     place = files.join(above, UNFINISHED + base) if files.is_local(path) else path
+    prefix = files.join(place, f"{PREFIX}_part_{group.process}_")
+    needed = sum(group.gather(size_bytes, exchange=_EXCHANGE))
     try:
-        _refuse_if_full(path, needed)
-        files.remove_folder(place)
-        files.make_folder(place)
-        save(files.join(place, PREFIX))
-        checksums = {}
-        for name in files.names(place):
-            files.sync(files.join(place, name))
-            checksums[name] = _checksum(files.join(place, name))
+        with _together(group):
+            if group.is_first:
+                disk_space.check_free(path, needed)
+                files.remove_folder(place)
+                files.make_folder(place)
+        written: dict[str, Any] = {}
+        with _together(group):
+            written = _write_own(prefix, parts)
+        all_written = group.gather(written, exchange=_EXCHANGE)
+        if not group.is_first:
+            return description
+        described = {key: about["shape"] for key, about in description.tensors.items()}
+        _check_complete(all_written, described)
+        ordered = {name: one for each in all_written for name, one in each["files"].items()}
+        checksums = _merge(place, ordered)
         description = dataclasses.replace(
             description,
             versions=versions(),
@@ -236,19 +205,102 @@ def _write(
             files.sync(place)
             files.rename(place, path)
             files.sync(above)
-    except DiskFullError:
+    except (DiskFullError, LostProcessError):
         raise
     except (OSError, tf.errors.OpError) as error:
-        free = _free_bytes(above)  # before the files written so far are removed
-        _remove_quietly(place)
-        if _means_disk_full(error):
-            raise DiskFullError(_disk_full_text(path, needed, free, error)) from error
-        reason = _first_line(error)
+        free = disk_space.free_bytes(above)  # before the files written so far are removed
+        _remove_quietly(place, group)
+        if disk_space.means_disk_full(error):
+            text = disk_space.disk_full_text(path, needed, free, error)
+            raise DiskFullError(text) from error
+        reason = first_line(error)
         raise CheckpointError(f"cannot write the checkpoint {path}: {reason}") from error
     except BaseException:  # an error while computing the tensors, or an interruption
-        _remove_quietly(place)
+        _remove_quietly(place, group)
         raise
     return description
+
+
+@contextlib.contextmanager
+def _together(group: ProcessGroup) -> Iterator[None]:
+    """Runs a block in all processes; if it fails in one, it fails in all when all have ended it.
+
+    Raises:
+      CheckpointError: the block failed in another process.
+    """
+    failed: BaseException | None = None
+    try:
+        yield
+    except Exception as error:
+        failed = error
+    reason_here = first_line(failed) if failed is not None else None
+    reasons = group.gather(reason_here, exchange=_EXCHANGE)
+    if failed is not None:
+        raise failed
+    for process, reason in enumerate(reasons):
+        if reason is not None:
+            raise CheckpointError(f"{group.name(process)} cannot write its shards: {reason}")
+
+
+def _write_own(prefix: str, parts: Iterable[Sequence[Piece]]) -> dict[str, Any]:
+    """Writes the data files of this process, and waits until they are on the disk.
+
+    Returns: "files": {prefix of a part: size and checksum of its data file}; "elements": {key:
+      [number of elements written, number of elements of the whole tensor]}.
+    """
+    elements: dict[str, list[int]] = collections.defaultdict(lambda: [0, 0])
+    prefixes: list[str] = []
+    for part in parts:
+        prefixes.append(f"{prefix}{len(prefixes)}")
+        tensor_files.write(prefixes[-1], part)
+        for shard, _ in part:
+            elements[shard.key][0] += shard.size
+            elements[shard.key][1] = math.prod(shard.shape)
+        del part  # frees its tensors before the next part is made
+    checksums = {}
+    for one in prefixes:
+        name = tensor_files.data_file(one)
+        files.sync(name)
+        checksums[files.base_name(one)] = _checksum(name)
+    return {"files": checksums, "elements": elements}
+
+
+def _check_complete(
+    written: Sequence[Mapping[str, Any]], shapes: Mapping[str, Sequence[int]]
+) -> None:
+    """Raises a CheckpointError unless the processes together wrote every tensor, once."""
+    found: dict[str, int] = collections.defaultdict(int)
+    wanted = {key: math.prod(shape) for key, shape in shapes.items()}
+    for each in written:
+        for key, (count, total) in each["elements"].items():
+            found[key] += count
+            wanted.setdefault(key, total)
+    wrong = [key for key, count in wanted.items() if found[key] != count]
+    if wrong:
+        raise CheckpointError(
+            f"the processes wrote {found[wrong[0]]:,} of {wanted[wrong[0]]:,} elements of "
+            f"{wrong[0]} ({len(wrong)} such tensors). This is an error of Tekso: please report it. "
+            "Earlier checkpoints are unchanged"
+        )
+
+
+def _merge(place: str, written: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Merges the files of all processes; returns {name: size and checksum} of the final files."""
+    for part, wanted in written.items():
+        name = tensor_files.data_file(files.join(place, part))
+        if not files.exists(name) or files.size_bytes(name) != wanted["size_bytes"]:
+            raise CheckpointError(
+                f"{name} was written by another process, but process 0 does not see it: all "
+                "processes must write to the same folder. Give a --logdir that they share"
+            )
+    prefix = files.join(place, PREFIX)
+    tensor_files.merge([files.join(place, part) for part in written], prefix)
+    index = tensor_files.index_file(prefix)
+    files.sync(index)
+    checksums: dict[str, Any] = {files.base_name(index): _checksum(index)}
+    for number, about in enumerate(written.values()):
+        checksums[tensor_files.data_file(PREFIX, number, len(written))] = dict(about)
+    return checksums
 
 
 def describe(path: str) -> Description:
@@ -264,7 +316,18 @@ def describe(path: str) -> Description:
             f"it has no {DESCRIPTION}: writing it was interrupted"
         ) from None
     except (ValueError, TypeError, OSError) as error:
-        raise DamagedCheckpointError(f"{DESCRIPTION} is damaged: {_first_line(error)}") from error
+        raise DamagedCheckpointError(f"{DESCRIPTION} is damaged: {first_line(error)}") from error
+
+
+def open_unread(path: str) -> Checkpoint:
+    """Opens a checkpoint after verifying the index and the sizes of the data files.
+
+    Reading a tensor verifies its bytes, and raises DamagedCheckpointError if they have changed.
+
+    Raises:
+      DamagedCheckpointError: a file is missing, truncated or changed; the text says which.
+    """
+    return _open(path, verified=lambda name: not name.startswith(f"{PREFIX}.data-"))
 
 
 def open_verified(path: str) -> Checkpoint:
@@ -273,37 +336,30 @@ def open_verified(path: str) -> Checkpoint:
     Raises:
       DamagedCheckpointError: a file is missing, truncated or changed; the text says which.
     """
+    return _open(path, verified=lambda name: True)
+
+
+def _open(path: str, *, verified: Callable[[str], bool]) -> Checkpoint:
     description = describe(path)
     if not description.files:
         raise DamagedCheckpointError(f"{DESCRIPTION} names no files")
     for name, wanted in description.files.items():
         try:
-            found = _checksum(files.join(path, name))
+            size = files.size_bytes(files.join(path, name))
+            if size != wanted.get("size_bytes"):
+                raise DamagedCheckpointError(
+                    f"{name} has {size:,} bytes, but {wanted.get('size_bytes', 0):,} were written"
+                )
+            if verified(name) and _checksum(files.join(path, name)) != wanted:
+                raise DamagedCheckpointError(f"the bytes of {name} have changed (sha256 differs)")
         except OSError as error:
             raise DamagedCheckpointError(f"{name} cannot be read: {error.strerror}") from error
-        if found["size_bytes"] != wanted.get("size_bytes"):
-            raise DamagedCheckpointError(
-                f"{name} has {found['size_bytes']:,} bytes, but "
-                f"{wanted.get('size_bytes', 0):,} were written"
-            )
-        if found != wanted:
-            raise DamagedCheckpointError(f"the bytes of {name} have changed (sha256 differs)")
     checkpoint = Checkpoint(path, description)
     if description.tensors and (other := checkpoint.keys ^ description.tensors.keys()):
         raise DamagedCheckpointError(
             f"{DESCRIPTION} and the files have different tensors: {sorted(other)[:3]}"
         )
     return checkpoint
-
-
-def _write_tensors(prefix: str, tensors: Mapping[str, np.ndarray]) -> None:
-    with tf.device("/cpu:0"):
-        tf.raw_ops.SaveV2(
-            prefix=prefix,
-            tensor_names=list(tensors),
-            shape_and_slices=[""] * len(tensors),
-            tensors=[tf.convert_to_tensor(array) for array in tensors.values()],
-        )
 
 
 def _checksum(path: str) -> dict[str, Any]:
@@ -315,41 +371,7 @@ def _checksum(path: str) -> dict[str, Any]:
     return {"size_bytes": size, "sha256": digest.hexdigest()}
 
 
-def _refuse_if_full(path: str, needed: int) -> None:
-    free = _free_bytes(os.path.dirname(path))
-    if free is not None and free < needed:
-        raise DiskFullError(_disk_full_text(path, needed, free, None))
-
-
-def _free_bytes(directory: str) -> int | None:
-    try:
-        return shutil.disk_usage(directory).free if files.is_local(directory) else None
-    except OSError:
-        return None
-
-
-def _means_disk_full(error: Exception) -> bool:
-    if isinstance(error, OSError) and error.errno in _DISK_FULL:
-        return True
-    return any(os.strerror(code) in str(error) for code in _DISK_FULL)
-
-
-def _disk_full_text(path: str, needed: int, free: int | None, error: Exception | None) -> str:
-    cause = f" ({_first_line(error)})" if error is not None else ""
-    have = f"{free:,} are free" if free is not None else "the file system is full"
-    return (
-        f"not enough disk space for the checkpoint {path}: it needs {needed:,} bytes, {have}"
-        f"{cause}. Earlier checkpoints are unchanged, and the files of this one were removed. Free "
-        "disk space and repeat the command; run.keep_last_checkpoints sets how many checkpoints "
-        "are kept"
-    )
-
-
-def _remove_quietly(path: str) -> None:
-    with contextlib.suppress(OSError):  # the first error is the one to report
-        files.remove_folder(path)
-
-
-def _first_line(error: Exception) -> str:
-    text = str(getattr(error, "message", "") or error)
-    return text.splitlines()[0] if text else type(error).__name__
+def _remove_quietly(path: str, group: ProcessGroup) -> None:
+    if group.is_first:
+        with contextlib.suppress(OSError):  # the first error is the one to report
+            files.remove_folder(path)

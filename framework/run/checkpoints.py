@@ -1,9 +1,13 @@
 """Manages the checkpoints of a run: writes in the background, verifies, keeps the last and best.
 
     checkpoints = Checkpoints("run/checkpoints", keep_last=2, metric="dev/loss")
-    checkpoints.save(program.state, Description(step=100, model=…, params=…))  # returns at once
+    checkpoints.save(program.shards, Description(step=100, model=…, params=…))
     checkpoints.wait()  # now it is on the disk
     good = checkpoints.newest_good()  # a Checkpoint, or None if there is none yet
+
+A save hands the state over to a thread that writes it, piece by piece, with at most 64 MB in
+between. It returns when the last piece is handed over, so small states are written while training
+continues; of large ones, only the end. The disk is synchronized in the background.
 
 A damaged checkpoint is skipped with a warning; it is never deleted.
 """
@@ -13,13 +17,14 @@ from __future__ import annotations
 import concurrent.futures
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
-import numpy as np
 from absl import logging
 
 from tekso.framework import files
+from tekso.framework.execution import shards as state_shards
+from tekso.framework.execution.shards import Shard
 from tekso.framework.run import checkpoint_files
 from tekso.framework.run.checkpoint_files import (
     Checkpoint,
@@ -28,6 +33,9 @@ from tekso.framework.run.checkpoint_files import (
     Description,
     DiskFullError,
 )
+from tekso.framework.run.handover import Handover, grouped, hand_over, size_bytes_of
+from tekso.framework.run.process_group import ProcessGroup
+from tekso.framework.run.tensor_files import Piece
 
 __all__ = [
     "Checkpoint", "CheckpointError", "Checkpoints", "DamagedCheckpointError", "Description",
@@ -39,7 +47,10 @@ _LEAVING = ".deleted_"
 
 
 class Checkpoints:
-    """The checkpoints of a run, one directory each. One process writes, any number may read.
+    """The checkpoints of a run, one directory each.
+
+    Every process of the run writes its own shards. Only process 0 creates, renames and deletes
+    checkpoints; for the others see `FollowingCheckpoints`.
 
     Args:
       directory: directory of all checkpoints.
@@ -48,6 +59,7 @@ class Checkpoints:
       metric: "evaluation/metric" by which the best are chosen.
       goal: whether the smallest or the largest value of the metric is best.
       warn: called with the text of a warning.
+      group: the processes of the run.
     """
 
     def __init__(
@@ -59,6 +71,7 @@ class Checkpoints:
         metric: str = "",
         goal: Literal["min", "max"] = "min",
         warn: Callable[[str], None] = logging.warning,
+        group: ProcessGroup | None = None,
     ) -> None:
         if keep_last < 1 or keep_best < 0:
             raise ValueError(
@@ -67,7 +80,7 @@ class Checkpoints:
         self.directory = directory
         self._keep_last, self._keep_best = keep_last, keep_best
         self._metric, self._goal, self._has_warned = metric, goal, False
-        self._warn = warn
+        self._warn, self._group = warn, group or ProcessGroup()
         self._writer = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: concurrent.futures.Future[None] | None = None
         self._values: dict[int, float] = {}  # metric of the checkpoints that are kept, by step
@@ -83,13 +96,14 @@ class Checkpoints:
                 files.remove_folder(self._path(name))
         self._values = self._read_values()
 
-    def save(self, state: Callable[[], Mapping[str, np.ndarray]], description: Description) -> None:
-        """Waits until the previous checkpoint is written, then starts writing one, and returns.
+    def save(self, shards: Callable[[], Iterable[Shard]], description: Description) -> None:
+        """Waits until the previous checkpoint is written, then reads the state and writes one.
 
-        Does nothing if the checkpoint of this step was the last one saved or read.
+        It returns when the state is read; the write may not have ended. All processes must call
+        it. Does nothing if the checkpoint of this step was the last one saved or read.
 
         Args:
-          state: returns arrays by key, which are not changed later; called before this returns.
+          shards: returns the pieces of the state that this process stores.
           description: step, model, params, metrics and input; the rest is filled in.
 
         Raises:
@@ -103,7 +117,12 @@ class Checkpoints:
         value = self._value(description.metrics)
         if value is not None:
             self._values[description.step] = value
-        self._pending = self._writer.submit(self._write, dict(state()), description)
+        parts = list(grouped(shards()))
+        # In memory are a part that is read and one that is written.
+        handover: Handover[list[Piece]] = Handover(2 * state_shards.PIECE_BYTES)
+        size_bytes = sum(map(size_bytes_of, parts))
+        self._pending = self._writer.submit(self._receive, handover, description, size_bytes)
+        hand_over(parts, handover)
 
     def check(self) -> None:
         """Raises the error of a failed write, without waiting for a write in progress."""
@@ -145,12 +164,24 @@ class Checkpoints:
                 f"(run.keep_best.metric), only {', '.join(there)}"
             )
 
-    def _write(self, tensors: Mapping[str, np.ndarray], description: Description) -> None:
+    def _receive(
+        self, handover: Handover[list[Piece]], description: Description, size_bytes: int
+    ) -> None:
+        try:
+            self._write(handover, description, size_bytes)
+        finally:
+            handover.close()
+
+    def _write(
+        self, parts: Iterable[Sequence[Piece]], description: Description, size_bytes: int
+    ) -> None:
         path = self.path(description.step)
         if files.exists(path):
             aside = self._set_aside(path, "earlier")
             self._warn(f"{path} already existed and was renamed to {aside}")
-        checkpoint_files.write(path, tensors, description)
+        checkpoint_files.write_shards(
+            path, parts, description, size_bytes=size_bytes, group=self._group
+        )
         self._remove_surplus()
 
     def _remove_surplus(self) -> None:
@@ -211,21 +242,52 @@ class Checkpoints:
         numbers = [name.removeprefix(_STEP) for name in names if name.startswith(_STEP)]
         return sorted(int(number) for number in numbers if number.isascii() and number.isdigit())
 
-    def newest_good(self, *, set_aside: bool = False) -> Checkpoint | None:
-        """Opens the newest undamaged checkpoint; warns of every damaged one that it skips.
+    def resume(self, known_damage: Mapping[int, str] | None = None) -> Checkpoint | None:
+        """Opens the newest checkpoint in all processes of the run; None if there is none.
+
+        It verifies the sizes of the files. Their bytes are verified when a process reads them; if
+        they have changed, call this again with the steps of all checkpoints that were damaged.
 
         Args:
-          set_aside: rename damaged checkpoints to "damaged_step_…", so that their names are free.
+          known_damage: {step: reason} of checkpoints that cannot be read; they are set aside.
 
         Raises:
           CheckpointError: all checkpoints are damaged.
         """
+        good = self.newest_good(set_aside=True, unread=True, known_damage=known_damage)
+        self._group.from_first(good.step if good else None)
+        return good
+
+    def newest_good(
+        self,
+        *,
+        set_aside: bool = False,
+        unread: bool = False,
+        known_damage: Mapping[int, str] | None = None,
+    ) -> Checkpoint | None:
+        """Opens the newest undamaged checkpoint; warns of every damaged one that it skips.
+
+        Args:
+          set_aside: rename damaged checkpoints to "damaged_step_…", so that their names are free.
+          unread: verify the bytes of tensors when they are read, instead of now.
+          known_damage: {step: reason} of checkpoints to skip.
+
+        Raises:
+          CheckpointError: all checkpoints are damaged.
+        """
+        open_path = checkpoint_files.open_unread if unread else checkpoint_files.open_verified
+        known = known_damage or {}
         damaged: dict[str, str] = {}
         good = None
         for step in reversed(self.steps()):
             path = self.path(step)
             try:
-                good = self._open(path)
+                if step in known:
+                    raise DamagedCheckpointError(known[step])
+                found = open_path(path)
+                if found.step != step:
+                    raise DamagedCheckpointError(f"its description is for step {found.step}")
+                good = found
                 self._saved = step
                 break
             except DamagedCheckpointError as error:
@@ -241,8 +303,12 @@ class Checkpoints:
             self._warn(f"skipped the damaged checkpoint {path}: {reason}{aside}")
         return good
 
-    def open(self, path: str) -> Checkpoint:
+    def open(self, path: str, *, unread: bool = False) -> Checkpoint:
         """Opens a checkpoint by its path, or by its step in this run ("100", "step_00000100").
+
+        Args:
+          path: the path or the step.
+          unread: verify the bytes of tensors when they are read, instead of now.
 
         Raises:
           CheckpointError: it does not exist, or is damaged.
@@ -257,6 +323,8 @@ class Checkpoints:
                 f"there is no checkpoint {path}; checkpoints in {self.directory}: {there}"
             )
         try:
+            if unread:
+                return checkpoint_files.open_unread(path)
             return checkpoint_files.open_verified(path)
         except DamagedCheckpointError as error:
             raise CheckpointError(f"checkpoint {path} is damaged: {error}") from error
@@ -281,12 +349,6 @@ class Checkpoints:
                 f"(run.keep_best), so the best one is unknown; checkpoints: {there}"
             )
         return self.open(self.path(step))
-
-    def _open(self, path: str) -> Checkpoint:
-        checkpoint = checkpoint_files.open_verified(path)
-        if _name(checkpoint.step) != os.path.basename(path):
-            raise DamagedCheckpointError(f"its description is for step {checkpoint.step}")
-        return checkpoint
 
     def _set_aside(self, path: str, why: str) -> str:
         number, name = 1, f"{why}_{os.path.basename(path)}"

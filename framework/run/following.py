@@ -1,20 +1,20 @@
-"""Console, checkpoints and report of all processes of a run except the first; they write nothing.
+"""Console, checkpoints and report of all processes of a run except the first.
 
-The first process of a run claims the logdir, reports and writes the checkpoints. The others run
-every step and evaluation, join the gathering of the state, and read the checkpoint that the first
-one restores.
+The first process of a run claims the logdir, reports, and completes the checkpoints. The others run
+every step and evaluation, write their shards of a checkpoint, and read the checkpoint that the
+first one restores.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
-import numpy as np
-
+from tekso.framework.run import checkpoint_files
 from tekso.framework.run.checkpoints import Checkpoint, Checkpoints, Description
 from tekso.framework.run.pace import Reading
 from tekso.framework.run.report.console import Console, Style
 from tekso.framework.run.report.report import Report
+from tekso.framework.run.tensor_files import Piece
 from tekso.framework.task import Scored
 
 
@@ -42,28 +42,34 @@ class FollowingConsole:
 
 
 class FollowingCheckpoints(Checkpoints):
-    """Gathers the state when the first process does, and writes nothing."""
+    """Writes the shards of this process; the first process does the rest."""
 
     def prepare(self) -> None:
         """Does nothing: the first process prepares the folder."""
 
-    def follow(self, step: int | None) -> Checkpoint | None:
-        """Opens the checkpoint that the first process restores.
-
-        Args:
-          step: step of the checkpoint; None if the first process restores none.
+    def resume(self, known_damage: Mapping[int, str] | None = None) -> Checkpoint | None:
+        """Opens the checkpoint that the first process restores; see `Checkpoints`.
 
         Raises:
           CheckpointError: this process cannot read the checkpoint, or it is damaged.
         """
+        step = self._group.from_first(None)
         if step is None:
             return None
-        checkpoint = self.open(str(step))
+        checkpoint = self.open(str(step), unread=True)
         self._saved = step
         return checkpoint
 
-    def _write(self, tensors: Mapping[str, np.ndarray], description: Description) -> None:
-        pass
+    def _write(
+        self, parts: Iterable[Sequence[Piece]], description: Description, size_bytes: int
+    ) -> None:
+        checkpoint_files.write_shards(
+            self.path(description.step),
+            parts,
+            description,
+            size_bytes=size_bytes,
+            group=self._group,
+        )
 
 
 class FollowingReport(Report):

@@ -149,13 +149,20 @@ class Job:
         """Returns the checkpoints of the run."""
         return self.checkpoints_as(Checkpoints)
 
-    def checkpoints_as(self, kind: type[C]) -> C:
-        """Returns the checkpoints of the run as an instance of `kind`."""
+    def checkpoints_as(self, kind: type[C], group: ProcessGroup | None = None) -> C:
+        """Returns the checkpoints of the run as an instance of `kind`, written by a group."""
         warn = functools.partial(self.console.line, style="warning")
-        return checkpoints_of(kind, self.tree, self.logdir, warn=warn)
+        return checkpoints_of(kind, self.tree, self.logdir, warn=warn, group=group)
 
 
-def checkpoints_of(kind: type[C], tree: Any, logdir: Logdir, *, warn: Callable[[str], None]) -> C:
+def checkpoints_of(
+    kind: type[C],
+    tree: Any,
+    logdir: Logdir,
+    *,
+    warn: Callable[[str], None],
+    group: ProcessGroup | None = None,
+) -> C:
     """Returns the checkpoints of a run; its Params set how many are kept.
 
     Args:
@@ -163,6 +170,7 @@ def checkpoints_of(kind: type[C], tree: Any, logdir: Logdir, *, warn: Callable[[
       tree: the Params of the experiment.
       logdir: logdir of the run.
       warn: called with the text of a warning.
+      group: the processes that write checkpoints.
     """
     run, metric = tree.run, metric_of(tree, "keep_best")
     keep_best = run.keep_best.count if metric else 0
@@ -173,4 +181,5 @@ def checkpoints_of(kind: type[C], tree: Any, logdir: Logdir, *, warn: Callable[[
         metric=metric,
         goal=goal_of(tree, "keep_best") if keep_best else "min",
         warn=warn,
+        group=group,
     )

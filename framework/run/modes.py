@@ -56,6 +56,8 @@ def _train(job: Job, group: ProcessGroup) -> int:
             input_checks.check_lasts(parts.input, run.steps)
             loop = _loop(job, parts, checkpoints, report, group)
             step = loop.restore(checkpoint)
+            if checkpoint is not None and step != checkpoint.step:
+                job.console.line(f"resuming from {checkpoints.path(step)} instead", "good")
             if warm_start:
                 _warm_start(job, parts, warn)
             job.try_task(parts, is_new=checkpoint is None)
@@ -101,13 +103,11 @@ def _claim(job: Job, group: ProcessGroup) -> tuple[Checkpoints, Checkpoint | Non
     """Claims the logdir; returns the checkpoints of the run, and the one to resume from."""
     if group.is_first:
         job.logdir.claim(job.model)
-        checkpoints = job.checkpoints()
+        checkpoints = job.checkpoints_as(Checkpoints, group)
         checkpoints.prepare()
-        checkpoint = checkpoints.newest_good(set_aside=True)
-        group.from_first(checkpoint.step if checkpoint else None)
-        return checkpoints, checkpoint
-    followed = job.checkpoints_as(FollowingCheckpoints)
-    return followed, followed.follow(group.from_first(None))
+    else:
+        checkpoints = job.checkpoints_as(FollowingCheckpoints, group)
+    return checkpoints, checkpoints.resume()
 
 
 # --- the pieces of a run ---

@@ -62,11 +62,13 @@ class ProcessGroup:
         """Whether this process writes files and reports."""
         return self.process == 0
 
-    def gather(self, value: Any) -> list[Any]:
+    def gather(self, value: Any, *, exchange: str = "") -> list[Any]:
         """Returns the values of all processes; all processes must call it.
 
         Args:
           value: a value that JSON can represent.
+          exchange: name of the exchange that the value belongs to. A thread that gathers at the
+            same time as the main thread has an exchange of its own.
 
         Raises:
           LostProcessError: a process was lost.
@@ -116,7 +118,9 @@ class ConnectedProcessGroup(ProcessGroup):
         self._rendezvous = Rendezvous(cluster, timeout_s=timeout_s, tell=tell)
         self._connections: dict[int, Connection] = {}
         self._changed = threading.Condition()
-        self._inbox: dict[int, collections.deque[Any]] = collections.defaultdict(collections.deque)
+        self._inbox: dict[tuple[int, str], collections.deque[Any]] = collections.defaultdict(
+            collections.deque
+        )
         self._left: set[int] = set()
         self._loss: str | None = None
         self._noticed, self._closing = threading.Event(), threading.Event()
@@ -148,26 +152,29 @@ class ConnectedProcessGroup(ProcessGroup):
 
     # --- exchanging values ---
 
-    def gather(self, value: Any) -> list[Any]:
+    def gather(self, value: Any, *, exchange: str = "") -> list[Any]:
         """See `ProcessGroup`."""
+        message = {"kind": "value", "exchange": exchange}
         if not self.is_first:
-            self._connections[0].send({"kind": "value", "value": value})
-            return self._next(0)
-        values = [json.loads(json.dumps(value)), *map(self._next, range(1, self.size))]
+            self._connections[0].send({**message, "value": value})
+            return self._next(0, exchange)
+        others = [self._next(process, exchange) for process in range(1, self.size)]
+        values = [json.loads(json.dumps(value)), *others]
         for connection in self._connections.values():
-            connection.send({"kind": "value", "value": values})
+            connection.send({**message, "value": values})
         return values
 
-    def _next(self, process: int) -> Any:
-        inbox = self._inbox[process]
+    def _next(self, process: int, exchange: str) -> Any:
         with self._changed:
+            inbox = self._inbox[process, exchange]
             while not self._changed.wait_for(
                 lambda: inbox or self._loss or process in self._left, timeout=_TELL_S
             ):
                 self._tell(f"waiting for {self.name(process)}")
             if inbox:
                 return inbox.popleft()
-            self._noticed.set()
+            if not exchange:  # another thread may notice while the main thread hangs
+                self._noticed.set()
             loss = self._loss or f"{self.name(process)} ended before this one"
         raise LostProcessError(loss)
 
@@ -202,7 +209,7 @@ class ConnectedProcessGroup(ProcessGroup):
             self._lose(message["process"], message["how"])
         with self._changed:
             if message["kind"] == "value":
-                self._inbox[process].append(message["value"])
+                self._inbox[process, message["exchange"]].append(message["value"])
             elif message["kind"] == "bye":
                 self._left.add(process)
             self._changed.notify_all()

@@ -338,7 +338,7 @@ class Session:
             place.write_params(model, self.tree, self._kind().tree())
             checkpoints.prepare()
             description = self._parts.description(model).at(self.step, {})
-            checkpoints.save(self.program.state, description)
+            checkpoints.save(self.program.shards, description)
             checkpoints.wait()
         finally:
             checkpoints.close()

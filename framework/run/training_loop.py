@@ -20,7 +20,13 @@ import numpy as np
 from tekso.framework import task_results
 from tekso.framework.execution.base import ExecutionProgram
 from tekso.framework.learning_step import LearnerBase
-from tekso.framework.run.checkpoints import Checkpoint, CheckpointError, Checkpoints, Description
+from tekso.framework.run.checkpoints import (
+    Checkpoint,
+    CheckpointError,
+    Checkpoints,
+    DamagedCheckpointError,
+    Description,
+)
 from tekso.framework.run.early_stopping import EarlyStoppingRule
 from tekso.framework.run.evaluation import (
     Stopped,
@@ -146,17 +152,32 @@ class TrainingLoop:
     def restore(self, checkpoint: Checkpoint | None) -> int:
         """Restores the state from a checkpoint, or initializes it; returns the steps done.
 
+        If bytes of the checkpoint have changed, it restores the newest one before it that is good.
+
         Raises:
-          CheckpointError: the checkpoint does not fit the program.
+          CheckpointError: the checkpoint does not fit the program, or all are damaged.
         """
+        damage: dict[int, str] = {}
+        while checkpoint is not None:
+            reasons = self._group.gather(self._restored(checkpoint))
+            reason = next(filter(None, reasons), None)
+            if reason is None:
+                break
+            damage[checkpoint.step] = reason
+            checkpoint = self._checkpoints.resume(damage)
         if checkpoint is None:
             self._program.initialize()
-            step = 0
-        else:
-            restore(self._program, checkpoint)
-            step = checkpoint.step
+        step = checkpoint.step if checkpoint is not None else 0
         self._report.go_on_from(step)
         return step
+
+    def _restored(self, checkpoint: Checkpoint) -> str | None:
+        """Restores a checkpoint; returns the reason if it is damaged."""
+        try:
+            restore(self._program, checkpoint)
+        except DamagedCheckpointError as error:
+            return str(error)
+        return None
 
     def run(self, first_step: int) -> Outcome:
         """Trains from a restored step to the last step, or until a signal.
@@ -326,17 +347,24 @@ class TrainingLoop:
         with self._pace.paused():
             self._report.sync()
             description = self._description.at(step, _flat(evaluations))
-            self._checkpoints.save(self._program.state, description)
+            self._checkpoints.save(self._program.shards, description)
 
 
 def restore(program: ExecutionProgram, checkpoint: Checkpoint) -> None:
     """Restores the state of a program from a checkpoint.
 
+    All processes run the same operations, also if one of them reads damaged bytes.
+
     Raises:
+      DamagedCheckpointError: bytes that this process read have changed.
       CheckpointError: the checkpoint does not fit the program; names the tensors.
     """
+    damage: list[DamagedCheckpointError] = []
     try:
-        program.restore(checkpoint.read, checkpoint.keys)
+        read = functools.partial(checkpoint.stored, damaged=damage.append)
+        program.restore(read, checkpoint.keys)
+        if damage:
+            raise damage[0]
     except ValueError as error:
         raise CheckpointError(
             f"{checkpoint.path} cannot be restored: {error}. Undo the changes since it was saved, "

@@ -6,6 +6,7 @@ process and in several: each process creates and stores only the shards of its o
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,6 +24,7 @@ class Placement:
 
     def __init__(self, mesh: Any) -> None:
         self.mesh = mesh
+        self.process = dtensor.client_id()
         self._locations = mesh.local_device_locations()
         self._sizes = {name: mesh.dim_size(name) for name in mesh.dim_names}
 
@@ -49,6 +51,27 @@ class Placement:
                 parts.append(slice(location[axis] * count, (location[axis] + 1) * count))
         return tuple(parts)
 
+    def shards(
+        self, shape: Sequence[int], axes: Layout
+    ) -> list[tuple[tuple[slice, ...], tuple[int, ...]]]:
+        """Returns every distinct shard of a tensor, with the processes that have it.
+
+        The first devices of a mesh belong to process 0, the next to process 1, and so on.
+        """
+        names, per_process = list(self._sizes), len(self._locations)
+        found: dict[Any, tuple[tuple[slice, ...], list[int]]] = {}
+        for number, at in enumerate(itertools.product(*map(range, self._sizes.values()))):
+            where = self.slices(shape, axes, dict(zip(names, at, strict=True)))
+            _, processes = found.setdefault(_hashable(where), (where, []))
+            if number // per_process not in processes:
+                processes.append(number // per_process)
+        return [(where, tuple(processes)) for where, processes in found.values()]
+
+    def shard(self, x: tf.Tensor, where: tuple[slice, ...], axes: Layout) -> tf.Tensor:
+        """Returns the shard at `where` of a sharded tensor, which a local device has."""
+        places = (self.slices(x.shape, axes, location) for location in self._locations)
+        return dtensor.unpack(x)[list(places).index(where)]
+
     def place(
         self,
         part: Callable[[tuple[slice, ...]], np.ndarray],
@@ -60,13 +83,13 @@ class Placement:
         made: dict[Any, tf.Tensor] = {}
         for location in self._locations:
             where = self.slices(shape, axes, location)
-            key = tuple((s.start, s.stop) for s in where)
+            key = _hashable(where)
             if key not in made:
                 made[key] = tf.constant(part(where), dtype)
         parts = []
         for location in self._locations:
             where = self.slices(shape, axes, location)
-            parts.append(made[tuple((s.start, s.stop) for s in where)])
+            parts.append(made[_hashable(where)])
         return dtensor.pack(parts, self.layout(axes))
 
     def put(self, array: Any, axes: Layout | None = None) -> tf.Tensor:
@@ -103,14 +126,18 @@ class Placement:
 
     def whole(self, x: tf.Tensor) -> np.ndarray:
         """Returns a sharded tensor as an array on the host; every process must call it."""
-        layout = dtensor.fetch_layout(x)
-        if not layout.is_fully_replicated():
-            x = self._gather(x)
-        return dtensor.unpack(x)[0].numpy()
+        return dtensor.unpack(self.gathered(x))[0].numpy()
 
-    def _gather(self, x: tf.Tensor) -> tf.Tensor:
+    def gathered(self, x: tf.Tensor) -> tf.Tensor:
+        """Returns a sharded tensor, replicated; every process must call it."""
+        if dtensor.fetch_layout(x).is_fully_replicated():
+            return x
         return dtensor.relayout(x, self.replicated(x.shape.rank))
 
     def local(self, x: tf.Tensor) -> tf.Tensor:
         """Returns a replicated tensor as an ordinary tensor, without waiting for its value."""
         return dtensor.unpack(x)[0]
+
+
+def _hashable(where: tuple[slice, ...]) -> tuple[tuple[int, int], ...]:
+    return tuple((s.start, s.stop) for s in where)

@@ -11,7 +11,7 @@ over the global batch, and the code has no explicit all-reduce.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any, Literal
 
 import numpy as np
@@ -27,7 +27,8 @@ from tekso.framework.execution.mesh.context import MeshContext
 from tekso.framework.execution.mesh.layouts import Layout, MeshLayout
 from tekso.framework.execution.mesh.placement import Placement
 from tekso.framework.execution.mesh.step_errors import compiled
-from tekso.framework.execution.state import checked_state
+from tekso.framework.execution.shards import Owners, Shard, Slices, is_sliceable, part_of, pieces
+from tekso.framework.execution.state import Stored, checked_state
 from tekso.framework.primitives.fusion import Fuse, no_fusion
 from tekso.framework.state import State
 from tekso.framework.step import Flat, Step, Sums, part_sums, unscaled, with_gradients
@@ -83,8 +84,8 @@ class MeshProgram(ExecutionProgram):
         specs = self.specs()
         self._assign(lambda key: functools.partial(specs[key].initial_value, self._step.seed))
 
-    def restore(self, read: Callable[[str], np.ndarray], keys: Set[str]) -> None:
-        """See `ExecutionProgram`."""
+    def restore(self, read: Callable[[str], Stored], keys: Set[str]) -> None:
+        """See `ExecutionProgram`; each process reads only the shards of its devices."""
         values = checked_state(self.specs(), read, keys)
         self._assign(lambda key: values.pop(key).__getitem__)
 
@@ -105,6 +106,26 @@ class MeshProgram(ExecutionProgram):
         """See `ExecutionProgram`."""
         whole = self._placement.whole
         return self._variables.map(lambda variable: whole(variable.read_value())).keyed()
+
+    def shards(self) -> Iterator[Shard]:
+        """See `ExecutionProgram`; replicated shards are divided among the processes by bytes."""
+        owners = Owners(self._placement.process)
+        variables, stored = self._variables.keyed(), self._stored.keyed()
+        for key, spec in self.specs().items():
+            value, axes = variables[key].read_value, stored[key]
+            if not is_sliceable(spec.dtype):
+                axes = (None,) * len(axes)
+                value = functools.partial(self._placement.gathered, value())
+            for where, processes in self._placement.shards(spec.shape, axes):
+                read = functools.partial(self._read_shard, value, axes, where)
+                for shard in pieces(key, spec.shape, spec.dtype, read, where):
+                    if owners.is_own(shard, processes):
+                        yield shard
+
+    def _read_shard(
+        self, value: Callable[[], tf.Tensor], axes: Layout, shard: Slices, where: Slices
+    ) -> tf.Tensor:
+        return part_of(self._placement.shard(value(), shard, axes), where, shard)
 
     def _read(self) -> State[tf.Tensor]:
         return self._variables.map(lambda variable: variable.read_value())

@@ -10,8 +10,9 @@ unpacked into its shards on one mesh, and packed from them on the next.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from tekso.framework.execution.mesh.placement import TOO_MANY_TO_FOLD, Placement
 from tekso.framework.execution.mesh.step_errors import compiled, explained
 from tekso.framework.execution.mesh.unsupported_ops import refuse_unsupported
 from tekso.framework.execution.pipeline.stage_backend import Kind, Part, Specs, StageBackend
+from tekso.framework.execution.shards import Slices
 from tekso.framework.primitives.fusion import Fuse, MarkedFusion, no_fusion
 from tekso.framework.step import Flat
 from tekso.framework.weight_spec import WeightSpec
@@ -149,10 +151,17 @@ class MeshBackend(StageBackend):
         with _DTENSOR:
             return variable.read_value()
 
-    def whole(self, variable: Any) -> np.ndarray:
+    def shards(
+        self, variable: Any, spec: WeightSpec, kind: Kind
+    ) -> Iterator[tuple[Slices, Callable[[], tf.Tensor]]]:
         """See `StageBackend`."""
+        axes = self._axes(spec, kind)
+        for where, _ in self._placement.shards(spec.shape, axes):
+            yield where, functools.partial(self._read_shard, variable, where, axes)
+
+    def _read_shard(self, variable: Any, where: Slices, axes: Layout) -> tf.Tensor:
         with _DTENSOR:
-            return self._placement.whole(variable.read_value())
+            return self._placement.shard(variable.read_value(), where, axes)
 
     # --- functions ---
 

@@ -41,7 +41,8 @@ from tekso.framework.execution.pipeline.stage_functions import StageFunctions
 from tekso.framework.execution.pipeline.stage_state import StageState
 from tekso.framework.execution.pipeline.stage_update import StageUpdate
 from tekso.framework.execution.pipeline.workers import StageError, Worker, Workers, reason_of
-from tekso.framework.execution.state import checked_state
+from tekso.framework.execution.shards import Shard, assembled, storable
+from tekso.framework.execution.state import Stored, checked_state
 from tekso.framework.step import Flat, Step, added, joined_sums
 from tekso.framework.step import Sums as StepSums
 from tekso.framework.theta import SEPARATOR
@@ -107,7 +108,7 @@ class PipelineProgram(ExecutionProgram):
         self._state.assign(lambda key, where: specs[key].initial_value(self._step.seed, where))
         self._evaluation.forget()
 
-    def restore(self, read: Callable[[str], np.ndarray], keys: Set[str]) -> None:
+    def restore(self, read: Callable[[str], Stored], keys: Set[str]) -> None:
         """See `ExecutionProgram`."""
         values = checked_state(self.specs(), read, keys)
         self._state.assign(lambda key, where: values[key][where])
@@ -115,7 +116,11 @@ class PipelineProgram(ExecutionProgram):
 
     def state(self) -> dict[str, np.ndarray]:
         """See `ExecutionProgram`."""
-        return self._state.whole().keyed()
+        return assembled(self._state.shards())
+
+    def shards(self) -> Iterator[Shard]:
+        """See `ExecutionProgram`."""
+        return storable(self._state.shards())
 
     # --- training ---
 

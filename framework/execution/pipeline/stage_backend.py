@@ -8,13 +8,15 @@ tensor to another backend. The rest of a pipeline is the same for both.
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 import numpy as np
 import tensorflow as tf
 
 from tekso.framework.context import Mode, StepContext
+from tekso.framework.execution.shards import Slices, whole
 from tekso.framework.primitives.fusion import Fuse, XlaFusion, no_fusion
 from tekso.framework.step import Flat
 from tekso.framework.weight_spec import WeightSpec
@@ -84,8 +86,10 @@ class StageBackend(abc.ABC):
         """Returns the value of a variable; only for use outside of compiled functions."""
 
     @abc.abstractmethod
-    def whole(self, variable: Any) -> np.ndarray:
-        """Returns the whole value of a variable, gathered on the host."""
+    def shards(
+        self, variable: Any, spec: WeightSpec, kind: Kind
+    ) -> Iterator[tuple[Slices, Callable[[], tf.Tensor]]]:
+        """Yields the distinct shards of a variable: where they are, and a function that reads."""
 
     # --- functions ---
 
@@ -216,9 +220,11 @@ class DeviceBackend(StageBackend):
         with tf.device(self.name):
             return variable.read_value()
 
-    def whole(self, variable: tf.Variable) -> np.ndarray:
+    def shards(
+        self, variable: tf.Variable, spec: WeightSpec, kind: Kind
+    ) -> Iterator[tuple[Slices, Callable[[], tf.Tensor]]]:
         """See `StageBackend`."""
-        return np.asarray(variable.numpy())
+        yield whole(spec.shape), functools.partial(self.read, variable)
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """See `StageBackend`."""
@@ -281,4 +287,4 @@ class DeviceBackend(StageBackend):
 
 
 def _all(part: Part, spec: WeightSpec) -> np.ndarray:
-    return part(tuple(slice(0, size) for size in spec.shape))
+    return part(whole(spec.shape))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,13 +12,15 @@ import tensorflow as tf
 from tekso.framework.execution.pipeline.stage_backend import Kind, Part, StageBackend
 from tekso.framework.execution.pipeline.stage_specs import StageSpecs
 from tekso.framework.execution.pipeline.stages import Rows, StagePlan
+from tekso.framework.execution.shards import Shard, Slices, part_of, pieces
 from tekso.framework.learning_step import APPLIED
 from tekso.framework.state import LEARNER, WEIGHTS, State
 from tekso.framework.step import Flat, Step
+from tekso.framework.weight_spec import WeightSpec
 
 _KINDS: tuple[tuple[Kind, str], ...] = (("weight", WEIGHTS), ("slot", LEARNER))
 
-Value = Callable[[str, tuple[slice, ...]], np.ndarray]
+Value = Callable[[str, Slices], np.ndarray]
 """`value(checkpoint key, slices)` returns a slice of the array of a key."""
 
 
@@ -69,19 +72,21 @@ class StageState:
             else:
                 self._counts[path] = tf.Variable(number, trainable=False)
 
-    def whole(self) -> State[np.ndarray]:
-        """Returns the whole state on the host, with the rows of all stages concatenated."""
-        found: list[dict[str, np.ndarray]] = []
-        for kind in range(2):
-            parts: dict[str, list[np.ndarray]] = {}
-            for stage, variables in enumerate(self.stages):
-                for path, variable in variables[kind].items():
-                    if path not in parts or self._kept.rows[stage][kind][path] is not None:
-                        array = self._backends[0][stage].whole(variable)
-                        parts.setdefault(path, []).append(array)
-            found.append({p: a[0] if len(a) == 1 else np.concatenate(a) for p, a in parts.items()})
-        counts = {path: np.asarray(v.numpy()) for path, v in self._counts.items()}
-        return State(found[0], found[1] | counts)
+    def shards(self) -> Iterator[Shard]:
+        """Yields the state in pieces; of a stacked weight, every stage has its rows."""
+        specs, seen = self._step.specs.keyed(), set()
+        for stage, i in itertools.product(range(len(self.stages)), range(len(_KINDS))):
+            home, (kind, prefix) = self._backends[0][stage], _KINDS[i]
+            for path, variable in self.stages[stage][i].items():
+                key, rows = prefix + path, self._kept.rows[stage][i][path]
+                if rows is None and key in seen:
+                    continue
+                seen.add(key)
+                for where, read in home.shards(variable, self._kept.specs[stage][i][path], kind):
+                    of = _moved(where, rows[0] if rows is not None else 0)
+                    yield from _pieces(key, specs[key], read, of)
+        for path, count in self._counts.items():
+            yield from _pieces(LEARNER + path, specs[LEARNER + path], count.read_value, ())
 
     def counts(self) -> Flat:
         """Returns the counts of the learner."""
@@ -157,9 +162,21 @@ def _shifted(value: Value, key: str, rows: Rows) -> Part:
     """Returns a function that slices the array of a key, or only some of its rows."""
     first = 0 if rows is None else rows[0]
 
-    def part(where: tuple[slice, ...]) -> np.ndarray:
-        if first:
-            where = (slice(where[0].start + first, where[0].stop + first), *where[1:])
-        return value(key, where)
+    def part(where: Slices) -> np.ndarray:
+        return value(key, _moved(where, first))
 
     return part
+
+
+def _moved(where: Slices, rows: int) -> Slices:
+    """Returns slices moved along dim 0."""
+    if not rows:
+        return where
+    return (slice(where[0].start + rows, where[0].stop + rows), *where[1:])
+
+
+def _pieces(
+    key: str, spec: WeightSpec, read: Callable[[], tf.Tensor], of: Slices
+) -> Iterator[Shard]:
+    """Yields the pieces of a shard; `read` returns its value, and `of` is its position."""
+    return pieces(key, spec.shape, spec.dtype, lambda where: part_of(read(), where, of), of)

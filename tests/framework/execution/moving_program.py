@@ -11,22 +11,28 @@ import json
 import os
 import sys
 import tempfile
+import threading
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+import numpy as np
 from small_models import batch, language_model, layer
 
-from tekso.framework.execution import DataParallel, MeshSharded, Pipelined
+from tekso.framework.execution import DataParallel, MeshSharded, Pipelined, shards
 from tekso.framework.execution.base import signature_of
 from tekso.framework.learner import Learner
 from tekso.framework.optimizers.sgd import Momentum
-from tekso.framework.run.checkpoints import Checkpoints, Description
+from tekso.framework.run import tensor_files
+from tekso.framework.run.checkpoints import Checkpoint, Checkpoints, Description
 from tekso.framework.schedules import Constant
 from tekso.models.layers.stack import RepeatedStack
+
+shards.PIECE_BYTES = 1000  # so that most tensors are stored in several pieces
 
 EXECUTIONS: dict[str, Any] = {
     "data_parallel": DataParallel,
@@ -53,13 +59,47 @@ def run(folder: str, leg: dict[str, Any]) -> list[float]:
     if good is None:
         program.initialize()
     else:
-        program.restore(good.read, good.keys)
+        program.restore(good.stored, good.keys)
         first = good.description.step
+        check_equal(program.state(), good)
     steps = range(first, first + leg["steps"])
     losses = [float(program.train_step(batch("repeated", i), i)["loss"]) for i in steps]
-    checkpoints.save(program.state, Description(step=steps.stop, model="m", params=""))
+    checkpoints.save(program.shards, Description(step=steps.stop, model="m", params=""))
     checkpoints.close()
+    check_equal(program.state(), checkpoints.open(str(steps.stop)))
+    check_written_while_training(program, steps.stop)
     return losses
+
+
+def check_written_while_training(program: Any, step: int) -> None:
+    """Checks that a checkpoint has the state of its step, even if it is written after others."""
+    before, write, may_write = program.state(), tensor_files.write, threading.Event()
+
+    def write_later(prefix: str, part: Any) -> None:
+        may_write.wait(60)
+        write(prefix, part)
+
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoints = Checkpoints(folder)
+        with (
+            mock.patch.object(shards, "PIECE_BYTES", 1 << 25),  # all of the state is one part
+            mock.patch.object(tensor_files, "write", write_later),
+        ):
+            checkpoints.save(program.shards, Description(step=step, model="m", params=""))
+            program.train_step(batch("repeated", step), step)
+            may_write.set()
+            checkpoints.close()
+        check_equal(before, checkpoints.open(str(step)))
+        after = program.state()
+        if all(np.array_equal(after[key], value) for key, value in before.items()):
+            raise ValueError("the step did not change the state")
+
+
+def check_equal(state: dict[str, np.ndarray], saved: Checkpoint) -> None:
+    """Raises a ValueError unless a state and a checkpoint are equal to the last bit."""
+    other = [k for k, v in state.items() if saved.read(k).tobytes() != v.tobytes()]
+    if other or saved.keys != state.keys():
+        raise ValueError(f"not as in {saved.path}: {other or saved.keys ^ state.keys()}")
 
 
 def main() -> None:

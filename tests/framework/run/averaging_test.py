@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tekso.framework.run import averaging, checkpoint_files
+from tekso.framework.run import averaging, checkpoint_files, tensor_files
 from tekso.framework.run.checkpoint_files import Checkpoint, CheckpointError, Description
 
 PARAMS = "task.dim : 3\nrun.seed : 1\n"
@@ -107,10 +107,10 @@ def test_one_tensor_at_a_time_is_in_memory(tmp_path: Path, monkeypatch: pytest.M
     checkpoints = three(tmp_path)
     monkeypatch.setattr(averaging, "_PART_BYTES", 1)
     sizes: list[int] = []
-    write = checkpoint_files._write_tensors
+    write = tensor_files.write
     monkeypatch.setattr(
-        checkpoint_files,
-        "_write_tensors",
+        tensor_files,
+        "write",
         lambda p, t: (sizes.append(len(t)), write(p, t))[1],
     )
     averaging.write_average(str(tmp_path / "mean"), checkpoints)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -20,7 +22,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sampling import sample
 
-from tekso.framework.run import checkpoint_files
+from tekso.framework.execution.shards import Shard, of_arrays
+from tekso.framework.run import checkpoint_files, tensor_files
 from tekso.framework.run.checkpoints import (
     CheckpointError,
     Checkpoints,
@@ -46,8 +49,8 @@ def tensors_at(step: int) -> dict[str, np.ndarray]:
     return {**TENSORS, "learner/step": np.int64(step)}
 
 
-def state_at(step: int) -> Callable[[], dict[str, np.ndarray]]:
-    return lambda: tensors_at(step)
+def state_at(step: int) -> Callable[[], Iterator[Shard]]:
+    return lambda: of_arrays(tensors_at(step))
 
 
 def store(path: Path, warnings: list[str] | None = None, **options: object) -> Checkpoints:
@@ -87,7 +90,7 @@ def test_the_json_beside_it_tells_what_it_is(tmp_path: Path) -> None:
     description = Description(
         step=3, model="lm.some.Model", params="text", tensors=table, input={"position": 3}
     )
-    checkpoints.save(lambda: {"weights/w": np.zeros((2, 3), np.float32)}, description)
+    checkpoints.save(lambda: of_arrays({"weights/w": np.zeros((2, 3), np.float32)}), description)
     checkpoints.wait()
     told = json.loads((tmp_path / "step_00000003" / "checkpoint.json").read_text())
     assert told["step"] == 3 and told["model"] == "lm.some.Model" and told["params"] == "text"
@@ -108,14 +111,14 @@ def test_no_checkpoint_yet_is_no_error(tmp_path: Path) -> None:
 def test_save_returns_before_the_files_are_there_and_the_next_save_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    may_write, order, write = threading.Event(), [], checkpoint_files.write
+    may_write, order, write = threading.Event(), [], checkpoint_files.write_shards
 
-    def slow_write(path: str, *args: object) -> object:
+    def slow_write(path: str, *args: Any, **options: Any) -> object:
         may_write.wait(20)
         order.append(path[-1])
-        return write(path, *args)  # type: ignore[arg-type]
+        return write(path, *args, **options)
 
-    monkeypatch.setattr(checkpoint_files, "write", slow_write)
+    monkeypatch.setattr(checkpoint_files, "write_shards", slow_write)
     checkpoints = store(tmp_path)
     checkpoints.save(state_at(1), describe(1))
     assert checkpoints.steps() == []
@@ -129,7 +132,7 @@ def test_save_returns_before_the_files_are_there_and_the_next_save_waits(
 
 def test_one_step_is_saved_once(tmp_path: Path) -> None:
     checkpoints = saved(tmp_path, 4)
-    checkpoints.save(lambda: {"weights/other": np.zeros(2)}, describe(4))
+    checkpoints.save(lambda: of_arrays({"weights/other": np.zeros(2)}), describe(4))
     checkpoints.wait()
     good = checkpoints.newest_good()
     assert good is not None and good.keys == tensors_at(4).keys()
@@ -263,8 +266,8 @@ def test_a_disk_without_room_is_refused_before_anything_is_written(
 ) -> None:
     checkpoints = saved(tmp_path, 10)
     usage = types.SimpleNamespace(free=100)
-    monkeypatch.setattr(checkpoint_files.shutil, "disk_usage", lambda path: usage)
-    checkpoints.save(lambda: {"weights/w": np.zeros((30, 50), np.float32)}, describe(20))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    checkpoints.save(lambda: of_arrays({"weights/w": np.zeros((30, 50), np.float32)}), describe(20))
     with pytest.raises(DiskFullError, match=r"step_00000020: it needs 6,000 bytes, 100 are free"):
         checkpoints.wait()
     assert sorted(os.listdir(tmp_path)) == ["step_00000010"]
@@ -277,12 +280,13 @@ def test_a_disk_without_room_is_refused_before_anything_is_written(
 FULL_DISK = """
 import resource, sys
 import numpy as np
+from tekso.framework.execution.shards import of_arrays
 from tekso.framework.run.checkpoints import Checkpoints, Description, DiskFullError
 
 checkpoints = Checkpoints(sys.argv[1])
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
 checkpoints.save(
-    lambda: {"weights/w": np.zeros((300, 500), np.float32)},
+    lambda: of_arrays({"weights/w": np.zeros((300, 500), np.float32)}),
     Description(step=20, model="m", params="p"),
 )
 try:
@@ -318,7 +322,7 @@ def test_another_error_of_writing_surfaces_at_the_next_call(
     def fail(*args: object) -> None:
         raise tf.errors.UnavailableError(None, None, "the disk is away\nand more")
 
-    monkeypatch.setattr(checkpoint_files, "_write_tensors", fail)
+    monkeypatch.setattr(tensor_files, "write", fail)
     checkpoints.save(state_at(1), describe(1))
     with pytest.raises(CheckpointError, match=r"step_00000001: the disk is away$"):
         checkpoints.save(state_at(2), describe(2))

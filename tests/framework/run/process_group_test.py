@@ -75,6 +75,21 @@ def test_processes_gather_values_in_their_order(addresses: tuple[str, ...]) -> N
         assert first == "of 0"
 
 
+def test_exchanges_of_two_threads_are_apart(addresses: tuple[str, ...]) -> None:
+    def run(process: int) -> Any:
+        with of(addresses, process) as found:
+            rounds = [f"{process}, {round}" for round in range(50)]
+
+            def gather(exchange: str) -> list[Any]:
+                return [found.gather(exchange + text, exchange=exchange) for text in rounds]
+
+            return in_threads(lambda: gather(""), lambda: gather("files "))
+
+    for both in in_threads(*(lambda p=p: run(p) for p in range(3))):
+        for exchange, found in zip(("", "files "), both, strict=True):
+            assert found == [[f"{exchange}{p}, {r}" for p in range(3)] for r in range(50)]
+
+
 def test_first_process_goes_before_the_others(addresses: tuple[str, ...]) -> None:
     order: list[int] = []
 
@@ -252,6 +267,9 @@ def test_hanging_process_is_ended(
 
     def hangs() -> None:
         with of(addresses[:2], 0, last_words=words.append) as found:
+            # That another thread notices the loss does not save this one.
+            (error,) = in_threads(lambda: found.gather(None, exchange="of another thread"))
+            assert isinstance(error, LostProcessError)
             assert ended.wait(DEADLINE_S)
             found.gather(None)
 

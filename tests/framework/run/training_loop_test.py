@@ -23,9 +23,10 @@ import numpy as np
 import pytest
 
 from tekso.framework import files
-from tekso.framework.execution.state import checked_state
+from tekso.framework.execution.shards import Shard, of_arrays
+from tekso.framework.execution.state import Stored, checked_state
 from tekso.framework.learner import NonFiniteStepsError
-from tekso.framework.run import checkpoint_files
+from tekso.framework.run import tensor_files
 from tekso.framework.run.checkpoints import CheckpointError, Checkpoints, Description
 from tekso.framework.run.early_stopping import EarlyStoppingRule
 from tekso.framework.run.logdir import Logdir
@@ -50,12 +51,12 @@ class FakeProgram:
     def initialize(self) -> None:
         self.w = np.zeros(self.dim)
 
-    def state(self) -> dict[str, np.ndarray]:
-        return {"weights/w": self.w.copy()}
+    def shards(self) -> Iterator[Shard]:
+        return of_arrays({"weights/w": self.w.copy()})
 
-    def restore(self, read: Callable[[str], np.ndarray], keys: Any) -> None:
+    def restore(self, read: Callable[[str], Stored], keys: Any) -> None:
         checked_state(self.specs(), read, keys)
-        self.w = read("weights/w")
+        self.w = read("weights/w")[(slice(0, self.dim),)]
 
     def train_step(self, batch: Any, step: int) -> dict[str, Any]:
         self.at_step(step)
@@ -153,7 +154,7 @@ class Run:
             score=score,
         )
         try:
-            return loop.run(loop.restore(checkpoints.newest_good(set_aside=True)))
+            return loop.run(loop.restore(checkpoints.resume()))
         finally:
             report.close()
             checkpoints.close()
@@ -328,7 +329,7 @@ def train_and_be_killed(run: Run, moment: str) -> None:
     """Trains until a step begins or, if `moment` is one of WRITING, to that point of a write."""
     if moment in WRITING:
         places = {
-            "tensors": (checkpoint_files, "_write_tensors"),
+            "tensors": (tensor_files, "write"),
             "description": (files, "write_atomically"),
             "name": (files, "rename"),
             "surplus": (Checkpoints, "_remove_surplus"),
@@ -443,6 +444,35 @@ def test_a_torn_checkpoint_is_told_and_the_one_before_is_gone_on_from(
     assert run.train().first_step == 4
     assert "step_00000008" in run.warnings[0] and "damaged_step_00000008.1" in run.warnings[0]
     assert run.losses() == whole.losses() and run.losses("dev") == whole.losses("dev")
+
+
+def test_changed_bytes_are_found_when_they_are_restored_and_the_one_before_is_gone_on_from(
+    killed_run: Callable[[str], Run], whole: Run
+) -> None:
+    run = killed_run("13")
+    for step in (12, 8):
+        changed = run.path / "checkpoints" / f"step_{step:08d}" / "tensors.data-00000-of-00001"
+        content = bytearray(changed.read_bytes())
+        content[5] ^= 1
+        changed.write_bytes(content)
+    assert run.train().first_step == 4
+    for step, warning in zip((12, 8), run.warnings, strict=True):
+        assert f"damaged checkpoint {run.path}/checkpoints/step_{step:08d}" in warning
+        assert "weights/w cannot be read: the bytes of tensors.data-00000-of-00001" in warning
+        assert f"renamed to {run.path}/checkpoints/damaged_step_{step:08d}.1" in warning
+    assert run.losses() == whole.losses() and run.losses("dev") == whole.losses("dev")
+
+
+def test_changed_bytes_in_all_checkpoints_are_an_error_and_no_new_run(
+    killed_run: Callable[[str], Run],
+) -> None:
+    run = killed_run("5")
+    (changed,) = (run.path / "checkpoints").glob("step_*/tensors.data-*")
+    changed.write_bytes(bytes(len(changed.read_bytes())))
+    for _ in range(2):  # also when the command is repeated
+        with pytest.raises(CheckpointError, match=r"are damaged.*weights/w.*Nothing was deleted"):
+            run.train()
+        assert changed.exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

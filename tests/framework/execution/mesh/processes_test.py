@@ -89,6 +89,43 @@ def test_lost_process_is_named_and_the_same_command_goes_on(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("execution", ["mesh_sharded", "data_parallel"])
+def test_process_killed_in_the_middle_of_a_sharded_write(
+    package: Path, tmp_path: Path, execution: str
+) -> None:
+    cluster = f"--cluster={','.join(free_addresses(2))}"
+    args = [*arguments(tmp_path, "data:2;model:2", 2), "--steps=10"]
+    if execution == "data_parallel":  # all processes have the whole state, and divide it
+        args = ["--model=ending.experiments.Small", f"--logdir={tmp_path}", "--steps=10"]
+        args += ["--execution=data_parallel", "--deterministic", "--set=execution.xla=none"]
+    deadline = time.monotonic() + DEADLINE_S
+    first = Trainer(package, *args, cluster, "--process=0")
+    second = Trainer(package, *args, cluster, "--process=1", END_AT_FILE="2")
+    assert second.end(deadline)[0] == -signal.SIGKILL
+    code, _, err = first.end(time.monotonic() + AN_END_S)
+    told = LOST.match(err)
+    assert code == 1 and told and (told[1], told[3]) == ("1", "4"), err
+    names = {path.name for path in (tmp_path / "checkpoints").iterdir()}
+    assert names == {"step_00000004", ".unfinished_step_00000008"}
+    before = losses(tmp_path)
+
+    deadline = time.monotonic() + DEADLINE_S
+    ends = [trainer.end(deadline) for trainer in start_together(2, package, args)]
+    assert [code for code, _, _ in ends] == [0, 0], ends
+    assert f"resuming from {tmp_path}/checkpoints/step_00000004" in ends[0][1]
+    found = losses(tmp_path)
+    assert {step: found[step] for step in before} == before  # to the last bit
+    last = tmp_path / "checkpoints" / "step_00000010"
+    sizes = [path.stat().st_size for path in sorted(last.glob("tensors.data-*"))]
+    assert len(sizes) == 2 and max(sizes) < 1.1 * min(sizes)  # a file of each process
+
+    alone = [f"--logdir={tmp_path}", "--mode=eval", "--format=json", "--execution=data_parallel"]
+    code, out, err = Trainer(package, *alone).end(time.monotonic() + DEADLINE_S)
+    assert code == 0, err
+    assert json.loads(out)["dev"]["loss"] == pytest.approx(losses(tmp_path, "dev")[10], rel=1e-6)
+
+
+@pytest.mark.slow
 def test_signal_to_one_process_stops_all_at_the_same_step(package: Path, tmp_path: Path) -> None:
     args = arguments(tmp_path, "data:2", 1)
     started = start_together(2, package, args, ending=(1, 9, signal.SIGTERM))

@@ -1,0 +1,91 @@
+"""The description of a checkpoint: the content of its JSON file."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import json
+import platform
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+FORMAT = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Description:
+    """The content of checkpoint.json.
+
+    Attributes:
+      step: training steps done.
+      model: key of the experiment.
+      params: text of the whole Params tree.
+      task: text of the Params of the task, completed with the sizes from the data; "" if an earlier
+        version wrote the checkpoint.
+      metrics: figures of the evaluations at this step, {"evaluation/metric": value}.
+      input: seed and position of the training input.
+      tensors: {key: {"shape", "dims", "dtype"}} of every tensor in the file.
+      versions: versions of the software that wrote the checkpoint.
+      created: time of writing, UTC.
+      files: {name: {"size_bytes", "sha256"}} of the tensor files.
+      averaged: the checkpoints of which this one is the average; empty for a checkpoint of a
+        training run.
+    """
+
+    step: int
+    model: str
+    params: str
+    task: str = ""
+    metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    input: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    tensors: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    created: str = ""
+    files: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    averaged: Sequence[str] = ()
+
+    def at(self, step: int, metrics: Mapping[str, float]) -> Description:
+        """Returns the description of a checkpoint of the same run at a step.
+
+        Args:
+          step: training steps done.
+          metrics: {"evaluation/metric": value} of the evaluations at this step.
+        """
+        position = {**self.input, "position": step}
+        return dataclasses.replace(self, step=step, metrics=metrics, input=position)
+
+    def to_json(self) -> str:
+        """Returns the text of the JSON file."""
+        return json.dumps({"format": FORMAT, **dataclasses.asdict(self)}, indent=1) + "\n"
+
+    @staticmethod
+    def from_json(text: str) -> Description:
+        """Reads what `to_json` wrote.
+
+        Raises:
+          ValueError: the text is not a description, or has a later format.
+        """
+        fields = json.loads(text)
+        if not isinstance(fields, dict) or fields.pop("format", None) != FORMAT:
+            raise ValueError(f"not the description of a checkpoint of format {FORMAT}")
+        known = {field.name for field in dataclasses.fields(Description)}
+        if missing := {"step", "model", "params", "files"} - fields.keys():
+            raise ValueError(f"the description lacks {', '.join(sorted(missing))}")
+        return Description(**{name: value for name, value in fields.items() if name in known})
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions of Tekso, Python, TensorFlow and NumPy in this process."""
+    try:
+        ours = importlib.metadata.version("tekso")
+    except importlib.metadata.PackageNotFoundError:  # a checkout
+        ours = "not installed"
+    return {
+        "tekso": ours,
+        "python": platform.python_version(),
+        "tensorflow": tf.__version__,
+        "numpy": np.__version__,
+    }
