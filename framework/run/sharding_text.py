@@ -12,7 +12,7 @@ from tekso.framework.planning.collectives import StepCollectives
 from tekso.framework.planning.sharding import ShardedWeight, Sharding
 from tekso.framework.run.report.lines import WIDTH, size
 
-HOW_COUNTED = "in the program that DTensor compiles for this mesh, without running it"
+HOW_COUNTED = "in the program that TensorFlow compiles for this mesh, without running it"
 
 _INDENT = "  "
 _MOST_ROWS = 200
