@@ -7,7 +7,6 @@ A reproduction returns whether the values are right; a defect may also be an err
 from __future__ import annotations
 
 import os
-import time
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -17,14 +16,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from jobs import run_all
-from tensorflow.python.framework import error_interpolation
 
 from tekso.framework.execution import devices
 from tekso.framework.execution.mesh import mesh_devices
 from tekso.framework.execution.mesh.layouts import MeshShape
 from tekso.framework.execution.mesh.placement import Placement
 from tekso.framework.execution.mesh.workarounds import compiler, tensors
-from tekso.framework.primitives import window_slices
 from tekso.framework.weight_update import select
 
 WHOLE_2D, ROWS, COLUMNS = (None, None), ("m", None), (None, "m")
@@ -138,43 +135,11 @@ def loop_input_in_loop(place: Place, avoided: bool) -> bool:
     return _equal(place, _run(run, place.put(x, ("m",))), 64 * x)
 
 
-def average_pool_gradient(place: Place, avoided: bool) -> bool:
-    """Average pooling has no gradient on a mesh: hence the slices of `mesh/windows.py`."""
-    x = _values(2, 4, 4, 2)
-
-    def gradient(x: tf.Tensor) -> tf.Tensor:
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            if avoided:
-                y = window_slices.window_sum(x, shape=(2, 2), sizes=(2, 2), strides=(2, 2)) / 4
-            else:
-                y = tf.nn.avg_pool2d(x, 2, 2, "VALID")
-        return tape.gradient(y, x, output_gradients=tf.reduce_mean(x) * tf.ones_like(y))
-
-    placed = place.put(x, ("m", None, None, None))
-    return _equal(place, _run(gradient, placed), np.full_like(x, x.mean() / 4))
-
-
-def long_message(place: Place, avoided: bool) -> bool:
-    """TensorFlow searches an error message in a time that grows with the square of its length."""
-    if avoided:
-        compiler._LONGEST = 1000
-        compiler.cut_messages()
-    times = []
-    for length in (4_000, 8_000):
-        begin = time.process_time()
-        error_interpolation.parse_message("x" * length)
-        times.append(time.process_time() - begin)
-    return times[1] < 3 * max(times[0], 0.05)
-
-
 REPRODUCTIONS = {
     reproduction.__name__: reproduction
     for reproduction in (
-        average_pool_gradient,
         concatenated_shards,
         inner_relayout,
-        long_message,
         loop_gradient,
         loop_input_in_custom_gradient,
         loop_input_in_loop,
@@ -188,8 +153,7 @@ REPRODUCTIONS = {
 def run(job: dict[str, Any]) -> dict[str, Any]:
     """Runs a reproduction on two devices."""
     name, avoided = job["defect"], job["avoided"]
-    if name != "long_message":
-        compiler.cut_messages()
+    compiler.cut_messages()
     if name != "inner_relayout" or avoided:
         compiler.choose_passes()
     devices.setup_cpu(logical_devices=2, threads_per_op=1)

@@ -13,10 +13,8 @@ import tensorflow as tf
 
 PROGRAM = Path(__file__).with_name("workarounds_program.py")
 DEFECTS = (
-    "average_pool_gradient",
     "concatenated_shards",
     "inner_relayout",
-    "long_message",
     "loop_gradient",
     "loop_input_in_custom_gradient",
     "loop_input_in_loop",
