@@ -6,7 +6,7 @@ An op is a primitive because it has a custom gradient, a fast implementation, or
 implementation for sharded tensors. This file has the implementations for one device; `ctx.forms`
 has those of an execution, by name: on a mesh, a lookup reduces over the shards of the vocabulary.
 
-To add a primitive, write a function in this file with `@primitive`. If DTensor does not shard it
+To add a primitive, write a function in this file with `@primitive`. If a mesh does not shard it
 correctly by layout propagation, write its mesh form in `execution/mesh/forms.py` too.
 """
 

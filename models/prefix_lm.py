@@ -220,7 +220,7 @@ def _source_length(batch: Mapping[str, Any]) -> int:
 def _both(source: tf.Tensor, target: tf.Tensor, ctx: StepContext) -> tf.Tensor:
     """Concatenates [B, S] and [B, T] to [B, S + T].
 
-    The lengths are gathered first, because DTensor cannot concatenate sharded lengths.
+    The lengths are gathered first: on a mesh, sharded lengths cannot be concatenated.
     """
     both = tf.concat([ctx.constrain(x, ("batch", None)) for x in (source, target)], 1)
     return ctx.constrain(both, ("batch", None))

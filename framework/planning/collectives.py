@@ -22,10 +22,10 @@ from tensorflow.experimental import dtensor
 from tensorflow.python.eager import context
 
 from tekso.framework.execution.base import Signature
-from tekso.framework.execution.mesh import mesh_devices
 from tekso.framework.execution.mesh.layouts import Layout, MeshLayout, MeshShape
 from tekso.framework.execution.mesh.placement import Placement
 from tekso.framework.execution.mesh.program import MeshProgram
+from tekso.framework.execution.mesh.workarounds import compiler
 from tekso.framework.learning_step import LearnerBase
 from tekso.framework.planning.partitioned_program import Exchange, PartitionedProgram
 from tekso.framework.step import Step
@@ -89,7 +89,7 @@ def of_step(
     Raises:
       ExecutionError: DTensor cannot compile the step for this layout.
     """
-    mesh_devices.choose_passes()  # as a run does
+    compiler.choose_passes()  # as a run does
     mesh = _mesh_elsewhere(layout.mesh)
     step = Step(task, learner, seed=0, dtype=activation_dtype)
     program = MeshProgram(step, _Nowhere(mesh), layout)

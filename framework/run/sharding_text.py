@@ -13,7 +13,7 @@ from tekso.framework.planning.sharding import ShardedWeight, Sharding
 from tekso.framework.run.report.lines import WIDTH, size
 from tekso.framework.tables import table
 
-HOW_COUNTED = "in the program that DTensor compiles for this mesh, without running it"
+HOW_COUNTED = "in the program that TensorFlow compiles for this mesh, without running it"
 
 _INDENT = "  "
 _MOST_ROWS = 200

@@ -130,7 +130,7 @@ class SinusoidalPositions(PositionsBase):
         rates = np.exp(-step * np.arange(half)) / p.min_timescale
         sine, cosine = sines(np.arange(x.shape[1]) if positions is None else positions, rates)
         vectors = tf.cast(tf.concat([sine, cosine], -1), x.dtype)
-        # The constraint replicates the last dim: DTensor cannot concatenate sharded halves.
+        # The constraint replicates the last dim: on a mesh, sharded halves cannot be concatenated.
         return x + ctx.constrain(vectors, ("batch", "length", None)[-vectors.shape.rank :])
 
 

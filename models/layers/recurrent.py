@@ -198,7 +198,7 @@ def side_by_side(x: tf.Tensor, y: tf.Tensor, ctx: StepContext) -> tf.Tensor:
 
 
 def _batch_sharded(x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
-    """Returns x sharded over the batch alone, for ops that DTensor cannot run on other shards.
+    """Returns x sharded over the batch alone, for ops that a mesh cannot run on other shards.
 
     The identity separates this constraint from the sharding of the ops that follow.
     """

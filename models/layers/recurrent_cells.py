@@ -89,7 +89,7 @@ class RecurrentCell(ProjectionLayer):
 
     def _unstacked(self, gates: tf.Tensor, ctx: StepContext) -> list[tf.Tensor]:
         """Returns the gates one by one, [B, hidden_dim] each."""
-        # Without the constraint, the other operand would determine the sharding, and DTensor fails.
+        # Without the constraint, the other operand would determine the sharding of the gates.
         return [ctx.constrain(gate, ("batch", "mlp")) for gate in tf.unstack(gates, axis=1)]
 
     def _gate_weights(self, name: str, input_dim: int, num_gates: int) -> None:

@@ -275,7 +275,8 @@ def _first_state(x: tf.Tensor, ctx: StepContext) -> tuple[tf.Tensor, ...]:
 def _last(weights: Any) -> Any:
     """Returns the weights of the last layer from weights stacked over layers.
 
-    DTensor mistakes which dim of `t[-1]` is sharded, and then contracts the wrong dims.
+    On a mesh, it can be mistaken which dim of `t[-1]` is sharded; products then contract the wrong
+    dims.
     """
     return tf.nest.map_structure(lambda t: tf.identity(tf.gather(t, t.shape[0] - 1)), weights)
 

@@ -15,7 +15,7 @@ from tekso.framework import ops, task_results
 from tekso.framework.context import StepContext, isolated
 from tekso.framework.execution.base import Signature
 from tekso.framework.execution.mesh.layouts import Activations
-from tekso.framework.execution.mesh.unsupported_ops import refuse_unsupported
+from tekso.framework.execution.mesh.workarounds.unsupported_ops import refuse_unsupported
 from tekso.framework.foreign_variables import refused
 from tekso.framework.task import Task
 

@@ -18,6 +18,7 @@ from tekso.framework.context import Form, StepContext, isolated
 from tekso.framework.execution.mesh import windows
 from tekso.framework.execution.mesh.layouts import Layout, MeshLayout
 from tekso.framework.execution.mesh.placement import Placement
+from tekso.framework.execution.mesh.workarounds.tensors import resharded_both_ways
 
 
 class LayoutContext(StepContext):
@@ -80,19 +81,9 @@ class MeshContext(LayoutContext):
         return self._placement.relayout(x, axes)
 
     def gathered(self, weight: tf.Tensor, axes: Layout) -> tf.Tensor:
-        """See `LayoutContext`.
-
-        DTensor's own gradient, by relayout_like, crashes the process in some loops, and the
-        gradient it returns cannot be resharded to the layout of the slots. A later op may give the
-        result of a relayout another layout only if an identity is between them.
-        """
+        """See `LayoutContext`."""
         relayout = functools.partial(self._placement.relayout, axes=axes)
-
-        @tf.custom_gradient
-        def run(weight: tf.Tensor) -> Any:
-            return relayout(weight), lambda dy: tf.identity(relayout(dy))
-
-        return run(weight)
+        return resharded_both_ways(relayout, weight)
 
     def constrain(self, x: tf.Tensor, dims: Sequence[str | None]) -> tf.Tensor:
         """See `StepContext`."""

@@ -9,7 +9,6 @@ Saved and stacked values are therefore written into buffers, which take the layo
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -17,10 +16,9 @@ import tensorflow as tf
 
 from tekso.framework import loops
 from tekso.framework.execution.mesh.context import MeshContext
+from tekso.framework.execution.mesh.workarounds.tensors import loop_inputs, loop_name
 
 Flat = list[tf.Tensor]
-
-_numbers = itertools.count()
 
 
 def scan(
@@ -40,11 +38,11 @@ def scan(
         index: tf.Tensor, theta_: Flat, state_: Flat, x_: Flat
     ) -> tuple[Flat, Flat, Flat]:
         """Runs one iteration on flat lists; returns state, stacked and summed outputs."""
-        weights = tf.nest.pack_sequence_as(theta, own(theta_))
+        weights = tf.nest.pack_sequence_as(theta, loop_inputs(theta_))
         x = tf.nest.pack_sequence_as(xs, x_)
         inner = ctx.iteration(index + first)
         inner.register_layouts(weights, theta_axes)
-        before = tf.nest.pack_sequence_as(state, own(state_))
+        before = tf.nest.pack_sequence_as(state, loop_inputs(state_))
         after, y = body(weights, before, x, inner)
         tf.nest.map_structure(loops.check_same, before, after)
         sums = inner.collected.sums
@@ -54,7 +52,7 @@ def scan(
         return tf.nest.flatten(after), _present(stacked), _present(summed)
 
     loop = _Loop(ctx, iteration, num_iterations, theta_axes)
-    inputs = (own(tf.nest.flatten(nest)) for nest in (theta, state, xs))
+    inputs = (loop_inputs(tf.nest.flatten(nest)) for nest in (theta, state, xs))
     after, stacked, summed = loop.run(*inputs)
     y, statistics = _fill(structure["stacked"], stacked)
     ctx.collected.merge(_fill(structure["summed"], summed))
@@ -128,7 +126,7 @@ class _Loop:
             body,
             (tf.constant(0), state, saved, stacks, sums),
             maximum_iterations=self._num_iterations,
-            name=_loop_name(),
+            name=loop_name(),
         )
         return (state, stacks, sums), saved
 
@@ -154,7 +152,7 @@ class _Loop:
             dtheta, dbefore, dx = tape.gradient(
                 _learning(outputs),
                 watched,
-                output_gradients=[*own(dstate), *_read(dstacked, i), *dsummed],
+                output_gradients=[*loop_inputs(dstate), *_read(dstacked, i), *dsummed],
                 unconnected_gradients=tf.UnconnectedGradients.ZERO,
             )
             return self._constrained(dtheta, theta), dbefore, dx
@@ -169,7 +167,7 @@ class _Loop:
             body,
             (tf.constant(self._num_iterations - 1), zeros[0], dafter, zeros[1]),
             maximum_iterations=self._num_iterations,
-            name=_loop_name(),
+            name=loop_name(),
         )
         found = iter([*dtheta, *dstate, *dxs])
         return [next(found) if _has(t) else None for t in [*theta, *saved, *xs]]
@@ -184,22 +182,6 @@ class _Loop:
 
     def _buffers(self, values: Flat) -> Flat:
         return [tf.zeros([self._num_iterations, *v.shape], v.dtype) for v in values]
-
-
-def _loop_name() -> str:
-    """Returns a name unique in the process: DTensor derives the names of functions from it."""
-    return f"loop_{next(_numbers)}"
-
-
-def own(given: Iterable[tf.Tensor]) -> Flat:
-    """Wraps loop inputs in `tf.identity`, so that DTensor treats them as created in the body.
-
-    Otherwise DTensor does not compile two uses of a loop input. One is an IdentityN, which every
-    custom gradient adds, of an input that the loop changes and one that it does not ("operand does
-    not dominate this use"). The other is the start value of an inner loop ("block argument must be
-    enclosed by a function").
-    """
-    return [tf.identity(tensor) for tensor in given]
 
 
 def _read(buffers: Flat, index: tf.Tensor) -> Flat:

@@ -16,6 +16,7 @@ import tensorflow as tf
 from tekso.framework import loops, ops
 from tekso.framework.execution.mesh import control_flow, unrolled, vocab, windows
 from tekso.framework.execution.mesh.context import MeshContext
+from tekso.framework.execution.mesh.workarounds.tensors import loop_inputs
 from tekso.framework.primitives.windows import Window
 from tekso.framework.theta import Theta
 
@@ -213,7 +214,7 @@ def rematerialize(
 
 def capture(ctx: MeshContext, nest: Any) -> Any:
     """See `ops.capture`."""
-    own = tf.nest.pack_sequence_as(nest, control_flow.own(tf.nest.flatten(nest)))
+    own = tf.nest.pack_sequence_as(nest, loop_inputs(tf.nest.flatten(nest)))
     ctx.register_layouts(own, ctx.layouts_of(nest))
     return own
 

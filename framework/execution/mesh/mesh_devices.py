@@ -19,6 +19,7 @@ from tekso.framework.cores import num_cores
 from tekso.framework.execution import devices, runtime
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.mesh.layouts import MeshShape
+from tekso.framework.execution.mesh.workarounds import compiler
 
 MOST_CPU_DEVICES = 4096
 
@@ -38,7 +39,7 @@ def setup(
       cpu_devices: number of logical CPU devices to create on this machine; None: as `size` says.
       cluster: the processes that the mesh spans; all must call this at the same time.
     """
-    choose_passes(tpu=bool(tpu))
+    compiler.choose_passes(tpu=bool(tpu))
     if cluster is not None:
         runtime.describe(cluster)
     if tpu:
@@ -90,18 +91,6 @@ def have_cores(cluster: Cluster | None, made: int | None = None) -> bool:
     if made is None:
         made = dtensor.num_local_devices("CPU")  # tf.config lists the devices of all processes
     return _streams(made, cluster) <= num_cores()
-
-
-def choose_passes(*, tpu: bool = False) -> None:
-    """Selects the compiler passes of DTensor: for CPU and GPU, or for TPU.
-
-    Call it before DTensor compiles its first program. Programs whose collectives are only counted
-    are compiled by the same passes.
-    """
-    if not tpu:  # TensorFlow's default gives wrong values when it reshards between two inner dims
-        os.environ["DTENSOR_USE_ALL_TO_ALL_RELAYOUT"] = "0"
-    # This pass would combine an all-reduce before a loop with one after the loop.
-    os.environ["DTENSOR_ENABLE_COMBINE_ALL_REDUCES_OPTIMIZATION"] = "0"
 
 
 def count(device_type: str, *, cpu_devices: int | None = None) -> int:

@@ -15,8 +15,7 @@ import tensorflow as tf
 from tensorflow.experimental import dtensor
 
 from tekso.framework.execution.mesh.layouts import Layout
-
-TOO_MANY_TO_FOLD = 32
+from tekso.framework.execution.mesh.workarounds.tensors import copies
 
 
 class Placement:
@@ -103,18 +102,13 @@ class Placement:
         return self.put_changing(np.asarray(value, dtype))
 
     def put_changing(self, array: Any) -> tf.Tensor:
-        """Places many copies of an array that changes from call to call; a step uses the first.
-
-        DTensor treats an integer tensor with few elements as a constant, and compiles the whole
-        step again for every other value. Enough copies prevent this.
+        """Places copies of an array that changes from call to call; a step uses the first.
 
         Shapes:
           array: any
           returns: [copies, *shape of the array]
         """
-        array = np.asarray(array)
-        copies = max(1, -(-TOO_MANY_TO_FOLD // max(array.size, 1)))
-        return self.put(np.repeat(array[np.newaxis], copies, axis=0))
+        return self.put(copies(array))
 
     def taken(self, x: tf.Tensor, index: Any, axes: Layout) -> tf.Tensor:
         """Returns x[index], sharded by axes. For use in a step.

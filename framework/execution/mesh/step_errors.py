@@ -1,8 +1,4 @@
-"""Compiles steps for a mesh, and shortens DTensor's errors to one line.
-
-The messages of DTensor contain the whole program (hundreds of kilobytes). TensorFlow searches them
-with a regular expression, which takes minutes for such a text, so they are cut before the search.
-"""
+"""Compiles steps for a mesh, and shortens DTensor's errors to one line."""
 
 from __future__ import annotations
 
@@ -13,12 +9,11 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.experimental import dtensor
-from tensorflow.python.framework import error_interpolation
 
 from tekso.framework.execution.errors import ExecutionError
-from tekso.framework.execution.mesh.unsupported_ops import refuse_unsupported
+from tekso.framework.execution.mesh.workarounds.compiler import cut_messages
+from tekso.framework.execution.mesh.workarounds.unsupported_ops import refuse_unsupported
 
-_LONGEST = 20_000  # length to which messages are cut, in characters
 # DTensor sometimes compiles the body of a loop twice, into two different functions with one name.
 # Tracing the step again gives new names.
 _DUPLICATE_NAME = "Cannot add function"
@@ -29,12 +24,6 @@ _ADVICE = (
     "Remove rules and extra axes one by one to find the one that does not work. "
     'docs/meshes.md, "Custom layers", lists the ops that custom layers should not use'
 )
-
-_parse_message = error_interpolation.parse_message
-
-
-def _parse_cut_message(message: str) -> Any:
-    return _parse_message(message[:_LONGEST])
 
 
 def compiled(step: Callable[..., Any], where: str, *, advice: str = _ADVICE) -> Callable[..., Any]:
@@ -86,7 +75,7 @@ def explained(step: Callable[..., Any], where: str, *, advice: str = _ADVICE) ->
       where: the mesh, the rules and the extra axes, for the message.
       advice: end of the message: what to do.
     """
-    error_interpolation.parse_message = _parse_cut_message
+    cut_messages()
 
     @functools.wraps(step)
     def run(*args: Any) -> Any:

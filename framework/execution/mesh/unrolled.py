@@ -1,8 +1,10 @@
 """An unrolled loop over depth: the layers of a repeated stack one after the other.
 
-DTensor (TensorFlow 2.21) does not compile a loop over some layers, for example attention ("operand
-#0 does not dominate this use"). It compiles the unrolled layers, and the compilation time then
-grows with depth. Loops over time stay loops.
+This is faster than the loop of `control_flow`, which recomputes every layer in the backward pass
+and copies the gradients of all layers once per layer. With 12 Transformer layers of width 256 on
+`data:2`, a step takes 0.88 s unrolled and 1.48 s as a loop (1.25 s and 1.71 s if the layers are
+rematerialized). In return, the first step of the loop takes a third of the CPU time: 7 s instead of
+21 s (8 s instead of 36 s). Loops over time stay loops.
 """
 
 from __future__ import annotations

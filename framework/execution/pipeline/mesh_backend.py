@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -23,18 +22,16 @@ from tekso.framework.context import Mode
 from tekso.framework.execution.mesh import mesh_devices, step_context
 from tekso.framework.execution.mesh.context import MeshContext
 from tekso.framework.execution.mesh.layouts import Layout, MeshLayout
-from tekso.framework.execution.mesh.placement import TOO_MANY_TO_FOLD, Placement
+from tekso.framework.execution.mesh.placement import Placement
 from tekso.framework.execution.mesh.step_errors import compiled, explained
-from tekso.framework.execution.mesh.unsupported_ops import refuse_unsupported
+from tekso.framework.execution.mesh.workarounds.compiler import SERIAL
+from tekso.framework.execution.mesh.workarounds.tensors import TOO_MANY_TO_FOLD
+from tekso.framework.execution.mesh.workarounds.unsupported_ops import refuse_unsupported
 from tekso.framework.execution.pipeline.stage_backend import Kind, Part, Specs, StageBackend
 from tekso.framework.execution.shards import Slices
 from tekso.framework.primitives.fusion import Fuse, MarkedFusion, no_fusion
 from tekso.framework.step import Flat
 from tekso.framework.weight_spec import WeightSpec
-
-# DTensor's device has tables without a lock, so only one thread at a time may call it. DTensor runs
-# functions in threads of its own, so each caller waits for the result without holding this lock.
-_DTENSOR = threading.Lock()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -80,14 +77,14 @@ class MeshBackend(StageBackend):
         """See `StageBackend`."""
         array = np.asarray(array)
         axis = step_context.batch_axis(self.layout, len(array))
-        with _DTENSOR:
+        with SERIAL:
             return self._placement.put(array, (axis,) + (None,) * (array.ndim - 1))
 
     def scalar(self, value: Any, dtype: Any) -> tf.Tensor:
         """See `StageBackend`; returns a vector of copies (see `Placement.put_changing`)."""
         if tf.is_tensor(value):
             return self.spread(tf.fill([TOO_MANY_TO_FOLD], tf.cast(value, dtype)))
-        with _DTENSOR:
+        with SERIAL:
             return self._placement.put_number(value, tf.as_dtype(dtype).as_numpy_dtype)
 
     def spread(self, x: tf.Tensor) -> tf.Tensor:
@@ -96,7 +93,7 @@ class MeshBackend(StageBackend):
 
     def send(self, x: tf.Tensor) -> Shards:
         """See `StageBackend`."""
-        with _DTENSOR:
+        with SERIAL:
             specs = dtensor.fetch_layout(x).sharding_specs
             axes = tuple(None if spec == dtensor.UNSHARDED else spec for spec in specs)
             return Shards(tuple(dtensor.unpack(x)), axes)
@@ -110,17 +107,17 @@ class MeshBackend(StageBackend):
         for part, device in zip(parts, self._devices, strict=True):
             with tf.device(device):
                 own.append(tf.identity(part))
-        with _DTENSOR:
+        with SERIAL:
             return dtensor.pack(own, self._placement.layout(axes))
 
     def local(self, x: tf.Tensor) -> tf.Tensor:
         """See `StageBackend`."""
-        with _DTENSOR:
+        with SERIAL:
             return self._placement.local(x)
 
     def gather(self, x: tf.Tensor) -> tf.Tensor:
         """See `StageBackend`."""
-        with _DTENSOR:
+        with SERIAL:
             return tf.constant(self._placement.whole(x))
 
     # --- variables ---
@@ -135,7 +132,7 @@ class MeshBackend(StageBackend):
 
     def variable(self, part: Part, spec: WeightSpec, kind: Kind) -> Any:
         """See `StageBackend`."""
-        with _DTENSOR:
+        with SERIAL:
             value = self._placed(part, spec, kind)
             # All variables share one name: DTensor compiles the op that creates a variable once
             # for each name.
@@ -143,12 +140,12 @@ class MeshBackend(StageBackend):
 
     def assign(self, variable: Any, part: Part, spec: WeightSpec, kind: Kind) -> None:
         """See `StageBackend`."""
-        with _DTENSOR:
+        with SERIAL:
             variable.assign(self._placed(part, spec, kind))
 
     def read(self, variable: Any) -> tf.Tensor:
         """See `StageBackend`."""
-        with _DTENSOR:
+        with SERIAL:
             return variable.read_value()
 
     def shards(
@@ -160,7 +157,7 @@ class MeshBackend(StageBackend):
             yield where, functools.partial(self._read_shard, variable, where, axes)
 
     def _read_shard(self, variable: Any, where: Slices, axes: Layout) -> tf.Tensor:
-        with _DTENSOR:
+        with SERIAL:
             return self._placement.shard(variable.read_value(), where, axes)
 
     # --- functions ---
@@ -175,7 +172,7 @@ class MeshBackend(StageBackend):
         Raises:
           ExecutionError: DTensor cannot compile the function.
         """
-        with _DTENSOR:
+        with SERIAL:
             made = explained(function, self._where)(*args)
             first = next((x for x in tf.nest.flatten(made) if tf.is_tensor(x)), None)
             parts = [] if first is None else dtensor.unpack(first)

@@ -183,7 +183,7 @@ class _Pass:
             self._ctx.reshard(tf.constant(held * size, tf.int32), (None, STAGE)),
             self._ctx.reshard(tf.constant(is_busy, tf.float32), (None, STAGE)),
         )
-        # Not tf.stack: DTensor cannot stack along a dim that is sharded afterwards.
+        # Not tf.stack: on a mesh, it cannot stack along a dim that is sharded afterwards.
         begin = [
             _on_stages(
                 tf.expand_dims(x[0], 0) * tf.ones([stages] + [1] * (x.shape.rank - 1), x.dtype),
@@ -199,7 +199,7 @@ class _Pass:
         found = {}
         for path in sorted(self._parts.paths):
             w = self._weights[path]
-            # Explicit, since DTensor resolves -1 to the size of a shard.
+            # Explicit, since on a mesh -1 becomes the size of a shard.
             per_stage = w.shape[0] // self._loop.num_stages
             w = tf.reshape(w, [self._loop.num_stages, per_stage, *w.shape[1:]])
             axes = (STAGE,) + (None,) * (w.shape.rank - 1)

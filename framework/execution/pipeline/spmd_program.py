@@ -119,7 +119,7 @@ _FORMS = {"scan": _scan}
 class _StageContext(LayoutContext):
     """The context of a stage: a plain context that unrolls loops over the layers of the stage.
 
-    DTensor cannot differentiate loops; see `mesh.control_flow`.
+    A mesh cannot differentiate a while loop; see `mesh.control_flow`.
     """
 
     forms = _FORMS

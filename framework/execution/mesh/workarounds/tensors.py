@@ -1,0 +1,64 @@
+"""Tensors in the form that DTensor compiles correctly."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+TOO_MANY_TO_FOLD = 32  # number of elements from which an integer tensor is not a constant
+
+_numbers = itertools.count()
+
+
+def loop_name() -> str:
+    """Returns a name for a loop, unique in the process.
+
+    Defect: DTensor derives the names of a loop's functions from the name of its op, and does not
+    add a function if another one has its name.
+    """
+    return f"loop_{next(_numbers)}"
+
+
+def loop_inputs(given: Iterable[tf.Tensor]) -> list[tf.Tensor]:
+    """Wraps loop inputs in `tf.identity`, so that DTensor treats them as created in the body.
+
+    Defect: DTensor does not compile two uses of a loop input in the body. One is an IdentityN,
+    which every custom gradient adds, of an input that the loop changes and one that it does not
+    ("operand does not dominate this use"). The other is the start value of an inner loop ("block
+    argument must be enclosed by a function").
+    """
+    return [tf.identity(tensor) for tensor in given]
+
+
+def resharded_both_ways(relayout: Callable[[tf.Tensor], tf.Tensor], x: tf.Tensor) -> tf.Tensor:
+    """Returns `relayout(x)`; its gradient is resharded by the same function.
+
+    Defect: DTensor's own gradient, by relayout_like, crashes the process in some loops, and the
+    gradient it returns cannot be resharded to the layout of the slots. A later op may give the
+    result of a relayout another layout only if an identity is between them.
+    """
+
+    @tf.custom_gradient
+    def run(x: tf.Tensor) -> Any:
+        return relayout(x), lambda dy: tf.identity(relayout(dy))
+
+    return run(x)
+
+
+def copies(array: Any) -> np.ndarray:
+    """Returns so many copies of an array that DTensor does not treat them as a constant.
+
+    Defect: DTensor treats an integer tensor with few elements as a constant, and compiles the whole
+    step again for every other value.
+
+    Shapes:
+      array: any
+      returns: [copies, *shape of the array]
+    """
+    array = np.asarray(array)
+    count = max(1, -(-TOO_MANY_TO_FOLD // max(array.size, 1)))
+    return np.repeat(array[np.newaxis], count, axis=0)

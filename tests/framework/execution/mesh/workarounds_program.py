@@ -1,0 +1,165 @@
+"""Reproduces the defects of DTensor that `mesh/workarounds` avoids, and tests the workarounds.
+
+Started by tests in a process of its own: one fork for each job, {"defect": name, "avoided": bool}.
+A reproduction returns whether the values are right; a defect may also be an error or a crash.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from jobs import run_all
+
+from tekso.framework.execution import devices
+from tekso.framework.execution.mesh import mesh_devices
+from tekso.framework.execution.mesh.layouts import MeshShape
+from tekso.framework.execution.mesh.placement import Placement
+from tekso.framework.execution.mesh.workarounds import compiler, tensors
+from tekso.framework.weight_update import select
+
+WHOLE_2D, ROWS, COLUMNS = (None, None), ("m", None), (None, "m")
+
+Place = Placement
+Compiled = Callable[..., Any]
+
+
+def _values(*shape: int) -> np.ndarray:
+    return np.random.default_rng(0).normal(size=shape).astype(np.float32)
+
+
+def _equal(place: Place, y: tf.Tensor, expected: np.ndarray) -> bool:
+    return bool(np.allclose(place.whole(y), expected, rtol=1e-5, atol=1e-5))
+
+
+def _run(function: Compiled, *inputs: tf.Tensor) -> tf.Tensor:
+    return tf.function(function, autograph=False)(*inputs)
+
+
+def scalar_where(place: Place, avoided: bool) -> bool:
+    """tf.where with a scalar condition and a sharded tensor crashes the process."""
+    x = _values(4, 6)
+    where = select if avoided else tf.where
+    y = _run(lambda x: where(tf.reduce_sum(x) > 1e6, x, -x), place.put(x, ROWS))
+    return _equal(place, y, -x)
+
+
+def new_axis(place: Place, avoided: bool) -> bool:
+    """x[:, None] of a sharded tensor has no layout."""
+    x = _values(4, 6)
+    expand = (lambda x: tf.expand_dims(x, 1)) if avoided else (lambda x: x[:, None])
+    return _equal(place, _run(lambda x: expand(x) * 2.0, place.put(x, ROWS)), 2 * x[:, None])
+
+
+def negative_step(place: Place, avoided: bool) -> bool:
+    """A slice with a negative step along a sharded dim reverses each shard alone."""
+    x = _values(4, 6)
+
+    def reverse(x: tf.Tensor) -> tf.Tensor:
+        return tf.gather(x, range(5, -1, -1), axis=1) if avoided else x[:, ::-1]
+
+    return _equal(place, _run(reverse, place.put(x, COLUMNS)), x[:, ::-1])
+
+
+def inner_relayout(place: Place, avoided: bool) -> bool:
+    """The default resharding between two inner dims of a tensor of rank 4 gives wrong values."""
+    x = _values(2, 4, 4, 4)
+    placed = place.put(x, (None, "m", None, None))
+    return _equal(place, place.relayout(placed, (None, None, "m", None)), x)
+
+
+def concatenated_shards(place: Place, avoided: bool) -> bool:
+    """Tensors cannot be concatenated along a dim that is sharded afterwards."""
+    x, y = _values(4, 6), _values(4, 2)
+
+    def join(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        joined = tf.concat([x, y], 1)
+        if avoided:
+            joined = tf.identity(place.relayout(joined, WHOLE_2D))
+        return place.relayout(joined, COLUMNS)
+
+    return _equal(place, _run(join, place.put(x), place.put(y)), np.concatenate([x, y], 1))
+
+
+def loop_gradient(place: Place, avoided: bool) -> bool:
+    """The gradient of a while loop has no layout: hence the loops of `control_flow`."""
+    x = _values(4, 6)
+
+    def iterate(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            if avoided:
+                y = x * x * x
+            else:
+                y = tf.while_loop(lambda i, _: i < 2, lambda i, y: (i + 1, x * y), (0, x))[1]
+        return tape.gradient(y, x)
+
+    return _equal(place, _run(iterate, place.put(x, ROWS)), 3 * x**2)
+
+
+def loop_input_in_custom_gradient(place: Place, avoided: bool) -> bool:
+    """A custom gradient in a loop, of an input that changes and one that does not."""
+    x = _values(4)
+
+    @tf.custom_gradient
+    def product(w: tf.Tensor, x: tf.Tensor) -> Any:
+        return w * x, lambda dy: (dy * x, dy * w)
+
+    def power(w: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+        def body(i: tf.Tensor, x: tf.Tensor) -> Any:
+            inputs = tensors.loop_inputs([w, x]) if avoided else [w, x]
+            return i + 1, product(*inputs)
+
+        return tf.while_loop(lambda i, _: i < 3, body, (0, x))[1]
+
+    return _equal(place, _run(power, place.put(x, ("m",)), place.put(x, ("m",))), x**4)
+
+
+def loop_input_in_loop(place: Place, avoided: bool) -> bool:
+    """An input of a loop as the start value of an inner loop."""
+    x = _values(4)
+
+    def double(i: tf.Tensor, x: tf.Tensor) -> Any:
+        (start,) = tensors.loop_inputs([x]) if avoided else [x]
+        return i + 1, tf.while_loop(lambda j, _: j < 2, lambda j, x: (j + 1, 2 * x), (0, start))[1]
+
+    def run(x: tf.Tensor) -> tf.Tensor:
+        return tf.while_loop(lambda i, _: i < 3, double, (0, x))[1]
+
+    return _equal(place, _run(run, place.put(x, ("m",))), 64 * x)
+
+
+REPRODUCTIONS = {
+    reproduction.__name__: reproduction
+    for reproduction in (
+        concatenated_shards,
+        inner_relayout,
+        loop_gradient,
+        loop_input_in_custom_gradient,
+        loop_input_in_loop,
+        negative_step,
+        new_axis,
+        scalar_where,
+    )
+}
+
+
+def run(job: dict[str, Any]) -> dict[str, Any]:
+    """Runs a reproduction on two devices."""
+    name, avoided = job["defect"], job["avoided"]
+    compiler.cut_messages()
+    if name != "inner_relayout" or avoided:
+        compiler.choose_passes()
+    devices.setup_cpu(logical_devices=2, threads_per_op=1)
+    place = Placement(mesh_devices.make_mesh(MeshShape.parse("m:2"), "CPU"))
+    return {"right": REPRODUCTIONS[name](place, avoided)}
+
+
+if __name__ == "__main__":
+    run_all(run)

@@ -1,0 +1,41 @@
+"""Every workaround for DTensor works, and is still needed."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import processes
+import pytest
+import tensorflow as tf
+
+PROGRAM = Path(__file__).with_name("workarounds_program.py")
+DEFECTS = (
+    "concatenated_shards",
+    "inner_relayout",
+    "loop_gradient",
+    "loop_input_in_custom_gradient",
+    "loop_input_in_loop",
+    "negative_step",
+    "new_axis",
+    "scalar_where",
+)
+
+
+@functools.cache
+def results() -> dict[tuple[str, bool], dict[str, Any]]:
+    jobs = [{"defect": name, "avoided": avoided} for name in DEFECTS for avoided in (False, True)]
+    done = processes.run([PROGRAM, json.dumps(jobs)], timeout=600)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    return {(j["defect"], j["avoided"]): r for j, r in zip(jobs, found, strict=True)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("defect", DEFECTS)
+def test_a_workaround_works_and_is_still_needed(defect: str) -> None:
+    assert results()[defect, True] == {"right": True}
+    is_mended = results()[defect, False].get("right", False)
+    assert not is_mended, f"workaround {defect} is no longer needed by TensorFlow {tf.__version__}"
