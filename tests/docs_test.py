@@ -121,6 +121,10 @@ HOW: list[tuple[str, Run | TestedBy]] = [
         ),
     ),
     (
+        r"python tests/fuzz_executions\.py .*",
+        TestedBy("tests/fuzz_executions_test.py::test_the_program_repeats_a_case"),
+    ),
+    (
         r"srun .*tekso-trainer .*",
         TestedBy(
             "tests/framework/execution/mesh/cluster_test.py"
