@@ -163,11 +163,11 @@ def _params_of(owner: Any) -> Params:
     return params
 
 
-class KeepBest(Configurable):
-    """Which checkpoints are kept because of their evaluation, besides the most recent ones."""
+class MetricChoice(Configurable):
+    """A metric of an evaluation input, and whether larger or smaller values are better."""
 
     class Params(Configurable.Params):
-        """Params of KeepBest."""
+        """Params of MetricChoice."""
 
         metric: str = param("Name of the metric to compare.", default="loss")
         eval_input: str | None = param(
@@ -177,7 +177,31 @@ class KeepBest(Configurable):
             "Whether a small or a large metric is better; None: as the task declares (`goals`).",
             default=None,
         )
+
+
+class KeepBest(MetricChoice):
+    """Which checkpoints are kept because of their evaluation, besides the most recent ones."""
+
+    class Params(MetricChoice.Params):
+        """Params of KeepBest."""
+
         count: int = param("Number of checkpoints to keep; 0 keeps none.", default=1)
+
+
+class EarlyStopping(MetricChoice):
+    """When training ends before `run.steps`, because a metric does not improve any more."""
+
+    class Params(MetricChoice.Params):
+        """Params of EarlyStopping."""
+
+        patience: int = param(
+            "Number of consecutive evaluations without an improvement after which training ends; "
+            "0: training does not end early.",
+            default=0,
+        )
+        min_improvement: float = param(
+            "By how much an evaluation must be better than the best one before it.", default=0.0
+        )
 
 
 class Run(Configurable):
@@ -188,8 +212,9 @@ class Run(Configurable):
 
         steps: int = param("Number of training steps.", default=1000)
         seed: int = param("Seed of weights, data order, dropout and sampling.", default=0)
-        activation_dtype: Literal["float32", "bfloat16"] = param(
-            "Type in which layers compute. Weights, gradients and sums stay float32.",
+        activation_dtype: Literal["float32", "bfloat16", "float16"] = param(
+            "Type in which layers compute. Weights, gradients and sums stay float32. float16 needs "
+            "learner.loss_scale.",
             default="float32",
         )
         deterministic: bool = param(
@@ -205,6 +230,10 @@ class Run(Configurable):
         keep_last_checkpoints: int = param("Number of most recent checkpoints to keep.", default=3)
         keep_best: KeepBest.Params = param(
             "Which checkpoints are kept because of their evaluation.", default=KeepBest.Params()
+        )
+        early_stopping: EarlyStopping.Params = param(
+            "When training ends before `steps`, because a metric does not improve any more.",
+            default=EarlyStopping.Params(),
         )
         warm_start: dict[str, WarmStart.Params] = param(
             "Checkpoints that a new run takes initial weights from, by a name of your choice.",
@@ -229,12 +258,20 @@ class Run(Configurable):
             "checkpoint_every_steps": 0,
             "keep_last_checkpoints": 1,
             "keep_best.count": 0,
+            "early_stopping.patience": 0,
+            "early_stopping.min_improvement": 0,
         }
         for name, minimum in least.items():
             if self.params.get(name) < minimum:
                 raise ValueError(
                     f"run.{name} is {self.params.get(name)}, but must be at least {minimum}"
                 )
+        if self.params.early_stopping.patience and not self.params.eval_every_steps:
+            raise ValueError(
+                f"run.early_stopping.patience is {self.params.early_stopping.patience}, but "
+                "run.eval_every_steps is 0, so there is only one evaluation, at the end: set "
+                "run.eval_every_steps, or run.early_stopping.patience=0"
+            )
         if self.params.seed >= 2**64:
             raise ValueError(f"run.seed is {self.params.seed}, but must be below 2**64")
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tekso.framework import initializers
+from tekso.framework.loss_scale import SCALE, LossScale
 from tekso.framework.params import Configurable, param
 from tekso.framework.path_patterns import PathPatterns, listed
 from tekso.framework.primitives.fusion import Fuse, no_fusion
@@ -43,7 +44,7 @@ class Decision(NamedTuple):
       factors: {group: clipping factor of its gradients, or None}.
       rates: {group: learning rate}.
       applied: number of updates before this one.
-      counts: new values of the slots in `COUNTS`.
+      counts: new values of the slots in `counters()`.
       metrics: {name: float32 scalar}.
     """
 
@@ -97,6 +98,10 @@ class LearnerBase(Configurable):
             'for example ["encoder/.*"].',
             default=[],
         )
+        loss_scale: LossScale.Params | None = param(
+            "Scaling of the loss in the backward pass, for activations in float16; None: none.",
+            default=None,
+        )
 
     def __init__(self, params: Any) -> None:
         """Checks the Params."""
@@ -105,6 +110,7 @@ class LearnerBase(Configurable):
         self._require("accumulation_steps", p.accumulation_steps >= 1, "1 or more")
         limit = p.max_consecutive_nonfinite_steps
         self._require("max_consecutive_nonfinite_steps", limit >= 1, "1 or more")
+        self.loss_scale: LossScale | None = p.loss_scale.instantiate() if p.loss_scale else None
         self._frozen = PathPatterns(p.frozen, name=f"{type(self).__name__}.frozen")
 
     def groups(self, specs: Specs) -> Groups:
@@ -123,7 +129,7 @@ class LearnerBase(Configurable):
     def slots(self, specs: Specs) -> dict[str, WeightSpec]:
         """Returns {path: spec} of the learner's slots; a path is "<weight path>/<slot name>".
 
-        Three more slots, int64 scalars, count updates and skipped steps.
+        It includes `counters()`.
 
         Raises:
           ValueError: a pattern of the learner or of its optimizer matches no weight.
@@ -134,12 +140,19 @@ class LearnerBase(Configurable):
             for spec in own.values():
                 for made in learner.slots_of(spec).values():
                     declared[made.path] = made
+        return declared | self.counters()
+
+    def counters(self) -> dict[str, WeightSpec]:
+        """Returns {path: spec} of the slots that belong to no weight; all are scalars.
+
+        They count applied and skipped steps. With `loss_scale`, its slots are among them.
+        """
         zero = initializers.Constant.Params(value=0.0).instantiate()
-        for path in COUNTS:
-            declared[path] = WeightSpec(
-                path, (), (), zero, dtype="int64", trainable=False, template=path
-            )
-        return declared
+        counts = {
+            path: WeightSpec(path, (), (), zero, dtype="int64", trainable=False, template=path)
+            for path in COUNTS
+        }
+        return counts | (self.loss_scale.slots() if self.loss_scale else {})
 
     def update(
         self,
@@ -210,7 +223,7 @@ class LearnerBase(Configurable):
         Args:
           groups: all of `groups(specs)`.
           squared_norms: {path: result of `squared_norms`} for all learned weights.
-          counts: values of at least the slots in `COUNTS`.
+          counts: values of at least the slots in `counters()`.
           step: int64 scalar, 0 for the first step of the run.
           loss: scalar; if given, a step with a non-finite loss is skipped too.
         """
@@ -233,6 +246,9 @@ class LearnerBase(Configurable):
             NONFINITE_TOTAL: counts[NONFINITE_TOTAL] + skipped,
             NONFINITE_CONSECUTIVE: (counts[NONFINITE_CONSECUTIVE] + 1) * skipped,
         }
+        if self.loss_scale is not None:
+            new_counts |= self.loss_scale.updated(counts, finite)
+            metrics["loss_scale"] = counts[SCALE]
         metrics["learning_rate"] = metrics[_join("learning_rate", next(iter(groups)))]
         metrics["gradient_norm"] = norm
         metrics["nonfinite_total"] = new_counts[NONFINITE_TOTAL]

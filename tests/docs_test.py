@@ -176,6 +176,10 @@ HOW: list[tuple[str, Run | TestedBy]] = [
             leaves="runs/*/evaluations.jsonl",
         ),
     ),
+    (
+        r"tekso-trainer .*--mode=follow",
+        Run(prints=r"loss \d+\.\d+", leaves="runs/*/events_followed"),
+    ),
     (r"tekso-trainer .*--mode=decode.*", Run(prints=r"\S+(\s+\S+){5}")),
     (
         r"tekso-trainer .*--mode=export .*",

@@ -68,10 +68,18 @@ def help_text(
         text = _plain(flag.help) + (f" Default: {flag.default}." if has_default else "")
         indent = " " * 6
         lines += [
-            shown,
+            *_wrapped_choices(shown),
             *textwrap.wrap(text, _WIDTH, initial_indent=indent, subsequent_indent=indent),
         ]
     return "\n".join(lines)
+
+
+def _wrapped_choices(shown: str) -> list[str]:
+    """Returns a flag and its choices, "--name=a|b|c", in lines that end after a "|"."""
+    spaced = shown.replace("|", "| ")
+    indent = " " * (shown.index("=") + 1 if "=" in shown else 0)
+    lines = textwrap.wrap(spaced, _WIDTH, subsequent_indent=indent, break_on_hyphens=False)
+    return [line.replace("| ", "|") for line in lines]
 
 
 def _plain(text: str) -> str:

@@ -9,6 +9,7 @@ from tekso.tools.command_errors import UsageError
 MODES = (
     "train",
     "eval",
+    "follow",
     "decode",
     "export",
     "inspect_params",
@@ -19,7 +20,8 @@ MODES = (
 LIST = "list"
 """Stands for --list, which replaces the mode."""
 
-_RUN = ("train", "eval", "decode")
+_PROCESSES = ("train", "eval", "decode")
+_RUN = ("train", "eval", "follow", "decode")
 _ALL = (*MODES, LIST)
 
 USED_IN: dict[str, tuple[str, ...]] = {
@@ -43,13 +45,13 @@ USED_IN: dict[str, tuple[str, ...]] = {
     "export_lengths": ("export",),
     "trace_pipeline": ("train",),
     "tpu": _RUN,
-    "cluster": _RUN,
-    "process": _RUN,
-    "cluster_timeout_s": _RUN,
+    "cluster": _PROCESSES,
+    "process": _PROCESSES,
+    "cluster_timeout_s": _PROCESSES,
     "checkpoint": ("eval", "decode", "export"),
     "import": _ALL,
     "list": (LIST,),
-    "format": _ALL,
+    "format": tuple(mode for mode in _ALL if mode != "follow"),
     "traceback": _ALL,
     "help": _ALL,
 }

@@ -42,6 +42,7 @@ def _run(argv: list[str]) -> int:
     actions: dict[str, Callable[[list[str]], int]] = {
         "train": _train,
         "eval": _eval,
+        "follow": _follow,
         "decode": _decode,
         "export": _export,
         "inspect_params": _inspect_params,
@@ -134,6 +135,9 @@ def _job(model: str, tree: Tree.Params, registered: Tree.Params, argv: list[str]
 def _cluster() -> Cluster | None:
     from tekso.framework.execution.mesh import cluster
 
+    if FLAGS.mode == "follow":  # a process of its own, beside those that train
+        return None
+
     try:
         found = cluster.find(FLAGS.cluster, FLAGS.process, os.environ)
     except cluster.ClusterError as error:
@@ -154,8 +158,8 @@ def _train(argv: list[str]) -> int:
 
     if FLAGS.format == "json":
         raise UsageError(
-            "--format=json works with --list and every mode except train: training writes "
-            "its figures as JSON to metrics.jsonl in the logdir"
+            "--format=json works with --list and every mode except train and follow: training "
+            "writes its figures as JSON to metrics.jsonl in the logdir"
         )
     model, tree, registered = _experiment()
     if FLAGS.trace_pipeline:
@@ -185,20 +189,37 @@ def _job_of_checkpoint(argv: list[str], *, reads_data: bool) -> tuple[Job, Check
 
 
 def _eval(argv: list[str]) -> int:
-    from tekso.framework.run import modes
+    from tekso.framework.run import checkpoint_modes
 
     job, checkpoint = _job_of_checkpoint(argv, reads_data=True)
-    figures = modes.evaluate_checkpoint(job, checkpoint)
+    figures = checkpoint_modes.evaluate(job, checkpoint)
     if FLAGS.format == "json" and job.is_first:
         _print_json(figures)
     return OK
 
 
+def _follow(argv: list[str]) -> int:
+    from tekso.framework import registry
+    from tekso.framework.run import checkpoint_modes
+
+    logdir = _logdir()
+    if logdir.model() is None:
+        raise UsageError(
+            f"--logdir={logdir.path}: there is no run to follow; start training there first"
+        )
+    if FLAGS.model:
+        logdir.check_model(registry.key_of(experiment_flags.experiment(FLAGS.model)))
+    model, tree = logdir.experiment()
+    _change(tree)
+    checkpoint_modes.follow(_job(model, tree, tree, argv))
+    return OK
+
+
 def _decode(argv: list[str]) -> int:
-    from tekso.framework.run import modes
+    from tekso.framework.run import checkpoint_modes
 
     job, checkpoint = _job_of_checkpoint(argv, reads_data=False)
-    decoded = modes.decode(job, checkpoint)
+    decoded = checkpoint_modes.decode(job, checkpoint)
     if not job.is_first:
         return OK
     if FLAGS.format == "json":

@@ -33,7 +33,8 @@ def _define_run(f: flags.FlagValues) -> None:
         "mode",
         "train",
         MODES,
-        "train; eval: evaluate a checkpoint; decode: print samples and scores; export: write a "
+        "train; eval: evaluate a checkpoint; follow: evaluate the checkpoints of a run as they "
+        "appear, beside training; decode: print samples and scores; export: write a "
         "SavedModel that runs without Tekso; inspect_params: print all Params with their docs; "
         "inspect_model: print the table of weights, without allocating them; inspect_sharding: "
         "print what each device of a mesh stores and exchanges; inspect_pipeline: print the stages "
@@ -176,9 +177,12 @@ def _define_command(f: flags.FlagValues) -> None:
         flag_values=f,
     )
     flags.DEFINE_enum(
-        "format", "text", ("text", "json"), "Output format of --list and all modes except train.",
+        "format",
+        "text",
+        ("text", "json"),
+        "Output format of --list and all modes except train and follow.",
         flag_values=f,
-    )  # fmt: skip
+    )
     flags.DEFINE_boolean(
         "traceback", False, "Print the whole traceback of every error.", flag_values=f
     )

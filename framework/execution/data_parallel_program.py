@@ -13,7 +13,15 @@ from tekso.framework.context import Mode, StepContext
 from tekso.framework.execution.base import Batch, ExecutionProgram
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.state import State, checked_state
-from tekso.framework.execution.step import Flat, Step, Sums, added, part_sums, with_gradients
+from tekso.framework.execution.step import (
+    Flat,
+    Step,
+    Sums,
+    added,
+    part_sums,
+    unscaled,
+    with_gradients,
+)
 from tekso.framework.primitives.fusion import XlaFusion, no_fusion
 from tekso.framework.weight_spec import WeightSpec
 
@@ -134,6 +142,8 @@ class DataParallelProgram(ExecutionProgram):
     ) -> tuple[Gradients, Sums]:
         """Computes the part of this replica; returns gradients and sums of the global batch."""
         weights = _values(self._variables.weights)
+        scale = self._step.loss_scale(self._variables.slots)
+        scale = None if scale is None else tf.convert_to_tensor(scale)
         size = _size(batch)
         replicas = self._strategy.num_replicas_in_sync
         num_examples = size * replicas
@@ -141,7 +151,7 @@ class DataParallelProgram(ExecutionProgram):
         def tower(part: Any, start: Any, number: int) -> tuple[Gradients, Sums]:
             offset = tf.convert_to_tensor(start, tf.int32)
             compute = self._tower((_replica_number(), number), num_examples)
-            gradients, sums = compute(weights, part, offset, step, total_weight)
+            gradients, sums = compute(weights, part, offset, step, total_weight, scale)
             return [gradients], sums
 
         def towers(part: Any, start: Any, _: int) -> tuple[Gradients, Sums]:
@@ -159,7 +169,12 @@ class DataParallelProgram(ExecutionProgram):
 
     def _tower(self, key: tuple[int, int], num_examples: int) -> Callable[..., Any]:
         def compute(
-            weights: Flat, part: Flat, offset: tf.Tensor, step: tf.Tensor, total_weight: tf.Tensor
+            weights: Flat,
+            part: Flat,
+            offset: tf.Tensor,
+            step: tf.Tensor,
+            total_weight: tf.Tensor,
+            scale: tf.Tensor | None,
         ) -> tuple[Flat, Sums]:
             ctx = self._context("train", key, step, offset, num_examples)
 
@@ -168,8 +183,8 @@ class DataParallelProgram(ExecutionProgram):
                 return [], part_sums(end, ctx, total_weight)
 
             trained = {path: weights[path] for path in self._step.trained}
-            _, sums, gradients = with_gradients(forward, trained)
-            return gradients, sums
+            _, sums, gradients = with_gradients(forward, trained, seed_of_total=scale)
+            return {path: unscaled(g, scale) for path, g in gradients.items()}, sums
 
         if self._xla != "step":
             return compute

@@ -21,9 +21,11 @@ import tensorflow as tf
 from tekso.framework import task_results
 from tekso.framework.collected import Pairs, added_pairs
 from tekso.framework.context import StepContext
+from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.state import State
 from tekso.framework.foreign_variables import refused
 from tekso.framework.learning_step import LearnerBase
+from tekso.framework.loss_scale import SCALE
 from tekso.framework.primitives.fusion import Fuse, no_fusion
 from tekso.framework.task import Batch, LossSums, Task
 from tekso.framework.weight_spec import WeightSpec
@@ -60,6 +62,9 @@ class Step:
       dtype: type in which the model computes. Learned float32 weights are cast to it for use; in
         the state they stay float32.
 
+    Raises:
+      ExecutionError: the type is float16, and the learner does not scale the loss.
+
     Attributes:
       specs: specs of all weights and slots.
       used_specs: specs of the weights, with the types that the layers receive.
@@ -69,6 +74,11 @@ class Step:
     def __init__(
         self, task: Task, learner: LearnerBase, *, seed: int, dtype: str = "float32"
     ) -> None:
+        if dtype == "float16" and learner.loss_scale is None:
+            raise ExecutionError(
+                "run.activation_dtype is float16, in which small gradients become 0: add "
+                "--set learner.loss_scale=LossScale, or use bfloat16"
+            )
         self.task, self.learner, self.seed = task, learner, seed
         weights = task.specs()
         self.specs: State[WeightSpec] = State(weights, learner.slots(weights))
@@ -119,6 +129,15 @@ class Step:
             return ctx.collected.reported({})
         weight = tf.cast(self.loss_weight(batch), end.loss_sum.dtype)
         return {"loss": (end.loss_sum, weight), **ctx.collected.reported(end.metrics)}
+
+    # --- loss scale ---
+
+    def loss_scale(self, slots: Mapping[str, Any]) -> Any:
+        """Returns the factor of the loss in the backward pass, from {path: slot}; None: no factor.
+
+        It is `seed_of_total` of `with_gradients`; `unscaled` divides the gradients by it.
+        """
+        return None if self.learner.loss_scale is None else slots[SCALE]
 
     # --- all parts ---
 
@@ -250,6 +269,20 @@ def with_gradients(
         unconnected_gradients=tf.UnconnectedGradients.ZERO,
     )
     return outputs, sums, tf.nest.map_structure(tf.convert_to_tensor, gradients)
+
+
+def unscaled(gradient: tf.Tensor, scale: tf.Tensor | None, dtype: Any = None) -> tf.Tensor:
+    """Returns a gradient divided by the loss scale, in a type that holds small numbers.
+
+    Args:
+      gradient: gradient of a weight, of the scaled loss.
+      scale: float32 scalar; None: the loss is not scaled.
+      dtype: type of the result; None: the type of the gradient, but at least float32 if scaled.
+    """
+    if dtype is None:
+        dtype = tf.float32 if scale is not None and gradient.dtype == tf.float16 else gradient.dtype
+    gradient = tf.cast(gradient, dtype)
+    return gradient if scale is None else gradient * tf.cast(1.0 / scale, gradient.dtype)
 
 
 def joined_sums(stages: Sequence[Sums]) -> Sums:

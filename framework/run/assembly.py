@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import tensorflow as tf
 
@@ -21,13 +22,15 @@ from tekso.framework.execution.data_parallel import DataParallel
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.experiment import Run, Tree
 from tekso.framework.input.input import Input
+from tekso.framework.input.prefetch import Prefetch
 from tekso.framework.learning_step import LearnerBase
 from tekso.framework.run import input_checks, inspection, loss_check, update_check
 from tekso.framework.run.checkpoints import Description
 from tekso.framework.run.consistency import check_data
+from tekso.framework.run.evaluation import Stopped
 from tekso.framework.run.process_group import ProcessGroup
 from tekso.framework.run.tpu_connection import connecting
-from tekso.framework.task import Task
+from tekso.framework.task import Scored, Task
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +63,22 @@ class Assembly:
         if is_new:
             return list(loss_check.check(self.task, self.learner, self.program, inputs))
         return list(loss_check.check_padding(self.task, self.program, inputs))
+
+    def batches(self, start: int) -> Iterator[Mapping[str, Any]]:
+        """Returns an iterator over the training batches from a step to the last one."""
+        return _prefetched(self.input, start, stop=self.run.params.steps)
+
+    def eval_batches(self) -> dict[str, Callable[[int], Iterator[Mapping[str, Any]]]]:
+        """Returns {evaluation: function that returns the batches of one pass from a number on}."""
+        return {
+            name: functools.partial(_prefetched, input, stop=input.num_batches)
+            for name, input in self.eval_inputs.items()
+        }
+
+    def score(self, name: str, is_last: bool, stopped: Stopped) -> Scored | None:
+        """Decodes an evaluation input; see `Task.score`."""
+        input = self.eval_inputs[name]
+        return task_results.score(self.task, self.program, input, is_last=is_last, stopped=stopped)
 
     def description(self, model: str) -> Description:
         """Returns the description that every checkpoint of this experiment has."""
@@ -150,6 +169,11 @@ def assemble(
     if reads_data:
         input_checks.check_weights(with_paths(input, eval_inputs), task)
     return Assembly(tree, run, input, eval_inputs, task, learner, program, tuple(warnings))
+
+
+def _prefetched(input: Input, start: int, *, stop: int | None) -> Iterator[Mapping[str, Any]]:
+    with Prefetch(input.batch, start=start, stop=stop) as batches:
+        yield from batches
 
 
 def with_paths(input: Input, eval_inputs: Mapping[str, Input]) -> dict[str, Input]:

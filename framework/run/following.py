@@ -79,6 +79,10 @@ class FollowingReport(Report):
         """Returns an empty dict: only the first process has reported evaluations."""
         return {}
 
+    def history(self, metric: str) -> list[tuple[int, float | None]]:
+        """Returns an empty list, like `evaluated`."""
+        return []
+
     def train(
         self, step: int, values: Mapping[str, float], reading: Reading | None, *, unit: str
     ) -> None:

@@ -11,11 +11,12 @@ from typing import Any, TypeVar
 
 from tekso.framework.execution.mesh.cluster import Cluster
 from tekso.framework.experiment import Tree
+from tekso.framework.params import Params
 from tekso.framework.run.assembly import Assembly, assemble
-from tekso.framework.run.best_checkpoint import goal_of_best, metric_of_best
-from tekso.framework.run.checkpoints import Checkpoints
+from tekso.framework.run.checkpoints import Checkpoint, Checkpoints
 from tekso.framework.run.consistency import check_settings
 from tekso.framework.run.logdir import Logdir
+from tekso.framework.run.metric_choice import goal_of, metric_of
 from tekso.framework.run.process_group import ConnectedProcessGroup, LostProcessError, ProcessGroup
 from tekso.framework.run.report.console import Console
 
@@ -127,6 +128,23 @@ class Job:
             trains=trains,
         )
 
+    def changes_since(self, checkpoint: Checkpoint) -> list[str]:
+        """Returns the differences of the tree from the Params of a checkpoint, a line for each."""
+        try:
+            return Params.from_text(checkpoint.description.params).diff(self.tree).splitlines()
+        except (ValueError, ImportError, AttributeError, TypeError) as error:
+            return [f"the Params of the checkpoint can no longer be read: {error}"]
+
+    def try_task(self, parts: Assembly, *, is_new: bool) -> None:
+        """Checks the task as `Assembly.try_task` does, and prints the warnings."""
+        for line in parts.try_task(is_new=is_new):
+            self.console.line(line, "warning")
+
+    def show_text(self, text: str) -> None:
+        """Prints decoded text."""
+        for line in text.splitlines():
+            self.console.line(line, "dim")
+
     def checkpoints(self) -> Checkpoints:
         """Returns the checkpoints of the run."""
         return self.checkpoints_as(Checkpoints)
@@ -146,13 +164,13 @@ def checkpoints_of(kind: type[C], tree: Any, logdir: Logdir, *, warn: Callable[[
       logdir: logdir of the run.
       warn: called with the text of a warning.
     """
-    run, metric = tree.run, metric_of_best(tree)
+    run, metric = tree.run, metric_of(tree, "keep_best")
     keep_best = run.keep_best.count if metric else 0
     return kind(
         logdir.checkpoints,
         keep_last=run.keep_last_checkpoints,
         keep_best=keep_best,
         metric=metric,
-        goal=goal_of_best(tree) if keep_best else "min",
+        goal=goal_of(tree, "keep_best") if keep_best else "min",
         warn=warn,
     )

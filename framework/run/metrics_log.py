@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tekso.framework import files
@@ -76,6 +76,17 @@ class MetricsLog:
             return []
         lines = files.read(self.path).splitlines()
         return [record for line in lines if (record := _parse(line))]
+
+
+def history(records: Iterable[Record], metric: str) -> list[tuple[int, float | None]]:
+    """Returns the step and the value of every evaluation that has a metric, in order.
+
+    Args:
+      records: records of the log.
+      metric: "evaluation/metric".
+    """
+    split, _, name = metric.partition("/")
+    return [(r[STEP], r[name]) for r in records if r[SPLIT] == split and name in r]
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:

@@ -1,31 +1,30 @@
-"""The modes of the trainer: train an experiment, evaluate a checkpoint, decode with one."""
+"""Trains an experiment: claims the logdir, restores, trains, and reports where everything is.
+
+`checkpoint_modes.py` has the modes that only read a checkpoint.
+"""
 
 from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tekso.framework import files, task_results
-from tekso.framework.input.input import Input
-from tekso.framework.input.prefetch import Prefetch
-from tekso.framework.params import Params
 from tekso.framework.planning.measured_step import measured_step_of
 from tekso.framework.run import initial_weights, input_checks
 from tekso.framework.run.assembly import Assembly
 from tekso.framework.run.checkpoints import Checkpoint, Checkpoints
-from tekso.framework.run.evaluation import Stopped, evaluate_and_score
+from tekso.framework.run.early_stopping import early_stopping_of
 from tekso.framework.run.following import FollowingCheckpoints, FollowingReport
 from tekso.framework.run.job import Job
-from tekso.framework.run.metrics_log import SPLIT, STEP, MetricsLog
 from tekso.framework.run.process_group import ProcessGroup
 from tekso.framework.run.report import summary
-from tekso.framework.run.report.lines import eval_line, size, wrapped
+from tekso.framework.run.report.lines import size, wrapped
 from tekso.framework.run.report.report import Report
 from tekso.framework.run.stop_signals import exit_code
-from tekso.framework.run.training_loop import Outcome, Timetable, TrainingLoop, restore
-from tekso.framework.task import Scored, Task
+from tekso.framework.run.training_loop import Outcome, Timetable, TrainingLoop
+from tekso.framework.task import Task
 
 
 def train(job: Job) -> int:
@@ -59,7 +58,7 @@ def _train(job: Job, group: ProcessGroup) -> int:
             step = loop.restore(checkpoint)
             if warm_start:
                 _warm_start(job, parts, warn)
-            _try_task(job, parts, is_new=checkpoint is None)
+            job.try_task(parts, is_new=checkpoint is None)
             if group.is_first:  # only now it is certain that the experiment fits the logdir
                 job.logdir.write_params(job.model, job.tree, job.registered)
                 job.logdir.add_command(job.command)
@@ -111,82 +110,6 @@ def _claim(job: Job, group: ProcessGroup) -> tuple[Checkpoints, Checkpoint | Non
     return followed, followed.follow(group.from_first(None))
 
 
-def evaluate_checkpoint(job: Job, checkpoint: Checkpoint) -> dict[str, Any]:
-    """Evaluates a checkpoint on all evaluation inputs; returns the figures.
-
-    It also prints the figures, and appends them to evaluations.jsonl in the logdir.
-
-    Raises:
-      ValueError: there are no evaluation inputs.
-    """
-    if not job.tree.eval_inputs:
-        raise ValueError(f"{job.model} has no eval_inputs: there is nothing to evaluate on")
-    with job.meet(checkpoint=checkpoint.path) as group:
-        return _evaluate(job, checkpoint, group)
-
-
-def _evaluate(job: Job, checkpoint: Checkpoint, group: ProcessGroup) -> dict[str, Any]:
-    parts = _restored(job, checkpoint, group, trains=False)
-    _try_task(job, parts, is_new=False)
-    log = MetricsLog(job.logdir.file("evaluations.jsonl"))
-    found = {}
-    for name, batches in _eval_batches(parts).items():
-        begin = time.perf_counter()
-        job.console.progress(0, 1, f"evaluating {name}")
-        evaluation = evaluate_and_score(
-            parts.program,
-            parts.task,
-            batches(0),
-            functools.partial(_score, parts, name, True),
-            name=name,
-            before_score=functools.partial(job.console.progress, 0, 1, f"decoding {name}"),
-        )
-        values, scored = evaluation.figures, evaluation.scored
-        seconds = time.perf_counter() - begin
-        line = eval_line(name, checkpoint.step, values, seconds=seconds, width=job.console.width)
-        job.console.line(line, "evaluation")
-        record = {STEP: checkpoint.step, SPLIT: name, **values, "checkpoint": checkpoint.path}
-        different = changes(checkpoint.description.params, job.tree)
-        if different:
-            record["changes"] = different
-        if scored is not None:
-            record["notes"] = list(scored.notes)
-            if group.is_first:
-                _show_text(job, scored.text)
-        try:
-            if group.is_first:
-                log.append(record)
-                if scored is not None:
-                    job.logdir.write_decoded(
-                        name, "eval", scored.text, scored.images, prefix="eval_"
-                    )
-        except OSError as error:  # for example, the run belongs to another user
-            job.console.line(f"cannot write to {log.path}: {error.strerror}", "warning")
-        found[name] = values
-    log.close()
-    job.console.close()
-    return {"model": job.model, "checkpoint": checkpoint.path, STEP: checkpoint.step, **found}
-
-
-def decode(job: Job, checkpoint: Checkpoint) -> Any:
-    """Decodes with a checkpoint by the Params of the task; returns the `Decoded` of the task.
-
-    Raises:
-      ValueError: the task decodes nothing.
-    """
-    with job.meet(checkpoint=checkpoint.path) as group:
-        reads_data = task_results.decodes_data(job.tree.task)
-        parts = _restored(job, checkpoint, group, reads_data=reads_data)
-        decoded = task_results.decode(parts.task, parts.program, parts.input)
-    if decoded is None:
-        name = type(parts.task).__name__
-        why = f"{name}.decode() returned None"
-        if type(parts.task).decode is Task.decode:
-            why = f"{name} has no decode(): return Decoded(text, records) from it"
-        raise ValueError(f"{job.model} has nothing to decode: {why}")
-    return decoded
-
-
 # --- the pieces of a run ---
 
 
@@ -208,51 +131,22 @@ def _loop(
         program=parts.program,
         task=parts.task,
         learner=parts.learner,
-        batches=functools.partial(_batches, parts.input, stop=run.steps),
-        eval_batches=_eval_batches(parts),
+        batches=parts.batches,
+        eval_batches=parts.eval_batches(),
         timetable=Timetable(
             steps=run.steps,
             log_every=run.log_every_steps,
             eval_every=run.eval_every_steps,
             checkpoint_every=run.checkpoint_every_steps,
         ),
+        early_stopping=early_stopping_of(job.tree),
         checkpoints=checkpoints,
         description=parts.description(job.model),
         report=report,
         group=group,
-        score=functools.partial(_score, parts),
+        score=parts.score,
         show_step=functools.partial(_show_step, job, parts) if job.shows_step else None,
     )
-
-
-def _eval_batches(parts: Assembly) -> dict[str, Any]:
-    return {
-        name: functools.partial(_batches, input, stop=input.num_batches)
-        for name, input in parts.eval_inputs.items()
-    }
-
-
-def _score(parts: Assembly, name: str, is_last: bool, stopped: Stopped) -> Scored | None:
-    input = parts.eval_inputs[name]
-    return task_results.score(parts.task, parts.program, input, is_last=is_last, stopped=stopped)
-
-
-def _batches(input: Input, start: int, *, stop: int | None) -> Iterator[Mapping[str, Any]]:
-    with Prefetch(input.batch, start=start, stop=stop) as batches:
-        yield from batches
-
-
-def _restored(
-    job: Job,
-    checkpoint: Checkpoint,
-    group: ProcessGroup,
-    *,
-    reads_data: bool = True,
-    trains: bool = True,
-) -> Assembly:
-    parts = job.assemble(group, reads_data=reads_data, trains=trains)
-    restore(parts.program, checkpoint)
-    return parts
 
 
 # --- the lines at the beginning and the end of a run ---
@@ -265,7 +159,7 @@ def _introduce(job: Job, checkpoint: Checkpoint | None) -> None:
     if checkpoint is not None:
         left = max(0, run.steps - checkpoint.step)
         job.console.line(f"resuming from {checkpoint.path}: {left} steps are left", "good")
-        for line in changes(checkpoint.description.params, job.tree):
+        for line in job.changes_since(checkpoint):
             job.console.line(f"  changed since then: {line}")
 
 
@@ -283,20 +177,6 @@ def _introduce_parts(job: Job, parts: Assembly) -> None:
         job.console.line(line, "warning")
 
 
-def changes(before: str, tree: Params) -> list[str]:
-    """Returns the differences from the Params of a checkpoint, one line for each."""
-    try:
-        return Params.from_text(before).diff(tree).splitlines()
-    except (ValueError, ImportError, AttributeError, TypeError) as error:
-        return [f"the Params of the checkpoint can no longer be read: {error}"]
-
-
-def _try_task(job: Job, parts: Assembly, *, is_new: bool) -> None:
-    """Checks the task on a few examples, or only its handling of padding; prints warnings."""
-    for line in parts.try_task(is_new=is_new):
-        job.console.line(line, "warning")
-
-
 def _references(parts: Assembly) -> dict[str, dict[str, float]]:
     """Returns bits per byte of other methods, {evaluation: {name: bits per byte}}."""
     return {name: input.reference_bits_per_byte() for name, input in parts.eval_inputs.items()}
@@ -305,12 +185,7 @@ def _references(parts: Assembly) -> dict[str, dict[str, float]]:
 def _show(job: Job, decoded: Any) -> None:
     if decoded is not None:
         files.write_atomically(job.logdir.samples, decoded.text + "\n")
-        _show_text(job, decoded.text)
-
-
-def _show_text(job: Job, text: str) -> None:
-    for line in text.splitlines():
-        job.console.line(line, "dim")
+        job.show_text(decoded.text)
 
 
 def _show_step(job: Job, parts: Assembly) -> None:
@@ -342,6 +217,7 @@ def _conclude(
         seconds=seconds,
         evaluations=outcome.evaluations,
         references=references,
+        ended_early=outcome.ended_early,
     )
     width = job.console.width
     lines += summary.places(job.logdir, newest=outcome.step, best=best_step, width=width)

@@ -19,9 +19,9 @@ from tekso.framework import files, foreign_variables
 from tekso.framework.params import REQUIRED, Params
 from tekso.framework.params import tree as params_tree
 from tekso.framework.run import checkpoint_files, inspection
-from tekso.framework.run.best_checkpoint import goal_of_best, metric_of_best
 from tekso.framework.run.checkpoints import Checkpoint, CheckpointError, Checkpoints
 from tekso.framework.run.logdir import PARAMS, Logdir
+from tekso.framework.run.metric_choice import goal_of, metric_of
 
 BEST = "best"
 """The name of the checkpoint with the best evaluation."""
@@ -124,7 +124,7 @@ def open_run(
     if which != BEST:
         return run
     tree = run.tree()
-    best = checkpoints.best(metric_of_best(tree), goal_of_best(tree))
+    best = checkpoints.best(metric_of(tree, "keep_best"), goal_of(tree, "keep_best"))
     return OpenedRun(best, logdir)
 
 

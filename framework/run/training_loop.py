@@ -21,6 +21,7 @@ from tekso.framework import task_results
 from tekso.framework.execution.base import ExecutionProgram
 from tekso.framework.learning_step import LearnerBase
 from tekso.framework.run.checkpoints import Checkpoint, CheckpointError, Checkpoints, Description
+from tekso.framework.run.early_stopping import EarlyStoppingRule
 from tekso.framework.run.evaluation import (
     Stopped,
     StoppedError,
@@ -85,13 +86,15 @@ class Outcome:
       step: steps done.
       first_step: steps that were done before.
       evaluations: figures at `step`, {evaluation: figures}.
-      stopped_by: the signal that stopped the loop early; None if all steps are done.
+      stopped_by: the signal that stopped the loop; None if the run is finished.
+      ended_early: why early stopping ended the run before its last step, or "".
     """
 
     step: int
     first_step: int
     evaluations: Evaluations
     stopped_by: Any = None
+    ended_early: str = ""
 
 
 class TrainingLoop:
@@ -104,6 +107,7 @@ class TrainingLoop:
       batches: batches of the training input.
       eval_batches: {evaluation: batches of one pass}.
       timetable: intervals of reports, evaluations and checkpoints.
+      early_stopping: ends training when a metric does not improve any more; None: never.
       checkpoints: saves the state.
       description: description of checkpoints; step, metrics and position are filled in.
       report: reports steps and evaluations.
@@ -121,6 +125,7 @@ class TrainingLoop:
         batches: Batches,
         eval_batches: Mapping[str, Batches],
         timetable: Timetable,
+        early_stopping: EarlyStoppingRule | None = None,
         checkpoints: Checkpoints,
         description: Description,
         report: Report,
@@ -131,6 +136,7 @@ class TrainingLoop:
         self._program, self._task, self._learner = program, task, learner
         self._batches, self._eval_batches = batches, eval_batches
         self._timetable, self._checkpoints = timetable, checkpoints
+        self._early_stopping = early_stopping
         self._description, self._report = description, report
         self._group = group or ProcessGroup()
         self._score, self._show_step = score, show_step
@@ -165,10 +171,12 @@ class TrainingLoop:
             stop = AgreedStop(signals, self._group)
             evaluations = self._catch_up(step, stop)
             metrics: Mapping[str, Any] = {}
-            batches = self._batches(step) if step < self._timetable.steps else iter(())
+            ended_early = self._reason_to_end(step)
+            is_done = bool(ended_early) or step >= self._timetable.steps
+            batches = iter(()) if is_done else self._batches(step)
             self._pace.restart()
             self._report.progress(step, "first step")
-            while step < self._timetable.steps and not stop.poll():
+            while not ended_early and step < self._timetable.steps and not stop.poll():
                 with self._pace.waiting():
                     batch = next(batches, None)
                 if batch is None:
@@ -181,6 +189,8 @@ class TrainingLoop:
                 if step == min(first_step + _WARM_UP_STEPS, self._timetable.steps):
                     self._show()
                 evaluations = self._evaluate_if_due(step, stop)
+                if evaluations:
+                    ended_early = self._reason_to_end(step, evaluations)
                 if self._is_save_due(step, evaluations):
                     self._check(metrics)
                     self._save(step, evaluations)
@@ -192,7 +202,28 @@ class TrainingLoop:
             self._save(step, evaluations)
             self._checkpoints.wait()
             stop.poll()
-        return Outcome(step, first_step, evaluations, stop.received)
+        return Outcome(step, first_step, evaluations, stop.received, ended_early)
+
+    def _reason_to_end(self, step: int, evaluations: Evaluations | None = None) -> str:
+        """Returns why early stopping ends the run after a step before its last one, or "".
+
+        Raises:
+          ValueError: no evaluation has reported the metric; the step is saved first.
+        """
+        rule = self._early_stopping
+        if rule is None or step >= self._timetable.steps:
+            return ""
+        history = self._group.from_first(self._report.history(rule.metric))
+        if evaluations and not history:
+            self._save(step, evaluations)
+            self._checkpoints.wait()
+            there = [key for key in _flat(evaluations) if not key.endswith("eval_seconds")]
+            raise ValueError(
+                f"run.early_stopping.metric is {rule.metric.partition('/')[2]!r}, but the "
+                f"evaluation reports only {', '.join(there)}. Step {step} is saved: repeat the "
+                "command with another --set run.early_stopping.metric"
+            )
+        return rule.reason(history)
 
     def _catch_up(self, step: int, stop: AgreedStop) -> Evaluations:
         """Runs evaluations of the restored step that an earlier process did not finish."""

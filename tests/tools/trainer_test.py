@@ -291,6 +291,36 @@ def test_evaluation_batches_smaller_than_the_devices_are_refused_before_a_step(
     assert "eval_inputs.dev.batch_size to at least 5" in done.stderr
 
 
+def test_follow_evaluates_every_checkpoint_beside_training_until_the_run_is_finished(
+    package: Path, tmp_path: Path, whole: Any
+) -> None:
+    keep = "--set=run.keep_last_checkpoints=50"
+    train = processes.start(
+        command(LINE, f"--logdir={tmp_path}", *DETERMINISTIC, keep), cwd=package, live=True
+    )
+    assert train.stdout.readline()  # the logdir is claimed
+    while not (tmp_path / "params.txt").exists() and train.poll() is None:
+        train.stdout.readline()
+    follow = run(package, f"--logdir={tmp_path}", "--mode=follow")
+    train.communicate(timeout=120)
+    assert train.returncode == 0 and follow.returncode == 0, follow.stderr
+    lines = (tmp_path / "evaluations.jsonl").read_text().splitlines()
+    figures = {record["step"]: record["loss"] for record in map(json.loads, lines)}
+    assert list(figures) == [8, 15, 16, 24, 30, 32, 40] and len(lines) == 7
+    of_training = losses(tmp_path, "dev")
+    assert of_training == losses(whole[0], "dev")
+    for step in (15, 30, 40):
+        assert figures[step] == pytest.approx(of_training[step], rel=1e-6)
+    assert [path.name for path in (tmp_path / "events_followed").iterdir()] == ["dev"]
+    again = run(package, f"--logdir={tmp_path}", "--mode=follow")
+    assert (again.returncode, again.stdout) == (0, "")
+
+
+def test_follow_needs_a_run(here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(f"--logdir={tmp_path}", "--mode=follow") == 2
+    assert "there is no run to follow; start training there first" in capsys.readouterr().err
+
+
 # --- a logdir that does not fit ---
 
 

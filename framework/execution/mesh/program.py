@@ -28,7 +28,7 @@ from tekso.framework.execution.mesh.layouts import Layout, MeshLayout
 from tekso.framework.execution.mesh.placement import Placement
 from tekso.framework.execution.mesh.step_errors import compiled
 from tekso.framework.execution.state import State, checked_state
-from tekso.framework.execution.step import Flat, Step, Sums, part_sums, with_gradients
+from tekso.framework.execution.step import Flat, Step, Sums, part_sums, unscaled, with_gradients
 from tekso.framework.primitives.fusion import Fuse, no_fusion
 from tekso.framework.task import LossSums
 from tekso.framework.weight_spec import WeightSpec
@@ -226,10 +226,15 @@ class MeshProgram(ExecutionProgram):
             return [], part_sums(end, ctx, total_weight)
 
         trained = {path: weights[path] for path in self._step.trained}
-        _, sums, gradients = with_gradients(forward, trained)
+        scale = self._step.loss_scale(self._variables.slots)
+        scale = None if scale is None else scale.read_value()
+        _, sums, gradients = with_gradients(forward, trained, seed_of_total=scale)
         relayout, specs = self._placement.relayout, self._step.specs.weights
         # Sharded as the slots, as the update needs them.
-        return {p: relayout(g, self._layout.of_slot(specs[p])) for p, g in gradients.items()}, sums
+        return {
+            path: relayout(unscaled(gradient, scale), self._layout.of_slot(specs[path]))
+            for path, gradient in gradients.items()
+        }, sums
 
     # --- evaluation ---
 

@@ -192,6 +192,7 @@ class PipelineProgram(ExecutionProgram):
         sums: Sums = collections.defaultdict(dict)
         self.events = collections.defaultdict(list)
         size = plan.batch_size // plan.num_parts
+        loss_scale = self._step.loss_scale(self._state.counts())
         for start in range(0, plan.batch_size, size):
             run = ScheduleRun(
                 plan,
@@ -202,6 +203,7 @@ class PipelineProgram(ExecutionProgram):
                 start,
                 step=step,
                 total_weight=total_weight,
+                loss_scale=loss_scale,
                 sums=sums,
             )
             found = self._workers.run(

@@ -43,6 +43,7 @@ class ScheduleRun:
       start: position of its first example in the global batch.
       step: number of the training step.
       total_weight: loss weight of the global batch.
+      loss_scale: factor of the loss in the backward pass; None: 1.
       sums: receives the sums of every micro-batch.
     """
 
@@ -57,12 +58,13 @@ class ScheduleRun:
         *,
         step: int,
         total_weight: tf.Tensor,
+        loss_scale: tf.Tensor | None,
         sums: Sums,
     ) -> None:
         self._plan, self._functions, self._backends = plan, functions, backends
         self._weights = {key: functions[key].weights(flat) for key, flat in weights.items()}
         self._batch, self._start, self._sums = batch, start, sums
-        self._step, self._total_weight = step, total_weight
+        self._step, self._total_weight, self._loss_scale = step, total_weight, loss_scale
         self._lock = threading.Lock()
         self._readers = collections.Counter(
             value for stage in plan.stage_plan.stages for value in stage.inputs
@@ -141,7 +143,8 @@ class ScheduleRun:
         )
         key, keep = (replica, stage.index, m), self._plan.keeps(m)
         held, seeds = self._held.pop(key), self._seeds(backend, replica, stage, m)
-        known = {**self._known(replica, stage, m), **held, **functions.seeds(seeds)}
+        given_seeds = functions.seeds(seeds, self._loss_scale)
+        known = {**self._known(replica, stage, m), **held, **given_seeds}
         if self._plan.is_apart:
             gradients, sums, self._held[key] = functions.input_gradient(known, again=not keep)
         else:

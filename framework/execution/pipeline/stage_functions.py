@@ -26,7 +26,7 @@ from tekso.framework.execution.pipeline.piece_traces import tensors
 from tekso.framework.execution.pipeline.stage_backend import StageBackend
 from tekso.framework.execution.pipeline.stage_run import run_stage
 from tekso.framework.execution.pipeline.stages import Stage, StagePlan, Value
-from tekso.framework.execution.step import Flat, Step, Sums, with_gradients
+from tekso.framework.execution.step import Flat, Step, Sums, unscaled, with_gradients
 from tekso.framework.optimizers.optimizer import state_dtype
 from tekso.framework.weight_spec import WeightSpec
 
@@ -127,17 +127,17 @@ class StageFunctions:
                 self._effects = effects(tf.compat.v1.get_default_graph())
                 return found
 
+            seed = backend.scalar_value(seeds_[-1])
             outputs, sums, gradients = with_gradients(
-                forward,
-                [*sources, *learned],
-                seeds_[:-1],
-                seed_of_total=backend.scalar_value(seeds_[-1]),
+                forward, [*sources, *learned], seeds_[:-1], seed_of_total=seed
             )
+            scale = None if self._step.learner.loss_scale is None else seed
             of_weights, of_inputs = gradients[: len(sources)], gradients[len(sources) :]
             added = []
             for path, gradient in zip(self._trained, of_weights, strict=True):
                 total = self.totals[path]
-                gradient = backend.stored(tf.cast(gradient, total.dtype), self._specs[path], "slot")
+                gradient = unscaled(gradient, scale, total.dtype)
+                gradient = backend.stored(gradient, self._specs[path], "slot")
                 added.append(total.assign_add(gradient, read_value=False))
             with tf.control_dependencies(added):
                 done = tf.identity(seeds_[-1])
@@ -197,10 +197,15 @@ class StageFunctions:
         placed = map(self._place.scalar, values, Scalars.DTYPES)
         return dict(zip(self._scalar_names, placed, strict=True))
 
-    def seeds(self, flat: Sequence[tf.Tensor]) -> Tensors:
-        """Returns the given gradients of the float outputs, and 1 for the total loss, by name."""
-        one = self._place.scalar(1.0, tf.float32)
-        return dict(zip(self._seed_names, [*flat, one], strict=True))
+    def seeds(self, flat: Sequence[tf.Tensor], scale: Any = None) -> Tensors:
+        """Returns the gradients of the float outputs and of the total loss, by name.
+
+        Args:
+          flat: gradients of the outputs.
+          scale: the loss scale, a number or an ordinary tensor; None: 1.
+        """
+        of_total = self._place.scalar(1.0 if scale is None else scale, tf.float32)
+        return dict(zip(self._seed_names, [*flat, of_total], strict=True))
 
     # --- the totals ---
 

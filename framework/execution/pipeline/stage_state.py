@@ -13,7 +13,7 @@ from tekso.framework.execution.pipeline.stage_specs import StageSpecs
 from tekso.framework.execution.pipeline.stages import Rows, StagePlan
 from tekso.framework.execution.state import LEARNER, WEIGHTS, State
 from tekso.framework.execution.step import Flat, Step
-from tekso.framework.learning_step import APPLIED, COUNTS
+from tekso.framework.learning_step import APPLIED
 
 _KINDS: tuple[tuple[Kind, str], ...] = (("weight", WEIGHTS), ("slot", LEARNER))
 
@@ -62,7 +62,7 @@ class StageState:
                         variables[path] = home.variable(part, spec, kind)
                 found.append(variables)
             self.stages[stage] = State(*found)
-        for path in COUNTS:
+        for path in self._step.learner.counters():
             number = tf.constant(value(LEARNER + path, ()), self._step.specs.slots[path].dtype)
             if path in self._counts:
                 self._counts[path].assign(number)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from tekso.framework import files
 from tekso.framework.run.logdir import Logdir
-from tekso.framework.run.metrics_log import SPLIT, STEP, TRAIN, MetricsLog
+from tekso.framework.run.metrics_log import SPLIT, STEP, TRAIN, MetricsLog, history
 from tekso.framework.run.pace import Reading
 from tekso.framework.run.report import curves, lines
 from tekso.framework.run.report.console import Console
@@ -54,6 +54,14 @@ class Report:
             for record in self._log.read()
             if record[STEP] == step and record[SPLIT] != TRAIN
         }
+
+    def history(self, metric: str) -> list[tuple[int, float | None]]:
+        """Returns the step and the value of every evaluation that has a metric, in order.
+
+        Args:
+          metric: "evaluation/metric".
+        """
+        return history(self._log.read(), metric)
 
     def train(
         self, step: int, values: Mapping[str, float], reading: Reading | None, *, unit: str

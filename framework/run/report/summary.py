@@ -26,6 +26,7 @@ def finished(
     seconds: float,
     evaluations: Mapping[str, Mapping[str, float]],
     references: Mapping[str, Mapping[str, float]],
+    ended_early: str = "",
 ) -> list[str]:
     """Returns lines with the final figures of a run.
 
@@ -34,8 +35,11 @@ def finished(
       seconds: duration of this process.
       evaluations: final figures, {evaluation: figures}.
       references: bits per byte of other methods, {evaluation: {name: bits per byte}}.
+      ended_early: why early stopping ended the run, or "".
     """
     lines = ["", f"done: {steps} steps, {duration(seconds)} in this process"]
+    if ended_early:
+        lines.append(f"  ended early (run.early_stopping): {ended_early}")
     width = max(map(len, evaluations), default=0)
     for name, values in evaluations.items():
         quality = quality_of(values)

@@ -20,6 +20,7 @@ from tekso.framework.execution import DataParallel, MeshSharded, Pipelined
 from tekso.framework.execution.base import signature_of
 from tekso.framework.layer import Layer
 from tekso.framework.learner import Learner
+from tekso.framework.loss_scale import LossScale
 from tekso.framework.optimizers.sgd import SGD
 from tekso.framework.pieces import Flow, Piece
 from tekso.framework.schedules import Constant
@@ -77,11 +78,22 @@ def batch(dtype: str) -> dict[str, np.ndarray]:
     }
 
 
-def run(execution: str, *, dtype: str, frozen: list[str], activation_dtype: str) -> dict[str, Any]:
+def run(
+    execution: str,
+    *,
+    dtype: str,
+    frozen: list[str],
+    activation_dtype: str,
+    loss_scale: dict[str, Any] | None,
+    steps: int,
+) -> dict[str, Any]:
     """Returns the losses of some steps, the weights after them, and what changed."""
     task = Classification.Params(num_classes=CLASSES, model=Net.Params(dtype=dtype)).instantiate()
     learner = Learner.Params(
-        optimizer=SGD.Params(), schedule=Constant.Params(value=0.1), frozen=frozen
+        optimizer=SGD.Params(),
+        schedule=Constant.Params(value=0.1),
+        frozen=frozen,
+        loss_scale=None if loss_scale is None else LossScale.Params(**loss_scale),
     ).instantiate()
     examples = batch(dtype)
     program = (
@@ -91,11 +103,14 @@ def run(execution: str, *, dtype: str, frozen: list[str], activation_dtype: str)
     )
     program.initialize()
     before = program.state()
-    losses = [float(program.train_step(examples, step)["loss"]) for step in range(3)]
+    metrics = [program.train_step(examples, step) for step in range(steps)]
+    losses = [float(one["loss"]) for one in metrics]
     evaluated = program.eval_step(examples)
     after = program.state()
     weights = [key for key in sorted(after) if key.startswith("weights/")]
     return {
+        "scales": [float(one["loss_scale"]) for one in metrics if "loss_scale" in one],
+        "skipped": int(metrics[-1]["nonfinite_total"]),
         "losses": [*losses, *(float(x) for x in evaluated["loss"])],
         "weights": {key: after[key].astype("float64").tolist() for key in weights},
         "changed": [key for key in weights if (before[key] != after[key]).any()],
@@ -105,13 +120,15 @@ def run(execution: str, *, dtype: str, frozen: list[str], activation_dtype: str)
 def main() -> None:
     """Prints a result for each execution of a job.
 
-    The job is {"executions": [names], "dtype", "frozen", "activation_dtype"}.
+    The job is {"executions": [names], "dtype", "frozen", "activation_dtype", "loss_scale",
+    "steps"}.
     """
     job = json.loads(sys.argv[1])
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 4)
     MeshSharded.Params(mesh="data:4").instantiate().setup_devices()
-    defaults = {"dtype": "float32", "frozen": [], "activation_dtype": "float32"}
+    defaults: dict[str, Any] = {"dtype": "float32", "frozen": [], "activation_dtype": "float32"}
+    defaults |= {"loss_scale": None, "steps": 3}
     rest = {name: job.get(name, default) for name, default in defaults.items()}
     print(json.dumps([run(name, **rest) for name in job["executions"]]))
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import processes
+import pytest
+from sampling import sample
 
 PROGRAM = Path(__file__).with_name("classifier_program.py")
 
@@ -36,6 +38,52 @@ def test_activations_are_bfloat16_under_every_execution() -> None:
     np.testing.assert_allclose(alone["losses"], full["losses"], rtol=0.03)
     for one in others:
         np.testing.assert_allclose(one["losses"], alone["losses"], rtol=0.01)
+
+
+ALONE_AND_STAGES = ("alone", "stages")
+ALL = ("alone", "mesh", "stages", "stages on meshes")
+NAMES = sample([ALONE_AND_STAGES, ALL], quick=[ALONE_AND_STAGES])
+
+
+@pytest.mark.parametrize("names", NAMES)
+def test_a_scale_of_the_loss_changes_no_bit_of_float32_under_any_execution(
+    names: tuple[str, ...],
+) -> None:
+    scaled = run(*names, loss_scale={"initial": 1024.0, "growth_steps": 2}, steps=4)
+    for name, one, plain in zip(names, scaled, run(*names, steps=4), strict=True):
+        assert one["losses"] == plain["losses"] and one["weights"] == plain["weights"], name
+        assert one["scales"] == [1024.0, 1024.0, 2048.0, 2048.0] and plain["scales"] == [], name
+
+
+@pytest.mark.parametrize("names", NAMES)
+def test_float16_skips_steps_until_the_scale_fits_under_every_execution(
+    names: tuple[str, ...],
+) -> None:
+    largest = 2.0**24  # the gradients of activations overflow at first
+    full, *found = run("alone", steps=12) + run(
+        *names, activation_dtype="float16", loss_scale={"initial": largest}, steps=12
+    )
+    alone = found[0]
+    skipped = alone["skipped"]
+    assert 0 < skipped < 12
+    halved = [largest / 2**n for n in range(skipped + 1)]
+    assert alone["scales"] == halved + halved[-1:] * (12 - skipped - 1)
+    for name, one in zip(names, found, strict=True):
+        assert one["skipped"] == skipped and one["scales"] == alone["scales"], name
+        np.testing.assert_allclose(one["losses"], alone["losses"], rtol=2e-3, err_msg=name)
+    # After the skipped steps, the losses are those of float32 at its first steps.
+    rest = alone["losses"][skipped:12]
+    np.testing.assert_allclose(rest, full["losses"][: len(rest)], rtol=5e-3)
+
+
+def test_a_model_learns_in_bfloat16_and_in_float16_as_in_float32() -> None:
+    (full,) = run("alone", steps=60)
+    first, last = full["losses"][0], full["losses"][59]
+    assert last < 0.6 * first
+    half = {"activation_dtype": "float16", "loss_scale": {"initial": 1024.0}}
+    for kind in ({"activation_dtype": "bfloat16"}, half):
+        (found,) = run("alone", steps=60, **kind)
+        np.testing.assert_allclose(found["losses"][59], last, rtol=0.05, err_msg=str(kind))
 
 
 def test_the_type_of_activations_may_be_set_as_earlier_versions_did() -> None:

@@ -23,7 +23,12 @@ from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 HERE = Path(__file__).resolve()
+ROOT = HERE.parents[3]
 sys.path[:0] = [str(HERE.parents[2]), str(HERE.parent)]
+# Record this checkout, also if another one is installed (see the root conftest.py).
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [str(ROOT / ".typing"), os.environ.get("PYTHONPATH", "")]
+)
 
 STEPS = 20
 SIDE_BY_SIDE = 2

@@ -27,6 +27,7 @@ from tekso.framework.execution.state import checked_state
 from tekso.framework.learner import NonFiniteStepsError
 from tekso.framework.run import checkpoint_files
 from tekso.framework.run.checkpoints import CheckpointError, Checkpoints, Description
+from tekso.framework.run.early_stopping import EarlyStoppingRule
 from tekso.framework.run.logdir import Logdir
 from tekso.framework.run.report import curves
 from tekso.framework.run.report.console import PlainConsole
@@ -124,6 +125,7 @@ class Run:
         batches: Any = train_batches,
         show_step: Callable[[], None] | None = None,
         score: Any = lambda name, is_last, stopped: None,
+        early_stopping: EarlyStoppingRule | None = None,
         **options: Any,
     ) -> Outcome:
         self.program = program or FakeProgram()
@@ -143,6 +145,7 @@ class Run:
             batches=batches,
             eval_batches={"dev": eval_batches} if evaluations is None else evaluations,
             timetable=Timetable(steps, log_every, eval_every, checkpoint_every),
+            early_stopping=early_stopping,
             checkpoints=checkpoints,
             description=Description(step=0, model="m.Model", params="p", input={"seed": 3}),
             report=report,
@@ -256,6 +259,56 @@ def test_an_evaluation_weighs_every_example_once(whole: Run) -> None:
     (record,) = [r for r in whole.records("dev") if r["step"] == 5]
     assert record["loss"] == pytest.approx(np.sum((x - program.w) ** 2) / 3, rel=1e-12)
     assert record["error"] == pytest.approx(np.abs(x - program.w).sum() / 3, rel=1e-12)
+
+
+# --- early stopping ---
+
+WORSE = {3: 5.0, 6: 4.0, 9: 4.5, 12: 4.0, 15: 4.2, 18: 1.0}
+"""A metric by step; with a patience of 3, training ends after step 15."""
+RULE = EarlyStoppingRule("dev/quality", "min", patience=3)
+
+
+def train_with_quality(run: Run, steps: int = 21, rule: EarlyStoppingRule = RULE) -> Outcome:
+    """Trains with evaluations that report WORSE."""
+
+    def score(name: str, is_last: bool, stopped: Any) -> Scored:
+        return Scored({"quality": WORSE[len(run.records("dev")) * 3 + 3]}, "", {})
+
+    return run.train(steps, eval_every=3, checkpoint_every=4, score=score, early_stopping=rule)
+
+
+def test_training_ends_early_and_saves_the_step(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    (tmp_path / "metrics.jsonl").touch()
+    outcome = train_with_quality(run)
+    assert (outcome.step, outcome.stopped_by) == (15, None)
+    assert outcome.ended_early == (
+        "none of the last 3 evaluations of dev/quality improved the best 4.0000 at step 6"
+    )
+    assert run.saved() == [4, 8, 12, 15] and list(run.losses("dev")) == [3, 6, 9, 12, 15]
+    again = train_with_quality(run)  # a finished run does not go on
+    assert (again.first_step, again.step, again.ended_early) == (15, 15, outcome.ended_early)
+    longer = EarlyStoppingRule("dev/quality", "min", patience=4)
+    assert train_with_quality(run, steps=18, rule=longer).step == 18
+
+
+def test_a_resumed_run_ends_where_an_uninterrupted_one_does(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    (tmp_path / "metrics.jsonl").touch()
+    train_with_quality(run, steps=12)
+    for step in (9, 12):  # as if it had been killed after step 8 was saved
+        shutil.rmtree(tmp_path / "checkpoints" / f"step_{step:08d}", ignore_errors=True)
+    assert (outcome := train_with_quality(run)).step == 15 and outcome.first_step == 8
+
+
+def test_a_metric_that_no_evaluation_reports_is_refused_after_the_step_is_saved(
+    tmp_path: Path,
+) -> None:
+    run = Run(tmp_path)
+    rule = EarlyStoppingRule("dev/acuracy", "max", patience=3)
+    with pytest.raises(ValueError, match=r"metric is 'acuracy', .* only dev/loss, dev/error"):
+        run.train(eval_every=3, checkpoint_every=0, early_stopping=rule)
+    assert run.saved() == [3]
 
 
 # --- killed, and started again ---

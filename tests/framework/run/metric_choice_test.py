@@ -1,4 +1,4 @@
-"""Which end of a metric is good is what the task says, or else has to be set."""
+"""The metric of a rule, and whether larger values are better: declared by the task, or set."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tekso.framework.experiment import KeepBest, Run, Tree
-from tekso.framework.run.best_checkpoint import goal_of_best
+from tekso.framework.run.metric_choice import goal_of
 from tekso.models.mlp import Mlp
 from tekso.models.transformer_lm import TransformerLm
 from tekso.tasks.classification.task import Classification
@@ -22,7 +22,7 @@ class Mine(Classification):
 
 def goal(task: Any, metric: str, **changes: Any) -> str:
     run = Run.Params(keep_best=KeepBest.Params(metric=metric, **changes))
-    return goal_of_best(Tree.Params(task=task, run=run))
+    return goal_of(Tree.Params(task=task, run=run), "keep_best")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,54 @@
+"""Finds the metric that a rule of a run compares, and whether larger or smaller values are better.
+
+The rules are `run.keep_best` and `run.early_stopping`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from tekso.framework.task import LOSS, Goal
+
+Rule = Literal["keep_best", "early_stopping"]
+
+
+def metric_of(tree: Any, rule: Rule) -> str:
+    """Returns the "evaluation/metric" that a rule compares, or "" without evaluation inputs.
+
+    Raises:
+      ValueError: the experiment does not have the evaluation input.
+    """
+    names, choice = list(tree.eval_inputs), tree.run.get(rule)
+    eval_input = choice.eval_input or (names[0] if names else "")
+    if eval_input and eval_input not in names:
+        raise ValueError(
+            f"run.{rule}.eval_input is {eval_input!r}, but the evaluation inputs are: "
+            f"{', '.join(names) or 'none'}"
+        )
+    return f"{eval_input}/{choice.metric}" if eval_input else ""
+
+
+def goal_of(tree: Any, rule: Rule) -> Goal:
+    """Returns "min" or "max": the `goal` of a rule if it is set, otherwise what the task declares.
+
+    Raises:
+      ValueError: neither is set.
+    """
+    choice, task = tree.run.get(rule), tree.task.owner
+    if choice.goal is not None:
+        goal: Goal = choice.goal
+        return goal
+    known: dict[str, Goal] = {LOSS: "min"}
+    for cls in reversed(getattr(task, "__mro__", ())):
+        known |= vars(cls).get("goals", {})
+    metric = choice.metric
+    for name in (metric, metric.partition("/")[0]):  # "bleu/de": BLEU of one language
+        if name in known:
+            return known[name]
+    name = getattr(task, "__name__", "the task")
+    goals = ", ".join(f"{metric} ({goal})" for metric, goal in sorted(known.items()))
+    raise ValueError(
+        f"run.{rule}.metric is {metric!r}, and {name} does not declare whether larger or smaller "
+        f"values are better: --set run.{rule}.goal=max or --set run.{rule}.goal=min, "
+        f"or set goals = {{{metric!r}: 'max'}} in {name}; declared are {goals}"
+    )
