@@ -128,6 +128,10 @@ HOW: list[tuple[str, Run | TestedBy]] = [
         ),
     ),
     (
+        r"python tests/fuzz_executions\.py .*",
+        TestedBy("tests/fuzz_executions_test.py::test_the_program_repeats_a_case"),
+    ),
+    (
         r"srun .*tekso-trainer .*",
         TestedBy(
             "tests/framework/cluster_test.py::test_slurm_gives_processes_of_a_node_successive_ports"

@@ -22,9 +22,19 @@ def cross_entropy(
     *,
     bias: tf.Tensor | None = None,
     label_smoothing: float = 0.0,
+    num_classes: int | None = None,
     fuse: Fuse = no_fusion,
 ) -> tf.Tensor:
     """Returns the cross-entropy of every position, in nats.
+
+    Args:
+      x: vectors.
+      table: a row for each class.
+      labels: the class of every position.
+      bias: added to the logits; None: none.
+      label_smoothing: share of the target probability that is spread evenly.
+      num_classes: number of rows, from the first one, over which it is spread; None: all rows.
+      fuse: compiles elementwise clusters.
 
     Shapes:
       x: [..., embed], table: [vocab, embed], labels: [...] int32 in [0, vocab), bias: [vocab]
@@ -46,10 +56,10 @@ def cross_entropy(
             label_logit += tf.cast(tf.gather(b, flat_labels), top.dtype)
         loss = tf.squeeze(tf.math.log(total) + top, 1) - (1 - smooth) * label_logit
         if smooth:
-            mean_row = tf.cast(tf.reduce_mean(table, 0), x.dtype)
+            mean_row = tf.cast(tf.reduce_mean(table[:num_classes], 0), x.dtype)
             mean_logit = tf.linalg.matvec(x, mean_row)
             if bias:
-                mean_logit += tf.reduce_mean(bias[0])
+                mean_logit += tf.reduce_mean(bias[0][:num_classes])
             loss -= smooth * tf.cast(mean_logit, loss.dtype)
 
         def grad(dloss: tf.Tensor) -> list[tf.Tensor]:
@@ -60,15 +70,17 @@ def cross_entropy(
             if smooth:
                 dcast = tf.cast(dloss, x.dtype)
                 dx -= smooth * tf.expand_dims(dcast, 1) * tf.expand_dims(mean_row, 0)
-                dtable -= tf.expand_dims(tf.linalg.matvec(x, dcast, transpose_a=True), 0) * (
-                    smooth / vocab
-                )
+                share = _even_share(vocab, num_classes, smooth, dtable.dtype)
+                summed = tf.linalg.matvec(x, dcast, transpose_a=True)
+                dtable -= tf.expand_dims(summed, 0) * tf.expand_dims(share, 1)
             dtable = tf.tensor_scatter_nd_add(dtable, tf.expand_dims(flat_labels, 1), target)
             gradients = [dx, dtable]
             if bias:
                 dbias = tf.linalg.matvec(e, tf.squeeze(weight, 1), transpose_a=True)
                 dcast = tf.cast(dloss, dbias.dtype)
-                dbias -= smooth / vocab * tf.reduce_sum(dcast)
+                if smooth:
+                    share = _even_share(vocab, num_classes, smooth, dbias.dtype)
+                    dbias -= share * tf.reduce_sum(dcast)
                 gradients.append(
                     tf.tensor_scatter_nd_add(
                         dbias, tf.expand_dims(flat_labels, 1), (smooth - 1) * dcast
@@ -80,6 +92,17 @@ def cross_entropy(
 
     flat_x = tf.reshape(x, [-1, x.shape[-1]])
     return tf.reshape(run(flat_x, table, *([] if bias is None else [bias])), shape)
+
+
+def _even_share(vocab: int, num_classes: int | None, smooth: float, dtype: tf.DType) -> tf.Tensor:
+    """Returns the probability that smoothing gives to every row: 0 after the first num_classes.
+
+    Shapes:
+      returns: [vocab]
+    """
+    count = num_classes or vocab
+    share = tf.constant(smooth / count, dtype)
+    return tf.where(tf.range(vocab) < count, share, tf.zeros_like(share))
 
 
 def _exponentials(logits: tf.Tensor, *bias: tf.Tensor) -> Any:

@@ -104,9 +104,12 @@ class Embedding(Layer):
           x: [..., dim], labels: [...] int in [0, vocab_size)
           returns: [...] float32
         """
-        bias = vocabulary.padding_bias(
-            self.params.vocab_size, self._rows, label_smoothing=label_smoothing, name="Embedding"
-        )
         return ops.cross_entropy(
-            ctx, x, theta.table, labels, bias=bias, label_smoothing=label_smoothing
+            ctx,
+            x,
+            theta.table,
+            labels,
+            bias=vocabulary.padding_bias(self.params.vocab_size, self._rows),
+            label_smoothing=label_smoothing,
+            num_classes=self.params.vocab_size,
         )

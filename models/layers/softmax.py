@@ -66,14 +66,9 @@ class Softmax(Layer):
         bias = self._bias(theta)
         return y if bias is None else y + tf.cast(bias, y.dtype)
 
-    def _bias(self, theta: Theta, label_smoothing: float = 0.0) -> tf.Tensor | None:
+    def _bias(self, theta: Theta) -> tf.Tensor | None:
         """Returns the bias of the scores, with -1e9 for padding rows; None if there is none."""
-        padding = vocabulary.padding_bias(
-            self.params.vocab_size,
-            self._rows,
-            label_smoothing=label_smoothing,
-            name=type(self).__name__,
-        )
+        padding = vocabulary.padding_bias(self.params.vocab_size, self._rows)
         if not self.params.use_bias:
             return padding
         return theta.b if padding is None else theta.b + tf.cast(padding, theta.b.dtype)
@@ -93,9 +88,14 @@ class Softmax(Layer):
           x: [..., input_dim], labels: [...] int in [0, vocab_size)
           returns: [...] float32
         """
-        bias = self._bias(theta, label_smoothing)
         return ops.cross_entropy(
-            ctx, x, theta.w, labels, bias=bias, label_smoothing=label_smoothing
+            ctx,
+            x,
+            theta.w,
+            labels,
+            bias=self._bias(theta),
+            label_smoothing=label_smoothing,
+            num_classes=self.params.vocab_size,
         )
 
 

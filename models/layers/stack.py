@@ -1,7 +1,8 @@
 """Stacks of layers: unrolled, or one traced body repeated over weights stacked along a layer dim.
 
 Both have the same initial values, random numbers and results. Only the form of the weights differs:
-`layers/3/ffn/w` [in, out] against `layers/ffn/w` [layers, in, out].
+`layers/3/ffn/w` [in, out] against `layers/ffn/w` [layers, in, out]. The layers of a third one,
+`SharedStack`, share the weights `layer/ffn/w` [in, out].
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from tekso.framework.context import StepContext, collecting_attention, isolated
 from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, param
 from tekso.framework.pieces import Flow, Piece, rows_of_stack
-from tekso.framework.theta import Theta
+from tekso.framework.theta import SEPARATOR, Theta
 
 
 class StackBase(Layer):
@@ -66,7 +67,66 @@ class StackBase(Layer):
         raise NotImplementedError(f"{type(self).__name__} has no extend_step()")
 
 
-class Stack(StackBase):
+class UnrolledStack(StackBase):
+    """Base of the stacks whose layers are computed one after the other, without a loop.
+
+    Attributes:
+      layers: the layers, in order.
+    """
+
+    class Params(StackBase.Params):
+        """Params of UnrolledStack."""
+
+    layers: list[Any]
+
+    def layer_path(self, index: int) -> str:
+        """Returns the path from the stack of the layer that has the weights of a layer."""
+        raise NotImplementedError(f"{type(self).__name__} has no layer_path()")
+
+    def _own(self, theta: Theta, index: int) -> Theta:
+        names = self.layer_path(index).split(SEPARATOR)
+        return functools.reduce(lambda node, name: node[name], names, theta)
+
+    def fprop(self, theta: Theta, x: tf.Tensor, ctx: StepContext, **side: Any) -> tf.Tensor:
+        """See StackBase."""
+        for i in range(len(self.layers)):
+            x = self.fprop_layer(i, theta, x, ctx, **side)
+        return x
+
+    def fprop_layer(
+        self, index: int, theta: Theta, x: tf.Tensor, ctx: StepContext, **side: Any
+    ) -> tf.Tensor:
+        """Returns the output of one layer, whose weights must be in theta."""
+        return self.layers[index].fprop(self._own(theta, index), x, ctx.fold(index), **side)
+
+    def init_cache(self, batch_size: int, max_length: int, dtype: str = "float32") -> Any:
+        """Returns a list with one cache per layer; see StackBase."""
+        return [layer.init_cache(batch_size, max_length, dtype) for layer in self.layers]
+
+    def cache_memory(self, theta: Theta, cache: Any, memory: tf.Tensor, ctx: StepContext) -> Any:
+        """See StackBase."""
+        return [
+            layer.cache_memory(self._own(theta, i), cache[i], memory, ctx.fold(i))
+            for i, layer in enumerate(self.layers)
+        ]
+
+    def move_rows(self, cache: Any, move: Callable[..., Any]) -> Any:
+        """See StackBase."""
+        return [layer.move_rows(c, move) for layer, c in zip(self.layers, cache, strict=True)]
+
+    def extend_step(
+        self, theta: Theta, x: tf.Tensor, cache: Any, position: Any, ctx: StepContext, **side: Any
+    ) -> tuple[tf.Tensor, Any]:
+        """See StackBase."""
+        caches = []
+        for i, layer in enumerate(self.layers):
+            weights = self._own(theta, i)
+            x, new = layer.extend_step(weights, x, cache[i], position, ctx.fold(i), **side)
+            caches.append(new)
+        return x, caches
+
+
+class Stack(UnrolledStack):
     """Unrolled layers; they may differ.
 
     Shapes:
@@ -78,7 +138,7 @@ class Stack(StackBase):
       ValueError: num_layers is less than 1, or not the number of `layers`.
     """
 
-    class Params(StackBase.Params):
+    class Params(UnrolledStack.Params):
         """Params of Stack."""
 
         layer: Layer.Params | None = param(
@@ -87,8 +147,6 @@ class Stack(StackBase):
         layers: list[Layer.Params] | None = param(
             "Params of every layer, if they differ; `layer` is then ignored.", default=None
         )
-
-    layers: list[Any]
 
     def __init__(self, params: Any) -> None:
         super().__init__(params)
@@ -103,43 +161,44 @@ class Stack(StackBase):
             )
         self.child_list("layers", layers)
 
-    def fprop(self, theta: Theta, x: tf.Tensor, ctx: StepContext, **side: Any) -> tf.Tensor:
-        """See StackBase."""
-        for i in range(len(self.layers)):
-            x = self.fprop_layer(i, theta, x, ctx, **side)
-        return x
+    def layer_path(self, index: int) -> str:
+        """See UnrolledStack."""
+        return f"layers{SEPARATOR}{index}"
 
-    def fprop_layer(
-        self, index: int, theta: Theta, x: tf.Tensor, ctx: StepContext, **side: Any
-    ) -> tf.Tensor:
-        """Returns the output of one layer, whose weights must be in theta."""
-        return self.layers[index].fprop(theta.layers[str(index)], x, ctx.fold(index), **side)
 
-    def init_cache(self, batch_size: int, max_length: int, dtype: str = "float32") -> Any:
-        """Returns a list with one cache per layer; see StackBase."""
-        return [layer.init_cache(batch_size, max_length, dtype) for layer in self.layers]
+class SharedStack(UnrolledStack):
+    """One layer several times, with the same weights each time.
 
-    def cache_memory(self, theta: Theta, cache: Any, memory: tf.Tensor, ctx: StepContext) -> Any:
-        """See StackBase."""
-        return [
-            layer.cache_memory(theta.layers[str(i)], cache[i], memory, ctx.fold(i))
-            for i, layer in enumerate(self.layers)
-        ]
+    Random numbers, such as dropout, differ between the layers.
 
-    def move_rows(self, cache: Any, move: Callable[..., Any]) -> Any:
-        """See StackBase."""
-        return [layer.move_rows(c, move) for layer, c in zip(self.layers, cache, strict=True)]
+    Shapes:
+      x: as for `layer`
+      returns: shape and dtype of x
+    Weights:
+      layer/…: weights of the layer
+    Raises:
+      ValueError: num_layers is less than 1.
+    Source: Dehghani et al. 2018, "Universal Transformers"; Lan et al. 2019, "ALBERT", section 3.1.
+    """
 
-    def extend_step(
-        self, theta: Theta, x: tf.Tensor, cache: Any, position: Any, ctx: StepContext, **side: Any
-    ) -> tuple[tf.Tensor, Any]:
-        """See StackBase."""
-        caches = []
-        for i, layer in enumerate(self.layers):
-            weights = theta.layers[str(i)]
-            x, new = layer.extend_step(weights, x, cache[i], position, ctx.fold(i), **side)
-            caches.append(new)
-        return x, caches
+    class Params(UnrolledStack.Params):
+        """Params of SharedStack."""
+
+        layer: Layer.Params = param(
+            "A layer whose output has the shape of its input.", default=REQUIRED
+        )
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        count = self.params.num_layers
+        if count < 1:
+            raise ValueError(f"SharedStack: num_layers is {count}, must be at least 1")
+        self.child("layer", self.params.layer)
+        self.layers = [self.layer] * count
+
+    def layer_path(self, index: int) -> str:
+        """See UnrolledStack."""
+        return "layer"
 
 
 class RepeatedStack(StackBase):
@@ -240,7 +299,7 @@ class RepeatedStack(StackBase):
 
 
 def pieces_of_stack(name: str, stack: StackBase, run: Callable[..., Flow]) -> list[Piece]:
-    """Returns one piece per layer of a Stack or RepeatedStack, and one piece for other stacks.
+    """Returns one piece per layer of the stacks of this module, and one piece for other stacks.
 
     Args:
       name: path of the stack from the model.
@@ -248,12 +307,12 @@ def pieces_of_stack(name: str, stack: StackBase, run: Callable[..., Flow]) -> li
       run: `run(compute, theta, flow, ctx)` with theta of the model. It calls `compute`, which has
         the arguments of the stack's `fprop` and computes the layers of the piece.
     """
-    if isinstance(stack, Stack):
+    if isinstance(stack, UnrolledStack):
         pieces = []
         for i, layer in enumerate(stack.layers):
-            path, compute = f"{name}/layers/{i}", functools.partial(stack.fprop_layer, i)
-            part = functools.partial(run, compute)
-            pieces.append(Piece(path, {path: layer}, part, kind=f"{name}/layers"))
+            own = {f"{name}/{stack.layer_path(i)}": layer}
+            part = functools.partial(run, functools.partial(stack.fprop_layer, i))
+            pieces.append(Piece(f"{name}/layers/{i}", own, part, kind=f"{name}/layers"))
         return pieces
     if isinstance(stack, RepeatedStack):
 

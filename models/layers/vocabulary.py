@@ -25,21 +25,12 @@ def padded_rows(vocab_size: int, multiple: int, name: str) -> int:
     return -(-vocab_size // multiple) * multiple
 
 
-def padding_bias(
-    vocab_size: int, rows: int, *, label_smoothing: float = 0.0, name: str = ""
-) -> tf.Tensor | None:
+def padding_bias(vocab_size: int, rows: int) -> tf.Tensor | None:
     """Returns the bias of the scores of all rows, -1e9 for padding; None without padding.
 
     Shapes:
       returns: [rows] float32
-    Raises:
-      ValueError: label smoothing, which would give padding rows probability.
     """
     if rows == vocab_size:
         return None
-    if label_smoothing:
-        raise ValueError(
-            f"{name}: label_smoothing is {label_smoothing}, but is not supported with padding "
-            f"({rows - vocab_size} rows): set vocab_multiple=1, or label_smoothing=0"
-        )
     return tf.constant(np.where(np.arange(rows) < vocab_size, 0.0, _NEVER).astype(np.float32))

@@ -92,6 +92,7 @@ def cross_entropy(
     labels: tf.Tensor,
     bias: tf.Tensor | None,
     label_smoothing: float,
+    num_classes: int,
 ) -> tf.Tensor:
     """Returns the cross-entropy of every position, in nats; see `ops.cross_entropy`."""
     axes = ctx.layout_of(table) or (None, None)
@@ -112,15 +113,16 @@ def cross_entropy(
         # Constrained, so that a device compares only with its shard of the vocabulary.
         numbers = ctx.reshard(tf.range(vocab, dtype=labels.dtype), logits_axes[-1:])
         label = ctx.reshard(tf.expand_dims(labels, -1), (*lead_axes, None))
-        sums = ctx.fuse(_exponentials, smooths=bool(label_smoothing))
-        e, top, total, *mean_logit = sums(logits, *bias)
+        sums = ctx.fuse(_exponentials, smoothed=num_classes if label_smoothing else 0)
+        e, top, total, *mean_logit = sums(logits, numbers, *bias)
         loss = tf.squeeze(tf.math.log(total) + top, -1) - keep * label_logit
         for mean in mean_logit:
             loss -= label_smoothing * mean
         loss += _nan_outside(labels, vocab, loss.dtype)
 
         def grad(dloss: tf.Tensor) -> list[tf.Tensor]:
-            gradient = ctx.fuse(_logits_gradient, keep=keep, even=label_smoothing / vocab)
+            even = label_smoothing / num_classes
+            gradient = ctx.fuse(_logits_gradient, keep=keep, even=even, num_classes=num_classes)
             dlogits = gradient(e, tf.expand_dims(dloss, -1), total, label, numbers)
             dlogits = ctx.reshard(dlogits, logits_axes)
             dx = tf.einsum(f"{lead}v,vd->{lead}d", dlogits, table)
@@ -145,15 +147,26 @@ def _label_logit(ctx: MeshContext, logits: tf.Tensor, labels: tf.Tensor, axes: A
     return tf.reduce_sum(tf.where(here, found, tf.zeros_like(found)), -1)
 
 
-def _exponentials(logits: tf.Tensor, *bias: tf.Tensor, smooths: bool) -> list[tf.Tensor]:
+def _exponentials(
+    logits: tf.Tensor, numbers: tf.Tensor, *bias: tf.Tensor, smoothed: int
+) -> list[tf.Tensor]:
+    """Returns exponentials, maxima, their sums, and the means of the first `smoothed` logits."""
     wide = widen(logits)
     for b in bias:
         wide += tf.cast(b, wide.dtype)
     top = tf.reduce_max(wide, -1, keepdims=True)
     e = tf.exp(wide - top)
     total = tf.reduce_sum(e, -1, keepdims=True)
-    mean_logit = [tf.reduce_mean(wide, -1)] if smooths else []
-    return [tf.cast(e, logits.dtype), top, total, *mean_logit]
+    result = [tf.cast(e, logits.dtype), top, total]
+    if smoothed:
+        counted = wide * _first(numbers, smoothed, wide.dtype)
+        result.append(tf.reduce_mean(counted, -1) * (wide.shape[-1] / smoothed))
+    return result
+
+
+def _first(numbers: tf.Tensor, count: int, dtype: tf.DType) -> tf.Tensor:
+    """Returns 1 for the first numbers and 0 for the others, the padding of a table."""
+    return tf.cast(numbers < count, dtype)
 
 
 def _logits_gradient(
@@ -165,8 +178,10 @@ def _logits_gradient(
     *,
     keep: float,
     even: float,
+    num_classes: int,
 ) -> tf.Tensor:
-    target = tf.cast(tf.equal(label, numbers), d.dtype) * keep + even
+    target = tf.cast(tf.equal(label, numbers), d.dtype) * keep
+    target += even * _first(numbers, num_classes, d.dtype)
     return tf.cast(tf.cast(e, d.dtype) * (d / total) - target * d, e.dtype)
 
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import tensorflow as tf
+
+from tekso.framework.context import StepContext
 from tekso.framework.execution.base import Signature
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.pipeline.piece_traces import PieceTrace, flow_of, tensors
-from tekso.framework.pieces import LOSS_SUM, METRICS, Piece, joined
-from tekso.framework.theta import SEPARATOR
+from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece, joined
+from tekso.framework.theta import SEPARATOR, Theta
 from tekso.framework.weight_spec import WeightSpec
 
 BATCH = -1  # the producer of the values of the batch
@@ -65,8 +69,8 @@ class StagePlan:
       stages: the stages, in order.
       values: {value: nest of TensorSpecs}, for a micro-batch.
       owners: {path: stages that hold the weight}. If several stages use all rows of a weight (tied
-        tables), the first one stores it and the others have copies. Of a stacked weight, each stage
-        stores its own rows.
+        tables, stacks that a model computes twice), the first one stores it and the others have
+        copies. Of any other stacked weight, each stage stores its own rows.
     """
 
     stages: tuple[Stage, ...]
@@ -124,9 +128,9 @@ def stage_plan(
       batch: signature of a micro-batch.
 
     Raises:
-      ExecutionError: no piece reads some weight, or a weight cannot be divided over the stages that
-        read it.
+      ExecutionError: no piece reads some weight.
     """
+    pieces = _with_whole_stacks(pieces, specs)
     values: dict[Value, Any] = {Value(n, BATCH): spec for n, spec in flow_of(batch).items()}
     latest = {value.name: value for value in values}
     ends = list(itertools.accumulate(sizes))
@@ -165,50 +169,72 @@ def stage_plan(
     for stage in stages:
         for path in stage.weights:
             owners[path].append(stage.index)
-    _check_owners(stages, owners, specs)
+    _check_owners(owners)
     holders = {path: tuple(indices) for path, indices in owners.items()}
     return StagePlan(tuple(stages), {v: values[v] for v in needed}, holders)
 
 
-def _weights(pieces: Sequence[Piece], paths: Sequence[str]) -> dict[str, Rows]:
-    found: dict[str, Rows] = {}
-    for piece in joined(pieces):
+def _with_whole_stacks(pieces: Sequence[Piece], specs: Mapping[str, WeightSpec]) -> list[Piece]:
+    """Returns the pieces; those of a repeated stack that is read several times read all its rows.
+
+    A stack whose rows are read once and in order is divided over the stages. Any other one is
+    shared as a tied table is: every stage that reads it has all rows.
+
+    Raises:
+      ExecutionError: no piece reads some row.
+    """
+    paths = sorted(specs)
+    read: dict[str, list[Rows]] = {}
+    for piece in pieces:
         for path in piece.weights(paths):
-            if path in found and (found[path] != piece.rows or piece.rows is not None):
-                raise ExecutionError(
-                    f"several pieces of one stage use rows of {path}: a repeated stack that a "
-                    "model uses twice cannot be part of a pipeline"
-                )
-            found[path] = piece.rows
-    return found
+            read.setdefault(path, []).append(piece.rows)
+    _check_rows(read, specs)
+    divided = {path for path, rows in read.items() if _is_once_in_order(rows, specs[path])}
+    return [
+        piece
+        if piece.rows is None or divided.issuperset(piece.weights(paths))
+        else dataclasses.replace(
+            piece, rows=None, run_rows=None, run=functools.partial(_run_some_rows, piece)
+        )
+        for piece in pieces
+    ]
 
 
-def _check_owners(
-    stages: Sequence[Stage], owners: Mapping[str, Sequence[int]], specs: Mapping[str, WeightSpec]
-) -> None:
+def _check_rows(read: Mapping[str, Sequence[Rows]], specs: Mapping[str, WeightSpec]) -> None:
+    for path, rows in read.items():
+        if None in rows:
+            continue
+        found = {i for pair in rows if pair for i in range(*pair)}
+        if missing := sorted(set(range(specs[path].shape[0])) - found):
+            raise ExecutionError(
+                f"no piece of the task reads the rows {missing} of the stacked weight {path}: list "
+                "a piece for each layer of a repeated stack (see Task.pieces)"
+            )
+
+
+def _is_once_in_order(rows: Sequence[Rows], spec: WeightSpec) -> bool:
+    ends = [0]
+    for pair in rows:
+        if pair is None or pair[0] != ends[-1]:
+            return False
+        ends.append(pair[1])
+    return ends[-1] == spec.shape[0]
+
+
+def _run_some_rows(piece: Piece, theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
+    """Runs a piece of a repeated stack, given all rows of the weights."""
+    first, end = piece.rows or (0, None)
+    return piece.run(tf.nest.map_structure(lambda w: w[first:end], theta), flow, ctx)
+
+
+def _weights(pieces: Sequence[Piece], paths: Sequence[str]) -> dict[str, Rows]:
+    return {path: piece.rows for piece in joined(pieces) for path in piece.weights(paths)}
+
+
+def _check_owners(owners: Mapping[str, Sequence[int]]) -> None:
     for path, holders in owners.items():
         if not holders:
             raise ExecutionError(
                 f"no piece of the task reads the weight {path}: every piece must name the layers "
                 "whose weights it reads (see Task.pieces)"
-            )
-        rows = [stages[i].weights[path] for i in holders]
-        if len(rows) > 1 and any(rows) and not all(rows):
-            stage, (first, end) = next(
-                (i, pair) for i, pair in zip(holders, rows, strict=True) if pair
-            )
-            raise ExecutionError(
-                f"stage {holders[rows.index(None)]} uses all layers of the stacked weight "
-                f"{path!r}, stage {stage} only rows {first} to {end - 1}; give both the same "
-                "layers or untie them"
-            )
-        pairs = [pair for pair in rows if pair is not None]
-        ends = [0, *(end for _, end in pairs)]
-        if pairs and (
-            [first for first, _ in pairs] != ends[:-1] or ends[-1] != specs[path].shape[0]
-        ):
-            raise ExecutionError(
-                f"the stages read rows {pairs} of {path}, which has {specs[path].shape[0]} rows: "
-                "every row must be read once, in order; a repeated stack that a model uses twice "
-                "cannot be part of a pipeline"
             )

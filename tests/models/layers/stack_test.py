@@ -17,7 +17,7 @@ from tekso.models.layers.attention import MultiHeadAttention
 from tekso.models.layers.feed_forward import FeedForward
 from tekso.models.layers.linear import Linear
 from tekso.models.layers.rematerialize import Rematerialize
-from tekso.models.layers.stack import RepeatedStack, Stack, StackBase
+from tekso.models.layers.stack import RepeatedStack, SharedStack, Stack, StackBase
 from tekso.models.layers.transformer import TransformerLayer
 
 B, T, S, D, L = 3, 5, 4, 6, 2
@@ -161,7 +161,47 @@ def test_rematerialised_equals_plain_with_dropout_and_collections(kind: type[Sta
         np.testing.assert_allclose(got["sums"]["statistic"][name][0], value, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", [Stack, RepeatedStack])
+def test_a_shared_stack_is_a_stack_of_equal_layers() -> None:
+    shared, stack = (build(kind, layer_params()) for kind in (SharedStack, Stack))
+    one = theta_lib.flatten(shared.init(seed=3))
+    assert {path.split("/")[0] for path in one} == {"layer"}
+    copies = {
+        path.replace("layer/", f"layers/{i}/", 1): tf.identity(value)
+        for path, value in one.items()
+        for i in range(L)
+    }
+    found = []
+    for layer, weights in ((shared, one), (stack, copies)):
+        with tf.GradientTape() as tape:
+            tape.watch(weights)
+            ctx = StepContext(mode="eval", num_examples=B)
+            y = layer.fprop(layer.theta(weights), random(B, T, D), ctx)
+            size = tf.reduce_sum(tf.square(y))
+        found.append((y, tape.gradient(size, weights)))
+    (y, slopes), (want, each) = found
+    np.testing.assert_allclose(y, want, rtol=1e-5)
+    for path, slope in slopes.items():
+        parts = [each[path.replace("layer/", f"layers/{i}/", 1)] for i in range(L)]
+        scale = np.abs(tf.add_n(parts)).max() + 1e-3
+        np.testing.assert_allclose(slope, tf.add_n(parts), rtol=1e-4, atol=1e-5 * scale)
+
+
+class Noise(Linear):
+    """Adds random numbers."""
+
+    def fprop(self, theta: Theta, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+        return x + ctx.uniform(self, x.shape)
+
+
+def test_layers_of_a_shared_stack_draw_different_numbers() -> None:
+    stack = build(SharedStack, Noise.Params(input_dim=D, output_dim=D))
+    theta, ctx = stack.init(), StepContext(mode="train", seed=1, num_examples=B)
+    first = stack.fprop_layer(0, theta, tf.zeros([B, D]), ctx)
+    both = stack.fprop(theta, tf.zeros([B, D]), ctx)
+    assert np.abs(both - 2 * first).min() > 1e-6
+
+
+@pytest.mark.parametrize("kind", [Stack, RepeatedStack, SharedStack])
 @pytest.mark.parametrize("wrap", [False, True])
 @pytest.mark.parametrize("with_memory", sample([False, True], quick=[False]))
 def test_cache_gives_what_the_full_pass_gives(

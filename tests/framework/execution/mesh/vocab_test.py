@@ -52,18 +52,18 @@ def test_lookup_has_the_rows_and_nan_for_ids_of_none(parts: int) -> None:
     np.testing.assert_allclose(tape.gradient(total, table).numpy(), wanted, rtol=1e-12)
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize(("smoothing", "classes"), [(0.0, VOCAB), (0.1, VOCAB), (0.1, 5)])
 def test_cross_entropy_is_that_of_the_formula_and_nan_for_labels_of_no_token(
-    smoothing: float,
+    smoothing: float, classes: int
 ) -> None:
     x = np.random.default_rng(1).normal(size=(2, 2, DIM))
     labels = np.array([[4, 0], [VOCAB, -2]], np.int32)
-    found = vocab.cross_entropy(
-        Parts(2), tf.constant(x), tf.constant(TABLE), tf.constant(labels), None, smoothing
-    ).numpy()
+    tensors = tf.constant(x), tf.constant(TABLE), tf.constant(labels)
+    found = vocab.cross_entropy(Parts(2), *tensors, None, smoothing, classes).numpy()
     logits = x[0] @ TABLE.T
     log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
-    share = np.full((2, VOCAB), smoothing / VOCAB)
+    share = np.zeros((2, VOCAB))
+    share[:, :classes] = smoothing / classes
     share[[0, 1], labels[0]] += 1 - smoothing
     np.testing.assert_allclose(found[0], -(share * log_p).sum(-1), rtol=1e-6)
     assert np.isnan(found[1]).all()

@@ -104,14 +104,19 @@ def test_loss_of_the_whole_is_refused_if_rows_lie_apart() -> None:
         task.loss(theta, {"x": tf.ones([2, 4])}, ctx)
 
 
-@pytest.mark.parametrize(("times", "sizes"), [((2, 1, 1), [3, 2]), ((1, 1, 0), [1, 2])])
-def test_rows_that_are_read_twice_or_never_are_refused(
-    times: tuple[int, ...], sizes: list[int]
-) -> None:
+def test_a_stack_whose_rows_are_read_twice_is_shared_by_the_stages() -> None:
     task = Rows.Params().instantiate()
-    task.times = times
-    with pytest.raises(ExecutionError, match=r"every row must be read once"):
-        plan(task, balance=sizes)
+    task.times = (2, 1, 1)
+    found = plan(task, balance=[3, 2]).stage_plan
+    assert [stage.weights["stack/layers/w"] for stage in found.stages] == [None, None]
+    assert found.is_shared("stack/layers/w")
+
+
+def test_rows_that_are_never_read_are_refused() -> None:
+    task = Rows.Params().instantiate()
+    task.times = (1, 1, 0)
+    with pytest.raises(ExecutionError, match=r"no piece .* reads the rows \[2\] of .*layers/"):
+        plan(task, balance=[1, 2])
 
 
 def test_what_mixes_examples_is_refused_by_name() -> None:

@@ -1,0 +1,104 @@
+"""Shrinks registered experiments by rule, so that a test can train every one of them.
+
+Sizes become small, and a corpus becomes a few texts in memory. The kind of input, the tokenizer,
+the task and the learner stay as they are.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from tekso.framework import registry
+from tekso.framework.input.sources import InMemory
+from tekso.framework.params import Params
+from tekso.framework.params import tree as params_tree
+from tekso.models.layers.stack import RepeatedStack
+from tekso.tasks.mt.pairs import InMemoryPairs
+
+LARGEST = {
+    "batch_size": 16,
+    "dim": 16,
+    "embedding_dim": 16,
+    "head_dim": 4,
+    "hidden_dim": 32,
+    "length": 8,
+    "max_length": 16,
+    "model_dim": 16,
+    "num_experts": 4,
+    "num_heads": 4,
+    "num_layers": 1,
+    "num_samples": 12,
+    "num_tokens": 1000,
+    "projection_dim": 16,
+    "source_length": 16,
+    "target_length": 16,
+    "train_bytes": 10_000,
+    "vocab_size": 320,
+    "warmup_steps": 2,
+}
+"""{name of a field: its largest value in a shrunk experiment}."""
+
+WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "and", "runs"]
+TEXTS = [" ".join(WORDS[i % 7 : i % 7 + 2 + i % 4]) + "." for i in range(80)]
+
+
+def experiments() -> dict[str, Params]:
+    """Returns {key: shrunk tree} of all registered experiments."""
+    return {entry.key: shrunk(entry.cls().tree()) for entry in registry.list_experiments()}
+
+
+def groups() -> dict[str, list[str]]:
+    """Returns {first key: keys} of the experiments that differ by sizes and rates only."""
+    found: dict[str, list[str]] = {}
+    for key, tree in experiments().items():
+        found.setdefault(_form(tree), []).append(key)
+    return {keys[0]: keys for keys in found.values()}
+
+
+def shrunk(tree: Any) -> Any:
+    """Returns a tree with small sizes and a corpus in memory."""
+    for part in ("task", "input", "learner"):
+        node = getattr(tree, part)
+        for path, value, _ in params_tree.walk(node):
+            if path.endswith("stack.layers") and value:  # layers that differ
+                node.set({path: value[:2], path.removesuffix("layers") + "num_layers": 2})
+        for path, value, _ in params_tree.walk(node):
+            parent, _, name = path.rpartition(".")
+            largest = LARGEST.get(name)
+            if name == "num_layers" and _has_two_layers(node.get(parent)):
+                largest = 2
+            if largest is not None and isinstance(value, int):
+                node.set({path: min(value, largest)})
+    if "bounds" in tree.input:
+        tree.input.bounds = [8]
+    if "corpus" in tree.input:
+        tree.input.corpus = _corpus(tree.input)
+    return tree
+
+
+def _has_two_layers(stack: Any) -> bool:
+    """Whether a stack is divided over its layers, or its layers differ."""
+    return issubclass(stack.owner, RepeatedStack) or bool("layers" in stack and stack.layers)
+
+
+def _corpus(input: Any) -> Params:
+    """Returns texts or pairs in memory; pairs name a language if those of the corpus do."""
+    if "source_length" not in input:
+        return InMemory.Params(train=TEXTS)
+    pairs: list[tuple[str, ...]] = [(text, text[::-1]) for text in TEXTS]
+    corpus = input.corpus
+    if len(corpus.get("locales") if "locales" in corpus else []) < 2 and (
+        "language_column" not in corpus or corpus.language_column is None
+    ):
+        return InMemoryPairs.Params(train=pairs)
+    languages = ["de", "fr"]
+    named = [(*pair, languages[i % 2]) for i, pair in enumerate(pairs)]
+    return InMemoryPairs.Params(train=named, languages=languages)
+
+
+def _form(tree: Any) -> str:
+    """Returns model, input and learner as text, with all numbers but 0 and 1 replaced."""
+    parts = [tree.get("task.model"), tree.input, tree.learner]
+    text = "\n".join(part.to_text() for part in parts) + str(tree.get("task.label_smoothing"))
+    return re.sub(r"\b(?!(?:0\.0|0|1|1\.0)\b)[0-9.]+(e-?[0-9]+)?", "N", text)

@@ -1,0 +1,92 @@
+"""Every registered experiment, made small, trains to the numbers of one device, or is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import processes
+import pytest
+import shrunk_experiments
+
+PROGRAM = Path(__file__).with_name("shrunk_program.py")
+DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "executions.md"
+ALONE = "one device"
+
+GROUPS = (
+    "lm.benchmark.Small",
+    "lm.gpipe.Layers3",
+    "lm.gpt.B18",
+    "lm.one_billion_words.Dff4096",
+    "lm.one_billion_words.LstmWord",
+    "lm.python_source.Small",
+    "lm.python_source.Tiny",
+    "lm.python_source.TinyLstm",
+    "lm.python_source.TinyMoe",
+    "lm.python_source.TinySpmdPipeline",
+    "lm.text_files.Char",
+    "mt.cldr.EnDe",
+    "mt.cldr.EnDeLstm",
+    "mt.cldr.Many",
+    "mt.gpipe.T6H8192A16",
+    "mt.text_files.Base",
+    "mt.text_files.Lstm",
+    "mt.wmt14_en_de.Base",
+    "mt.wmt14_en_fr.Dff2048",
+)
+"""The first experiment of every group that differs by more than sizes and rates."""
+
+FIRST_OF_MODEL = (
+    "lm.python_source.Tiny",
+    "lm.python_source.TinyLstm",
+    "lm.python_source.TinyMoe",
+    "lm.python_source.TinySpmdPipeline",
+    "mt.cldr.EnDe",
+    "mt.cldr.EnDeLstm",
+    "mt.gpipe.T6H8192A16",
+)
+"""One group of every kind of model and of batch: these train under all executions."""
+
+REFUSED = {
+    "SPMD pipeline": ("has no repeated stack", set(GROUPS) - {"lm.python_source.TinySpmdPipeline"}),
+}
+"""{execution: (part of the reason, the groups that it refuses)}; the others train."""
+
+
+def test_groups_cover_every_registered_experiment() -> None:
+    assert sorted(shrunk_experiments.groups()) == sorted(GROUPS)
+
+
+def test_the_document_lists_what_is_refused() -> None:
+    rows = [line for line in DOCUMENT.read_text().splitlines() if line.startswith("| ")]
+    for execution, (reason, refused) in REFUSED.items():
+        (row,) = [row for row in rows if row.startswith(f"| {execution} (")]
+        (trains,) = set(GROUPS) - refused
+        assert f"every experiment except `{trains}`" in row, reason
+
+
+def trained(key: str, executions: list[str]) -> dict[str, Any]:
+    job = {"key": key, "executions": executions}
+    done = processes.run([PROGRAM, json.dumps(job)])
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("key", GROUPS)
+def test_it_trains_as_on_one_device_or_is_refused(key: str) -> None:
+    more = ["stages on meshes", "replicas"] if key in FIRST_OF_MODEL else []
+    found = trained(key, [ALONE, "mesh", "pipeline", "SPMD pipeline", *more])
+    alone = found.pop(ALONE)["steps"]
+    for execution, result in found.items():
+        reason, refused = REFUSED.get(execution, ("", set()))
+        if key in refused:
+            assert reason in result["refused"]
+            continue
+        assert "refused" not in result, (execution, result)
+        for one, other in zip(alone, result["steps"], strict=True):
+            assert other["loss"] == pytest.approx(one["loss"], rel=1e-4), execution
+            norm = pytest.approx(one["gradient_norm"], rel=1e-3)
+            assert other["gradient_norm"] == norm, execution

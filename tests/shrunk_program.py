@@ -1,0 +1,81 @@
+"""Trains a shrunk experiment under several executions, and prints what came out; for tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+from typing import Any
+
+import shrunk_experiments
+
+from tekso.framework import registry, schedules, task_results
+from tekso.framework.execution import DataParallel, ExecutionError, MeshSharded, Pipelined
+from tekso.framework.execution.base import signature_of
+
+SEED, DEVICES = 7, 4
+STEPS_SEARCHED = 8
+
+EXECUTIONS: dict[str, Any] = {
+    "one device": lambda: DataParallel.Params(towers=1, xla="none"),
+    "mesh": lambda: MeshSharded.Params(mesh="data:2;model:2", rules="2d", xla="none"),
+    "pipeline": lambda: Pipelined.Params(num_stages=2, num_micro_batches=4),
+    "SPMD pipeline": lambda: Pipelined.Params(form="spmd", num_micro_batches=4, schedule="gpipe"),
+    "stages on meshes": lambda: Pipelined.Params(
+        num_stages=2,
+        num_micro_batches=2,
+        stages_on=MeshSharded.Params(mesh="model:2", rules="tensor"),
+    ),
+    "replicas": lambda: DataParallel.Params(xla="none"),
+}
+"""{execution: its Params}, in the order in which one process can run them."""
+
+
+def run(key: str, executions: list[str]) -> dict[str, Any]:
+    """Returns {execution: {"steps": losses and gradient norms} or {"refused": the reason}}."""
+    tree = shrunk_experiments.shrunk(registry.get(key)().tree())
+    MeshSharded.Params(mesh=f"devices:{DEVICES}").instantiate().setup_devices()
+    with tempfile.TemporaryDirectory() as assets_dir:
+        input = tree.input.instantiate(seed=SEED, assets_dir=assets_dir)
+        batches = two_batches(input)
+        params = task_results.complete(tree.task, input)
+    learner = schedules.end_with_run(tree.learner, 10)
+    found: dict[str, Any] = {}
+    for name in executions:
+        execution = EXECUTIONS[name]().instantiate()
+        if name == "replicas":
+            execution.setup_devices(cpu_devices=2)
+        task = params.instantiate()
+        try:
+            program = execution.build(
+                task, learner.instantiate(), seed=SEED, batch=signature_of(batches[0])
+            )
+        except ExecutionError as error:
+            found[name] = {"refused": str(error)}
+            continue
+        program.initialize()
+        metrics = [program.train_step(batch, i) for i, batch in enumerate(batches)]
+        names = ("loss", "total_loss", "gradient_norm")
+        found[name] = {"steps": [{n: float(m[n]) for n in names} for m in metrics]}
+    return found
+
+
+def two_batches(input: Any) -> list[Any]:
+    """Returns the batch of step 0 and another one, of another shape if the input has several."""
+    first, *others = [input.batch(step) for step in range(STEPS_SEARCHED)]
+    shape = next(iter(first.values())).shape
+    return [first, min(others, key=lambda batch: next(iter(batch.values())).shape == shape)]
+
+
+def main() -> None:
+    """Reads {"key", "executions"} and prints the result of `run`."""
+    job = json.loads(sys.argv[1])
+    print(json.dumps(run(job["key"], job["executions"])))
+
+
+if __name__ == "__main__":
+    main()
