@@ -63,7 +63,7 @@ class Gpt2LayoutError(ValueError):
     """Tensors are not in the layout of GPT-2, or the model computes something else."""
 
 
-class Place(NamedTuple):
+class TensorPlace(NamedTuple):
     """Where the weight of one layer is: a tensor, or a third of the last dim of a tensor.
 
     Attributes:
@@ -148,34 +148,34 @@ class Gpt2Layout:
         }
         return {**tensors, **joined}
 
-    def _places(self, path: str) -> list[Place]:
+    def _places(self, path: str) -> list[TensorPlace]:
         """Returns the place of a weight, or of each layer of a stacked weight."""
         spec = self._specs[path]
         indices = itertools.product(*map(range, spec.shape[: spec.stacked]))
         inner = spec.shape[spec.stacked :]
         return [self._place(spec.path_of_layer(index), inner) for index in indices]
 
-    def _place(self, path: str, shape: tuple[int, ...]) -> Place:
+    def _place(self, path: str, shape: tuple[int, ...]) -> TensorPlace:
         """Returns the place of the weight of one layer, given its unrolled path and its shape."""
         if path == "embedding/table":
             shape = (self._vocab_size, *shape[1:])
         if path in _WHOLE:
-            return Place(_WHOLE[path], None, shape)
+            return TensorPlace(_WHOLE[path], None, shape)
         found = re.fullmatch(r"stack/layers/(\d+)/(.*)", path)
         layer, name = found.groups() if found else ("", path)
         if name in _OF_LAYER:
             if name == "attention/out":
                 shape = (shape[0] * shape[1], shape[2])
-            return Place(f"h.{layer}.{_OF_LAYER[name]}", None, shape)
+            return TensorPlace(f"h.{layer}.{_OF_LAYER[name]}", None, shape)
         third = _JOINED.get(name.removesuffix("_bias"))
         if third is None:
             raise Gpt2LayoutError(f"GPT-2 has no tensor for {path}")
         kind = "bias" if name.endswith("_bias") else "weight"
         shape = (*shape[:-2], 3 * shape[-2] * shape[-1])
-        return Place(f"h.{layer}.attn.c_attn.{kind}", third, shape)
+        return TensorPlace(f"h.{layer}.attn.c_attn.{kind}", third, shape)
 
     def _read(
-        self, spec: WeightSpec, place: Place, full: Mapping[str, str], read: Read
+        self, spec: WeightSpec, place: TensorPlace, full: Mapping[str, str], read: Read
     ) -> np.ndarray:
         """Returns the weight of one layer from a tensor of the right shape."""
         value, shape = read(full[place.name]), spec.shape[spec.stacked :]
