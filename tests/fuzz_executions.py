@@ -86,7 +86,8 @@ def run_case(choices: dict[str, Any]) -> Outcome:
 
 def execution_of(choices: dict[str, Any]) -> tuple[Any, int | None]:
     """Returns an execution, and the number of logical devices to create; None: as it needs."""
-    from tekso.framework.execution import DataParallel, MeshSharded, Pipelined
+    from tekso.framework.execution import DataParallel, MeshSharded, Pipelined, SpmdPipelined
+    from tekso.framework.execution.pipeline.stages_on_mesh import StagesOnMesh
 
     fields = dict(choices)
     kind = fields.pop("kind")
@@ -97,9 +98,9 @@ def execution_of(choices: dict[str, Any]) -> tuple[Any, int | None]:
     if kind == "mesh":
         return MeshSharded.Params().set({"xla": "none", **fields}).instantiate(), None
     if kind == "spmd":
-        return Pipelined.Params().set(form="spmd", schedule="gpipe", **fields).instantiate(), None
+        return SpmdPipelined.Params().set(**fields).instantiate(), None
     if on := fields.pop("stages_on", None):
-        fields["stages_on"] = MeshSharded.Params().set(on)
+        fields["stages_on"] = StagesOnMesh.Params().set(on)
     return Pipelined.Params().set(fields).instantiate(), None
 
 

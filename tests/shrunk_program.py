@@ -14,8 +14,15 @@ from typing import Any
 import shrunk_experiments
 
 from tekso.framework import registry, schedules, task_results
-from tekso.framework.execution import DataParallel, ExecutionError, MeshSharded, Pipelined
+from tekso.framework.execution import (
+    DataParallel,
+    ExecutionError,
+    MeshSharded,
+    Pipelined,
+    SpmdPipelined,
+)
 from tekso.framework.execution.base import signature_of
+from tekso.framework.execution.pipeline.stages_on_mesh import StagesOnMesh
 
 SEED, DEVICES = 7, 4
 STEPS_SEARCHED = 8
@@ -24,11 +31,11 @@ EXECUTIONS: dict[str, Any] = {
     "one device": lambda: DataParallel.Params(towers=1, xla="none"),
     "mesh": lambda: MeshSharded.Params(mesh="data:2;model:2", rules="2d", xla="none"),
     "pipeline": lambda: Pipelined.Params(num_stages=2, num_micro_batches=4),
-    "SPMD pipeline": lambda: Pipelined.Params(form="spmd", num_micro_batches=4, schedule="gpipe"),
+    "SPMD pipeline": lambda: SpmdPipelined.Params(num_micro_batches=4),
     "stages on meshes": lambda: Pipelined.Params(
         num_stages=2,
         num_micro_batches=2,
-        stages_on=MeshSharded.Params(mesh="model:2", rules="tensor"),
+        stages_on=StagesOnMesh.Params(mesh="model:2", rules="tensor"),
     ),
     "replicas": lambda: DataParallel.Params(xla="none"),
 }
