@@ -188,6 +188,8 @@ class SharedStack(UnrolledStack):
             "A layer whose output has the shape of its input.", default=REQUIRED
         )
 
+    layer: Any
+
     def __init__(self, params: Any) -> None:
         super().__init__(params)
         count = self.params.num_layers
