@@ -8,17 +8,13 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.experimental import dtensor
 
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.mesh.workarounds.compiler import cut_messages
+from tekso.framework.execution.mesh.workarounds.retracing import DUPLICATE_NAME, retraced
 from tekso.framework.execution.mesh.workarounds.unsupported_ops import refuse_unsupported
 
-# DTensor sometimes compiles the body of a loop twice, into two different functions with one name.
-# Tracing the step again gives new names.
-_DUPLICATE_NAME = "Cannot add function"
-_TRIALS = 3
-_OF_DTENSOR = ("dtensor", _DUPLICATE_NAME)
+_OF_DTENSOR = ("dtensor", DUPLICATE_NAME)
 _OF_COMPILER = re.compile(r"error: (?!'builtin.module')(.*)")
 _ADVICE = (
     "Remove rules and extra axes one by one to find the one that does not work. "
@@ -44,27 +40,7 @@ def compiled(step: Callable[..., Any], where: str, *, advice: str = _ADVICE) -> 
         refuse_unsupported(tf.compat.v1.get_default_graph())  # during tracing, before it runs
         return outputs
 
-    # One tf.function per shape: in the third program of one tf.function, DTensor would use the
-    # loops of the first.
-    functions: dict[Any, Callable[..., Any]] = {}
-
-    @functools.wraps(step)
-    def run(*args: Any) -> Any:
-        key = tuple((tuple(x.shape), x.dtype) for x in tf.nest.flatten(args) if x is not None)
-        # DTensor numbers collectives as it compiles, so all processes must compile equally often.
-        trials = _TRIALS if dtensor.num_clients() == 1 else 1
-        for trials_left in reversed(range(trials)):
-            if key not in functions:
-                functions.setdefault(key, tf.function(checked, autograph=False))
-            try:
-                return functions[key](*args)
-            except tf.errors.OpError as error:  # during compilation, before it runs
-                if not trials_left or _DUPLICATE_NAME not in error.message:
-                    raise
-                functions.pop(key, None)
-        raise AssertionError("the last trial returns or raises")
-
-    return explained(run, where, advice=advice)
+    return explained(retraced(checked), where, advice=advice)
 
 
 def explained(step: Callable[..., Any], where: str, *, advice: str = _ADVICE) -> Callable[..., Any]:

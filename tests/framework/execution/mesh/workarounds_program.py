@@ -16,12 +16,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from jobs import run_all
+from tensorflow.python.eager import context
 
 from tekso.framework.execution import devices
 from tekso.framework.execution.mesh import mesh_devices
 from tekso.framework.execution.mesh.layouts import MeshShape
 from tekso.framework.execution.mesh.placement import Placement
 from tekso.framework.execution.mesh.workarounds import compiler, tensors
+from tekso.framework.execution.mesh.workarounds.retracing import retraced
 from tekso.framework.weight_update import select
 
 WHOLE_2D, ROWS, COLUMNS = (None, None), ("m", None), (None, "m")
@@ -135,6 +137,28 @@ def loop_input_in_loop(place: Place, avoided: bool) -> bool:
     return _equal(place, _run(run, place.put(x, ("m",))), 64 * x)
 
 
+def loop_name_in_use(place: Place, avoided: bool) -> bool:
+    """The functions of a loop have names that are in use, as if its op had an old address."""
+    x = place.put(_values(4), ("m",))
+
+    def count_to(limit: float) -> Compiled:
+        def run(x: tf.Tensor) -> tf.Tensor:
+            zeros = tf.zeros_like(x)
+            return tf.while_loop(lambda y: tf.reduce_sum(y) < limit, lambda y: [y + 1], [zeros])[0]
+
+        return retraced(run) if avoided else tf.function(run, autograph=False)
+
+    first, second = count_to(5.0), count_to(9.0)
+    is_right = _equal(place, first(x), np.full(4, 2.0))
+    library = context.context()
+    for part in ("cond", "body"):  # the names that the loop of `second` will have
+        used = library.get_function_def(f"while_{part}")
+        used.signature.name = f"while1_{part}"
+        library.add_function_def(used)
+    is_right &= _equal(place, second(x), np.full(4, 3.0))
+    return is_right and _equal(place, first(x), np.full(4, 2.0))
+
+
 REPRODUCTIONS = {
     reproduction.__name__: reproduction
     for reproduction in (
@@ -143,6 +167,7 @@ REPRODUCTIONS = {
         loop_gradient,
         loop_input_in_custom_gradient,
         loop_input_in_loop,
+        loop_name_in_use,
         negative_step,
         new_axis,
         scalar_where,

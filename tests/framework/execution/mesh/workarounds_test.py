@@ -18,6 +18,7 @@ DEFECTS = (
     "loop_gradient",
     "loop_input_in_custom_gradient",
     "loop_input_in_loop",
+    "loop_name_in_use",
     "negative_step",
     "new_axis",
     "scalar_where",
