@@ -9,6 +9,7 @@
 #   make test  PROCESSES=4                           number of test processes; each needs up to 4 GB
 #   make lint                                        checks style, format, types and imports
 #   make test-all                                    test, lint and the slow tests, as CI does
+#   make test-matrix                                 every experiment under every execution
 #   make catalogue                                   writes docs/catalogue.md
 #   make clean                                       removes .venv; to install it again with:
 #   make test PYTHON=/opt/python3.11/bin/python3.11  another interpreter
@@ -32,7 +33,7 @@ TENSORFLOW =
 # Let Python and pytest write compiled files, or each test process would compile everything again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help train test lint test-slow test-all install catalogue clean
+.PHONY: help train test lint test-slow test-matrix test-all install catalogue clean
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -50,6 +51,9 @@ test: $(VENV)/.installed
 
 test-slow: $(VENV)/.installed
 	$(PYTEST) -m slow --cpu-minutes=$(SLOW_MINUTES) $(ARGS) $(NOTHING_IS_FINE)
+
+test-matrix: $(VENV)/.installed
+	$(PYTEST) -m matrix $(ARGS)
 
 lint: $(VENV)/.installed
 	$(VENV)/bin/ruff check $(SOURCES)

@@ -33,9 +33,7 @@ from tekso.framework.primitives import (
     windows,
 )
 from tekso.framework.primitives import dropout as dropouts
-from tekso.framework.primitives import (
-    lookup as lookups,
-)
+from tekso.framework.primitives import lookup as lookups
 from tekso.framework.primitives.windows import Window
 from tekso.framework.theta import Theta
 
@@ -235,25 +233,19 @@ def cross_entropy(
     *,
     bias: tf.Tensor | None = None,
     label_smoothing: float = 0.0,
-    num_classes: int | None = None,
+    classes: int | None = None,
 ) -> tf.Tensor:
     """Returns -log softmax(x table^T + bias)[label] for every position, in nats.
 
-    With label smoothing e, the target distribution is (1 - e) on the label plus e / num_classes on
-    each of the first `num_classes` ids (Szegedy et al. 2016, section 7). None: on all of them.
+    With label smoothing e, the target distribution is (1 - e) on the label plus e / classes on
+    each of the first `classes` ids (Szegedy et al. 2016, section 7). None: on all of them.
 
     Shapes:
       x: [..., embed], table: [vocab, embed], labels: [...] int, bias: [vocab]
       returns: [...] float32
     """
     return softmax_cross_entropy.cross_entropy(
-        x,
-        table,
-        labels,
-        bias=bias,
-        label_smoothing=label_smoothing,
-        num_classes=num_classes,
-        fuse=ctx.fuse,
+        x, table, labels, bias=bias, label_smoothing=label_smoothing, classes=classes, fuse=ctx.fuse
     )
 
 

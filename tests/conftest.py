@@ -32,7 +32,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cpu-minutes", type=float, help="Fail above this CPU time of all tests.")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if "matrix" not in config.option.markexpr:
+        left_out = [item for item in items if item.get_closest_marker("matrix")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("matrix")]
     items.sort(key=lambda item: not item.nodeid.startswith(FIRST))
 
 

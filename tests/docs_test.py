@@ -345,7 +345,8 @@ def fragments(document: Path) -> Iterator[str]:
 
 
 def run_execution(code: str, folder: Path) -> None:
-    names = vars(importlib.import_module("tekso.framework.execution")).copy()
+    module = importlib.import_module("tekso.framework.execution")
+    names = {name: getattr(module, name) for name in module.__all__}
     exec(code, names)
     assert names["execution"](None).instantiate() is not None
 

@@ -10,7 +10,6 @@ import fuzz_executions
 import numpy as np
 import processes
 import pytest
-from sampling import sample
 
 SEED, CASES = 7, 4
 """Chosen so that several kinds of tasks and executions are among them."""
@@ -62,8 +61,16 @@ NAMED: dict[str, dict[str, Any]] = {
 """{name: choices that differ from PLAIN}."""
 
 
+SLOW = ("label smoothing, padded vocabulary, pipeline", "GRU, LARS, mesh")
+"""The cases that the slow tests train; `make test-matrix` trains the others."""
+
+
 @pytest.mark.parametrize(
-    "name", sample(NAMED, quick=["label smoothing, padded vocabulary, pipeline"])
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in SLOW else pytest.mark.matrix)
+        for name in NAMED
+    ],
 )
 def test_a_named_case_equals_one_device(name: str) -> None:
     outcome = fuzz_executions.in_process({**fuzz_choices.PLAIN, **NAMED[name]})
@@ -86,7 +93,7 @@ def test_the_program_repeats_a_case() -> None:
     assert "refused: input.batch_size 9 does not divide evenly over 2 devices" in done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_random_cases_are_equal_or_refused() -> None:
     found = fuzz_executions.run_all(SEED, range(CASES))
     bugs = {case: one for case, one in found.items() if one.kind in fuzz_executions.BUGS}

@@ -13,6 +13,7 @@ from tekso.framework import registry
 from tekso.framework.input.sources import InMemory
 from tekso.framework.params import Params
 from tekso.framework.params import tree as params_tree
+from tekso.models.layers.recurrent_decoder import RecurrentDecoder
 from tekso.models.layers.stack import RepeatedStack
 from tekso.tasks.mt.pairs import InMemoryPairs
 
@@ -78,8 +79,9 @@ def shrunk(tree: Any) -> Any:
 
 
 def _has_two_layers(stack: Any) -> bool:
-    """Whether a stack is divided over its layers, or its layers differ."""
-    return issubclass(stack.owner, RepeatedStack) or bool("layers" in stack and stack.layers)
+    """Whether a stack needs two layers: to be divided, because they differ, or by its kind."""
+    needs_two = issubclass(stack.owner, RepeatedStack | RecurrentDecoder)
+    return needs_two or bool("layers" in stack and stack.layers)
 
 
 def _corpus(input: Any) -> Params:

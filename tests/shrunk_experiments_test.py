@@ -74,8 +74,17 @@ def trained(key: str, executions: list[str]) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("key", GROUPS)
+SLOW = ("lm.python_source.TinySpmdPipeline", "mt.text_files.Lstm")
+"""The groups that the slow tests train; `make test-matrix` trains the others."""
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        pytest.param(key, marks=pytest.mark.slow if key in SLOW else pytest.mark.matrix)
+        for key in GROUPS
+    ],
+)
 def test_it_trains_as_on_one_device_or_is_refused(key: str) -> None:
     more = ["stages on meshes", "replicas"] if key in FIRST_OF_MODEL else []
     found = trained(key, [ALONE, "mesh", "pipeline", "SPMD pipeline", *more])

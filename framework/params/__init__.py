@@ -1,4 +1,4 @@
-"""Params: typed, nested, documented configuration; `params.py` says what they can do."""
+"""Params: typed, nested, documented configuration; see `params.py`."""
 
 from tekso.framework.params.configurable import Configurable
 from tekso.framework.params.params import (

@@ -1,7 +1,7 @@
-"""Values of Params from the command line: text, read by the type of the field that it is for.
+"""Parses values of Params from the command line by the types of their fields.
 
 dropout=0.1   name=abc   dims=2,3,5   dims=[2, 3]   padding=SAME   decay=None
-optimizer=Adam   optimizer=their.module:Lion      (a child Params: its owner)
+optimizer=Adam   optimizer=their.module:Lion      (a child Params, named by its owner)
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _SEQUENCES = (list, tuple, set, frozenset)
 
 
 def parse(annotation: Any, text: str) -> Any:
-    """The value of type `annotation` that a text means.
+    """Returns the value of type `annotation` that a text describes.
 
     Raises:
-      ValueError: it means none; the message says what is wanted.
+      ValueError: the text does not describe such a value; the message says what is allowed.
     """
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Annotated:
@@ -42,7 +42,7 @@ def parse(annotation: Any, text: str) -> Any:
     if annotation is bool:
         if text.lower() in _TRUTHS:
             return _TRUTHS[text.lower()]
-        raise ValueError(f"wanted True or False, given {text!r}")
+        raise ValueError(f"must be True or False, given {text!r}")
     if annotation in (int, float):
         return _number(annotation, text)
     if origin is typing.Literal:
@@ -60,7 +60,7 @@ def parse(annotation: Any, text: str) -> Any:
     try:
         value = literals.parse(text)
     except ValueError as error:
-        raise ValueError(f"wanted {type_name(annotation)}, given {text!r} ({error})") from None
+        raise ValueError(f"must be {type_name(annotation)}, given {text!r} ({error})") from None
     return _checked(annotation, _relaxed(annotation, value), text)
 
 
@@ -69,12 +69,12 @@ def _checked(annotation: Any, value: Any, text: str) -> Any:
         return check(annotation, value)
     except MismatchError as mismatch:
         raise ValueError(
-            f"wanted {type_name(annotation)}, given {text!r}{mismatch.reason()}"
+            f"must be {type_name(annotation)}, given {text!r}{mismatch.reason()}"
         ) from None
 
 
 def _string(text: str) -> str:
-    """The text itself; what is in quotes is read as a string literal."""
+    """Returns the text, or the value of a string literal if the text is in quotes."""
     plain = text.strip()
     if len(plain) >= 2 and plain[0] == plain[-1] and plain[0] in "'\"":
         try:
@@ -99,7 +99,7 @@ def _number(kind: Any, text: str) -> Any:
             return int(text, 0)
         return kind(text)
     except ValueError:
-        raise ValueError(f"wanted {kind.__name__}, given {text!r}") from None
+        raise ValueError(f"must be {kind.__name__}, given {text!r}") from None
 
 
 def _union(annotation: Any, members: tuple[Any, ...], text: str) -> Any:
@@ -115,8 +115,8 @@ def _union(annotation: Any, members: tuple[Any, ...], text: str) -> Any:
         except ValueError as error:
             reasons.append(str(error))
     if len(reasons) == 1:
-        raise ValueError(f"{reasons[0]}{' (or None)' if type(None) in members else ''}")
-    raise ValueError(f"wanted {type_name(annotation)}, given {text!r}")
+        raise ValueError(f"{reasons[0]}{' (None is allowed)' if type(None) in members else ''}")
+    raise ValueError(f"must be {type_name(annotation)}, given {text!r}")
 
 
 def _choice(choices: tuple[Any, ...], text: str) -> Any:
@@ -139,11 +139,11 @@ def _member(kind: Any, text: str) -> Any:
 def _unknown(text: str, allowed: list[str]) -> str:
     close = difflib.get_close_matches(text, allowed, n=1)
     hint = f"; did you mean {close[0]}?" if close else ""
-    return f"wanted one of {', '.join(allowed)}, given {text!r}{hint}"
+    return f"must be one of {', '.join(allowed)}, given {text!r}{hint}"
 
 
 def _sequence(annotation: Any, kind: type, args: tuple[Any, ...], text: str) -> Any:
-    """A list, tuple or set: a literal, or items between commas."""
+    """Returns a list, tuple or set from a literal, or from items separated by commas."""
     try:
         return _checked(annotation, _relaxed(annotation, literals.parse(text)), text)
     except ValueError:
@@ -161,7 +161,7 @@ def _sequence(annotation: Any, kind: type, args: tuple[Any, ...], text: str) -> 
 
 
 def _relaxed(annotation: Any, value: Any) -> Any:
-    """A literal with its brackets replaced by those of the type: (2, 3) for a list is [2, 3]."""
+    """Converts the containers in a literal to those of the type: (2, 3) to [2, 3] for a list."""
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     kind = origin or annotation
     if kind in _SEQUENCES and isinstance(value, (list, tuple, set, frozenset)):
@@ -173,15 +173,15 @@ def _relaxed(annotation: Any, value: Any) -> Any:
 
 
 def _params(kind: Any, text: str) -> Any:
-    """Fresh Params of the owner that the text names, by reference or by the name of a class."""
-    wanted = f"wanted {type_name(kind)}"
+    """Returns new Params of the owner that the text names, by reference or by class name."""
+    wanted = f"must be {type_name(kind)}"
     if text.startswith("Params("):
         cls = type(_checked(kind, literals.parse(text), text))
     elif ":" in text:
         try:
             cls = references.params(text)
         except ValueError as error:
-            raise ValueError(f"{wanted}, given {error}") from None
+            raise ValueError(f"{wanted}; {error}") from None
     else:
         cls = _loaded(kind, text.removesuffix(".Params"), wanted)
     if not issubclass(cls, kind):
@@ -190,7 +190,7 @@ def _params(kind: Any, text: str) -> Any:
 
 
 def _loaded(kind: Any, name: str, wanted: str) -> Any:
-    """The one loaded Params class below `kind` whose owner has the name."""
+    """Returns the imported subclass of `kind` whose owner has the name; it must be unique."""
     found: dict[Any, str] = {}
     stack = [kind]
     while stack:
@@ -203,7 +203,9 @@ def _loaded(kind: Any, name: str, wanted: str) -> Any:
         return hits[0]
     if hits:
         listed = ", ".join(sorted(references.of_params(cls) for cls in hits))
-        raise ValueError(f"{wanted}, given {name!r}, which may be any of {listed}")
+        raise ValueError(f"{wanted}, given {name!r}, but several classes have this name: {listed}")
     close = difflib.get_close_matches(name, sorted(set(found.values())), n=3)
     hint = f"; did you mean {' or '.join(close)}?" if close else ""
-    raise ValueError(f'{wanted}, given {name!r}: name its owner as "module:Class"{hint}')
+    raise ValueError(
+        f'{wanted}, given {name!r}: no imported class has this name; write "module:Class"{hint}'
+    )

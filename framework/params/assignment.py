@@ -1,7 +1,7 @@
-"""Assignment in a Params tree: the check, the one parent of every node, and the way back.
+"""Assigns values in a Params tree: checks types, keeps one parent per node, and can roll back.
 
-A transaction keeps a log of what undoes each step. When one step fails all are undone, so that a
-tree is as it was, and children that someone holds are still the children of the tree.
+A transaction logs how to undo each step. If a step fails, all steps are undone. The tree then has
+its former values and its former child objects, so references to the children stay valid.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def transact(
     items: Iterable[tuple[str, Any]],
     assign: Callable[[params_tree.Location, Any, Log], None],
 ) -> None:
-    """Calls `assign` for every place that the paths mean; on a failure everything is undone."""
+    """Calls `assign` for every location that a path matches; rolls back if a call fails."""
     log: Log = []
     try:
         for path, value in items:
@@ -46,11 +46,11 @@ def assign(
     keys: tuple[Any, ...] = (),
     log: Log | None = None,
 ) -> None:
-    """Checks and stores one value, or with `keys` one item in the container that a field holds.
+    """Checks and stores a value or, with `keys`, an item of the container in a field.
 
     Raises:
       AttributeError: there is no such field, or the node is frozen.
-      TypeError: the value is not of the type of the field.
+      TypeError: the value does not have the type of the field.
       ValueError: the value contains the node itself.
     """
     field = node._field(name)
@@ -58,8 +58,8 @@ def assign(
         raise node._unknown(name)
     if node._frozen:
         raise FrozenParamsError(
-            f"cannot set {node._where(name)}: {node._title()} is frozen; copy() gives a changeable "
-            "copy"
+            f"cannot set {node._where(name)}: {node._title()} is frozen; copy() returns an "
+            "unfrozen copy"
         )
     values, origins = node._values, node._origins
     old = values.get(name)
@@ -68,7 +68,7 @@ def assign(
         stored = field.check(stored)
     except MismatchError as mismatch:
         raise TypeError(
-            f"{node._where(name)}: wanted {type_name(field.type)}, given {describe(stored)}"
+            f"{node._where(name)}: must be {type_name(field.type)}, given {describe(stored)}"
             f"{mismatch.reason()}{_renewed(field, value)}"
         ) from None
     if log is not None:
@@ -84,9 +84,9 @@ def assign(
 
 
 def _renewed(field: Any, value: Any) -> str:
-    """A hint for an error: what has replaced a value that the field had before, if it did."""
+    """Returns a hint for an error: the replacement of a former value; "" for other values."""
     new = field.renewed(value)
-    return "" if new is value else f"; it is {describe(new)} now"
+    return "" if new is value else f"; use {describe(new)} instead"
 
 
 def _undo(table: dict[str, Any], name: str) -> Callable[[], None]:
@@ -102,7 +102,7 @@ def _undo(table: dict[str, Any], name: str) -> Callable[[], None]:
 
 
 def _adopt(parent: Any, name: str, old: Any, value: Any, log: Log | None) -> Any:
-    """`value` with `parent` as the parent of the nodes in it; the nodes of `old` are let go."""
+    """Returns `value` with `parent` as the parent of its nodes; detaches the nodes of `old`."""
     kept = {id(node) for node in nodes_of(old)}
     seen: set[int] = set()
 

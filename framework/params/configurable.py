@@ -1,4 +1,4 @@
-"""Configurable: a class that has Params of its own and is built from them."""
+"""Configurable: a class that has its own Params and is built from them."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Configurable:
     if not TYPE_CHECKING:
 
         def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-            """Refuses what belongs into Params: `Linear(input_dim=3)`.
+            """Rejects arguments that belong in Params, as in `Linear(input_dim=3)`.
 
             Raises:
-              TypeError: the first argument is no Params.
+              TypeError: the first argument is not Params.
             """
             params = args[0] if args else kwargs.get("params")
             if (args or kwargs) and not isinstance(params, PlainParams):
@@ -38,11 +38,11 @@ class Configurable:
             return super().__new__(cls)
 
     def __init__(self, params: Any) -> None:
-        """Keeps the frozen Params as `self.params`."""
+        """Stores the frozen Params as `self.params`."""
         self.params = params.copy().freeze() if not params.is_frozen else params
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Gives the class Params of its own, and these their owner."""
+        """Gives the class its own Params, and makes the class their owner."""
         super().__init_subclass__(**kwargs)
         inherited = _most_derived(
             [base.Params for base in cls.__bases__ if issubclass(base, Configurable)]
@@ -60,7 +60,7 @@ class Configurable:
         for base in inherited:
             if not issubclass(own, base):
                 raise TypeError(
-                    f"{type_name(own)} has to derive from {type_name(base)}: "
+                    f"{type_name(own)} must derive from {type_name(base)}: "
                     f"class Params({type_name(base)})"
                 )
         own.owner = cls

@@ -1,7 +1,8 @@
-"""Values inside Params: which are shared, which are copied, which are frozen.
+"""Values in Params: which of them are shared, copied or frozen.
 
-A value is an atom (shared), a node (Params: one place in one tree) or a container of both. Lists,
-dicts and sets are held as copies of their own, so that nobody outside can change a tree unseen.
+A value is an atom (shared), a node (Params: one place in one tree) or a container of both. Params
+store their own copies of lists, dicts and sets, so that outside code cannot change a tree by
+accident.
 """
 
 from __future__ import annotations
@@ -15,24 +16,24 @@ CONTAINERS = (list, tuple, dict, set)
 
 
 class FrozenParamsError(AttributeError):
-    """Something tried to change frozen Params."""
+    """Frozen Params cannot be changed."""
 
 
 class Node:
-    """Base of Params, so that containers can tell nodes from leaves."""
+    """Base of Params, by which containers distinguish nodes from leaves."""
 
     __slots__ = ()
 
 
 def _refuse(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
     raise FrozenParamsError(
-        f"cannot change {type(self).__name__} {self!r}: the Params that hold it are frozen; "
-        "copy() of the Params gives a changeable copy"
+        f"cannot change {type(self).__name__} {self!r}: it belongs to frozen Params; "
+        "copy() of the Params returns an unfrozen copy"
     )
 
 
 def _frozen(kind: type, *mutators: str) -> dict[str, Any]:
-    """Namespace of a subclass of a builtin container that refuses every mutator."""
+    """Returns the namespace of a subclass of a builtin container that rejects every mutator."""
     plain = {
         "__reduce__": lambda self: (type(self), (kind(self),)),
         "__copy__": lambda self: kind(self),
@@ -69,9 +70,9 @@ FrozenSet = type(
 
 
 def map_nodes(value: Any, fn: Callable[[Any], Any], *, frozen: bool = False) -> Any:
-    """A copy of `value` with every node in it replaced by `fn(node)`.
+    """Returns a copy of `value` in which every node is replaced by `fn(node)`.
 
-    Containers become plain ones of their kind, or frozen ones.
+    Containers become plain containers of the same kind, or frozen ones if `frozen`.
     """
     if type(value) in ATOMS:
         return value
@@ -93,7 +94,7 @@ def map_nodes(value: Any, fn: Callable[[Any], Any], *, frozen: bool = False) -> 
 
 
 def nodes_of(value: Any) -> Iterator[Any]:
-    """The nodes that sit in `value` itself or in its containers, not those below them."""
+    """Yields the nodes in a value and in its containers, but not the nodes below them."""
     if type(value) in ATOMS:
         return
     if isinstance(value, Node):
@@ -107,19 +108,22 @@ def nodes_of(value: Any) -> Iterator[Any]:
 
 
 def holds_nodes(value: Any) -> bool:
-    """Whether a container holds at least one node."""
+    """Returns whether a value is or contains a node."""
     return next(nodes_of(value), None) is not None
 
 
 def is_changeable(value: Any) -> bool:
-    """Whether a container, or one in it, can be changed in place; nodes in tuples count, too."""
+    """Returns whether a value, or an item of a tuple, can be changed in place; nodes can."""
     if type(value) is tuple:
         return any(type(item) not in ATOMS and is_changeable(item) for item in value)
     return isinstance(value, (list, dict, set, Node))
 
 
 def same_value(a: Any, b: Any) -> bool:
-    """Equality that knows types: 1, 1.0 and True differ, 0.0 and -0.0 differ, nan equals nan."""
+    """Returns whether two values are equal in type and value.
+
+    1, 1.0 and True differ, 0.0 and -0.0 differ, and nan equals nan.
+    """
     if a is b:
         return True
     kind = _plain_kind(a)
@@ -141,7 +145,7 @@ def same_value(a: Any, b: Any) -> bool:
         return len(a) == len(b) and all(any(same_value(x, y) for y in b) for x in a)
     try:
         return bool(a == b)
-    except ValueError:  # an array: it says nothing about its truth
+    except ValueError:  # an array has no truth value
         return False
 
 

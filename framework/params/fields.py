@@ -1,7 +1,7 @@
-"""Fields of Params: their declaration in a class, their types and their defaults.
+"""Fields of Params: their declarations in a class, their types and their defaults.
 
-Annotations are resolved at first use and not when the class is made, so a field may name a class
-that is defined further down, the enclosing class, or one that is local to a function.
+Annotations are resolved at first use, not when the class is created. A field may therefore name a
+class that is defined later, the enclosing class, or a class that is local to a function.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ def param(
     """Declares a field in the body of a Params class.
 
     Args:
-      doc: one line (or more) that documents the field.
-      default: its value in a fresh instance; every instance gets a copy of its own.
-      old_names: what the field was called before: texts of Params from then stay readable.
-      old_values: {text that was a value before: the value that has replaced it}; for a child
-        Params, {reference "module:Class" of its owner before: the reference now}.
+      doc: documentation of the field, usually one line.
+      default: the value in a new instance; every instance gets its own copy.
+      old_names: former names of the field; texts of Params that use them stay readable.
+      old_values: {former value, a str: the value that replaces it}; for a child Params,
+        {former reference "module:Class" of its owner: the present reference}.
     """
     field = Field(doc, default)
     field.old_names, field.old_values = tuple(old_names), dict(old_values)
@@ -46,15 +46,15 @@ def param(
 
 
 class OldField(typing.NamedTuple):
-    """A field that a Params class no longer has; texts of Params that name it stay readable.
+    """A field that a Params class no longer has; texts of Params that contain it stay readable.
 
         class Params(Layer.Params):
             old_fields: ClassVar[dict[str, OldField]] = {"fast": OldField("set kernel instead")}
 
     Attributes:
-      instead: what to do instead, in the error about its use.
+      instead: what to do instead; part of the error message if the field is used.
       classes: {value of the field: reference "module:Class" of the class that replaces this one
-        where a text has the value}. The other fields keep their values.
+        in texts with that value}. The other fields keep their values.
     """
 
     instead: str
@@ -62,7 +62,7 @@ class OldField(typing.NamedTuple):
 
 
 class Field:
-    """A field: name, type, doc and default. A data descriptor of its Params class."""
+    """A field: name, type, doc and default. It is a data descriptor of its Params class."""
 
     __slots__ = (
         "_annotation",
@@ -77,9 +77,9 @@ class Field:
     )
 
     def __init__(self, doc: str, default: Any) -> None:
-        """A field; `declare_fields` gives it its name and type."""
+        """Creates a field; `declare_fields` sets its name and type."""
         if not isinstance(doc, str) or not doc.strip():
-            raise TypeError(f'a field needs a doc: param("What it is.", default=…), got {doc!r}')
+            raise TypeError(f'a field needs a doc: param("What it is.", default=…), given {doc!r}')
         self.doc = doc
         self.default = default
         self.name = ""
@@ -102,7 +102,7 @@ class Field:
         """Returns `value`, converted where the rules allow it.
 
         Raises:
-          MismatchError: it is not of the type of the field.
+          MismatchError: the value does not have the type of the field.
         """
         if value is REQUIRED:
             return value
@@ -111,26 +111,26 @@ class Field:
         return self._checker(value)
 
     def renewed(self, value: Any) -> Any:
-        """Returns what has replaced a value that the field had before, or the value itself."""
+        """Returns the replacement of a former value of the field; other values are unchanged."""
         if isinstance(value, Node):
             reference = self.old_values.get(references.of_params(type(value)))
             return value if reference is None else references.params(reference)()
         return self.old_values.get(value, value) if isinstance(value, str) else value
 
     def annotate(self, name: str, declared_in: Any, annotation: Any) -> None:
-        """Gives a field that a class body declares its name and (unresolved) type."""
+        """Sets the name and the (unresolved) type of a field that a class body declares."""
         self.name, self.declared_in, self._annotation = name, declared_in, annotation
         self._scope = _enclosing_names(annotation, declared_in)
 
     def inherit(self, other: Field) -> None:
-        """Takes name and type from the field of a base class that this one replaces."""
+        """Copies the name and type of the base class field that this field overrides."""
         self.name, self.declared_in = other.name, other.declared_in
         self._annotation, self._scope = other._annotation, dict(other._scope)
         self.old_names = self.old_names or other.old_names
         self.old_values = self.old_values or other.old_values
 
     def __get__(self, node: Any, owner: Any = None) -> Any:
-        """The value of the field in a node; on the class, the field."""
+        """Returns the value of the field in a node; on the class, returns the field."""
         if node is None:
             return self
         return node._values[self.name]
@@ -140,28 +140,28 @@ class Field:
         node._assign(self.name, value, origin=caller())
 
     def __delete__(self, node: Any) -> None:
-        """Refuses: a field cannot be deleted."""
+        """Raises an error: a field cannot be deleted."""
         raise AttributeError(f"{node._where(self.name)}: a field cannot be deleted")
 
     def __repr__(self) -> str:
-        """Name and type."""
+        """Returns the name and the type."""
         shown = self._annotation
         return f"<Field {self.name}: {shown if isinstance(shown, str) else type_name(shown)}>"
 
 
 class Template(typing.NamedTuple):
-    """What a fresh instance of a class starts with."""
+    """The initial values of an instance of a Params class."""
 
     values: dict[str, Any]
-    copied: tuple[str, ...]  # those that every instance needs a copy of
+    copied: tuple[str, ...]  # names of values that every instance copies
 
 
 def check_name(name: str, title: str, taken: type) -> None:
-    """Refuses names that a field cannot have: not plain, private, or a method of Params."""
+    """Checks that a name is valid for a field: a public identifier that Params does not use."""
     if not name.isidentifier() or name.startswith("_"):
-        raise AttributeError(f"{title}: {name!r} is no name that a field can have")
+        raise AttributeError(f"{title}: {name!r} is not a valid name of a field")
     if hasattr(taken, name):
-        raise AttributeError(f"{title}: {name!r} is a method of Params; take another name")
+        raise AttributeError(f"{title}: {name!r} is an attribute of Params; use another name")
 
 
 def declare_fields(cls: Any, base_params: type) -> None:
@@ -169,7 +169,7 @@ def declare_fields(cls: Any, base_params: type) -> None:
 
     Raises:
       TypeError: a field has no doc or no type, or a plain value hides a field.
-      AttributeError: a field has a name that it cannot have.
+      AttributeError: the name of a field is not valid.
     """
     fields: dict[str, Field] = {}
     for base in reversed(cls.__mro__[1:]):
@@ -193,12 +193,14 @@ def declare_fields(cls: Any, base_params: type) -> None:
             continue
         if isinstance(value, Field):
             if name not in fields:
-                raise TypeError(f"{type_name(cls)}.{name} has no type: {name}: TYPE = param(…)")
+                raise TypeError(
+                    f"{type_name(cls)}.{name} has no type: write {name}: TYPE = param(…)"
+                )
             value.inherit(fields[name])
             own[name] = value
         elif name in fields:
             raise TypeError(
-                f"{type_name(cls)}.{name} hides a field: to change its default write "
+                f"{type_name(cls)}.{name} hides a field: to change its default, write "
                 f"{name} = param({fields[name].doc!r}, default={value!r})"
             )
     for field in own.values():
@@ -208,10 +210,10 @@ def declare_fields(cls: Any, base_params: type) -> None:
 
 
 def make_template(cls: Any) -> Template:
-    """Checks the defaults of a class, at its first use.
+    """Returns the initial values of a class, after checking its defaults.
 
     Raises:
-      TypeError: a default is not of the type of its field, or a type cannot be resolved.
+      TypeError: a default does not have the type of its field, or a type cannot be resolved.
     """
     values: dict[str, Any] = {}
     for name, field in cls._fields.items():
@@ -219,14 +221,14 @@ def make_template(cls: Any) -> Template:
             values[name] = field.check(field.default)
         except MismatchError as mismatch:
             raise TypeError(
-                f"default of {type_name(cls)}.{name}: wanted {type_name(field.type)}, "
+                f"the default of {type_name(cls)}.{name} must be {type_name(field.type)}, "
                 f"given {describe(field.default)}{mismatch.reason()}"
             ) from None
     return Template(values, tuple(name for name in values if type(values[name]) not in ATOMS))
 
 
 def _as_default(node: Any) -> Any:
-    """A copy of a child that stands in a default: what was set in it is default, too."""
+    """Returns a copy of a child in a default, without origins: its values are defaults, too."""
     copy = node._copy(None, None)
     _forget_origins(copy)
     return copy
@@ -246,9 +248,9 @@ def _is_class_var(annotation: Any) -> bool:
 
 
 def _enclosing_names(annotation: Any, cls: Any) -> dict[str, Any]:
-    """What the names in an annotation mean in the functions and classes around the class.
+    """Returns the values that names in an annotation have in the scopes around the class.
 
-    They are looked up while those run, because later their scopes are gone.
+    They are looked up while the enclosing functions run, because their scopes are gone later.
     """
     if not isinstance(annotation, str):
         return {}
@@ -263,7 +265,7 @@ def _enclosing_names(annotation: Any, cls: Any) -> dict[str, Any]:
     ):
         in_function = scope.endswith(".<locals>")
         for name in wanted & frame.f_locals.keys():
-            if in_function or name not in outer:  # as in Python, a class body hides no global
+            if in_function or name not in outer:  # a class body hides no global, as in Python
                 found.setdefault(name, frame.f_locals[name])
         frame = frame.f_back
         scope = scope.removesuffix(".<locals>").rpartition(".")[0]
@@ -271,7 +273,7 @@ def _enclosing_names(annotation: Any, cls: Any) -> dict[str, Any]:
 
 
 def _resolve(field: Field) -> Any:
-    """The type that the text of an annotation means."""
+    """Returns the type that the text of an annotation names."""
     cls = field.declared_in
     module = sys.modules.get(cls.__module__)
     names = vars(module) if module is not None else {}
@@ -285,6 +287,6 @@ def _resolve(field: Field) -> Any:
     except (NameError, AttributeError, TypeError, SyntaxError) as error:
         raise TypeError(
             f"the type of {type_name(cls)}.{field.name}, {field._annotation!r}, cannot be "
-            f"resolved: {error}. Its names have to exist at run time, not only under "
+            f"resolved: {error}. Its names must exist at run time, not only under "
             "`if TYPE_CHECKING`"
         ) from error

@@ -4,9 +4,9 @@
     REQUIRED  enum("module:Color", "RED")  tf_dtype("bfloat16")  Params("module:Owner")
     cls("module:Owner")
 
-What is read is parsed by `ast` and interpreted node kind by node kind: nothing is evaluated, and
-only the functions above mean something. A module is imported only if it is named as the home of an
-owner of Params.
+`ast` parses the text, and this module interprets each kind of syntax node. Nothing is evaluated,
+and only the functions above are known. A module is imported only if the text names an owner of
+Params in it.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from tekso.framework.params.types import REQUIRED, describe
 
 
 def write(value: Any) -> str:
-    """A value as a literal.
+    """Returns a value as a literal.
 
     Raises:
-      TypeError: it has no literal.
+      TypeError: the value has no literal.
     """
     if isinstance(value, Node):
         return f"Params({quote(references.of_params(type(value)))})"
@@ -68,7 +68,7 @@ def _write_container(value: Any) -> str:
         if isinstance(value, frozenset):
             return f"frozenset({items})"
         return items or "set()"
-    raise TypeError(f"{describe(value)} has no text form: write it as a plain tuple")
+    raise TypeError(f"{describe(value)} has no text form: use a plain tuple")
 
 
 def _write_enum(value: enum.Enum) -> str:
@@ -79,10 +79,10 @@ def _write_enum(value: enum.Enum) -> str:
 
 
 def parse(text: str) -> Any:
-    """The value of a literal.
+    """Returns the value of a literal.
 
     Raises:
-      ValueError: it is no literal, or names something that cannot be resolved.
+      ValueError: the text is not a literal, or a name in it cannot be resolved.
     """
     node = _expression(text)
     try:
@@ -95,11 +95,11 @@ def _expression(text: str) -> ast.expr:
     try:
         if "\\" not in text:
             return ast.parse(text.strip(), mode="eval").body
-        with warnings.catch_warnings():  # of escapes that Python does not know
+        with warnings.catch_warnings():  # about unknown escapes
             warnings.simplefilter("ignore")
             return ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise ValueError(f"{text!r} is no literal: {error}") from None
+        raise ValueError(f"{text!r} is not a literal: {error}") from None
 
 
 def _read(node: ast.expr) -> Any:
@@ -122,17 +122,19 @@ def _read(node: ast.expr) -> Any:
             pairs = {}
             for key, item in zip(keys, items, strict=True):
                 if key is None:
-                    raise ValueError("** is no part of a literal")
+                    raise ValueError("a literal cannot contain **")
                 try:
                     pairs[_read(key)] = _read(item)
                 except TypeError as error:
-                    raise ValueError(f"{ast.unparse(key)} is no key of a dict: {error}") from None
+                    raise ValueError(
+                        f"{ast.unparse(key)} cannot be a key of a dict: {error}"
+                    ) from None
             return pairs
         case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in _FUNCTIONS:
             count, function = _FUNCTIONS[name]
             if len(args) in count:
                 return function(*map(_read, args))
-    raise ValueError(f"{ast.unparse(node)} is no literal")
+    raise ValueError(f"{ast.unparse(node)} is not a literal")
 
 
 def _hashed(kind: Callable[[Any], Any], items: list[ast.expr]) -> Any:
@@ -144,7 +146,7 @@ def _hashed(kind: Callable[[Any], Any], items: list[ast.expr]) -> Any:
 
 def _text(value: Any) -> str:
     if type(value) is not str:
-        raise ValueError(f"a name in quotes is wanted, given {describe(value)}")
+        raise ValueError(f"a name must be in quotes, given {describe(value)}")
     return value
 
 
@@ -176,12 +178,12 @@ def _tf_dtype(name: Any) -> Any:
     try:
         return tf.dtypes.as_dtype(_text(name))
     except TypeError as error:
-        raise ValueError(f"{name!r} is no TensorFlow dtype: {error}") from None
+        raise ValueError(f"{name!r} is not a TensorFlow dtype: {error}") from None
 
 
 def _frozenset(items: Any = frozenset()) -> Any:
     if not isinstance(items, (set, frozenset)):
-        raise ValueError(f"frozenset takes a set, given {describe(items)}")
+        raise ValueError(f"frozenset requires a set, given {describe(items)}")
     return frozenset(items)
 
 

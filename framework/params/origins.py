@@ -1,4 +1,4 @@
-"""Where a value was set: file and line of the code that called into Params."""
+"""Origins of values: the file and line of the code that set them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _OWN_FILES: set[str] = {__file__}
 
 
 def hide_from_origins(file: str) -> None:
-    """Skips a file when origins are looked up, as no place where a person sets a value."""
+    """Excludes a file from origins, because its code only passes on values of its callers."""
     _OWN_FILES.add(file)
 
 
 def frame_outside() -> types.FrameType | None:
-    """The nearest frame that is not in a hidden file."""
+    """Returns the nearest frame that is not in a hidden file."""
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename in _OWN_FILES:
         frame = frame.f_back
@@ -25,13 +25,13 @@ def frame_outside() -> types.FrameType | None:
 
 
 def caller() -> Origin:
-    """File and line of the nearest code that is not hidden."""
+    """Returns the file and line of the nearest frame that is not in a hidden file."""
     frame = frame_outside()
     return (frame.f_code.co_filename, frame.f_lineno) if frame is not None else "default"
 
 
 def origin_text(origin: Origin) -> str:
-    """An origin as text; a file below the working directory is given relative to it."""
+    """Returns an origin as text; files in the working directory have relative paths."""
     if isinstance(origin, str):
         return origin
     file, line = origin

@@ -11,9 +11,9 @@ A `Params` class is nested in the class that it configures, its owner:
 
     linear = Linear.Params(input_dim=3).set(use_bias=False).instantiate()
 
-Every field has a type that is checked, a line that documents it, and a default or REQUIRED; every
-value knows where it was set. A tree of Params is changed by dotted paths, all or nothing, frozen
-in depth, compared, and written as text that reads back without loss.
+Every field has a type that is checked, a line of documentation, and a default or REQUIRED. Every
+value has an origin: where it was set. Dotted paths set values in a tree, all of them or none. A
+tree can be frozen in depth, compared, and written as text that is read back without loss.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ hide_from_origins(__file__)
 class Params(Node):
     """Base of all Params classes; see the module docstring.
 
-    A Params sits in at most one place of one tree: assigning one that already has a place, or is
+    Params have at most one place, in one tree. Assigning Params that already have a place, or are
     frozen, stores a copy.
     """
 
@@ -72,7 +72,7 @@ class Params(Node):
 
     owner: ClassVar[Any] = None
     old_fields: ClassVar[Mapping[str, OldField]] = {}
-    """{name of a field of before: what has replaced it}."""
+    """{name of a former field: what replaces it}."""
     _fields: ClassVar[dict[str, Field]] = {}
     _own_fields: ClassVar[dict[str, Field]] = {}
     _template: ClassVar[Template | None] = None
@@ -91,7 +91,7 @@ class Params(Node):
         declare_fields(cls, Params)
 
     def __init__(self, **kwargs: Any) -> None:
-        """Fresh Params: the defaults, and what the keyword arguments set."""
+        """Creates Params with the default values, except those in the keyword arguments."""
         cls = type(self)
         template = cls._template
         if template is None:
@@ -110,36 +110,36 @@ class Params(Node):
     if not TYPE_CHECKING:  # so that mypy and editors reject a typo
 
         def __getattr__(self, name: str) -> Any:
-            """Refuses a name that is no field; the error says which one may be meant."""
+            """Raises an error for a name that is not a field; it suggests similar names."""
             raise AttributeError(name) if name.startswith("_") else self._unknown(name)
 
         def __setattr__(self, name: str, value: Any) -> None:
-            """Sets a field; anything else is an error."""
+            """Sets a field; any other name is an error."""
             self._assign(name, value, origin=caller())
 
         def __delattr__(self, name: str) -> None:
-            """Refuses: a field cannot be deleted."""
+            """Raises an error: a field cannot be deleted."""
             raise AttributeError(f"{self._where(name)}: a field cannot be deleted")
 
     def fields(self) -> dict[str, Field]:
-        """All fields by name, those of the base classes first."""
+        """Returns all fields by name, those of the base classes first."""
         return dict(self._fields)
 
     # Many fields, by path.
 
     def get(self, path: str) -> Any:
-        """The value at a dotted path: a leaf, a child or a container."""
+        """Returns the value at a dotted path: a leaf, a child or a container."""
         return params_tree.place(self, path).value
 
     def set(self: P, mapping: Mapping[str, Any] | None = None, /, **kwargs: Any) -> P:
-        """Sets values by dotted path, all or none of them; returns self.
+        """Sets values by dotted path, all of them or none; returns self.
 
-        A path with wildcards ("*.dropout"; * matches dots too) sets everything that it hits. Items
-        are applied in order, so a later path may lie in a child that an earlier one sets.
+        A path with wildcards ("*.dropout"; * also matches dots) sets every value that it matches.
+        Items are applied in order, so a later path may be inside a child that an earlier one sets.
 
         Raises:
-          AttributeError: a path is unknown, a wildcard hits nothing, or the Params are frozen.
-          TypeError: a value is not of the type of its field.
+          AttributeError: a path is unknown, a wildcard matches nothing, or the Params are frozen.
+          TypeError: a value does not have the type of its field.
         """
         origin = caller()
 
@@ -150,13 +150,14 @@ class Params(Node):
         return self
 
     def set_text(self: P, path: str, text: str, *, origin: str = "--set") -> P:
-        """Sets the value at a path (or all that a wildcard hits) from text, read by its type.
+        """Sets the value at a path, or at all matches of a wildcard, from text.
 
-        Text for a child Params names its owner, "module:Class", or a class that is already loaded.
+        The text is parsed by the type of the field. For a child Params, it names the owner:
+        "module:Class", or only "Class" if its module is already imported.
 
         Raises:
-          AttributeError: the path is unknown, a wildcard hits nothing, or the Params are frozen.
-          ValueError: the text does not read as a value of the type.
+          AttributeError: the path is unknown, a wildcard matches nothing, or the Params are frozen.
+          ValueError: the text does not describe a value of the type.
         """
 
         def assign(place: params_tree.Location, value: str, log: params_assignment.Log) -> None:
@@ -175,16 +176,16 @@ class Params(Node):
         return self
 
     def origin(self, path: str) -> str:
-        """Where the value at a path was set: "default", "file.py:12", "--set" or "checkpoint"."""
+        """Returns where a value was set: "default", "file.py:12", "--set" or "checkpoint"."""
         place = params_tree.place(self, path)
         return origin_text(place.node._origins.get(place.name, "default"))
 
     def path_of(self, name: str) -> str:
-        """The path of a field from the root of the tree, as `--set` takes it, for errors."""
+        """Returns the path of a field from the root of the tree, as in `--set`; for errors."""
         return self._where(name)
 
     def __contains__(self, path: object) -> bool:
-        """Whether a path means something in this tree."""
+        """Returns whether the tree has a field or item at a path."""
         try:
             params_tree.place(self, str(path))
         except (AttributeError, paths.PathError):
@@ -194,14 +195,14 @@ class Params(Node):
     # Whole trees.
 
     def copy(self: P) -> P:
-        """A copy that shares no node or container, unfrozen; values keep their origins."""
+        """Returns an unfrozen copy that shares no node or container; values keep their origins."""
         return self._copy(None, self if self._parent is not None else self._source)
 
     def freeze(self: P) -> P:
-        """Makes the whole tree unchangeable, containers too; returns self.
+        """Freezes the whole tree, including its containers; returns self.
 
         Raises:
-          TypeError: an item that was put into a container afterwards is not of its type.
+          TypeError: a container was changed in place, and an item does not have the right type.
         """
         if not self._frozen:
             self._recheck()
@@ -216,18 +217,18 @@ class Params(Node):
     def visit(self, fn: Callable[[str, Any, Field], Any]) -> None:
         """Calls `fn(path, value, field)` for every leaf, in the order of declaration.
 
-        A leaf is a value that is neither Params nor a container that holds some.
+        A leaf is a value that is neither Params nor a container of Params.
         """
         for path, value, field in params_tree.walk(self):
             if not isinstance(value, Node) and not holds_nodes(value):
                 fn(path, value, field)
 
     def diff(self, other: Params) -> str:
-        """What changes from self to other, a line a difference; empty if nothing does."""
+        """Returns the differences from self to other, one per line; "" if there are none."""
         return params_text.diff(self, other)
 
     def to_text(self, *, origins: bool = False) -> str:
-        """The tree as text, one line a leaf; `origins` adds where each value was set as comment.
+        """Returns the tree as text, one line per leaf; `origins` adds origins as comments.
 
         Raises:
           TypeError: a value has no text form.
@@ -236,17 +237,19 @@ class Params(Node):
 
     @classmethod
     def from_text(cls: type[P], text: str, *, origin: str = "checkpoint") -> P:
-        """The tree that `to_text` wrote; values that are not default get the origin.
+        """Returns the tree that `to_text` wrote; values that are not default get the origin.
 
-        Only modules that the text names as homes of owners are imported; nothing is evaluated.
+        Nothing is evaluated. Only the modules of owners that the text names are imported.
 
         Raises:
-          ValueError: a line cannot be read, or names what cannot be resolved.
-          TypeError: the text is of other Params than this class.
+          ValueError: a line cannot be read, or a name in it cannot be resolved.
+          TypeError: the text does not describe Params of this class.
         """
         params = params_text.from_text(text, origin=origin)
         if not isinstance(params, cls):
-            raise TypeError(f"wanted {type_name(cls)}, given {type_name(type(params))}")
+            raise TypeError(
+                f"the text must describe {type_name(cls)}, given {type_name(type(params))}"
+            )
         return params
 
     def instantiate(self, **kwargs: Any) -> Any:
@@ -270,11 +273,11 @@ class Params(Node):
         built = type(self).owner(self, **kwargs)
         if not hasattr(built, "params"):
             name = type(built).__name__
-            raise TypeError(f"{name}.__init__ has to begin with super().__init__(params)")
+            raise TypeError(f"{name}.__init__ must begin with super().__init__(params)")
         return built
 
     def __eq__(self, other: object) -> bool:
-        """Whether class and values are the same, in depth; origins do not count."""
+        """Returns whether the class and all values are equal, in depth; ignores origins."""
         if not isinstance(other, Params):
             return NotImplemented
         if self is other:
@@ -282,7 +285,7 @@ class Params(Node):
         return type(self) is type(other) and same_value(self._values, other._values)
 
     def __repr__(self) -> str:
-        """The class and what is not default."""
+        """Returns the class and the values that are not default."""
         changed = [
             f"{name}={value!r}"
             for name, value in self._values.items()
@@ -291,19 +294,19 @@ class Params(Node):
         return f"{self._title()}({', '.join(changed)})"
 
     def __copy__(self: P) -> P:
-        """As `copy()`."""
+        """Returns `copy()`."""
         return self.copy()
 
     def __deepcopy__(self: P, memo: Any) -> P:
-        """As `copy()`."""
+        """Returns `copy()`."""
         return self.copy()
 
     def __getstate__(self) -> tuple[Any, ...]:
-        """What pickle keeps."""
+        """Returns the state that pickle stores."""
         return self._values, self._origins, self._frozen, self._parent, None
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
-        """Restores what pickle kept."""
+        """Restores the state that pickle stored."""
         values, origins, frozen, parent, source = state
         _init(self, values, origins, parent, source)
         _SET["_frozen"](self, frozen)
@@ -324,7 +327,7 @@ class Params(Node):
         return new
 
     def _recheck(self) -> None:
-        """Checks containers again: they can be changed in place as long as nothing is frozen."""
+        """Checks containers again, because they can be changed in place until they are frozen."""
         if self._frozen:
             return
         for name, value in self._values.items():
@@ -354,14 +357,14 @@ class Params(Node):
         return self._fields.get(name)
 
     def _renamed_field(self, name: str) -> Field | None:
-        """The field that had another name before."""
+        """Returns the field with this former name; None if there is none."""
         return next((f for f in self._fields.values() if name in f.old_names), None)
 
     def _title(self) -> str:
         return type_name(type(self))
 
     def _path(self) -> str:
-        """The path of this node from the root of its tree; a copy remembers where it came from."""
+        """Returns the path of this node in its tree; for a copy, the path of the original."""
         parent = self._parent
         if parent is None:
             return self._source._path() if self._source is not None else ""
@@ -381,7 +384,8 @@ class Params(Node):
         if renamed is not None:
             where = self._where(name)
             return AttributeError(
-                f"{self._title()} has no field {where}: it is {self._where(renamed.name)} now"
+                f"{self._title()} has no field {where}: it was renamed to "
+                f"{self._where(renamed.name)}"
             )
         if name in self.old_fields:
             instead = self.old_fields[name].instead
@@ -418,7 +422,7 @@ def _init(
     set_parent: Any = _SET["_parent"],
     set_source: Any = _SET["_source"],
 ) -> None:
-    """Fills the slots of a fresh node past `__setattr__`."""
+    """Fills the slots of a new node without `__setattr__`."""
     set_values(node, values)
     set_origins(node, origins)
     set_frozen(node, False)

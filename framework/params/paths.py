@@ -1,8 +1,8 @@
-"""Dotted paths into a Params tree: their grammar, wildcards, and what to suggest for a typo.
+"""Dotted paths into a Params tree: grammar, wildcards, and suggestions for typos.
 
 task.model.dropout      a field of a child
 layers.0.dim            an item of a list
-eval_inputs.dev.files   an item of a dict; a key that is no plain name: eval_inputs["a.b"].files
+eval_inputs.dev.files   an item of a dict; a key that is not a plain name: eval_inputs["a.b"].files
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ _SEGMENT = re.compile(rf"\.?(?P<name>[^.\[\]]+)|\[(?P<key>(?:{_STRING}|[^\]\"'])
 
 
 class PathError(ValueError):
-    """Text that is no path."""
+    """A text is not a path."""
 
 
 class Key:
-    """A segment in brackets: exactly this key of a dict or index of a list."""
+    """A path segment in brackets: exactly this key of a dict or index of a list."""
 
     __slots__ = ("value",)
 
     def __init__(self, value: Any) -> None:
-        """A segment [value]."""
+        """Creates the segment [value]."""
         self.value = value
 
     def __repr__(self) -> str:
-        """The segment as it is written."""
+        """Returns the segment as written in a path."""
         return f"[{self.value!r}]"
 
 
@@ -42,39 +42,43 @@ Segment = str | Key
 
 
 def split(path: str) -> list[Segment]:
-    """The segments of a path.
+    """Returns the segments of a path.
 
     Raises:
-      PathError: it is no path.
+      PathError: the text is not a path.
     """
     segments: list[Segment] = []
     end = 0
     while end < len(path):
         match = _SEGMENT.match(path, end)
         if match is None or (end == 0 and path[0] in ".["):
-            raise PathError(f"{path!r} is no path: a path reads name.name or name[key].name")
+            raise PathError(f"{path!r} is not a path: expected name.name or name[key].name")
         if match["name"] is not None:
             if end and path[end] != ".":
-                raise PathError(f"{path!r} is no path: a dot is missing before {match['name']!r}")
+                raise PathError(
+                    f"{path!r} is not a path: a dot is missing before {match['name']!r}"
+                )
             segments.append(match["name"])
         else:
             try:
                 segments.append(Key(literals.parse(match["key"])))
             except ValueError:
-                raise PathError(f"{path!r} is no path: {match['key']} is no literal") from None
+                raise PathError(
+                    f"{path!r} is not a path: {match['key']} is not a literal"
+                ) from None
         end = match.end()
     if not segments:
-        raise PathError("a path is empty")
+        raise PathError("the path is empty")
     return segments
 
 
 def join(prefix: str, name: str) -> str:
-    """The path of the field `name` of the node at `prefix` (empty for the root)."""
+    """Returns the path of the field `name` of the node at `prefix` (empty for the root)."""
     return f"{prefix}.{name}" if prefix else name
 
 
 def join_key(prefix: str, key: Any) -> str:
-    """The path of the item `key` of the container at `prefix`."""
+    """Returns the path of the item `key` of the container at `prefix`."""
     if type(key) is str and _PLAIN.match(key):
         return f"{prefix}.{key}"
     try:
@@ -84,10 +88,10 @@ def join_key(prefix: str, key: Any) -> str:
 
 
 def find_key(container: Any, segment: Segment) -> Any:
-    """The key or index of a container that a segment means.
+    """Returns the key or index of a container that a segment selects.
 
     Raises:
-      KeyError: it has no such item; the argument is the list of the keys that it has, as text.
+      KeyError: there is no such item; its argument is the list of existing keys, as text.
     """
     if isinstance(container, dict):
         if isinstance(segment, Key):
@@ -111,22 +115,22 @@ def _is_int(text: Any) -> bool:
 
 
 def is_glob(path: str) -> bool:
-    """Whether a path has wildcards: * (any text, dots too), ? and [...]."""
+    """Returns whether a path has wildcards: * (any text, including dots), ? and [...]."""
     return any(char in path for char in "*?[")
 
 
 def matching(pattern: str, paths: Iterable[str]) -> list[str]:
-    """The full paths that a wildcard hits; what lies below another hit is left out."""
+    """Returns the full paths that a wildcard matches, without paths below another match."""
     wanted = re.compile(fnmatch.translate(pattern))
     hits: list[str] = []
-    for path in paths:  # a node comes before what lies below it
+    for path in paths:  # a node comes before the paths below it
         if wanted.match(path) and not (hits and path.startswith((hits[-1] + ".", hits[-1] + "["))):
             hits.append(path)
     return hits
 
 
 def close_to_glob(pattern: str, paths: Sequence[str], *, count: int = 3) -> list[str]:
-    """Paths that someone may have meant by a wildcard that hits nothing."""
+    """Returns paths that are similar to a wildcard that matches nothing."""
 
     def plain(path: str) -> str:
         return re.sub(r"\[.*?\]|[*?]", "", path)
@@ -144,10 +148,11 @@ def close_to_glob(pattern: str, paths: Sequence[str], *, count: int = 3) -> list
 def suggestion(
     name: str, prefix: str, names: Sequence[str], deeper: Callable[[], Sequence[str]]
 ) -> str:
-    """What to say of an unknown `name` at the level `prefix` whose members are `names`.
+    """Returns a hint for an unknown `name` at the level `prefix`, which has the members `names`.
 
-    `deeper` gives the paths below the level, relative to it; if no name at the level is close,
-    those that end in `name` are offered, and with several also the wildcard for all of them.
+    `deeper` returns the paths below the level, relative to it. If no name at the level is similar,
+    the hint suggests paths that end in `name`, and the wildcard for all of them if there are
+    several.
     """
     close = [join(prefix, match) for match in difflib.get_close_matches(name, names, n=3)]
     if close:

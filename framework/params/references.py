@@ -1,7 +1,7 @@
 """References: names of classes in the text of Params, "module:Qualified.Name".
 
-Reading a reference imports its module only where an owner of Params is named; the module of an
-enum or a plain class has to be imported already. What is found is looked up, never called.
+A reference is looked up, and nothing is called. The reference of an owner of Params imports its
+module; the module of an enum must already be imported.
 """
 
 from __future__ import annotations
@@ -22,35 +22,35 @@ _BUILTINS: tuple[Any, ...] = (
 _BUILTIN_CLASSES: dict[str, type] = {kind.__name__: kind for kind in _BUILTINS}
 
 RENAMED: dict[str, str] = {}
-"""{reference of a class before: its reference now}: see `rename_class`."""
+"""{former reference of a class: its present reference}; see `rename_class`."""
 
 
 def rename_class(old: str, new: str) -> None:
-    """Keeps texts of Params readable that name a class by its module or name of before.
+    """Keeps texts of Params readable that name a class by its former module or name.
 
-    Call it where the class is now, or in the module of an experiment that uses it.
+    Call it in the module that now contains the class, or in that of an experiment that uses it.
 
     Args:
-      old: "module:Class" as it was.
-      new: "module:Class" as it is.
+      old: the former "module:Class".
+      new: the present "module:Class".
     """
     RENAMED[old] = new
 
 
 def quote(text: str) -> str:
-    """A string literal in double quotes, on one line."""
-    # With a double quote in it, repr takes single quotes; these are turned around.
+    """Returns a string literal in double quotes, on one line."""
+    # The added double quote makes repr use single quotes; then the escapes are exchanged.
     inner = repr('"' + text)[2:-1].replace("\\'", "'").replace('"', '\\"')
     return f'"{inner}"'
 
 
 def of_object(target: Any) -> str:
-    """The reference of a class; it may be one that nobody can resolve."""
+    """Returns the reference of a class, even if the reference cannot be resolved."""
     return f"{target.__module__}:{target.__qualname__}"
 
 
 def of_params(cls: Any) -> str:
-    """The reference of a Params class: that of its owner, or its own if it is not the owner's."""
+    """Returns the reference of a Params class: its owner's, if it is `owner.Params`, or its own."""
     owner = cls.owner
     if owner is not None and getattr(owner, "Params", None) is cls:
         return of_object(owner)
@@ -58,10 +58,10 @@ def of_params(cls: Any) -> str:
 
 
 def of_class(target: type) -> str:
-    """The reference of a class.
+    """Returns the reference of a class.
 
     Raises:
-      TypeError: reading it back would not give the class.
+      TypeError: the class cannot be read back from its reference.
     """
     if _BUILTIN_CLASSES.get(target.__name__) is target:
         return f"builtins:{target.__name__}"
@@ -71,18 +71,18 @@ def of_class(target: type) -> str:
 
 
 def no_text_form(what: str) -> TypeError:
-    """The error for a value that Params cannot be written with."""
+    """Returns the error for a value that cannot be written as text."""
     return TypeError(
-        f"{what} has no text form: write a class with Params in its place, name it by a string, or "
+        f"{what} has no text form: use a class with Params instead, name it by a string, or "
         "give a plain Python value"
     )
 
 
 def params(reference: str) -> Any:
-    """The Params class that a reference "module:Class" names, itself or by its owner.
+    """Returns the Params class that a reference "module:Class" names, directly or by its owner.
 
     Raises:
-      ValueError: there is none.
+      ValueError: there is no such class.
     """
     target = _find(RENAMED.get(reference, reference), may_import=True)
     if isinstance(target, type) and issubclass(target, Node):
@@ -93,21 +93,21 @@ def params(reference: str) -> Any:
 
 
 def class_named(reference: str) -> type:
-    """The class that a reference names: a builtin, or an owner of Params."""
+    """Returns the class that a reference names: a builtin, or an owner of Params."""
     module, _, name = reference.partition(":")
     if module == "builtins" and name in _BUILTIN_CLASSES:
         return _BUILTIN_CLASSES[name]
     owner: Any = params(reference).owner
     if not isinstance(owner, type):
-        raise ValueError(f"{reference!r} is no class")
+        raise ValueError(f"{reference!r} is not a class")
     return owner
 
 
 def enum_class(reference: str) -> Any:
-    """The Enum class that a reference names; its module has to be imported already."""
+    """Returns the Enum class that a reference names; its module must already be imported."""
     target = _find(reference, may_import=False)
     if not (isinstance(target, type) and issubclass(target, enum.Enum)):
-        raise ValueError(f"{reference!r} is no Enum class")
+        raise ValueError(f"{reference!r} is not an Enum class")
     return target
 
 
@@ -119,10 +119,10 @@ def _is_owner(target: Any) -> bool:
 
 
 def _find(reference: str, *, may_import: bool) -> Any:
-    """Looks a reference up in the namespaces of its module and classes."""
+    """Looks up a reference in the namespaces of its module and classes."""
     module_name, separator, qualname = reference.partition(":")
     if not separator or not module_name or not qualname:
-        raise ValueError(f'{reference!r} is no reference: it reads "module:Class"')
+        raise ValueError(f'{reference!r} is not a reference: expected "module:Class"')
     if "<locals>" in qualname:
         raise ValueError(f"{reference!r} is defined in a function and cannot be found from text")
     module = sys.modules.get(module_name)
@@ -147,11 +147,11 @@ def _import(module_name: str, reference: str) -> types.ModuleType:
         missing = error.name or ""
         if module_name == missing or module_name.startswith(missing + "."):
             raise ValueError(f"{reference!r}: there is no module {missing}") from None
-        raise  # the module is there and something that it imports is not
+        raise  # the module exists, but a module that it imports does not
 
 
 def _member(home: Any, name: str) -> Any:
-    """An attribute from a module or class namespace, past any `__getattr__` or property."""
+    """Returns an entry of a module or class namespace, without any `__getattr__` or property."""
     if isinstance(home, types.ModuleType):
         return vars(home).get(name) if home is not builtins else None
     if isinstance(home, type):

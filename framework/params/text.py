@@ -1,4 +1,4 @@
-"""The text of a Params tree: one line a leaf, `path : literal`, and one a child.
+"""The text of a Params tree: one line `path : literal` for every leaf and every child.
 
     . : Params("tekso.models.layers.linear:Linear")
     input_dim : 3
@@ -7,7 +7,7 @@
     layers : [Params("their.module:Layer"), Params("their.module:Layer")]
     layers.0.dim : 3
 
-Empty lines and comments (#) are skipped. Fields that the text does not name keep their defaults.
+Empty lines and comments (#) are skipped. Fields that the text does not contain keep their defaults.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SEPARATOR = " : "
 
 
 def to_text(params: Any, *, origins: bool = False) -> str:
-    """The text of a tree; with `origins`, a comment says where each value was set.
+    """Returns the text of a tree; with `origins`, comments say where values were set.
 
     Raises:
       TypeError: a value has no text form.
@@ -59,10 +59,10 @@ def _entries_below(path: str, value: Any) -> Iterator[tuple[str, str, Origin]]:
 
 
 def from_text(text: str, *, origin: Origin) -> Any:
-    """The tree that a text describes.
+    """Returns the tree that a text describes.
 
     Raises:
-      ValueError: a line cannot be read; it names the line.
+      ValueError: a line cannot be read; the message contains the line.
     """
     reader = _Reader(origin)
     for number, line in enumerate(text.split("\n"), start=1):
@@ -74,7 +74,7 @@ def from_text(text: str, *, origin: Origin) -> Any:
         except (ValueError, TypeError, AttributeError) as error:
             raise ValueError(f"line {number}, {line[:80]!r}: {error}") from error
     if reader.root is None:
-        raise ValueError('the text is empty: it has to begin with . : Params("module:Owner")')
+        raise ValueError('the text is empty: it must begin with . : Params("module:Owner")')
     return reader.root
 
 
@@ -88,11 +88,11 @@ class _Reader:
     def __init__(self, origin: Origin) -> None:
         self.root: Any = None
         self._origin = origin
-        self._nodes: dict[str, Any] = {}  # by path as the text has it
+        self._nodes: dict[str, Any] = {}  # by path in the text
         self._dropped: set[str] = set()  # paths of fields that no longer exist
 
     def read(self, path: str, literal: str) -> None:
-        """Reads a line."""
+        """Reads one line."""
         if self.root is None:
             self.root = self._nodes[""] = _first(path, literal)
         elif not any(path.startswith(f"{dropped}.") for dropped in self._dropped):
@@ -103,7 +103,7 @@ class _Reader:
         if prefix not in self._nodes:
             self._nodes[prefix] = self.root.get(prefix)
             if not isinstance(self._nodes[prefix], Node):
-                raise ValueError(f"{prefix} is no Params")
+                raise ValueError(f"{prefix} is not Params")
         parent = self._nodes[prefix]
         field = parent._field(name) or parent._renamed_field(name)
         if field is None:
@@ -116,14 +116,14 @@ class _Reader:
             return
         value, is_renamed = field.renewed(value), field.name != name
         name = field.name
-        # The default's children are filled in by the lines below.
+        # A child of the same class stays; the following lines set its fields.
         if name in parent._origins or not _is_same(parent._values[name], value):
             parent._assign(name, value, origin=self._origin)
         if is_renamed and isinstance(parent._values[name], Node):
             self._nodes[path] = parent._values[name]
 
     def _replace(self, path: str, new: Any) -> None:
-        """Puts a node of another class in the place of one, with the values of their fields."""
+        """Replaces a node by one of another class, keeping the values of common fields."""
         old = self._nodes[path]
         for name in old._values.keys() & new._values.keys():
             value, origin = old._values[name], old._origins.get(name, self._origin)
@@ -140,12 +140,12 @@ class _Reader:
 
 
 def _first(path: str, literal: str) -> Node:
-    """The root that the first line describes."""
+    """Returns the root that the first line describes."""
     if path != ".":
-        raise ValueError('the first line has to be . : Params("module:Owner")')
+        raise ValueError('the first line must be . : Params("module:Owner")')
     root = literals.parse(literal)
     if not isinstance(root, Node):
-        raise ValueError(f"{literal} is no Params")
+        raise ValueError(f"{literal} is not Params")
     return root
 
 
@@ -158,9 +158,9 @@ def _split_line(line: str) -> tuple[str, str]:
         try:
             paths.split(path)
             return path, line[end + len(_SEPARATOR) :]
-        except paths.PathError:  # the separator stands in a key
+        except paths.PathError:  # the separator is part of a key
             end = line.find(_SEPARATOR, end + 1)
-    raise ValueError("a line reads path : literal")
+    raise ValueError("expected path : literal")
 
 
 def _is_same(old: Any, new: Any) -> bool:
@@ -170,7 +170,7 @@ def _is_same(old: Any, new: Any) -> bool:
 
 
 def diff(old: Any, new: Any) -> str:
-    """What changes from one tree to another: `path : old -> new`, a line a difference."""
+    """Returns the differences between two trees, one per line: `path : old -> new`."""
     lines = list(_diff_value("", old, new)) if type(old) is not type(new) else _diff(old, new, "")
     return "\n".join(lines)
 

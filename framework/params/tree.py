@@ -1,4 +1,4 @@
-"""Finding one's way in a Params tree: from paths to places, and over everything below a node."""
+"""Navigation in a Params tree: finds the locations of paths, and walks over a subtree."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tekso.framework.params.types import describe
 
 
 class Location(NamedTuple):
-    """What a path means: a field of a node, or an item in a container that the field holds."""
+    """The location of a path: a field of a node, or an item of the container in the field."""
 
     node: Any
     name: str
@@ -26,7 +26,7 @@ Entry = tuple[str, Any, Field]
 
 
 def walk(node: Any, prefix: str = "") -> list[Entry]:
-    """(path, value, field) of everything below; a node or container comes before what it holds."""
+    """Returns (path, value, field) of everything below a node, parents before their children."""
     found: list[Entry] = []
     _collect(node, prefix + "." if prefix else "", found)
     return found
@@ -51,7 +51,7 @@ def _collect_items(value: Any, path: str, field: Field, found: list[Entry]) -> N
 
 
 def items_with_paths(path: str, container: Any) -> Iterator[tuple[str, Any]]:
-    """The items of a container; nothing for other values."""
+    """Yields the items of a container with their paths; nothing for other values."""
     if isinstance(container, (list, tuple)):
         for index, item in enumerate(container):
             yield f"{path}.{index}", item
@@ -61,7 +61,7 @@ def items_with_paths(path: str, container: Any) -> Iterator[tuple[str, Any]]:
 
 
 def path_of(node: Any, prefix: str, value: Any) -> str | None:
-    """The path of `node` in the value at `prefix`, not looking below other nodes."""
+    """Returns the path of `node` in the value at `prefix`, without searching in other nodes."""
     if value is node:
         return prefix
     if not isinstance(value, Node):
@@ -73,11 +73,11 @@ def path_of(node: Any, prefix: str, value: Any) -> str | None:
 
 
 def place(root: Any, path: str) -> Location:
-    """What a path without wildcards means.
+    """Returns the location of a path without wildcards.
 
     Raises:
-      AttributeError: there is no such field or item; it names the level and what is close.
-      PathError: the text is no path.
+      AttributeError: there is no such field or item; the message suggests similar names.
+      PathError: the text is not a path.
     """
     node, where = root, root._path()
     segments = paths.split(path)
@@ -105,7 +105,7 @@ def place(root: Any, path: str) -> Location:
 def _key(container: Any, segment: paths.Segment, where: str) -> Any:
     if not isinstance(container, (list, tuple, dict)):
         raise AttributeError(
-            f"there is no {where}.{segment}: {where} is {describe(container)}, it has no fields"
+            f"there is no {where}.{segment}: {where} is {describe(container)}, which has no fields"
         )
     try:
         return paths.find_key(container, segment)
@@ -115,15 +115,15 @@ def _key(container: Any, segment: paths.Segment, where: str) -> Any:
 
 
 def places(root: Any, path: str) -> list[Location]:
-    """What a path, with or without wildcards, means; at least one place.
+    """Returns the locations that a path, with or without wildcards, matches: at least one.
 
     Raises:
-      AttributeError: there is no such field, or the wildcard hits nothing.
+      AttributeError: there is no such field, or the wildcard matches nothing.
     """
     if not paths.is_glob(path):
         return [place(root, path)]
     try:
-        return [place(root, path)]  # name["key"] looks like a wildcard and is none
+        return [place(root, path)]  # name["key"] looks like a wildcard, but is not one
     except (AttributeError, paths.PathError):
         pass
     everything = [found for found, _, _ in walk(root)]
@@ -131,12 +131,12 @@ def places(root: Any, path: str) -> list[Location]:
     if not hits:
         close = paths.close_to_glob(path, everything)
         hint = f"; did you mean {' or '.join(close)}?" if close else ""
-        raise AttributeError(f"{path!r} hits no field of {root._title()}{hint}")
+        raise AttributeError(f"{path!r} matches no field of {root._title()}{hint}")
     return [place(root, hit) for hit in hits]
 
 
 def with_item(container: Any, keys: tuple[Any, ...], value: Any) -> Any:
-    """The container with one item, maybe deeper in it, replaced; the original is left alone."""
+    """Returns a container with one item, at any depth, replaced; the original is unchanged."""
     if not keys:
         return value
     changed = with_item(container[keys[0]], keys[1:], value)

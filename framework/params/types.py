@@ -1,7 +1,7 @@
-"""Types of Params fields: checks a value against an annotation.
+"""Types of Params fields: checks values against annotations.
 
-The rules are Python's, with one convenience: an int is taken (and converted) where a float is
-wanted, and a NumPy scalar where the Python one is. A bool is no int, and text is never a number.
+The rules are Python's, with two conversions: a float field accepts an int, and a field of a Python
+scalar accepts the NumPy scalar. A bool is not an int, and text is never a number.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ Checker = Callable[[Any], Any]
 
 
 class Required:
-    """The type of REQUIRED: a field that has no default and is not set yet."""
+    """The type of REQUIRED, the value of a field that has no default and is not set yet."""
 
     __slots__ = ()
     _only: Required | None = None
 
     def __new__(cls) -> Required:
-        """The one instance."""
+        """Returns the only instance."""
         if cls._only is None:
             cls._only = super().__new__(cls)
         return cls._only
 
     def __repr__(self) -> str:
-        """Its name."""
+        """Returns its name."""
         return "REQUIRED"
 
     def __bool__(self) -> bool:
-        """Refuses: a missing value is neither true nor false."""
+        """Raises an error: a missing value is neither true nor false."""
         raise TypeError("REQUIRED has no truth value: the field is not set yet")
 
     def __reduce__(self) -> str:
-        """Pickles as a name, so that it stays the one instance."""
+        """Pickles by name, so that it stays the only instance."""
         return "REQUIRED"
 
 
@@ -50,19 +50,19 @@ REQUIRED: Any = Required()
 
 
 class MismatchError(Exception):
-    """A value is not of the wanted type; the text says where inside it and why, or is empty."""
+    """A value does not have the expected type; the text, if any, says where and why."""
 
     def inside(self, place: str) -> MismatchError:
-        """The same mismatch seen from the container: `place` names the item."""
+        """Returns the mismatch of the container; `place` names the item."""
         return MismatchError(f"{place}: {self}" if str(self) else place)
 
     def reason(self) -> str:
-        """The text in brackets, to be put behind a message; empty if there is none."""
+        """Returns the text in brackets, for the end of a message; "" if there is no text."""
         return f" ({self})" if str(self) else ""
 
 
 def type_name(annotation: Any) -> str:
-    """An annotation as a person writes it: `list[int] | None`, `Initializer.Params`."""
+    """Returns an annotation as it is written in code: `list[int] | None`, `Initializer.Params`."""
     if annotation is None or annotation is type(None):
         return "None"
     if isinstance(annotation, type) and not typing.get_args(annotation):
@@ -81,7 +81,7 @@ def type_name(annotation: Any) -> str:
 
 
 def describe(value: Any) -> str:
-    """A value for an error message: its type and the beginning of its repr."""
+    """Returns a value as text for an error: its type and the beginning of its repr."""
     if value is None or value is REQUIRED:
         return repr(value)
     try:
@@ -98,7 +98,7 @@ def check(annotation: Any, value: Any) -> Any:
     """Returns `value`, converted where the rules allow it.
 
     Raises:
-      MismatchError: it is not of the type.
+      MismatchError: the value does not have the type.
     """
     if value is REQUIRED:
         return value
@@ -106,7 +106,7 @@ def check(annotation: Any, value: Any) -> Any:
 
 
 def checker(annotation: Any) -> Checker:
-    """The function that checks values of one annotation; made once per annotation."""
+    """Returns the function that checks values against an annotation; cached."""
     try:
         return _cached_checker(annotation)
     except TypeError:  # not hashable
@@ -146,11 +146,11 @@ def _make_checker(annotation: Any) -> Checker:
         if issubclass(kind, (list, set, frozenset)) or kind in _ITERABLES:
             return _items(kind, checker(args[0] if args else Any))
         return _instance(kind)
-    raise TypeError(f"{annotation!r} is no type that a Params field can have")
+    raise TypeError(f"{annotation!r} cannot be the type of a Params field")
 
 
 def item_annotation(annotation: Any, key: Any) -> Any:
-    """The annotation of the item `key` of a container annotated so; Any if it does not say."""
+    """Returns the annotation of item `key` of a container; Any if it is not annotated."""
     if _is_union(annotation):
         inner = [item_annotation(arg, key) for arg in typing.get_args(annotation)]
         return next((arg for arg in inner if arg is not Any), Any)
@@ -167,7 +167,7 @@ def _is_union(annotation: Any) -> bool:
 
 
 def _without_numpy(value: Any) -> Any:
-    """The Python scalar of a NumPy scalar; NumPy is not imported for it."""
+    """Returns the Python scalar of a NumPy scalar, without importing NumPy."""
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.generic):
         return value.item()
@@ -196,7 +196,7 @@ def _int(value: Any) -> Any:
         return value
     value = _without_numpy(value)
     if isinstance(value, bool):
-        raise MismatchError("a bool is no int")
+        raise MismatchError("a bool is not an int")
     if not isinstance(value, int):
         raise MismatchError
     return value
@@ -207,7 +207,7 @@ def _float(value: Any) -> Any:
         return value
     value = _without_numpy(value)
     if isinstance(value, bool):
-        raise MismatchError("a bool is no float")
+        raise MismatchError("a bool is not a float")
     if isinstance(value, float):
         return value
     if not isinstance(value, int):
@@ -251,7 +251,7 @@ def _instance(kind: type) -> Checker:
         except TypeError:  # a protocol that cannot be checked at run time
             return value
         if isinstance(value, type) and issubclass(kind, Node):
-            raise MismatchError("a class: call it for an instance")
+            raise MismatchError("a class: call it to create an instance")
         if isinstance(value, str) and issubclass(kind, enum.Enum):
             raise MismatchError(f"allowed: {', '.join(str(member) for member in kind)}")
         raise MismatchError

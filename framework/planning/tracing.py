@@ -312,7 +312,7 @@ class _TracingContext(StepContext):
         *,
         bias: tf.Tensor | None = None,
         label_smoothing: float = 0.0,
-        num_classes: int | None = None,
+        classes: int | None = None,
     ) -> tf.Tensor:
         """See `ops.cross_entropy`; maxima, sums, logits and biases of labels are all-reduced."""
         logits = self.logits(x, table)

@@ -22,7 +22,7 @@ def cross_entropy(
     *,
     bias: tf.Tensor | None = None,
     label_smoothing: float = 0.0,
-    num_classes: int | None = None,
+    classes: int | None = None,
     fuse: Fuse = no_fusion,
 ) -> tf.Tensor:
     """Returns the cross-entropy of every position, in nats.
@@ -33,7 +33,7 @@ def cross_entropy(
       labels: the class of every position.
       bias: added to the logits; None: none.
       label_smoothing: share of the target probability that is spread evenly.
-      num_classes: number of rows, from the first one, over which it is spread; None: all rows.
+      classes: number of rows, from the first one, over which it is spread; None: all rows.
       fuse: compiles elementwise clusters.
 
     Shapes:
@@ -56,10 +56,10 @@ def cross_entropy(
             label_logit += tf.cast(tf.gather(b, flat_labels), top.dtype)
         loss = tf.squeeze(tf.math.log(total) + top, 1) - (1 - smooth) * label_logit
         if smooth:
-            mean_row = tf.cast(tf.reduce_mean(table[:num_classes], 0), x.dtype)
+            mean_row = tf.cast(tf.reduce_mean(table[:classes], 0), x.dtype)
             mean_logit = tf.linalg.matvec(x, mean_row)
             if bias:
-                mean_logit += tf.reduce_mean(bias[0][:num_classes])
+                mean_logit += tf.reduce_mean(bias[0][:classes])
             loss -= smooth * tf.cast(mean_logit, loss.dtype)
 
         def grad(dloss: tf.Tensor) -> list[tf.Tensor]:
@@ -70,7 +70,7 @@ def cross_entropy(
             if smooth:
                 dcast = tf.cast(dloss, x.dtype)
                 dx -= smooth * tf.expand_dims(dcast, 1) * tf.expand_dims(mean_row, 0)
-                share = _even_share(vocab, num_classes, smooth, dtable.dtype)
+                share = _even_share(vocab, classes, smooth, dtable.dtype)
                 summed = tf.linalg.matvec(x, dcast, transpose_a=True)
                 dtable -= tf.expand_dims(summed, 0) * tf.expand_dims(share, 1)
             dtable = tf.tensor_scatter_nd_add(dtable, tf.expand_dims(flat_labels, 1), target)
@@ -79,7 +79,7 @@ def cross_entropy(
                 dbias = tf.linalg.matvec(e, tf.squeeze(weight, 1), transpose_a=True)
                 dcast = tf.cast(dloss, dbias.dtype)
                 if smooth:
-                    share = _even_share(vocab, num_classes, smooth, dbias.dtype)
+                    share = _even_share(vocab, classes, smooth, dbias.dtype)
                     dbias -= share * tf.reduce_sum(dcast)
                 gradients.append(
                     tf.tensor_scatter_nd_add(
@@ -94,13 +94,13 @@ def cross_entropy(
     return tf.reshape(run(flat_x, table, *([] if bias is None else [bias])), shape)
 
 
-def _even_share(vocab: int, num_classes: int | None, smooth: float, dtype: tf.DType) -> tf.Tensor:
-    """Returns the probability that smoothing gives to every row: 0 after the first num_classes.
+def _even_share(vocab: int, classes: int | None, smooth: float, dtype: tf.DType) -> tf.Tensor:
+    """Returns the probability that smoothing gives to every row: 0 after the first classes.
 
     Shapes:
       returns: [vocab]
     """
-    count = num_classes or vocab
+    count = classes or vocab
     share = tf.constant(smooth / count, dtype)
     return tf.where(tf.range(vocab) < count, share, tf.zeros_like(share))
 

@@ -111,5 +111,5 @@ class Embedding(Layer):
             labels,
             bias=vocabulary.padding_bias(self.params.vocab_size, self._rows),
             label_smoothing=label_smoothing,
-            num_classes=self.params.vocab_size,
+            classes=self.params.vocab_size,
         )

@@ -95,7 +95,7 @@ class Softmax(Layer):
             labels,
             bias=self._bias(theta),
             label_smoothing=label_smoothing,
-            num_classes=self.params.vocab_size,
+            classes=self.params.vocab_size,
         )
 
 

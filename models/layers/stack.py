@@ -70,6 +70,10 @@ class StackBase(Layer):
 class UnrolledStack(StackBase):
     """Base of the stacks whose layers are computed one after the other, without a loop.
 
+    Shapes:
+      x: as for the first layer; in a Transformer, [batch, length, dim]
+      returns: the output of the last layer
+
     Attributes:
       layers: the layers, in order.
     """
@@ -188,7 +192,7 @@ class SharedStack(UnrolledStack):
             "A layer whose output has the shape of its input.", default=REQUIRED
         )
 
-    layer: Layer
+    layer: Any
 
     def __init__(self, params: Any) -> None:
         super().__init__(params)
@@ -336,8 +340,7 @@ def _first_state(x: tf.Tensor, ctx: StepContext) -> tuple[tf.Tensor, ...]:
 def _last(weights: Any) -> Any:
     """Returns the weights of the last layer from weights stacked over layers.
 
-    On a mesh, it can be mistaken which dim of `t[-1]` is sharded; products then contract the wrong
-    dims.
+    DTensor mistakes which dim of `t[-1]` is sharded, and then contracts the wrong dims.
     """
     return tf.nest.map_structure(lambda t: tf.identity(tf.gather(t, t.shape[0] - 1)), weights)
 

@@ -201,7 +201,7 @@ def test_a_run_checks_its_numbers() -> None:
         Run.Params(seed=2**64).instantiate()
     with pytest.raises(ValueError, match="log_every_steps is 0"):
         Run.Params(log_every_steps=0).instantiate()
-    with pytest.raises(TypeError, match=r"goal: wanted Literal"):
+    with pytest.raises(TypeError, match=r"goal: must be Literal"):
         Run.Params(keep_best=KeepBest.Params(goal="minimum"))  # type: ignore[arg-type]
 
 

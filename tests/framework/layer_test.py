@@ -119,7 +119,7 @@ def test_an_init_that_does_not_call_that_of_its_base_is_named() -> None:
         def __init__(self, params: Any) -> None:
             self.size = 3
 
-    with pytest.raises(TypeError, match=r"^Forgetful.__init__ has to begin with super\(\)"):
+    with pytest.raises(TypeError, match=r"^Forgetful.__init__ must begin with super\(\)"):
         Forgetful.Params().instantiate()
 
 

@@ -400,7 +400,7 @@ WRONG = [
         "did you mean input.batch_size or eval_inputs.dev.batch_size, or *.batch_size for all 2?",
     ),
     ([LINE, "--set=lerner.schedule=5"], "did you mean learner?"),
-    ([LINE, "--set=run.steps=five"], "run.steps: wanted int, given 'five'"),
+    ([LINE, "--set=run.steps=five"], "run.steps: must be int, given 'five'"),
     ([LINE, "--set=run.deterministic=maybe"], "run.deterministic"),
     ([LINE, "--set=*.dropot=0.5"], "did you mean task.dropout?"),
     ([LINE, "--set=run.steps"], "expected path=value"),

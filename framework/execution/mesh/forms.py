@@ -132,11 +132,11 @@ def cross_entropy(
     *,
     bias: tf.Tensor | None = None,
     label_smoothing: float = 0.0,
-    num_classes: int | None = None,
+    classes: int | None = None,
 ) -> tf.Tensor:
     """See `ops.cross_entropy`."""
-    num_classes = num_classes or table.shape[0]
-    return vocab.cross_entropy(ctx, x, table, labels, bias, label_smoothing, num_classes)
+    classes = classes or table.shape[0]
+    return vocab.cross_entropy(ctx, x, table, labels, bias, label_smoothing, classes)
 
 
 # --- windows over images ---

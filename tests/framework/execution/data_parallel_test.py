@@ -93,16 +93,16 @@ def test_steps_equal_those_of_one_device_with_dropout_padding_and_auxiliary_loss
     "arguments",
     sample(
         [
-            (2, "--accumulation", "2", "--execution", '{"towers": 2, "xla": "clusters"}'),
-            (4, "--execution", '{"towers": 1, "xla": "none"}'),
-            (2, "--execution", '{"xla": "step"}'),
-            (2, "--task", BATCH_NORM),
+            [2, "--accumulation", "2", "--execution", '{"towers": 2, "xla": "clusters"}'],
+            [4, "--execution", '{"towers": 1, "xla": "none"}'],
+            [2, "--execution", '{"xla": "step"}'],
+            [2, "--task", BATCH_NORM],
         ],
-        quick=[(2, "--accumulation", "2", "--execution", '{"towers": 2, "xla": "clusters"}')],
+        quick=[[2, "--accumulation", "2", "--execution", '{"towers": 2, "xla": "clusters"}']],
     ),
     ids=str,
 )
-def test_processes_equal_one_device(arguments: tuple[Any, ...]) -> None:
+def test_processes_equal_one_device(arguments: list[Any]) -> None:
     run = together(*arguments)
     alone = one_device(*(a for a in arguments if a == BATCH_NORM))
     assert run["first"] == alone["first"]

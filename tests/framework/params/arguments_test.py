@@ -112,24 +112,24 @@ def test_text_is_read_by_the_type(annotation: Any, text: str, value: Any) -> Non
 @pytest.mark.parametrize(
     ("annotation", "text", "said"),
     [
-        (int, "3.0", "wanted int, given '3.0'"),
-        (int, "1e3", "wanted int"),
-        (int, "True", "wanted int"),
-        (int, "", "wanted int, given ''"),
-        (float, "big", "wanted float, given 'big'"),
-        (bool, "0", "wanted True or False, given '0'"),
-        (bool, "1", "wanted True or False"),
-        (bool, "yes", "wanted True or False"),
-        (int | None, "x", r"wanted int, given 'x' \(or None\)"),
-        (int | float, "x", r"wanted int \| float, given 'x'"),
-        (Literal["min", "max"], "mix", "wanted one of min, max, given 'mix'; did you mean"),
-        (Padding, "SAMT", "wanted one of SAME, VALID, given 'SAMT'; did you mean SAME"),
-        (list[int], "3,a", "wanted int, given 'a'"),
-        (list[int], "[1, 'a']", r"wanted list\[int\], given .*item 1 is str 'a'"),
+        (int, "3.0", "must be int, given '3.0'"),
+        (int, "1e3", "must be int"),
+        (int, "True", "must be int"),
+        (int, "", "must be int, given ''"),
+        (float, "big", "must be float, given 'big'"),
+        (bool, "0", "must be True or False, given '0'"),
+        (bool, "1", "must be True or False"),
+        (bool, "yes", "must be True or False"),
+        (int | None, "x", r"must be int, given 'x' \(None is allowed\)"),
+        (int | float, "x", r"must be int \| float, given 'x'"),
+        (Literal["min", "max"], "mix", "must be one of min, max, given 'mix'; did you mean"),
+        (Padding, "SAMT", "must be one of SAME, VALID, given 'SAMT'; did you mean SAME"),
+        (list[int], "3,a", "must be int, given 'a'"),
+        (list[int], "[1, 'a']", r"must be list\[int\], given .*item 1 is str 'a'"),
         (tuple[int, str], "1,a,3", "3 items instead of 2"),
-        (dict[str, int], "a", r"wanted dict\[str, int\], given 'a'"),
-        (type[Optimizer], f"{__name__}:Learner", r"wanted type\[Optimizer\]"),
-        (Callable, "os:system", "wanted Callable, given 'os:system'"),
+        (dict[str, int], "a", r"must be dict\[str, int\], given 'a'"),
+        (type[Optimizer], f"{__name__}:Learner", r"must be type\[Optimizer\]"),
+        (Callable, "os:system", "must be Callable, given 'os:system'"),
     ],
 )
 def test_text_of_another_type_is_an_error(annotation: Any, text: str, said: str) -> None:
@@ -156,8 +156,8 @@ def test_a_child_is_set_by_its_owner() -> None:
         ("Adagrad", "did you mean Adagrade"),
         ("no_such_module:Adam", "there is no module no_such_module"),
         (f"{__name__}:Adam", "has no Adam"),
-        (f"{__name__}:Learner", "wanted Optimizer.Params, .*whose Params are Learner.Params"),
-        ("", "name its owner"),
+        (f"{__name__}:Learner", "must be Optimizer.Params, .*whose Params are Learner.Params"),
+        ("", "no imported class has this name"),
     ],
 )
 def test_a_child_of_another_kind_is_an_error(text: str, said: str) -> None:
@@ -169,10 +169,10 @@ def test_a_wildcard_reads_the_text_by_each_type() -> None:
     params = holding(a=(Params, Optimizer.Params()), b=(list[int], REQUIRED), rate=(str, "x"))
     params.set_text("*rate", "3")
     assert (params.a.rate, params.rate) == (3.0, "3")
-    with pytest.raises(AttributeError, match="hits no field"):
+    with pytest.raises(AttributeError, match="matches no field"):
         params.set_text("*.nothing", "3")
     before = params.copy()
-    with pytest.raises(ValueError, match=r"^a\.rate: wanted float"):
+    with pytest.raises(ValueError, match=r"^a\.rate: must be float"):
         params.set_text("*rate", "abc")
     assert params == before
 

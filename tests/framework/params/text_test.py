@@ -196,7 +196,7 @@ def test_frozen_params_have_the_same_text() -> None:
 
 
 def test_a_subclass_of_from_text_refuses_other_params() -> None:
-    with pytest.raises(TypeError, match=r"wanted Node.Params, given Leaf.Params"):
+    with pytest.raises(TypeError, match=r"must describe Node.Params, given Leaf.Params"):
         Node.Params.from_text(Leaf.Params().to_text())
 
 
@@ -293,16 +293,16 @@ def test_only_modules_of_owners_are_imported(
     [
         ("", "the text is empty"),
         ("rate : 0.5", "the first line"),
-        (". : 3", "is no Params"),
+        (". : 3", "is not Params"),
         ('. : Params("no_such_module:Leaf")', "there is no module no_such_module"),
         ('. : Params("os:Leaf")', "os has no Leaf"),
         ('. : Params("os.path:join")', "no Params of its own"),
-        ('. : Params("Leaf")', 'it reads "module:Class"'),
+        ('. : Params("Leaf")', 'expected "module:Class"'),
         (". : Params('NAME:Node')\nrate 0.5", "line 2.*path : literal"),
         (". : Params('NAME:Node')\nrat : 0.5", "did you mean rate?"),
         (". : Params('NAME:Node')\n\nleaf.y : 0.5", "line 3.*leaf.y"),
-        (". : Params('NAME:Node')\nrate : 'x'", "rate: wanted float, given str 'x'"),
-        (". : Params('NAME:Node')\nbelow.rate : 1.0", "below is no Params"),
+        (". : Params('NAME:Node')\nrate : 'x'", "rate: must be float, given str 'x'"),
+        (". : Params('NAME:Node')\nbelow.rate : 1.0", "below is not Params"),
     ],
 )
 def test_errors_name_the_line(text: str, said: str) -> None:
@@ -341,6 +341,6 @@ def test_a_value_without_text_names_its_path() -> None:
     ("value", "name"), [(scaled, "the function scaled"), (Path, "the class Path")]
 )
 def test_a_function_or_class_without_text_says_what_to_write(value: Any, name: str) -> None:
-    said = f"^leaf.x: {name} has no text form: write a class with Params in its place, name it by "
+    said = f"^leaf.x: {name} has no text form: use a class with Params instead, name it by a "
     with pytest.raises(TypeError, match=said):
         Node.Params(leaf=Leaf.Params(x=value)).to_text()

@@ -169,7 +169,7 @@ def test_what_a_stage_on_a_mesh_cannot_do_is_no_field() -> None:
         StagesOnMesh.Params(decode_on="mesh")
     with pytest.raises(AttributeError, match=r"no field xla: set execution.xla instead"):
         StagesOnMesh.Params(xla="clusters")
-    with pytest.raises(TypeError, match=r"stages_on: wanted .*; it is .*StagesOnMesh"):
+    with pytest.raises(TypeError, match=r"stages_on: must be .*; use .*StagesOnMesh"):
         Pipelined.Params(stages_on=MeshSharded.Params())
 
 

@@ -98,7 +98,7 @@ def test_what_one_program_cannot_do_is_no_field(field: str) -> None:
         AttributeError, match=f"SpmdPipelined.Params has no field {field}: {reason}"
     ):
         SpmdPipelined.Params().set_text(field, "gpipe")
-    with pytest.raises(TypeError, match=r"rematerialize: wanted .*'none', 'all'"):
+    with pytest.raises(TypeError, match=r"rematerialize: must be .*'none', 'all'"):
         SpmdPipelined.Params(rematerialize="except_last")
 
 
