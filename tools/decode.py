@@ -88,7 +88,9 @@ def _define() -> None:
     flags.DEFINE_integer(
         "cpu_devices", None, "Number of logical CPU devices to create.", flag_values=f
     )
-    flags.DEFINE_string("tpu", None, "Name or address of a TPU to run on.", flag_values=f)
+    flags.DEFINE_string(
+        "tpu", None, "TPU to run on: a name, an address, or local; a mesh: local.", flag_values=f
+    )
     flags.DEFINE_multi_string(
         "import", [], "Package with your own experiments; can be repeated.", flag_values=f
     )

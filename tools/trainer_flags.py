@@ -134,7 +134,9 @@ def _define_outputs(f: flags.FlagValues) -> None:
 
 
 def _define_processes(f: flags.FlagValues) -> None:
-    flags.DEFINE_string("tpu", None, "Name or address of a TPU to run on.", flag_values=f)
+    flags.DEFINE_string(
+        "tpu", None, "TPU to run on: a name, an address, or local; a mesh: local.", flag_values=f
+    )
     flags.DEFINE_string(
         "cluster",
         None,

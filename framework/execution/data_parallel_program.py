@@ -212,12 +212,15 @@ class DataParallelProgram(ExecutionProgram):
             _, sums, gradients = with_gradients(forward, trained, seed_of_total=scale)
             return {path: unscaled(g, scale) for path, g in gradients.items()}, sums
 
+        return self._compiled(("train", *key, num_examples), compute)
+
+    def _compiled(self, key: tuple[Any, ...], compute: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns `compute` as one XLA program for all traces with this key, if `xla` is step."""
         if self._xla != "step":
             return compute
-        whole = (*key, num_examples)
-        if whole not in self._compiled_towers:
-            self._compiled_towers[whole] = tf.function(compute, jit_compile=True, autograph=False)
-        return self._compiled_towers[whole]
+        return self._compiled_towers.setdefault(
+            key, tf.function(compute, jit_compile=True, autograph=False)
+        )
 
     def _fusion(self, key: Any) -> Any:
         """Returns what compiles the elementwise clusters of a tower or of an update."""
@@ -302,14 +305,21 @@ class DataParallelProgram(ExecutionProgram):
         weights, size = self._evaluation_weights(), _size(batch)
 
         def tower(part: Any, start: Any, number: int) -> tuple[Gradients, Any]:
-            ctx = self._context("eval", ("eval", _replica_number(), number), 0, start, whole)
-            end = self._step.loss(weights, part, ctx, own=self._own_variables())
-            return [], self._step.evaluation_sums(end, part, ctx)
+            compute = self._eval_tower((_replica_number(), number), whole)
+            return [], compute(weights, part, tf.convert_to_tensor(start, tf.int32))
 
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         start = first + _part_start(whole, self._strategy.num_replicas_in_sync, replica)
         towers = self._towers if size % self._towers == 0 else 1
         return _side_by_side(batch, start, towers, tower)[1]
+
+    def _eval_tower(self, key: tuple[int, int], whole: int) -> Callable[..., Any]:
+        def compute(weights: Flat, part: Flat, offset: tf.Tensor) -> Any:
+            ctx = self._context("eval", ("eval", *key), 0, offset, whole)
+            end = self._step.loss(weights, part, ctx, own=self._own_variables())
+            return self._step.evaluation_sums(end, part, ctx)
+
+        return self._compiled(("eval", *key, whole), compute)
 
     def call(self, function: Callable[..., Any], *inputs: Any) -> Any:
         """See `ExecutionProgram`."""

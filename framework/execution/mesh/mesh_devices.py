@@ -3,7 +3,7 @@
 With several processes, the mesh spans the devices of all of them, in the order of the processes.
 Each process sets up its own devices, and TensorFlow's runtime (gRPC) connects the processes.
 
-The code for TPUs and GPUs was never run.
+The code for TPUs and GPUs was never run on one; docs/tpu.md describes what was tested instead.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.mesh.layouts import MeshShape
 from tekso.framework.execution.mesh.workarounds import compiler
 
+LOCAL_TPU = "local"
 MOST_CPU_DEVICES = 4096
 
 
@@ -35,7 +36,7 @@ def setup(
     Args:
       size: number of devices of the mesh; None if unknown. On a CPU, this many logical devices are
         created, divided over the processes.
-      tpu: name or address of a TPU.
+      tpu: "local": uses the TPU of this machine; None: no TPU.
       cpu_devices: number of logical CPU devices to create on this machine; None: as `size` says.
       cluster: the processes that the mesh spans; all must call this at the same time.
     """
@@ -43,11 +44,7 @@ def setup(
     if cluster is not None:
         runtime.describe(cluster)
     if tpu:
-        try:
-            dtensor.initialize_accelerator_system("TPU")
-        except (ValueError, tf.errors.OpError) as error:
-            reason = str(error).partition("\n")[0]
-            raise ExecutionError(f"cannot connect to the TPU {tpu!r}: {reason}") from error
+        _start_tpu(tpu, cluster)
         return "TPU"
     processes = cluster.size if cluster is not None else 1
     if cpu_devices is None and tf.config.list_physical_devices("GPU"):
@@ -74,6 +71,28 @@ def setup(
     if cluster is not None:
         runtime.start(device_type, cluster)
     return device_type
+
+
+def _start_tpu(tpu: str, cluster: Cluster | None) -> None:
+    """Initializes the TPU cores of this machine."""
+    if tpu != LOCAL_TPU:
+        raise ExecutionError(
+            f"--tpu={tpu}: a mesh uses the TPU of the machine on which the program runs, and "
+            f"cannot connect to another one; start the program on the TPU VM with "
+            f"--tpu={LOCAL_TPU}"
+        )
+    if cluster is not None:
+        # A checkpoint is divided over processes whose devices follow each other in the mesh. The
+        # order of the cores of a slice is another one.
+        raise ExecutionError(
+            f"--tpu: a mesh of TPU cores belongs to one process, but this run has {cluster.size}: "
+            "set --cluster=none, and use the TPU of one machine"
+        )
+    try:
+        dtensor.initialize_accelerator_system("TPU")
+    except (ValueError, tf.errors.OpError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ExecutionError(f"cannot connect to the TPU {tpu!r}: {reason}") from error
 
 
 def _streams(devices: int, cluster: Cluster | None) -> int:
@@ -111,9 +130,15 @@ def make_mesh(shape: MeshShape, device_type: str, *, first: int = 0) -> Any:
 
     Args:
       shape: axes of the mesh.
-      device_type: the type.
+      device_type: the type; a mesh of TPU cores has all of them.
       first: index of the first device; 0 if there are several processes.
+
+    Raises:
+      ExecutionError: the devices do not divide evenly over the processes, or the mesh does not
+        have all cores of the TPU.
     """
+    if device_type == "TPU":
+        return _tpu_mesh(shape)
     processes = dtensor.num_clients()
     if shape.size % processes:
         raise ExecutionError(
@@ -122,9 +147,28 @@ def make_mesh(shape: MeshShape, device_type: str, *, first: int = 0) -> Any:
         )
     local = shape.size // processes
     if processes > 1:
-        names = None if device_type == "TPU" else [f"{device_type}:{i}" for i in range(local)]
+        names = [f"{device_type}:{i}" for i in range(local)]
         return dtensor.create_distributed_mesh(
             list(shape.axes), local_devices=names, device_type=device_type
         )
     names = [device.name for device in tf.config.list_logical_devices(device_type)]
     return dtensor.create_mesh(list(shape.axes), devices=names[first:][:local])
+
+
+def _tpu_mesh(shape: MeshShape) -> Any:
+    """Returns a mesh of all cores of a TPU slice, in an order that suits its links.
+
+    The cores of all axes but the first form rings of neighbours in the slice, and the cores of the
+    first axis form rings across them. A slice is a torus: its opposite borders are connected. For
+    "data:4;model:4" on 4x4 chips, each row is a ring of `model`, each column a ring of `data`.
+    """
+    cores = dtensor.num_global_devices("TPU")
+    if shape.size != cores:
+        raise ExecutionError(
+            f"execution.mesh {str(shape)!r} has {shape.size} devices, but a mesh on a TPU has to "
+            f"use all cores, and there are {cores}"
+        )
+    names, sizes = (list(part) for part in zip(*shape.axes, strict=True))
+    # The runtime looks up the order of the cores by the name of the mesh.
+    name = "_".join(f"{axis}{size}" for axis, size in shape.axes)
+    return dtensor.create_tpu_mesh(names, sizes, name, build_ring_across_rings=True)

@@ -282,6 +282,45 @@ def test_a_tpu_that_is_not_there_is_told_in_a_line(monkeypatch: pytest.MonkeyPat
         DataParallel.Params().instantiate().setup_devices(tpu="mine")
 
 
+def test_a_tpu_is_connected_and_initialized_before_the_strategy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls = []
+
+    def noted(name: str, result: Any = None) -> Any:
+        return lambda given: calls.append((name, given)) or result
+
+    monkeypatch.setattr(
+        tf.distribute.cluster_resolver, "TPUClusterResolver", noted("resolve", "resolver")
+    )
+    monkeypatch.setattr(tf.config, "experimental_connect_to_cluster", noted("connect"))
+    monkeypatch.setattr(tf.tpu.experimental, "initialize_tpu_system", noted("initialize"))
+    monkeypatch.setattr(tf.distribute, "TPUStrategy", noted("strategy", "its strategy"))
+    execution = DataParallel.Params().instantiate()
+    execution.setup_devices(tpu="mine")
+    names = ["connect", "initialize", "strategy"]
+    assert calls == [("resolve", "mine"), *((name, "resolver") for name in names)]
+    assert execution._strategy == "its strategy"
+
+
+def test_several_processes_on_a_tpu_are_refused_in_a_sentence() -> None:
+    execution = DataParallel.Params().instantiate()
+    execution.join(Cluster(("127.0.0.1:1", "127.0.0.1:2"), 0))
+    with pytest.raises(ExecutionError, match=r"from one process, .* set --cluster=none"):
+        execution.setup_devices(tpu="mine")
+
+
+def test_step_compiles_training_and_evaluation() -> None:
+    plain, compiled = normalised_program(), normalised_program("step")
+    x = np.random.default_rng(1).normal(size=(4, 3)).astype(np.float32)
+    batch = {"x": x, "weights": np.ones(4, np.float32)}
+    found, expected = compiled.eval_step(batch), plain.eval_step(batch)
+    for name, pair in expected.items():
+        np.testing.assert_allclose(found[name], pair, rtol=1e-6)
+    assert [key[0] for key in compiled._compiled_towers] == ["train", "eval"]
+    assert not plain._compiled_towers
+
+
 def test_evaluation_and_decoding_take_the_averages_of_weights() -> None:
     program = normalised_program()
     state = program.state()
