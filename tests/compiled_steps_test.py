@@ -46,7 +46,7 @@ def matches(names: list[str], patterns: tuple[str, ...]) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "key", [k if k == QUICK else pytest.param(k, marks=pytest.mark.slow) for k in GROUPS]
+    "key", [k if k == QUICK else pytest.param(k, marks=pytest.mark.matrix) for k in GROUPS]
 )
 def test_steps_compile_whole_without_ops_that_a_tpu_lacks(key: str) -> None:
     runs = key in FIRST_OF_MODEL or key in USES_FLOAT64
