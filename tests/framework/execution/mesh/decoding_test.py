@@ -19,7 +19,6 @@ ALL = "batch:data;heads:model;mlp:model;vocab:model"
 JOBS = {
     "translation": {"mesh": SQUARE, "rules": ALL},
     "pairs": {"mesh": SQUARE, "rules": "batch:data;mlp:model;vocab:model"},
-    "prefix": {"mesh": SQUARE, "rules": ALL},
     "dense": {"mesh": SQUARE, "rules": ALL, "weights_axis": "data"},
 }
 
