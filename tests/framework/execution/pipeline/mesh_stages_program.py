@@ -82,7 +82,7 @@ def params_of(pipeline: dict[str, Any]) -> Any:
 def fail(execution: Any) -> str:
     """Returns what a step says in which a stage fails, and the type of it."""
     batch = skipping_batch(0, 8)
-    learner = equality_program.learner()
+    learner = equality_program.learner(model)
     task = Checking.Params().instantiate()
     program = execution.build(task, learner, seed=7, batch=signature_of(batch))
     program.initialize()
@@ -108,7 +108,7 @@ def graph_size(execution: Any, model: str, size: int) -> int:
 
     batch = small_models.batch(model, 0, size=size)
     task = small_models.MODELS[model]().instantiate()
-    program = execution.build(task, equality_program.learner(), seed=7, batch=signature_of(batch))
+    program = execution.build(task, equality_program.learner(model), seed=7, batch=signature_of(batch))
     program.initialize()
     step_errors.refuse_unsupported = count
     try:
