@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tekso.framework.execution.shards import of_arrays
 from tekso.framework.experiment import EarlyStopping, Run, Tree
 from tekso.framework.run import checkpoint_modes
 from tekso.framework.run.checkpoints import Checkpoints, Description
@@ -29,7 +30,7 @@ class FakeProgram:
     w = np.zeros(())
 
     def restore(self, read: Callable[[str], np.ndarray], keys: Any) -> None:
-        self.w = read("weights/w")
+        self.w = np.asarray(read("weights/w")[()])
 
     def eval_step(self, batch: Any) -> dict[str, tuple[float, float]]:
         return {"loss": (float(self.w), 1.0)}
@@ -83,7 +84,7 @@ class FakeJob:
         checkpoints = self.checkpoints()
         checkpoints.prepare()
         for step in steps:
-            state = functools.partial(dict, {"weights/w": np.asarray(step / 10)})
+            state = functools.partial(of_arrays, {"weights/w": np.asarray(step / 10)})
             checkpoints.save(state, Description(step=step, model=self.model, params="p"))
             checkpoints.wait()
         checkpoints.close()

@@ -108,7 +108,9 @@ def graph_size(execution: Any, model: str, size: int) -> int:
 
     batch = small_models.batch(model, 0, size=size)
     task = small_models.MODELS[model]().instantiate()
-    program = execution.build(task, equality_program.learner(model), seed=7, batch=signature_of(batch))
+    program = execution.build(
+        task, equality_program.learner(model), seed=7, batch=signature_of(batch)
+    )
     program.initialize()
     step_errors.refuse_unsupported = count
     try:
