@@ -82,7 +82,7 @@ def params_of(pipeline: dict[str, Any]) -> Any:
 def fail(execution: Any) -> str:
     """Returns what a step says in which a stage fails, and the type of it."""
     batch = skipping_batch(0, 8)
-    learner = equality_program.learner(model)
+    learner = equality_program.learner("dense")
     task = Checking.Params().instantiate()
     program = execution.build(task, learner, seed=7, batch=signature_of(batch))
     program.initialize()
