@@ -87,6 +87,8 @@ def _change(tree: Tree.Params) -> None:
         "log_every": ("run.log_every_steps", FLAGS.log_every),
         "deterministic": ("run.deterministic", FLAGS.deterministic),
     }
+    if FLAGS.warm_start and not tree.run.warm_start:  # before --set run.warm_start.main.…
+        _set_warm_start(tree, os.path.expanduser(FLAGS.warm_start))
     experiment_flags.change(tree, execution=FLAGS.execution, settings=FLAGS.set, flags=flags)
     if FLAGS.warm_start:
         _set_warm_start(tree, os.path.expanduser(FLAGS.warm_start))
