@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any, cast
 
@@ -175,11 +176,13 @@ class DataParallelProgram(ExecutionProgram):
             return [gradients], sums
 
         def towers(part: Any, start: Any, _: int) -> tuple[Gradients, Sums]:
-            return _side_by_side(part, start, self._towers, tower)
+            count = math.gcd(_size(part), self._towers)
+            return _side_by_side(part, start, count, tower)
 
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         replica += self._processes.process  # there is one replica if there are several processes
-        found = _one_after_the_other(batch, replica * size, self._accumulation, towers)
+        count = math.gcd(size, self._accumulation)  # of a later batch of another size, maybe fewer
+        found = _one_after_the_other(batch, replica * size, count, towers)
         if self.num_replicas == 1:
             return found
         gradients, sums = found

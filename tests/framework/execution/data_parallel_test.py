@@ -22,6 +22,8 @@ from tekso.framework.optimizers.sgd import Momentum
 from tekso.framework.schedules import Constant
 from tekso.framework.task import LossSums, Task
 from tekso.models.layers.normalization import BatchNorm
+from tekso.models.mlp import Mlp
+from tekso.tasks.classification.task import Classification
 
 TIMEOUT_S = 300
 PROGRAM = Path(__file__).with_name("steps_program.py")
@@ -262,6 +264,34 @@ def test_a_skipped_step_leaves_batch_statistics_as_they_were() -> None:
     for key in before:
         if "nonfinite" not in key:
             np.testing.assert_array_equal(after[key], before[key], err_msg=key)
+
+
+@pytest.mark.parametrize("size", [8, 10, 7])
+def test_a_later_batch_that_the_parts_do_not_divide_is_used_whole(size: int) -> None:
+    model = Mlp.Params(input_dim=3, output_dim=2, hidden_dims=[4])
+    rng = np.random.default_rng(0)
+    batch = {
+        "x": rng.normal(size=(size, 3)).astype(np.float32),
+        "labels": rng.integers(0, 2, size).astype(np.int32),
+        "weights": np.ones(size, np.float32),
+    }
+    found = []
+    for towers, parts in ((1, 1), (2, 4)):
+        learner = Learner.Params(
+            optimizer=Momentum.Params(),
+            schedule=Constant.Params(value=0.1),
+            accumulation_steps=parts,
+        )
+        task = Classification.Params(num_classes=2, model=model).instantiate()
+        program = (
+            DataParallel.Params(towers=towers, xla="none")
+            .instantiate()
+            .build(task, learner.instantiate(), seed=0, batch={"x": ((8, 3), "float32")})
+        )
+        program.initialize()
+        metrics = program.train_step(batch, 0)
+        found.append([float(metrics[name]) for name in ("loss", "gradient_norm")])
+    assert found[1] == pytest.approx(found[0], rel=1e-5)
 
 
 def test_a_batch_of_padding_has_loss_0_and_gradient_0() -> None:
