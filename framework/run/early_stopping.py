@@ -36,7 +36,7 @@ class EarlyStoppingRule:
     min_improvement: float = 0.0
 
     def reason(self, history: History) -> str:
-        """Returns why training should end after these evaluations, or "" if it should go on.
+        """Returns why training should end after these evaluations, or "" if it should continue.
 
         The first finite value counts as an improvement. A value that is not finite is none.
         """
