@@ -10,7 +10,7 @@ import pytest
 
 PROGRAM = Path(__file__).with_name("checkpoint_memory_program.py")
 TENSOR = 64 << 20
-ALLOCATOR = 32 << 20  # freed memory that an allocator keeps, and code that is loaded
+ALLOCATOR = 48 << 20  # freed memory that an allocator keeps (30 MB were seen), and loaded code
 
 
 @pytest.mark.parametrize("execution", ["data_parallel", "mesh_sharded"])
