@@ -23,7 +23,8 @@ from tekso.framework.run.report import summary
 from tekso.framework.run.report.lines import size, wrapped
 from tekso.framework.run.report.report import Report
 from tekso.framework.run.stop_signals import exit_code
-from tekso.framework.run.training_loop import Outcome, Timetable, TrainingLoop
+from tekso.framework.run.timetable import Timetable
+from tekso.framework.run.training_loop import Outcome, TrainingLoop
 from tekso.framework.task import Task
 
 
@@ -138,6 +139,7 @@ def _loop(
             log_every=run.log_every_steps,
             eval_every=run.eval_every_steps,
             checkpoint_every=run.checkpoint_every_steps,
+            steps_per_call=run.steps_per_call,
         ),
         early_stopping=early_stopping_of(job.tree),
         checkpoints=checkpoints,

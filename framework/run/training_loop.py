@@ -15,11 +15,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import numpy as np
-
 from tekso.framework import task_results
 from tekso.framework.execution.base import ExecutionProgram
 from tekso.framework.learning_step import LearnerBase
+from tekso.framework.run.batch_groups import Batch, BatchGroups, shapes
 from tekso.framework.run.checkpoints import (
     Checkpoint,
     CheckpointError,
@@ -38,50 +37,17 @@ from tekso.framework.run.pace import Pace
 from tekso.framework.run.process_group import ProcessGroup
 from tekso.framework.run.report.report import Report
 from tekso.framework.run.stop_signals import AgreedStop, StopSignals
+from tekso.framework.run.timetable import Timetable
 from tekso.framework.task import Scored, Task
 
 _WARM_UP_STEPS = 5  # of a process: the first steps are traced and compiled
 
-Batch = Mapping[str, np.ndarray]
 Batches = Callable[[int], Iterator[Batch]]
 """Returns an iterator over the batches, starting at a step."""
 Score = Callable[[str, bool, Stopped], Scored | None]
 """Decodes an evaluation input: `score(name, is_last, stopped)`; see `Task.score`."""
 Evaluations = dict[str, dict[str, float]]
 """{evaluation: {metric: value}}."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Timetable:
-    """The intervals of reports, evaluations and checkpoints; 0 means only at the end.
-
-    Attributes:
-      steps: number of steps of the whole run.
-      log_every: steps between two reports.
-      eval_every: steps between two evaluations.
-      checkpoint_every: steps between two checkpoints.
-    """
-
-    steps: int
-    log_every: int
-    eval_every: int
-    checkpoint_every: int
-
-    def logs(self, step: int) -> bool:
-        """Whether a step is reported: the first, the last, and every `log_every` steps."""
-        return step in (1, self.steps) or step % self.log_every == 0
-
-    def evaluates(self, step: int) -> bool:
-        """Whether evaluations are due after a step."""
-        return step == self.steps or self._is_multiple(step, self.eval_every)
-
-    def saves(self, step: int) -> bool:
-        """Whether a checkpoint is due after a step."""
-        return step == self.steps or self._is_multiple(step, self.checkpoint_every)
-
-    @staticmethod
-    def _is_multiple(step: int, every: int) -> bool:
-        return bool(every) and step > 0 and step % every == 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,7 +113,7 @@ class TrainingLoop:
         self._group = group or ProcessGroup()
         self._score, self._show_step = score, show_step
         self._pace = Pace()
-        self._shapes: set[frozenset[Any]] = set()  # of batches for which the step is compiled
+        self._compiled: set[Any] = set()  # (steps in a call, shapes of its batches)
 
     def restore(self, checkpoint: Checkpoint | None) -> int:
         """Restores the state from a checkpoint, or initializes it; returns the steps done.
@@ -194,21 +160,28 @@ class TrainingLoop:
             metrics: Mapping[str, Any] = {}
             ended_early = self._reason_to_end(step)
             is_done = bool(ended_early) or step >= self._timetable.steps
-            batches = iter(()) if is_done else self._batches(step)
+            batches = BatchGroups(
+                iter(()) if is_done else self._batches(step), self._timetable.steps_per_call
+            )
             self._pace.restart()
             self._report.progress(step, "first step")
             while not ended_early and step < self._timetable.steps and not stop.poll():
+                is_first = step == first_step
                 with self._pace.waiting():
-                    batch = next(batches, None)
-                if batch is None:
+                    taken = batches.take(1 if is_first else self._timetable.steps_until_due(step))
+                if not taken:
                     raise ValueError(f"the training input ends before step {step}")
-                self._task.check_batch(f"input.batch({step})", batch)
-                before, metrics = metrics, self._train_step(batch, step)
-                step += 1
-                self._check(before)
-                self._finish_step(step, batch, metrics, is_first=step == first_step + 1)
-                if step == min(first_step + _WARM_UP_STEPS, self._timetable.steps):
-                    self._show()
+                for i, batch in enumerate(taken):
+                    self._task.check_batch(f"input.batch({step + i})", batch)
+                for batch, found in zip(taken, self._train_steps(taken, step), strict=True):
+                    before, metrics = metrics, found
+                    step += 1
+                    self._check(before)
+                    self._finish_step(
+                        step, batch, metrics, is_first=is_first, is_last=batch is taken[-1]
+                    )
+                    if step == min(first_step + _WARM_UP_STEPS, self._timetable.steps):
+                        self._show()
                 evaluations = self._evaluate_if_due(step, stop)
                 if evaluations:
                     ended_early = self._reason_to_end(step, evaluations)
@@ -216,9 +189,7 @@ class TrainingLoop:
                     self._check(metrics)
                     self._save(step, evaluations)
                 self._checkpoints.check()
-            close = getattr(batches, "close", None)
-            if close is not None:
-                close()
+            batches.close()
             self._check(metrics)
             self._save(step, evaluations)
             self._checkpoints.wait()
@@ -258,37 +229,49 @@ class TrainingLoop:
         if metrics:
             self._learner.check(metrics)
 
-    def _train_step(self, batch: Batch, step: int) -> Mapping[str, Any]:
-        """Runs a step; does not time the first step of a new batch shape, which is compiled."""
-        metrics: Mapping[str, Any]
-        shapes = frozenset((name, array.shape) for name, array in batch.items())
-        if shapes in self._shapes:
-            metrics = self._program.train_step(batch, step)
-            parts = self._program.part[1]  # of about the same number of units
-            self._pace.step(task_results.count(self._task, batch)[0] * parts)
-            return metrics
-        is_later = bool(self._shapes)
-        self._shapes.add(shapes)
-        size = " x ".join(map(str, next(iter(batch.values())).shape))
+    def _train_steps(self, batches: list[Batch], step: int) -> list[Mapping[str, Any]]:
+        """Runs steps in one call; does not time the first call of its kind, which is compiled."""
+        kind = len(batches), shapes(batches[0])
+        if kind in self._compiled:
+            found = self._program.train_steps(batches, step)
+            for batch in batches:
+                self._pace.step(self._units(batch))
+            return [*found]
+        is_later = bool(self._compiled)
+        self._compiled.add(kind)
+        what = "batches of " + " x ".join(map(str, next(iter(batches[0].values())).shape))
+        if len(batches) > 1:
+            what = f"{len(batches)} steps a call, {what}"
         if is_later:
-            self._report.progress(step, f"compiling for batches of {size}")
+            self._report.progress(step, f"compiling for {what}")
         begin = time.perf_counter()
         with self._pace.paused():
-            metrics = self._program.train_step(batch, step)
+            found = self._program.train_steps(batches, step)
         if is_later:
-            self._report.compiled(step + 1, size, seconds=time.perf_counter() - begin)
-        return metrics
+            self._report.compiled(step + 1, what, seconds=time.perf_counter() - begin)
+        return [*found]
+
+    def _units(self, batch: Batch) -> int:
+        """Returns the number of units in the global batch: its parts have about the same number."""
+        return task_results.count(self._task, batch)[0] * self._program.part[1]
 
     def _finish_step(
-        self, step: int, batch: Batch, metrics: Mapping[str, Any], *, is_first: bool
+        self,
+        step: int,
+        batch: Batch,
+        metrics: Mapping[str, Any],
+        *,
+        is_first: bool,
+        is_last: bool,
     ) -> None:
+        """Reports a step: the first of a process, or the last of its call, or another one."""
         self._report.progress(step)
         if not self._timetable.logs(step):
             if is_first:
                 self._pace.restart()  # the first step of a process is traced and compiled
             return
         values = step_figures(self._task, metrics)
-        reading = self._pace.read() if not is_first else None
+        reading = self._pace.read() if is_last and not is_first else None
         with self._pace.paused():
             self._report.train(step, values, reading, unit=task_results.count(self._task, batch)[1])
         if is_first:
@@ -341,7 +324,8 @@ class TrainingLoop:
     def _is_save_due(self, step: int, evaluations: Evaluations) -> bool:
         if self._timetable.saves(step) or not evaluations:
             return self._timetable.saves(step)
-        return self._group.from_first(self._checkpoints.would_be_best(_flat(evaluations)))
+        found: bool = self._group.from_first(self._checkpoints.would_be_best(_flat(evaluations)))
+        return found
 
     def _save(self, step: int, evaluations: Evaluations) -> None:
         with self._pace.paused():

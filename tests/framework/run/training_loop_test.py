@@ -33,7 +33,8 @@ from tekso.framework.run.logdir import Logdir
 from tekso.framework.run.report import curves
 from tekso.framework.run.report.console import PlainConsole
 from tekso.framework.run.report.report import Report
-from tekso.framework.run.training_loop import Outcome, Timetable, TrainingLoop
+from tekso.framework.run.timetable import Timetable
+from tekso.framework.run.training_loop import Outcome, TrainingLoop
 from tekso.framework.task import Scored
 from tekso.framework.weight_spec import WeightSpec
 
@@ -46,6 +47,7 @@ class FakeProgram:
     def __init__(self, dim: int = 3, at_step: Callable[[int], None] = lambda step: None) -> None:
         self.dim, self.at_step = dim, at_step
         self.w = np.full(dim, np.nan)
+        self.calls: list[int] = []  # number of steps of each
 
     def specs(self) -> dict[str, WeightSpec]:
         return {"weights/w": WeightSpec("w", (self.dim,), ("embed",), init=None)}  # type: ignore[arg-type]
@@ -68,6 +70,10 @@ class FakeProgram:
         self.w = self.w + 0.1 * error + noise
         bad = not np.isfinite(error).all()
         return {"loss": np.sum(error**2), "learning_rate": 0.1, "nonfinite_consecutive": bad}
+
+    def train_steps(self, batches: list[Any], step: int) -> list[dict[str, Any]]:
+        self.calls.append(len(batches))
+        return [self.train_step(batch, step + i) for i, batch in enumerate(batches)]
 
     def eval_step(self, batch: Any) -> dict[str, tuple[float, float]]:
         weight = batch["weights"].sum()
@@ -129,6 +135,7 @@ class Run:
         show_step: Callable[[], None] | None = None,
         score: Any = lambda name, is_last, stopped: None,
         early_stopping: EarlyStoppingRule | None = None,
+        steps_per_call: int = 1,
         **options: Any,
     ) -> Outcome:
         self.program = program or FakeProgram()
@@ -147,7 +154,7 @@ class Run:
             learner=FakeLearner(),
             batches=batches,
             eval_batches={"dev": eval_batches} if evaluations is None else evaluations,
-            timetable=Timetable(steps, log_every, eval_every, checkpoint_every),
+            timetable=Timetable(steps, log_every, eval_every, checkpoint_every, steps_per_call),
             early_stopping=early_stopping,
             checkpoints=checkpoints,
             description=Description(step=0, model="m.Model", params="p", input={"seed": 3}),
@@ -242,6 +249,31 @@ def test_log_every_reports_the_first_the_last_and_every_so_many(tmp_path: Path) 
     run.train(11, log_every=4, eval_every=0, checkpoint_every=0)
     assert list(run.losses()) == [1, 4, 8, 11]
     assert list(run.losses("dev")) == [11] and run.saved() == [11]
+
+
+def test_several_steps_in_a_call_are_the_same_run(tmp_path: Path, whole: Run) -> None:
+    run = Run(tmp_path)
+    run.train(steps_per_call=3, log_every=2)
+    assert run.losses() == {step: whole.losses()[step] for step in (1, *range(2, 21, 2))}
+    assert run.losses("dev") == whole.losses("dev") and run.saved() == whole.saved()
+    # Evaluations after every 5 steps, checkpoints after every 4: calls end there.
+    assert run.program.calls == [1, 3, 1, 3, 1, 1, 1, 1, 3, 1, 3, 1]
+
+
+def test_batches_of_another_shape_are_in_another_call(tmp_path: Path) -> None:
+    def batches(start: int) -> Iterator[Any]:
+        for step, batch in enumerate(train_batches(start), start):
+            yield {"x": batch["x"][: 3 if step in (4, 10) else 5]}
+
+    run, alone = Run(tmp_path / "a"), Run(tmp_path / "b")
+    for one, steps_per_call in ((run, 2), (alone, 1)):
+        one.path.mkdir()
+        one.train(
+            12, batches=batches, eval_every=0, checkpoint_every=0, steps_per_call=steps_per_call
+        )
+    assert run.losses() == alone.losses()
+    assert run.program.calls == [1, 2, 1, 1, 2, 2, 1, 1, 1]
+    assert "first with 2 steps a call, batches of 5 x 3" in run.output.getvalue()
 
 
 def test_the_logged_loss_is_that_of_the_step_in_full_precision(whole: Run) -> None:
