@@ -27,6 +27,7 @@ from tekso.tasks.classification.task import Classification
 
 TIMEOUT_S = 300
 PROGRAM = Path(__file__).with_name("steps_program.py")
+TWO_DEVICES = ["--cpu_devices", "2", "--accumulation", "2", "--execution", '{"xla": "none"}']
 BATCH_NORM = '{"block.batch_norm": true}'
 
 
@@ -71,14 +72,14 @@ def assert_same_run(run: dict[str, Any], reference: dict[str, Any]) -> None:
     sample(
         [
             ["--execution", '{"towers": 2, "xla": "clusters"}'],
-            ["--cpu_devices", "2", "--accumulation", "2"],
+            TWO_DEVICES,
             ["--execution", '{"towers": 2, "xla": "step"}'],
             ["--execution", '{"towers": 1}', "--accumulation", "4"],
             ["--cpu_devices", "4", "--execution", '{"xla": "none"}'],
         ],
         quick=[
             ["--execution", '{"towers": 2, "xla": "clusters"}'],
-            ["--cpu_devices", "2", "--accumulation", "2"],
+            TWO_DEVICES,
         ],
     ),
     ids=" ".join,
@@ -96,11 +97,12 @@ def test_steps_equal_those_of_one_device_with_dropout_padding_and_auxiliary_loss
     sample(
         [
             [2, "--accumulation", "2", "--execution", '{"towers": 2, "xla": "clusters"}'],
+            [2, "--execution", '{"towers": 1, "xla": "none"}'],
             [4, "--execution", '{"towers": 1, "xla": "none"}'],
             [2, "--execution", '{"xla": "step"}'],
             [2, "--task", BATCH_NORM],
         ],
-        quick=[[2, "--accumulation", "2", "--execution", '{"towers": 2, "xla": "clusters"}']],
+        quick=[[2, "--execution", '{"towers": 1, "xla": "none"}']],
     ),
     ids=str,
 )
@@ -208,11 +210,11 @@ def test_batch_statistics_of_several_devices_are_refused_inside_of_a_loop_or_a_c
     "arguments",
     sample(
         [
-            ["--cpu_devices", "2", "--accumulation", "2"],
+            TWO_DEVICES,
             ["--execution", '{"towers": 2, "xla": "clusters"}'],
             ["--execution", '{"towers": 2, "xla": "step"}'],
         ],
-        quick=[["--cpu_devices", "2", "--accumulation", "2"]],
+        quick=[TWO_DEVICES],
     ),
     ids=" ".join,
 )

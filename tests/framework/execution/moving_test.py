@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import processes
 import pytest
-from sampling import sample
 
 from tekso.framework.run.checkpoints import Checkpoints
 
@@ -55,7 +54,8 @@ def newest(folder: Path, step: int) -> dict[str, np.ndarray]:
     return {key: good.read(key) for key in good.keys}
 
 
-@pytest.mark.parametrize("legs", sample([LEGS[:2], LEGS[2:]], quick=[LEGS[:2]]), ids=len)
+@pytest.mark.slow
+@pytest.mark.parametrize("legs", [LEGS[:2], LEGS[2:]], ids=len)
 def test_run_that_changes_its_execution_every_two_steps_is_that_of_one_device(
     tmp_path: Path, legs: list[dict[str, Any]]
 ) -> None:

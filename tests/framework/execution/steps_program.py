@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from typing import Any
 
 from tekso.framework import ops
 
@@ -160,12 +161,13 @@ def main() -> None:
     batches = [part(batch(i, model)) for i in range(options.steps)]
     if options.in_one_call:
         outputs = program.train_steps(batches, 2**31)
-    else:
-        outputs = [program.train_step(b, 2**31 + i) for i, b in enumerate(batches)]
+        print(json.dumps({"steps": _floats(outputs), "weights": _weights(program)}))
+        return
+    outputs = [program.train_step(b, 2**31 + i) for i, b in enumerate(batches)]
     uneven = {name: array[:UNEVEN] for name, array in batch(99, model).items()}
     evaluation = dict(program.eval_step(part(batch(99, model))))
     evaluation |= {f"uneven/{k}": pair for k, pair in program.eval_step(part(uneven)).items()}
-    state = {k: v.tolist() for k, v in program.state().items() if k.startswith("weights/")}
+    weights = _weights(program)
     fusions = [str(key) for key in program._fusions]
 
     start = program.state()
@@ -180,14 +182,23 @@ def main() -> None:
         json.dumps(
             {
                 "first": first,
-                "steps": [{k: float(v) for k, v in o.items()} for o in outputs],
+                "steps": _floats(outputs),
                 "eval": {k: [float(x) for x in pair] for k, pair in evaluation.items()},
-                "weights": state,
+                "weights": weights,
                 "fusions": fusions,
                 "same_batch": same,
             }
         )
     )
+
+
+def _floats(outputs: list[dict[str, Any]]) -> list[dict[str, float]]:
+    return [{name: float(value) for name, value in one.items()} for one in outputs]
+
+
+def _weights(program: Any) -> dict[str, Any]:
+    state = program.state()
+    return {key: value.tolist() for key, value in state.items() if key.startswith("weights/")}
 
 
 if __name__ == "__main__":

@@ -58,6 +58,7 @@ def test_a_mask_of_minus_infinity_and_what_is_learned_go_beside_the_stack() -> N
         check(alone, one)
 
 
+@pytest.mark.slow
 def test_ticks_are_a_loop_of_the_program() -> None:
     two, eight = (pipeline(2, count, rematerialize="all") for count in (2, 8))
     of_two, of_eight = run("stacked", two, eight, size=32, graph_sizes=True)
