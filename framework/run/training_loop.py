@@ -9,6 +9,7 @@ that a checkpoint covers. When a run resumes from a checkpoint, later reports ar
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import time
@@ -19,10 +20,10 @@ import numpy as np
 
 from tekso.framework import task_results
 from tekso.framework.execution.base import ExecutionProgram
-from tekso.framework.learning_step import LearnerBase
+from tekso.framework.learning_step import LearnerBase, NonFiniteStepsError
+from tekso.framework.run import replay, rollback
 from tekso.framework.run.checkpoints import (
     Checkpoint,
-    CheckpointError,
     Checkpoints,
     DamagedCheckpointError,
     Description,
@@ -34,54 +35,25 @@ from tekso.framework.run.evaluation import (
     evaluate_and_score,
     step_figures,
 )
+from tekso.framework.run.incidents import Incidents
 from tekso.framework.run.pace import Pace
 from tekso.framework.run.process_group import ProcessGroup
 from tekso.framework.run.report.report import Report
+from tekso.framework.run.restore import restore
+from tekso.framework.run.skipped_batches import SkippedBatches
 from tekso.framework.run.stop_signals import AgreedStop, StopSignals
+from tekso.framework.run.timetable import Timetable
 from tekso.framework.task import Scored, Task
 
 _WARM_UP_STEPS = 5  # of a process: the first steps are traced and compiled
 
 Batch = Mapping[str, np.ndarray]
 Batches = Callable[[int], Iterator[Batch]]
-"""Returns an iterator over the batches, starting at a step."""
+"""Returns an iterator over the batches, starting at a number."""
 Score = Callable[[str, bool, Stopped], Scored | None]
 """Decodes an evaluation input: `score(name, is_last, stopped)`; see `Task.score`."""
 Evaluations = dict[str, dict[str, float]]
 """{evaluation: {metric: value}}."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Timetable:
-    """The intervals of reports, evaluations and checkpoints; 0 means only at the end.
-
-    Attributes:
-      steps: number of steps of the whole run.
-      log_every: steps between two reports.
-      eval_every: steps between two evaluations.
-      checkpoint_every: steps between two checkpoints.
-    """
-
-    steps: int
-    log_every: int
-    eval_every: int
-    checkpoint_every: int
-
-    def logs(self, step: int) -> bool:
-        """Whether a step is reported: the first, the last, and every `log_every` steps."""
-        return step in (1, self.steps) or step % self.log_every == 0
-
-    def evaluates(self, step: int) -> bool:
-        """Whether evaluations are due after a step."""
-        return step == self.steps or self._is_multiple(step, self.eval_every)
-
-    def saves(self, step: int) -> bool:
-        """Whether a checkpoint is due after a step."""
-        return step == self.steps or self._is_multiple(step, self.checkpoint_every)
-
-    @staticmethod
-    def _is_multiple(step: int, every: int) -> bool:
-        return bool(every) and step > 0 and step % every == 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,6 +90,8 @@ class TrainingLoop:
       description: description of checkpoints; step, metrics and position are filled in.
       report: reports steps and evaluations.
       group: the processes that run this loop together.
+      max_rollbacks: how often a run is rolled back because of steps that are not finite.
+      incidents: records the first non-finite step of every series; None: in other processes.
       score: decodes an evaluation input after its pass.
       show_step: shows the timeline of the devices in a step; called once, after the warm-up steps.
     """
@@ -136,6 +110,8 @@ class TrainingLoop:
         description: Description,
         report: Report,
         group: ProcessGroup | None = None,
+        max_rollbacks: int = 0,
+        incidents: Incidents | None = None,
         score: Score = lambda name, is_last, stopped: None,
         show_step: Callable[[], None] | None = None,
     ) -> None:
@@ -145,8 +121,10 @@ class TrainingLoop:
         self._early_stopping = early_stopping
         self._description, self._report = description, report
         self._group = group or ProcessGroup()
+        self._max_rollbacks, self._incidents = max_rollbacks, incidents
         self._score, self._show_step = score, show_step
         self._pace = Pace()
+        self._checked: tuple[int, Mapping[str, Any]] = (0, {})  # steps done and their last figures
         self._shapes: set[frozenset[Any]] = set()  # of batches for which the step is compiled
 
     def restore(self, checkpoint: Checkpoint | None) -> int:
@@ -168,6 +146,10 @@ class TrainingLoop:
         if checkpoint is None:
             self._program.initialize()
         step = checkpoint.step if checkpoint is not None else 0
+        if checkpoint is not None:
+            skipped = SkippedBatches.of(checkpoint.description.input)
+            input = skipped.described(self._description.input)
+            self._description = dataclasses.replace(self._description, input=input)
         self._report.go_on_from(step)
         return step
 
@@ -185,45 +167,74 @@ class TrainingLoop:
         Raises:
           CheckpointError: a checkpoint cannot be written.
           ValueError: the task rejects a batch, or the training input ends.
-          NonFiniteStepsError: too many steps in a row were not finite.
+          NonFiniteStepsError: too many steps in a row were not finite, and the run cannot be
+            rolled back (again).
         """
         step = first_step
         with StopSignals() as signals:
             stop = AgreedStop(signals, self._group)
-            evaluations = self._catch_up(step, stop)
-            metrics: Mapping[str, Any] = {}
-            ended_early = self._reason_to_end(step)
-            is_done = bool(ended_early) or step >= self._timetable.steps
-            batches = iter(()) if is_done else self._batches(step)
-            self._pace.restart()
-            self._report.progress(step, "first step")
+            while True:
+                try:
+                    return self._run(step, first_step, stop)
+                except NonFiniteStepsError as error:
+                    step = self._roll_back(error)
+
+    def _run(self, step: int, first_step: int, stop: AgreedStop) -> Outcome:
+        begin, evaluations = step, self._catch_up(step, stop)
+        metrics: Mapping[str, Any] = {}
+        ended_early = self._reason_to_end(step)
+        skipped = SkippedBatches.of(self._description.input)
+        batches = skipped.batches(self._batches, step)
+        self._pace.restart()
+        self._report.progress(step, "first step")
+        with contextlib.closing(batches):
             while not ended_early and step < self._timetable.steps and not stop.poll():
                 with self._pace.waiting():
                     batch = next(batches, None)
                 if batch is None:
                     raise ValueError(f"the training input ends before step {step}")
-                self._task.check_batch(f"input.batch({step})", batch)
+                self._task.check_batch(f"input.batch({skipped.position(step)})", batch)
                 before, metrics = metrics, self._train_step(batch, step)
                 step += 1
-                self._check(before)
-                self._finish_step(step, batch, metrics, is_first=step == first_step + 1)
+                self._check(step - 1, before, newest=metrics)
+                self._finish_step(step, batch, metrics, is_first=step == begin + 1)
                 if step == min(first_step + _WARM_UP_STEPS, self._timetable.steps):
                     self._show()
                 evaluations = self._evaluate_if_due(step, stop)
                 if evaluations:
                     ended_early = self._reason_to_end(step, evaluations)
                 if self._is_save_due(step, evaluations):
-                    self._check(metrics)
+                    self._check(step, metrics)
                     self._save(step, evaluations)
                 self._checkpoints.check()
-            close = getattr(batches, "close", None)
-            if close is not None:
-                close()
-            self._check(metrics)
-            self._save(step, evaluations)
-            self._checkpoints.wait()
-            stop.poll()
+        self._check(step, metrics)
+        self._save(step, evaluations)
+        self._checkpoints.wait()
+        stop.poll()
         return Outcome(step, first_step, evaluations, stop.received, ended_early)
+
+    def _roll_back(self, error: NonFiniteStepsError) -> int:
+        """Restores the checkpoint before the last skipped steps; returns its step.
+
+        Raises:
+          NonFiniteStepsError: there is none, or the run was rolled back too often.
+        """
+        end, metrics = self._checked
+        first = end - int(metrics["nonfinite_consecutive"])
+        skipped = SkippedBatches.of(self._description.input)
+        found = None
+        if skipped.rollbacks < self._max_rollbacks:
+            found = rollback.roll_back(
+                self._checkpoints, skipped, self._group, first=first, end=end
+            )
+        if found is None:
+            last = self._incidents.last if self._incidents is not None else None
+            found_first = self._group.from_first(replay.explanation(last))
+            rollback.explain(error, skipped, self._max_rollbacks, found_first)
+            raise error
+        step = self.restore(found)
+        self._report.warn(rollback.text(SkippedBatches.of(self._description.input), first, step))
+        return step
 
     def _reason_to_end(self, step: int, evaluations: Evaluations | None = None) -> str:
         """Returns why early stopping ends the run after a step before its last one, or "".
@@ -253,10 +264,26 @@ class TrainingLoop:
         done = self._group.from_first(self._report.evaluated(step))
         return self._evaluate_if_due(step, stop, done=done)
 
-    def _check(self, metrics: Mapping[str, Any]) -> None:
-        """Raises an error for bad figures of a step; one step late, so that no step waits."""
-        if metrics:
-            self._learner.check(metrics)
+    def _check(
+        self, step: int, metrics: Mapping[str, Any], *, newest: Mapping[str, Any] | None = None
+    ) -> None:
+        """Records an incident or raises an error; one step late, so that no step waits.
+
+        Args:
+          step: number of steps done when the figures were computed.
+          metrics: the figures of a step.
+          newest: the figures of the step after it, if it was run.
+        """
+        if not metrics:
+            return
+        first = int(metrics["nonfinite_consecutive"]) == 1 and self._checked[0] != step
+        self._checked = (step, metrics)
+        if first and self._incidents is not None:
+            is_same = newest is None or int(newest["nonfinite_consecutive"]) == 2
+            program = self._program if is_same and self._group.size == 1 else None
+            with self._pace.paused():
+                self._incidents.record(step - 1, metrics, self._description, program)
+        self._learner.check(metrics)
 
     def _train_step(self, batch: Batch, step: int) -> Mapping[str, Any]:
         """Runs a step; does not time the first step of a new batch shape, which is compiled."""
@@ -348,28 +375,6 @@ class TrainingLoop:
             self._report.sync()
             description = self._description.at(step, _flat(evaluations))
             self._checkpoints.save(self._program.shards, description)
-
-
-def restore(program: ExecutionProgram, checkpoint: Checkpoint) -> None:
-    """Restores the state of a program from a checkpoint.
-
-    All processes run the same operations, also if one of them reads damaged bytes.
-
-    Raises:
-      DamagedCheckpointError: bytes that this process read have changed.
-      CheckpointError: the checkpoint does not fit the program; names the tensors.
-    """
-    damage: list[DamagedCheckpointError] = []
-    try:
-        read = functools.partial(checkpoint.stored, damaged=damage.append)
-        program.restore(read, checkpoint.keys)
-        if damage:
-            raise damage[0]
-    except ValueError as error:
-        raise CheckpointError(
-            f"{checkpoint.path} cannot be restored: {error}. Undo the changes since it was saved, "
-            "or train in another --logdir"
-        ) from error
 
 
 def _flat(evaluations: Evaluations) -> dict[str, float]:
