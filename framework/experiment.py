@@ -220,6 +220,11 @@ class Run(Configurable):
         deterministic: bool = param(
             "Whether repeated runs are bit-identical, at some cost in speed.", default=False
         )
+        steps_per_call: int = param(
+            "Training steps that the host starts in one call, if their batches have one shape and "
+            "no evaluation or checkpoint is due in between. DataParallel compiles them to a loop.",
+            default=1,
+        )
         log_every_steps: int = param("Steps between two logged lines.", default=50)
         eval_every_steps: int = param(
             "Steps between two evaluations; 0 evaluates at the end only.", default=500
@@ -253,6 +258,7 @@ class Run(Configurable):
         least = {
             "steps": 0,
             "seed": 0,
+            "steps_per_call": 1,
             "log_every_steps": 1,
             "eval_every_steps": 0,
             "checkpoint_every_steps": 0,

@@ -95,7 +95,8 @@ def open(path: str, mode: str = "rb") -> IO[Any]:
     """Opens a file. Text is UTF-8, and line ends are not converted."""
     with _named(path):
         if not is_local(path):
-            return _gfile().GFile(path, mode)
+            found: IO[Any] = _gfile().GFile(path, mode)
+            return found
         if "b" in mode:
             return builtins.open(path, mode)
         return builtins.open(path, mode, encoding="utf-8", newline="")

@@ -251,7 +251,8 @@ def _place_of_read(graph: Any, variable: Any) -> Iterable[Any]:
     for inner, own in _captures(graph, [handle]):
         for op in inner.get_operations():
             if any(x is y for x in op.inputs for y in own):
-                return op.traceback
+                found: Iterable[Any] = op.traceback
+                return found
     return ()
 
 

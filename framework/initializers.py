@@ -201,9 +201,10 @@ def draw(
     size = math.prod(shape)
     if isinstance(initializer, Constant):
         part = tuple(len(range(*s.indices(n))) for s, n in zip(slices or (), shape, strict=False))
-        return initializer.block(np.random.default_rng(0), 1, fans)[0] * np.ones(
+        found: np.ndarray = initializer.block(np.random.default_rng(0), 1, fans)[0] * np.ones(
             part if slices is not None else tuple(shape), np.float32
         )
+        return found
     start, stop = _flat_range(shape, slices)
     first = start // BLOCK_SIZE
     blocks = []

@@ -293,10 +293,6 @@ class Layer(Configurable):
                 specs[path] = spec
         return specs
 
-    def own_specs(self) -> list[WeightSpec]:
-        """Returns the specs of the weights of this layer itself, without its descendants."""
-        return list(self._weights.values())
-
     def init(self, seed: int = 0) -> Theta:
         """Returns a theta with initial values drawn from `seed`, for notebooks and tests."""
         return self.theta(

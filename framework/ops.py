@@ -6,8 +6,9 @@ An op is a primitive because it has a custom gradient, a fast implementation, or
 implementation for sharded tensors. This file has the implementations for one device; `ctx.forms`
 has those of an execution, by name: on a mesh, a lookup reduces over the shards of the vocabulary.
 
-To add a primitive, write a function in this file with `@primitive`. If a mesh does not shard it
-correctly by layout propagation, write its mesh form in `execution/mesh/forms.py` too.
+To add a primitive, write a function in this file with `@propagated_primitive`. If a mesh does not
+shard it correctly by layout propagation, use `@primitive`, and write its mesh form in
+`execution/mesh/forms.py`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from tekso.framework import loops
 from tekso.framework.context import HasStream, StepContext
 from tekso.framework.primitive import PRIMITIVES as PRIMITIVES
 from tekso.framework.primitive import methods_as_forms as methods_as_forms
-from tekso.framework.primitive import primitive
+from tekso.framework.primitive import primitive, propagated_primitive
 from tekso.framework.primitives import (
     activations,
     attention,
@@ -64,7 +65,7 @@ def project(
     return projection.project(x, w, b, num_contracted=num_contracted, fuse=ctx.fuse)
 
 
-@primitive
+@propagated_primitive
 def layer_norm(
     ctx: StepContext,
     x: tf.Tensor,
@@ -82,7 +83,7 @@ def layer_norm(
     return normalization.layer_norm(x, scale, bias, epsilon=epsilon, fuse=ctx.fuse)
 
 
-@primitive
+@propagated_primitive
 def rms_norm(ctx: StepContext, x: tf.Tensor, scale: tf.Tensor, *, epsilon: float) -> tf.Tensor:
     """Returns x / sqrt(mean(x**2) + epsilon) * scale over the last dim.
 
@@ -93,13 +94,13 @@ def rms_norm(ctx: StepContext, x: tf.Tensor, scale: tf.Tensor, *, epsilon: float
     return normalization.rms_norm(x, scale, epsilon=epsilon, fuse=ctx.fuse)
 
 
-@primitive
+@propagated_primitive
 def activate(ctx: StepContext, name: str, x: tf.Tensor) -> tf.Tensor:
     """Applies a named activation (see primitives/activations.py) to every element."""
     return activations.activate(name, x, fuse=ctx.fuse)
 
 
-@primitive
+@propagated_primitive
 def dropout(
     ctx: StepContext, x: tf.Tensor, rate: float, layer: HasStream, name: str = ""
 ) -> tf.Tensor:
@@ -159,7 +160,7 @@ def attend(
     )
 
 
-@primitive
+@propagated_primitive
 def attend_known(
     ctx: StepContext,
     q: tf.Tensor,
@@ -363,7 +364,7 @@ def capture(ctx: StepContext, nest: Any) -> Any:
 # --- devices ---
 
 
-@primitive
+@propagated_primitive
 def sum_over_replicas(ctx: StepContext, x: tf.Tensor) -> tf.Tensor:
     """Returns the sum of x over replicas: the parts of the batch that run concurrently.
 
@@ -377,7 +378,7 @@ def sum_over_replicas(ctx: StepContext, x: tf.Tensor) -> tf.Tensor:
 # --- buffers of decoding ---
 
 
-@primitive
+@propagated_primitive
 def fill_rows(ctx: StepContext, buffer: tf.Tensor, index: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
     """Returns a buffer in which some rows are filled; in the given buffer they must be 0.
 

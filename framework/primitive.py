@@ -14,6 +14,9 @@ R = TypeVar("R")
 PRIMITIVES: dict[str, Callable[..., Any]] = {}
 """{name: implementation for one device} of every primitive."""
 
+PROPAGATED: set[str] = set()
+"""Names of the primitives whose implementation for one device also works on a mesh."""
+
 
 class Primitive(Generic[P, R]):
     """A function of a step context that an execution can implement differently.
@@ -36,7 +39,19 @@ class Primitive(Generic[P, R]):
 
 
 def primitive(plain: Callable[Concatenate[Any, P], R]) -> Primitive[P, R]:
-    """Declares a primitive by its implementation for one device; use it as a decorator."""
+    """Declares a primitive by its implementation for one device; use it as a decorator.
+
+    On a mesh it needs another implementation; see `execution/mesh/forms.py`.
+    """
+    return Primitive(plain)
+
+
+def propagated_primitive(plain: Callable[Concatenate[Any, P], R]) -> Primitive[P, R]:
+    """Declares a primitive whose plain implementation also works on a mesh.
+
+    Its ops can be computed in parts, along the dims that DTensor propagates from its inputs.
+    """
+    PROPAGATED.add(plain.__name__)
     return Primitive(plain)
 
 

@@ -78,7 +78,7 @@ class Step:
                 "run.activation_dtype is float16, in which small gradients become 0: add "
                 "--set learner.loss_scale=LossScale, or use bfloat16"
             )
-        self.task, self.learner, self.seed = task, learner, seed
+        self.task, self.learner, self.seed, self.dtype = task, learner, seed, dtype
         weights = task.specs()
         self.specs: State[WeightSpec] = State(weights, learner.slots(weights))
         self.used_specs = used_specs(weights, dtype)
@@ -128,6 +128,19 @@ class Step:
             return ctx.collected.reported({})
         weight = tf.cast(self.loss_weight(batch), end.loss_sum.dtype)
         return {"loss": (end.loss_sum, weight), **ctx.collected.reported(end.metrics)}
+
+    def decoded(
+        self, function: Callable[..., Any], weights: Mapping[str, tf.Tensor], inputs: Sequence[Any]
+    ) -> Any:
+        """Returns `function(theta, *inputs, ctx)`; see `ExecutionProgram.call`.
+
+        Args:
+          function: a pure function.
+          weights: {path: tensor} of the evaluation weights.
+          inputs: nests of tensors and None.
+        """
+        theta = self.task.theta(self.cast(weights))
+        return function(theta, *inputs, StepContext(mode="decode", seed=self.seed))
 
     # --- loss scale ---
 

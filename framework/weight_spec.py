@@ -54,7 +54,8 @@ class WeightSpec:
     @property
     def size_bytes(self) -> int:
         """Bytes of all elements."""
-        return self.size * tf.as_dtype(self.dtype).size
+        found: int = self.size * tf.as_dtype(self.dtype).size
+        return found
 
     def initial_value(self, seed: int, slices: Sequence[slice] | None = None) -> np.ndarray:
         """Returns the initial values of the whole weight, or of a slice.

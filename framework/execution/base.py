@@ -14,6 +14,7 @@ from tekso.framework.execution.shards import Shard
 from tekso.framework.execution.state import Stored
 from tekso.framework.learning_step import LearnerBase
 from tekso.framework.params import Configurable
+from tekso.framework.step import Step
 from tekso.framework.task import Task
 from tekso.framework.weight_spec import WeightSpec
 
@@ -54,7 +55,6 @@ class Execution(Configurable, abc.ABC):
           ExecutionError: TensorFlow has already run in this process, with too few logical devices.
         """
 
-    @abc.abstractmethod
     def build(
         self,
         task: Task,
@@ -73,6 +73,24 @@ class Execution(Configurable, abc.ABC):
           batch: shape and dtype of every array of the global batch.
           dtype: type in which the layers get float32 weights, and so compute: "float32" or
             "bfloat16". The weights themselves, their gradients and all sums stay float32.
+
+        Raises:
+          ExecutionError: the task, the batch and the devices are incompatible.
+        """
+        dtype = self.activation_dtype(dtype)
+        return self.program(Step(task, learner, seed=seed, dtype=dtype), batch)
+
+    def activation_dtype(self, dtype: str) -> str:
+        """Returns the type in which the layers compute, given `run.activation_dtype`."""
+        return dtype
+
+    @abc.abstractmethod
+    def program(self, step: Step, batch: Signature) -> ExecutionProgram:
+        """Returns the program of a step; allocates nothing yet.
+
+        Args:
+          step: the steps of a task and a learner.
+          batch: shape and dtype of every array of the global batch.
 
         Raises:
           ExecutionError: the task, the batch and the devices are incompatible.
@@ -132,6 +150,17 @@ class ExecutionProgram(abc.ABC):
           whose computation may not have finished yet.
         """
 
+    def train_steps(self, batches: Sequence[Batch], step: int) -> list[dict[str, Any]]:
+        """Runs `train_step` for consecutive steps, with as few calls from the host as possible.
+
+        Args:
+          batches: of one shape.
+          step: number of the first step.
+
+        Returns: the result of `train_step` of every step.
+        """
+        return [self.train_step(batch, step + i) for i, batch in enumerate(batches)]
+
     @abc.abstractmethod
     def eval_step(self, batch: Batch) -> dict[str, tuple[Any, Any]]:
         """Returns (sum, weight) of "loss" and of every metric over a global batch.
@@ -158,6 +187,23 @@ def signature_of(batch: Batch) -> Signature:
 def num_examples(signature: Signature) -> int:
     """Returns the number of examples in a batch."""
     return next(iter(signature.values()))[0][0]
+
+
+def parts_of(size: int, most: int) -> int:
+    """Returns into how many equal parts, at most `most`, a number of examples can be divided."""
+    return next(parts for parts in range(most, 0, -1) if size % parts == 0)
+
+
+def num_examples_of(batch: Batch) -> int:
+    """Returns the number of examples in a batch.
+
+    Raises:
+      ExecutionError: the arrays have different numbers of examples.
+    """
+    sizes = {name: len(array) for name, array in batch.items()}
+    if len(set(sizes.values())) != 1:
+        raise ExecutionError(f"arrays of a batch have different leading dims: {sizes}")
+    return next(iter(sizes.values()))
 
 
 def part_of(batch: Signature, parts: int) -> Signature:

@@ -29,7 +29,6 @@ from tekso.framework.execution.data_parallel_program import DataParallelProgram
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.process_sums import ProcessSums
 from tekso.framework.layer import Layer
-from tekso.framework.learning_step import LearnerBase
 from tekso.framework.params import param
 from tekso.framework.path_patterns import listed
 from tekso.framework.step import Step
@@ -83,16 +82,9 @@ class DataParallel(Execution):
             return
         self._strategy = _make_strategy(tpu, cpu_devices)
 
-    def build(
-        self,
-        task: Task,
-        learner: LearnerBase,
-        *,
-        seed: int,
-        batch: Signature,
-        dtype: str = "float32",
-    ) -> ExecutionProgram:
+    def program(self, step: Step, batch: Signature) -> ExecutionProgram:
         """See `Execution`."""
+        task, learner = step.task, step.learner
         batch_size = num_examples(batch)
         strategy = self._strategy or tf.distribute.get_strategy()
         processes = ProcessSums()
@@ -115,7 +107,6 @@ class DataParallel(Execution):
         xla = self._xla(strategy)
         if coupling and replicas > 1:
             _check_outside_of_loops(coupling, task, parts=parts, xla=xla)
-        step = Step(task, learner, seed=seed, dtype=dtype)
         return DataParallelProgram(step, strategy, processes, towers=towers, xla=xla)
 
     def _num_cores(self) -> int:

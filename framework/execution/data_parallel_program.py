@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any, cast
 
@@ -11,7 +10,14 @@ import numpy as np
 import tensorflow as tf
 
 from tekso.framework.context import Mode, StepContext
-from tekso.framework.execution.base import Batch, ExecutionProgram
+from tekso.framework.execution.base import Batch, ExecutionProgram, parts_of
+from tekso.framework.execution.batch_parts import (
+    Gradients,
+    one_after_the_other,
+    part_start,
+    side_by_side,
+    size_of,
+)
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.process_sums import ProcessSums
 from tekso.framework.execution.shards import Owners, Shard, Slices, part_of, pieces, whole
@@ -20,12 +26,6 @@ from tekso.framework.primitives.fusion import XlaFusion, no_fusion
 from tekso.framework.state import State
 from tekso.framework.step import Flat, Step, Sums, added, part_sums, unscaled, with_gradients
 from tekso.framework.weight_spec import WeightSpec
-
-Gradients = list[Flat]
-"""Gradients of several parts of a batch, not summed yet."""
-
-Compute = Callable[[Mapping[str, tf.Tensor], Any, int], tuple[Gradients, Sums]]
-"""`compute(part, index of the first example, index of the part)`."""
 
 
 def _sum_over_replicas(ctx: StepContext, x: tf.Tensor) -> tf.Tensor:
@@ -67,6 +67,7 @@ class DataParallelProgram(ExecutionProgram):
         self._compiled_towers: dict[Any, Callable[..., Any]] = {}
         self._calls: dict[Any, Callable[..., Any]] = {}
         self._train = tf.function(self._train_graph, autograph=False)
+        self._train_loop = tf.function(self._train_loop_graph, autograph=False)
         self._eval = tf.function(self._eval_graph, autograph=False)
         self._compiled_update = tf.function(self._new_state, jit_compile=True, autograph=False)
 
@@ -93,8 +94,14 @@ class DataParallelProgram(ExecutionProgram):
                 if key in variables:
                     variables[key].assign(value(key))
                 else:
+                    # Every replica assigns the same values to its own copy, and reads that.
                     variables[key] = tf.Variable(
-                        value(key), dtype=spec.dtype, trainable=False, name=key.replace("/", ".")
+                        value(key),
+                        dtype=spec.dtype,
+                        trainable=False,
+                        name=key.replace("/", "."),
+                        synchronization=tf.VariableSynchronization.ON_READ,
+                        aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
                     )
         self._variables = State.of_keys(variables)
 
@@ -125,10 +132,16 @@ class DataParallelProgram(ExecutionProgram):
         """See `ExecutionProgram`."""
         return self._train(self._place(batch), tf.constant(step, tf.int64))
 
-    def _place(self, batch: Batch, *, even: bool = True) -> Any:
-        """Splits a batch over the replicas: into equal parts, or as equal as possible."""
+    def _place(self, batch: Batch, *, even: bool = True, dim: int = 0) -> Any:
+        """Splits a batch over the replicas: into equal parts, or as equal as possible.
+
+        Args:
+          batch: {name: array}.
+          even: whether the parts must be equal.
+          dim: the dim of examples.
+        """
         replicas = self._strategy.num_replicas_in_sync
-        sizes = {name: len(array) for name, array in batch.items()}
+        sizes = {name: array.shape[dim] for name, array in batch.items()}
         size = next(iter(sizes.values()))
         fits = size % replicas == 0 if even else size >= replicas
         if any(n != size for n in sizes.values()) or not fits:
@@ -141,23 +154,62 @@ class DataParallelProgram(ExecutionProgram):
 
         def local(value_context: Any) -> Any:
             replica = value_context.replica_id_in_sync_group
-            start, end = (_part_start(size, replicas, i) for i in (replica, replica + 1))
-            return {name: tf.constant(a[start:end]) for name, a in batch.items()}
+            start, end = (part_start(size, replicas, i) for i in (replica, replica + 1))
+            where = (slice(None),) * dim + (slice(start, end),)
+            return {name: tf.constant(a[where]) for name, a in batch.items()}
 
         return self._strategy.experimental_distribute_values_from_function(local)
 
-    def _train_graph(self, batch: Any, step: tf.Tensor) -> Flat:
-        weight = self._reduce(self._strategy.run(self._step.loss_weight, args=(batch,)))
-        weight = self._processes.of_nest(weight)
-        gradients, sums = self._strategy.run(self._replica_gradients, args=(batch, step, weight))
-        # `update` runs on the devices of one variable; the others are passed as arguments.
-        anchor = next(iter(self._variables.weights.values()))
-        metrics = self._strategy.extended.update(
-            anchor, self._replica_update, args=(self._variables, gradients, sums, step), group=False
+    def train_steps(self, batches: Sequence[Batch], step: int) -> list[dict[str, Any]]:
+        """See `ExecutionProgram`; several steps are a loop in one call of a compiled function."""
+        if len(batches) == 1:
+            return [self.train_step(batches[0], step)]
+        stacked = {name: np.stack([batch[name] for batch in batches]) for name in batches[0]}
+        found: list[dict[str, Any]] = self._train_loop(
+            self._place(batches[0]), self._place(stacked, dim=1), tf.constant(step, tf.int64)
         )
-        # Ungrouped, each value is a tuple with one element per device.
-        metrics = {name: values[0] for name, values in self._first(metrics).items()}
-        return self._step.report(self._first(sums), weight, metrics)
+        return found
+
+    def _train_loop_graph(self, first: Any, stacked: Any, step: tf.Tensor) -> list[Flat]:
+        """Trains on every batch of a stack.
+
+        Args:
+          first: the first batch, of which only the shapes are used.
+          stacked: all batches, each array with a leading dim of steps.
+          step: number of the first step.
+        """
+        count = next(iter(self._first(stacked).values())).shape[0]
+        outputs = self._train.get_concrete_function(first, step).structured_outputs
+        names = list(outputs)
+        arrays = tuple(tf.TensorArray(outputs[n].dtype, count, element_shape=[]) for n in names)
+
+        def one(i: tf.Tensor, arrays: Any) -> Any:
+            at = {"args": (stacked, i)}
+            batch = self._strategy.run(lambda x, i: {name: a[i] for name, a in x.items()}, **at)
+            metrics = self._train(batch, step + tf.cast(i, step.dtype))
+            new = (a.write(i, metrics[name]) for a, name in zip(arrays, names, strict=True))
+            return i + 1, tuple(new)
+
+        _, arrays = tf.while_loop(
+            lambda i, _: i < count, one, (tf.constant(0), arrays), parallel_iterations=1
+        )
+        columns = [tf.unstack(array.stack(), count) for array in arrays]
+        return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+    def _train_graph(self, batch: Any, step: tf.Tensor) -> Flat:
+        metrics: Flat = self._first(self._strategy.run(self._replica_step, args=(batch, step)))
+        return metrics
+
+    def _replica_step(self, batch: Any, step: tf.Tensor) -> Flat:
+        """Computes and applies a step in a replica; returns the metrics of the global batch."""
+        weight = self._all_reduce(self._step.loss_weight(batch))
+        gradients, sums = self._replica_gradients(batch, step, weight)
+        old = self._variables.map(tf.convert_to_tensor)
+        new, metrics = self._update(_replica_number())(old, gradients, sums, step)
+        for mapping, values in zip(self._variables, new, strict=True):
+            for path, value in values.items():
+                mapping[path].assign(value)
+        return self._step.report(sums, weight, metrics)
 
     def _replica_gradients(
         self, batch: Any, step: tf.Tensor, total_weight: tf.Tensor
@@ -166,7 +218,7 @@ class DataParallelProgram(ExecutionProgram):
         weights = _values(self._variables.weights)
         scale = self._step.loss_scale(self._variables.slots)
         scale = None if scale is None else tf.convert_to_tensor(scale)
-        size = _size(batch)
+        size = size_of(batch)
         num_examples = size * self.num_replicas
 
         def tower(part: Any, start: Any, number: int) -> tuple[Gradients, Sums]:
@@ -176,13 +228,13 @@ class DataParallelProgram(ExecutionProgram):
             return [gradients], sums
 
         def towers(part: Any, start: Any, _: int) -> tuple[Gradients, Sums]:
-            count = math.gcd(_size(part), self._towers)
-            return _side_by_side(part, start, count, tower)
+            count = parts_of(size_of(part), self._towers)
+            return side_by_side(part, start, count, tower)
 
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         replica += self._processes.process  # there is one replica if there are several processes
-        count = math.gcd(size, self._accumulation)  # of a later batch of another size, maybe fewer
-        found = _one_after_the_other(batch, replica * size, count, towers)
+        count = parts_of(size, self._accumulation)  # of a later batch of another size, maybe fewer
+        found = one_after_the_other(batch, replica * size, count, towers)
         if self.num_replicas == 1:
             return found
         gradients, sums = found
@@ -191,6 +243,8 @@ class DataParallelProgram(ExecutionProgram):
 
     def _all_reduce(self, nest: Any) -> Any:
         """Returns a nest of tensors, summed over the replicas of all processes."""
+        if self.num_replicas == 1:
+            return nest
         if self._processes.size > 1:
             return self._processes.of_nest(nest)
         replica_context = tf.distribute.get_replica_context()
@@ -255,22 +309,11 @@ class DataParallelProgram(ExecutionProgram):
     ) -> Any:
         return self._step.update(state, added(gradients), sums, step, fuse=fuse)
 
-    def _update(self, device: str) -> Callable[..., Any]:
-        """Returns the update on a device, compiled once for batches of all shapes."""
+    def _update(self, replica: int) -> Callable[..., Any]:
+        """Returns the update of a replica, compiled once for batches of all shapes."""
         if self._xla == "step":
             return self._compiled_update
-        return functools.partial(self._new_state, fuse=self._fusion(("update", device)))
-
-    def _replica_update(
-        self, anchor: Any, variables: State[Any], gradients: Gradients, sums: Sums, step: tf.Tensor
-    ) -> Flat:
-        """Assigns the new weights and slots on a device; returns the learner's metrics."""
-        update = self._update(anchor.device)
-        new, metrics = update(variables.map(tf.convert_to_tensor), gradients, sums, step)
-        for mapping, values in zip(variables, new, strict=True):
-            for path, value in values.items():
-                mapping[path].assign(value)
-        return metrics
+        return functools.partial(self._new_state, fuse=self._fusion(("update", replica)))
 
     def _first(self, per_replica: Any) -> Any:
         return tf.nest.map_structure(
@@ -305,16 +348,15 @@ class DataParallelProgram(ExecutionProgram):
         return tf.nest.map_structure(self._reduce, sums)
 
     def _replica_eval(self, batch: Any, first: int, whole: int) -> dict[str, Any]:
-        weights, size = self._evaluation_weights(), _size(batch)
+        weights, size = self._evaluation_weights(), size_of(batch)
 
         def tower(part: Any, start: Any, number: int) -> tuple[Gradients, Any]:
             compute = self._eval_tower((_replica_number(), number), whole)
             return [], compute(weights, part, tf.convert_to_tensor(start, tf.int32))
 
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-        start = first + _part_start(whole, self._strategy.num_replicas_in_sync, replica)
-        towers = self._towers if size % self._towers == 0 else 1
-        return _side_by_side(batch, start, towers, tower)[1]
+        start = first + part_start(whole, self._strategy.num_replicas_in_sync, replica)
+        return side_by_side(batch, start, parts_of(size, self._towers), tower)[1]
 
     def _eval_tower(self, key: tuple[int, int], whole: int) -> Callable[..., Any]:
         def compute(weights: Flat, part: Flat, offset: tf.Tensor) -> Any:
@@ -329,9 +371,7 @@ class DataParallelProgram(ExecutionProgram):
         if function not in self._calls:
 
             def run(*inputs: Any) -> Any:
-                ctx = StepContext(mode="decode", seed=self._step.seed)
-                weights = self._step.cast(self._evaluation_weights())
-                return function(self._step.task.theta(weights), *inputs, ctx)
+                return self._step.decoded(function, self._evaluation_weights(), inputs)
 
             self._calls[function] = tf.function(run, autograph=False)
         return self._calls[function](*inputs)
@@ -341,59 +381,7 @@ def _values(variables: Mapping[str, tf.Variable]) -> Flat:
     return {path: tf.convert_to_tensor(variable) for path, variable in variables.items()}
 
 
-def _size(batch: Mapping[str, tf.Tensor]) -> int:
-    """Returns the number of examples."""
-    return next(iter(batch.values())).shape[0]
-
-
-def _side_by_side(
-    batch: Mapping[str, tf.Tensor], start: Any, count: int, compute: Any
-) -> tuple[Gradients, Any]:
-    """Computes equal parts of a batch concurrently; returns gradients per part and summed sums."""
-    gradients, sums = [], []
-    size = _size(batch) // count
-    for number in range(count):
-        part = {name: x[number * size : (number + 1) * size] for name, x in batch.items()}
-        own_gradients, own_sums = compute(part, start + number * size, number)
-        gradients += own_gradients
-        sums.append(own_sums)
-    return gradients, added(sums)
-
-
-def _one_after_the_other(
-    batch: Mapping[str, tf.Tensor], start: Any, count: int, compute: Compute
-) -> tuple[Gradients, Sums]:
-    """Computes equal parts of a batch in a loop that accumulates their gradients and sums."""
-    if count == 1:
-        return compute(batch, start, 0)
-    size = _size(batch) // count
-
-    def part(index: Any) -> tuple[Flat, Sums]:
-        examples = {
-            name: tf.slice(x, [index * size] + [0] * (x.shape.rank - 1), [size, *x.shape[1:]])
-            for name, x in batch.items()
-        }
-        gradients, sums = compute(examples, start + index * size, 0)
-        return added(gradients), sums
-
-    gradients, sums = tf.while_loop(
-        lambda i, *_: i < count,
-        lambda i, total: (i + 1, tf.nest.map_structure(tf.add, total, part(i))),
-        (tf.constant(1), part(0)),
-        maximum_iterations=count,
-    )[1]
-    return [gradients], sums
-
-
 def _replica_number() -> int:
     """Returns the index of the replica being traced; 0 if one trace serves all replicas (TPU)."""
     replica = tf.distribute.get_replica_context().replica_id_in_sync_group
     return int(tf.get_static_value(replica) or 0)
-
-
-def _part_start(size: int, parts: int, part: Any) -> Any:
-    """Returns the index of the first example of a part; the first parts take the remainder."""
-    shorter, rest = divmod(size, parts)
-    if isinstance(part, int):
-        return part * shorter + min(part, rest)
-    return part * shorter + tf.minimum(part, rest)

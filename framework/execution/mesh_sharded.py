@@ -26,7 +26,6 @@ from tekso.framework.execution.mesh import activations, mesh_devices, presets
 from tekso.framework.execution.mesh.layouts import MeshLayout, MeshShape
 from tekso.framework.execution.mesh.placement import Placement
 from tekso.framework.execution.mesh.program import MeshProgram
-from tekso.framework.learning_step import LearnerBase
 from tekso.framework.params import Configurable, param
 from tekso.framework.primitives.fusion import Fuse, MarkedFusion, no_fusion
 from tekso.framework.step import Step
@@ -112,28 +111,18 @@ class MeshSharded(Execution):
         """Returns the number of devices of `params.mesh`; None if it is not set."""
         return None if self.params.mesh is None else MeshShape.parse(self.params.mesh).size
 
-    def build(
-        self,
-        task: Task,
-        learner: LearnerBase,
-        *,
-        seed: int,
-        batch: Signature,
-        dtype: str = "float32",
-    ) -> ExecutionProgram:
+    def program(self, step: Step, batch: Signature) -> ExecutionProgram:
         """See `Execution`."""
-        accumulation = learner.params.accumulation_steps
-        part = part_of(batch, accumulation)
-        layout = self.layout(task, part, num_devices=self.num_devices())
+        part = part_of(batch, step.learner.params.accumulation_steps)
+        layout = self.layout(step.task, part, num_devices=self.num_devices())
         warn_of_idle_axes(layout, "execution")
         mesh = mesh_devices.make_mesh(layout.mesh, self._device_type)
-        step = Step(task, learner, seed=seed, dtype=self.activation_dtype(dtype))
         return MeshProgram(
             step, Placement(mesh), layout, decode_on=self.params.decode_on, fuse=self._fuse()
         )
 
     def activation_dtype(self, dtype: str) -> str:
-        """Returns the type of activations, given `run.activation_dtype`."""
+        """See `Execution`."""
         return "bfloat16" if self.params.activation_dtype == "bfloat16" else dtype
 
     def _fuse(self) -> Fuse:

@@ -29,7 +29,7 @@ from tekso.framework.execution.pipeline.actions import by_device
 from tekso.framework.execution.pipeline.loss_pieces import pieces_of_loss
 from tekso.framework.execution.pipeline.measured_costs import Timer, measured_costs
 from tekso.framework.execution.pipeline.piece_costs import cost_of
-from tekso.framework.execution.pipeline.piece_mixing import check_layers, check_pieces
+from tekso.framework.execution.pipeline.piece_coupling import check_layers, check_pieces
 from tekso.framework.execution.pipeline.piece_traces import PieceTrace, trace_all
 from tekso.framework.execution.pipeline.plan import PipelinePlan, rows_of_stages
 from tekso.framework.execution.pipeline.program import PipelineProgram
@@ -38,7 +38,6 @@ from tekso.framework.execution.pipeline.schedule_check import checked_actions
 from tekso.framework.execution.pipeline.stage_backend import DeviceBackend, StageBackend
 from tekso.framework.execution.pipeline.stage_placement import PlacedStages, StagePlacement
 from tekso.framework.execution.pipeline.staged_execution import StagedExecution
-from tekso.framework.learning_step import LearnerBase
 from tekso.framework.params import OldField, param
 from tekso.framework.pieces import Piece
 from tekso.framework.primitives.fusion import XlaFusion, no_fusion
@@ -139,54 +138,45 @@ class Pipelined(StagedExecution):
         if not gpus:
             devices.setup_cpu(logical_devices=cpu_devices or needed, threads_per_op=1)
 
-    def build(
-        self,
-        task: Task,
-        learner: LearnerBase,
-        *,
-        seed: int,
-        batch: Signature,
-        dtype: str = "float32",
-    ) -> ExecutionProgram:
+    def program(self, step: Step, batch: Signature) -> ExecutionProgram:
         """See `Execution`."""
-        parts = learner.params.accumulation_steps
-        dtype = self.activation_dtype(dtype)
+        task, parts = step.task, step.learner.params.accumulation_steps
         if self.stages_on is None:
             placed = PlacedStages(self._devices or _local_devices(), device_backends)
         else:
             placed = self.stages_on.place(task, self.micro_batch(batch, parts=parts))
-        plan = self.plan(task, batch, parts=parts, devices=placed.names, dtype=dtype)
+        plan = self.plan(task, batch, parts=parts, devices=placed.names, dtype=step.dtype)
         backends = placed.backends(plan)
-        step = Step(task, learner, seed=seed, dtype=dtype)
         replan = functools.partial(
-            self.plan, task, parts=parts, devices=placed.names, dtype=dtype, like=plan
+            self.plan, task, parts=parts, devices=placed.names, dtype=step.dtype, like=plan
         )
         return PipelineProgram(step, plan, backends, batch=batch, replan=replan)
 
     def activation_dtype(self, dtype: str) -> str:
-        """Returns the type of activations, given `run.activation_dtype`."""
+        """See `Execution`."""
         return dtype if self.stages_on is None else self.stages_on.activation_dtype(dtype)
 
-    def _most_micro_batches(self, size: int, parts: int) -> int:
-        """Returns into how many micro-batches a batch of another size is split.
+    def _parts_and_micro_batches(self, size: int, most_parts: int) -> tuple[int, int]:
+        """Returns into how many parts and micro-batches a batch of another size is split.
 
         Raises:
-          ExecutionError: accumulation steps and replicas do not divide it.
+          ExecutionError: replicas and micro-batches do not divide it.
         """
         p = self.params
-        for count in range(p.num_micro_batches, 0, -1):
-            if size % (parts * p.num_replicas * count) == 0:
-                with contextlib.suppress(ExecutionError):
-                    checked_actions(
-                        self._schedule, num_devices=p.num_stages, num_micro_batches=count
-                    )
-                    return count
+        for parts in range(most_parts, 0, -1):
+            for count in range(p.num_micro_batches, 0, -1):
+                if size % (parts * p.num_replicas * count) == 0:
+                    with contextlib.suppress(ExecutionError):
+                        checked_actions(
+                            self._schedule, num_devices=p.num_stages, num_micro_batches=count
+                        )
+                        return parts, count
         raise ExecutionError(
-            f"a batch of {size} examples cannot be split for this pipeline: {parts} accumulation "
-            f"steps (learner.accumulation_steps) x {p.num_replicas} replicas "
-            f"(execution.num_replicas) x the micro-batches that execution.schedule={p.schedule!r} "
-            "accepts have to divide it. Batches of this input differ in size: choose 1 replica, no "
-            "accumulation and the schedule 1f1b, or an input whose batches have one size"
+            f"a batch of {size} examples cannot be split for this pipeline: {p.num_replicas} "
+            "replicas (execution.num_replicas) x the micro-batches that "
+            f"execution.schedule={p.schedule!r} accepts have to divide it. Batches of this input "
+            "differ in size: choose 1 replica and the schedule 1f1b, or an input whose batches "
+            "have one size"
         )
 
     def plan(
@@ -228,16 +218,14 @@ class Pipelined(StagedExecution):
             )
         count = p.num_micro_batches
         if like is not None:
-            count = self._most_micro_batches(num_examples(batch), parts)
+            parts, count = self._parts_and_micro_batches(num_examples(batch), parts)
         micro = self.micro_batch(batch, parts=parts, num_micro_batches=count)
         check_layers(task)
         pieces, specs = pieces_of_loss(task), task.specs()
-        traces = trace_all(pieces, specs, micro)
         if devices is not None and like is None:
-            check_pieces(pieces, traces, specs, micro)
-        if dtype != "float32":
-            specs = used_specs(specs, dtype)
-            traces = trace_all(pieces, specs, micro)
+            check_pieces(pieces, trace_all(pieces, specs, micro), specs, micro)
+        specs = used_specs(specs, dtype)
+        traces = trace_all(pieces, specs, micro)
         costs: Sequence[float]
         if like is None:
             device = None if devices is None or self.stages_on is not None else devices[0]

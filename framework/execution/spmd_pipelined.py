@@ -28,7 +28,7 @@ from tekso.framework.execution.pipeline import spmd_pieces, stages
 from tekso.framework.execution.pipeline.actions import by_device
 from tekso.framework.execution.pipeline.loss_pieces import pieces_of_loss
 from tekso.framework.execution.pipeline.piece_costs import cost_of
-from tekso.framework.execution.pipeline.piece_mixing import check_layers, check_pieces
+from tekso.framework.execution.pipeline.piece_coupling import check_layers, check_pieces
 from tekso.framework.execution.pipeline.piece_traces import PieceTrace, trace_all
 from tekso.framework.execution.pipeline.plan import PipelinePlan, rows_of_stages
 from tekso.framework.execution.pipeline.schedule import Gpipe
@@ -36,7 +36,6 @@ from tekso.framework.execution.pipeline.schedule_check import checked_actions
 from tekso.framework.execution.pipeline.spmd_loop import STAGE, SpmdLoop
 from tekso.framework.execution.pipeline.spmd_program import DATA, SpmdProgram
 from tekso.framework.execution.pipeline.staged_execution import StagedExecution
-from tekso.framework.learning_step import LearnerBase
 from tekso.framework.params import OldField, param
 from tekso.framework.pieces import Piece
 from tekso.framework.step import Step, used_specs
@@ -88,18 +87,11 @@ class SpmdPipelined(StagedExecution):
         """See `Execution`."""
         self._on_mesh.setup_devices(tpu=tpu, cpu_devices=cpu_devices)
 
-    def build(
-        self,
-        task: Task,
-        learner: LearnerBase,
-        *,
-        seed: int,
-        batch: Signature,
-        dtype: str = "float32",
-    ) -> SpmdProgram:
+    def program(self, step: Step, batch: Signature) -> SpmdProgram:
         """See `Execution`."""
+        task = step.task
         p, device_type = self.params, self._on_mesh.device_type
-        micro = self.micro_batch(batch, parts=learner.params.accumulation_steps)
+        micro = self.micro_batch(batch, parts=step.learner.params.accumulation_steps)
         _check_layers(task)
         pieces, specs = pieces_of_loss(task), task.specs()
         traces = trace_all(pieces, specs, micro)
@@ -108,7 +100,7 @@ class SpmdPipelined(StagedExecution):
         loop = SpmdLoop(parts, p.num_stages, p.num_micro_batches, p.rematerialize == "all")
         layout = self._layout(task, micro, num_devices=self._on_mesh.num_devices())
         placement = Placement(mesh_devices.make_mesh(layout.mesh, device_type))
-        return SpmdProgram(Step(task, learner, seed=seed, dtype=dtype), placement, layout, loop)
+        return SpmdProgram(step, placement, layout, loop)
 
     def plan(
         self, task: Task, batch: Signature, *, parts: int, dtype: str = "float32"

@@ -86,7 +86,8 @@ class Characters(Tokenizer):
         return [char for char in dict.fromkeys(text) if self._id_of[ord(char)] == _UNKNOWN]
 
     def _encode(self, text: str) -> np.ndarray:
-        return self._id_of[np.frombuffer(text.encode("utf-32-le"), "<u4")]
+        found: np.ndarray = self._id_of[np.frombuffer(text.encode("utf-32-le"), "<u4")]
+        return found
 
 
 def _table(texts: Iterable[str]) -> bytes:

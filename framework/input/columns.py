@@ -47,7 +47,8 @@ class Column:
         """
         self._check(starts, sizes)
         within = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        return self._numbers[np.repeat(starts, sizes) + within]
+        found: np.ndarray = self._numbers[np.repeat(starts, sizes) + within]
+        return found
 
     def take(self, index: npt.NDArray[np.int64]) -> np.ndarray:
         """Returns the numbers with the given indices.

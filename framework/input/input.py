@@ -269,7 +269,8 @@ class ExampleInput(Input):
         """Number of batches in one pass; None: the input has no end."""
         if self.params.order != "once":
             return None
-        return -(-self.num_examples // self.params.batch_size)
+        found: int | None = -(-self.num_examples // self.params.batch_size)
+        return found
 
     def batch(self, step: int) -> Batch:
         """Returns the global batch of a step.
@@ -305,7 +306,10 @@ class ExampleInput(Input):
             return None
         size = self.params.batch_size
         place = np.arange(step * size, (step + 1) * size)
-        return (self.params.order == "once") & (place >= self.num_examples)
+        found: npt.NDArray[np.bool_] | None = (self.params.order == "once") & (
+            place >= self.num_examples
+        )
+        return found
 
     def _check_can_be_marked(self, batch: Batch) -> None:
         """Checks that a batch has an array that marks padding examples.

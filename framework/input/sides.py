@@ -71,7 +71,10 @@ class WholeTexts:
 
     def lengths(self) -> npt.NDArray[np.int32]:
         """Returns the number of tokens of each example: [examples]."""
-        return self._text.lengths()[self._texts] + np.int32(self._beyond - self._first)
+        found: npt.NDArray[np.int32] = self._text.lengths()[self._texts] + np.int32(
+            self._beyond - self._first
+        )
+        return found
 
 
 class CutTexts:

@@ -241,14 +241,16 @@ def walk(file: IO[bytes], size: int) -> Frames:
 def masked_checksum(data: bytes) -> int:
     """Returns the CRC-32C of some bytes, masked as in TFRecord files."""
     checksum = google_crc32c.value(data)
-    return (((checksum >> 15) | (checksum << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+    found: int = (((checksum >> 15) | (checksum << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+    return found
 
 
 def _is_gzip(begin: bytes) -> bool:
     """Returns whether a file is gzip-compressed; a valid record may begin with the same bytes."""
     if not begin.startswith(_GZIP) or len(begin) < _HEADER.size:
         return False
-    return masked_checksum(begin[:_LENGTH_BYTES]) != _HEADER.unpack(begin)[1]
+    found: bool = masked_checksum(begin[:_LENGTH_BYTES]) != _HEADER.unpack(begin)[1]
+    return found
 
 
 def feature_of(record: bytes, name: str, origin: Origin) -> Any:

@@ -157,7 +157,8 @@ def cache_dir_of(params: Any, assets_dir: str | None) -> str | None:
                 f"{params.path_of('cache_dir')} is {params.cache_dir!r}, but must be a folder of "
                 "a local or mounted file system"
             )
-        return os.path.expanduser(params.cache_dir)
+        found: str | None = os.path.expanduser(params.cache_dir)
+        return found
     if assets_dir is None or not files.is_local(assets_dir):
         return None
     return files.join(assets_dir, "tokens")

@@ -49,7 +49,7 @@ class DimNames:
     def __init__(self) -> None:
         self._known: dict[str, Known] = {}
 
-    def know(
+    def register(
         self, x: tf.Tensor, dims: Dims, *, learned: bool, weight: str | None = None
     ) -> tf.Tensor:
         """Sets the properties of a tensor; returns the tensor."""

@@ -195,7 +195,8 @@ def _is_gather(frame: _Frame, tensor: str) -> bool:
 
 def _num_bytes(node: Any, dtype: str) -> int:
     shape = node.attr["_output_shapes"].list.shape[0]
-    return math.prod(dim.size for dim in shape.dim) * tf.as_dtype(node.attr[dtype].type).size
+    found: int = math.prod(dim.size for dim in shape.dim) * tf.as_dtype(node.attr[dtype].type).size
+    return found
 
 
 def _data_inputs(node: Any) -> list[str]:

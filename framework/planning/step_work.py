@@ -1,7 +1,7 @@
 """The work of a training step whose cost depends on the layout, as shapes and dimension names.
 
     x [batch, length, embed] · w [embed, mlp] -> h [batch, length, mlp]        a MatrixProduct
-    h constrained to [batch, length, mlp]                                      a Repin
+    h constrained to [batch, length, mlp]                                      a Reshard
     root mean square over embed                                                a Reduction
 
 tracing.py records the work, and costs.py computes its cost. Work is independent of a mesh.

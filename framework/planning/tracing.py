@@ -63,14 +63,14 @@ def trace(
             for path in group.paths:
                 spec = specs[path]
                 x = tf.raw_ops.Placeholder(dtype=spec.dtype, shape=spec.shape)
-                recorder.names.know(x, spec.dims, learned=group.trained, weight=group.spec.path)
+                recorder.names.register(x, spec.dims, learned=group.trained, weight=group.spec.path)
                 is_cast = spec.trainable and spec.dtype == "float32"
                 theta[path] = tf.cast(x, activation_dtype) if is_cast else x
         arrays = {}
         for name, (shape, dtype) in batch.items():
             arrays[name] = tf.raw_ops.Placeholder(dtype=dtype, shape=shape)
             dims = ("batch",) + (None,) * (len(shape) - 1)
-            recorder.names.know(arrays[name], dims[: len(shape)], learned=False)
+            recorder.names.register(arrays[name], dims[: len(shape)], learned=False)
         task_results.loss(task, task.theta(theta), arrays, ctx)
         recorder.read_graph()
     return StepWork(
@@ -94,7 +94,7 @@ class _TracingContext(StepContext):
         """Returns a placeholder for the output of a primitive."""
         names = self._recorder.names
         x = tf.raw_ops.Placeholder(dtype=dtype, shape=shape)
-        return names.know(x, tuple(dims), learned=any(names.of(t).learned for t in inputs))
+        return names.register(x, tuple(dims), learned=any(names.of(t).learned for t in inputs))
 
     def _laid_out_like(self, x: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
         return self.constrain(x, self._dims(other))
@@ -154,7 +154,7 @@ class _TracingContext(StepContext):
         def one(x: tf.Tensor) -> tf.Tensor:
             known = names.of(x)
             y = tf.raw_ops.Placeholder(dtype=x.dtype, shape=x.shape[1:])
-            return names.know(y, known.dims[1:], learned=known.learned, weight=known.weight)
+            return names.register(y, known.dims[1:], learned=known.learned, weight=known.weight)
 
         def all_of(y: tf.Tensor | None) -> tf.Tensor | None:
             if y is None:
@@ -164,7 +164,7 @@ class _TracingContext(StepContext):
         def in_loop(x: tf.Tensor) -> tf.Tensor:
             known = names.of(x)
             y = tf.raw_ops.Placeholder(dtype=x.dtype, shape=x.shape)
-            return names.know(y, known.dims, learned=x.dtype.is_floating)
+            return names.register(y, known.dims, learned=x.dtype.is_floating)
 
         for x in tf.nest.flatten(state):
             self._recorder.keep(x, self._region, count=iterations)

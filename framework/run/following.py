@@ -94,7 +94,7 @@ class FollowingReport(Report):
     ) -> None:
         """Does nothing."""
 
-    def compiled(self, step: int, size: str, *, seconds: float) -> None:
+    def compiled(self, step: int, what: str, *, seconds: float) -> None:
         """Does nothing."""
 
     def evaluation(

@@ -1,8 +1,8 @@
 """Records incidents of training: a folder for the first non-finite step of every series.
 
-    logdir/incidents/step_00000110/
+    logdir/incidents/step_00000110/    the step after step 110
       README.txt          how to run the step again
-      incident.json       step, number of the batch, seed, last metrics
+      incident.json       number of steps before it, number of the batch, seed, last metrics
       experiment.txt      the Params of the experiment
       batch.npz           the global batch, if it has at most 64 MB
       step_00000110/      a checkpoint of the state before the step, if it has at most 64 MB
@@ -30,8 +30,8 @@ MOST = 8
 LARGEST_BYTES = 64 << 20
 
 _README = """\
-Step {step} (batch {position} of the training input) was skipped: its loss or a gradient was
-not finite.
+Step {number} (batch {position} of the training input, counted from 0) was skipped: its loss or a
+gradient was not finite. The state before it is that of step {step}.
 
 To run it again, layer by layer, on one device:
 
@@ -90,11 +90,15 @@ class Incidents:
                 "checkpoint."
             )
             text = _README.format(
-                step=step, position=description.position(step), folder=folder, state=state
+                step=step,
+                number=step + 1,
+                position=description.position(step),
+                folder=folder,
+                state=state,
             )
             files.write_atomically(files.join(folder, "README.txt"), text)
             self.last = folder
-            self._warn(f"step {step} was not finite and is skipped: see {folder}")
+            self._warn(f"step {step + 1} was not finite and is skipped: see {folder}")
         except (OSError, CheckpointError) as error:
             self._warn(f"cannot write {folder}: {error}")
 

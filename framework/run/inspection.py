@@ -137,7 +137,8 @@ def batch_of(tree: Tree.Params, *, assets_dir: str | None = None) -> Signature:
     """
     told: Any = tree.input.owner.signature(tree.input)
     if told is not None:
-        return told
+        found: Signature = told
+        return found
     input = tree.input.instantiate(seed=tree.run.seed, assets_dir=assets_dir)
     return signature_of(input.batch(0))
 
@@ -155,7 +156,8 @@ class _Unread:
         for params in (tokenizer, self.params):
             given = params.vocab_size if params is not None and "vocab_size" in params else None
             if given not in (None, REQUIRED):
-                return given
+                found: int | None = given
+                return found
         fixed = getattr(getattr(tokenizer, "owner", None), "token_bytes", None)
         return len(fixed) if isinstance(fixed, tuple) else None
 

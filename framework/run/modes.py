@@ -140,6 +140,7 @@ def _loop(
             log_every=run.log_every_steps,
             eval_every=run.eval_every_steps,
             checkpoint_every=run.checkpoint_every_steps,
+            steps_per_call=run.steps_per_call,
         ),
         early_stopping=early_stopping_of(job.tree),
         checkpoints=checkpoints,

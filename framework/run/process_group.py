@@ -157,7 +157,8 @@ class ConnectedProcessGroup(ProcessGroup):
         message = {"kind": "value", "exchange": exchange}
         if not self.is_first:
             self._connections[0].send({**message, "value": value})
-            return self._next(0, exchange)
+            found: list[Any] = self._next(0, exchange)
+            return found
         others = [self._next(process, exchange) for process in range(1, self.size)]
         values = [json.loads(json.dumps(value)), *others]
         for connection in self._connections.values():

@@ -62,7 +62,7 @@ def replay(path: str, *, warn: Callable[[str], None]) -> dict[str, Any]:
     checkpoint = run.checkpoint
     if checkpoint.step != number:
         warn(
-            f"the state before step {number} is not saved: the weights are those of step "
+            f"the state after step {number} is not saved: the weights are those of step "
             f"{checkpoint.step}"
         )
     weights = {p: tf.constant(checkpoint.read(WEIGHTS + p)) for p in step.specs.weights}
@@ -207,8 +207,8 @@ def text(record: Mapping[str, Any], *, width: int | None = None) -> str:
     ]
     header = ["layer", "class", "input", "output", "output gradient", "gradient"]
     lines = [
-        f"step {record['step']} of {record['model']}, batch {record['batch']}, with the state in "
-        f"{record['checkpoint']}",
+        f"the step after step {record['step']} of {record['model']}, batch {record['batch']}, "
+        f"with the state in {record['checkpoint']}",
         "largest absolute values, in the order of the forward pass:",
         "",
         *table(header, rows, right=(2, 3, 4, 5), width=width),

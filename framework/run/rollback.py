@@ -1,6 +1,6 @@
 """Rolls a run back to a checkpoint before a series of non-finite steps, and skips their batches.
 
-    step  100        110 … 119     A series of 10 steps that are not finite, 110 to 119.
+    steps 100        110 … 119     A series of 10 steps that are not finite, 110 to 119 from 0.
            ▲ saved    ✗  …  ✗
           100 … 109  110 …         The run is rolled back to step 100. Steps 100 to 109 train
                       └ batch 120  on the same batches as before, step 110 on batch 120.
@@ -78,9 +78,9 @@ def text(skipped: SkippedBatches, first: int, step: int) -> str:
     """
     begin, first_batch, end = skipped.ranges[-1]
     return (
-        f"the loss or the gradients were not finite from step {first} on: rolled back to step "
-        f"{step} (rollback {skipped.rollbacks}); from step {begin} on, batches {first_batch} to "
-        f"{end - 1} are skipped"
+        f"the loss or the gradients were not finite from step {first + 1} on: rolled back to step "
+        f"{step} (rollback {skipped.rollbacks}); from step {begin + 1} on, batches {first_batch} "
+        f"to {end - 1} are skipped"
     )
 
 

@@ -23,6 +23,7 @@ from tekso.framework import task_results
 from tekso.framework.context import StepContext
 from tekso.framework.layer import Layer
 from tekso.framework.step import Step, part_sums, unscaled
+from tekso.framework.task import Task
 from tekso.framework.theta import SEPARATOR
 
 _LIBRARIES = ("site-packages", "<")
@@ -151,7 +152,7 @@ def _floats(nest: Any) -> list[tf.Tensor]:
 
 @contextlib.contextmanager
 def _observed(
-    task: Any, found: TracedStep, running: list[str], tensors: list[Any], tape: Any
+    task: Task, found: TracedStep, running: list[str], tensors: list[Any], tape: Any
 ) -> Iterator[None]:
     """Records the calls of all layers of a task in the block."""
     layers = [layer for layer in task.walk() if layer is not task]

@@ -16,12 +16,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import numpy as np
-
 from tekso.framework import task_results
 from tekso.framework.execution.base import ExecutionProgram
 from tekso.framework.learning_step import LearnerBase, NonFiniteStepsError
-from tekso.framework.run import replay, rollback
+from tekso.framework.run import rollback
+from tekso.framework.run.batch_groups import Batch, BatchGroups, shapes
 from tekso.framework.run.checkpoints import (
     Checkpoint,
     Checkpoints,
@@ -41,13 +40,13 @@ from tekso.framework.run.process_group import ProcessGroup
 from tekso.framework.run.report.report import Report
 from tekso.framework.run.restore import restore
 from tekso.framework.run.skipped_batches import SkippedBatches
+from tekso.framework.run.step_checks import StepChecks
 from tekso.framework.run.stop_signals import AgreedStop, StopSignals
 from tekso.framework.run.timetable import Timetable
 from tekso.framework.task import Scored, Task
 
 _WARM_UP_STEPS = 5  # of a process: the first steps are traced and compiled
 
-Batch = Mapping[str, np.ndarray]
 Batches = Callable[[int], Iterator[Batch]]
 """Returns an iterator over the batches, starting at a number."""
 Score = Callable[[str, bool, Stopped], Scored | None]
@@ -115,17 +114,17 @@ class TrainingLoop:
         score: Score = lambda name, is_last, stopped: None,
         show_step: Callable[[], None] | None = None,
     ) -> None:
-        self._program, self._task, self._learner = program, task, learner
+        self._program, self._task = program, task
         self._batches, self._eval_batches = batches, eval_batches
         self._timetable, self._checkpoints = timetable, checkpoints
         self._early_stopping = early_stopping
         self._description, self._report = description, report
         self._group = group or ProcessGroup()
-        self._max_rollbacks, self._incidents = max_rollbacks, incidents
+        self._max_rollbacks = max_rollbacks
+        self._checks = StepChecks(learner, program, incidents, self._group)
         self._score, self._show_step = score, show_step
         self._pace = Pace()
-        self._checked: tuple[int, Mapping[str, Any]] = (0, {})  # steps done and their last figures
-        self._shapes: set[frozenset[Any]] = set()  # of batches for which the step is compiled
+        self._compiled: set[Any] = set()  # (steps in a call, shapes of its batches)
 
     def restore(self, checkpoint: Checkpoint | None) -> int:
         """Restores the state from a checkpoint, or initializes it; returns the steps done.
@@ -184,22 +183,28 @@ class TrainingLoop:
         metrics: Mapping[str, Any] = {}
         ended_early = self._reason_to_end(step)
         skipped = SkippedBatches.of(self._description.input)
-        batches = skipped.batches(self._batches, step)
+        numbered = skipped.batches(self._batches, step)
+        batches = BatchGroups(numbered, self._timetable.steps_per_call)
         self._pace.restart()
         self._report.progress(step, "first step")
         with contextlib.closing(batches):
             while not ended_early and step < self._timetable.steps and not stop.poll():
+                is_first = step == begin
                 with self._pace.waiting():
-                    batch = next(batches, None)
-                if batch is None:
+                    taken = batches.take(1 if is_first else self._timetable.steps_until_due(step))
+                if not taken:
                     raise ValueError(f"the training input ends before step {step}")
-                self._task.check_batch(f"input.batch({skipped.position(step)})", batch)
-                before, metrics = metrics, self._train_step(batch, step)
-                step += 1
-                self._check(step - 1, before, newest=metrics)
-                self._finish_step(step, batch, metrics, is_first=step == begin + 1)
-                if step == min(first_step + _WARM_UP_STEPS, self._timetable.steps):
-                    self._show()
+                for i, batch in enumerate(taken, step):
+                    self._task.check_batch(f"input.batch({skipped.position(i)})", batch)
+                for batch, found in zip(taken, self._train_steps(taken, step), strict=True):
+                    before, metrics = metrics, found
+                    step += 1
+                    self._check(step - 1, before)
+                    self._finish_step(
+                        step, batch, metrics, is_first=is_first, is_last=batch is taken[-1]
+                    )
+                    if step == min(first_step + _WARM_UP_STEPS, self._timetable.steps):
+                        self._show()
                 evaluations = self._evaluate_if_due(step, stop)
                 if evaluations:
                     ended_early = self._reason_to_end(step, evaluations)
@@ -219,18 +224,14 @@ class TrainingLoop:
         Raises:
           NonFiniteStepsError: there is none, or the run was rolled back too often.
         """
-        end, metrics = self._checked
-        first = end - int(metrics["nonfinite_consecutive"])
-        skipped = SkippedBatches.of(self._description.input)
-        found = None
+        first, end = self._checks.series()
+        skipped, found = SkippedBatches.of(self._description.input), None
         if skipped.rollbacks < self._max_rollbacks:
             found = rollback.roll_back(
                 self._checkpoints, skipped, self._group, first=first, end=end
             )
         if found is None:
-            last = self._incidents.last if self._incidents is not None else None
-            found_first = self._group.from_first(replay.explanation(last))
-            rollback.explain(error, skipped, self._max_rollbacks, found_first)
+            rollback.explain(error, skipped, self._max_rollbacks, self._checks.cause())
             raise error
         step = self.restore(found)
         self._report.warn(rollback.text(SkippedBatches.of(self._description.input), first, step))
@@ -264,58 +265,54 @@ class TrainingLoop:
         done = self._group.from_first(self._report.evaluated(step))
         return self._evaluate_if_due(step, stop, done=done)
 
-    def _check(
-        self, step: int, metrics: Mapping[str, Any], *, newest: Mapping[str, Any] | None = None
-    ) -> None:
-        """Records an incident or raises an error; one step late, so that no step waits.
+    def _check(self, step: int, metrics: Mapping[str, Any]) -> None:
+        self._checks.check(step, metrics, self._description)
 
-        Args:
-          step: number of steps done when the figures were computed.
-          metrics: the figures of a step.
-          newest: the figures of the step after it, if it was run.
-        """
-        if not metrics:
-            return
-        first = int(metrics["nonfinite_consecutive"]) == 1 and self._checked[0] != step
-        self._checked = (step, metrics)
-        if first and self._incidents is not None:
-            is_same = newest is None or int(newest["nonfinite_consecutive"]) == 2
-            program = self._program if is_same and self._group.size == 1 else None
-            with self._pace.paused():
-                self._incidents.record(step - 1, metrics, self._description, program)
-        self._learner.check(metrics)
-
-    def _train_step(self, batch: Batch, step: int) -> Mapping[str, Any]:
-        """Runs a step; does not time the first step of a new batch shape, which is compiled."""
-        metrics: Mapping[str, Any]
-        shapes = frozenset((name, array.shape) for name, array in batch.items())
-        if shapes in self._shapes:
-            metrics = self._program.train_step(batch, step)
-            parts = self._program.part[1]  # of about the same number of units
-            self._pace.step(task_results.count(self._task, batch)[0] * parts)
-            return metrics
-        is_later = bool(self._shapes)
-        self._shapes.add(shapes)
-        size = " x ".join(map(str, next(iter(batch.values())).shape))
+    def _train_steps(self, batches: list[Batch], step: int) -> list[Mapping[str, Any]]:
+        """Runs steps in one call; does not time the first call of its kind, which is compiled."""
+        kind = len(batches), shapes(batches[0])
+        if kind in self._compiled:
+            found = self._program.train_steps(batches, step)
+            self._checks.ran(step + len(batches), found[-1])
+            for batch in batches:
+                self._pace.step(self._units(batch))
+            return [*found]
+        is_later = bool(self._compiled)
+        self._compiled.add(kind)
+        what = "batches of " + " x ".join(map(str, next(iter(batches[0].values())).shape))
+        if len(batches) > 1:
+            what = f"{len(batches)} steps a call, {what}"
         if is_later:
-            self._report.progress(step, f"compiling for batches of {size}")
+            self._report.progress(step, f"compiling for {what}")
         begin = time.perf_counter()
         with self._pace.paused():
-            metrics = self._program.train_step(batch, step)
+            found = self._program.train_steps(batches, step)
+        self._checks.ran(step + len(batches), found[-1])
         if is_later:
-            self._report.compiled(step + 1, size, seconds=time.perf_counter() - begin)
-        return metrics
+            self._report.compiled(step + 1, what, seconds=time.perf_counter() - begin)
+        return [*found]
+
+    def _units(self, batch: Batch) -> int:
+        """Returns the number of units in the global batch: its parts have about the same number."""
+        return task_results.count(self._task, batch)[0] * self._program.part[1]
 
     def _finish_step(
-        self, step: int, batch: Batch, metrics: Mapping[str, Any], *, is_first: bool
+        self,
+        step: int,
+        batch: Batch,
+        metrics: Mapping[str, Any],
+        *,
+        is_first: bool,
+        is_last: bool,
     ) -> None:
+        """Reports a step: the first of a process, or the last of its call, or another one."""
         self._report.progress(step)
         if not self._timetable.logs(step):
             if is_first:
                 self._pace.restart()  # the first step of a process is traced and compiled
             return
         values = step_figures(self._task, metrics)
-        reading = self._pace.read() if not is_first else None
+        reading = self._pace.read() if is_last and not is_first else None
         with self._pace.paused():
             self._report.train(step, values, reading, unit=task_results.count(self._task, batch)[1])
         if is_first:
@@ -368,7 +365,8 @@ class TrainingLoop:
     def _is_save_due(self, step: int, evaluations: Evaluations) -> bool:
         if self._timetable.saves(step) or not evaluations:
             return self._timetable.saves(step)
-        return self._group.from_first(self._checkpoints.would_be_best(_flat(evaluations)))
+        found: bool = self._group.from_first(self._checkpoints.would_be_best(_flat(evaluations)))
+        return found
 
     def _save(self, step: int, evaluations: Evaluations) -> None:
         with self._pace.paused():

@@ -28,7 +28,8 @@ def top_tokens(scores_NV: tf.Tensor, count: int) -> tuple[tf.Tensor, tf.Tensor]:
     n, v = scores_NV.shape
     blocks = v // WIDTH
     if blocks < SMALL * count:
-        return tf.math.top_k(scores_NV, count)
+        result: tuple[tf.Tensor, tf.Tensor] = tf.math.top_k(scores_NV, count)
+        return result
     scores_NBW = tf.reshape(scores_NV[:, : blocks * WIDTH], [n, blocks, WIDTH])
     best_NC = tf.math.top_k(tf.reduce_max(scores_NBW, 2), count).indices
     best_NC = tf.sort(best_NC)  # so that among equal tokens the lower id is first

@@ -132,7 +132,8 @@ class Router(Layer):
         if factor is None:
             return length
         share = factor * self.num_choices * length / p.num_experts
-        return min(length, max(1, math.ceil(share - 1e-6)))  # in floats, 1.1 * 10 > 11
+        found: int = min(length, max(1, math.ceil(share - 1e-6)))
+        return found
 
     def fprop(
         self, theta: Theta, x: tf.Tensor, ctx: StepContext, *, is_token: tf.Tensor | None = None

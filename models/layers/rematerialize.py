@@ -81,4 +81,5 @@ class Rematerialize(Layer):
 
     def updated_statistics(self, theta: Theta, statistics: Any) -> dict[str, tf.Tensor]:
         """Returns the layer's updated statistics."""
-        return self.layer.updated_statistics(theta, statistics)
+        found: dict[str, tf.Tensor] = self.layer.updated_statistics(theta, statistics)
+        return found

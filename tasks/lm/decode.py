@@ -98,7 +98,8 @@ class TextDecoder(Configurable):
         """Returns the first non-empty prompt, or the beginning of a text of the inputs."""
         for prompt in self.params.prompts:
             if prompt:
-                return prompt
+                found: str = prompt
+                return found
         for input in inputs:
             if input.tokenizer is not None:
                 text = input.tokenizer.decode(input.batch(0)["ids"][0])

@@ -227,7 +227,8 @@ class TextStream(TextInput):
     @property
     def num_examples(self) -> int:
         """Number of windows in an epoch."""
-        return self._num_windows
+        found: int = self._num_windows
+        return found
 
     def examples(self, index: Indices, epoch: Indices) -> Batch:
         """Returns the windows with the given indices.

@@ -53,7 +53,8 @@ class SyntheticTokens(ExampleInput):
     @property
     def num_examples(self) -> int:
         """Number of windows in an epoch."""
-        return (len(self._tokens) - 1) // self.params.length
+        found: int = (len(self._tokens) - 1) // self.params.length
+        return found
 
     def examples(self, index: Ints, epoch: Ints) -> Batch:
         """Returns the windows with the given indices.

@@ -8,14 +8,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from tekso.framework.context import StepContext
 from tekso.framework.execution.mesh.context import MeshContext
 from tekso.framework.execution.mesh.placement import Placement
 from tekso.framework.execution.mesh.step_errors import compiled
+from tekso.framework.step import Flat, Step
 from tekso.framework.theta import Theta
 
 Function = Callable[..., Any]
-Flat = dict[str, tf.Tensor]
 
 _ADVICE = (
     'Set execution.decode_on=one_device, which gathers the weights; docs/meshes.md, "Decoding", '
@@ -55,20 +54,12 @@ class OneDeviceCalls(Calls):
     Args:
       placement: the devices.
       weights: returns the evaluation weights, sharded as they are stored.
-      theta: returns the Theta of these weights.
-      seed: seed of random numbers.
+      step: the steps of the task.
     """
 
-    def __init__(
-        self,
-        placement: Placement,
-        weights: Callable[[], Flat],
-        theta: Callable[[Flat], Theta],
-        *,
-        seed: int,
-    ) -> None:
+    def __init__(self, placement: Placement, weights: Callable[[], Flat], step: Step) -> None:
         super().__init__()
-        self._placement, self._weights, self._theta, self._seed = placement, weights, theta, seed
+        self._placement, self._weights, self._step = placement, weights, step
         self._gathered: Flat | None = None
 
     def forget(self) -> None:
@@ -77,8 +68,7 @@ class OneDeviceCalls(Calls):
 
     def _traced(self, function: Function) -> Function:
         def run(weights: Flat, *inputs: Any) -> Any:
-            ctx = StepContext(mode="decode", seed=self._seed)
-            return function(self._theta(weights), *inputs, ctx)
+            return self._step.decoded(function, weights, inputs)
 
         return tf.function(run, autograph=False)
 

@@ -46,7 +46,6 @@ class MeshContext(LayoutContext):
       everything else: as StepContext.
 
     Attributes:
-      images: the mesh as the forms of convolutions and pooling need it.
       is_iteration: whether this is the context of one iteration of a loop.
     """
 
@@ -61,7 +60,6 @@ class MeshContext(LayoutContext):
         super().__init__(**rest)
         self.forms = forms
         self._placement, self._rules = placement, rules
-        self.images = windows.ImageMesh.of(rules, self.reshard, self.gathered)
         # {id of the tensor of a weight: (the tensor, which keeps the id valid, and its layout)}.
         self._weights: dict[int, tuple[tf.Tensor, Layout]] = {}
         self.is_iteration = False
@@ -69,6 +67,11 @@ class MeshContext(LayoutContext):
     def axes(self, dims: Sequence[str | None], shape: Sequence[int]) -> Layout:
         """Returns the axis of every dim of an activation; None for dims that are not sharded."""
         return self._rules.fitting(dims, shape)
+
+    @property
+    def images(self) -> windows.ImageMesh:
+        """The mesh as the forms of convolutions and pooling need it."""
+        return windows.ImageMesh.of(self._rules, self.reshard, self.gathered)
 
     def axis_size(self, axis: str) -> int:
         """Returns the number of devices along an axis."""

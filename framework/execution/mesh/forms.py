@@ -1,7 +1,8 @@
 """Mesh forms of primitives whose plain form would gather a sharded tensor.
 
 DTensor propagates layouts through the ops of a layer. The forms here keep a tensor sharded where
-propagation would not. All other primitives are in `PROPAGATED`: their plain forms work on a mesh.
+propagation would not. The plain forms of all other primitives, each a `propagated_primitive`,
+work on a mesh.
 """
 
 from __future__ import annotations
@@ -19,19 +20,6 @@ from tekso.framework.execution.mesh.context import MeshContext
 from tekso.framework.execution.mesh.workarounds.tensors import loop_inputs
 from tekso.framework.primitives.windows import Window
 from tekso.framework.theta import Theta
-
-PROPAGATED = frozenset(
-    {
-        "activate",
-        "attend_known",
-        "dropout",
-        "fill_rows",
-        "layer_norm",
-        "rms_norm",
-        "sum_over_replicas",  # one program has the whole batch
-    }
-)
-
 
 # --- products and elementwise functions ---
 

@@ -19,8 +19,12 @@ import tensorflow as tf
 from tensorflow.experimental import dtensor
 
 from tekso.framework.context import Mode
-from tekso.framework.execution.base import Batch, ExecutionProgram
-from tekso.framework.execution.errors import ExecutionError
+from tekso.framework.execution.base import (
+    Batch,
+    ExecutionProgram,
+    num_examples_of,
+    parts_of,
+)
 from tekso.framework.execution.mesh import step_context
 from tekso.framework.execution.mesh.calls import Calls, MeshCalls, OneDeviceCalls
 from tekso.framework.execution.mesh.context import MeshContext
@@ -68,7 +72,7 @@ class MeshProgram(ExecutionProgram):
             self.serialize_calls = True
         else:
             stored = self._compiled(self._evaluation_weights_graph)
-            self._calls = OneDeviceCalls(placement, stored, step.task.theta, seed=step.seed)
+            self._calls = OneDeviceCalls(placement, stored, step)
 
     def _compiled(self, step: Callable[..., Any]) -> Callable[..., Any]:
         return compiled(step, f"execution.{self._layout}")
@@ -135,7 +139,7 @@ class MeshProgram(ExecutionProgram):
     def train_step(self, batch: Batch, step: int) -> dict[str, Any]:
         """See `ExecutionProgram`; one program is called for each accumulation step."""
         self._calls.forget()
-        parts = self._step.learner.params.accumulation_steps
+        parts = parts_of(num_examples_of(batch), self._step.learner.params.accumulation_steps)
         placed, placed_step = self._place(batch, parts), self._placement.put_number(step, np.int64)
         if parts == 1:
             outputs = self._train(placed, placed_step)
@@ -156,10 +160,7 @@ class MeshProgram(ExecutionProgram):
 
     def _place(self, batch: Batch, parts: int = 1) -> Flat:
         """Places a batch, sharded over the axis of "batch" if that divides the examples."""
-        sizes = {name: len(array) for name, array in batch.items()}
-        if len(set(sizes.values())) != 1:
-            raise ExecutionError(f"a batch with leading dims {sizes} has no number of examples")
-        axis = step_context.batch_axis(self._layout, next(iter(sizes.values())) // parts)
+        axis = step_context.batch_axis(self._layout, num_examples_of(batch) // parts)
         placed = {}
         for name, array in batch.items():
             if parts > 1:

@@ -22,14 +22,13 @@ import numpy as np
 import tensorflow as tf
 
 from tekso.framework.collected import added_pairs
-from tekso.framework.context import StepContext
 from tekso.framework.execution.base import (
     Batch,
     ExecutionProgram,
     Signature,
+    num_examples_of,
     signature_of,
 )
-from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.pipeline import remote
 from tekso.framework.execution.pipeline.actions import Action, Event
 from tekso.framework.execution.pipeline.piece_traces import rows_of
@@ -126,9 +125,7 @@ class PipelineProgram(ExecutionProgram):
 
     def train_step(self, batch: Batch, step: int) -> dict[str, Any]:
         """See `ExecutionProgram`."""
-        sizes = {name: len(array) for name, array in batch.items()}
-        if len(set(sizes.values())) != 1:
-            raise ExecutionError(f"arrays of a batch have different leading dims: {sizes}")
+        num_examples_of(batch)  # checks that all arrays have one
         self._evaluation.forget()
         with self._lost_are_named():
             self._prepare(signature_of(batch))
@@ -320,8 +317,7 @@ class PipelineProgram(ExecutionProgram):
         if function not in self._calls:
 
             def run(weights: Flat, *inputs: Any) -> Any:
-                ctx = StepContext(mode="decode", seed=self._step.seed)
-                return function(self._step.task.theta(weights), *inputs, ctx)
+                return self._step.decoded(function, weights, inputs)
 
             self._calls[function] = tf.function(run, autograph=False)
         device = self._backends[0][0].device

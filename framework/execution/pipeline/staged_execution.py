@@ -52,10 +52,6 @@ class StagedExecution(Execution):
           ExecutionError: the task, the batch and the Params are incompatible.
         """
 
-    def activation_dtype(self, dtype: str) -> str:
-        """Returns the type of activations, given `run.activation_dtype`."""
-        return dtype
-
     def micro_batch(
         self, batch: Signature, *, parts: int, num_micro_batches: int | None = None
     ) -> Signature:

@@ -87,10 +87,10 @@ class Report:
         self._console.line(line)
         self.progress(step)
 
-    def compiled(self, step: int, size: str, *, seconds: float) -> None:
-        """Reports the first step with batches of a new size, for which the step was compiled."""
+    def compiled(self, step: int, what: str, *, seconds: float) -> None:
+        """Reports the first step of a new kind ("batches of 8 x 32"), which was compiled."""
         took = lines.duration(seconds)
-        self._console.line(f"step {step} is the first with batches of {size}: {took}", "dim")
+        self._console.line(f"step {step} is the first with {what}: {took}", "dim")
 
     def evaluation(
         self, name: str, step: int, values: Mapping[str, float], *, seconds: float, is_best: bool

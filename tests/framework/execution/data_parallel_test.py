@@ -204,12 +204,29 @@ def test_batch_statistics_of_several_devices_are_refused_inside_of_a_loop_or_a_c
     assert cure in last
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    sample(
+        [
+            ["--cpu_devices", "2", "--accumulation", "2"],
+            ["--execution", '{"towers": 2, "xla": "clusters"}'],
+            ["--execution", '{"towers": 2, "xla": "step"}'],
+        ],
+        quick=[["--cpu_devices", "2", "--accumulation", "2"]],
+    ),
+    ids=" ".join,
+)
+def test_steps_in_one_call_are_the_same_to_the_last_bit(arguments: list[str]) -> None:
+    apart, together = steps(*arguments), steps(*arguments, "--in_one_call")
+    assert together["steps"] == apart["steps"] and together["weights"] == apart["weights"]
+
+
 @pytest.mark.slow
 def test_replicas_and_towers_share_no_compiled_cluster() -> None:
     run = steps("--cpu_devices", "2", "--execution", '{"towers": 2, "xla": "clusters"}')
     in_training = [[replica, tower] for replica in range(2) for tower in range(2)]
     evaluated = [("eval", *pair) for pair in in_training]
-    updated = [("update", f"/job:localhost/replica:0/task:0/device:CPU:{i}") for i in range(2)]
+    updated = [("update", replica) for replica in range(2)]
     expected = map(str, [*map(tuple, in_training), *evaluated, *updated])
     assert sorted(run["fusions"]) == sorted(expected)
 

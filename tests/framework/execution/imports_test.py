@@ -52,7 +52,7 @@ def closure(start: str) -> dict[str, Path]:
 @pytest.mark.parametrize(
     ("name", "most", "unused"),
     [
-        ("data_parallel", 1500, ("mesh", "pipeline")),
+        ("data_parallel", 1600, ("mesh", "pipeline")),
         ("pipelined", 6000, ("mesh", "spmd")),
     ],
 )

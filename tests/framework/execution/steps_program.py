@@ -131,6 +131,7 @@ def main() -> None:
     parser.add_argument("--cluster", type=lambda text: text.split(","))
     parser.add_argument("--process", type=int)
     parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--in_one_call", action="store_true")
     parser.add_argument("--accumulation", type=int, default=1)
     parser.add_argument("--execution", default="{}", help="JSON of DataParallel's Params")
     parser.add_argument("--task", default="{}", help="JSON of ToyTask's Params")
@@ -156,7 +157,11 @@ def main() -> None:
         index, parts = program.part
         return {name: np.array_split(array, parts)[index] for name, array in batch.items()}
 
-    outputs = [program.train_step(part(batch(i, model)), 2**31 + i) for i in range(options.steps)]
+    batches = [part(batch(i, model)) for i in range(options.steps)]
+    if options.in_one_call:
+        outputs = program.train_steps(batches, 2**31)
+    else:
+        outputs = [program.train_step(b, 2**31 + i) for i, b in enumerate(batches)]
     uneven = {name: array[:UNEVEN] for name, array in batch(99, model).items()}
     evaluation = dict(program.eval_step(part(batch(99, model))))
     evaluation |= {f"uneven/{k}": pair for k, pair in program.eval_step(part(uneven)).items()}

@@ -48,6 +48,7 @@ class FakeProgram:
     def __init__(self, dim: int = 3, at_step: Callable[[int], None] = lambda step: None) -> None:
         self.dim, self.at_step = dim, at_step
         self.w = np.full(dim, np.nan)
+        self.calls: list[int] = []  # number of steps of each
 
     def specs(self) -> dict[str, WeightSpec]:
         return {"weights/w": WeightSpec("w", (self.dim,), ("embed",), init=None)}  # type: ignore[arg-type]
@@ -70,6 +71,10 @@ class FakeProgram:
         self.w = self.w + 0.1 * error + noise
         bad = not np.isfinite(error).all()
         return {"loss": np.sum(error**2), "learning_rate": 0.1, "nonfinite_consecutive": bad}
+
+    def train_steps(self, batches: list[Any], step: int) -> list[dict[str, Any]]:
+        self.calls.append(len(batches))
+        return [self.train_step(batch, step + i) for i, batch in enumerate(batches)]
 
     def eval_step(self, batch: Any) -> dict[str, tuple[float, float]]:
         weight = batch["weights"].sum()
@@ -133,6 +138,7 @@ class Run:
         early_stopping: EarlyStoppingRule | None = None,
         learner: Any = None,
         max_rollbacks: int = 0,
+        steps_per_call: int = 1,
         **options: Any,
     ) -> Outcome:
         self.program = program or FakeProgram()
@@ -152,7 +158,7 @@ class Run:
             max_rollbacks=max_rollbacks,
             batches=batches,
             eval_batches={"dev": eval_batches} if evaluations is None else evaluations,
-            timetable=Timetable(steps, log_every, eval_every, checkpoint_every),
+            timetable=Timetable(steps, log_every, eval_every, checkpoint_every, steps_per_call),
             early_stopping=early_stopping,
             checkpoints=checkpoints,
             description=Description(step=0, model="m.Model", params="p", input={"seed": 3}),
@@ -247,6 +253,31 @@ def test_log_every_reports_the_first_the_last_and_every_so_many(tmp_path: Path) 
     run.train(11, log_every=4, eval_every=0, checkpoint_every=0)
     assert list(run.losses()) == [1, 4, 8, 11]
     assert list(run.losses("dev")) == [11] and run.saved() == [11]
+
+
+def test_several_steps_in_a_call_are_the_same_run(tmp_path: Path, whole: Run) -> None:
+    run = Run(tmp_path)
+    run.train(steps_per_call=3, log_every=2)
+    assert run.losses() == {step: whole.losses()[step] for step in (1, *range(2, 21, 2))}
+    assert run.losses("dev") == whole.losses("dev") and run.saved() == whole.saved()
+    # Evaluations after every 5 steps, checkpoints after every 4: calls end there.
+    assert run.program.calls == [1, 3, 1, 3, 1, 1, 1, 1, 3, 1, 3, 1]
+
+
+def test_batches_of_another_shape_are_in_another_call(tmp_path: Path) -> None:
+    def batches(start: int) -> Iterator[Any]:
+        for step, batch in enumerate(train_batches(start), start):
+            yield {"x": batch["x"][: 3 if step in (4, 10) else 5]}
+
+    run, alone = Run(tmp_path / "a"), Run(tmp_path / "b")
+    for one, steps_per_call in ((run, 2), (alone, 1)):
+        one.path.mkdir()
+        one.train(
+            12, batches=batches, eval_every=0, checkpoint_every=0, steps_per_call=steps_per_call
+        )
+    assert run.losses() == alone.losses()
+    assert run.program.calls == [1, 2, 1, 1, 2, 2, 1, 1, 1]
+    assert "first with 2 steps a call, batches of 5 x 3" in run.output.getvalue()
 
 
 def test_the_logged_loss_is_that_of_the_step_in_full_precision(whole: Run) -> None:
@@ -708,7 +739,7 @@ def test_a_run_is_rolled_back_and_skips_the_batches_of_a_series(tmp_path: Path, 
         "skipped_batches": [[first, first, first + 3]],
         "rollbacks": 1,
     }
-    assert f"rolled back to step 8 (rollback 1); from step {first} on" in run.output.getvalue()
+    assert f"rolled back to step 8 (rollback 1); from step {first + 1} on" in run.output.getvalue()
 
 
 def test_a_single_step_that_is_not_finite_is_no_reason_to_roll_back(tmp_path: Path) -> None:

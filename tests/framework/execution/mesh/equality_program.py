@@ -29,7 +29,7 @@ from tekso.framework.theta import flatten
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from jobs import run_all
-from small_models import FROZEN, MODELS, batch
+from small_models import BATCH, FROZEN, MODELS, batch
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
@@ -57,7 +57,8 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     digest = hashlib.sha256()
     for key in sorted(begin):
         digest.update(key.encode() + begin[key].tobytes())
-    outputs = [program.train_step(batch(model, i), 2**31 + i) for i in range(3)]
+    batches = [batch(model, i, size=size) for i, size in enumerate(job.get("sizes", [BATCH] * 3))]
+    outputs = [program.train_step(batch, 2**31 + i) for i, batch in enumerate(batches)]
     evaluation, decoded = {}, 0.0
     if job.get("evaluate", True):
         odd = {name: array[:5] for name, array in batch(model, 99).items()}

@@ -181,7 +181,8 @@ def test_parts_of_a_batch_add_up_where_length_or_height_is_split() -> None:
         ("images", "data:2;model:2", "batch:data;height:model"),
     ]
     for model, mesh, rules in spread:
-        job = {"model": model, "accumulation": 2}
+        # 2 parts, 1 part, 2 parts of another size.
+        job = {"model": model, "accumulation": 2, "sizes": [8, 7, 6]}
         whole, parts = run([job, {**job, "execution": {"mesh": mesh, "rules": rules}}])
         check(whole, parts)
 

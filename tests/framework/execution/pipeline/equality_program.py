@@ -225,7 +225,8 @@ def learner(model: str, accumulation: int = 1) -> Any:
 def run(execution: Any, job: dict[str, Any]) -> dict[str, Any]:
     """Trains under one execution; returns what came out."""
     model, size = job["model"], job.get("size", 8)
-    batches = [batch_of(model, i, size) for i in range(job.get("steps", 2))]
+    sizes = job.get("sizes", [size] * job.get("steps", 2))
+    batches = [batch_of(model, i, n) for i, n in enumerate(sizes)]
     for i in job.get("poisoned", []):
         batches[i] = {name: np.full_like(array, np.nan) for name, array in batches[i].items()}
     program = execution.build(

@@ -33,7 +33,9 @@ def pipeline(stages: int, micro_batches: int, **more: Any) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_stages_and_micro_batches_change_nothing() -> None:
-    alone, piped = run("stacked", pipeline(4, 2, rematerialize="all"), size=12)
+    sizes = [12, 6, 7]  # 2 accumulation steps, 2 of another size, 1 that is not a pipeline
+    execution = pipeline(4, 2, rematerialize="all")
+    alone, piped = run("stacked", execution, sizes=sizes, size=12, accumulation=2)
     check(alone, piped)
 
 
