@@ -138,6 +138,7 @@ class Run:
         early_stopping: EarlyStoppingRule | None = None,
         learner: Any = None,
         max_rollbacks: int = 0,
+        incidents: Any = None,
         steps_per_call: int = 1,
         **options: Any,
     ) -> Outcome:
@@ -156,6 +157,7 @@ class Run:
             task=FakeTask(),
             learner=learner or FakeLearner(),
             max_rollbacks=max_rollbacks,
+            incidents=incidents,
             batches=batches,
             eval_batches={"dev": eval_batches} if evaluations is None else evaluations,
             timetable=Timetable(steps, log_every, eval_every, checkpoint_every, steps_per_call),
@@ -746,6 +748,28 @@ def test_a_single_step_that_is_not_finite_is_no_reason_to_roll_back(tmp_path: Pa
     run = Run(tmp_path)
     assert rolled_back(run, [5, 6, 9]).step == 20
     assert run.checkpoints.open("20").description.input == {"seed": 3, "position": 20}
+
+
+class FakeIncidents:
+    """Takes incidents: the steps before each, and whether the state before it is still there."""
+
+    last = None
+
+    def __init__(self) -> None:
+        self.found: list[tuple[int, bool]] = []
+
+    def record(self, step: int, metrics: Any, description: Any, program: Any) -> None:
+        assert not np.isfinite(metrics["loss"]) and description.input["seed"] == 3
+        self.found.append((step, program is not None))
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 3])
+def test_the_first_step_of_every_series_is_an_incident(tmp_path: Path, steps_per_call: int) -> None:
+    incidents = FakeIncidents()
+    options = {"incidents": incidents, "steps_per_call": steps_per_call, "eval_every": 0}
+    rolled_back(Run(tmp_path), [2, 5, 6, 15], **options)
+    # Step 3 was applied before 2 was checked; 15 is checked before its checkpoint is saved.
+    assert incidents.found == [(2, False), (5, True), (15, True)]
 
 
 def test_when_new_batches_are_not_finite_either_the_run_goes_back_further(tmp_path: Path) -> None:
