@@ -188,7 +188,7 @@ class MultiLearner(LearnerBase):
                 "MultiLearner: patterns and learners must have the same names, at least one; "
                 f"patterns has {sorted(p.patterns)}, learners has {sorted(p.learners)}"
             )
-        for field in ("accumulation_steps", "max_consecutive_nonfinite_steps"):
+        for field in ("accumulation_steps", "max_consecutive_nonfinite_steps", "max_rollbacks"):
             default = getattr(LearnerBase.Params(), field)
             for name, learner in p.learners.items():
                 if getattr(learner, field) != default:

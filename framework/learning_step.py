@@ -90,8 +90,13 @@ class LearnerBase(Configurable):
             default=1,
         )
         max_consecutive_nonfinite_steps: int = param(
-            "Number of consecutive skipped steps after which training stops with an error.",
+            "Number of consecutive skipped steps after which the run is rolled back to the "
+            "checkpoint before them, and their batches are skipped.",
             default=10,
+        )
+        max_rollbacks: int = param(
+            "Maximum number of rollbacks of a run; after that, training stops with an error.",
+            default=3,
         )
         frozen: list[str] = param(
             "Weights that keep their values: regular expressions that match whole weight paths, "
@@ -110,6 +115,7 @@ class LearnerBase(Configurable):
         self._require("accumulation_steps", p.accumulation_steps >= 1, "1 or more")
         limit = p.max_consecutive_nonfinite_steps
         self._require("max_consecutive_nonfinite_steps", limit >= 1, "1 or more")
+        self._require("max_rollbacks", p.max_rollbacks >= 0, "0 or more")
         self.loss_scale: LossScale | None = p.loss_scale.instantiate() if p.loss_scale else None
         self._frozen = PathPatterns(p.frozen, name=f"{type(self).__name__}.frozen")
 

@@ -145,7 +145,7 @@ def _parts() -> Assembly:
     from tekso.framework.run.opened import open_run
     from tekso.framework.run.process_group import ProcessGroup
     from tekso.framework.run.report.console import console_for
-    from tekso.framework.run.training_loop import restore
+    from tekso.framework.run.restore import restore
 
     console = console_for(sys.stderr)
     logdir = Logdir(os.path.expanduser(FLAGS.logdir))

@@ -12,6 +12,7 @@ MODES = (
     "follow",
     "decode",
     "export",
+    "replay",
     "inspect_params",
     "inspect_model",
     "inspect_sharding",
@@ -23,12 +24,13 @@ LIST = "list"
 _PROCESSES = ("train", "eval", "decode")
 _RUN = ("train", "eval", "follow", "decode")
 _ALL = (*MODES, LIST)
+_EXPERIMENT = tuple(mode for mode in MODES if mode != "replay")
 
 USED_IN: dict[str, tuple[str, ...]] = {
-    "model": MODES,
-    "logdir": MODES,
+    "model": _EXPERIMENT,
+    "logdir": _EXPERIMENT,
     "mode": MODES,
-    "set": MODES,
+    "set": _EXPERIMENT,
     "steps": ("train", "inspect_params"),
     "seed": (*_RUN, "export", "inspect_params"),
     "log_every": ("train", "inspect_params"),
@@ -49,6 +51,7 @@ USED_IN: dict[str, tuple[str, ...]] = {
     "process": _PROCESSES,
     "cluster_timeout_s": _PROCESSES,
     "checkpoint": ("eval", "decode", "export"),
+    "incident": ("replay",),
     "import": _ALL,
     "list": (LIST,),
     "format": tuple(mode for mode in _ALL if mode != "follow"),

@@ -45,6 +45,7 @@ def _run(argv: list[str]) -> int:
         "follow": _follow,
         "decode": _decode,
         "export": _export,
+        "replay": _replay,
         "inspect_params": _inspect_params,
         "inspect_model": _inspect_model,
         "inspect_sharding": _inspect_sharding,
@@ -253,6 +254,19 @@ def _export(argv: list[str]) -> int:
         litert=FLAGS.litert,
         as_json=FLAGS.format == "json",
     )
+
+
+def _replay(argv: list[str]) -> int:
+    from tekso.framework.run import replay
+    from tekso.framework.run.report.console import console_for
+    from tekso.framework.tables import terminal_width
+
+    if not FLAGS.incident:
+        raise UsageError("--mode=replay requires --incident=LOGDIR/incidents/step_…")
+    warn = functools.partial(console_for(sys.stderr).line, style="warning")
+    record = replay.replay(FLAGS.incident, warn=warn)
+    _print(record, functools.partial(replay.text, width=terminal_width()))
+    return OK
 
 
 def _inspect_params(argv: list[str]) -> int:

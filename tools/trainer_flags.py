@@ -35,7 +35,8 @@ def _define_run(f: flags.FlagValues) -> None:
         MODES,
         "train; eval: evaluate a checkpoint; follow: evaluate the checkpoints of a run as they "
         "appear, beside training; decode: print samples and scores; export: write a "
-        "SavedModel that runs without Tekso; inspect_params: print all Params with their docs; "
+        "SavedModel that runs without Tekso; replay: run a step that was not finite again, "
+        "layer by layer; inspect_params: print all Params with their docs; "
         "inspect_model: print the table of weights, without allocating them; inspect_sharding: "
         "print what each device of a mesh stores and exchanges; inspect_pipeline: print the stages "
         "and the schedule of a pipeline. inspect_sharding and inspect_pipeline need no devices.",
@@ -168,6 +169,15 @@ def _define_processes(f: flags.FlagValues) -> None:
     )
 
 
+def _define_incident(f: flags.FlagValues) -> None:
+    flags.DEFINE_string(
+        "incident",
+        None,
+        "With replay: folder of the incident, LOGDIR/incidents/step_….",
+        flag_values=f,
+    )
+
+
 def _define_command(f: flags.FlagValues) -> None:
     flags.DEFINE_multi_string(
         "import", [], "Package with your own experiments; can be repeated.", flag_values=f
@@ -191,7 +201,10 @@ def _define_command(f: flags.FlagValues) -> None:
     flags.DEFINE_boolean("help", False, "Print this text.", short_name="h", flag_values=f)
 
 
-for _define in (_define_run, _define_devices, _define_outputs, _define_processes, _define_command):
+for _define in (
+    _define_run, _define_devices, _define_outputs, _define_processes, _define_incident,
+    _define_command,
+):  # fmt: skip
     _define(FLAGS)
 
 

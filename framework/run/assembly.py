@@ -65,8 +65,8 @@ class Assembly:
         return list(loss_check.check_padding(self.task, self.program, inputs))
 
     def batches(self, start: int) -> Iterator[Mapping[str, Any]]:
-        """Returns this process's part of the training batches from a step to the last one."""
-        return self._prefetched(self.input, start, stop=self.run.params.steps, even=True)
+        """Returns this process's part of the training batches, from a batch to the last one."""
+        return self._prefetched(self.input, start, stop=self.input.num_batches, even=True)
 
     def eval_batches(self) -> dict[str, Callable[[int], Iterator[Mapping[str, Any]]]]:
         """Returns {evaluation: function that returns the batches of one pass from a number on}."""

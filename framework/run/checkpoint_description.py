@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tekso.framework.run.skipped_batches import SkippedBatches
+
 FORMAT = 1
 
 
@@ -26,7 +28,8 @@ class Description:
       task: text of the Params of the task, completed with the sizes from the data; "" if an earlier
         version wrote the checkpoint.
       metrics: figures of the evaluations at this step, {"evaluation/metric": value}.
-      input: seed and position of the training input.
+      input: seed and position of the training input, and the batches that the run has skipped
+        (see `SkippedBatches`).
       tensors: {key: {"shape", "dims", "dtype"}} of every tensor in the file.
       versions: versions of the software that wrote the checkpoint.
       created: time of writing, UTC.
@@ -54,8 +57,12 @@ class Description:
           step: training steps done.
           metrics: {"evaluation/metric": value} of the evaluations at this step.
         """
-        position = {**self.input, "position": step}
+        position = {**self.input, "position": self.position(step)}
         return dataclasses.replace(self, step=step, metrics=metrics, input=position)
+
+    def position(self, step: int) -> int:
+        """Returns the number of the batch that a step of the run trains on."""
+        return SkippedBatches.of(self.input).position(step)
 
     def to_json(self) -> str:
         """Returns the text of the JSON file."""

@@ -21,7 +21,7 @@ from tekso.framework.run.metrics_log import SPLIT, STEP, MetricsLog, history
 from tekso.framework.run.process_group import ProcessGroup
 from tekso.framework.run.report.lines import eval_line
 from tekso.framework.run.report.tensorboard import TensorBoardEvents
-from tekso.framework.run.training_loop import restore
+from tekso.framework.run.restore import restore
 from tekso.framework.task import Task
 
 _CHECKPOINT = "checkpoint"

@@ -105,6 +105,9 @@ class FollowingReport(Report):
     def scored(self, name: str, step: int, scored: Scored) -> None:
         """Does nothing."""
 
+    def warn(self, text: str) -> None:
+        """Does nothing."""
+
     def progress(self, step: int, doing: str = "") -> None:
         """Does nothing."""
 

@@ -17,6 +17,7 @@ from tekso.framework.run.assembly import Assembly
 from tekso.framework.run.checkpoints import Checkpoint, Checkpoints
 from tekso.framework.run.early_stopping import early_stopping_of
 from tekso.framework.run.following import FollowingCheckpoints, FollowingReport
+from tekso.framework.run.incidents import Incidents
 from tekso.framework.run.job import Job
 from tekso.framework.run.process_group import ProcessGroup
 from tekso.framework.run.report import summary
@@ -146,9 +147,16 @@ def _loop(
         description=parts.description(job.model),
         report=report,
         group=group,
+        incidents=_incidents(job, parts) if group.is_first else None,
+        max_rollbacks=parts.learner.params.max_rollbacks,
         score=parts.score,
         show_step=functools.partial(_show_step, job, parts) if job.shows_step else None,
     )
+
+
+def _incidents(job: Job, parts: Assembly) -> Incidents:
+    warn = functools.partial(job.console.line, style="warning")
+    return Incidents(job.logdir.file("incidents"), batch_of=parts.input.batch, warn=warn)
 
 
 # --- the lines at the beginning and the end of a run ---

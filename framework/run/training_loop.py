@@ -9,6 +9,7 @@ that a checkpoint covers. When a run resumes from a checkpoint, later reports ar
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import time
@@ -17,11 +18,11 @@ from typing import Any
 
 from tekso.framework import task_results
 from tekso.framework.execution.base import ExecutionProgram
-from tekso.framework.learning_step import LearnerBase
+from tekso.framework.learning_step import LearnerBase, NonFiniteStepsError
+from tekso.framework.run import rollback
 from tekso.framework.run.batch_groups import Batch, BatchGroups, shapes
 from tekso.framework.run.checkpoints import (
     Checkpoint,
-    CheckpointError,
     Checkpoints,
     DamagedCheckpointError,
     Description,
@@ -33,9 +34,13 @@ from tekso.framework.run.evaluation import (
     evaluate_and_score,
     step_figures,
 )
+from tekso.framework.run.incidents import Incidents
 from tekso.framework.run.pace import Pace
 from tekso.framework.run.process_group import ProcessGroup
 from tekso.framework.run.report.report import Report
+from tekso.framework.run.restore import restore
+from tekso.framework.run.skipped_batches import SkippedBatches
+from tekso.framework.run.step_checks import StepChecks
 from tekso.framework.run.stop_signals import AgreedStop, StopSignals
 from tekso.framework.run.timetable import Timetable
 from tekso.framework.task import Scored, Task
@@ -43,7 +48,7 @@ from tekso.framework.task import Scored, Task
 _WARM_UP_STEPS = 5  # of a process: the first steps are traced and compiled
 
 Batches = Callable[[int], Iterator[Batch]]
-"""Returns an iterator over the batches, starting at a step."""
+"""Returns an iterator over the batches, starting at a number."""
 Score = Callable[[str, bool, Stopped], Scored | None]
 """Decodes an evaluation input: `score(name, is_last, stopped)`; see `Task.score`."""
 Evaluations = dict[str, dict[str, float]]
@@ -84,6 +89,8 @@ class TrainingLoop:
       description: description of checkpoints; step, metrics and position are filled in.
       report: reports steps and evaluations.
       group: the processes that run this loop together.
+      max_rollbacks: how often a run is rolled back because of steps that are not finite.
+      incidents: records the first non-finite step of every series; None: in other processes.
       score: decodes an evaluation input after its pass.
       show_step: shows the timeline of the devices in a step; called once, after the warm-up steps.
     """
@@ -102,15 +109,19 @@ class TrainingLoop:
         description: Description,
         report: Report,
         group: ProcessGroup | None = None,
+        max_rollbacks: int = 0,
+        incidents: Incidents | None = None,
         score: Score = lambda name, is_last, stopped: None,
         show_step: Callable[[], None] | None = None,
     ) -> None:
-        self._program, self._task, self._learner = program, task, learner
+        self._program, self._task = program, task
         self._batches, self._eval_batches = batches, eval_batches
         self._timetable, self._checkpoints = timetable, checkpoints
         self._early_stopping = early_stopping
         self._description, self._report = description, report
         self._group = group or ProcessGroup()
+        self._max_rollbacks = max_rollbacks
+        self._checks = StepChecks(learner, program, incidents, self._group)
         self._score, self._show_step = score, show_step
         self._pace = Pace()
         self._compiled: set[Any] = set()  # (steps in a call, shapes of its batches)
@@ -134,6 +145,10 @@ class TrainingLoop:
         if checkpoint is None:
             self._program.initialize()
         step = checkpoint.step if checkpoint is not None else 0
+        if checkpoint is not None:
+            skipped = SkippedBatches.of(checkpoint.description.input)
+            input = skipped.described(self._description.input)
+            self._description = dataclasses.replace(self._description, input=input)
         self._report.go_on_from(step)
         return step
 
@@ -151,32 +166,40 @@ class TrainingLoop:
         Raises:
           CheckpointError: a checkpoint cannot be written.
           ValueError: the task rejects a batch, or the training input ends.
-          NonFiniteStepsError: too many steps in a row were not finite.
+          NonFiniteStepsError: too many steps in a row were not finite, and the run cannot be
+            rolled back (again).
         """
         step = first_step
         with StopSignals() as signals:
             stop = AgreedStop(signals, self._group)
-            evaluations = self._catch_up(step, stop)
-            metrics: Mapping[str, Any] = {}
-            ended_early = self._reason_to_end(step)
-            is_done = bool(ended_early) or step >= self._timetable.steps
-            batches = BatchGroups(
-                iter(()) if is_done else self._batches(step), self._timetable.steps_per_call
-            )
-            self._pace.restart()
-            self._report.progress(step, "first step")
+            while True:
+                try:
+                    return self._run(step, first_step, stop)
+                except NonFiniteStepsError as error:
+                    step = self._roll_back(error)
+
+    def _run(self, step: int, first_step: int, stop: AgreedStop) -> Outcome:
+        begin, evaluations = step, self._catch_up(step, stop)
+        metrics: Mapping[str, Any] = {}
+        ended_early = self._reason_to_end(step)
+        skipped = SkippedBatches.of(self._description.input)
+        numbered = skipped.batches(self._batches, step)
+        batches = BatchGroups(numbered, self._timetable.steps_per_call)
+        self._pace.restart()
+        self._report.progress(step, "first step")
+        with contextlib.closing(batches):
             while not ended_early and step < self._timetable.steps and not stop.poll():
-                is_first = step == first_step
+                is_first = step == begin
                 with self._pace.waiting():
                     taken = batches.take(1 if is_first else self._timetable.steps_until_due(step))
                 if not taken:
                     raise ValueError(f"the training input ends before step {step}")
-                for i, batch in enumerate(taken):
-                    self._task.check_batch(f"input.batch({step + i})", batch)
+                for i, batch in enumerate(taken, step):
+                    self._task.check_batch(f"input.batch({skipped.position(i)})", batch)
                 for batch, found in zip(taken, self._train_steps(taken, step), strict=True):
                     before, metrics = metrics, found
                     step += 1
-                    self._check(before)
+                    self._check(step - 1, before)
                     self._finish_step(
                         step, batch, metrics, is_first=is_first, is_last=batch is taken[-1]
                     )
@@ -186,15 +209,33 @@ class TrainingLoop:
                 if evaluations:
                     ended_early = self._reason_to_end(step, evaluations)
                 if self._is_save_due(step, evaluations):
-                    self._check(metrics)
+                    self._check(step, metrics)
                     self._save(step, evaluations)
                 self._checkpoints.check()
-            batches.close()
-            self._check(metrics)
-            self._save(step, evaluations)
-            self._checkpoints.wait()
-            stop.poll()
+        self._check(step, metrics)
+        self._save(step, evaluations)
+        self._checkpoints.wait()
+        stop.poll()
         return Outcome(step, first_step, evaluations, stop.received, ended_early)
+
+    def _roll_back(self, error: NonFiniteStepsError) -> int:
+        """Restores the checkpoint before the last skipped steps; returns its step.
+
+        Raises:
+          NonFiniteStepsError: there is none, or the run was rolled back too often.
+        """
+        first, end = self._checks.series()
+        skipped, found = SkippedBatches.of(self._description.input), None
+        if skipped.rollbacks < self._max_rollbacks:
+            found = rollback.roll_back(
+                self._checkpoints, skipped, self._group, first=first, end=end
+            )
+        if found is None:
+            rollback.explain(error, skipped, self._max_rollbacks, self._checks.cause())
+            raise error
+        step = self.restore(found)
+        self._report.warn(rollback.text(SkippedBatches.of(self._description.input), first, step))
+        return step
 
     def _reason_to_end(self, step: int, evaluations: Evaluations | None = None) -> str:
         """Returns why early stopping ends the run after a step before its last one, or "".
@@ -224,16 +265,15 @@ class TrainingLoop:
         done = self._group.from_first(self._report.evaluated(step))
         return self._evaluate_if_due(step, stop, done=done)
 
-    def _check(self, metrics: Mapping[str, Any]) -> None:
-        """Raises an error for bad figures of a step; one step late, so that no step waits."""
-        if metrics:
-            self._learner.check(metrics)
+    def _check(self, step: int, metrics: Mapping[str, Any]) -> None:
+        self._checks.check(step, metrics, self._description)
 
     def _train_steps(self, batches: list[Batch], step: int) -> list[Mapping[str, Any]]:
         """Runs steps in one call; does not time the first call of its kind, which is compiled."""
         kind = len(batches), shapes(batches[0])
         if kind in self._compiled:
             found = self._program.train_steps(batches, step)
+            self._checks.ran(step + len(batches), found[-1])
             for batch in batches:
                 self._pace.step(self._units(batch))
             return [*found]
@@ -247,6 +287,7 @@ class TrainingLoop:
         begin = time.perf_counter()
         with self._pace.paused():
             found = self._program.train_steps(batches, step)
+        self._checks.ran(step + len(batches), found[-1])
         if is_later:
             self._report.compiled(step + 1, what, seconds=time.perf_counter() - begin)
         return [*found]
@@ -332,28 +373,6 @@ class TrainingLoop:
             self._report.sync()
             description = self._description.at(step, _flat(evaluations))
             self._checkpoints.save(self._program.shards, description)
-
-
-def restore(program: ExecutionProgram, checkpoint: Checkpoint) -> None:
-    """Restores the state of a program from a checkpoint.
-
-    All processes run the same operations, also if one of them reads damaged bytes.
-
-    Raises:
-      DamagedCheckpointError: bytes that this process read have changed.
-      CheckpointError: the checkpoint does not fit the program; names the tensors.
-    """
-    damage: list[DamagedCheckpointError] = []
-    try:
-        read = functools.partial(checkpoint.stored, damaged=damage.append)
-        program.restore(read, checkpoint.keys)
-        if damage:
-            raise damage[0]
-    except ValueError as error:
-        raise CheckpointError(
-            f"{checkpoint.path} cannot be restored: {error}. Undo the changes since it was saved, "
-            "or train in another --logdir"
-        ) from error
 
 
 def _flat(evaluations: Evaluations) -> dict[str, float]:

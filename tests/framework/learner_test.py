@@ -454,6 +454,7 @@ def test_missing_slot_is_named() -> None:
     [
         ("accumulation_steps", 0),
         ("max_consecutive_nonfinite_steps", 0),
+        ("max_rollbacks", -1),
         ("clip_global_norm", 0.0),
         ("clip_tensor_norm", -1.0),
         ("ema_decay", 1.0),
@@ -583,7 +584,9 @@ def test_names_of_patterns_and_learners_have_to_agree() -> None:
         make_multi(patterns={"other": ".*"})
 
 
-@pytest.mark.parametrize("field", ["accumulation_steps", "max_consecutive_nonfinite_steps"])
+@pytest.mark.parametrize(
+    "field", ["accumulation_steps", "max_consecutive_nonfinite_steps", "max_rollbacks"]
+)
 def test_what_only_all_learners_can_have_is_refused_on_one(field: str) -> None:
     one = Learner.Params(optimizer=optimizers.SGD.Params(), schedule=constant(1.0)).set({field: 7})
     with pytest.raises(ValueError, match=f"{field} is a setting for all learners together"):

@@ -43,7 +43,9 @@ class Report:
         self._drawn = -_CURVES_EVERY_S
 
     def go_on_from(self, step: int) -> None:
-        """Removes what an earlier process reported after the step that was restored."""
+        """Removes what was reported after the step that was restored."""
+        self._log.close()  # files are replaced; they are opened again by the next report
+        self._events.close()
         self._log.keep_until(step)
         self._events.keep_until(step)
 
@@ -118,6 +120,10 @@ class Report:
         elapsed = time.perf_counter() - self._begin
         self._log.append({STEP: step, SPLIT: split, **values, "elapsed_seconds": elapsed})
         self._events.append(step, split, values)
+
+    def warn(self, text: str) -> None:
+        """Shows a warning."""
+        self._console.line(text, "warning")
 
     def progress(self, step: int, doing: str = "") -> None:
         """Shows the progress of training, and the current activity if it is not training."""

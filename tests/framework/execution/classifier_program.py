@@ -86,8 +86,12 @@ def run(
     activation_dtype: str,
     loss_scale: dict[str, Any] | None,
     steps: int,
+    poisoned: list[int],
 ) -> dict[str, Any]:
-    """Returns the losses of some steps, the weights after them, and what changed."""
+    """Returns the losses of some steps, the weights after them, and what changed.
+
+    In the steps of `poisoned`, the last example is not finite, so only one part of the batch is.
+    """
     task = Classification.Params(num_classes=CLASSES, model=Net.Params(dtype=dtype)).instantiate()
     learner = Learner.Params(
         optimizer=SGD.Params(),
@@ -103,7 +107,9 @@ def run(
     )
     program.initialize()
     before = program.state()
-    metrics = [program.train_step(examples, step) for step in range(steps)]
+    broken = {**examples, "x": np.where(np.arange(EXAMPLES)[:, None] < 7, examples["x"], np.nan)}
+    broken["x"] = broken["x"].astype(dtype)
+    metrics = [program.train_step(broken if i in poisoned else examples, i) for i in range(steps)]
     losses = [float(one["loss"]) for one in metrics]
     evaluated = program.eval_step(examples)
     after = program.state()
@@ -111,6 +117,7 @@ def run(
     return {
         "scales": [float(one["loss_scale"]) for one in metrics if "loss_scale" in one],
         "skipped": int(metrics[-1]["nonfinite_total"]),
+        "skipped_in_a_row": [int(one["nonfinite_consecutive"]) for one in metrics],
         "losses": [*losses, *(float(x) for x in evaluated["loss"])],
         "weights": {key: after[key].astype("float64").tolist() for key in weights},
         "changed": [key for key in weights if (before[key] != after[key]).any()],
@@ -121,14 +128,14 @@ def main() -> None:
     """Prints a result for each execution of a job.
 
     The job is {"executions": [names], "dtype", "frozen", "activation_dtype", "loss_scale",
-    "steps"}.
+    "steps", "poisoned"}.
     """
     job = json.loads(sys.argv[1])
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 4)
     MeshSharded.Params(mesh="data:4").instantiate().setup_devices()
     defaults: dict[str, Any] = {"dtype": "float32", "frozen": [], "activation_dtype": "float32"}
-    defaults |= {"loss_scale": None, "steps": 3}
+    defaults |= {"loss_scale": None, "steps": 3, "poisoned": []}
     rest = {name: job.get(name, default) for name, default in defaults.items()}
     print(json.dumps([run(name, **rest) for name in job["executions"]]))
 

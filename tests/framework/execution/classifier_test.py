@@ -21,10 +21,14 @@ def run(*executions: str, **job: Any) -> list[dict[str, Any]]:
     return found
 
 
-def test_a_float64_model_runs_under_every_execution() -> None:
-    alone, *others = run("alone", "mesh", "stages", "stages on meshes", dtype="float64")
+def test_a_float64_model_and_a_skipped_step_are_the_same_under_every_execution() -> None:
+    names = ("alone", "mesh", "stages", "stages on meshes")
+    alone, *others = run(*names, dtype="float64", steps=4, poisoned=[1, 2])
     assert len(alone["changed"]) == 8
+    assert alone["skipped"] == 2 and alone["skipped_in_a_row"] == [0, 1, 2, 0]
+    assert np.isfinite(alone["losses"]).tolist() == [True, False, False, True, True, True]
     for one in others:
+        assert one["skipped"] == 2 and one["skipped_in_a_row"] == [0, 1, 2, 0]
         np.testing.assert_allclose(one["losses"], alone["losses"], rtol=1e-12)
         for path, value in alone["weights"].items():
             within = 1e-6 if "moving" in path else 1e-12  # statistics are summed in float32

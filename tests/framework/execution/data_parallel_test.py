@@ -310,6 +310,13 @@ def test_a_later_batch_that_the_parts_do_not_divide_is_used_whole(size: int) -> 
         program.initialize()
         metrics = program.train_step(batch, 0)
         found.append([float(metrics[name]) for name in ("loss", "gradient_norm")])
+        before = program.state()
+        broken = {**batch, "x": np.where(np.arange(size)[:, None] < 1, np.inf, batch["x"])}
+        broken["x"] = broken["x"].astype(np.float32)  # in one part only
+        assert program.train_step(broken, 1)["nonfinite_total"] == 1
+        after = program.state()
+        changed = {key for key in before if (before[key] != after[key]).any()}
+        assert changed == {"learner/nonfinite/total", "learner/nonfinite/consecutive"}
     assert found[1] == pytest.approx(found[0], rel=1e-5)
 
 

@@ -39,7 +39,7 @@ from tekso.framework.optimizers.sgd import Momentum
 from tekso.framework.params import param
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
 from tekso.framework.run.checkpoints import Checkpoints, Description
-from tekso.framework.run.training_loop import restore
+from tekso.framework.run.restore import restore
 from tekso.framework.schedules import Constant
 from tekso.framework.task import Task
 

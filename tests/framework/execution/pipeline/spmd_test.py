@@ -52,10 +52,13 @@ def test_what_layers_read_besides_goes_with_its_micro_batch() -> None:
     check(alone, piped)
 
 
-def test_a_mask_of_minus_infinity_and_what_is_learned_go_beside_the_stack() -> None:
-    alone, *piped = run("masked", pipeline(2, 4), pipeline(2, 2, rematerialize="all"), size=16)
-    for one in piped:
+def test_a_mask_of_minus_infinity_is_fine_and_a_step_that_is_not_finite_is_skipped() -> None:
+    pipelines = (pipeline(2, 4), pipeline(2, 2, rematerialize="all"))
+    alone, *piped = run("masked", *pipelines, size=16, steps=3, poisoned=[1])
+    for one in (alone, *piped):
         check(alone, one)
+        assert [step["nonfinite_total"] for step in one["steps"]] == [0, 1, 1]
+        assert [step["nonfinite_consecutive"] for step in one["steps"]] == [0, 1, 0]
 
 
 @pytest.mark.slow

@@ -1,0 +1,76 @@
+"""Checks the figures of every training step for numbers that are not finite."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tekso.framework.execution.base import ExecutionProgram
+from tekso.framework.learning_step import LearnerBase
+from tekso.framework.run import replay
+from tekso.framework.run.checkpoints import Description
+from tekso.framework.run.incidents import Incidents
+from tekso.framework.run.process_group import ProcessGroup
+
+Figures = Mapping[str, Any]
+_IN_A_ROW = "nonfinite_consecutive"
+
+
+class StepChecks:
+    """Checks steps one call late, so that no step waits; records the first of every series.
+
+    Args:
+      learner: raises an error after too many steps in a row that are not finite.
+      program: runs the steps.
+      incidents: records incidents; None: another process does.
+      group: the processes of the run.
+    """
+
+    def __init__(
+        self,
+        learner: LearnerBase,
+        program: ExecutionProgram,
+        incidents: Incidents | None,
+        group: ProcessGroup,
+    ) -> None:
+        self._learner, self._program = learner, program
+        self._incidents, self._group = incidents, group
+        # Steps done and the figures of the last of them, when checked and when the last call ended.
+        self._checked: tuple[int, Figures] = (0, {})
+        self._newest: tuple[int, Figures] = (0, {})
+
+    def ran(self, step: int, figures: Figures) -> None:
+        """Takes the number of steps done after a call, and the figures of the last of them."""
+        self._newest = (step, figures)
+
+    def check(self, step: int, figures: Figures, description: Description) -> None:
+        """Records an incident if this is the first step of a series that was not finite.
+
+        Args:
+          step: number of steps done when the figures were computed.
+          figures: figures of the last of them; empty: there was none in this process.
+          description: description of the run's checkpoints.
+
+        Raises:
+          NonFiniteStepsError: too many steps in a row were not finite.
+        """
+        if not figures:
+            return
+        is_new, self._checked = self._checked[0] != step, (step, figures)
+        if is_new and self._incidents is not None and int(figures[_IN_A_ROW]) == 1:
+            done, newest = self._newest
+            is_same = done - int(newest[_IN_A_ROW]) == step - 1  # no later step was applied
+            program = self._program if is_same and self._group.size == 1 else None
+            self._incidents.record(step - 1, figures, description, program)
+        self._learner.check(figures)
+
+    def series(self) -> tuple[int, int]:
+        """Returns the first step of the series that was checked last, and the step after it."""
+        end, figures = self._checked
+        return end - int(figures[_IN_A_ROW]), end
+
+    def cause(self) -> str:
+        """Returns sentences that name what was not finite first in the last incident."""
+        last = self._incidents.last if self._incidents is not None else None
+        cause: str = self._group.from_first(replay.explanation(last))
+        return cause

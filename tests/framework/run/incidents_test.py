@@ -1,0 +1,172 @@
+"""Incidents of training: what is recorded, and what a replay names as the first cause."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tekso.framework import registry
+from tekso.framework.execution import DataParallel
+from tekso.framework.execution.base import signature_of
+from tekso.framework.initializers import Ones
+from tekso.framework.layer import Layer
+from tekso.framework.learner import Learner
+from tekso.framework.optimizers.sgd import SGD
+from tekso.framework.params import param
+from tekso.framework.run import incidents, replay
+from tekso.framework.run.checkpoints import Description
+from tekso.framework.run.incidents import Incidents
+from tekso.framework.schedules import Constant
+from tekso.framework.task import LossSums, Task
+from tekso.framework.theta import Theta
+from tekso.tools import trainer
+
+X = {"x": np.array([[1.0, 2.0], [3.0, 0.0], [5.0, 6.0]], np.float32)}
+
+
+class Curve(Layer):
+    """Computes the logarithm or the root: 0 gives an output, or a gradient, that is not finite."""
+
+    class Params(Layer.Params):
+        """Params of Curve."""
+
+        kind: str = param("log or sqrt.", default="log")
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self.weight("scale", [2], dims=("embed",), init=Ones.Params())
+
+    def fprop(self, theta: Theta, x: Any, ctx: Any) -> Any:
+        """See the class."""
+        scaled = x * theta.scale
+        return tf.math.log(scaled) if self.params.kind == "log" else tf.sqrt(scaled)
+
+
+class Curves(Task):
+    """Two curves, one after the other; the first one is the identity for squares."""
+
+    class Params(Task.Params):
+        """Params of Curves."""
+
+        kind: str = param("Of the second curve.", default="log")
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self.child("before", Curve.Params(kind="sqrt"))
+        self.child("curve", Curve.Params(kind=self.params.kind))
+
+    def loss_weight(self, batch: Any) -> tf.Tensor:
+        """Returns the number of examples."""
+        return tf.cast(tf.shape(batch["x"])[0], tf.float32)
+
+    def loss(self, theta: Theta, batch: Any, ctx: Any) -> LossSums:
+        """Returns the sum of all outputs."""
+        y = self.before.fprop(theta.before, batch["x"] + 1.0, ctx) - 1.0
+        return LossSums(tf.reduce_sum(self.curve.fprop(theta.curve, y, ctx)), {})
+
+
+def recorded(folder: Path, kind: str, *, with_state: bool = True, steps: Any = (110,)) -> Any:
+    """Returns incidents of a program that skipped its step."""
+    tree = registry.get("lm.python_source.Tiny")().tree()
+    tree.task = Curves.Params(kind=kind)
+    tree.learner = Learner.Params(optimizer=SGD.Params(), schedule=Constant.Params(value=0.1))
+    task, learner = tree.task.instantiate(), tree.learner.instantiate()
+    execution = DataParallel.Params(towers=1, xla="none").instantiate()
+    program = execution.build(task, learner, seed=7, batch=signature_of(X))
+    program.initialize()
+    before = program.state()
+    metrics = program.train_step(X, 110)
+    after = program.state()
+    assert metrics["nonfinite_consecutive"] == 1
+    assert all((before[key] == after[key]).all() for key in before if key.startswith("weights/"))
+    description = Description(
+        step=0,
+        model="a.Model",
+        params=tree.to_text(),
+        task=tree.task.to_text(),
+        input={"seed": 7, "skipped_batches": [[50, 50, 60]], "rollbacks": 1},
+    )
+    asked: list[int] = []
+
+    def batch_of(number: int) -> Any:
+        asked.append(number)
+        return X
+
+    lines: list[str] = []
+    found = Incidents(str(folder / "incidents"), batch_of=batch_of, warn=lines.append)
+    for step in steps:
+        found.record(step, metrics, description, program if with_state else None)
+    assert asked == [step + 10 for step in steps] and len(lines) == len(steps), lines
+    return found
+
+
+def test_an_incident_has_batch_state_figures_and_params(tmp_path: Path) -> None:
+    found = recorded(tmp_path, "log")
+    folder = tmp_path / "incidents" / "step_00000110"
+    assert found.last == str(folder)
+    told = json.loads((folder / "incident.json").read_text())
+    assert (told["step"], told["batch"], told["seed"], told["model"]) == (110, 120, 7, "a.Model")
+    assert told["metrics"]["loss"] == "-inf"
+    assert told["metrics"]["learning_rate"] == pytest.approx(0.1)
+    with np.load(folder / "batch.npz") as batch:
+        np.testing.assert_array_equal(batch["x"], X["x"])
+    assert "Curves" in (folder / "experiment.txt").read_text()
+    assert f"--mode=replay --incident={folder}" in (folder / "README.txt").read_text()
+    assert (folder / "step_00000110" / "checkpoint.json").exists()
+
+
+def test_the_oldest_incidents_are_removed(tmp_path: Path) -> None:
+    recorded(tmp_path, "log", with_state=False, steps=range(100, 111))
+    names = sorted(os.listdir(tmp_path / "incidents"))
+    assert names == [f"step_{step:08d}" for step in range(111 - incidents.MOST, 111)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "cause", "gradients"),
+    [
+        (
+            "log",
+            r"forward: the output of curve \(Curve\) is not finite; first op: Log\n  at .*math.log",
+            2,
+        ),
+        ("sqrt", r"backward: a gradient in curve \(Curve\) is not finite; first op: SqrtGrad$", 2),
+    ],
+)
+def test_a_replay_names_the_first_layer_and_op(
+    tmp_path: Path, kind: str, cause: str, gradients: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = recorded(tmp_path, kind).last
+    record = replay.replay(folder, warn=print)
+    assert re.match(cause, record["cause"]), record["cause"]
+    assert record["nonfinite_weights"] == [] and len(record["nonfinite_gradients"]) == gradients
+    assert [row[0] for row in record["layers"]] == ["before", "curve"]
+    assert record["layers"][0][2:4] == pytest.approx([7.0, 7.0**0.5])  # by hand
+    assert f"{kind.capitalize()}" in replay.explanation(folder)
+    assert trainer.main(["tekso-trainer", "--mode=replay", f"--incident={folder}"]) == 0
+    shown = capsys.readouterr().out
+    assert "output gradient" in shown and record["cause"] in shown
+
+
+def test_a_weight_that_is_not_finite_is_named(tmp_path: Path) -> None:
+    assert replay.cause(replay.TracedStep(), ["before/scale"]) == (
+        "the weight before/scale was not finite before the step"
+    )
+
+
+def test_a_folder_that_is_no_incident_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert trainer.main(["tekso-trainer", "--mode=replay", f"--incident={tmp_path}"]) == 1
+    assert "is not the folder of an incident" in capsys.readouterr().err
+    assert trainer.main(["tekso-trainer", "--mode=replay"]) == 2
+    assert "--mode=replay requires --incident=" in capsys.readouterr().err
+    recorded(tmp_path, "log", with_state=False)
+    with pytest.raises(replay.IncidentError, match=r"has no state, and .* no checkpoint before"):
+        replay.replay(str(tmp_path / "incidents" / "step_00000110"), warn=print)
