@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import os
@@ -135,14 +136,20 @@ def _job(model: str, tree: Tree.Params, registered: Tree.Params, argv: list[str]
 
 
 def _cluster() -> Cluster | None:
-    from tekso.framework import cluster
+    from tekso.framework import cluster, exposure
 
     if FLAGS.mode == "follow":  # a process of its own, beside those that train
         return None
 
     try:
         found = cluster.find(FLAGS.cluster, FLAGS.process, os.environ)
-    except cluster.ClusterError as error:
+        if found is not None:
+            allowed = FLAGS.allow_unauthenticated_network
+            found = dataclasses.replace(found, allows_network=allowed)
+            exposure.check(
+                found.address, source=found.source, allowed=allowed, others=found.addresses
+            )
+    except (cluster.ClusterError, exposure.ExposureError) as error:
         raise UsageError(str(error)) from None
     if found is None and FLAGS.cluster is None and flag_modes.is_given(FLAGS["cluster_timeout_s"]):
         raise UsageError(

@@ -145,6 +145,7 @@ def _define_processes(f: flags.FlagValues) -> None:
         flag_values=f,
     )
     flags.DEFINE_integer("process", None, "Index of this process in --cluster.", flag_values=f)
+    command_flags.define_network(f)
     flags.DEFINE_float(
         "cluster_timeout_s",
         120.0,

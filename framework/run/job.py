@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
+from tekso.framework import exposure
 from tekso.framework.cluster import Cluster
 from tekso.framework.experiment import Tree
 from tekso.framework.params import Params
@@ -79,6 +80,7 @@ class Job:
             yield ProcessGroup()
             return
         self.tree.execution.instantiate().join(self.cluster)  # checks before waiting for others
+        self.console.line(exposure.describe(self.cluster.address), "good")
 
         def with_advice(text: str) -> str:
             return f"{text}; start all processes again with the same command{goes_on()}"

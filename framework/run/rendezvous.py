@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from tekso.framework.cluster import Cluster, ClusterError, host_and_port
+from tekso.framework.cluster import Cluster, ClusterError
 from tekso.framework.run.connection import Connection, Message, listen
 
 _ANSWER_S = 10.0  # time for a connected process to send its index
@@ -53,16 +53,17 @@ class Rendezvous:
         return {0: self._go_to_first()}
 
     def _listen(self) -> socket.socket:
-        own = self._cluster.addresses[self._cluster.process]
+        own = self._cluster.address
         deadline = time.monotonic() + _FREE_S
         while True:
             try:
-                return listen(host_and_port(own)[1])
+                return listen(own)
             except OSError as error:
                 if time.monotonic() > deadline:
                     raise ClusterError(
-                        f"{self._name(self._cluster.process)} cannot listen at its port: "
-                        f"{error.strerror}. End the program that uses it, or give another port"
+                        f"{self._name(self._cluster.process)} cannot listen at its address: "
+                        f"{error.strerror}. If its port is in use, end the program that uses it, or "
+                        "give another port; the host must be a name or an address of this machine"
                     ) from None
             self._tell_late(f"waiting until the port of {own} is free")
             time.sleep(_AGAIN_S)

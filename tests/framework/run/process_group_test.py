@@ -360,7 +360,7 @@ def test_port_in_use_is_told(addresses: tuple[str, ...], monkeypatch: pytest.Mon
     taken = socket.create_server(("", 0))
     own = (f"localhost:{taken.getsockname()[1]}", *addresses)
     with (
-        pytest.raises(ClusterError, match="cannot listen at its port: Address already in use"),
+        pytest.raises(ClusterError, match="cannot listen at its address: Address already in use"),
         of(own, 0, timeout_s=1.0),
     ):
         raise AssertionError("met")
