@@ -30,9 +30,7 @@ def ips(host: str) -> tuple[str, ...]:
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
-        raise ExposureError(
-            f"{host!r} is not a host name that this machine knows: {error}"
-        ) from None
+        raise ExposureError(f"this machine knows no address of {host!r}: {error}") from None
     return tuple(dict.fromkeys(str(address[0]).partition("%")[0] for *_, address in found))
 
 

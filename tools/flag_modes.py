@@ -48,6 +48,7 @@ USED_IN: dict[str, tuple[str, ...]] = {
     "cluster": _PROCESSES,
     "process": _PROCESSES,
     "allow_unauthenticated_network": _PROCESSES,
+    "cluster_token_file": _PROCESSES,
     "cluster_timeout_s": _PROCESSES,
     "checkpoint": ("eval", "decode", "export"),
     "import": _ALL,

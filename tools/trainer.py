@@ -131,6 +131,7 @@ def _job(model: str, tree: Tree.Params, registered: Tree.Params, argv: list[str]
         cpu_devices=FLAGS.cpu_devices,
         cluster=cluster,
         cluster_timeout_s=FLAGS.cluster_timeout_s,
+        cluster_token_file=FLAGS.cluster_token_file,
         shows_step=FLAGS.trace_pipeline,
     )
 

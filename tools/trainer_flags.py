@@ -146,6 +146,14 @@ def _define_processes(f: flags.FlagValues) -> None:
     )
     flags.DEFINE_integer("process", None, "Index of this process in --cluster.", flag_values=f)
     command_flags.define_network(f)
+    flags.DEFINE_string(
+        "cluster_token_file",
+        None,
+        "File with the secret that all processes share, which nobody else may read. By default the "
+        "environment variable TEKSO_CLUSTER_TOKEN, or else a file that the first process creates "
+        "in the logdir.",
+        flag_values=f,
+    )
     flags.DEFINE_float(
         "cluster_timeout_s",
         120.0,

@@ -2,8 +2,8 @@
 
 TensorFlow holds the global interpreter lock (GIL) while it waits for all processes. If a process is
 lost at that moment, it waits for an hour, and no thread could detect and report this. Here the same
-C function is called with ctypes, which releases the GIL. The server of the runtime accepts connections
-only at the address of its process.
+C function is called with ctypes, which releases the GIL. The server of the runtime accepts
+connections only at the address of its process.
 """
 
 from __future__ import annotations

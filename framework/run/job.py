@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -13,6 +14,7 @@ from tekso.framework import exposure
 from tekso.framework.cluster import Cluster
 from tekso.framework.experiment import Tree
 from tekso.framework.params import Params
+from tekso.framework.run import cluster_token
 from tekso.framework.run.assembly import Assembly, assemble
 from tekso.framework.run.checkpoints import Checkpoint, Checkpoints
 from tekso.framework.run.consistency import check_settings
@@ -40,6 +42,7 @@ class Job:
       cpu_devices: number of logical CPU devices.
       cluster: the processes of the run, if there are several.
       cluster_timeout_s: how long to wait for all processes to connect.
+      cluster_token_file: file with the secret that they share; see `cluster_token`.
       shows_step: whether to show the timeline of the devices in a training step, if the execution
         records it.
     """
@@ -55,6 +58,7 @@ class Job:
     cpu_devices: int | None = None
     cluster: Cluster | None = None
     cluster_timeout_s: float = 120.0
+    cluster_token_file: str | None = None
     shows_step: bool = False
 
     @property
@@ -88,6 +92,7 @@ class Job:
         try:
             with ConnectedProcessGroup(
                 self.cluster,
+                token=cluster_token.find(self.cluster_token_file, os.environ, self.logdir.path),
                 timeout_s=self.cluster_timeout_s,
                 tell=lambda text: self.console.line(text, "warning"),
                 last_words=lambda text: print(

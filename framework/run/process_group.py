@@ -26,6 +26,7 @@ from typing import Any
 import tensorflow as tf
 
 from tekso.framework.cluster import Cluster
+from tekso.framework.run.cluster_token import Token
 from tekso.framework.run.connection import Connection, Message
 from tekso.framework.run.rendezvous import Rendezvous
 
@@ -99,6 +100,7 @@ class ConnectedProcessGroup(ProcessGroup):
 
     Args:
       cluster: the processes.
+      token: the secret that they share.
       timeout_s: how long to wait for all processes to connect.
       tell: called with a line that says which processes are awaited.
       last_words: called with the error before a process that hangs in TensorFlow is ended.
@@ -108,6 +110,7 @@ class ConnectedProcessGroup(ProcessGroup):
         self,
         cluster: Cluster,
         *,
+        token: Token,
         timeout_s: float,
         tell: Callable[[str], None],
         last_words: Callable[[str], None],
@@ -115,7 +118,7 @@ class ConnectedProcessGroup(ProcessGroup):
         self.process, self.size = cluster.process, cluster.size
         self.cluster = cluster
         self._tell, self._last_words = tell, last_words
-        self._rendezvous = Rendezvous(cluster, timeout_s=timeout_s, tell=tell)
+        self._rendezvous = Rendezvous(cluster, token=token, timeout_s=timeout_s, tell=tell)
         self._connections: dict[int, Connection] = {}
         self._changed = threading.Condition()
         self._inbox: dict[tuple[int, str], collections.deque[Any]] = collections.defaultdict(
@@ -199,12 +202,12 @@ class ConnectedProcessGroup(ProcessGroup):
     # --- detecting lost processes ---
 
     def _listen(self, process: int, connection: Connection) -> None:
-        while (message := connection.receive()) is not None:
+        while _is_valid(message := connection.receive(), self.size):
             self._take(process, message)
         if process not in self._left and not self._closing.is_set():
             self._lose(process, "was lost: its connection broke (was it killed?)")
 
-    def _take(self, process: int, message: Message) -> None:
+    def _take(self, process: int, message: Any) -> None:
         if message["kind"] == "lost":
             self._lose(message["process"], message["how"])
         with self._changed:
@@ -231,6 +234,16 @@ class ConnectedProcessGroup(ProcessGroup):
         if not self._noticed.wait(_GRACE_S):
             self._last_words(str(self._loss))
             os._exit(1)
+
+
+def _is_valid(message: Message | None, size: int) -> bool:
+    """Whether a message is one that `ConnectedProcessGroup` sends in a group of a size."""
+    match message:
+        case {"kind": "value", "exchange": str(), "value": _} | {"kind": "bye"}:
+            return True
+        case {"kind": "lost", "process": int(process), "how": str()}:
+            return 0 <= process < size
+    return False
 
 
 def _is_of_connections(error: tf.errors.OpError) -> bool:

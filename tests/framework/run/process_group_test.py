@@ -14,9 +14,11 @@ import tensorflow as tf
 
 from tekso.framework.cluster import Cluster, ClusterError
 from tekso.framework.run import connection, process_group, rendezvous
+from tekso.framework.run.cluster_token import Token
 from tekso.framework.run.process_group import ConnectedProcessGroup, LostProcessError, ProcessGroup
 
 DEADLINE_S = 60.0
+TOKEN = Token(b"a secret of 16 characters", "a test")
 
 
 @pytest.fixture(autouse=True)
@@ -39,6 +41,7 @@ def free_ports(count: int) -> list[int]:
 
 def of(addresses: tuple[str, ...], process: int, **options: Any) -> ConnectedProcessGroup:
     options = {"timeout_s": DEADLINE_S, "tell": print, "last_words": print, **options}
+    options.setdefault("token", TOKEN)
     return ConnectedProcessGroup(Cluster(addresses, process), **options)
 
 
