@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tekso.framework import bounded
+
 FORMAT = 1
 
 
@@ -68,7 +70,7 @@ class Description:
         Raises:
           ValueError: the text is not a description, or has a later format.
         """
-        fields = json.loads(text)
+        fields = bounded.parse_json(text)
         if not isinstance(fields, dict) or fields.pop("format", None) != FORMAT:
             raise ValueError(f"not the description of a checkpoint of format {FORMAT}")
         known = {field.name for field in dataclasses.fields(Description)}
