@@ -50,6 +50,7 @@ USED_IN: dict[str, tuple[str, ...]] = {
     "allow_unauthenticated_network": _PROCESSES,
     "cluster_token_file": _PROCESSES,
     "cluster_timeout_s": _PROCESSES,
+    "wait_limit_s": _PROCESSES,
     "checkpoint": ("eval", "decode", "export"),
     "import": _ALL,
     "list": (LIST,),

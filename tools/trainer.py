@@ -132,6 +132,7 @@ def _job(model: str, tree: Tree.Params, registered: Tree.Params, argv: list[str]
         cluster=cluster,
         cluster_timeout_s=FLAGS.cluster_timeout_s,
         cluster_token_file=FLAGS.cluster_token_file,
+        wait_limit_s=FLAGS.wait_limit_s,
         shows_step=FLAGS.trace_pipeline,
     )
 

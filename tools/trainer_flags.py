@@ -161,6 +161,15 @@ def _define_processes(f: flags.FlagValues) -> None:
         lower_bound=1.0,
         flag_values=f,
     )
+    flags.DEFINE_float(
+        "wait_limit_s",
+        300.0,
+        "Seconds for which the process may wait for a step, another process, the input or the file "
+        "system, and six times as long while something is compiled or prepared. Then it writes the "
+        "stacks of all threads to the logdir and ends with exit code 60; 0: no limit.",
+        lower_bound=0.0,
+        flag_values=f,
+    )
     flags.DEFINE_string(
         "warm_start",
         None,

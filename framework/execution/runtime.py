@@ -18,7 +18,7 @@ import tensorflow as tf
 from tensorflow.experimental import dtensor
 from tensorflow.python import pywrap_tfe
 
-from tekso.framework import port_filter
+from tekso.framework import port_filter, watchdog
 from tekso.framework.cluster import Cluster
 from tekso.framework.execution.errors import ExecutionError
 
@@ -43,6 +43,7 @@ def start(device_type: str, cluster: Cluster) -> None:
     try:
         with (
             port_filter.limited_to(cluster.address, or_open=cluster.allows_network),
+            watchdog.waiting(f"all {cluster.size} processes to start TensorFlow's runtime"),
             _without_lock(),
         ):
             dtensor.initialize_accelerator_system(device_type)

@@ -25,6 +25,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tekso.framework import watchdog
 from tekso.framework.cluster import Cluster
 from tekso.framework.run.cluster_token import Token
 from tekso.framework.run.connection import Connection, Message
@@ -57,6 +58,12 @@ class ProcessGroup:
     def name(self, process: int) -> str:
         """Returns the name of a process for messages."""
         return self.cluster.name(process) if self.cluster is not None else f"process {process}"
+
+    def others(self) -> str:
+        """Returns " with process 1 (node2:5000), …" for messages; "" for a single process."""
+        names = [self.name(process) for process in range(self.size) if process != self.process]
+        shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+        return f" with {shown}" if names else ""
 
     @property
     def is_first(self) -> bool:
@@ -124,6 +131,7 @@ class ConnectedProcessGroup(ProcessGroup):
         self._inbox: dict[tuple[int, str], collections.deque[Any]] = collections.defaultdict(
             collections.deque
         )
+        self._answers: collections.Counter[int] = collections.Counter()  # by process
         self._left: set[int] = set()
         self._loss: str | None = None
         self._noticed, self._closing = threading.Event(), threading.Event()
@@ -170,16 +178,27 @@ class ConnectedProcessGroup(ProcessGroup):
     def _next(self, process: int, exchange: str) -> Any:
         with self._changed:
             inbox = self._inbox[process, exchange]
-            while not self._changed.wait_for(
-                lambda: inbox or self._loss or process in self._left, timeout=_TELL_S
-            ):
-                self._tell(f"waiting for {self.name(process)}")
+            is_over = lambda: inbox or self._loss or process in self._left  # noqa: E731
+            if not is_over():
+                self._wait(process, is_over)
             if inbox:
                 return inbox.popleft()
             if not exchange:  # another thread may notice while the main thread hangs
                 self._noticed.set()
             loss = self._loss or f"{self.name(process)} ended before this one"
         raise LostProcessError(loss)
+
+    def _wait(self, process: int, is_over: Callable[[], Any]) -> None:
+        """Waits for a message of a process; as long as it is alive, it may prepare something."""
+        answers = self._answers
+        while not is_over():
+            answers[process] = 0
+            with watchdog.waiting(f"an answer of {self.name(process)}", interruptible=True):
+                while not self._changed.wait_for(
+                    lambda: is_over() or answers[process], timeout=_TELL_S
+                ):
+                    self._tell(f"waiting for {self.name(process)}")
+                    self._connections[process].send({"kind": "ask"})
 
     @contextlib.contextmanager
     def explaining(self) -> Iterator[None]:
@@ -211,7 +230,11 @@ class ConnectedProcessGroup(ProcessGroup):
         if message["kind"] == "lost":
             self._lose(message["process"], message["how"])
         with self._changed:
-            if message["kind"] == "value":
+            if message["kind"] == "ask":
+                self._connections[process].send({"kind": "answer"})
+            elif message["kind"] == "answer":
+                self._answers[process] += 1
+            elif message["kind"] == "value":
                 self._inbox[process, message["exchange"]].append(message["value"])
             elif message["kind"] == "bye":
                 self._left.add(process)
@@ -239,7 +262,7 @@ class ConnectedProcessGroup(ProcessGroup):
 def _is_valid(message: Message | None, size: int) -> bool:
     """Whether a message is one that `ConnectedProcessGroup` sends in a group of a size."""
     match message:
-        case {"kind": "value", "exchange": str(), "value": _} | {"kind": "bye"}:
+        case {"kind": "value", "exchange": str(), "value": _} | {"kind": "bye" | "ask" | "answer"}:
             return True
         case {"kind": "lost", "process": int(process), "how": str()}:
             return 0 <= process < size

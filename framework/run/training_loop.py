@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from tekso.framework import task_results
+from tekso.framework import task_results, watchdog
 from tekso.framework.execution.base import ExecutionProgram
 from tekso.framework.learning_step import LearnerBase
 from tekso.framework.run.checkpoints import (
@@ -198,10 +198,7 @@ class TrainingLoop:
             self._pace.restart()
             self._report.progress(step, "first step")
             while not ended_early and step < self._timetable.steps and not stop.poll():
-                with self._pace.waiting():
-                    batch = next(batches, None)
-                if batch is None:
-                    raise ValueError(f"the training input ends before step {step}")
+                batch = self._next_batch(batches, step, metrics)
                 self._task.check_batch(f"input.batch({step})", batch)
                 before, metrics = metrics, self._train_step(batch, step)
                 step += 1
@@ -224,6 +221,29 @@ class TrainingLoop:
             self._checkpoints.wait()
             stop.poll()
         return Outcome(step, first_step, evaluations, stop.received, ended_early)
+
+    def _next_batch(self, batches: Iterator[Batch], step: int, metrics: Mapping[str, Any]) -> Batch:
+        """Returns the next batch; if it does not come, saves the state of a single process."""
+        name = f"the batch of step {step + 1} from the input"
+        factor = 1.0 if self._shapes else watchdog.PREPARING
+        try:
+            with (
+                self._pace.waiting(),
+                watchdog.waiting(name, factor=factor, interruptible=True),
+            ):
+                batch = next(batches, None)
+        except watchdog.StalledError as error:
+            if self._group.size > 1 or not self._shapes:
+                raise
+            self._check(metrics)
+            self._save(step, {})
+            self._checkpoints.wait()
+            raise watchdog.StalledError(
+                f"{error}; step {step} is saved: repeat the command when the input is available"
+            ) from error
+        if batch is None:
+            raise ValueError(f"the training input ends before step {step}")
+        return batch
 
     def _reason_to_end(self, step: int, evaluations: Evaluations | None = None) -> str:
         """Returns why early stopping ends the run after a step before its last one, or "".
@@ -256,14 +276,17 @@ class TrainingLoop:
     def _check(self, metrics: Mapping[str, Any]) -> None:
         """Raises an error for bad figures of a step; one step late, so that no step waits."""
         if metrics:
-            self._learner.check(metrics)
+            with watchdog.waiting(f"the figures of a step{self._group.others()}"):
+                self._learner.check(metrics)
 
     def _train_step(self, batch: Batch, step: int) -> Mapping[str, Any]:
         """Runs a step; does not time the first step of a new batch shape, which is compiled."""
         metrics: Mapping[str, Any]
         shapes = frozenset((name, array.shape) for name, array in batch.items())
+        name = f"step {step + 1} of the devices{self._group.others()}"
         if shapes in self._shapes:
-            metrics = self._program.train_step(batch, step)
+            with watchdog.waiting(name):
+                metrics = self._program.train_step(batch, step)
             parts = self._program.part[1]  # of about the same number of units
             self._pace.step(task_results.count(self._task, batch)[0] * parts)
             return metrics
@@ -273,7 +296,7 @@ class TrainingLoop:
         if is_later:
             self._report.progress(step, f"compiling for batches of {size}")
         begin = time.perf_counter()
-        with self._pace.paused():
+        with self._pace.paused(), watchdog.waiting(name, factor=watchdog.PREPARING):
             metrics = self._program.train_step(batch, step)
         if is_later:
             self._report.compiled(step + 1, size, seconds=time.perf_counter() - begin)
@@ -287,7 +310,8 @@ class TrainingLoop:
             if is_first:
                 self._pace.restart()  # the first step of a process is traced and compiled
             return
-        values = step_figures(self._task, metrics)
+        with watchdog.waiting(f"the figures of step {step}{self._group.others()}"):
+            values = step_figures(self._task, metrics)
         reading = self._pace.read() if not is_first else None
         with self._pace.paused():
             self._report.train(step, values, reading, unit=task_results.count(self._task, batch)[1])
@@ -344,7 +368,8 @@ class TrainingLoop:
         return self._group.from_first(self._checkpoints.would_be_best(_flat(evaluations)))
 
     def _save(self, step: int, evaluations: Evaluations) -> None:
-        with self._pace.paused():
+        name = f"the state of step {step} and the file system of the checkpoints"
+        with self._pace.paused(), watchdog.waiting(name, factor=watchdog.PREPARING):
             self._report.sync()
             description = self._description.at(step, _flat(evaluations))
             self._checkpoints.save(self._program.shards, description)
