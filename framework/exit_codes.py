@@ -28,6 +28,7 @@ class ExitCode(enum.IntEnum):
     LOGDIR_LOST = 6
     LOGDIR_IN_USE = 7
     PROCESS_LOST = 8
+    STALLED = 60  # also the number of a signal, see `watchdog.py`
     INTERRUPTED = 130
     TERMINATED = 143
 

@@ -38,9 +38,8 @@ from collections.abc import Iterator
 from types import FrameType
 
 from tekso.framework import watchdog_guard
-from tekso.framework.watchdog_guard import EXIT_CODE, SLOT, SLOTS
-
-__all__ = ["EXIT_CODE", "StalledError", "waiting", "watching"]
+from tekso.framework.exit_codes import ExitCode
+from tekso.framework.watchdog_guard import SLOT, SLOTS
 
 PREPARING = 6.0
 """How much longer than a step a wait may be in which something is compiled or prepared."""
@@ -49,7 +48,7 @@ PREPARING = 6.0
 class StalledError(RuntimeError):
     """A wait lasted longer than its limit."""
 
-    exit_code = EXIT_CODE
+    exit_code = ExitCode.STALLED
 
 
 class _Watchdog:

@@ -16,8 +16,7 @@ from collections.abc import Callable
 
 SLOT = struct.Struct("<QdB503s")  # number, limit in seconds, whether it can be interrupted, name
 SLOTS = 32
-EXIT_CODE = 60
-DUMP, INTERRUPT, EXIT = 50, 51, EXIT_CODE  # signals that nothing else uses
+DUMP, INTERRUPT, EXIT = 50, 51, 60  # signals that nothing else uses; EXIT is ExitCode.STALLED
 POLL_S = 1.0
 _GRACE_S = 10.0  # for a wait that was interrupted
 _DUMP_S = 1.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -33,6 +34,35 @@ def _run(argv: list[str]) -> int:
     if FLAGS.help:
         print(trainer_flags.help_text())
         return OK
+    if FLAGS.supervise:
+        return _supervised(argv)
+    return _act(argv)
+
+
+def _supervised(argv: list[str]) -> int:
+    """Runs the trainer in forks, and restarts it; TensorFlow is imported only in the forks."""
+    from tekso.tools.supervisor import Supervisor
+
+    supervisor = Supervisor(
+        restarts=FLAGS.restarts,
+        progress=lambda: _checkpoints_in(_logdir_path()),
+        tell=lambda text: print(f"{PROGRAM}: {text}", file=sys.stderr, flush=True),
+    )
+    show_traceback = "--traceback" in argv
+    act = functools.partial(_act, argv)
+    return supervisor.run(lambda: command_errors.run(PROGRAM, act, show_traceback=show_traceback))
+
+
+def _checkpoints_in(logdir: str) -> list[str]:
+    """Returns the names of the checkpoints in a logdir."""
+    from tekso.framework import files
+
+    with contextlib.suppress(OSError):
+        return files.names(files.join(logdir, "checkpoints"))
+    return []
+
+
+def _act(argv: list[str]) -> int:
     experiment_flags.load(FLAGS.model, FLAGS["import"].value or [])
     if FLAGS["list"].value is not None:
         return _list(FLAGS["list"].value)
@@ -53,13 +83,17 @@ def _run(argv: list[str]) -> int:
 # --- flags ---
 
 
-def _logdir() -> Logdir:
-    from tekso.framework.run.logdir import Logdir
-
+def _logdir_path() -> str:
     path = FLAGS.logdir or (f"runs/{FLAGS.model}" if FLAGS.model else "")
     if not path:
         raise UsageError(f"--model is missing, as in {EXAMPLE}; --list shows all")
-    return Logdir(os.path.expanduser(path))
+    return os.path.expanduser(path)
+
+
+def _logdir() -> Logdir:
+    from tekso.framework.run.logdir import Logdir
+
+    return Logdir(_logdir_path())
 
 
 def _experiment() -> tuple[str, Tree.Params, Tree.Params]:

@@ -170,6 +170,20 @@ def _define_processes(f: flags.FlagValues) -> None:
         lower_bound=0.0,
         flag_values=f,
     )
+    flags.DEFINE_boolean(
+        "supervise",
+        False,
+        "With train: restart the run from its last checkpoint if it crashes, if it is killed, if "
+        "another process or a worker of it is lost, or if it stalls.",
+        flag_values=f,
+    )
+    flags.DEFINE_integer(
+        "restarts",
+        10,
+        "With --supervise: number of restarts without a new checkpoint, after which it gives up.",
+        lower_bound=1,
+        flag_values=f,
+    )
     flags.DEFINE_string(
         "warm_start",
         None,

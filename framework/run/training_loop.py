@@ -34,6 +34,7 @@ from tekso.framework.run.evaluation import (
     evaluate_and_score,
     step_figures,
 )
+from tekso.framework.run.next_batch import next_batch
 from tekso.framework.run.pace import Pace
 from tekso.framework.run.process_group import ProcessGroup
 from tekso.framework.run.report.report import Report
@@ -198,7 +199,9 @@ class TrainingLoop:
             self._pace.restart()
             self._report.progress(step, "first step")
             while not ended_early and step < self._timetable.steps and not stop.poll():
-                batch = self._next_batch(batches, step, metrics)
+                with self._pace.waiting():
+                    save = self._save_for(step, metrics)
+                    batch = next_batch(batches, step, is_first=not self._shapes, save=save)
                 self._task.check_batch(f"input.batch({step})", batch)
                 before, metrics = metrics, self._train_step(batch, step)
                 step += 1
@@ -222,28 +225,17 @@ class TrainingLoop:
             stop.poll()
         return Outcome(step, first_step, evaluations, stop.received, ended_early)
 
-    def _next_batch(self, batches: Iterator[Batch], step: int, metrics: Mapping[str, Any]) -> Batch:
-        """Returns the next batch; if it does not come, saves the state of a single process."""
-        name = f"the batch of step {step + 1} from the input"
-        factor = 1.0 if self._shapes else watchdog.PREPARING
-        try:
-            with (
-                self._pace.waiting(),
-                watchdog.waiting(name, factor=factor, interruptible=True),
-            ):
-                batch = next(batches, None)
-        except watchdog.StalledError as error:
-            if self._group.size > 1 or not self._shapes:
-                raise
+    def _save_for(self, step: int, metrics: Mapping[str, Any]) -> Callable[[], None] | None:
+        """Returns what saves the state when the input stalls; other processes would have to."""
+        if self._group.size > 1 or not self._shapes:
+            return None
+
+        def save() -> None:
             self._check(metrics)
             self._save(step, {})
             self._checkpoints.wait()
-            raise watchdog.StalledError(
-                f"{error}; step {step} is saved: repeat the command when the input is available"
-            ) from error
-        if batch is None:
-            raise ValueError(f"the training input ends before step {step}")
-        return batch
+
+        return save
 
     def _reason_to_end(self, step: int, evaluations: Evaluations | None = None) -> str:
         """Returns why early stopping ends the run after a step before its last one, or "".

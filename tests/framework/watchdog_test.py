@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tekso.framework import watchdog, watchdog_guard
+from tekso.framework.exit_codes import ExitCode
 from tekso.framework.watchdog_guard import Guard
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,7 +51,7 @@ def test_wait_that_holds_the_lock_is_ended_with_all_stacks(tmp_path: Path) -> No
         limit_s=0.5,
     )
     _, told = process.communicate(timeout=60)
-    assert process.returncode == watchdog.EXIT_CODE
+    assert process.returncode == ExitCode.STALLED
     assert "it: waited" in told and "for process 1 (node2:5000) to sum; the stacks" in told
     assert told.rstrip().endswith("; go on")
     stacks = (tmp_path / "stalled.txt").read_text()
@@ -71,8 +72,8 @@ def test_repeated_signal_ends_a_wait_that_holds_the_lock(tmp_path: Path) -> None
     while process.poll() is None and time.monotonic() < end:
         process.send_signal(signal.SIGTERM)
         time.sleep(0.2)
-    assert process.returncode == watchdog.EXIT_CODE
-    assert "SIGTERM was repeated" in process.communicate()[1]
+    assert process.returncode == ExitCode.STALLED
+    assert "SIGTERM was repeated" in process.communicate(timeout=60)[1]
 
 
 def test_interruptible_wait_raises_and_nothing_is_left(tmp_path: Path) -> None:
@@ -85,6 +86,10 @@ def test_interruptible_wait_raises_and_nothing_is_left(tmp_path: Path) -> None:
     out, told = process.communicate(timeout=60)
     assert (process.returncode, out, told) == (0, "waited too long for the input\n", "")
     assert "waited" in (tmp_path / "stalled.txt").read_text()
+
+
+def test_exit_code_is_the_number_of_the_signal() -> None:
+    assert watchdog_guard.EXIT == ExitCode.STALLED
 
 
 # --- the decisions of the guard, without a process ---

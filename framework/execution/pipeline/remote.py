@@ -15,6 +15,7 @@ import tensorflow as tf
 from tekso.framework import port_filter
 from tekso.framework.commands import typed
 from tekso.framework.execution.errors import ExecutionError
+from tekso.framework.exit_codes import ExitCode
 
 JOB = "worker"
 _DRIVER = "client"
@@ -22,6 +23,12 @@ _DRIVER = "client"
 # type 4.
 _HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _HTTP2_SETTINGS = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+
+
+class NoWorkerError(ExecutionError):
+    """A worker does not answer."""
+
+    exit_code = ExitCode.PROCESS_LOST
 
 
 def serve(address: str, *, threads: int, or_open: bool = False) -> tf.distribute.Server:
@@ -115,7 +122,7 @@ def _wait_for(address: str, timeout_s: float) -> None:
             return
         except OSError as error:
             if time.monotonic() >= end:
-                raise ExecutionError(
+                raise NoWorkerError(
                     f"no worker answers at {address} ({error.strerror or error}): start one there "
                     f"with {typed('tekso-worker')} --address={address}"
                 ) from error

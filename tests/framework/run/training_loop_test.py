@@ -25,6 +25,7 @@ import pytest
 from tekso.framework import files, watchdog
 from tekso.framework.execution.shards import Shard, of_arrays
 from tekso.framework.execution.state import Stored, checked_state
+from tekso.framework.exit_codes import ExitCode
 from tekso.framework.learner import NonFiniteStepsError
 from tekso.framework.run import tensor_files
 from tekso.framework.run.checkpoints import CheckpointError, Checkpoints, Description
@@ -606,7 +607,7 @@ def test_input_that_never_comes_ends_the_run_after_its_state_is_saved(tmp_path: 
     run, alone = Run(tmp_path / "stalled"), Run(tmp_path / "alone")
     with pytest.raises(watchdog.StalledError, match=r"waited too long.*step 7 is saved") as error:
         run.train(batches=stalled)
-    assert error.value.exit_code == watchdog.EXIT_CODE
+    assert error.value.exit_code == ExitCode.STALLED
     assert run.checkpoints.steps()[-1] == 7
     run.train()
     alone.train()
