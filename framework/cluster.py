@@ -34,11 +34,13 @@ class Cluster:
       addresses: "host:port" of every process.
       process: index of this process.
       source: the flag or variable that defines the cluster, for messages.
+      allows_network: whether the user allowed addresses that other machines can reach.
     """
 
     addresses: tuple[str, ...]
     process: int
     source: str = "--cluster"
+    allows_network: bool = False
 
     def __post_init__(self) -> None:
         for address in self.addresses:
@@ -59,6 +61,11 @@ class Cluster:
     def size(self) -> int:
         """Number of processes."""
         return len(self.addresses)
+
+    @property
+    def address(self) -> str:
+        """Address of this process."""
+        return self.addresses[self.process]
 
     @property
     def num_local(self) -> int:

@@ -39,7 +39,7 @@ def base_name(path: str) -> str:
 def patterns(text: str) -> list[str]:
     """Returns the patterns in a comma-separated text; the form '["a", "b"]' is accepted too."""
     if text.strip().startswith(("['", '["')):
-        with contextlib.suppress(SyntaxError, ValueError):
+        with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError):
             listed = ast.literal_eval(text.strip())
             if isinstance(listed, list) and all(isinstance(part, str) for part in listed):
                 return listed

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from tekso.framework.experiment import Experiment
+from tekso.framework.params import references
 
 PACKAGE = "tekso.params"
 
@@ -122,6 +123,7 @@ def import_package(name: str) -> None:
         importlib.invalidate_caches()
         if importlib.util.find_spec(name.partition(".")[0]) is None:
             sys.path.append(os.getcwd())
+    references.allow_imports(name)
     package = importlib.import_module(name)
     for module in pkgutil.iter_modules(getattr(package, "__path__", [])):
         if not _NO_EXPERIMENTS.fullmatch(module.name):

@@ -107,6 +107,13 @@ HOW: list[tuple[str, Run | TestedBy]] = [
         ),
     ),
     (
+        r"tekso-trainer .*--supervise.*",
+        TestedBy(
+            "tests/framework/execution/data_parallel_processes_test.py"
+            "::test_supervisor_restarts_a_run_that_is_killed_again_and_again"
+        ),
+    ),
+    (
         r"tekso-trainer .*--process=.*",
         TestedBy(
             "tests/framework/execution/mesh/processes_test.py"

@@ -104,6 +104,18 @@ def define_common(values: flags.FlagValues) -> None:
     flags.DEFINE_boolean("help", False, "Print this text.", short_name="h", flag_values=values)
 
 
+def define_network(values: flags.FlagValues) -> None:
+    """Defines the flag that allows addresses that other machines can reach."""
+    flags.DEFINE_boolean(
+        "allow_unauthenticated_network",
+        False,
+        "Listen at an address that other machines can reach. TensorFlow's gRPC has no "
+        "authentication: whoever connects to its port can run any op, and read and write files. "
+        "Use it only where a firewall or a private network keeps everyone else away.",
+        flag_values=values,
+    )
+
+
 def run(
     program: str,
     values: Any,

@@ -49,7 +49,12 @@ USED_IN: dict[str, tuple[str, ...]] = {
     "tpu": _RUN,
     "cluster": _PROCESSES,
     "process": _PROCESSES,
+    "allow_unauthenticated_network": _PROCESSES,
+    "cluster_token_file": _PROCESSES,
     "cluster_timeout_s": _PROCESSES,
+    "wait_limit_s": _PROCESSES,
+    "supervise": ("train",),
+    "restarts": ("train",),
     "checkpoint": ("eval", "decode", "export"),
     "incident": ("replay",),
     "import": _ALL,
@@ -87,6 +92,8 @@ def check(values: Any) -> None:
         instead = _INSTEAD.get((name, mode))
         text = f"--{name} works only with {_listed(USED_IN[name])}, not with {mode}"
         raise UsageError(f"{text}: {instead}" if instead else text)
+    if "restarts" in given and not values.supervise:
+        raise UsageError("--restarts requires --supervise, which restarts a run that ended")
     if mode == "inspect_sharding":
         _check_auto(given, auto=values.auto)
     if mode == "inspect_params" and {"model", "logdir"} <= given:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import functools
 import json
 import os
@@ -22,11 +24,7 @@ if TYPE_CHECKING:  # slow to import, so the functions below import these modules
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the trainer; returns the exit code.
-
-    Exit codes: 0 success, 1 error, 2 wrong command line, 130 or 143 stopped by SIGINT or SIGTERM
-    after the state was saved.
-    """
+    """Runs the trainer; returns an `ExitCode`."""
     argv = list(sys.argv if argv is None else argv)
     return command_errors.run(PROGRAM, lambda: _run(argv), show_traceback="--traceback" in argv)
 
@@ -36,6 +34,35 @@ def _run(argv: list[str]) -> int:
     if FLAGS.help:
         print(trainer_flags.help_text())
         return OK
+    if FLAGS.supervise:
+        return _supervised(argv)
+    return _act(argv)
+
+
+def _supervised(argv: list[str]) -> int:
+    """Runs the trainer in forks, and restarts it; TensorFlow is imported only in the forks."""
+    from tekso.tools.supervisor import Supervisor
+
+    supervisor = Supervisor(
+        restarts=FLAGS.restarts,
+        progress=lambda: _checkpoints_in(_logdir_path()),
+        tell=lambda text: print(f"{PROGRAM}: {text}", file=sys.stderr, flush=True),
+    )
+    show_traceback = "--traceback" in argv
+    act = functools.partial(_act, argv)
+    return supervisor.run(lambda: command_errors.run(PROGRAM, act, show_traceback=show_traceback))
+
+
+def _checkpoints_in(logdir: str) -> list[str]:
+    """Returns the names of the checkpoints in a logdir."""
+    from tekso.framework import files
+
+    with contextlib.suppress(OSError):
+        return files.names(files.join(logdir, "checkpoints"))
+    return []
+
+
+def _act(argv: list[str]) -> int:
     experiment_flags.load(FLAGS.model, FLAGS["import"].value or [])
     if FLAGS["list"].value is not None:
         return _list(FLAGS["list"].value)
@@ -57,13 +84,17 @@ def _run(argv: list[str]) -> int:
 # --- flags ---
 
 
-def _logdir() -> Logdir:
-    from tekso.framework.run.logdir import Logdir
-
+def _logdir_path() -> str:
     path = FLAGS.logdir or (f"runs/{FLAGS.model}" if FLAGS.model else "")
     if not path:
         raise UsageError(f"--model is missing, as in {EXAMPLE}; --list shows all")
-    return Logdir(os.path.expanduser(path))
+    return os.path.expanduser(path)
+
+
+def _logdir() -> Logdir:
+    from tekso.framework.run.logdir import Logdir
+
+    return Logdir(_logdir_path())
 
 
 def _experiment() -> tuple[str, Tree.Params, Tree.Params]:
@@ -131,19 +162,27 @@ def _job(model: str, tree: Tree.Params, registered: Tree.Params, argv: list[str]
         cpu_devices=FLAGS.cpu_devices,
         cluster=cluster,
         cluster_timeout_s=FLAGS.cluster_timeout_s,
+        cluster_token_file=FLAGS.cluster_token_file,
+        wait_limit_s=FLAGS.wait_limit_s,
         shows_step=FLAGS.trace_pipeline,
     )
 
 
 def _cluster() -> Cluster | None:
-    from tekso.framework import cluster
+    from tekso.framework import cluster, exposure
 
     if FLAGS.mode == "follow":  # a process of its own, beside those that train
         return None
 
     try:
         found = cluster.find(FLAGS.cluster, FLAGS.process, os.environ)
-    except cluster.ClusterError as error:
+        if found is not None:
+            allowed = FLAGS.allow_unauthenticated_network
+            found = dataclasses.replace(found, allows_network=allowed)
+            exposure.check(
+                found.address, source=found.source, allowed=allowed, others=found.addresses
+            )
+    except (cluster.ClusterError, exposure.ExposureError) as error:
         raise UsageError(str(error)) from None
     if found is None and FLAGS.cluster is None and flag_modes.is_given(FLAGS["cluster_timeout_s"]):
         raise UsageError(

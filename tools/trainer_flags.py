@@ -146,11 +146,43 @@ def _define_processes(f: flags.FlagValues) -> None:
         flag_values=f,
     )
     flags.DEFINE_integer("process", None, "Index of this process in --cluster.", flag_values=f)
+    command_flags.define_network(f)
+    flags.DEFINE_string(
+        "cluster_token_file",
+        None,
+        "File with the secret that all processes share, which nobody else may read. By default the "
+        "environment variable TEKSO_CLUSTER_TOKEN, or else a file that the first process creates "
+        "in the logdir.",
+        flag_values=f,
+    )
     flags.DEFINE_float(
         "cluster_timeout_s",
         120.0,
         "Seconds to wait until all processes have joined.",
         lower_bound=1.0,
+        flag_values=f,
+    )
+    flags.DEFINE_float(
+        "wait_limit_s",
+        300.0,
+        "Seconds for which the process may wait for a step, another process, the input or the file "
+        "system, and six times as long while something is compiled or prepared. Then it writes the "
+        "stacks of all threads to the logdir and ends with exit code 60; 0: no limit.",
+        lower_bound=0.0,
+        flag_values=f,
+    )
+    flags.DEFINE_boolean(
+        "supervise",
+        False,
+        "With train: restart the run from its last checkpoint if it crashes, if it is killed, if "
+        "another process or a worker of it is lost, or if it stalls.",
+        flag_values=f,
+    )
+    flags.DEFINE_integer(
+        "restarts",
+        10,
+        "With --supervise: number of restarts without a new checkpoint, after which it gives up.",
+        lower_bound=1,
         flag_values=f,
     )
     flags.DEFINE_string(

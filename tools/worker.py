@@ -23,10 +23,11 @@ def _define() -> None:
     flags.DEFINE_string(
         "address",
         None,
-        "host:port to listen on. Anyone who can connect to it can run any code: use loopback or a "
-        "closed network.",
+        "host:port to listen on, such as localhost:7000. Anyone who can connect to it can run any "
+        "code.",
         flag_values=FLAGS,
     )
+    command_flags.define_network(FLAGS)
     flags.DEFINE_integer(
         "threads", 1, "Number of ops that run at the same time.", lower_bound=1, flag_values=FLAGS
     )
@@ -46,10 +47,18 @@ def _run(words: list[str]) -> None:
         raise UsageError(f"{' '.join(words)} is not a flag; expected {_usage()}")
     if not FLAGS.address:
         raise UsageError(f"--address is missing, as in {_usage()}")
+    from tekso.framework import exposure
     from tekso.framework.execution.pipeline import remote
 
-    server = remote.serve(FLAGS.address, threads=FLAGS.threads)
-    print(f"{PROGRAM}: waiting for work at {FLAGS.address}; Ctrl-C stops it", flush=True)
+    allowed = FLAGS.allow_unauthenticated_network
+    try:
+        remote.split(FLAGS.address)
+        exposure.check(FLAGS.address, source="--address", allowed=allowed)
+        where = exposure.describe(FLAGS.address)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    server = remote.serve(FLAGS.address, threads=FLAGS.threads, or_open=allowed)
+    print(f"{PROGRAM}: {where}; waiting for work; Ctrl-C stops it", flush=True)
     threading.Event().wait()
     del server
 

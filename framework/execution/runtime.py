@@ -2,7 +2,8 @@
 
 TensorFlow holds the global interpreter lock (GIL) while it waits for all processes. If a process is
 lost at that moment, it waits for an hour, and no thread could detect and report this. Here the same
-C function is called with ctypes, which releases the GIL.
+C function is called with ctypes, which releases the GIL. The server of the runtime accepts
+connections only at the address of its process.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import tensorflow as tf
 from tensorflow.experimental import dtensor
 from tensorflow.python import pywrap_tfe
 
+from tekso.framework import port_filter, watchdog
 from tekso.framework.cluster import Cluster
 from tekso.framework.execution.errors import ExecutionError
 
@@ -39,9 +41,13 @@ def start(device_type: str, cluster: Cluster) -> None:
       tf.errors.OpError: a process is lost meanwhile.
     """
     try:
-        with _without_lock():
+        with (
+            port_filter.limited_to(cluster.address, or_open=cluster.allows_network),
+            watchdog.waiting(f"all {cluster.size} processes to start TensorFlow's runtime"),
+            _without_lock(),
+        ):
             dtensor.initialize_accelerator_system(device_type)
-    except (ValueError, RuntimeError, tf.errors.UnknownError) as error:
+    except (ValueError, RuntimeError, OSError, tf.errors.UnknownError) as error:
         reason = str(error).partition("\n")[0]
         raise ExecutionError(
             f"{cluster.name(cluster.process)} cannot start TensorFlow's runtime: {reason}"

@@ -24,6 +24,7 @@ from tekso.framework.params import param
 _TOGETHER = 256  # records that are read together, in order
 _OPEN = 64  # files that are open at the same time
 _BLOCK = 1 << 16  # records that are assigned to splits together
+_RECORDS_A_BYTE = 64  # more do not fit into a file, however well it is compressed
 _READ = 1 << 20  # bytes that are read together
 
 
@@ -109,6 +110,9 @@ class ArrayRecords(Source):
             count = int(self._reader(path).num_records())
         except (OSError, RuntimeError, ValueError) as error:
             self.skips.add(Origin(path), getattr(error, "strerror", None) or _first_line(error))
+            return 0
+        if count > _RECORDS_A_BYTE * files.size_bytes(path):
+            self.skips.add(Origin(path), f"damaged: it cannot have {count} records")
             return 0
         if not count:
             self.skips.add(Origin(path), "no records: not an ArrayRecord file, truncated or empty")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tekso.framework import files
+from tekso.framework import bounded, files
 from tekso.framework.input.input import Batch, ExampleInput, Signature, form_of
 from tekso.framework.input.loaded import WANT, as_numbers, check_examples
 from tekso.framework.input.skips import InputError
@@ -154,7 +154,7 @@ class Arrays(ExampleInput):
             files.write_atomically(path, json.dumps(about, indent=1, ensure_ascii=False) + "\n")
             return
         try:
-            kept = json.loads(files.read(path))
+            kept = bounded.read_json(path)
             digest_then, data_then = kept["digest"], kept["data"]
         except (ValueError, KeyError, TypeError) as error:
             raise InputError(f"{path} is damaged ({error}): remove it") from error

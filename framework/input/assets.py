@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from tekso.framework import files
+from tekso.framework import bounded, files
 from tekso.framework.input.skips import InputError
 from tekso.framework.input.sources import TrainingText
 
@@ -67,7 +67,7 @@ def obtain(
 
 def _read(path: str) -> tuple[dict[str, Any], bytes]:
     try:
-        about = json.loads(files.read(path + _ABOUT))
+        about = bounded.read_json(path + _ABOUT)
         data = files.read(path)
         if (len(data), zlib.crc32(data)) != (about["size_bytes"], about["crc32"]):
             raise ValueError("its checksum is wrong")

@@ -37,6 +37,7 @@ _HEADER = struct.Struct("<QI")
 _HEADER_DTYPE = np.dtype([("length", "<u8"), ("checksum", "<u4")])
 _LENGTH_BYTES = 8
 _FOOTER = struct.Struct("<I")
+_LONGEST = (1 << 31) - 1  # bytes of data, of which gzip needs a few to store zeros
 _BLOCK = 1 << 20  # bytes that are decompressed together
 _GZIP = b"\x1f\x8b"
 
@@ -221,6 +222,9 @@ def walk(file: IO[bytes], size: int) -> Frames:
             break
         headers += header
         end = offset + _HEADER.size + length + _FOOTER.size
+        if length > _LONGEST:
+            problem = f"a record of {length} bytes is longer than {_LONGEST} bytes"
+            break
         if end > size:
             problem = f"a record of {length} bytes of data is truncated by the end of the file"
             break

@@ -26,7 +26,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from tekso.framework import files
+from tekso.framework import bounded, files
 from tekso.framework.input.columns import Column, FileColumn
 from tekso.framework.input.skips import InputError, Origin, Skip, Skips
 from tekso.framework.input.sources import digest
@@ -268,12 +268,12 @@ def _opened(path: str, skips: Skips) -> Table | None:
     if not files.exists(path):
         return None
     try:
-        about = json.loads(files.read(files.join(path, _ABOUT)))
+        about = bounded.read_json(files.join(path, _ABOUT))
+        _verify(path, about["columns"])
         columns = {
             name: FileColumn(_file(path, name), one["dtype"], one["length"])
             for name, one in about["columns"].items()
         }
-        _verify(path, about["columns"])
         skipped = [Skip(**skip) for skip in about["skipped"]]
         table = Table(columns, {name: int(total) for name, total in about["totals"].items()})
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -294,9 +294,11 @@ def _verify(path: str, columns: Mapping[str, Mapping[str, Any]]) -> None:
     verified = files.join(path, _VERIFIED)
     known = {}
     with contextlib.suppress(OSError, ValueError):
-        known = json.loads(files.read(verified))
+        known = bounded.read_json(verified)
     stamps = {}
     for name, about in columns.items():
+        if np.dtype(about["dtype"]).kind not in "iuf" or files.base_name(name) != name:
+            raise ValueError(f"it has a column {name!r} of {about['dtype']!r}")
         file = _file(path, name)
         status = os.stat(file)
         size = np.dtype(about["dtype"]).itemsize * about["length"]

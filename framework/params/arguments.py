@@ -27,6 +27,7 @@ def parse(annotation: Any, text: str) -> Any:
     Raises:
       ValueError: the text does not describe such a value; the message says what is allowed.
     """
+    references.allow_imports_in(text)
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Annotated:
         return parse(args[0], text)

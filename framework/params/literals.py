@@ -5,8 +5,7 @@
     cls("module:Owner")
 
 `ast` parses the text, and this module interprets each kind of syntax node. Nothing is evaluated,
-and only the functions above are known. A module is imported only if the text names an owner of
-Params in it.
+and only the functions above are known. `references.py` says which modules a text may import.
 """
 
 from __future__ import annotations
@@ -22,6 +21,9 @@ from tekso.framework.params import references
 from tekso.framework.params.containers import CONTAINERS, Node
 from tekso.framework.params.references import quote
 from tekso.framework.params.types import REQUIRED, describe
+
+_LONGEST = 2**20  # characters of a literal
+_SHOWN = 200  # characters of a literal in an error
 
 
 def write(value: Any) -> str:
@@ -92,6 +94,8 @@ def parse(text: str) -> Any:
 
 
 def _expression(text: str) -> ast.expr:
+    if len(text) > _LONGEST:
+        raise ValueError(f"the literal has {len(text):,} characters; at most {_LONGEST:,} are read")
     try:
         if "\\" not in text:
             return ast.parse(text.strip(), mode="eval").body
@@ -99,7 +103,8 @@ def _expression(text: str) -> ast.expr:
             warnings.simplefilter("ignore")
             return ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise ValueError(f"{text!r} is not a literal: {error}") from None
+        shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+        raise ValueError(f"{shown!r} is not a literal: {error}") from None
 
 
 def _read(node: ast.expr) -> Any:

@@ -1,7 +1,9 @@
 """References: names of classes in the text of Params, "module:Qualified.Name".
 
 A reference is looked up, and nothing is called. The reference of an owner of Params imports its
-module; the module of an enum must already be imported.
+module, if it is Tekso's own or in a package that the user has named: a text may come from somebody
+else, and importing a module runs its code. All other modules must already be imported, also those
+of enums.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import builtins
 import enum
 import importlib
+import re
 import sys
 import types
 from typing import Any
@@ -20,6 +23,10 @@ _BUILTINS: tuple[Any, ...] = (
     object, type, bool, int, float, str, bytes, list, tuple, dict, set, frozenset, type(None),
 )  # fmt: skip
 _BUILTIN_CLASSES: dict[str, type] = {kind.__name__: kind for kind in _BUILTINS}
+
+_OWN = ("tekso.framework", "tekso.models", "tekso.params", "tekso.tasks")
+_ALLOWED: set[str] = set()
+_TYPED = re.compile(r"([A-Za-z_][\w.]*):[A-Za-z_]")
 
 RENAMED: dict[str, str] = {}
 """{former reference of a class: its present reference}; see `rename_class`."""
@@ -35,6 +42,16 @@ def rename_class(old: str, new: str) -> None:
       new: the present "module:Class".
     """
     RENAMED[old] = new
+
+
+def allow_imports(package: str) -> None:
+    """Allows references to import the modules of a package that the user has named."""
+    _ALLOWED.add(package)
+
+
+def allow_imports_in(text: str) -> None:
+    """Allows references to import the modules that a text names which the user has typed."""
+    _ALLOWED.update(_TYPED.findall(text))
 
 
 def quote(text: str) -> str:
@@ -126,11 +143,12 @@ def _find(reference: str, *, may_import: bool) -> Any:
     if "<locals>" in qualname:
         raise ValueError(f"{reference!r} is defined in a function and cannot be found from text")
     module = sys.modules.get(module_name)
-    if module is None and may_import:
+    if module is None and may_import and _is_allowed(module_name):
         module = _import(module_name, reference)
     if module is None:
         raise ValueError(
-            f"{reference!r}: the module {module_name} is not imported; import it first"
+            f"{reference!r}: the module {module_name} is not imported, and a text imports only "
+            "modules of Tekso and of packages that you have named; import it first if you trust it"
         )
     found: Any = module
     for name in qualname.split("."):
@@ -138,6 +156,11 @@ def _find(reference: str, *, may_import: bool) -> Any:
         if found is None:
             raise ValueError(f"{reference!r}: {module_name} has no {qualname}")
     return found
+
+
+def _is_allowed(module_name: str) -> bool:
+    """Whether a reference may import a module."""
+    return any(f"{module_name}.".startswith(f"{package}.") for package in (*_OWN, *_ALLOWED))
 
 
 def _import(module_name: str, reference: str) -> types.ModuleType:

@@ -58,3 +58,10 @@ class BatchGroups:
 def shapes(batch: Batch) -> frozenset[Any]:
     """Returns the names and shapes of a batch's arrays, for comparison."""
     return frozenset((name, array.shape) for name, array in batch.items())
+
+
+def described(batches: list[Batch]) -> str:
+    """Returns a description of the batches of a call: "batches of 8 x 32"."""
+    size = " x ".join(map(str, next(iter(batches[0].values())).shape))
+    several = f"{len(batches)} steps a call, " if len(batches) > 1 else ""
+    return f"{several}batches of {size}"

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tekso.framework import bounded
 from tekso.framework.run.skipped_batches import SkippedBatches
 
 FORMAT = 1
@@ -75,7 +76,7 @@ class Description:
         Raises:
           ValueError: the text is not a description, or has a later format.
         """
-        fields = json.loads(text)
+        fields = bounded.parse_json(text)
         if not isinstance(fields, dict) or fields.pop("format", None) != FORMAT:
             raise ValueError(f"not the description of a checkpoint of format {FORMAT}")
         known = {field.name for field in dataclasses.fields(Description)}

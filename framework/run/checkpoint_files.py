@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tekso.framework import files
+from tekso.framework import bounded, files
 from tekso.framework.execution import shards
 from tekso.framework.execution.shards import Slices
 from tekso.framework.run import disk_space, tensor_files
@@ -310,7 +310,7 @@ def describe(path: str) -> Description:
       DamagedCheckpointError: there is no description, or it cannot be read.
     """
     try:
-        return Description.from_json(files.read(files.join(path, DESCRIPTION)).decode("utf-8"))
+        return Description.from_json(bounded.read(files.join(path, DESCRIPTION)).decode("utf-8"))
     except FileNotFoundError:
         raise DamagedCheckpointError(
             f"it has no {DESCRIPTION}: writing it was interrupted"

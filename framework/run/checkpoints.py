@@ -22,7 +22,7 @@ from typing import Literal
 
 from absl import logging
 
-from tekso.framework import files
+from tekso.framework import files, watchdog
 from tekso.framework.execution import shards as state_shards
 from tekso.framework.execution.shards import Shard
 from tekso.framework.run import checkpoint_files
@@ -133,8 +133,10 @@ class Checkpoints:
         """Waits for a write in progress, and raises its error if it failed."""
         if self._pending is not None:
             pending, self._pending = self._pending, None
+            name = f"the file system to write a checkpoint in {self.directory}"
             try:
-                pending.result()
+                with watchdog.waiting(name, factor=watchdog.PREPARING):
+                    pending.result()
             except BaseException:
                 self._values.pop(self._saved or 0, None)
                 self._saved = None

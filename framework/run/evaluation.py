@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from tekso.framework import task_results
+from tekso.framework import task_results, watchdog
 from tekso.framework.execution.base import ExecutionProgram
 from tekso.framework.task import LOSS, Scored, Task
 
@@ -100,9 +100,11 @@ def evaluate(
     sums: dict[str, tuple[float, float]] = {}
     for number, batch in enumerate(batches):
         task.check_batch(f"eval_inputs.{name}.batch({number})", batch)
-        for key, (value, weight) in program.eval_step(batch).items():
-            before = sums.get(key, (0.0, 0.0))
-            sums[key] = (before[0] + float(value), before[1] + float(weight))
+        waited_for = f"batch {number} of the evaluation {name} on the devices"
+        with watchdog.waiting(waited_for, factor=watchdog.PREPARING):
+            for key, (value, weight) in program.eval_step(batch).items():
+                before = sums.get(key, (0.0, 0.0))
+                sums[key] = (before[0] + float(value), before[1] + float(weight))
         if stopped():
             raise StoppedError
     if not sums.get(LOSS, (0.0, 0.0))[1]:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
+from tekso.framework import exposure, files, watchdog
 from tekso.framework.cluster import Cluster
 from tekso.framework.experiment import Tree
 from tekso.framework.params import Params
+from tekso.framework.run import cluster_token
 from tekso.framework.run.assembly import Assembly, assemble
 from tekso.framework.run.checkpoints import Checkpoint, Checkpoints
 from tekso.framework.run.consistency import check_settings
@@ -39,6 +43,8 @@ class Job:
       cpu_devices: number of logical CPU devices.
       cluster: the processes of the run, if there are several.
       cluster_timeout_s: how long to wait for all processes to connect.
+      cluster_token_file: file with the secret that they share; see `cluster_token`.
+      wait_limit_s: limit of a wait, after which the watchdog ends the process; 0: none.
       shows_step: whether to show the timeline of the devices in a training step, if the execution
         records it.
     """
@@ -54,6 +60,8 @@ class Job:
     cpu_devices: int | None = None
     cluster: Cluster | None = None
     cluster_timeout_s: float = 120.0
+    cluster_token_file: str | None = None
+    wait_limit_s: float = 0.0
     shows_step: bool = False
 
     @property
@@ -63,7 +71,7 @@ class Job:
 
     @contextlib.contextmanager
     def meet(
-        self, goes_on: Callable[[], str] = lambda: "", **settings: Any
+        self, goes_on: Callable[[], str] | None = None, **settings: Any
     ) -> Iterator[ProcessGroup]:
         """Connects the processes of the run for a block that all of them run.
 
@@ -74,18 +82,44 @@ class Job:
         Raises:
           ClusterError: a process does not connect, or was started with different settings.
           LostProcessError: a process is lost.
+          StalledError: a wait lasted too long.
         """
-        if self.cluster is None:
-            yield ProcessGroup()
-            return
-        self.tree.execution.instantiate().join(self.cluster)  # checks before waiting for others
+        with self._watched(goes_on):
+            if self.cluster is None:
+                yield ProcessGroup()
+            else:
+                with self._connected(self.cluster, goes_on, settings) as group:
+                    yield group
+
+    def _watched(self, goes_on: Any) -> contextlib.AbstractContextManager[None]:
+        """Watches the waits of this process."""
+        process = self.cluster.process if self.cluster is not None else 0
+        name = f"stalled_{process}.txt" if process else "stalled.txt"
+        folder = self.logdir.path if files.is_local(self.logdir.path) else tempfile.gettempdir()
+        again = "repeat the same command" if self.cluster is None else "start all processes again"
+        return watchdog.watching(
+            limit_s=self.wait_limit_s,
+            program=self.command[0] if self.command else "tekso",
+            path=files.join(folder, name),
+            advice=f"{again}, which resumes from the last checkpoint" if goes_on else again,
+        )
+
+    @contextlib.contextmanager
+    def _connected(
+        self, cluster: Cluster, goes_on: Callable[[], str] | None, settings: Mapping[str, Any]
+    ) -> Iterator[ProcessGroup]:
+        """Connects the processes of the run; see `meet`."""
+        self.tree.execution.instantiate().join(cluster)  # checks before waiting for others
+        self.console.line(exposure.describe(cluster.address), "good")
 
         def with_advice(text: str) -> str:
-            return f"{text}; start all processes again with the same command{goes_on()}"
+            where = goes_on() if goes_on is not None else ""
+            return f"{text}; start all processes again with the same command{where}"
 
         try:
             with ConnectedProcessGroup(
-                self.cluster,
+                cluster,
+                token=cluster_token.find(self.cluster_token_file, os.environ, self.logdir.path),
                 timeout_s=self.cluster_timeout_s,
                 tell=lambda text: self.console.line(text, "warning"),
                 last_words=lambda text: print(
@@ -94,7 +128,7 @@ class Job:
             ) as group:
                 settings = {"the model": self.model, "--cpu_devices": self.cpu_devices, **settings}
                 check_settings(group, self.tree, settings)
-                self._introduce(self.cluster)
+                self._introduce(cluster)
                 with group.explaining():
                     yield group
         except LostProcessError as error:

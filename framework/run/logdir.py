@@ -19,7 +19,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tekso.framework import files
+from tekso.framework import bounded, files
 from tekso.framework.params import Params
 
 PARAMS = "params.txt"
@@ -92,7 +92,7 @@ class Logdir:
     def model(self) -> str | None:
         """Returns the key of the experiment of this logdir; None if it has none."""
         try:
-            text = files.read(self.file(PARAMS)).decode("utf-8", "replace")
+            text = bounded.read(self.file(PARAMS)).decode("utf-8", "replace")
         except (FileNotFoundError, NotADirectoryError):
             return None
         line = text.partition("\n")[0]
@@ -108,7 +108,7 @@ class Logdir:
         if model is None:
             raise LogdirError(f"{path} does not exist: name the experiment with --model")
         try:
-            text = files.read(path).decode("utf-8")
+            text = bounded.read(path).decode("utf-8")
             return model, Params.from_text(text, origin=PARAMS)
         except (ValueError, ImportError) as error:
             raise LogdirError(

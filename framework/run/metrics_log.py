@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tekso.framework import files
+from tekso.framework import bounded, files
 
 STEP = "step"
 SPLIT = "split"
@@ -91,7 +91,7 @@ def history(records: Iterable[Record], metric: str) -> list[tuple[int, float | N
 
 def _parse(line: bytes) -> dict[str, Any] | None:
     try:
-        record = json.loads(line)
+        record = bounded.parse_json(line)
     except ValueError:
         return None
     return record if isinstance(record, dict) and isinstance(record.get(STEP), int) else None

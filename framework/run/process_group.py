@@ -25,7 +25,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from tekso.framework import watchdog
 from tekso.framework.cluster import Cluster
+from tekso.framework.exit_codes import ExitCode
+from tekso.framework.run.cluster_token import Token
 from tekso.framework.run.connection import Connection, Message
 from tekso.framework.run.rendezvous import Rendezvous
 
@@ -45,6 +48,8 @@ _OF_CONNECTIONS = (
 class LostProcessError(RuntimeError):
     """Another process of the run was lost, so this one cannot continue."""
 
+    exit_code = ExitCode.PROCESS_LOST
+
 
 class ProcessGroup:
     """The processes of a run, as seen by one of them. This base class is a single process."""
@@ -56,6 +61,12 @@ class ProcessGroup:
     def name(self, process: int) -> str:
         """Returns the name of a process for messages."""
         return self.cluster.name(process) if self.cluster is not None else f"process {process}"
+
+    def others(self) -> str:
+        """Returns " with process 1 (node2:5000), …" for messages; "" for a single process."""
+        names = [self.name(process) for process in range(self.size) if process != self.process]
+        shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+        return f" with {shown}" if names else ""
 
     @property
     def is_first(self) -> bool:
@@ -99,6 +110,7 @@ class ConnectedProcessGroup(ProcessGroup):
 
     Args:
       cluster: the processes.
+      token: the secret that they share.
       timeout_s: how long to wait for all processes to connect.
       tell: called with a line that says which processes are awaited.
       last_words: called with the error before a process that hangs in TensorFlow is ended.
@@ -108,6 +120,7 @@ class ConnectedProcessGroup(ProcessGroup):
         self,
         cluster: Cluster,
         *,
+        token: Token,
         timeout_s: float,
         tell: Callable[[str], None],
         last_words: Callable[[str], None],
@@ -115,12 +128,13 @@ class ConnectedProcessGroup(ProcessGroup):
         self.process, self.size = cluster.process, cluster.size
         self.cluster = cluster
         self._tell, self._last_words = tell, last_words
-        self._rendezvous = Rendezvous(cluster, timeout_s=timeout_s, tell=tell)
+        self._rendezvous = Rendezvous(cluster, token=token, timeout_s=timeout_s, tell=tell)
         self._connections: dict[int, Connection] = {}
         self._changed = threading.Condition()
         self._inbox: dict[tuple[int, str], collections.deque[Any]] = collections.defaultdict(
             collections.deque
         )
+        self._answers: collections.Counter[int] = collections.Counter()  # by process
         self._left: set[int] = set()
         self._loss: str | None = None
         self._noticed, self._closing = threading.Event(), threading.Event()
@@ -168,16 +182,25 @@ class ConnectedProcessGroup(ProcessGroup):
     def _next(self, process: int, exchange: str) -> Any:
         with self._changed:
             inbox = self._inbox[process, exchange]
-            while not self._changed.wait_for(
-                lambda: inbox or self._loss or process in self._left, timeout=_TELL_S
-            ):
-                self._tell(f"waiting for {self.name(process)}")
+            self._wait(process, lambda: bool(inbox or self._loss or process in self._left))
             if inbox:
                 return inbox.popleft()
             if not exchange:  # another thread may notice while the main thread hangs
                 self._noticed.set()
             loss = self._loss or f"{self.name(process)} ended before this one"
         raise LostProcessError(loss)
+
+    def _wait(self, process: int, is_over: Callable[[], bool]) -> None:
+        """Waits for a message of a process; as long as it is alive, it may prepare something."""
+        answers = self._answers
+        while not is_over():
+            answers[process] = 0
+            with watchdog.waiting(f"an answer of {self.name(process)}", interruptible=True):
+                while not self._changed.wait_for(
+                    lambda: is_over() or answers[process], timeout=_TELL_S
+                ):
+                    self._tell(f"waiting for {self.name(process)}")
+                    self._connections[process].send({"kind": "ask"})
 
     @contextlib.contextmanager
     def explaining(self) -> Iterator[None]:
@@ -200,16 +223,20 @@ class ConnectedProcessGroup(ProcessGroup):
     # --- detecting lost processes ---
 
     def _listen(self, process: int, connection: Connection) -> None:
-        while (message := connection.receive()) is not None:
+        while _is_valid(message := connection.receive(), self.size):
             self._take(process, message)
         if process not in self._left and not self._closing.is_set():
             self._lose(process, "was lost: its connection broke (was it killed?)")
 
-    def _take(self, process: int, message: Message) -> None:
+    def _take(self, process: int, message: Any) -> None:
         if message["kind"] == "lost":
             self._lose(message["process"], message["how"])
         with self._changed:
-            if message["kind"] == "value":
+            if message["kind"] == "ask":
+                self._connections[process].send({"kind": "answer"})
+            elif message["kind"] == "answer":
+                self._answers[process] += 1
+            elif message["kind"] == "value":
                 self._inbox[process, message["exchange"]].append(message["value"])
             elif message["kind"] == "bye":
                 self._left.add(process)
@@ -231,7 +258,17 @@ class ConnectedProcessGroup(ProcessGroup):
     def _end_if_hanging(self) -> None:
         if not self._noticed.wait(_GRACE_S):
             self._last_words(str(self._loss))
-            os._exit(1)
+            os._exit(ExitCode.PROCESS_LOST)
+
+
+def _is_valid(message: Message | None, size: int) -> bool:
+    """Whether a message is one that `ConnectedProcessGroup` sends in a group of a size."""
+    match message:
+        case {"kind": "value", "exchange": str(), "value": _} | {"kind": "bye" | "ask" | "answer"}:
+            return True
+        case {"kind": "lost", "process": int(process), "how": str()}:
+            return 0 <= process < size
+    return False
 
 
 def _is_of_connections(error: tf.errors.OpError) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from tekso.framework import watchdog
 from tekso.framework.execution.base import ExecutionProgram
 from tekso.framework.learning_step import LearnerBase
 from tekso.framework.run import replay
@@ -56,6 +57,10 @@ class StepChecks:
         """
         if not figures:
             return
+        with watchdog.waiting(f"the figures of a step{self._group.others()}"):
+            self._check(step, figures, description)
+
+    def _check(self, step: int, figures: Figures, description: Description) -> None:
         is_new, self._checked = self._checked[0] != step, (step, figures)
         if is_new and self._incidents is not None and int(figures[_IN_A_ROW]) == 1:
             done, newest = self._newest

@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from tekso.framework import files
 from tekso.framework.execution.shards import Shard, Slices, is_sliceable, whole
+from tekso.framework.run import index_check
 from tekso.framework.run.checkpoint_errors import DamagedCheckpointError, first_line
 
 _DATA_FILE = "{}.data-{:05d}-of-{:05d}"
@@ -75,12 +76,15 @@ class TensorFiles:
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
         try:
+            if files.exists(index_file(prefix)):
+                index_check.check_index(index_file(prefix))
             self._reader = tf.compat.v1.train.NewCheckpointReader(prefix)
-        except (ValueError, tf.errors.OpError) as error:
+            self.shapes: dict[str, Sequence[int]] = self._reader.get_variable_to_shape_map()
+            self.dtypes: dict[str, tf.DType] = self._reader.get_variable_to_dtype_map()
+            index_check.check_tensors(prefix, self.shapes, self.dtypes)
+        except (ValueError, OSError, MemoryError, tf.errors.OpError) as error:
             reason = f"TensorFlow cannot read it: {first_line(error)}"
             raise DamagedCheckpointError(reason) from error
-        self.shapes: dict[str, Sequence[int]] = self._reader.get_variable_to_shape_map()
-        self.dtypes: dict[str, tf.DType] = self._reader.get_variable_to_dtype_map()
 
     def read(self, key: str) -> np.ndarray:
         """Returns a whole tensor.

@@ -16,11 +16,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from tekso.framework import task_results
+from tekso.framework import task_results, watchdog
 from tekso.framework.execution.base import ExecutionProgram
 from tekso.framework.learning_step import LearnerBase, NonFiniteStepsError
 from tekso.framework.run import rollback
-from tekso.framework.run.batch_groups import Batch, BatchGroups, shapes
+from tekso.framework.run.batch_groups import Batch, BatchGroups, described, shapes
 from tekso.framework.run.checkpoints import (
     Checkpoint,
     Checkpoints,
@@ -35,6 +35,7 @@ from tekso.framework.run.evaluation import (
     step_figures,
 )
 from tekso.framework.run.incidents import Incidents
+from tekso.framework.run.next_batch import next_batches
 from tekso.framework.run.pace import Pace
 from tekso.framework.run.process_group import ProcessGroup
 from tekso.framework.run.report.report import Report
@@ -190,19 +191,22 @@ class TrainingLoop:
         with contextlib.closing(batches):
             while not ended_early and step < self._timetable.steps and not stop.poll():
                 is_first = step == begin
+                most = 1 if is_first else self._timetable.steps_until_due(step)
                 with self._pace.waiting():
-                    taken = batches.take(1 if is_first else self._timetable.steps_until_due(step))
-                if not taken:
-                    raise ValueError(f"the training input ends before step {step}")
+                    taken = next_batches(
+                        functools.partial(batches.take, most),
+                        step,
+                        is_first=not self._compiled,
+                        save=self._save_for(step, metrics),
+                    )
                 for i, batch in enumerate(taken, step):
                     self._task.check_batch(f"input.batch({skipped.position(i)})", batch)
                 for batch, found in zip(taken, self._train_steps(taken, step), strict=True):
                     before, metrics = metrics, found
                     step += 1
                     self._check(step - 1, before)
-                    self._finish_step(
-                        step, batch, metrics, is_first=is_first, is_last=batch is taken[-1]
-                    )
+                    is_last = batch is taken[-1]
+                    self._finish_step(step, batch, metrics, is_first=is_first, is_last=is_last)
                     if step == min(first_step + _WARM_UP_STEPS, self._timetable.steps):
                         self._show()
                 evaluations = self._evaluate_if_due(step, stop)
@@ -237,6 +241,18 @@ class TrainingLoop:
         self._report.warn(rollback.text(SkippedBatches.of(self._description.input), first, step))
         return step
 
+    def _save_for(self, step: int, metrics: Mapping[str, Any]) -> Callable[[], None] | None:
+        """Returns what saves the state when the input stalls; other processes would have to."""
+        if self._group.size > 1 or not self._compiled:
+            return None
+
+        def save() -> None:
+            self._check(step, metrics)
+            self._save(step, {})
+            self._checkpoints.wait()
+
+        return save
+
     def _reason_to_end(self, step: int, evaluations: Evaluations | None = None) -> str:
         """Returns why early stopping ends the run after a step before its last one, or "".
 
@@ -270,22 +286,22 @@ class TrainingLoop:
 
     def _train_steps(self, batches: list[Batch], step: int) -> list[Mapping[str, Any]]:
         """Runs steps in one call; does not time the first call of its kind, which is compiled."""
+        name = f"step {step + len(batches)} of the devices{self._group.others()}"
         kind = len(batches), shapes(batches[0])
         if kind in self._compiled:
-            found = self._program.train_steps(batches, step)
+            with watchdog.waiting(name):
+                found = self._program.train_steps(batches, step)
             self._checks.ran(step + len(batches), found[-1])
             for batch in batches:
                 self._pace.step(self._units(batch))
             return [*found]
         is_later = bool(self._compiled)
         self._compiled.add(kind)
-        what = "batches of " + " x ".join(map(str, next(iter(batches[0].values())).shape))
-        if len(batches) > 1:
-            what = f"{len(batches)} steps a call, {what}"
+        what = described(batches)
         if is_later:
             self._report.progress(step, f"compiling for {what}")
         begin = time.perf_counter()
-        with self._pace.paused():
+        with self._pace.paused(), watchdog.waiting(name, factor=watchdog.PREPARING):
             found = self._program.train_steps(batches, step)
         self._checks.ran(step + len(batches), found[-1])
         if is_later:
@@ -311,7 +327,8 @@ class TrainingLoop:
             if is_first:
                 self._pace.restart()  # the first step of a process is traced and compiled
             return
-        values = step_figures(self._task, metrics)
+        with watchdog.waiting(f"the figures of step {step}{self._group.others()}"):
+            values = step_figures(self._task, metrics)
         reading = self._pace.read() if is_last and not is_first else None
         with self._pace.paused():
             self._report.train(step, values, reading, unit=task_results.count(self._task, batch)[1])
@@ -369,7 +386,8 @@ class TrainingLoop:
         return found
 
     def _save(self, step: int, evaluations: Evaluations) -> None:
-        with self._pace.paused():
+        name = f"the state of step {step} and the file system of the checkpoints"
+        with self._pace.paused(), watchdog.waiting(name, factor=watchdog.PREPARING):
             self._report.sync()
             description = self._description.at(step, _flat(evaluations))
             self._checkpoints.save(self._program.shards, description)

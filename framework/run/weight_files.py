@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import json
 import os
 from collections.abc import Mapping, Sequence, Set
 from typing import Any, Protocol
@@ -23,7 +22,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from tekso.framework import files
+from tekso.framework import bounded, files
 from tekso.framework.run import checkpoint_files
 from tekso.framework.run.checkpoint_files import CheckpointError, Description
 from tekso.framework.state import WEIGHTS
@@ -208,7 +207,7 @@ def _open(path: str) -> Any:
 def _check_index(path: str, names: Sequence[str]) -> None:
     """Raises a CheckpointError if a shard that an index names is missing."""
     try:
-        shards = sorted(set(json.loads(files.read(path))["weight_map"].values()))
+        shards = sorted(set(bounded.read_json(path)["weight_map"].values()))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path} is damaged: it has no weight_map ({error})") from error
     if missing := [shard for shard in shards if shard not in names]:

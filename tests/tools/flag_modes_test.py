@@ -28,7 +28,7 @@ def test_table_has_every_flag_and_modes_that_exist() -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_flags_that_a_mode_does_not_use_are_refused_by_name(mode: str) -> None:
-    for name in set(USED_IN) - {"mode", "list", "devices", "device"}:
+    for name in set(USED_IN) - {"mode", "list", "devices", "device", "restarts"}:
         words = ["tekso-trainer", f"--mode={mode}", word(name)]
         if mode in USED_IN[name]:
             trainer_flags.parse(words)

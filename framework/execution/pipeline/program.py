@@ -42,6 +42,7 @@ from tekso.framework.execution.pipeline.stage_update import StageUpdate
 from tekso.framework.execution.pipeline.workers import StageError, Worker, Workers, reason_of
 from tekso.framework.execution.shards import Shard, assembled, storable
 from tekso.framework.execution.state import Stored, checked_state
+from tekso.framework.exit_codes import ExitCode
 from tekso.framework.step import Flat, Step, added, joined_sums
 from tekso.framework.step import Sums as StepSums
 from tekso.framework.theta import SEPARATOR
@@ -235,7 +236,9 @@ class PipelineProgram(ExecutionProgram):
             lost = remote.lost([name for row in self.plan.devices for name in row])
             if lost:
                 said += f"; lost: {', '.join(lost)}"
-            raise StageError(said) from (error.__cause__ or error)
+            raised = StageError(said)
+            raised.exit_code = ExitCode.PROCESS_LOST if lost else ExitCode.FAILED
+            raise raised from (error.__cause__ or error)
 
     def _name_of(self, worker: Worker, action: Action) -> str:
         names = self.plan.stage_plan.stages[action.stage].piece_names

@@ -1,7 +1,7 @@
 """Devices of other processes: each process runs a server, and this process drives it over gRPC.
 
-TensorFlow's runtime has no authentication: anyone who can connect to the port can run any code.
-Use loopback or a closed network.
+TensorFlow's runtime has no authentication: anyone who can connect to the port can run any code. So
+a worker accepts connections only at its address, and the process that drives it only at loopback.
 """
 
 from __future__ import annotations
@@ -12,40 +12,51 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from tekso.framework import port_filter
 from tekso.framework.commands import typed
 from tekso.framework.execution.errors import ExecutionError
+from tekso.framework.exit_codes import ExitCode
 
 JOB = "worker"
+_DRIVER = "client"
 # Both sides of a connection begin with these bytes (RFC 9113, section 3.4). A SETTINGS frame has
 # type 4.
 _HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _HTTP2_SETTINGS = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 
 
-def serve(address: str, *, threads: int) -> tf.distribute.Server:
+class NoWorkerError(ExecutionError):
+    """A worker does not answer."""
+
+    exit_code = ExitCode.PROCESS_LOST
+
+
+def serve(address: str, *, threads: int, or_open: bool = False) -> tf.distribute.Server:
     """Starts a server in this process, which executes requests until the process ends.
 
     Args:
       address: host:port to listen on.
       threads: number of ops that run at the same time.
+      or_open: whether it may listen at all addresses if this system cannot limit the port to one.
 
     Raises:
-      ExecutionError: the address is not host:port, or the port is taken.
+      ExecutionError: the address is not host:port or not this machine's, or the port is taken.
     """
     split(address)
     config = tf.compat.v1.ConfigProto(
         intra_op_parallelism_threads=1, inter_op_parallelism_threads=threads
     )
     try:
-        return tf.distribute.Server(
-            tf.train.ClusterSpec({JOB: [address]}),
-            job_name=JOB,
-            task_index=0,
-            protocol="grpc",
-            config=config,
-        )
-    except tf.errors.OpError as error:
-        reason = str(error).partition("\n")[0]
+        with port_filter.limited_to(address, or_open=or_open):
+            return tf.distribute.Server(
+                tf.train.ClusterSpec({JOB: [address]}),
+                job_name=JOB,
+                task_index=0,
+                protocol="grpc",
+                config=config,
+            )
+    except (OSError, RuntimeError, ValueError, tf.errors.OpError) as error:
+        reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
         raise ExecutionError(f"cannot listen on {address}: {reason}") from error
 
 
@@ -61,13 +72,16 @@ def connect(addresses: Sequence[str], *, timeout_s: float = 60.0) -> list[str]:
     """
     for address in addresses:
         _wait_for(address, timeout_s)
-    cluster = tf.train.ClusterSpec({JOB: list(addresses)})
+    own = f"localhost:{port_filter.free_port()}"  # TensorFlow starts a server here too
+    cluster = tf.train.ClusterSpec({JOB: list(addresses), _DRIVER: [own]})
     try:
-        tf.config.experimental_connect_to_cluster(cluster, job_name="client")
-    except tf.errors.OpError as error:
+        with port_filter.limited_to(own):
+            tf.config.experimental_connect_to_cluster(cluster, job_name=_DRIVER)
+            found = tf.config.list_logical_devices()  # starts the server
+    except (OSError, RuntimeError, tf.errors.OpError) as error:
         reason = str(error).partition("\n")[0]
         raise ExecutionError(f"cannot connect to {', '.join(addresses)}: {reason}") from error
-    remote = [d.name for d in tf.config.list_logical_devices() if f"/job:{JOB}/" in d.name]
+    remote = [d.name for d in found if f"/job:{JOB}/" in d.name]
     return [n for n in remote if ":GPU:" in n] or [n for n in remote if ":CPU:" in n]
 
 
@@ -108,7 +122,7 @@ def _wait_for(address: str, timeout_s: float) -> None:
             return
         except OSError as error:
             if time.monotonic() >= end:
-                raise ExecutionError(
+                raise NoWorkerError(
                     f"no worker answers at {address} ({error.strerror or error}): start one there "
                     f"with {typed('tekso-worker')} --address={address}"
                 ) from error

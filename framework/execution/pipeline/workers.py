@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.pipeline.actions import Action, Event, WorkKey, needs
+from tekso.framework.exit_codes import ExitCode
 
 Worker = tuple[int, int]
 """Replica and device."""
@@ -19,6 +20,8 @@ Worker = tuple[int, int]
 
 class StageError(ExecutionError):
     """A stage failed; the text names the stage, the action and the reason."""
+
+    exit_code = ExitCode.FAILED
 
 
 class Workers:

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from clusters import AN_END_S, DEADLINE_S, LOST, Trainer, losses, start_together, write_package
 
+from tekso.framework.exit_codes import ExitCode
+
 pytestmark = pytest.mark.slow
 
 # 60 tokens make 9 examples of 6: the pass has a full batch of 5 and a padded one. 5 does not divide
@@ -57,7 +59,7 @@ def test_lost_process_is_named_and_the_same_command_resumes(
     assert started[1].end(time.monotonic() + DEADLINE_S)[0] == -signal.SIGKILL
     code, _, err = started[0].end(time.monotonic() + AN_END_S)
     told = LOST.match(err)
-    assert code == 1 and told and int(told[1]) == 1, err
+    assert code == ExitCode.PROCESS_LOST and told and int(told[1]) == 1, err
     before = losses(tmp_path)
     assert max(before) >= 10
 
@@ -69,6 +71,43 @@ def test_lost_process_is_named_and_the_same_command_resumes(
     found = losses(tmp_path)
     assert {step: found[step] for step in before} == before  # to the last bit
     assert_equal_runs(tmp_path, alone)
+
+
+def test_supervisor_restarts_a_run_that_is_killed_again_and_again(
+    package: Path, alone: Path, tmp_path: Path
+) -> None:
+    # A process is killed before it writes its third checkpoint: two restarts for five checkpoints.
+    args = [*arguments(tmp_path), "--supervise", "--restarts=1"]
+    code, out, err = Trainer(package, *args, END_AT_FILE="3").end(time.monotonic() + DEADLINE_S)
+    assert code == 0, err
+    assert err.count("the trainer was ended by SIGKILL; restart 1 of 1 in 1 s") == 2, err
+    assert f"resuming from {tmp_path}/checkpoints/step_00000016" in out
+    for split in ("train", "dev"):
+        assert losses(tmp_path, split) == losses(alone, split)
+
+
+def test_repeated_signal_ends_a_process_that_waits_for_a_frozen_one(
+    package: Path, tmp_path: Path
+) -> None:
+    first, frozen = start_together(2, package, arguments(tmp_path), ending=(1, 14, signal.SIGSTOP))
+    stat = Path(f"/proc/{frozen.process.pid}/stat")
+    deadline = time.monotonic() + DEADLINE_S
+    while stat.read_text().rpartition(")")[2].split()[0] != "T":
+        assert first.process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    begin = time.monotonic()
+    while first.process.poll() is None and time.monotonic() < deadline:
+        first.process.terminate()
+        time.sleep(0.3)
+    # TensorFlow needs 13 s to notice. 143: the main thread was not inside TensorFlow.
+    assert time.monotonic() - begin < 10.0
+    frozen.process.kill()
+    frozen.end(deadline)
+    code, _, err = first.end(deadline)
+    assert code in (ExitCode.STALLED, ExitCode.TERMINATED), err
+    if code == ExitCode.STALLED:
+        assert "SIGTERM was repeated" in err
+        assert "training_loop.py" in (tmp_path / "stalled.txt").read_text()
 
 
 def test_signal_to_one_of_four_processes_stops_all_and_one_device_resumes(

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tekso.framework.params import REQUIRED, Configurable, Params, param
+from tekso.framework.params import REQUIRED, Configurable, Params, arguments, param, references
 
 
 class Color(enum.Enum):
@@ -268,6 +268,30 @@ def test_reading_calls_nothing(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -
     assert trap_for_params.called == []
 
 
+def test_a_text_imports_only_modules_that_the_user_has_named(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("stranger", "named", "typed", "stranger_named"):
+        (tmp_path / f"params_text_{name}.py").write_text(
+            "from tekso.framework.params import Configurable\nclass Mine(Configurable): pass\n"
+        )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(references, "_ALLOWED", set())
+    below = f'. : Params("{__name__}:Node")\nleaf : '
+    for reference in ("params_text_stranger:Mine", "antigravity:X", "tekso_framework:X"):
+        for text in (f'. : Params("{reference}")', f'{below}Params("{reference}")',
+                     f'{below}[cls("{reference}")]'):  # fmt: skip
+            with pytest.raises(ValueError, match="is not imported, and a text imports only"):
+                Params.from_text(text)
+    assert "params_text_stranger" not in sys.modules and "antigravity" not in sys.modules
+    references.allow_imports("params_text_named")
+    Params.from_text('. : Params("params_text_named:Mine")')
+    with pytest.raises(ValueError, match="is not imported"):
+        Params.from_text('. : Params("params_text_stranger_named:Mine")')
+    arguments.parse(Params | None, "params_text_typed:Mine")
+    Params.from_text('. : Params("params_text_typed:Mine")')
+
+
 def test_only_modules_of_owners_are_imported(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -279,6 +303,8 @@ def test_only_modules_of_owners_are_imported(
             "class Kind(enum.Enum):\n    A = 1\n"
         )
     monkeypatch.syspath_prepend(tmp_path)
+    references.allow_imports("params_text_owner")
+    references.allow_imports("params_text_bystander")
     with pytest.raises(ValueError, match="params_text_bystander is not imported"):
         Params.from_text(
             f'. : Params("{__name__}:Leaf")\nx : enum("params_text_bystander:Kind", "A")'
@@ -294,7 +320,8 @@ def test_only_modules_of_owners_are_imported(
         ("", "the text is empty"),
         ("rate : 0.5", "the first line"),
         (". : 3", "is not Params"),
-        ('. : Params("no_such_module:Leaf")', "there is no module no_such_module"),
+        ('. : Params("no_such_stranger:Leaf")', "module no_such_stranger is not imported"),
+        ('. : Params("tekso.models.none:Leaf")', r"there is no module tekso\.models\.none"),
         ('. : Params("os:Leaf")', "os has no Leaf"),
         ('. : Params("os.path:join")', "no Params of its own"),
         ('. : Params("Leaf")', 'expected "module:Class"'),
@@ -315,6 +342,7 @@ def test_a_module_that_fails_to_import_surfaces_as_it_is(
 ) -> None:
     (tmp_path / "params_text_broken.py").write_text("import no_such_dependency\n")
     monkeypatch.syspath_prepend(tmp_path)
+    references.allow_imports("params_text_broken")
     with pytest.raises(ModuleNotFoundError, match="no_such_dependency"):
         Params.from_text('. : Params("params_text_broken:Leaf")')
 

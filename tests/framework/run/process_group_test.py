@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import os
 import socket
 import threading
@@ -12,11 +13,15 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
+from tekso.framework import watchdog
 from tekso.framework.cluster import Cluster, ClusterError
+from tekso.framework.exit_codes import ExitCode
 from tekso.framework.run import connection, process_group, rendezvous
+from tekso.framework.run.cluster_token import Token
 from tekso.framework.run.process_group import ConnectedProcessGroup, LostProcessError, ProcessGroup
 
 DEADLINE_S = 60.0
+TOKEN = Token(b"a secret of 16 characters", "a test")
 
 
 @pytest.fixture(autouse=True)
@@ -39,6 +44,7 @@ def free_ports(count: int) -> list[int]:
 
 def of(addresses: tuple[str, ...], process: int, **options: Any) -> ConnectedProcessGroup:
     options = {"timeout_s": DEADLINE_S, "tell": print, "last_words": print, **options}
+    options.setdefault("token", TOKEN)
     return ConnectedProcessGroup(Cluster(addresses, process), **options)
 
 
@@ -278,7 +284,7 @@ def test_hanging_process_is_ended(
         break_off(found)
 
     in_threads(hangs, is_killed)
-    assert exits == [1]
+    assert exits == [ExitCode.PROCESS_LOST]
     assert f"process 1 ({addresses[1]}) was lost" in words[0]
 
 
@@ -360,8 +366,59 @@ def test_port_in_use_is_told(addresses: tuple[str, ...], monkeypatch: pytest.Mon
     taken = socket.create_server(("", 0))
     own = (f"localhost:{taken.getsockname()[1]}", *addresses)
     with (
-        pytest.raises(ClusterError, match="cannot listen at its port: Address already in use"),
+        pytest.raises(ClusterError, match="cannot listen at its address: Address already in use"),
         of(own, 0, timeout_s=1.0),
     ):
         raise AssertionError("met")
     taken.close()
+
+
+# --- waits ---
+
+
+def test_process_that_is_alive_is_waited_for_and_a_frozen_one_is_not(
+    addresses: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_group, "_TELL_S", 0.02)
+    waits: list[str] = []
+    is_frozen = threading.Event()
+
+    @contextlib.contextmanager
+    def waiting(name: str, **options: Any) -> Iterator[None]:
+        waits.append(name)
+        yield
+
+    monkeypatch.setattr(watchdog, "waiting", waiting)
+    enough = threading.Event()
+
+    def tell(text: str) -> None:
+        if len(waits) > 3:
+            enough.set()
+
+    def waits_for_it() -> Any:
+        with of(addresses[:2], 0, tell=tell) as found:
+            first = found.gather(0)
+            is_frozen.set()
+            before = len(waits)
+            assert found.gather(0)  # no answer: one wait until the value comes
+            return first, len(waits) - before
+
+    def is_slow() -> Any:
+        with of(addresses[:2], 1) as found:
+            assert enough.wait(DEADLINE_S)  # every answer began another wait
+            found.gather(1)
+            assert is_frozen.wait(DEADLINE_S)
+            silent = threading.Event()
+            send = connection.Connection.send
+            monkeypatch.setattr(
+                connection.Connection,
+                "send",
+                lambda s, m: None if m["kind"] == "answer" else send(s, m),
+            )
+            silent.wait(0.3)
+            return found.gather(1)
+
+    first, second = in_threads(waits_for_it, is_slow)
+    assert first[0] == second == [0, 1]
+    assert first[1] <= 2  # an answer may have been on its way
+    assert set(waits) >= {f"an answer of process 1 ({addresses[1]})"}

@@ -23,9 +23,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tekso.framework import files
+from tekso.framework import files, watchdog
 from tekso.framework.execution.shards import Shard, of_arrays
 from tekso.framework.execution.state import Stored, checked_state
+from tekso.framework.exit_codes import ExitCode
 from tekso.framework.learner import NonFiniteStepsError
 from tekso.framework.run import rollback, tensor_files
 from tekso.framework.run.checkpoints import CheckpointError, Checkpoints, Description
@@ -632,6 +633,23 @@ def test_lines_have_no_escape_codes_and_tell_the_time_left(tmp_path: Path) -> No
     assert lines[0].startswith("step  1/20") and "left" not in lines[0]
     (tenth,) = [line for line in lines if line.startswith("step 10/20")]
     assert "ex/s" in tenth and "left" in tenth and "wait" in tenth
+
+
+def test_input_that_never_comes_ends_the_run_after_its_state_is_saved(tmp_path: Path) -> None:
+    def stalled(start: int) -> Iterator[dict[str, np.ndarray]]:
+        for step, batch in enumerate(train_batches(start), start):
+            if step == 7:  # as the watchdog interrupts it
+                raise watchdog.StalledError("waited too long for the batch")
+            yield batch
+
+    run, alone = Run(tmp_path / "stalled"), Run(tmp_path / "alone")
+    with pytest.raises(watchdog.StalledError, match=r"waited too long.*step 7 is saved") as error:
+        run.train(batches=stalled)
+    assert error.value.exit_code == ExitCode.STALLED
+    assert run.checkpoints.steps()[-1] == 7
+    run.train()
+    alone.train()
+    np.testing.assert_array_equal(run.program.w, alone.program.w)
 
 
 if __name__ == "__main__":

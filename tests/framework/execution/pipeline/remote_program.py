@@ -35,7 +35,7 @@ def main() -> None:
     job = {"model": "skipping"}
     results = [equality.run(own, job), equality.run(execution, job)]
     batch = equality.batch_of("skipping", 0, 8)
-    learner = equality.learner()
+    learner = equality.learner("skipping")
     program = execution.build(
         equality.task_of("skipping"), learner, seed=7, batch=signature_of(batch)
     )

@@ -1,0 +1,39 @@
+"""Reads text that somebody else may have written: its size is checked before it is read."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tekso.framework import files
+
+LONGEST = 64 * 2**20  # bytes of a text file of a run
+
+
+def read(path: str) -> bytes:
+    """Returns the bytes of a file.
+
+    Raises:
+      ValueError: it is longer than `LONGEST`.
+    """
+    size = files.size_bytes(path)
+    if size > LONGEST:
+        raise ValueError(f"{path} has {size:,} bytes; at most {LONGEST:,} are read")
+    return files.read(path, 0, LONGEST)
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Returns the value of a JSON text.
+
+    Raises:
+      ValueError: the text is not JSON, or nested too deeply.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("the JSON text is nested too deeply") from None
+
+
+def read_json(path: str) -> Any:
+    """Returns the value in a JSON file; raises as `read` and `parse_json`."""
+    return parse_json(read(path))

@@ -1,0 +1,99 @@
+"""Restarts a training run whose process ended: `tekso-trainer --supervise`, without a scheduler.
+
+    supervisor ── fork ──► trainer ── exit code ──► supervisor ── fork ──► trainer, which resumes
+
+A run is restarted after a crash, after it lost another process or a worker, and after a wait that
+did not end. Errors in the settings, the data or the user's code end it, and so do signals to stop.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from types import FrameType
+from typing import Any
+
+from tekso.framework.exit_codes import ExitCode
+
+_AGAIN = (ExitCode.PROCESS_LOST, ExitCode.STALLED)
+_STOPPED_BY = (signal.SIGINT, signal.SIGTERM)
+_FIRST_DELAY_S, _LONGEST_DELAY_S = 1.0, 60.0
+
+
+class Supervisor:
+    """Runs a function in forks of this process until it succeeds.
+
+    Args:
+      restarts: how often it is restarted without progress.
+      progress: returns a value that changes when the run makes progress.
+      tell: shows a line.
+    """
+
+    def __init__(
+        self, *, restarts: int, progress: Callable[[], object], tell: Callable[[str], None]
+    ) -> None:
+        self._restarts, self._progress, self._tell = restarts, progress, tell
+        self._stopped = threading.Event()
+        self._child = 0
+
+    def run(self, action: Callable[[], int]) -> int:
+        """Returns the exit code of the last fork; in a fork, the exit code of `action`."""
+        before = {number: signal.signal(number, self._stop) for number in _STOPPED_BY}
+        try:
+            count, progress = 0, self._progress()
+            while True:
+                status = self._fork(action, before)
+                code = os.waitstatus_to_exitcode(status)
+                if not self._is_worth_it(code):
+                    return code if code >= 0 else 128 - code
+                if (now := self._progress()) != progress:
+                    count, progress = 0, now
+                count += 1
+                if count > self._restarts:
+                    self._tell(f"{_ending(code)}; given up after {self._restarts} restarts")
+                    return code if code >= 0 else 128 - code
+                delay_s = min(_FIRST_DELAY_S * 2 ** (count - 1), _LONGEST_DELAY_S)
+                self._tell(f"{_ending(code)}; restart {count} of {self._restarts} in {delay_s:g} s")
+                if self._stopped.wait(delay_s):
+                    return ExitCode.TERMINATED
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _fork(self, action: Callable[[], int], before: Mapping[signal.Signals, Any]) -> int:
+        """Runs the action in a fork; returns its status."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self._child = os.fork()
+        if self._child:
+            return os.waitpid(self._child, 0)[1]
+        code = 1
+        try:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            code = action()
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:
+            os._exit(code)
+
+    def _is_worth_it(self, code: int) -> bool:
+        if self._stopped.is_set():
+            return False
+        return code in _AGAIN or (code < 0 and -code not in _STOPPED_BY)
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        """Stops the run: passes SIGTERM on; a terminal sends SIGINT to the trainer too."""
+        self._stopped.set()
+        if number == signal.SIGTERM and self._child:
+            os.kill(self._child, number)
+
+
+def _ending(code: int) -> str:
+    """Returns a text that says how the trainer ended."""
+    if code < 0:
+        return f"the trainer was ended by {signal.Signals(-code).name}"
+    return f"the trainer ended with exit code {code} ({ExitCode(code).name})"
