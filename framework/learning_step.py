@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tekso.framework import initializers
+from tekso.framework.exit_codes import ExitCode
 from tekso.framework.loss_scale import SCALE, LossScale
 from tekso.framework.params import Configurable, param
 from tekso.framework.path_patterns import PathPatterns, listed
@@ -73,6 +74,8 @@ class Update(NamedTuple):
 
 class NonFiniteStepsError(ArithmeticError):
     """Too many steps in a row had a loss or a gradient that is not finite."""
+
+    exit_code = ExitCode.NOT_FINITE
 
 
 Groups = Mapping[str, tuple[GroupLearner, Mapping[str, WeightSpec]]]

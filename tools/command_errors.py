@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 import dis
-import errno
 import linecache
 import os
 import re
@@ -22,9 +21,9 @@ import traceback
 from collections.abc import Callable
 from types import FrameType
 
-from tekso.tools.entry import INTERRUPTED
+from tekso.framework.exit_codes import OUT_OF_SPACE, ExitCode, exit_code_of
 
-OK, FAILED, WRONG_USAGE = 0, 1, 2
+OK, FAILED = ExitCode.OK, ExitCode.FAILED
 _PROJECT = "tekso."
 _EXPERIMENTS = "tekso.params."
 _MORE = "  --traceback prints the whole traceback"
@@ -40,6 +39,8 @@ _MAKE_ROOM = "; free disk space and repeat the command"
 class UsageError(Exception):
     """The command line is wrong."""
 
+    exit_code = ExitCode.WRONG_USAGE
+
 
 def run(program: str, action: Callable[[], int], *, show_traceback: bool = False) -> int:
     """Runs an action and reports its errors; returns the exit code.
@@ -53,10 +54,10 @@ def run(program: str, action: Callable[[], int], *, show_traceback: bool = False
         return action()
     except UsageError as error:
         _report(program, str(error))
-        return WRONG_USAGE
-    except KeyboardInterrupt:
+        return error.exit_code
+    except KeyboardInterrupt as error:
         _report(program, "interrupted")
-        return INTERRUPTED
+        return exit_code_of(error)
     except BrokenPipeError:  # the reader of the pipe closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
@@ -72,7 +73,7 @@ def run(program: str, action: Callable[[], int], *, show_traceback: bool = False
             _report(program, f"{type(error).__name__}: {error}{_places(error)}\n{_MORE}")
         else:
             _report(program, f"{type(error).__name__}: {error}{_unexpected(error)}")
-        return FAILED
+        return exit_code_of(error)
 
 
 def is_meant(error: BaseException) -> bool:
@@ -123,7 +124,7 @@ def _graph_error(error: BaseException) -> tuple[str, str]:
 
 def _text(error: BaseException) -> str:
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
-        hint = _MAKE_ROOM if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        hint = _MAKE_ROOM if error.errno in OUT_OF_SPACE else ""
         return f"{error.filename}: {error.strerror}{hint}"
     text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
     return text or type(error).__name__

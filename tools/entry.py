@@ -15,7 +15,7 @@ import os
 import signal
 from types import FrameType
 
-INTERRUPTED = 130
+from tekso.framework.exit_codes import ExitCode
 
 
 def _start(module: str) -> int:
@@ -29,7 +29,7 @@ def _start(module: str) -> int:
         if frame is None:  # nothing is being imported
             raise KeyboardInterrupt
         os.write(terminal, f"{command}: interrupted\n".encode())
-        os._exit(INTERRUPTED)
+        os._exit(ExitCode.INTERRUPTED)
 
     if (
         signal.getsignal(signal.SIGINT) is signal.default_int_handler

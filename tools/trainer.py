@@ -22,11 +22,7 @@ if TYPE_CHECKING:  # slow to import, so the functions below import these modules
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the trainer; returns the exit code.
-
-    Exit codes: 0 success, 1 error, 2 wrong command line, 130 or 143 stopped by SIGINT or SIGTERM
-    after the state was saved.
-    """
+    """Runs the trainer; returns an `ExitCode`."""
     argv = list(sys.argv if argv is None else argv)
     return command_errors.run(PROGRAM, lambda: _run(argv), show_traceback="--traceback" in argv)
 

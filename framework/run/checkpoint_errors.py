@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+from tekso.framework.exit_codes import ExitCode
+
 
 class CheckpointError(Exception):
     """A checkpoint could not be written, found or read; the text says what to do."""
 
 
-class DiskFullError(CheckpointError):
+class WriteError(CheckpointError):
+    """A checkpoint cannot be written."""
+
+
+class DiskFullError(WriteError):
     """There is not enough disk space for a checkpoint."""
+
+    exit_code = ExitCode.DISK_FULL
 
 
 class DamagedCheckpointError(CheckpointError):
     """A checkpoint is incomplete or its bytes have changed."""
 
+    exit_code = ExitCode.DAMAGED
+
 
 def first_line(error: BaseException) -> str:
     """Returns the first line of the message of an error, or its type if it has none."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror  # without the path of a temporary file
     text = str(getattr(error, "message", "") or error)
     return text.splitlines()[0] if text else type(error).__name__

@@ -26,6 +26,7 @@ from typing import Any
 import tensorflow as tf
 
 from tekso.framework.cluster import Cluster
+from tekso.framework.exit_codes import ExitCode
 from tekso.framework.run.connection import Connection, Message
 from tekso.framework.run.rendezvous import Rendezvous
 
@@ -44,6 +45,8 @@ _OF_CONNECTIONS = (
 
 class LostProcessError(RuntimeError):
     """Another process of the run was lost, so this one cannot continue."""
+
+    exit_code = ExitCode.PROCESS_LOST
 
 
 class ProcessGroup:
@@ -230,7 +233,7 @@ class ConnectedProcessGroup(ProcessGroup):
     def _end_if_hanging(self) -> None:
         if not self._noticed.wait(_GRACE_S):
             self._last_words(str(self._loss))
-            os._exit(1)
+            os._exit(ExitCode.PROCESS_LOST)
 
 
 def _is_of_connections(error: tf.errors.OpError) -> bool:

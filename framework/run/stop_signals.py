@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from types import FrameType, TracebackType
 from typing import Any
 
+from tekso.framework.exit_codes import ExitCode
 from tekso.framework.run.process_group import ProcessGroup
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -71,9 +72,9 @@ class AgreedStop:
         return self.received is not None
 
 
-def exit_code(received: signal.Signals) -> int:
-    """Returns the exit code that a shell reports for a process that a signal ended."""
-    return 128 + received
+def exit_code(received: signal.Signals) -> ExitCode:
+    """Returns the exit code that a shell reports for a process that SIGINT or SIGTERM ended."""
+    return ExitCode(128 + received)
 
 
 @contextlib.contextmanager

@@ -12,6 +12,8 @@ import sys
 import threading
 from collections.abc import Iterator
 
+from tekso.framework.exit_codes import ExitCode
+
 LIMIT_S = 600.0  # a large pod takes minutes
 
 
@@ -30,7 +32,7 @@ def connecting(tpu: str | None, *, limit_s: float = LIMIT_S) -> Iterator[None]:
     def give_up() -> None:
         text = f"TPU {tpu!r} has not answered for {limit_s:.0f} s: is its name or address right?"
         print(f"{os.path.basename(sys.argv[0])}: {text}", file=sys.stderr, flush=True)
-        os._exit(1)
+        os._exit(ExitCode.FAILED)
 
     print(f"connecting to TPU {tpu!r}, at most {limit_s:.0f} s …", file=sys.stderr, flush=True)
     timer = threading.Timer(limit_s, give_up)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tekso.framework.exit_codes import ExitCode
 from tekso.tools import entry
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,7 +48,7 @@ def test_an_interrupt_while_importing_ends_the_command(module: str, tmp_path: Pa
         timeout=120,
         check=False,
     )
-    assert (done.returncode, done.stderr) == (entry.INTERRUPTED, "tekso-trainer: interrupted\n")
+    assert (done.returncode, done.stderr) == (ExitCode.INTERRUPTED, "tekso-trainer: interrupted\n")
     assert "swallowed" not in done.stdout
 
 

@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 from tekso.framework.cluster import Cluster, ClusterError
+from tekso.framework.exit_codes import ExitCode
 from tekso.framework.run import connection, process_group, rendezvous
 from tekso.framework.run.process_group import ConnectedProcessGroup, LostProcessError, ProcessGroup
 
@@ -278,7 +279,7 @@ def test_hanging_process_is_ended(
         break_off(found)
 
     in_threads(hangs, is_killed)
-    assert exits == [1]
+    assert exits == [ExitCode.PROCESS_LOST]
     assert f"process 1 ({addresses[1]}) was lost" in words[0]
 
 

@@ -20,6 +20,8 @@ from clusters import (
     write_package,
 )
 
+from tekso.framework.exit_codes import ExitCode
+
 LAYOUTS = {
     "data:2": ("batch:data", 1),
     "data:2;model:2": ("batch:data;mlp:model;heads:model;vocab:model", 2),
@@ -63,7 +65,7 @@ def test_lost_process_is_named_and_the_same_command_goes_on(
     lost_at = time.monotonic()
     code, _, err = started[1 - victim].end(lost_at + AN_END_S)
     told = LOST.match(err)
-    assert code == 1 and told and int(told[1]) == victim, err
+    assert code == ExitCode.PROCESS_LOST and told and int(told[1]) == victim, err
     assert int(told[3]) in (4, 8, 10, 12)  # 10 is the best
     before = losses(logdir)
     assert max(before) >= 10
@@ -104,7 +106,7 @@ def test_process_killed_in_the_middle_of_a_sharded_write(
     assert second.end(deadline)[0] == -signal.SIGKILL
     code, _, err = first.end(time.monotonic() + AN_END_S)
     told = LOST.match(err)
-    assert code == 1 and told and (told[1], told[3]) == ("1", "4"), err
+    assert code == ExitCode.PROCESS_LOST and told and (told[1], told[3]) == ("1", "4"), err
     names = {path.name for path in (tmp_path / "checkpoints").iterdir()}
     assert names == {"step_00000004", ".unfinished_step_00000008"}
     before = losses(tmp_path)
@@ -146,7 +148,7 @@ def test_different_settings_are_told_to_all(package: Path, tmp_path: Path) -> No
     deadline = time.monotonic() + DEADLINE_S
     started = [Trainer(package, *args, f"--process={p}", f"--seed={p}") for p in range(2)]
     for code, _, err in (trainer.end(deadline) for trainer in started):
-        assert code == 1
+        assert code == ExitCode.FAILED
         assert "was started with other settings than process 0: run.seed : 0 -> 1" in err
     assert not (tmp_path / "metrics.jsonl").exists()
 
