@@ -36,8 +36,10 @@ from tekso.framework.run.checkpoint_errors import (
     CheckpointError,
     DamagedCheckpointError,
     DiskFullError,
+    WriteError,
     first_line,
 )
+from tekso.framework.run.logdir import LogdirLostError
 from tekso.framework.run.process_group import LostProcessError, ProcessGroup
 from tekso.framework.run.tensor_files import Piece, TensorFiles
 
@@ -156,6 +158,7 @@ def write_shards(
     *,
     size_bytes: int,
     group: ProcessGroup,
+    check: Callable[[], None] = lambda: None,
 ) -> Description:
     """Writes a checkpoint atomically: it is complete at `path`, or there is nothing at `path`.
 
@@ -168,10 +171,12 @@ def write_shards(
       description: the description without `created`, `versions` and `files`, which are filled in.
       size_bytes: total bytes of all pieces of this process.
       group: the processes that write.
+      check: called in process 0 before the folder is made and before it is renamed. If it raises a
+        LogdirLostError, nothing is removed, because the path may belong to another process.
 
     Raises:
       DiskFullError: there is not enough disk space; all files written so far are removed.
-      CheckpointError: writing failed for another reason; all files written so far are removed, also
+      WriteError: writing failed for another reason; all files written so far are removed, also
         if `parts` raises an error.
     """
     above, base = os.path.split(path)
@@ -181,6 +186,7 @@ def write_shards(
     try:
         with _together(group):
             if group.is_first:
+                check()
                 disk_space.check_free(path, needed)
                 files.remove_folder(place)
                 files.make_folder(place)
@@ -203,18 +209,20 @@ def write_shards(
         files.write_atomically(files.join(place, DESCRIPTION), description.to_json())
         if place != path:
             files.sync(place)
+            check()
             files.rename(place, path)
             files.sync(above)
-    except (DiskFullError, LostProcessError):
+    except (DiskFullError, LostProcessError, LogdirLostError):
         raise
     except (OSError, tf.errors.OpError) as error:
+        check()
         free = disk_space.free_bytes(above)  # before the files written so far are removed
         _remove_quietly(place, group)
         if disk_space.means_disk_full(error):
             text = disk_space.disk_full_text(path, needed, free, error)
             raise DiskFullError(text) from error
         reason = first_line(error)
-        raise CheckpointError(f"cannot write the checkpoint {path}: {reason}") from error
+        raise WriteError(f"cannot write the checkpoint {path}: {reason}") from error
     except BaseException:  # an error while computing the tensors, or an interruption
         _remove_quietly(place, group)
         raise

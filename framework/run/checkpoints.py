@@ -60,6 +60,7 @@ class Checkpoints:
       goal: whether the smallest or the largest value of the metric is best.
       warn: called with the text of a warning.
       group: the processes of the run.
+      check: called before anything is written or deleted; raises an error if it must not be.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class Checkpoints:
         goal: Literal["min", "max"] = "min",
         warn: Callable[[str], None] = logging.warning,
         group: ProcessGroup | None = None,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         if keep_last < 1 or keep_best < 0:
             raise ValueError(
@@ -80,7 +82,7 @@ class Checkpoints:
         self.directory = directory
         self._keep_last, self._keep_best = keep_last, keep_best
         self._metric, self._goal, self._has_warned = metric, goal, False
-        self._warn, self._group = warn, group or ProcessGroup()
+        self._warn, self._group, self._check = warn, group or ProcessGroup(), check
         self._writer = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: concurrent.futures.Future[None] | None = None
         self._values: dict[int, float] = {}  # metric of the checkpoints that are kept, by step
@@ -175,16 +177,23 @@ class Checkpoints:
     def _write(
         self, parts: Iterable[Sequence[Piece]], description: Description, size_bytes: int
     ) -> None:
+        self._check()
         path = self.path(description.step)
         if files.exists(path):
             aside = self._set_aside(path, "earlier")
             self._warn(f"{path} already existed and was renamed to {aside}")
         checkpoint_files.write_shards(
-            path, parts, description, size_bytes=size_bytes, group=self._group
+            path,
+            parts,
+            description,
+            size_bytes=size_bytes,
+            group=self._group,
+            check=self._check,
         )
         self._remove_surplus()
 
     def _remove_surplus(self) -> None:
+        self._check()
         steps = self.steps()
         ranked = sorted(
             (step for step in steps if step in self._values),
@@ -294,7 +303,7 @@ class Checkpoints:
                 damaged[path] = str(error)
         if good is None and any(map(_is_sealed, damaged)):
             told = "; ".join(f"{path}: {reason}" for path, reason in damaged.items())
-            raise CheckpointError(
+            raise DamagedCheckpointError(
                 f"all checkpoints in {self.directory} are damaged ({told}). Nothing was deleted. "
                 "To train from the beginning, give another --logdir or move this folder away"
             )
@@ -327,7 +336,7 @@ class Checkpoints:
                 return checkpoint_files.open_unread(path)
             return checkpoint_files.open_verified(path)
         except DamagedCheckpointError as error:
-            raise CheckpointError(f"checkpoint {path} is damaged: {error}") from error
+            raise DamagedCheckpointError(f"checkpoint {path} is damaged: {error}") from error
 
     def best(self, metric: str, goal: Literal["min", "max"]) -> Checkpoint:
         """Opens the best checkpoint.

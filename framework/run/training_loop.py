@@ -147,6 +147,7 @@ class TrainingLoop:
         self._group = group or ProcessGroup()
         self._score, self._show_step = score, show_step
         self._pace = Pace()
+        self._step = 0  # steps done
         self._shapes: set[frozenset[Any]] = set()  # of batches for which the step is compiled
 
     def restore(self, checkpoint: Checkpoint | None) -> int:
@@ -187,7 +188,7 @@ class TrainingLoop:
           ValueError: the task rejects a batch, or the training input ends.
           NonFiniteStepsError: too many steps in a row were not finite.
         """
-        step = first_step
+        step = self._step = first_step
         with StopSignals() as signals:
             stop = AgreedStop(signals, self._group)
             evaluations = self._catch_up(step, stop)
@@ -204,7 +205,7 @@ class TrainingLoop:
                     raise ValueError(f"the training input ends before step {step}")
                 self._task.check_batch(f"input.batch({step})", batch)
                 before, metrics = metrics, self._train_step(batch, step)
-                step += 1
+                step = self._step = step + 1
                 self._check(before)
                 self._finish_step(step, batch, metrics, is_first=step == first_step + 1)
                 if step == min(first_step + _WARM_UP_STEPS, self._timetable.steps):
@@ -342,6 +343,16 @@ class TrainingLoop:
         if self._timetable.saves(step) or not evaluations:
             return self._timetable.saves(step)
         return self._group.from_first(self._checkpoints.would_be_best(_flat(evaluations)))
+
+    def save_in(self, checkpoints: Checkpoints) -> int:
+        """Saves the state of a loop that an error ended in other checkpoints; returns its step.
+
+        Raises:
+          CheckpointError: it cannot be written.
+        """
+        checkpoints.save(self._program.shards, self._description.at(self._step, {}))
+        checkpoints.wait()
+        return self._step
 
     def _save(self, step: int, evaluations: Evaluations) -> None:
         with self._pace.paused():
