@@ -19,6 +19,20 @@ class DiskFullError(WriteError):
     exit_code = ExitCode.DISK_FULL
 
 
+class DeletedCheckpointError(CheckpointError):
+    """A checkpoint does not exist any more.
+
+    Args:
+      path: folder of the checkpoint.
+    """
+
+    def __init__(self, path: str) -> None:
+        super().__init__(
+            f"the checkpoint {path} was deleted while it was opened or read: a run in progress "
+            "deletes old checkpoints. Repeat the command, or increase run.keep_last_checkpoints"
+        )
+
+
 class DamagedCheckpointError(CheckpointError):
     """A checkpoint is incomplete or its bytes have changed."""
 

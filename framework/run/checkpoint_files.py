@@ -39,6 +39,7 @@ from tekso.framework.run.checkpoint_errors import (
     WriteError,
     first_line,
 )
+from tekso.framework.run.lease import DESCRIPTION, Lease
 from tekso.framework.run.logdir import LogdirLostError
 from tekso.framework.run.process_group import LostProcessError, ProcessGroup
 from tekso.framework.run.tensor_files import Piece, TensorFiles
@@ -50,17 +51,19 @@ __all__ = [
 ]  # fmt: skip
 
 PREFIX = "tensors"
-DESCRIPTION = "checkpoint.json"
 UNFINISHED = ".unfinished_"
 _CHUNK_BYTES = 1 << 22
 _EXCHANGE = "checkpoint"
 
 
 class Checkpoint:
-    """A checkpoint, open for reading. What is read is compared with the checksum of its piece."""
+    """A checkpoint, open for reading. What is read is compared with the checksum of its piece.
 
-    def __init__(self, path: str, description: Description) -> None:
-        self.path = path
+    A run in progress does not delete it until `release` is called or no variable refers to it.
+    """
+
+    def __init__(self, path: str, description: Description, lease: Lease) -> None:
+        self.path, self._lease = path, lease
         self.description = description
         self._files = TensorFiles(files.join(path, PREFIX))
         self.keys = frozenset(self._files.shapes)
@@ -69,6 +72,10 @@ class Checkpoint:
     def step(self) -> int:
         """Training steps done."""
         return self.description.step
+
+    def release(self) -> None:
+        """Permits a run in progress to delete the checkpoint."""
+        self._lease.release()
 
     def read(self, key: str) -> np.ndarray:
         """Returns the whole array of a key.
@@ -334,6 +341,7 @@ def open_unread(path: str) -> Checkpoint:
 
     Raises:
       DamagedCheckpointError: a file is missing, truncated or changed; the text says which.
+      DeletedCheckpointError: there is no such checkpoint, or it is being deleted.
     """
     return _open(path, verified=lambda name: not name.startswith(f"{PREFIX}.data-"))
 
@@ -343,11 +351,13 @@ def open_verified(path: str) -> Checkpoint:
 
     Raises:
       DamagedCheckpointError: a file is missing, truncated or changed; the text says which.
+      DeletedCheckpointError: there is no such checkpoint, or it is being deleted.
     """
     return _open(path, verified=lambda name: True)
 
 
 def _open(path: str, *, verified: Callable[[str], bool]) -> Checkpoint:
+    lease = Lease(path)
     description = describe(path)
     if not description.files:
         raise DamagedCheckpointError(f"{DESCRIPTION} names no files")
@@ -362,7 +372,7 @@ def _open(path: str, *, verified: Callable[[str], bool]) -> Checkpoint:
                 raise DamagedCheckpointError(f"the bytes of {name} have changed (sha256 differs)")
         except OSError as error:
             raise DamagedCheckpointError(f"{name} cannot be read: {error.strerror}") from error
-    checkpoint = Checkpoint(path, description)
+    checkpoint = Checkpoint(path, description, lease)
     if description.tensors and (other := checkpoint.keys ^ description.tensors.keys()):
         raise DamagedCheckpointError(
             f"{DESCRIPTION} and the files have different tensors: {sorted(other)[:3]}"

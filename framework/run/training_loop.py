@@ -168,6 +168,8 @@ class TrainingLoop:
             checkpoint = self._checkpoints.resume(damage)
         if checkpoint is None:
             self._program.initialize()
+        else:
+            checkpoint.release()  # this run deletes it when it is old
         step = checkpoint.step if checkpoint is not None else 0
         self._report.go_on_from(step)
         return step
