@@ -14,7 +14,7 @@ class WriteError(CheckpointError):
 
 
 class DiskFullError(WriteError):
-    """There is not enough disk space for a checkpoint."""
+    """There is not enough disk space for a checkpoint or another file."""
 
     exit_code = ExitCode.DISK_FULL
 

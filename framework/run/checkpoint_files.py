@@ -223,11 +223,9 @@ def write_shards(
         raise
     except (OSError, tf.errors.OpError) as error:
         check()
-        free = disk_space.free_bytes(above)  # before the files written so far are removed
         _remove_quietly(place, group)
-        if disk_space.means_disk_full(error):
-            text = disk_space.disk_full_text(path, needed, free, error)
-            raise DiskFullError(text) from error
+        if (full := disk_space.full_checkpoint(path, error)) is not None:
+            raise full from error
         reason = first_line(error)
         raise WriteError(f"cannot write the checkpoint {path}: {reason}") from error
     except BaseException:  # an error while computing the tensors, or an interruption
