@@ -10,10 +10,8 @@ write a file because a disk is full, with DISK_FULL.
 from __future__ import annotations
 
 import enum
-import errno
 
-OUT_OF_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""Errors of a write: the disk is full, a quota is used up, a file exceeds the size limit."""
+from tekso.framework import out_of_space
 
 
 class ExitCode(enum.IntEnum):
@@ -37,7 +35,7 @@ def exit_code_of(error: BaseException) -> ExitCode:
     """Returns the exit code of a command that ends with an error."""
     if isinstance(error, KeyboardInterrupt):
         return ExitCode.INTERRUPTED
-    if isinstance(error, OSError) and error.errno in OUT_OF_SPACE:
+    if isinstance(error, OSError) and out_of_space.code_of(error) is not None:
         return ExitCode.DISK_FULL
     code = getattr(error, "exit_code", None)
     return code if isinstance(code, ExitCode) else ExitCode.FAILED

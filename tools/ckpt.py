@@ -218,16 +218,9 @@ def _chosen() -> list[Checkpoint]:
     checkpoints = _checkpoints()
     if FLAGS.steps:
         return [checkpoints.open(step.strip()) for step in FLAGS.steps]
-    from tekso.framework.run.checkpoints import CheckpointError
-
-    good: list[Checkpoint] = []
-    for step in reversed(checkpoints.steps()):
-        try:
-            good.append(checkpoints.open(str(step)))
-        except CheckpointError as error:
-            _warn(f"skipped: {error}")
-        if len(good) == FLAGS.last:
-            return good
+    good = checkpoints.last(FLAGS.last)
+    if len(good) == FLAGS.last:
+        return good
     count = f"{len(good)} good checkpoints" if len(good) != 1 else "one good checkpoint"
     cure = f": give --last={len(good)}" if good else ": train first, or give another --logdir"
     raise UsageError(

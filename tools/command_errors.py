@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import linecache
 import os
@@ -21,7 +22,9 @@ import traceback
 from collections.abc import Callable
 from types import FrameType
 
-from tekso.framework.exit_codes import OUT_OF_SPACE, ExitCode, exit_code_of
+from tekso.framework import out_of_space
+from tekso.framework.exit_codes import ExitCode, exit_code_of
+from tekso.framework.run.report.console import drop_output
 
 OK, FAILED = ExitCode.OK, ExitCode.FAILED
 _PROJECT = "tekso."
@@ -33,7 +36,6 @@ _OF_GRAPH = re.compile(
     r"(?:\n\t \[\[|$)",
     re.DOTALL,
 )
-_MAKE_ROOM = "; free disk space and repeat the command"
 
 
 class UsageError(Exception):
@@ -51,7 +53,9 @@ def run(program: str, action: Callable[[], int], *, show_traceback: bool = False
       show_traceback: print the whole traceback of every error.
     """
     try:
-        return action()
+        code = action()
+        sys.stdout.flush()  # reports an error here instead of at exit
+        return code
     except UsageError as error:
         _report(program, str(error))
         return error.exit_code
@@ -59,7 +63,7 @@ def run(program: str, action: Callable[[], int], *, show_traceback: bool = False
         _report(program, "interrupted")
         return exit_code_of(error)
     except BrokenPipeError:  # the reader of the pipe closed it
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_output(sys.stdout)
         return FAILED
     except Exception as error:
         of_graph, place = _graph_error(error)
@@ -123,9 +127,12 @@ def _graph_error(error: BaseException) -> tuple[str, str]:
 
 
 def _text(error: BaseException) -> str:
+    if isinstance(error, OSError) and (code := out_of_space.code_of(error)) is not None:
+        hint = f"{out_of_space.cure(code)} and repeat the command"
+        what = error.filename or "the output"
+        return f"cannot write {what}: {out_of_space.reason(code)}; {hint}"
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
-        hint = _MAKE_ROOM if error.errno in OUT_OF_SPACE else ""
-        return f"{error.filename}: {error.strerror}{hint}"
+        return f"{error.filename}: {error.strerror}"
     text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
     return text or type(error).__name__
 
@@ -146,10 +153,14 @@ def _places(error: BaseException) -> str:
 
 def _unexpected(error: BaseException) -> str:
     """Returns the place of an unexpected error; writes its whole traceback to a file."""
-    with tempfile.NamedTemporaryFile(
-        "w", prefix="tekso-traceback-", suffix=".txt", delete=False, encoding="utf-8"
-    ) as file:
-        file.writelines(traceback.format_exception(error))
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="tekso-traceback-", suffix=".txt", delete=False, encoding="utf-8"
+        ) as file:
+            file.writelines(traceback.format_exception(error))
+        where = f"  the whole traceback is in {file.name}"
+    except OSError:  # a full disk
+        where = _MORE
     frames = [
         (frame.f_code, line)
         for frame, line in traceback.walk_tb(error.__traceback__)
@@ -160,7 +171,7 @@ def _unexpected(error: BaseException) -> str:
         code, line = frames[-1]
         places = f"\n  (at {code.co_filename}:{line}, in {code.co_name})"
         places += _code(code.co_filename, line)
-    return f"{places}\n  the whole traceback is in {file.name}"
+    return f"{places}\n{where}"
 
 
 def _layer_path(frame: FrameType) -> str:
@@ -200,5 +211,9 @@ def _module(frame: FrameType) -> str:
 
 
 def _report(program: str, text: str) -> None:
-    sys.stdout.flush()
-    print(f"{program}: {text}", file=sys.stderr)
+    try:
+        sys.stdout.flush()
+    except OSError:
+        drop_output(sys.stdout)
+    with contextlib.suppress(OSError):
+        print(f"{program}: {text}", file=sys.stderr)

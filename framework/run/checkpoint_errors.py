@@ -14,7 +14,23 @@ class WriteError(CheckpointError):
 
 
 class DiskFullError(WriteError):
-    """There is not enough disk space for a checkpoint."""
+    """There is not enough disk space for a checkpoint or another file."""
+
+    exit_code = ExitCode.DISK_FULL
+
+
+class DeletedCheckpointError(CheckpointError):
+    """A checkpoint does not exist any more.
+
+    Args:
+      path: folder of the checkpoint.
+    """
+
+    def __init__(self, path: str) -> None:
+        super().__init__(
+            f"the checkpoint {path} was deleted while it was opened or read: a run in progress "
+            "deletes old checkpoints. Repeat the command, or increase run.keep_last_checkpoints"
+        )
 
     exit_code = ExitCode.DISK_FULL
 

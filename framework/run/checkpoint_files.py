@@ -36,8 +36,11 @@ from tekso.framework.run.checkpoint_errors import (
     CheckpointError,
     DamagedCheckpointError,
     DiskFullError,
+    WriteError,
     first_line,
 )
+from tekso.framework.run.lease import DESCRIPTION, Lease
+from tekso.framework.run.logdir import LogdirLostError
 from tekso.framework.run.process_group import LostProcessError, ProcessGroup
 from tekso.framework.run.tensor_files import Piece, TensorFiles
 
@@ -48,17 +51,19 @@ __all__ = [
 ]  # fmt: skip
 
 PREFIX = "tensors"
-DESCRIPTION = "checkpoint.json"
 UNFINISHED = ".unfinished_"
 _CHUNK_BYTES = 1 << 22
 _EXCHANGE = "checkpoint"
 
 
 class Checkpoint:
-    """A checkpoint, open for reading. What is read is compared with the checksum of its piece."""
+    """A checkpoint, open for reading. What is read is compared with the checksum of its piece.
 
-    def __init__(self, path: str, description: Description) -> None:
-        self.path = path
+    A run in progress does not delete it until `release` is called or no variable refers to it.
+    """
+
+    def __init__(self, path: str, description: Description, lease: Lease) -> None:
+        self.path, self._lease = path, lease
         self.description = description
         self._files = TensorFiles(files.join(path, PREFIX))
         self.keys = frozenset(self._files.shapes)
@@ -67,6 +72,10 @@ class Checkpoint:
     def step(self) -> int:
         """Training steps done."""
         return self.description.step
+
+    def release(self) -> None:
+        """Permits a run in progress to delete the checkpoint."""
+        self._lease.release()
 
     def read(self, key: str) -> np.ndarray:
         """Returns the whole array of a key.
@@ -156,6 +165,7 @@ def write_shards(
     *,
     size_bytes: int,
     group: ProcessGroup,
+    check: Callable[[], None] = lambda: None,
 ) -> Description:
     """Writes a checkpoint atomically: it is complete at `path`, or there is nothing at `path`.
 
@@ -168,10 +178,12 @@ def write_shards(
       description: the description without `created`, `versions` and `files`, which are filled in.
       size_bytes: total bytes of all pieces of this process.
       group: the processes that write.
+      check: called in process 0 before the folder is made and before it is renamed. If it raises a
+        LogdirLostError, nothing is removed, because the path may belong to another process.
 
     Raises:
       DiskFullError: there is not enough disk space; all files written so far are removed.
-      CheckpointError: writing failed for another reason; all files written so far are removed, also
+      WriteError: writing failed for another reason; all files written so far are removed, also
         if `parts` raises an error.
     """
     above, base = os.path.split(path)
@@ -181,6 +193,7 @@ def write_shards(
     try:
         with _together(group):
             if group.is_first:
+                check()
                 disk_space.check_free(path, needed)
                 files.remove_folder(place)
                 files.make_folder(place)
@@ -203,18 +216,18 @@ def write_shards(
         files.write_atomically(files.join(place, DESCRIPTION), description.to_json())
         if place != path:
             files.sync(place)
+            check()
             files.rename(place, path)
             files.sync(above)
-    except (DiskFullError, LostProcessError):
+    except (DiskFullError, LostProcessError, LogdirLostError):
         raise
     except (OSError, tf.errors.OpError) as error:
-        free = disk_space.free_bytes(above)  # before the files written so far are removed
+        check()
         _remove_quietly(place, group)
-        if disk_space.means_disk_full(error):
-            text = disk_space.disk_full_text(path, needed, free, error)
-            raise DiskFullError(text) from error
+        if (full := disk_space.full_checkpoint(path, error)) is not None:
+            raise full from error
         reason = first_line(error)
-        raise CheckpointError(f"cannot write the checkpoint {path}: {reason}") from error
+        raise WriteError(f"cannot write the checkpoint {path}: {reason}") from error
     except BaseException:  # an error while computing the tensors, or an interruption
         _remove_quietly(place, group)
         raise
@@ -326,6 +339,7 @@ def open_unread(path: str) -> Checkpoint:
 
     Raises:
       DamagedCheckpointError: a file is missing, truncated or changed; the text says which.
+      DeletedCheckpointError: there is no such checkpoint, or it is being deleted.
     """
     return _open(path, verified=lambda name: not name.startswith(f"{PREFIX}.data-"))
 
@@ -335,11 +349,13 @@ def open_verified(path: str) -> Checkpoint:
 
     Raises:
       DamagedCheckpointError: a file is missing, truncated or changed; the text says which.
+      DeletedCheckpointError: there is no such checkpoint, or it is being deleted.
     """
     return _open(path, verified=lambda name: True)
 
 
 def _open(path: str, *, verified: Callable[[str], bool]) -> Checkpoint:
+    lease = Lease(path)
     description = describe(path)
     if not description.files:
         raise DamagedCheckpointError(f"{DESCRIPTION} names no files")
@@ -354,7 +370,7 @@ def _open(path: str, *, verified: Callable[[str], bool]) -> Checkpoint:
                 raise DamagedCheckpointError(f"the bytes of {name} have changed (sha256 differs)")
         except OSError as error:
             raise DamagedCheckpointError(f"{name} cannot be read: {error.strerror}") from error
-    checkpoint = Checkpoint(path, description)
+    checkpoint = Checkpoint(path, description, lease)
     if description.tensors and (other := checkpoint.keys ^ description.tensors.keys()):
         raise DamagedCheckpointError(
             f"{DESCRIPTION} and the files have different tensors: {sorted(other)[:3]}"

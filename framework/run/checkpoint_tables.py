@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -9,7 +10,9 @@ import numpy as np
 
 from tekso.framework import files
 from tekso.framework.run import checkpoint_files
+from tekso.framework.run.checkpoint_errors import DeletedCheckpointError
 from tekso.framework.run.checkpoint_files import Checkpoint, DamagedCheckpointError
+from tekso.framework.run.lease import Lease
 from tekso.framework.run.report.lines import number, size
 from tekso.framework.tables import table
 
@@ -24,11 +27,15 @@ def records(folder: str) -> Iterator[dict[str, Any]]:
       OSError: the folder cannot be read.
     """
     paths = [files.join(folder, name) for name in files.names(folder) if not name.startswith(".")]
-    found = [_record(path) for path in paths if files.is_folder(path)]
+    found = []
+    for path in filter(files.is_folder, paths):
+        with contextlib.suppress(DeletedCheckpointError):  # by a run in progress
+            found.append(_record(path))
     yield from sorted(found, key=lambda record: (record["step"] is None, record["step"]))
 
 
 def _record(path: str) -> dict[str, Any]:
+    lease = Lease(path)
     record: dict[str, Any] = {
         "name": files.base_name(path),
         "path": path,
@@ -47,6 +54,7 @@ def _record(path: str) -> dict[str, Any]:
         checkpoint_files.open_verified(path)
     except DamagedCheckpointError as error:
         record |= {"state": DAMAGED, "reason": str(error)}
+    lease.release()
     return record
 
 

@@ -15,9 +15,8 @@ A damaged checkpoint is skipped with a warning; it is never deleted.
 from __future__ import annotations
 
 import concurrent.futures
-import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 from absl import logging
@@ -26,6 +25,7 @@ from tekso.framework import files, watchdog
 from tekso.framework.execution import shards as state_shards
 from tekso.framework.execution.shards import Shard
 from tekso.framework.run import checkpoint_files
+from tekso.framework.run.checkpoint_errors import DeletedCheckpointError
 from tekso.framework.run.checkpoint_files import (
     Checkpoint,
     CheckpointError,
@@ -34,7 +34,9 @@ from tekso.framework.run.checkpoint_files import (
     DiskFullError,
 )
 from tekso.framework.run.handover import Handover, grouped, hand_over, size_bytes_of
+from tekso.framework.run.lease import unused
 from tekso.framework.run.process_group import ProcessGroup
+from tekso.framework.run.ranking import Ranking
 from tekso.framework.run.tensor_files import Piece
 
 __all__ = [
@@ -60,6 +62,7 @@ class Checkpoints:
       goal: whether the smallest or the largest value of the metric is best.
       warn: called with the text of a warning.
       group: the processes of the run.
+      check: called before anything is written or deleted; raises an error if it must not be.
     """
 
     def __init__(
@@ -72,18 +75,18 @@ class Checkpoints:
         goal: Literal["min", "max"] = "min",
         warn: Callable[[str], None] = logging.warning,
         group: ProcessGroup | None = None,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         if keep_last < 1 or keep_best < 0:
             raise ValueError(
                 f"keep_last is {keep_last} and keep_best {keep_best}, expected at least 1 and 0"
             )
         self.directory = directory
-        self._keep_last, self._keep_best = keep_last, keep_best
-        self._metric, self._goal, self._has_warned = metric, goal, False
-        self._warn, self._group = warn, group or ProcessGroup()
+        self._keep_last = keep_last
+        self._ranking = Ranking(metric, goal, count=keep_best, warn=warn)
+        self._warn, self._group, self._check = warn, group or ProcessGroup(), check
         self._writer = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: concurrent.futures.Future[None] | None = None
-        self._values: dict[int, float] = {}  # metric of the checkpoints that are kept, by step
         self._saved: int | None = None
 
     # --- writing ---
@@ -94,7 +97,7 @@ class Checkpoints:
         for name in files.names(self.directory):
             if name.startswith((checkpoint_files.UNFINISHED, _LEAVING)):
                 files.remove_folder(self._path(name))
-        self._values = self._read_values()
+        self._ranking.read(self._paths())
 
     def save(self, shards: Callable[[], Iterable[Shard]], description: Description) -> None:
         """Waits until the previous checkpoint is written, then reads the state and writes one.
@@ -114,9 +117,7 @@ class Checkpoints:
         if self._saved == description.step:
             return
         self._saved = description.step
-        value = self._value(description.metrics)
-        if value is not None:
-            self._values[description.step] = value
+        self._ranking.add(description.step, description.metrics)
         parts = list(grouped(shards()))
         # In memory are a part that is read and one that is written.
         handover: Handover[list[Piece]] = Handover(2 * state_shards.PIECE_BYTES)
@@ -138,7 +139,7 @@ class Checkpoints:
                 with watchdog.waiting(name, factor=watchdog.PREPARING):
                     pending.result()
             except BaseException:
-                self._values.pop(self._saved or 0, None)
+                self._ranking.remove(self._saved or 0)
                 self._saved = None
                 raise
 
@@ -148,23 +149,7 @@ class Checkpoints:
 
     def would_be_best(self, metrics: Mapping[str, float]) -> bool:
         """Whether a checkpoint with these metrics would be one of the best that are kept."""
-        value = self._value(metrics)
-        if value is None or not self._keep_best:
-            self._warn_of_no_metric(metrics)
-            return False
-        kept = sorted(map(self._rank, list(self._values.values())))[: self._keep_best]
-        return len(kept) < self._keep_best or self._rank(value) < kept[-1]
-
-    def _warn_of_no_metric(self, metrics: Mapping[str, float]) -> None:
-        """Warns once if an evaluation does not report the metric of the best checkpoint."""
-        name = self._metric.partition("/")[0]
-        there = [key.partition("/")[2] for key in metrics if key.startswith(f"{name}/")]
-        if there and self._keep_best and self._metric not in metrics and not self._has_warned:
-            self._has_warned = True
-            self._warn(
-                f"no best checkpoint is kept: the evaluation does not report {self._metric} "
-                f"(run.keep_best.metric), only {', '.join(there)}"
-            )
+        return self._ranking.would_be_best(metrics)
 
     def _receive(
         self, handover: Handover[list[Piece]], description: Description, size_bytes: int
@@ -177,53 +162,41 @@ class Checkpoints:
     def _write(
         self, parts: Iterable[Sequence[Piece]], description: Description, size_bytes: int
     ) -> None:
+        self._check()
         path = self.path(description.step)
         if files.exists(path):
             aside = self._set_aside(path, "earlier")
             self._warn(f"{path} already existed and was renamed to {aside}")
         checkpoint_files.write_shards(
-            path, parts, description, size_bytes=size_bytes, group=self._group
+            path,
+            parts,
+            description,
+            size_bytes=size_bytes,
+            group=self._group,
+            check=self._check,
         )
         self._remove_surplus()
 
     def _remove_surplus(self) -> None:
+        self._check()
         steps = self.steps()
-        ranked = sorted(
-            (step for step in steps if step in self._values),
-            key=lambda step: (self._rank(self._values[step]), step),
-        )
-        kept = {*steps[-self._keep_last :], *ranked[: self._keep_best]}
+        kept = {*steps[-self._keep_last :], *self._ranking.to_keep(steps)}
         for step in steps:
-            if step in kept:
-                continue
-            path = self.path(step)
-            if files.is_local(path):  # so that no reader sees a partly deleted checkpoint
-                leaving = self._path(_LEAVING + _name(step))
-                files.rename(path, leaving)
-                path = leaving
-            else:
-                files.remove(files.join(path, checkpoint_files.DESCRIPTION))
-            files.remove_folder(path)
-            self._values.pop(step, None)
+            if step not in kept:
+                with unused(self.path(step)) as is_unused:
+                    if is_unused:  # otherwise it is deleted after a later save
+                        self._remove(step)
 
-    def _read_values(self) -> dict[int, float]:
-        values = {}
-        for step in self.steps() if self._metric else ():
-            try:
-                metrics = checkpoint_files.describe(self.path(step)).metrics
-            except DamagedCheckpointError:
-                continue  # reported when it is opened
-            value = self._value(metrics)
-            if value is not None:
-                values[step] = value
-        return values
-
-    def _value(self, metrics: Mapping[str, float]) -> float | None:
-        value = metrics.get(self._metric)
-        return value if value is not None and math.isfinite(value) else None
-
-    def _rank(self, value: float) -> float:
-        return value if self._goal == "min" else -value
+    def _remove(self, step: int) -> None:
+        path = self.path(step)
+        if files.is_local(path):  # so that no reader sees a partly deleted checkpoint
+            leaving = self._path(_LEAVING + _name(step))
+            files.rename(path, leaving)
+            path = leaving
+        else:
+            files.remove(files.join(path, checkpoint_files.DESCRIPTION))
+        files.remove_folder(path)
+        self._ranking.remove(step)
 
     # --- reading ---
 
@@ -233,8 +206,7 @@ class Checkpoints:
 
     def best_step(self) -> int | None:
         """Returns the step of the best checkpoint that is kept; None if none has the metric."""
-        kept = sorted((self._rank(v), step) for step, v in list(self._values.items()))
-        return kept[0][1] if kept else None
+        return self._ranking.best()
 
     def steps(self) -> list[int]:
         """Returns the steps of all checkpoints, including damaged ones, in ascending order."""
@@ -277,26 +249,16 @@ class Checkpoints:
         Raises:
           CheckpointError: all checkpoints are damaged.
         """
-        open_path = checkpoint_files.open_unread if unread else checkpoint_files.open_verified
-        known = known_damage or {}
         damaged: dict[str, str] = {}
         good = None
-        for step in reversed(self.steps()):
-            path = self.path(step)
-            try:
-                if step in known:
-                    raise DamagedCheckpointError(known[step])
-                found = open_path(path)
-                if found.step != step:
-                    raise DamagedCheckpointError(f"its description is for step {found.step}")
-                good = found
-                self._saved = step
+        for step, found in self._newest_first(unread=unread, known_damage=known_damage or {}):
+            if isinstance(found, Checkpoint):
+                good, self._saved = found, step
                 break
-            except DamagedCheckpointError as error:
-                damaged[path] = str(error)
+            damaged[self.path(step)] = str(found)
         if good is None and any(map(_is_sealed, damaged)):
             told = "; ".join(f"{path}: {reason}" for path, reason in damaged.items())
-            raise CheckpointError(
+            raise DamagedCheckpointError(
                 f"all checkpoints in {self.directory} are damaged ({told}). Nothing was deleted. "
                 "To train from the beginning, give another --logdir or move this folder away"
             )
@@ -304,6 +266,42 @@ class Checkpoints:
             aside = f"; renamed to {self._set_aside(path, 'damaged')}" if set_aside else ""
             self._warn(f"skipped the damaged checkpoint {path}: {reason}{aside}")
         return good
+
+    def last(self, count: int) -> list[Checkpoint]:
+        """Opens up to `count` of the newest undamaged checkpoints; warns of damaged ones."""
+        good: list[Checkpoint] = []
+        for step, found in self._newest_first():
+            if isinstance(found, Checkpoint):
+                good.append(found)
+            else:
+                self._warn(f"skipped: checkpoint {self.path(step)} is damaged: {found}")
+            if len(good) == count:
+                break
+        return good
+
+    def _newest_first(
+        self, *, unread: bool = False, known_damage: Mapping[int, str] = {}
+    ) -> Iterator[tuple[int, Checkpoint | DamagedCheckpointError]]:
+        """Opens the checkpoints, beginning with the newest.
+
+        If training deletes one meanwhile, it has written newer ones, so the folder is read again
+        before each.
+        """
+        open_path = checkpoint_files.open_unread if unread else checkpoint_files.open_verified
+        tried: set[int] = set()
+        while left := [step for step in self.steps() if step not in tried]:
+            tried.add(step := left[-1])
+            try:
+                if step in known_damage:
+                    raise DamagedCheckpointError(known_damage[step])
+                found = open_path(self.path(step))
+                if found.step != step:
+                    raise DamagedCheckpointError(f"its description is for step {found.step}")
+                yield step, found
+            except DamagedCheckpointError as error:
+                yield step, error
+            except DeletedCheckpointError:
+                continue
 
     def open(self, path: str, *, unread: bool = False) -> Checkpoint:
         """Opens a checkpoint by its path, or by its step in this run ("100", "step_00000100").
@@ -313,7 +311,8 @@ class Checkpoints:
           unread: verify the bytes of tensors when they are read, instead of now.
 
         Raises:
-          CheckpointError: it does not exist, or is damaged.
+          CheckpointError: it does not exist, or is damaged; a DeletedCheckpointError if a run in
+            progress deletes it meanwhile.
         """
         number = path.removeprefix(_STEP)
         if number.isascii() and number.isdigit():
@@ -324,12 +323,15 @@ class Checkpoints:
             raise CheckpointError(
                 f"there is no checkpoint {path}; checkpoints in {self.directory}: {there}"
             )
+        return self._open(path, unread=unread)
+
+    @staticmethod
+    def _open(path: str, *, unread: bool = False) -> Checkpoint:
+        open_path = checkpoint_files.open_unread if unread else checkpoint_files.open_verified
         try:
-            if unread:
-                return checkpoint_files.open_unread(path)
-            return checkpoint_files.open_verified(path)
+            return open_path(path)
         except DamagedCheckpointError as error:
-            raise CheckpointError(f"checkpoint {path} is damaged: {error}") from error
+            raise DamagedCheckpointError(f"checkpoint {path} is damaged: {error}") from error
 
     def best(self, metric: str, goal: Literal["min", "max"]) -> Checkpoint:
         """Opens the best checkpoint.
@@ -341,16 +343,19 @@ class Checkpoints:
         Raises:
           CheckpointError: no checkpoint has the metric, or the best one is damaged.
         """
-        self._metric, self._goal = metric, goal
-        self._values = self._read_values()
-        step = self.best_step()
-        if step is None:
-            there = ", ".join(map(_name, self.steps())) or "none"
-            raise CheckpointError(
-                f"no checkpoint in {self.directory} was evaluated by {metric or 'any metric'} "
-                f"(run.keep_best), so the best one is unknown; checkpoints: {there}"
-            )
-        return self.open(self.path(step))
+        ranking, deleted = Ranking(metric, goal), None
+        ranking.read(self._paths())
+        while (step := ranking.best()) not in (None, deleted):
+            try:
+                return self._open(self.path(step or 0))
+            except DeletedCheckpointError:  # training has found a better one
+                deleted = step
+                ranking.read(self._paths())
+        there = ", ".join(map(_name, self.steps())) or "none"
+        raise CheckpointError(
+            f"no checkpoint in {self.directory} was evaluated by {metric or 'any metric'} "
+            f"(run.keep_best), so the best one is unknown; checkpoints: {there}"
+        )
 
     def _set_aside(self, path: str, why: str) -> str:
         number, name = 1, f"{why}_{os.path.basename(path)}"
@@ -358,6 +363,9 @@ class Checkpoints:
             number += 1
         files.rename(path, aside)
         return aside
+
+    def _paths(self) -> dict[int, str]:
+        return {step: self.path(step) for step in self.steps()}
 
     def _path(self, name: str) -> str:
         return files.join(self.directory, name)

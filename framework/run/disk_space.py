@@ -1,4 +1,4 @@
-"""Disk space for a checkpoint: checks before the write, and errors if the disk fills up."""
+"""Disk space for what a run writes: checks before the write, and errors if the disk fills up."""
 
 from __future__ import annotations
 
@@ -6,20 +6,51 @@ import errno
 import os
 import shutil
 
-from tekso.framework import files
-from tekso.framework.run.checkpoint_errors import DiskFullError, first_line
+from tekso.framework import files, out_of_space
+from tekso.framework.run.checkpoint_errors import DiskFullError
 
-_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_KEPT = "Earlier checkpoints are unchanged, and the files of this one were removed. "
+_FEWER = "; run.keep_last_checkpoints sets how many checkpoints are kept"
 
 
 def check_free(path: str, needed: int) -> None:
-    """Raises a DiskFullError if a new folder with so many bytes does not fit."""
-    free = free_bytes(os.path.dirname(path))
+    """Raises a DiskFullError if a new checkpoint with so many bytes does not fit."""
+    free = _free_bytes(os.path.dirname(path))
     if free is not None and free < needed:
-        raise DiskFullError(disk_full_text(path, needed, free, None))
+        raise _full_checkpoint(path, errno.ENOSPC, f"it needs {needed:,} bytes, {free:,} are free")
 
 
-def free_bytes(folder: str) -> int | None:
+def full_checkpoint(path: str, error: BaseException) -> DiskFullError | None:
+    """Returns the error of a checkpoint for which there was no room; None for another error."""
+    code = out_of_space.code_of(error)
+    if code is None:
+        return None
+    reason = out_of_space.reason(code)
+    if code == errno.ENOSPC and _has_no_inodes(os.path.dirname(path)):
+        reason = "the file system has no room for another file (no free inodes)"
+    return _full_checkpoint(path, code, reason)
+
+
+def full_file(path: str, error: BaseException) -> DiskFullError | None:
+    """Returns the error of a file for which there was no room; None for another error."""
+    code = out_of_space.code_of(error)
+    if code is None:
+        return None
+    return DiskFullError(
+        f"cannot write {path}: {out_of_space.reason(code)}. Incomplete files were removed; "
+        f"{out_of_space.cure(code)} and repeat the command"
+    )
+
+
+def _full_checkpoint(path: str, code: int, reason: str) -> DiskFullError:
+    cure = out_of_space.cure(code).capitalize()
+    fewer = "" if code == errno.EFBIG else _FEWER
+    return DiskFullError(
+        f"cannot write the checkpoint {path}: {reason}. {_KEPT}{cure} and repeat the command{fewer}"
+    )
+
+
+def _free_bytes(folder: str) -> int | None:
     """Returns the free bytes; None if they are unknown."""
     try:
         return shutil.disk_usage(folder).free if files.is_local(folder) else None
@@ -27,20 +58,11 @@ def free_bytes(folder: str) -> int | None:
         return None
 
 
-def means_disk_full(error: BaseException) -> bool:
-    """Whether an error of a write means that the disk, or a quota, is full."""
-    if isinstance(error, OSError) and error.errno in _DISK_FULL:
-        return True
-    return any(os.strerror(code) in str(error) for code in _DISK_FULL)
-
-
-def disk_full_text(path: str, needed: int, free: int | None, error: BaseException | None) -> str:
-    """Returns the message of a DiskFullError."""
-    cause = f" ({first_line(error)})" if error is not None else ""
-    have = f"{free:,} are free" if free is not None else "the file system is full"
-    return (
-        f"not enough disk space for the checkpoint {path}: it needs {needed:,} bytes, {have}"
-        f"{cause}. Earlier checkpoints are unchanged, and the files of this one were removed. Free "
-        "disk space and repeat the command; run.keep_last_checkpoints sets how many checkpoints "
-        "are kept"
-    )
+def _has_no_inodes(folder: str) -> bool:
+    if not files.is_local(folder):
+        return False
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return False
+    return found.f_files > 0 and found.f_favail == 0

@@ -11,7 +11,7 @@ from typing import Any
 from tekso.framework import files, task_results
 from tekso.framework.exports import ExportedFunction, ExportedTexts
 from tekso.framework.input.input import Input
-from tekso.framework.run import inspection, litert, saved_model
+from tekso.framework.run import disk_space, inspection, litert, saved_model
 from tekso.framework.run.checkpoint_files import Checkpoint
 from tekso.framework.run.weights import weights_of
 from tekso.framework.task import Task
@@ -122,9 +122,11 @@ def export(
             sizes[files.join(path, file)] = len(data)
         if place != path:
             files.rename(place, path)
-    except BaseException:
+    except BaseException as error:
         if place != path:
             shutil.rmtree(place, ignore_errors=True)
+        if isinstance(error, Exception) and (full := disk_space.full_file(path, error)):
+            raise full from error
         raise
     return Exported(path, functions, sizes, texts)
 

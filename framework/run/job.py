@@ -213,6 +213,7 @@ def checkpoints_of(
         keep_last=run.keep_last_checkpoints,
         keep_best=keep_best,
         metric=metric,
+        check=logdir.check,
         goal=goal_of(tree, "keep_best") if keep_best else "min",
         warn=warn,
         group=group,

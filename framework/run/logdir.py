@@ -5,7 +5,9 @@
     metrics.jsonl  curves.png  samples.txt       results
     decoded/NAME/                                texts and pictures of an evaluation input
 
-A logdir belongs to one experiment.
+A logdir belongs to one experiment, and one process at a time writes to it. `claim` locks the file
+`.lock`, and `check` compares it with the file that is there now. If they differ, the logdir was
+removed, moved or replaced, and another process may be writing under its path.
 """
 
 from __future__ import annotations
@@ -16,18 +18,36 @@ import fcntl
 import os
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from absl import logging
+
 from tekso.framework import bounded, files
+from tekso.framework.exit_codes import ExitCode
 from tekso.framework.params import Params
 
 PARAMS = "params.txt"
 _MODEL = "# model: "
+_LOCK = ".lock"
+_HELD = (errno.EWOULDBLOCK, errno.EACCES)
+_WITHOUT_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 
 class LogdirError(Exception):
     """A logdir cannot be used for this run; the text says why and what to do."""
+
+
+class LogdirInUseError(LogdirError):
+    """Another process trains in the logdir."""
+
+    exit_code = ExitCode.LOGDIR_IN_USE
+
+
+class LogdirLostError(LogdirError):
+    """The logdir was removed, moved or replaced, or cannot be written any more."""
+
+    exit_code = ExitCode.LOGDIR_LOST
 
 
 class Logdir:
@@ -125,12 +145,16 @@ class Logdir:
                 f"--logdir, or --model={owner} to continue that run"
             )
 
-    def claim(self, model: str) -> None:
+    def claim(self, model: str, *, warn: Callable[[str], None] = logging.warning) -> None:
         """Creates the logdir, and locks it for this process and this experiment.
 
+        Args:
+          model: key of the experiment.
+          warn: called with the text of a warning.
+
         Raises:
-          LogdirError: it belongs to another experiment, another process trains in it, or it cannot
-            be created.
+          LogdirError: it belongs to another experiment, or it cannot be created.
+          LogdirInUseError: another process trains in it.
         """
         try:
             files.make_folder(self.path)
@@ -138,29 +162,78 @@ class Logdir:
             raise LogdirError(f"{self.path} cannot be a logdir: it is a file") from None
         self.check_model(model)
         if files.is_local(self.path):
-            self._take_lock()
+            self._take_lock(warn)
         for name in files.names(self.path):  # files that a killed process was writing
             if files.is_unfinished(name):
                 files.remove(self.file(name))
 
-    def _take_lock(self) -> None:
+    def _take_lock(self, warn: Callable[[str], None]) -> None:
         """Locks the logdir for this process; the lock is released whenever the process ends."""
-        lock = os.open(self.file(".lock"), os.O_RDWR | os.O_CREAT, 0o644)
+        path = self.file(_LOCK)
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             holder = os.read(lock, 32).decode(errors="replace").strip()
             os.close(lock)
-            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-                raise LogdirError(
+            if error.errno in _HELD:
+                raise LogdirInUseError(
                     f"another process (id {holder or 'unknown'}) is training in {self.path}: wait "
                     "until it ends, or use another --logdir"
                 ) from None
-            return  # a file system without locks
+            if error.errno not in _WITHOUT_LOCKS:
+                raise
+            lock = self._replace_lock(path)
+            warn(
+                f"the file system of {self.path} has no locks ({error.strerror}): a run that is "
+                "started in this logdir ends the one that is training there"
+            )
         self._lock = lock
         with contextlib.suppress(OSError):  # a full disk: the lock works without the process id
             os.ftruncate(lock, 0)
             os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+        self.check()  # the file may have been removed before it was locked
+
+    @staticmethod
+    def _replace_lock(path: str) -> int:
+        """Returns a new file at the path of the lock; `check` of an earlier owner then fails."""
+        new = f"{path}.new.{os.getpid()}"
+        lock = os.open(new, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        os.replace(new, path)
+        return lock
+
+    def check(self) -> None:
+        """Checks that the claimed logdir is still there; does nothing if it was not claimed.
+
+        It is cheap, and called before every write: a write by path would otherwise create the
+        folder again, or go to the folder of another process.
+
+        Raises:
+          LogdirLostError: it was removed, moved or replaced.
+        """
+        if self._lock is None:
+            return
+        try:
+            if os.path.samestat(os.stat(self.file(_LOCK)), os.fstat(self._lock)):
+                return
+            how = "was replaced"
+        except FileNotFoundError:
+            how = "was replaced" if files.exists(self.path) else "was removed"
+        except OSError as error:
+            how = f"is no longer accessible ({error.strerror})"
+        if (place := self.place()) is not None:
+            how = f"was moved to {place}"
+        raise LogdirLostError(f"{self.path} {how} during the run")
+
+    def place(self) -> str | None:
+        """Returns the path where the claimed logdir is now; None if it was removed or replaced."""
+        if self._lock is None:
+            return None
+        with contextlib.suppress(OSError):  # without /proc, a moved logdir counts as removed
+            lock = os.readlink(f"/proc/self/fd/{self._lock}")
+            if os.path.samestat(os.stat(lock), os.fstat(self._lock)):
+                return os.path.dirname(lock)
+        return None
 
     def release(self) -> None:
         """Releases the lock, so that another process can train here."""

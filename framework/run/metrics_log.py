@@ -6,6 +6,9 @@ removes the lines of later steps, so the file reads like the file of one uninter
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import io
 import json
 import math
 import os
@@ -42,22 +45,30 @@ class MetricsLog:
             files.write_atomically(self.path, kept)
 
     def append(self, record: Record) -> None:
-        """Writes one record to the file before it returns. NaN and inf become null."""
+        """Writes one record to the file before it returns. NaN and inf become null.
+
+        Raises:
+          OSError: the file cannot be written, and has no part of the record; or the record was
+            written, but the file was removed (see `content`).
+        """
         line = json.dumps({name: _jsonable(value) for name, value in record.items()}) + "\n"
         data = line.encode()
         try:
-            if self._file is None:
-                self._file = self._open()
-            while data:
-                data = data[self._file.write(data) or len(data) :]
-            self._file.flush()
+            self.open()
+            if files.is_local(self.path):
+                _append_whole(self._file.fileno(), data)
+            else:
+                self._file.write(data)
+                self._file.flush()
         except OSError as error:
             raise OSError(error.errno, error.strerror, self.path) from error
 
-    def _open(self) -> Any:
-        # No buffer: it would keep data that a full disk does not accept.
-        local = files.is_local(self.path)
-        return open(self.path, "ab", buffering=0) if local else files.open(self.path, "ab")
+    def open(self) -> None:
+        """Opens the file, so that records are written to it even if its folder is replaced."""
+        if self._file is None:
+            # No buffer: it would keep data that a full disk does not accept.
+            local = files.is_local(self.path)
+            self._file = io.FileIO(self.path, "a+") if local else files.open(self.path, "ab")
 
     def sync(self) -> None:
         """Waits until all records are on the disk."""
@@ -70,12 +81,34 @@ class MetricsLog:
             self._file.close()
             self._file = None
 
+    def content(self) -> bytes:
+        """Returns all that was written, also if the file was removed or moved meanwhile."""
+        if self._file is not None and files.is_local(self.path):
+            descriptor = self._file.fileno()
+            return os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+        return files.read(self.path) if files.exists(self.path) else b""
+
     def read(self) -> list[dict[str, Any]]:
         """Returns all complete records, in the order of the file."""
         if not files.exists(self.path):
             return []
         lines = files.read(self.path).splitlines()
         return [record for line in lines if (record := _parse(line))]
+
+
+def _append_whole(file: int, data: bytes) -> None:
+    """Appends data to a local file, completely or, if that fails, not at all."""
+    status, written = os.fstat(file), 0
+    try:
+        while written < len(data):
+            written += os.write(file, data[written:])
+    except OSError:
+        with contextlib.suppress(OSError):  # otherwise, the next process removes the partial line
+            if os.fstat(file).st_size == status.st_size + written:  # no other process appended
+                os.ftruncate(file, status.st_size)
+        raise
+    if not status.st_nlink:
+        raise FileNotFoundError(errno.ENOENT, "the file was removed during the run")
 
 
 def history(records: Iterable[Record], metric: str) -> list[tuple[int, float | None]]:

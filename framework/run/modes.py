@@ -12,7 +12,7 @@ from typing import Any
 
 from tekso.framework import files, task_results
 from tekso.framework.planning.measured_step import measured_step_of
-from tekso.framework.run import initial_weights, input_checks
+from tekso.framework.run import initial_weights, input_checks, rescue
 from tekso.framework.run.assembly import Assembly
 from tekso.framework.run.checkpoints import Checkpoint, Checkpoints
 from tekso.framework.run.early_stopping import early_stopping_of
@@ -66,7 +66,7 @@ def _train(job: Job, group: ProcessGroup) -> int:
             if group.is_first:  # only now it is certain that the experiment fits the logdir
                 job.logdir.write_params(job.model, job.tree, job.registered)
                 job.logdir.add_command(job.command)
-            outcome = loop.run(step)
+            outcome = rescue.run(job, loop, report, step)
             report.draw_curves()
             if outcome.stopped_by is not None:
                 path = checkpoints.path(outcome.step)
@@ -104,7 +104,8 @@ def _train(job: Job, group: ProcessGroup) -> int:
 def _claim(job: Job, group: ProcessGroup) -> tuple[Checkpoints, Checkpoint | None]:
     """Claims the logdir; returns the checkpoints of the run, and the one to resume from."""
     if group.is_first:
-        job.logdir.claim(job.model)
+        warn = functools.partial(job.console.line, style="warning")
+        job.logdir.claim(job.model, warn=warn)
         checkpoints = job.checkpoints_as(Checkpoints, group)
         checkpoints.prepare()
     else:
@@ -194,6 +195,7 @@ def _references(parts: Assembly) -> dict[str, dict[str, float]]:
 
 def _show(job: Job, decoded: Any) -> None:
     if decoded is not None:
+        job.logdir.check()
         files.write_atomically(job.logdir.samples, decoded.text + "\n")
         job.show_text(decoded.text)
 

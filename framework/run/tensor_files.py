@@ -21,7 +21,11 @@ import tensorflow as tf
 from tekso.framework import files
 from tekso.framework.execution.shards import Shard, Slices, is_sliceable, whole
 from tekso.framework.run import index_check
-from tekso.framework.run.checkpoint_errors import DamagedCheckpointError, first_line
+from tekso.framework.run.checkpoint_errors import (
+    DamagedCheckpointError,
+    DeletedCheckpointError,
+    first_line,
+)
 
 _DATA_FILE = "{}.data-{:05d}-of-{:05d}"
 _HOST = "/cpu:0"
@@ -91,6 +95,7 @@ class TensorFiles:
 
         Raises:
           DamagedCheckpointError: its bytes have changed, or a data file cannot be read.
+          DeletedCheckpointError: the folder was deleted; see `lease.py`.
         """
         return self._read(key, lambda: self._reader.get_tensor(key))
 
@@ -122,9 +127,11 @@ class TensorFiles:
         try:
             return np.asarray(read())
         except (ValueError, RuntimeError, tf.errors.OpError) as error:
+            folder, name = os.path.split(self._prefix)
+            if not files.exists(folder):
+                raise DeletedCheckpointError(folder) from error
             reason = first_line(error).partition(" [Op:")[0]
             if found := _CHANGED.search(reason):
-                folder, name = os.path.split(self._prefix)
                 count = sum(".data-" in other for other in files.names(folder))
                 reason = f"the bytes of {data_file(name, int(found[1]), count)} have changed"
             raise DamagedCheckpointError(f"{key} cannot be read: {reason}") from error

@@ -20,7 +20,7 @@ from tekso.framework import task_results, watchdog
 from tekso.framework.execution.base import ExecutionProgram
 from tekso.framework.learning_step import LearnerBase, NonFiniteStepsError
 from tekso.framework.run import rollback
-from tekso.framework.run.batch_groups import Batch, BatchGroups, described, shapes
+from tekso.framework.run.batch_groups import Batch, BatchGroups
 from tekso.framework.run.checkpoints import (
     Checkpoint,
     Checkpoints,
@@ -41,6 +41,7 @@ from tekso.framework.run.process_group import ProcessGroup
 from tekso.framework.run.report.report import Report
 from tekso.framework.run.restore import restore
 from tekso.framework.run.skipped_batches import SkippedBatches
+from tekso.framework.run.step_calls import StepCalls
 from tekso.framework.run.step_checks import StepChecks
 from tekso.framework.run.stop_signals import AgreedStop, StopSignals
 from tekso.framework.run.timetable import Timetable
@@ -125,7 +126,8 @@ class TrainingLoop:
         self._checks = StepChecks(learner, program, incidents, self._group)
         self._score, self._show_step = score, show_step
         self._pace = Pace()
-        self._compiled: set[Any] = set()  # (steps in a call, shapes of its batches)
+        self._calls = StepCalls(program, task, self._checks, self._pace, report, self._group)
+        self._step = 0  # steps done
 
     def restore(self, checkpoint: Checkpoint | None) -> int:
         """Restores the state from a checkpoint, or initializes it; returns the steps done.
@@ -145,6 +147,8 @@ class TrainingLoop:
             checkpoint = self._checkpoints.resume(damage)
         if checkpoint is None:
             self._program.initialize()
+        else:
+            checkpoint.release()  # this run deletes it when it is old
         step = checkpoint.step if checkpoint is not None else 0
         if checkpoint is not None:
             skipped = SkippedBatches.of(checkpoint.description.input)
@@ -180,7 +184,8 @@ class TrainingLoop:
                     step = self._roll_back(error)
 
     def _run(self, step: int, first_step: int, stop: AgreedStop) -> Outcome:
-        begin, evaluations = step, self._catch_up(step, stop)
+        begin = self._step = step
+        evaluations = self._catch_up(step, stop)
         metrics: Mapping[str, Any] = {}
         ended_early = self._reason_to_end(step)
         skipped = SkippedBatches.of(self._description.input)
@@ -196,12 +201,14 @@ class TrainingLoop:
                     taken = next_batches(
                         functools.partial(batches.take, most),
                         step,
-                        is_first=not self._compiled,
+                        is_first=not self._calls.has_run,
                         save=self._save_for(step, metrics),
                     )
                 for i, batch in enumerate(taken, step):
                     self._task.check_batch(f"input.batch({skipped.position(i)})", batch)
-                for batch, found in zip(taken, self._train_steps(taken, step), strict=True):
+                results = self._calls.run(taken, step)
+                self._step = step + len(taken)
+                for batch, found in zip(taken, results, strict=True):
                     before, metrics = metrics, found
                     step += 1
                     self._check(step - 1, before)
@@ -243,7 +250,7 @@ class TrainingLoop:
 
     def _save_for(self, step: int, metrics: Mapping[str, Any]) -> Callable[[], None] | None:
         """Returns what saves the state when the input stalls; other processes would have to."""
-        if self._group.size > 1 or not self._compiled:
+        if self._group.size > 1 or not self._calls.has_run:
             return None
 
         def save() -> None:
@@ -283,34 +290,6 @@ class TrainingLoop:
 
     def _check(self, step: int, metrics: Mapping[str, Any]) -> None:
         self._checks.check(step, metrics, self._description)
-
-    def _train_steps(self, batches: list[Batch], step: int) -> list[Mapping[str, Any]]:
-        """Runs steps in one call; does not time the first call of its kind, which is compiled."""
-        name = f"step {step + len(batches)} of the devices{self._group.others()}"
-        kind = len(batches), shapes(batches[0])
-        if kind in self._compiled:
-            with watchdog.waiting(name):
-                found = self._program.train_steps(batches, step)
-            self._checks.ran(step + len(batches), found[-1])
-            for batch in batches:
-                self._pace.step(self._units(batch))
-            return [*found]
-        is_later = bool(self._compiled)
-        self._compiled.add(kind)
-        what = described(batches)
-        if is_later:
-            self._report.progress(step, f"compiling for {what}")
-        begin = time.perf_counter()
-        with self._pace.paused(), watchdog.waiting(name, factor=watchdog.PREPARING):
-            found = self._program.train_steps(batches, step)
-        self._checks.ran(step + len(batches), found[-1])
-        if is_later:
-            self._report.compiled(step + 1, what, seconds=time.perf_counter() - begin)
-        return [*found]
-
-    def _units(self, batch: Batch) -> int:
-        """Returns the number of units in the global batch: its parts have about the same number."""
-        return task_results.count(self._task, batch)[0] * self._program.part[1]
 
     def _finish_step(
         self,
@@ -384,6 +363,16 @@ class TrainingLoop:
             return self._timetable.saves(step)
         found: bool = self._group.from_first(self._checkpoints.would_be_best(_flat(evaluations)))
         return found
+
+    def save_in(self, checkpoints: Checkpoints) -> int:
+        """Saves the state of a loop that an error ended in other checkpoints; returns its step.
+
+        Raises:
+          CheckpointError: it cannot be written.
+        """
+        checkpoints.save(self._program.shards, self._description.at(self._step, {}))
+        checkpoints.wait()
+        return self._step
 
     def _save(self, step: int, evaluations: Evaluations) -> None:
         name = f"the state of step {step} and the file system of the checkpoints"

@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from tekso.framework import bounded, files
-from tekso.framework.run import checkpoint_files
+from tekso.framework.run import checkpoint_files, disk_space
 from tekso.framework.run.checkpoint_files import CheckpointError, Description
 from tekso.framework.state import WEIGHTS
 
@@ -190,7 +190,8 @@ def write_weights(
     except (SafetensorError, OSError) as error:
         with contextlib.suppress(OSError):
             files.remove(place)
-        raise CheckpointError(f"cannot write {path}: {error}") from error
+        full = disk_space.full_file(path, error)
+        raise full or CheckpointError(f"cannot write {path}: {error}") from error
 
 
 def _open(path: str) -> Any:

@@ -200,3 +200,22 @@ def test_what_cannot_be_exported_is_told_in_a_line(
     words = ["--mode=eval", "--logdir=run", "--litert=int8"]
     assert trainer.main(["tekso-trainer", *words]) == 2
     assert "--litert works only with --mode=export, not with eval" in capsys.readouterr().err
+
+
+LIMITED = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
+from tekso.tools import trainer
+sys.exit(trainer.main(["tekso-trainer", *sys.argv[1:]]))
+"""
+
+
+@pytest.mark.slow
+def test_an_export_without_room_leaves_nothing_and_says_why(trained: Path) -> None:
+    flags = ["--logdir=run", "--mode=export", "--output=full", "--export_lengths=20"]
+    done = processes.run(["-c", LIMITED, *flags], cwd=trained, timeout=600)
+    assert done.returncode == 5 and done.stderr == (
+        "tekso-trainer: cannot write full: the file exceeds the size limit of 20,000 bytes "
+        "(ulimit -f). Incomplete files were removed; increase the limit and repeat the command\n"
+    )
+    assert not list(trained.glob("full*"))

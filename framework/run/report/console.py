@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
+from collections.abc import Callable
 from typing import Any, Literal, Protocol, TextIO
 
 from tekso.framework.run.report.lines import WIDTH
@@ -38,8 +40,59 @@ def console_for(stream: TextIO | None = None) -> Console:
     """Returns the console for a stream (default: stdout); a live console for a terminal."""
     stream = stream or sys.stdout
     if stream.isatty() and os.environ.get("TERM", "dumb") != "dumb":
-        return LiveConsole(stream)
-    return PlainConsole(stream)
+        return LastingConsole(LiveConsole(stream), stream)
+    return LastingConsole(PlainConsole(stream), stream)
+
+
+def drop_output(stream: TextIO) -> None:
+    """Discards all that is still written to a stream that failed, also when the process ends."""
+    with contextlib.suppress(OSError, ValueError):  # it has no file
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, stream.fileno())
+        os.close(null)
+
+
+class LastingConsole:
+    """Shows what another console shows until its stream fails, and then nothing.
+
+    So a run does not end when the reader of its output ends (`| head -1`), when its terminal is
+    closed, or when the disk of its output is full.
+    """
+
+    def __init__(self, console: Console, stream: TextIO) -> None:
+        self._console, self._stream, self._has_failed = console, stream, False
+
+    @property
+    def width(self) -> int:
+        """Maximum number of columns of a line."""
+        return self._console.width
+
+    def line(self, text: str, style: Style = "plain") -> None:
+        """Shows a permanent line."""
+        self._show(lambda: self._console.line(text, style))
+
+    def progress(self, done: int, total: int, doing: str = "") -> None:
+        """Shows the progress of training and the current activity, if the console can."""
+        self._show(lambda: self._console.progress(done, total, doing))
+
+    def close(self) -> None:
+        """Removes the progress bar; lines can still be written."""
+        self._show(self._console.close)
+
+    def _show(self, show: Callable[[], None]) -> None:
+        if self._has_failed:
+            return
+        try:
+            show()
+        except OSError as error:
+            self._has_failed = True
+            drop_output(self._stream)
+            with contextlib.suppress(OSError):
+                print(
+                    f"warning: no more lines are shown ({error.strerror}); the command continues, "
+                    "and a training run logs its figures in metrics.jsonl",
+                    file=sys.stderr,
+                )
 
 
 class PlainConsole:

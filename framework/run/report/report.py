@@ -15,6 +15,7 @@ from tekso.framework.run.report.tensorboard import TensorBoardEvents
 from tekso.framework.task import Scored
 
 _CURVES_EVERY_S = 20.0
+_CHECK_EVERY_S = 1.0
 
 
 class Report:
@@ -41,12 +42,15 @@ class Report:
         self._events = TensorBoardEvents(logdir.events)
         self._begin = time.perf_counter()
         self._drawn = -_CURVES_EVERY_S
+        self._checked = -_CHECK_EVERY_S
 
     def go_on_from(self, step: int) -> None:
         """Removes what was reported after the step that was restored."""
+        self._logdir.check()
         self._log.close()  # files are replaced; they are opened again by the next report
         self._events.close()
         self._log.keep_until(step)
+        self._log.open()
         self._events.keep_until(step)
 
     def evaluated(self, step: int) -> dict[str, dict[str, float]]:
@@ -104,6 +108,7 @@ class Report:
 
     def scored(self, name: str, step: int, scored: Scored) -> None:
         """Writes the decoded outputs of an evaluation input to the logdir and to TensorBoard."""
+        self._logdir.check()
         for note in scored.notes:
             self._console.line(f"  {note}", "dim")
         try:
@@ -119,6 +124,7 @@ class Report:
     def _write(self, step: int, split: str, values: Mapping[str, float]) -> None:
         elapsed = time.perf_counter() - self._begin
         self._log.append({STEP: step, SPLIT: split, **values, "elapsed_seconds": elapsed})
+        self._logdir.check()
         self._events.append(step, split, values)
 
     def warn(self, text: str) -> None:
@@ -126,7 +132,14 @@ class Report:
         self._console.line(text, "warning")
 
     def progress(self, step: int, doing: str = "") -> None:
-        """Shows the progress of training, and the current activity if it is not training."""
+        """Shows the progress of training, and the current activity if it is not training.
+
+        Raises:
+          LogdirLostError: the logdir was removed or replaced; it is checked once a second.
+        """
+        if time.perf_counter() - self._checked >= _CHECK_EVERY_S:
+            self._checked = time.perf_counter()
+            self._logdir.check()
         self._console.progress(step, self._steps, doing)
 
     def draw_curves_if_old(self) -> None:
@@ -140,6 +153,7 @@ class Report:
         Args:
           references: bits per byte of other methods for comparison, {name: bits per byte}.
         """
+        self._logdir.check()
         picture = curves.draw(self._log.read(), title=self._title, references=references)
         try:
             if picture is not None:
@@ -147,6 +161,10 @@ class Report:
         except OSError as error:  # a failed picture must not end a run
             self._console.line(f"cannot write {self._logdir.curves}: {error.strerror}", "warning")
         self._drawn = time.perf_counter()
+
+    def metrics(self) -> bytes:
+        """Returns the content of metrics.jsonl, also if the logdir was removed meanwhile."""
+        return self._log.content()
 
     def sync(self) -> None:
         """Waits until all reported figures are on the disk; to be called before a checkpoint."""

@@ -17,7 +17,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tekso.framework import files
+from tekso.framework import files, out_of_space
 
 _PATTERN = "events.out.tfevents"
 _LENGTH_BYTES, _CHECKSUM_BYTES = 8, 4
@@ -91,8 +91,7 @@ class TensorBoardEvents:
             self._writers[split].write(event.SerializeToString())
             self._writers[split].flush()
         except tf.errors.OpError as error:
-            is_full = os.strerror(errno.ENOSPC) in error.message
-            code = errno.ENOSPC if is_full else errno.EIO
+            code = out_of_space.code_of(error) or errno.EIO
             folder = files.join(self._directory, split)
             raise OSError(code, os.strerror(code), folder) from error
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import functools
 import io
 import json
+import unittest.mock
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -122,10 +125,12 @@ def test_a_checkpoint_that_training_deletes_is_left_out_with_a_line(
 ) -> None:
     job = FakeJob(tmp_path, steps=40)
     job.save(10)
+    no_locks = OSError(errno.ENOLCK, "No locks available")  # with locks, it is not deleted
+    monkeypatch.setattr(fcntl, "flock", unittest.mock.Mock(side_effect=no_locks))
     restore = FakeProgram.restore
 
     def restore_late(self: FakeProgram, read: Any, keys: Any) -> None:
-        monkeypatch.undo()
+        monkeypatch.setattr(FakeProgram, "restore", restore)
         job.save(20, 30, 40)  # keeps two
         restore(self, read, keys)
 

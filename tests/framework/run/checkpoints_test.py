@@ -309,7 +309,8 @@ def test_a_disk_that_fills_up_while_writing_leaves_the_earlier_ones(
         timeout=120,
         check=True,
     )
-    assert "step_00000020: it needs 600,000 bytes" in result.stdout
+    limit = f"the file exceeds the size limit of {limit_bytes:,} bytes (ulimit -f)"
+    assert f"step_00000020: {limit}. Earlier checkpoints are unchanged" in result.stdout
     assert sorted(os.listdir(tmp_path)) == ["step_00000010"]
     assert Checkpoints(str(tmp_path)).open("10").step == 10
 

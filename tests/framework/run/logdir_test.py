@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 from pathlib import Path
 
 import processes
 import pytest
 
+from tekso.framework.exit_codes import ExitCode, exit_code_of
 from tekso.framework.experiment import Run, Tree
-from tekso.framework.run.logdir import Logdir, LogdirError
+from tekso.framework.run.logdir import Logdir, LogdirError, LogdirLostError
 
 
 def tree(**changes: object) -> Tree.Params:
@@ -66,7 +69,29 @@ def test_one_process_at_a_time_trains_in_a_logdir(tmp_path: Path) -> None:
     logdir.claim("m.M")
     command = ["-c", CLAIM, tmp_path]
     refused = processes.run(command)
+    with pytest.raises(LogdirError) as caught:
+        Logdir(str(tmp_path)).claim("m.M")
+    assert exit_code_of(caught.value) == ExitCode.LOGDIR_IN_USE
     assert f"another process (id {os.getpid()}) is training in {tmp_path}" in refused.stderr
     logdir.release()
     assert processes.run(command).returncode == 0
     Logdir(str(tmp_path)).claim("m.M")  # the lock went with that process
+
+
+def test_a_file_system_without_locks_is_reported_and_the_newest_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_locks(file: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    warnings: list[str] = []
+    first, second = Logdir(str(tmp_path)), Logdir(str(tmp_path))
+    first.claim("m.M", warn=warnings.append)
+    first.check()
+    assert f"the file system of {tmp_path} has no locks (No locks available)" in warnings[0]
+    second.claim("m.M", warn=warnings.append)
+    second.check()
+    with pytest.raises(LogdirLostError, match="was replaced during the run"):
+        first.check()
+    assert sorted(os.listdir(tmp_path)) == [".lock"]

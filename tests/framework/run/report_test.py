@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import math
@@ -213,6 +214,24 @@ def test_a_dumb_terminal_is_written_to_plainly(monkeypatch: pytest.MonkeyPatch) 
     console.progress(1, 2)
     console.line("text", "good")
     assert stream.getvalue() == "text\n"
+
+
+class Closed(io.StringIO):
+    """Its reader has ended."""
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+
+def test_a_command_continues_without_lines_if_nobody_reads_them(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    console = console_for(Closed())
+    for step in range(3):
+        console.line(f"step {step}")
+    console.close()
+    (told,) = capsys.readouterr().err.splitlines()
+    assert told.startswith("warning: no more lines are shown (Broken pipe); the command continues")
 
 
 # --- metrics.jsonl ---

@@ -1,0 +1,78 @@
+"""Runs training steps, one or several in a call, and reports those that are compiled."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from tekso.framework import task_results, watchdog
+from tekso.framework.execution.base import ExecutionProgram
+from tekso.framework.run.batch_groups import Batch, described, shapes
+from tekso.framework.run.pace import Pace
+from tekso.framework.run.process_group import ProcessGroup
+from tekso.framework.run.report.report import Report
+from tekso.framework.run.step_checks import Figures, StepChecks
+from tekso.framework.task import Task
+
+
+class StepCalls:
+    """Calls a program for training steps.
+
+    Args:
+      program: program of the execution.
+      task: counts the units of batches.
+      checks: takes the figures of every call.
+      pace: measures the speed, without the first call of each kind, which is compiled.
+      report: shows which calls are compiled.
+      group: the processes of the run.
+    """
+
+    def __init__(
+        self,
+        program: ExecutionProgram,
+        task: Task,
+        checks: StepChecks,
+        pace: Pace,
+        report: Report,
+        group: ProcessGroup,
+    ) -> None:
+        self._program, self._task, self._checks = program, task, checks
+        self._pace, self._report, self._group = pace, report, group
+        self._compiled: set[Any] = set()  # (steps in a call, shapes of its batches)
+
+    @property
+    def has_run(self) -> bool:
+        """Whether there was a call."""
+        return bool(self._compiled)
+
+    def run(self, batches: list[Batch], step: int) -> list[Figures]:
+        """Runs steps in one call; returns the figures of each.
+
+        Args:
+          batches: the batch of each step, all of one shape.
+          step: steps done before.
+        """
+        kind = len(batches), shapes(batches[0])
+        is_new, is_later = kind not in self._compiled, self.has_run
+        self._compiled.add(kind)
+        what = described(batches)
+        if is_new and is_later:
+            self._report.progress(step, f"compiling for {what}")
+        begin = time.perf_counter()
+        found = self._call(batches, step, is_new=is_new)
+        self._checks.ran(step + len(batches), found[-1])
+        if is_new and is_later:
+            self._report.compiled(step + 1, what, seconds=time.perf_counter() - begin)
+        return found
+
+    def _call(self, batches: list[Batch], step: int, *, is_new: bool) -> list[Figures]:
+        name = f"step {step + len(batches)} of the devices{self._group.others()}"
+        if is_new:
+            with self._pace.paused(), watchdog.waiting(name, factor=watchdog.PREPARING):
+                return [*self._program.train_steps(batches, step)]
+        with watchdog.waiting(name):
+            found: list[Figures] = [*self._program.train_steps(batches, step)]
+        parts = self._program.part[1]  # of about the same number of units
+        for batch in batches:
+            self._pace.step(task_results.count(self._task, batch)[0] * parts)
+        return found
