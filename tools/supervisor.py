@@ -8,6 +8,7 @@ did not end. Errors in the settings, the data or the user's code end it, and so 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -16,11 +17,19 @@ from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
 
+from tekso.framework import files
 from tekso.framework.exit_codes import ExitCode
 
 _AGAIN = (ExitCode.PROCESS_LOST, ExitCode.STALLED)
 _STOPPED_BY = (signal.SIGINT, signal.SIGTERM)
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 1.0, 60.0
+
+
+def checkpoints_in(logdir: str) -> list[str]:
+    """Returns the names of the checkpoints in a logdir."""
+    with contextlib.suppress(OSError):
+        return files.names(files.join(logdir, "checkpoints"))
+    return []
 
 
 class Supervisor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import json
@@ -11,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tekso.tools import command_errors, experiment_flags, flag_modes, trainer_flags
+from tekso.tools import command_errors, experiment_flags, flag_modes, list_mode, trainer_flags
 from tekso.tools.command_errors import OK, UsageError
 from tekso.tools.trainer_flags import EXAMPLE, FLAGS, PROGRAM
 
@@ -41,11 +40,11 @@ def _run(argv: list[str]) -> int:
 
 def _supervised(argv: list[str]) -> int:
     """Runs the trainer in forks, and restarts it; TensorFlow is imported only in the forks."""
-    from tekso.tools.supervisor import Supervisor
+    from tekso.tools.supervisor import Supervisor, checkpoints_in
 
     supervisor = Supervisor(
         restarts=FLAGS.restarts,
-        progress=lambda: _checkpoints_in(_logdir_path()),
+        progress=lambda: checkpoints_in(_logdir_path()),
         tell=lambda text: print(f"{PROGRAM}: {text}", file=sys.stderr, flush=True),
     )
     show_traceback = "--traceback" in argv
@@ -53,19 +52,10 @@ def _supervised(argv: list[str]) -> int:
     return supervisor.run(lambda: command_errors.run(PROGRAM, act, show_traceback=show_traceback))
 
 
-def _checkpoints_in(logdir: str) -> list[str]:
-    """Returns the names of the checkpoints in a logdir."""
-    from tekso.framework import files
-
-    with contextlib.suppress(OSError):
-        return files.names(files.join(logdir, "checkpoints"))
-    return []
-
-
 def _act(argv: list[str]) -> int:
     experiment_flags.load(FLAGS.model, FLAGS["import"].value or [])
     if FLAGS["list"].value is not None:
-        return _list(FLAGS["list"].value)
+        return list_mode.run(FLAGS["list"].value, as_json=FLAGS.format == "json")
     actions: dict[str, Callable[[list[str]], int]] = {
         "train": _train,
         "eval": _eval,
@@ -375,25 +365,6 @@ def _assets_dir(model: str) -> str | None:
         )
     logdir.check_model(model)
     return logdir.assets
-
-
-def _list(pattern: str) -> int:
-    from tekso.framework import registry
-    from tekso.framework.run import inspection
-
-    entries = registry.list_experiments(pattern)
-    if not entries:
-        close = registry.like(pattern)[:10]
-        hint = (
-            f"did you mean {' or '.join(close)}?" if close else "--list without a pattern shows all"
-        )
-        raise UsageError(f"--list={pattern}: no experiment matches; {hint}")
-    rows = [inspection.list_record(entry) for entry in entries]
-    if FLAGS.format == "json":
-        _print_json(rows)
-    else:
-        print(inspection.list_text(rows))
-    return OK
 
 
 def _print(record: dict[str, Any], to_text: Callable[[dict[str, Any]], str]) -> None:

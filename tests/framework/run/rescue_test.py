@@ -51,7 +51,10 @@ class Program:
     def train_step(self, batch: Any, step: int) -> dict[str, Any]:
         self.at_step(step)
         self.w = self.w + 0.1 * (batch["x"].mean() - self.w)
-        return {"loss": self.w}
+        return {"loss": self.w, "nonfinite_consecutive": 0}
+
+    def train_steps(self, batches: list[Any], step: int) -> list[dict[str, Any]]:
+        return [self.train_step(batch, step + i) for i, batch in enumerate(batches)]
 
 
 class FakeTask:
