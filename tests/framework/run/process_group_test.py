@@ -419,5 +419,5 @@ def test_process_that_is_alive_is_waited_for_and_a_frozen_one_is_not(
 
     first, second = in_threads(waits_for_it, is_slow)
     assert first[0] == second == [0, 1]
-    assert first[1] == 1
+    assert first[1] <= 2  # an answer to an earlier question may have been on its way
     assert set(waits) >= {f"an answer of process 1 ({addresses[1]})"}
