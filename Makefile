@@ -23,8 +23,8 @@ ARGS =
 # Number of test processes that run in parallel.
 PROCESSES = 2
 # CPU time budget of the tests, in minutes. The tests fail if they use more.
-QUICK_MINUTES = 24
-SLOW_MINUTES = 55
+QUICK_MINUTES = 15
+SLOW_MINUTES = 45
 # What lint reads: Tekso's own folders, not those that a user adds to the checkout.
 SOURCES = framework models tasks params tools tests docs conftest.py setup.py
 PYTHON =
