@@ -30,6 +30,10 @@ from tekso.framework.params import Params
 PARAMS = "params.txt"
 _MODEL = "# model: "
 _LOCK = ".lock"
+_MEND = (
+    "Training with --model, and the flags in command.txt, writes the file again; the checkpoints "
+    "do not need it"
+)
 _HELD = (errno.EWOULDBLOCK, errno.EACCES)
 _WITHOUT_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
@@ -42,6 +46,12 @@ class LogdirInUseError(LogdirError):
     """Another process trains in the logdir."""
 
     exit_code = ExitCode.LOGDIR_IN_USE
+
+
+class DamagedParamsError(LogdirError):
+    """The file params.txt of a logdir cannot be read."""
+
+    exit_code = ExitCode.DAMAGED
 
 
 class LogdirLostError(LogdirError):
@@ -110,19 +120,29 @@ class Logdir:
             files.write_atomically(files.join(folder, f"{prefix}{image}.png"), picture)
 
     def model(self) -> str | None:
-        """Returns the key of the experiment of this logdir; None if it has none."""
+        """Returns the key of the experiment of this logdir; None if it has none.
+
+        Raises:
+          DamagedParamsError: params.txt does not begin with this key.
+        """
+        path = self.file(PARAMS)
         try:
-            text = bounded.read(self.file(PARAMS)).decode("utf-8", "replace")
+            text = bounded.read(path).decode("utf-8", "replace")
         except (FileNotFoundError, NotADirectoryError):
             return None
         line = text.partition("\n")[0]
-        return line.removeprefix(_MODEL).strip() if line.startswith(_MODEL) else None
+        if not line.startswith(_MODEL):
+            raise DamagedParamsError(
+                f"{path} is damaged: its first line is not '{_MODEL}…'. {_MEND}"
+            )
+        return line.removeprefix(_MODEL).strip()
 
     def experiment(self) -> tuple[str, Any]:
         """Returns the key of the experiment of this logdir, and the tree in params.txt.
 
         Raises:
-          LogdirError: the logdir has no experiment, or params.txt cannot be read.
+          LogdirError: the logdir has no experiment.
+          DamagedParamsError: params.txt cannot be read.
         """
         path, model = self.file(PARAMS), self.model()
         if model is None:
@@ -131,14 +151,16 @@ class Logdir:
             text = bounded.read(path).decode("utf-8")
             return model, Params.from_text(text, origin=PARAMS)
         except (ValueError, ImportError) as error:
-            raise LogdirError(
+            raise DamagedParamsError(
                 f"{path} cannot be read: {error}. If it needs a package of yours, add "
-                "--import=your.package"
+                f"--import=your.package. If it is damaged: {_MEND}"
             ) from error
 
     def check_model(self, model: str) -> None:
         """Raises a LogdirError if the logdir belongs to another experiment; names both."""
-        owner = self.model()
+        owner = None
+        with contextlib.suppress(DamagedParamsError):  # the owner is unknown
+            owner = self.model()
         if owner is not None and owner != model:
             raise LogdirError(
                 f"{self.path} is the logdir of {owner}, but the model is {model}: use another "
@@ -160,6 +182,10 @@ class Logdir:
             files.make_folder(self.path)
         except (FileExistsError, NotADirectoryError):
             raise LogdirError(f"{self.path} cannot be a logdir: it is a file") from None
+        try:
+            self.model()
+        except DamagedParamsError:
+            warn(f"{self.file(PARAMS)} is damaged, and is written again")
         self.check_model(model)
         if files.is_local(self.path):
             self._take_lock(warn)

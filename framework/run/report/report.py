@@ -51,7 +51,11 @@ class Report:
         self._events.close()
         self._log.keep_until(step)
         self._log.open()
-        self._events.keep_until(step)
+        for path in self._events.keep_until(step):
+            self._console.line(
+                f"removed damaged records from {path}; {self._logdir.metrics} has all figures",
+                "warning",
+            )
 
     def evaluated(self, step: int) -> dict[str, dict[str, float]]:
         """Returns the evaluations that were reported at a step, {evaluation: figures}."""

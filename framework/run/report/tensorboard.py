@@ -2,12 +2,14 @@
 
 A file is a sequence of records: length (8 bytes), checksum (4), an Event, checksum (4). When a run
 resumes from a step, later events are removed from the files, so that no reader sees a step twice.
+Records that are damaged are removed too: TensorBoard would show nothing that comes after them.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import re
 import socket
 import struct
 import textwrap
@@ -18,9 +20,13 @@ from typing import Any
 import tensorflow as tf
 
 from tekso.framework import files, out_of_space
+from tekso.framework.input.tfrecords import masked_checksum
 
 _PATTERN = "events.out.tfevents"
-_LENGTH_BYTES, _CHECKSUM_BYTES = 8, 4
+_STAMP = re.compile(rf"{re.escape(_PATTERN)}\.(\d+\.\d+)\.")
+_LENGTH_BYTES = 8
+_HEADER, _FOOTER = struct.Struct("<QI"), struct.Struct("<I")  # length and its checksum; checksum
+_FIRST_BYTE = b"\x09"  # of every Event: the tag of its wall time
 _PNG_SIZE_AT = 16  # offset of width and height, after the signature and the first chunk's header
 
 
@@ -32,14 +38,19 @@ class TensorBoardEvents:
         self._writers: dict[str, tf.io.TFRecordWriter] = {}
         self._first_step: int | None = None
 
-    def keep_until(self, step: int) -> None:
-        """Removes events of later steps from the files, and from a running TensorBoard."""
-        self._first_step = step + 1
+    def keep_until(self, step: int) -> list[str]:
+        """Removes events of later steps from the files, and from a running TensorBoard.
+
+        Returns: paths of the files from which damaged records were removed.
+        """
+        self._first_step, repaired = step + 1, []
         if files.exists(self._directory):
             for folder, _, names in tf.io.gfile.walk(self._directory):
                 for name in names:
-                    if name.startswith(_PATTERN):
-                        _cut(files.join(folder, name), step)
+                    path = files.join(folder, name)
+                    if name.startswith(_PATTERN) and not _cut(path, step):
+                        repaired.append(path)
+        return repaired
 
     def append(self, step: int, split: str, values: Mapping[str, float]) -> None:
         """Writes one point of every curve of a split.
@@ -104,7 +115,8 @@ class TensorBoardEvents:
     def _open(self, split: str) -> tf.io.TFRecordWriter:
         folder = files.join(self._directory, split)
         files.make_folder(folder)
-        name = f"{_PATTERN}.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
+        stamp = _later_stamp(files.names(folder))
+        name = f"{_PATTERN}.{stamp:.6f}.{socket.gethostname()}.{os.getpid()}"
         writer = tf.io.TFRecordWriter(files.join(folder, name))
         header = tf.compat.v1.Event(wall_time=time.time(), file_version="brain.Event:2")
         writer.write(header.SerializeToString())
@@ -117,18 +129,56 @@ class TensorBoardEvents:
         return writer
 
 
-def _cut(path: str, step: int) -> None:
-    """Removes events of later steps, and an incomplete last record, from a file."""
+def _later_stamp(names: Sequence[str]) -> float:
+    """Returns a time stamp for a new file that is later than those of all files in its folder.
+
+    TensorBoard reads files in the order of their names, and the clock may have been set back.
+    """
+    found = [float(stamp[1]) for name in names if (stamp := _STAMP.match(name))]
+    return max([time.time(), *(stamp + 1.0 for stamp in found)])
+
+
+def _cut(path: str, step: int) -> bool:
+    """Removes events of later steps and incomplete or damaged records from a file.
+
+    Returns: whether the file was intact, except for an incomplete record at its end, which a killed
+      process may leave.
+    """
     content = files.read(path)
-    kept, start = [], 0
-    while start + _LENGTH_BYTES <= len(content):
-        (length,) = struct.unpack_from("<Q", content, start)
-        data = start + _LENGTH_BYTES + _CHECKSUM_BYTES
-        end = data + length + _CHECKSUM_BYTES
-        if end > len(content):
-            break
-        if tf.compat.v1.Event.FromString(content[data : data + length]).step <= step:
+    kept, start, is_intact = [], 0, True
+    while start < len(content):
+        end = _end_of_record(content, start)
+        if end is None:
+            start = _next_record(content, start + 1)
+            is_intact = is_intact and start == len(content)
+            continue
+        event = content[start + _HEADER.size : end - _FOOTER.size]
+        if tf.compat.v1.Event.FromString(event).step <= step:
             kept.append(content[start:end])
         start = end
     if (whole := b"".join(kept)) != content:
         files.write_atomically(path, whole)
+    return is_intact
+
+
+def _end_of_record(content: bytes, start: int) -> int | None:
+    """Returns the end of the record at an offset; None if it is damaged or incomplete."""
+    if start + _HEADER.size > len(content):
+        return None
+    length, checksum = _HEADER.unpack_from(content, start)
+    end = start + _HEADER.size + length + _FOOTER.size
+    if masked_checksum(content[start : start + _LENGTH_BYTES]) != checksum or end > len(content):
+        return None
+    data = content[start + _HEADER.size : end - _FOOTER.size]
+    is_intact = masked_checksum(data) == _FOOTER.unpack_from(content, end - _FOOTER.size)[0]
+    return end if is_intact else None
+
+
+def _next_record(content: bytes, start: int) -> int:
+    """Returns the offset of the first intact record from an offset on, or the end of the file."""
+    while (found := content.find(_FIRST_BYTE, start + _HEADER.size)) >= 0:
+        start = found - _HEADER.size
+        if _end_of_record(content, start) is not None:
+            return start
+        start += 1
+    return len(content)

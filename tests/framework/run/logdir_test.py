@@ -49,6 +49,23 @@ def test_a_logdir_of_another_experiment_is_refused_and_stays_as_it_is(tmp_path: 
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
+@pytest.mark.parametrize("content", [b"", b"\0" * 300, b"\xff\xfe# model: a", b"run.steps: 5\n"])
+def test_damaged_params_are_named_and_written_again_by_training(
+    tmp_path: Path, content: bytes
+) -> None:
+    logdir, warnings = Logdir(str(tmp_path)), list[str]()
+    (tmp_path / "params.txt").write_bytes(content)
+    for read in (logdir.model, logdir.experiment):
+        with pytest.raises(LogdirError, match=r"params.txt is damaged.*Training with --model") as e:
+            read()
+        assert exit_code_of(e.value) == ExitCode.DAMAGED
+    logdir.claim("m.M", warn=warnings.append)
+    assert warnings == [f"{tmp_path}/params.txt is damaged, and is written again"]
+    (tmp_path / "params.txt").write_bytes(b"# model: m.M\n\0" + content)
+    with pytest.raises(LogdirError, match=r"params.txt cannot be read: .*Training with --model"):
+        logdir.experiment()
+
+
 def test_a_file_in_place_of_the_logdir_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("text")
     with pytest.raises(LogdirError, match=r"file cannot be a logdir"):

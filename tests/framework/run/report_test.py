@@ -10,6 +10,8 @@ import os
 import re
 import shlex
 import struct
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -334,6 +336,50 @@ def test_going_on_leaves_no_event_of_a_later_step(tmp_path: Path) -> None:
     second.append(2, "train", {"loss": 20.0})
     second.close()
     assert events(tmp_path / "train") == [(1, "loss", 1.0), (2, "loss", 20.0)]
+
+
+DAMAGE: dict[str, Callable[[bytes, int], bytes]] = {
+    "an event is not an event": lambda content, at: content[:at] + b"\xff" + content[at + 1 :],
+    "a length is wrong": lambda content, at: content[: at - 12] + b"\x07" + content[at - 11 :],
+    "bytes are missing": lambda content, at: content[: at + 3] + content[at + 9 :],
+    "zeros are written over two events": lambda content, at: (
+        content[: at - 20] + bytes(40) + content[at + 20 :]
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_damaged_events_are_removed_and_the_others_stay(tmp_path: Path, kind: str) -> None:
+    first = TensorBoardEvents(str(tmp_path))
+    for step in range(1, 8):
+        first.append(step, "train", {"loss": float(step)})
+    first.close()
+    (file,) = (tmp_path / "train").iterdir()
+    intact = file.read_bytes()
+    at = intact.index(b"\x09", len(intact) * 3 // 5)  # the first byte of an event
+    file.write_bytes(DAMAGE[kind](intact, at))
+    stream = io.StringIO()
+    report = Report(
+        Logdir(str(tmp_path.parent)), PlainConsole(stream), title="lm.some.Model", steps=20
+    )
+    report._events = TensorBoardEvents(str(tmp_path))
+    report.go_on_from(6)
+    found = [step for step, *_ in events(tmp_path / "train")]
+    assert len(found) in (4, 5) and found[:2] == [1, 2] and found[-1] == 6
+    assert stream.getvalue().startswith(f"warning: removed damaged records from {file}; ")
+    assert TensorBoardEvents(str(tmp_path)).keep_until(6) == []
+    report.close()
+
+
+def test_a_clock_that_is_set_back_does_not_change_the_order_of_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step, now in enumerate([2e9, 1e9, 1.5e9], 1):
+        monkeypatch.setattr(time, "time", lambda now=now: now)
+        writer = TensorBoardEvents(str(tmp_path))
+        writer.append(step, "train", {"loss": float(step)})
+        writer.close()
+    assert [step for step, *_ in events(tmp_path / "train")] == [1, 2, 3]  # by name
 
 
 # --- curves ---
