@@ -127,7 +127,9 @@ def _parse(line: bytes) -> dict[str, Any] | None:
         record = bounded.parse_json(line)
     except ValueError:
         return None
-    return record if isinstance(record, dict) and isinstance(record.get(STEP), int) else None
+    if not isinstance(record, dict) or not isinstance(record.get(SPLIT), str):
+        return None
+    return record if isinstance(record.get(STEP), int) else None
 
 
 def _jsonable(value: Any) -> Any:
