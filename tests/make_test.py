@@ -159,7 +159,7 @@ def test_test_all_runs_the_quick_tests_then_lint_then_the_slow_tests(checkout: P
         "ruff format --check models tests",
         "mypy",
         "lint-imports",
-        f"pytest {parallel} -m slow --cpu-minutes=45",
+        f"pytest {parallel} -m slow --cpu-minutes=65",
     ]
 
 
