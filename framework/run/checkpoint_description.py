@@ -16,6 +16,13 @@ from tekso.framework import bounded
 from tekso.framework.run.skipped_batches import SkippedBatches
 
 FORMAT = 1
+_NUMBER = (int, float)
+_TYPES: Mapping[str, Any] = {
+    "step": int, "model": str, "params": str, "task": str, "metrics": dict, "input": dict,
+    "tensors": dict, "versions": dict, "created": str, "files": dict, "averaged": list,
+}  # fmt: skip
+_INSIDE: Mapping[str, Any] = {"metrics": _NUMBER, "tensors": dict, "files": dict}
+_NAMES = {int: "an integer", str: "a text", dict: "an object", list: "a list", _NUMBER: "a number"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +89,26 @@ class Description:
         known = {field.name for field in dataclasses.fields(Description)}
         if missing := {"step", "model", "params", "files"} - fields.keys():
             raise ValueError(f"the description lacks {', '.join(sorted(missing))}")
+        for name in known & fields.keys():
+            _check_type(name, fields[name])
         return Description(**{name: value for name, value in fields.items() if name in known})
+
+
+def _check_type(name: str, value: Any) -> None:
+    """Raises a ValueError unless a field has the type that `to_json` writes."""
+    wanted = _TYPES[name]
+    inside = _INSIDE.get(name)
+    if not _is_of(value, wanted):
+        raise ValueError(f"{name} must be {_NAMES[wanted]}")
+    for key, part in value.items() if inside is not None else ():
+        if not _is_of(part, inside):
+            raise ValueError(f"{name}: {key} must be {_NAMES[inside]}")
+        if name == "files" and not _is_of(part.get("size_bytes"), int):
+            raise ValueError(f"{name}: {key} has no size_bytes")
+
+
+def _is_of(value: Any, wanted: Any) -> bool:
+    return isinstance(value, wanted) and not isinstance(value, bool)
 
 
 def versions() -> dict[str, str]:

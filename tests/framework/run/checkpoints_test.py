@@ -234,6 +234,30 @@ def test_all_damaged_is_an_error_that_names_them_and_deletes_nothing(tmp_path: P
     assert checkpoints.steps() == [10, 20]
 
 
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"step": "10"}, "step must be an integer"),
+        ({"step": True}, "step must be an integer"),
+        ({"params": None}, "params must be a text"),
+        ({"files": ["tensors.index"]}, "files must be an object"),
+        ({"files": {"tensors.index": None}}, "files: tensors.index must be an object"),
+        ({"files": {"tensors.index": {"size_bytes": "9"}}}, "tensors.index has no size_bytes"),
+        ({"tensors": 1}, "tensors must be an object"),
+        ({"metrics": {"dev/loss": []}}, "metrics: dev/loss must be a number"),
+    ],
+)
+def test_a_description_with_values_of_other_types_is_damaged(
+    tmp_path: Path, change: dict[str, object], told: str
+) -> None:
+    saved(tmp_path, 10)
+    file = tmp_path / "step_00000010" / "checkpoint.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
+    checkpoints = store(tmp_path, metric="dev/loss", keep_best=1)  # `prepare` reads it too
+    with pytest.raises(CheckpointError, match=f"checkpoint.json is damaged: .*{told}"):
+        checkpoints.newest_good()
+
+
 def test_a_checkpoint_under_another_step_is_damaged(tmp_path: Path) -> None:
     saved(tmp_path, 10, 20)
     (tmp_path / "step_00000020").rename(tmp_path / "step_00000030")
