@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -82,12 +82,11 @@ class PipelineProgram(ExecutionProgram):
         self._step, self.plan, self._backends = step, plan, backends
         stages, specs = plan.stage_plan.stages, step.specs.weights
         self._specs = [{p: rows_of(specs[p], r) for p, r in s.weights.items()} for s in stages]
-        self._groups = step.learner.groups(specs)
         self._state = StageState(plan.stage_plan, step, backends)
         self._evaluation = StageEvaluation(step, plan, self._state, self._specs, backends[0])
         num_workers = max(plan.num_replicas * plan.num_devices, len(stages))
         self._workers = Workers(num_workers)
-        self._decide = tf.function(self._decide_graph, autograph=False)
+        self._decide = tf.function(step.decide, autograph=False)
         self._replan, self._first = replan, (_shape(batch), plan)
         self._functions: Functions = {}
         self._by_shape: dict[Any, tuple[PipelinePlan, Functions]] = {}
@@ -302,11 +301,6 @@ class PipelineProgram(ExecutionProgram):
                 keeper = self.plan.stage_plan.keeper(name.rpartition(SEPARATOR)[0], index)
                 found[keeper] = added_pairs([found[keeper], {name: pair}])
         return found
-
-    def _decide_graph(
-        self, squares: Any, counts: Mapping[str, tf.Tensor], step: tf.Tensor, loss: tf.Tensor
-    ) -> Any:
-        return self._step.learner.decide(self._groups, squares, counts, step, loss=loss)
 
     # --- evaluation ---
 

@@ -35,6 +35,7 @@ class StageState:
 
     Attributes:
       stages: the variables of every stage.
+      trained: for every stage, the weights that it updates.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class StageState:
     ) -> None:
         self._stage_plan, self._step, self._backends = stage_plan, step, backends
         self._kept = StageSpecs(stage_plan, step.learner, step.specs)
-        self.groups = self._kept.groups
+        self.trained = self._kept.trained
         self.stages: list[State[Any]] = [State({}, {}) for _ in stage_plan.stages]
         self._counts: dict[str, tf.Variable] = {}
         homes = list(enumerate(backends[0]))
