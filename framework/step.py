@@ -147,12 +147,20 @@ class Step:
 
     # --- loss scale ---
 
-    def loss_scale(self, slots: Mapping[str, Any]) -> Any:
-        """Returns the factor of the loss in the backward pass, from {path: slot}; None: no factor.
+    @property
+    def scales_loss(self) -> bool:
+        """Whether the loss is scaled in the backward pass."""
+        return self.learner.loss_scale is not None
+
+    def loss_scale(self, slots: Mapping[str, Any]) -> tf.Tensor | None:
+        """Returns the factor of the loss in the backward pass; None: no factor.
 
         It is `seed_of_total` of `with_gradients`; `unscaled` divides the gradients by it.
+
+        Args:
+          slots: {path: tensor or variable} of at least the counters of the learner.
         """
-        return None if self.learner.loss_scale is None else slots[SCALE]
+        return tf.convert_to_tensor(slots[SCALE]) if self.scales_loss else None
 
     # --- all parts ---
 
@@ -274,6 +282,7 @@ def with_gradients(
     seeds: Sequence[tf.Tensor] = (),
     *,
     seed_of_total: tf.Tensor | None = None,
+    returned: Callable[[Any], Any] = tf.convert_to_tensor,
 ) -> tuple[Sequence[tf.Tensor], Sums, Any]:
     """Runs a part of a batch and differentiates its share of the total loss.
 
@@ -282,8 +291,9 @@ def with_gradients(
       sources: nest of tensors, read by `forward`, to differentiate with respect to.
       seeds: gradients of the floating-point outputs, in their order.
       seed_of_total: gradient of the total loss; None: 1.
+      returned: converts each gradient, a tensor or (of a large embedding table) IndexedSlices.
 
-    Returns: outputs, sums, and a nest of gradients like `sources`.
+    Returns: outputs, sums, and a nest of converted gradients like `sources`.
     """
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(sources)
@@ -295,7 +305,7 @@ def with_gradients(
         output_gradients=[*seeds, tf.cast(one, sums.total.dtype)],
         unconnected_gradients=tf.UnconnectedGradients.ZERO,
     )
-    return outputs, sums, tf.nest.map_structure(tf.convert_to_tensor, gradients)
+    return outputs, sums, tf.nest.map_structure(returned, gradients)
 
 
 def unscaled(gradient: tf.Tensor, scale: tf.Tensor | None, dtype: Any = None) -> tf.Tensor:

@@ -217,7 +217,6 @@ class DataParallelProgram(ExecutionProgram):
         """Computes the part of this replica; returns gradients and sums of the global batch."""
         weights = _values(self._variables.weights)
         scale = self._step.loss_scale(self._variables.slots)
-        scale = None if scale is None else tf.convert_to_tensor(scale)
         size = size_of(batch)
         num_examples = size * self.num_replicas
 

@@ -250,7 +250,6 @@ class MeshProgram(ExecutionProgram):
 
         trained = {path: weights[path] for path in self._step.trained}
         scale = self._step.loss_scale(self._variables.slots)
-        scale = None if scale is None else scale.read_value()
         _, sums, gradients = with_gradients(forward, trained, seed_of_total=scale)
         relayout, specs = self._placement.relayout, self._step.specs.weights
         # Sharded as the slots, as the update needs them.

@@ -131,7 +131,7 @@ class StageFunctions:
             outputs, sums, gradients = with_gradients(
                 forward, [*sources, *learned], seeds_[:-1], seed_of_total=seed
             )
-            scale = None if self._step.learner.loss_scale is None else seed
+            scale = seed if self._step.scales_loss else None
             of_weights, of_inputs = gradients[: len(sources)], gradients[len(sources) :]
             added = []
             for path, gradient in zip(self._trained, of_weights, strict=True):
@@ -179,7 +179,15 @@ class StageFunctions:
             num_examples=self._num_examples,
         )
         weight = scalars[Scalars.TOTAL_WEIGHT]
-        return run_stage(self._stage, self._values, weights, inputs, ctx, total_weight=weight)
+        return run_stage(
+            self._stage,
+            self._step.task,
+            self._values,
+            weights,
+            inputs,
+            ctx,
+            total_weight=weight,
+        )
 
     # --- arguments by name ---
 

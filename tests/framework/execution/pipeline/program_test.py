@@ -38,7 +38,7 @@ from tekso.framework.planning.simulator import simulate
 from tekso.framework.planning.stage_figures import figures_of
 from tekso.framework.schedules import Constant
 from tekso.framework.step import Step
-from tekso.framework.task import Task
+from tekso.framework.task import Task, TaskError
 from tekso.framework.theta import Theta
 from tekso.models.layers.normalization import BatchNorm
 
@@ -133,6 +133,20 @@ def build(
     )
     program.initialize()
     return program
+
+
+class WithoutMetricsInEvaluation(Chain):
+    """A task whose last piece returns metrics only in training."""
+
+    def _last(self, theta: Theta, flow: Flow, ctx: Any) -> Flow:
+        found = super()._last(theta, flow, ctx)
+        return found if ctx.is_training else {LOSS_SUM: found[LOSS_SUM]}
+
+
+def test_an_evaluation_without_the_sums_of_the_loss_names_the_method() -> None:
+    program = build(WithoutMetricsInEvaluation.Params().instantiate(), 2, 2)
+    with pytest.raises(TaskError, match=r"pieces .*program_test.py:\d+.* must add 'loss_sum' and"):
+        program.eval_step(batch())
 
 
 # --- moving statistics ---
