@@ -33,7 +33,7 @@ from tekso.framework.execution.pipeline import remote
 from tekso.framework.execution.pipeline.actions import Action, Event
 from tekso.framework.execution.pipeline.piece_traces import rows_of
 from tekso.framework.execution.pipeline.plan import PipelinePlan
-from tekso.framework.execution.pipeline.schedule_run import ScheduleRun, Sums
+from tekso.framework.execution.pipeline.schedule_run import ScheduleRun
 from tekso.framework.execution.pipeline.stage_backend import StageBackend
 from tekso.framework.execution.pipeline.stage_evaluation import StageEvaluation
 from tekso.framework.execution.pipeline.stage_functions import StageFunctions
@@ -43,8 +43,7 @@ from tekso.framework.execution.pipeline.workers import StageError, Worker, Worke
 from tekso.framework.execution.shards import Shard, assembled, storable
 from tekso.framework.execution.state import Stored, checked_state
 from tekso.framework.exit_codes import ExitCode
-from tekso.framework.step import Flat, Step, added, joined_sums
-from tekso.framework.step import Sums as StepSums
+from tekso.framework.step import Flat, Step, Sums, added, joined_sums
 from tekso.framework.theta import SEPARATOR
 from tekso.framework.weight_spec import WeightSpec
 
@@ -153,20 +152,14 @@ class PipelineProgram(ExecutionProgram):
         for replica, backends in enumerate(self._backends):
             for stage, backend in zip(plan.stage_plan.stages, backends, strict=True):
                 known = self._functions.get((replica, stage.index))
-                functions = StageFunctions(
+                made[replica, stage.index] = StageFunctions(
                     stage,
                     self._specs[stage.index],
-                    plan.stage_plan,
+                    plan,
                     self._step,
-                    num_examples=plan.batch_size,
-                    micro_batch_size=plan.micro_batch_size,
-                    backend=backend,
+                    backend,
                     totals=known.totals if known else None,
                 )
-                functions.prepare(
-                    keep=plan.keeps_some, again=plan.recomputes_some, apart=plan.is_apart
-                )
-                made[replica, stage.index] = functions
         return made
 
     def _make_updates(self) -> None:
@@ -183,20 +176,19 @@ class PipelineProgram(ExecutionProgram):
             )
             self._updates.append(update)
 
-    def _summed(self, batch: Batch, step: int, total_weight: tf.Tensor) -> Sums:
-        """Runs the schedule for every part of a batch; returns the sums.
+    def _summed(self, batch: Batch, step: int, total_weight: tf.Tensor) -> list[Sums]:
+        """Runs the schedule for every part of a batch; returns the sums of every stage.
 
         The copies of the weights that the step used are freed when this returns.
         """
-        plan = self.plan
-        replicas = plan.num_replicas
-        weights = self._state.with_copies(self._state.used(), replicas=replicas)
-        sums: Sums = collections.defaultdict(dict)
+        plan, stages = self.plan, self.plan.stage_plan.stages
+        weights = self._state.with_copies(self._state.used(), replicas=plan.num_replicas)
         self.events = collections.defaultdict(list)
         size = plan.batch_size // plan.num_parts
         loss_scale = self._step.loss_scale(self._state.counts())
+        by_stage: list[list[Any]] = [[] for _ in stages]
         for start in range(0, plan.batch_size, size):
-            run = ScheduleRun(
+            result = ScheduleRun(
                 plan,
                 self._functions,
                 self._backends,
@@ -206,17 +198,12 @@ class PipelineProgram(ExecutionProgram):
                 step=step,
                 total_weight=total_weight,
                 loss_scale=loss_scale,
-                sums=sums,
-            )
-            found = self._workers.run(
-                plan.orders,
-                run.perform,
-                num_stages=len(plan.stage_plan.stages),
-                name_of=self._name_of,
-            )
-            for worker, events in found.items():
+            ).run(self._workers, self._name_of)
+            for total, sums in zip(by_stage, result.sums, strict=True):
+                total += sums
+            for worker, events in result.events.items():
                 self.events[worker] += events
-        return sums
+        return [self._functions[0, s.index].sums(added(by_stage[s.index])) for s in stages]
 
     @contextlib.contextmanager
     def _lost_are_named(self) -> Iterator[None]:
@@ -241,17 +228,14 @@ class PipelineProgram(ExecutionProgram):
 
     def _name_of(self, worker: Worker, action: Action) -> str:
         names = self.plan.stage_plan.stages[action.stage].piece_names
-        held = names[0] if len(names) == 1 else f"{names[0]} … {names[-1]}"
-        return f"{action.work} ({held}) on {self.plan.device_of(worker[0], action.stage)}"
+        pieces = names[0] if len(names) == 1 else f"{names[0]} … {names[-1]}"
+        return f"{action.work} ({pieces}) on {self.plan.device_of(worker[0], action.stage)}"
 
     # --- the update ---
 
-    def _update(self, sums: Sums, total_weight: tf.Tensor, step: int) -> dict[str, Any]:
-        by_stage = []
-        for stage in self.plan.stage_plan.stages:
-            rows = sums[stage.index]
-            flat = added([rows[key] for key in sorted(rows)])
-            by_stage.append(self._functions[0, stage.index].sums(flat))
+    def _update(
+        self, by_stage: Sequence[Sums], total_weight: tf.Tensor, step: int
+    ) -> dict[str, Any]:
         others = self._gradients_of_copies()
         pairs = list(zip(self._updates, others, strict=True))
         norms = self._workers.map(lambda pair: pair[0].squared_norms(pair[1]), pairs)
@@ -290,7 +274,7 @@ class PipelineProgram(ExecutionProgram):
                     found[owner][path].append(self._backends[0][owner].take(sent))
         return [dict(each) for each in found]
 
-    def _statistics(self, by_stage: Sequence[StepSums]) -> list[dict[str, Any]]:
+    def _statistics(self, by_stage: Sequence[Sums]) -> list[dict[str, Any]]:
         """Returns for every stage the sums for the moving statistics that it stores.
 
         They include the sums of stages that have copies.

@@ -389,8 +389,8 @@ class Watched(program_module.ScheduleRun):
         super().perform(worker, action)
         with self._lock:
             held = {
-                (stage, m): list(self._held[replica, stage, m].values())
-                for replica, stage, m in list(self._held)
+                (stage, m): list(self._saved[replica, stage, m].values())
+                for replica, stage, m in list(self._saved)
                 if stage % self._plan.num_devices == action.device
             }
         self.notes.append((action, held))
@@ -439,7 +439,7 @@ def test_as_many_micro_batches_are_held_as_the_schedule_says(
     share = len(plan.stage_plan.stages) // stages
     assert [share * each for each in timeline.held] == most
     for run in watched.runs:  # nothing is left behind
-        assert (run._held, run._values, run._gradients) == ({}, {}, {})
+        assert (run._saved, run._values, run._gradients) == ({}, {}, {})
 
 
 def test_stages_hold_inputs_and_outputs_of_products_and_no_weight_of_another_type(
