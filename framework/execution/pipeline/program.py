@@ -38,7 +38,7 @@ from tekso.framework.execution.pipeline.stage_backend import StageBackend
 from tekso.framework.execution.pipeline.stage_evaluation import StageEvaluation
 from tekso.framework.execution.pipeline.stage_functions import StageFunctions
 from tekso.framework.execution.pipeline.stage_state import StageState
-from tekso.framework.execution.pipeline.stage_update import StageUpdate
+from tekso.framework.execution.pipeline.stage_update import CopyGradients, StageUpdate
 from tekso.framework.execution.pipeline.workers import StageError, Worker, Workers, reason_of
 from tekso.framework.execution.shards import Shard, assembled, storable
 from tekso.framework.execution.state import Stored, checked_state
@@ -49,9 +49,6 @@ from tekso.framework.weight_spec import WeightSpec
 
 Functions = dict[tuple[int, int], StageFunctions]
 """By replica and stage."""
-
-Others = list[dict[str, list[tf.Tensor]]]
-"""For every stage, {path of a weight that it stores: gradients of its copies}."""
 
 
 class PipelineProgram(ExecutionProgram):
@@ -258,13 +255,15 @@ class PipelineProgram(ExecutionProgram):
         self._state.set_counts(decision.counts)
         return self._step.report(whole, total_weight, decision.metrics)
 
-    def _gradients_of_copies(self) -> Others:
+    def _gradients_of_copies(self) -> list[CopyGradients]:
         """Returns the gradients of copies of weights, on the backends that store the weights.
 
         Other replicas have copies, and stages that share a weight with an earlier one.
         """
         stage_plan = self.plan.stage_plan
-        found: Others = [collections.defaultdict(list) for _ in stage_plan.stages]
+        found: list[dict[str, list[tf.Tensor]]] = [
+            collections.defaultdict(list) for _ in stage_plan.stages
+        ]
         for (replica, index), functions in sorted(self._functions.items()):
             backend = self._backends[replica][index]
             for path, total in functions.totals.items():

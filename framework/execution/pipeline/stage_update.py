@@ -21,7 +21,7 @@ from tekso.framework.learning_step import Decision, UpdateScalars
 from tekso.framework.step import Step
 from tekso.framework.weight_spec import WeightSpec
 
-Others = Mapping[str, Sequence[tf.Tensor]]
+CopyGradients = Mapping[str, Sequence[tf.Tensor]]
 """Gradients of copies of weights, {path: gradients}, on the backend of the stage."""
 
 
@@ -47,17 +47,17 @@ class StageUpdate:
         backend: StageBackend,
     ) -> None:
         self._stage, self._specs, self._step, self._state = stage, specs, step, state
-        self._totals, self._place = totals, backend
+        self._totals, self._backend = totals, backend
         self._trained = state.trained[stage]
         self._norms = backend.compiled(self._norms_graph)
         self._update = backend.compiled(self._update_graph)
 
-    def squared_norms(self, others: Others) -> Any:
+    def squared_norms(self, others: CopyGradients) -> Any:
         """Returns {path: squared norms of the gradient, before and after per-weight clipping}."""
         if not self._trained:
             return {}
-        found = self._place.call(self._norms, others)
-        return tf.nest.map_structure(self._place.local, found)
+        found = self._backend.call(self._norms, others)
+        return tf.nest.map_structure(self._backend.local, found)
 
     def placed(self, decision: Decision, statistics: Pairs) -> tuple[UpdateScalars, Pairs]:
         """Places the other inputs of an update on the backend.
@@ -67,9 +67,9 @@ class StageUpdate:
           statistics: sums for the weights of the stage that track batch statistics.
         """
         scalars = tf.nest.map_structure(
-            lambda x: None if x is None else self._place.scalar(x, x.dtype), decision.scalars
+            lambda x: None if x is None else self._backend.scalar(x, x.dtype), decision.scalars
         )
-        return scalars, tf.nest.map_structure(self._place.spread, statistics)
+        return scalars, tf.nest.map_structure(self._backend.spread, statistics)
 
     def trace(self, *given: Any) -> None:
         """Traces the update, so that an optimizer with an error fails before any weight changes.
@@ -78,30 +78,32 @@ class StageUpdate:
           given: the arguments of `update`.
         """
         if self._specs:
-            self._place.trace(self._update, *given)
+            self._backend.trace(self._update, *given)
 
-    def update(self, others: Others, scalars: UpdateScalars, statistics: Pairs) -> None:
+    def update(self, others: CopyGradients, scalars: UpdateScalars, statistics: Pairs) -> None:
         """Updates the weights and slots of the stage; `placed` returns the last two arguments."""
         if self._specs:
-            self._place.call(self._update, others, scalars, statistics)
+            self._backend.call(self._update, others, scalars, statistics)
 
-    def _gradient(self, path: str, others: Others) -> tf.Tensor:
+    def _gradient(self, path: str, others: CopyGradients) -> tf.Tensor:
         return tf.add_n([self._totals[path].read_value(), *others.get(path, ())])
 
-    def _norms_graph(self, others: Others) -> Any:
+    def _norms_graph(self, others: CopyGradients) -> Any:
         found: dict[str, Any] = {}
         for weight in self._trained:
             path = weight.spec.path
             # One weight at a time: the squares of all would take as much memory as the gradients.
             with tf.control_dependencies([t for pair in found.values() for t in pair][-2:]):
                 squares = weight.squared_norms(self._gradient(path, others))
-                found[path] = tuple(map(self._place.replicated, squares))
+                found[path] = tuple(map(self._backend.replicated, squares))
         return found
 
-    def _update_graph(self, others: Others, placed: UpdateScalars, statistics: Pairs) -> tf.Tensor:
+    def _update_graph(
+        self, others: CopyGradients, placed: UpdateScalars, statistics: Pairs
+    ) -> tf.Tensor:
         """Assigns all new values; returns a tensor for the caller to wait for."""
         scalars = tf.nest.map_structure(
-            lambda x: None if x is None else self._place.scalar_value(x), placed
+            lambda x: None if x is None else self._backend.scalar_value(x), placed
         )
         variables, slot_variables = self._state.stages[self._stage]
         weights = {path: variables[path].read_value() for path in self._specs}
@@ -118,9 +120,9 @@ class StageUpdate:
                 )
                 done = [self._assigned(variables[path], new, weight.spec)]
                 for slot, value in new_slots.items():
-                    stored = self._place.stored(value, specs[slot], "slot")
+                    stored = self._backend.stored(value, specs[slot], "slot")
                     done.append(slot_variables[slot].assign(stored, read_value=False))
-        return self._place.replicated(tf.identity(scalars.finite))
+        return self._backend.replicated(tf.identity(scalars.finite))
 
     def _assigned(self, variable: Any, value: tf.Tensor, spec: WeightSpec) -> Any:
-        return variable.assign(self._place.stored(value, spec, "weight"), read_value=False)
+        return variable.assign(self._backend.stored(value, spec, "weight"), read_value=False)

@@ -129,7 +129,9 @@ def build(
         plan,
         device_backends(plan),
         batch=signature,
-        replan=lambda other: execution.plan(task, other, parts=parts, devices=devices, like=plan),
+        replan=lambda other: execution.plan(
+            task, other, parts=parts, devices=devices, earlier=plan
+        ),
     )
     program.initialize()
     return program
