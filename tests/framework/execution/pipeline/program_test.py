@@ -21,7 +21,7 @@ from tekso.framework.context import StepContext
 from tekso.framework.execution import ExecutionError, Pipelined
 from tekso.framework.execution.base import signature_of
 from tekso.framework.execution.pipeline import program as program_module
-from tekso.framework.execution.pipeline import remote, stage_evaluation
+from tekso.framework.execution.pipeline import remote, stage_backend, stage_evaluation
 from tekso.framework.execution.pipeline.piece_traces import trace_all
 from tekso.framework.execution.pipeline.program import PipelineProgram
 from tekso.framework.execution.pipeline.workers import StageError
@@ -36,6 +36,7 @@ from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
 from tekso.framework.planning.saved_bytes import saved_bytes
 from tekso.framework.planning.simulator import simulate
 from tekso.framework.planning.stage_figures import figures_of
+from tekso.framework.primitives.fusion import XlaFusion
 from tekso.framework.schedules import Constant
 from tekso.framework.step import Step
 from tekso.framework.task import Task, TaskError
@@ -135,6 +136,39 @@ def build(
     )
     program.initialize()
     return program
+
+
+class Shifted(Chain):
+    """Adds 1 to the input of every map in an elementwise cluster."""
+
+    def _map(self, i: int, theta: Theta, flow: Flow, ctx: Any) -> Flow:
+        def shifted(x: tf.Tensor) -> tf.Tensor:
+            return x + 1.0
+
+        return super()._map(i, theta, {**flow, "x": ctx.fuse(shifted)(flow["x"])}, ctx)
+
+
+class RecordedFusion(XlaFusion):
+    """Notes the names of the functions that it compiles."""
+
+    names: ClassVar[set[str]] = set()
+
+    def __call__(self, function: Any, **static: Any) -> Any:
+        self.names.add(function.__name__)
+        return super().__call__(function, **static)
+
+
+def test_xla_compiles_the_clusters_of_training_the_update_and_evaluation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(stage_backend, "XlaFusion", RecordedFusion)
+    program = build(Shifted.Params(num_maps=1).instantiate(), 2, 2, xla="clusters")
+    RecordedFusion.names.clear()
+    program.train_step(batch(), 0)
+    assert RecordedFusion.names == {"shifted", "updated"}
+    RecordedFusion.names.clear()
+    program.eval_step(batch())
+    assert RecordedFusion.names == {"shifted"}
 
 
 class WithoutMetricsInEvaluation(Chain):
