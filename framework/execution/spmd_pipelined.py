@@ -4,9 +4,10 @@
     execution.num_micro_batches  16      equal parts of a batch, computed one after the other
 
 The program runs on a mesh `stage:K;data:R` by the rules `layers:stage;batch:data`, where K is
-num_stages and R is num_replicas. It can run on several processes, and on the cores of a TPU. In
-every tick all stages compute, and then pass on their activations; see `pipeline/spmd_loop.py`.
-Gradients match single-device training for any number of stages and micro-batches.
+num_stages and R is num_replicas, and by `vocab:stage` if K divides the rows of all tables of words.
+It can run on several processes, and on the cores of a TPU. In every tick all stages compute, and
+then pass on their activations; see `pipeline/spmd_loop.py`. Gradients match single-device training
+for any number of stages and micro-batches.
 
 Source: Xu et al. 2021, "GSPMD: General and scalable parallelization for ML computation graphs"
 (arXiv 2105.04663), section 3.3.
@@ -15,16 +16,16 @@ Source: Xu et al. 2021, "GSPMD: General and scalable parallelization for ML comp
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from tekso.framework.cluster import Cluster
 from tekso.framework.costs.piece_costs import cost_of
 from tekso.framework.execution.base import Signature, num_examples
 from tekso.framework.execution.errors import ExecutionError
-from tekso.framework.execution.mesh import mesh_devices
 from tekso.framework.execution.mesh.layouts import MeshLayout
 from tekso.framework.execution.mesh.placement import Placement
-from tekso.framework.execution.mesh_sharded import MeshSharded
+from tekso.framework.execution.mesh.program import MeshProgram
+from tekso.framework.execution.mesh.sharding_mesh import MeshParams, ShardingMesh
 from tekso.framework.execution.pipeline import spmd_pieces, stages
 from tekso.framework.execution.pipeline.actions import by_device
 from tekso.framework.execution.pipeline.loss_pieces import pieces_of_loss
@@ -34,7 +35,7 @@ from tekso.framework.execution.pipeline.plan import PipelinePlan, rows_of_stages
 from tekso.framework.execution.pipeline.schedule import Gpipe
 from tekso.framework.execution.pipeline.schedule_check import checked_actions
 from tekso.framework.execution.pipeline.spmd_loop import STAGE, SpmdLoop
-from tekso.framework.execution.pipeline.spmd_program import DATA, SpmdProgram
+from tekso.framework.execution.pipeline.spmd_loss import DATA, SpmdLoss
 from tekso.framework.execution.pipeline.staged_execution import StagedExecution
 from tekso.framework.params import OldField, param
 from tekso.framework.pieces import Piece
@@ -76,31 +77,28 @@ class SpmdPipelined(StagedExecution):
         mesh, rules = f"{STAGE}:{p.num_stages}", f"{STACK_DIM}:{STAGE}"
         if p.num_replicas > 1:
             mesh, rules = f"{mesh};{DATA}:{p.num_replicas}", f"{rules};batch:{DATA}"
-        self._mesh, self._rules = mesh, rules
-        self._on_mesh: MeshSharded = MeshSharded.Params(mesh=mesh, rules=rules).instantiate()
+        self._params_of_mesh = MeshParams(mesh=mesh, rules=rules)
+        self._mesh = ShardingMesh(self._params_of_mesh)
 
     def join(self, cluster: Cluster) -> None:
         """See `Execution`."""
-        self._on_mesh.join(cluster)
+        self._mesh.join(cluster)
 
     def setup_devices(self, *, tpu: str | None = None, cpu_devices: int | None = None) -> None:
         """See `Execution`."""
-        self._on_mesh.setup_devices(tpu=tpu, cpu_devices=cpu_devices)
+        self._mesh.setup_devices(tpu=tpu, cpu_devices=cpu_devices)
 
-    def program(self, step: Step, batch: Signature) -> SpmdProgram:
+    def program(self, step: Step, batch: Signature) -> MeshProgram:
         """See `Execution`."""
-        task = step.task
-        p, device_type = self.params, self._on_mesh.device_type
+        p, task = self.params, step.task
         micro = self.micro_batch(batch, parts=step.learner.params.accumulation_steps)
-        _check_layers(task)
-        pieces, specs = pieces_of_loss(task), task.specs()
-        traces = trace_all(pieces, specs, micro)
-        check_pieces(pieces, traces, specs, micro)
-        parts = spmd_pieces.find(pieces, traces, specs, p.num_stages)
-        loop = SpmdLoop(parts, p.num_stages, p.num_micro_batches, p.rematerialize == "all")
-        layout = self._layout(task, micro, num_devices=self._on_mesh.num_devices())
-        placement = Placement(mesh_devices.make_mesh(layout.mesh, device_type))
-        return SpmdProgram(step, placement, layout, loop)
+        found = self._traced(task, micro, task.specs())
+        check_pieces(found.pieces, found.traces, found.specs, micro)
+        loop = SpmdLoop(found.parts, p.num_stages, p.num_micro_batches, p.rematerialize == "all")
+        layout = self._layout(task, micro, num_devices=self._mesh.num_devices())
+        placement = Placement(self._mesh.make(layout.mesh))
+        loss = SpmdLoss(step, placement, layout, loop)
+        return MeshProgram(step, placement, layout, loss=loss)
 
     def plan(
         self, task: Task, batch: Signature, *, parts: int, dtype: str = "float32"
@@ -111,9 +109,7 @@ class SpmdPipelined(StagedExecution):
         although every stage computes them.
         """
         p, micro = self.params, self.micro_batch(batch, parts=parts)
-        _check_layers(task)
-        pieces, specs = pieces_of_loss(task), used_specs(task.specs(), dtype)
-        traces = trace_all(pieces, specs, micro)
+        found = self._traced(task, micro, used_specs(task.specs(), dtype))
         actions = checked_actions(
             Gpipe.Params().instantiate(),
             num_devices=p.num_stages,
@@ -121,7 +117,7 @@ class SpmdPipelined(StagedExecution):
         )
         return PipelinePlan(
             stage_plan=stages.stage_plan(
-                pieces, traces, self._sizes(pieces, traces, specs), specs, micro
+                found.pieces, found.traces, self._sizes(found.pieces), found.specs, micro
             ),
             by_device=by_device(actions, p.num_stages),
             devices=self._by_replica(self._placeholder_names()),
@@ -130,18 +126,27 @@ class SpmdPipelined(StagedExecution):
             num_micro_batches=p.num_micro_batches,
             rematerialize=p.rematerialize,
             xla="none",
-            piece_costs=[cost_of(trace) for trace in traces],
+            piece_costs=[cost_of(trace) for trace in found.traces],
         )
 
-    def _sizes(
-        self,
-        pieces: Sequence[Piece],
-        traces: Sequence[PieceTrace],
-        specs: Mapping[str, WeightSpec],
-    ) -> list[int]:
+    def _traced(self, task: Task, micro: Signature, specs: Mapping[str, WeightSpec]) -> _Traced:
+        """Returns the pieces of a task; there is one stack, whose layers the stages divide."""
+        check_layers(task)
+        for layer in task.walk():
+            if layer.couples_examples:
+                raise ExecutionError(
+                    f"{layer.path} ({type(layer).__name__}) couples the examples of a batch, "
+                    "which --execution=spmd_pipelined does not support; use --execution=pipelined "
+                    "or --execution=mesh_sharded"
+                )
+        pieces = pieces_of_loss(task)
+        traces = trace_all(pieces, specs, micro)
+        parts = spmd_pieces.find(pieces, traces, specs, self.params.num_stages)
+        return _Traced(pieces, traces, specs, parts)
+
+    def _sizes(self, pieces: Sequence[Piece]) -> list[int]:
         """Returns the number of pieces of every stage."""
         count = self.params.num_stages
-        spmd_pieces.find(pieces, traces, specs, count)  # there is one stack, and it divides
         is_in_stack = [piece.rows is not None for piece in pieces]
         before, layers = is_in_stack.index(True), sum(is_in_stack)
         sizes = [layers // count] * count
@@ -174,22 +179,18 @@ class SpmdPipelined(StagedExecution):
                 f"--cpu_devices={count * replicas}"
             )
         of_all = {n: ((replicas * s[0], *s[1:]), dtype) for n, (s, dtype) in micro.items()}
-        rules = self._rules
+        params = self._params_of_mesh
         tables = [spec for spec in task.specs().values() if VOCAB in spec.dims]
         sizes = [spec.shape[spec.dims.index(VOCAB)] for spec in tables if not spec.stacked]
         if tables and len(sizes) == len(tables) and not any(size % count for size in sizes):
-            rules = f"{rules};{VOCAB}:{STAGE}"
-        on_mesh: MeshSharded = MeshSharded.Params(mesh=self._mesh, rules=rules).instantiate()
-        return on_mesh.layout(task, of_all, num_devices=num_devices)
+            params = MeshParams(mesh=params.mesh, rules=f"{params.rules};{VOCAB}:{STAGE}")
+        return ShardingMesh(params).layout(task, of_all, num_devices=num_devices)
 
 
-def _check_layers(task: Task) -> None:
-    """Raises an ExecutionError if a layer couples examples, by batch statistics or otherwise."""
-    check_layers(task)
-    for layer in task.walk():
-        if layer.couples_examples:
-            raise ExecutionError(
-                f"{layer.path} ({type(layer).__name__}) couples the examples of a batch, which "
-                "--execution=spmd_pipelined does not support; use --execution=pipelined or "
-                "--execution=mesh_sharded"
-            )
+class _Traced(NamedTuple):
+    """The pieces of a task, traced for a micro-batch of one replica."""
+
+    pieces: Sequence[Piece]
+    traces: Sequence[PieceTrace]
+    specs: Mapping[str, WeightSpec]
+    parts: spmd_pieces.StackPieces

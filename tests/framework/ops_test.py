@@ -12,7 +12,7 @@ from tekso.framework import ops
 from tekso.framework.context import StepContext
 from tekso.framework.execution.data_parallel_program import ReplicaContext
 from tekso.framework.execution.mesh import activations, forms
-from tekso.framework.execution.pipeline import spmd_program
+from tekso.framework.execution.pipeline import spmd_loss
 from tekso.framework.planning import tracing
 from tekso.framework.primitive import PROPAGATED
 
@@ -31,7 +31,7 @@ def test_each_primitive_has_a_form_on_a_mesh_or_is_declared_to_need_none() -> No
         forms.FORMS,
         ReplicaContext.forms,
         activations._RecordingContext.forms,
-        spmd_program._StageContext.forms,
+        spmd_loss._StageContext.forms,
         tracing._TracingContext.forms,
     ],
     ids=["mesh", "replicas", "constraints", "stages", "tracing"],

@@ -30,7 +30,7 @@ from tekso.framework.execution.mesh.calls import Calls, MeshCalls, OneDeviceCall
 from tekso.framework.execution.mesh.context import MeshContext
 from tekso.framework.execution.mesh.layouts import Layout, MeshLayout
 from tekso.framework.execution.mesh.placement import Placement
-from tekso.framework.execution.mesh.step_errors import compiled
+from tekso.framework.execution.mesh.step_errors import ADVICE, compiled
 from tekso.framework.execution.shards import Owners, Shard, Slices, chunks, cut_out, is_sliceable
 from tekso.framework.execution.state import Stored, checked_state
 from tekso.framework.primitives.fusion import Fuse, no_fusion
@@ -38,6 +38,40 @@ from tekso.framework.state import State
 from tekso.framework.step import Flat, Step, Sums, part_sums, unscaled, with_gradients
 from tekso.framework.task import LossSums
 from tekso.framework.weight_spec import WeightSpec
+
+
+class MeshLoss:
+    """How a mesh computes the loss of a batch: each device has a part of every tensor.
+
+    Attributes:
+      where: describes the mesh in errors.
+      advice: what to do if DTensor cannot compile the step.
+    """
+
+    advice = ADVICE
+
+    def __init__(self, step: Step, layout: MeshLayout) -> None:
+        self._step, self._layout = step, layout
+
+    @property
+    def where(self) -> str:
+        """Describes the mesh in errors."""
+        return f"execution.{self._layout}"
+
+    def batch_axis(self, examples: int) -> str | None:
+        """Returns the axis over which so many examples are sharded when they are placed."""
+        return step_context.batch_axis(self._layout, examples)
+
+    def sums(self, weights: Flat, batch: Flat, ctx: MeshContext, step: Any) -> LossSums:
+        """Returns the loss sums of a part of a batch.
+
+        Args:
+          weights: weights as the layers use them, {path: tensor}.
+          batch: the part.
+          ctx: context of this part.
+          step: number of the step.
+        """
+        return self._step.loss(weights, batch, ctx)
 
 
 class MeshProgram(ExecutionProgram):
@@ -49,10 +83,12 @@ class MeshProgram(ExecutionProgram):
         placement: Placement,
         layout: MeshLayout,
         *,
+        loss: MeshLoss | None = None,
         decode_on: Literal["one_device", "mesh"] = "one_device",
         fuse: Fuse = no_fusion,
     ) -> None:
         self._step, self._placement, self._layout, self._fuse = step, placement, layout, fuse
+        self._loss = loss or MeshLoss(step, layout)
         weights, slots = step.specs
         self._stored: State[Layout] = State(
             {path: layout.of_stored_weight(spec) for path, spec in weights.items()},
@@ -75,7 +111,7 @@ class MeshProgram(ExecutionProgram):
             self._calls = OneDeviceCalls(placement, stored, step)
 
     def _compiled(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        return compiled(step, f"execution.{self._layout}")
+        return compiled(step, self._loss.where, advice=self._loss.advice)
 
     # --- state ---
 
@@ -159,8 +195,8 @@ class MeshProgram(ExecutionProgram):
         return self._step.learner.params.accumulation_steps if is_part else 1
 
     def _place(self, batch: Batch, parts: int = 1) -> Flat:
-        """Places a batch, sharded over the axis of "batch" if that divides the examples."""
-        axis = step_context.batch_axis(self._layout, num_examples_of(batch) // parts)
+        """Places a batch: [examples, ...], or [parts, examples, ...] of several parts."""
+        axis = self._loss.batch_axis(num_examples_of(batch) // parts)
         placed = {}
         for name, array in batch.items():
             if parts > 1:
@@ -225,18 +261,6 @@ class MeshProgram(ExecutionProgram):
         report = self._step.report(sums, total_weight, metrics)
         return {name: self._placement.reshard(v, ()) for name, v in report.items()}
 
-    def _loss(
-        self,
-        weights: Mapping[str, tf.Tensor],
-        batch: Flat,
-        ctx: MeshContext,
-        *,
-        step: Any,
-        offset: Any,
-    ) -> LossSums:
-        """Returns the loss sums of a part of a batch; `ctx` is the context of this part."""
-        return self._step.loss(self._used(weights, ctx), batch, ctx)
-
     def _gradients(
         self, batch: Flat, offset: Any, step: Any, total_weight: tf.Tensor, num_examples: int
     ) -> tuple[Flat, Sums]:
@@ -245,7 +269,7 @@ class MeshProgram(ExecutionProgram):
         ctx = self._context("train", step, offset, _size(batch), num_examples)
 
         def forward() -> tuple[Sequence[tf.Tensor], Sums]:
-            end = self._loss(weights, batch, ctx, step=step, offset=offset)
+            end = self._loss.sums(self._used(weights, ctx), batch, ctx, step)
             return [], part_sums(end, ctx, total_weight)
 
         trained = {path: weights[path] for path in self._step.trained}
@@ -268,7 +292,7 @@ class MeshProgram(ExecutionProgram):
     def _eval_graph(self, batch: Flat) -> dict[str, Any]:
         ctx = self._context("eval", 0, 0, _size(batch))
         weights = self._step.evaluation_weights(self._read())
-        end = self._loss(weights, batch, ctx, step=0, offset=0)
+        end = self._loss.sums(self._used(weights, ctx), batch, ctx, 0)
         sums = self._step.evaluation_sums(end, batch, ctx)
         return {
             name: tuple(self._placement.reshard(tf.convert_to_tensor(v), ()) for v in pair)

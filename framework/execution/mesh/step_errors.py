@@ -16,13 +16,13 @@ from tekso.framework.execution.mesh.workarounds.unsupported_ops import refuse_un
 
 _OF_DTENSOR = ("dtensor", DUPLICATE_NAME)
 _OF_COMPILER = re.compile(r"error: (?!'builtin.module')(.*)")
-_ADVICE = (
+ADVICE = (
     "Remove rules and extra axes one by one to find the one that does not work. "
     'docs/meshes.md, "Custom layers", lists the ops that custom layers should not use'
 )
 
 
-def compiled(step: Callable[..., Any], where: str, *, advice: str = _ADVICE) -> Callable[..., Any]:
+def compiled(step: Callable[..., Any], where: str, *, advice: str = ADVICE) -> Callable[..., Any]:
     """Returns a step as a program of a mesh: a tf.function with the errors of `explained`.
 
     Everything that is traced is searched for unsupported ops: training and evaluation, forward and
@@ -43,7 +43,7 @@ def compiled(step: Callable[..., Any], where: str, *, advice: str = _ADVICE) -> 
     return explained(retraced(checked), where, advice=advice)
 
 
-def explained(step: Callable[..., Any], where: str, *, advice: str = _ADVICE) -> Callable[..., Any]:
+def explained(step: Callable[..., Any], where: str, *, advice: str = ADVICE) -> Callable[..., Any]:
     """Returns `step` with an ExecutionError if DTensor cannot partition its program over the mesh.
 
     Args:

@@ -19,7 +19,7 @@ import tensorflow as tf
 from tensorflow.experimental import dtensor
 
 from tekso.framework.context import Mode
-from tekso.framework.execution.mesh import mesh_devices, step_context
+from tekso.framework.execution.mesh import step_context
 from tekso.framework.execution.mesh.context import MeshContext
 from tekso.framework.execution.mesh.layouts import Layout, MeshLayout
 from tekso.framework.execution.mesh.placement import Placement
@@ -51,21 +51,16 @@ class MeshBackend(StageBackend):
     """A mesh of devices.
 
     Args:
-      layout: mesh and rules.
-      device_type: type of the devices.
-      number: position of this mesh: 0 uses the first devices of the type, 1 the next, and so on.
+      name: name of its devices, for errors and drawings.
+      layout: axes and rules.
+      mesh: the DTensor mesh of its devices.
       compiles: whether XLA compiles elementwise clusters.
     """
 
     device = "/device:CPU:0"
 
-    def __init__(
-        self, layout: MeshLayout, device_type: str, number: int, *, compiles: bool
-    ) -> None:
-        self.layout = layout
-        first = number * layout.mesh.size
-        mesh = mesh_devices.make_mesh(layout.mesh, device_type, first=first)
-        self.name = f"devices {first} to {first + layout.mesh.size - 1} (mesh {layout.mesh})"
+    def __init__(self, name: str, layout: MeshLayout, mesh: Any, *, compiles: bool) -> None:
+        self.name, self.layout = name, layout
         self._placement = Placement(mesh)
         self._devices: list[str] = list(mesh.local_devices())
         self._where = f"a stage on a {layout}"

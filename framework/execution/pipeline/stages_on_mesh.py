@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from tekso.framework.execution.base import Signature
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.mesh.layouts import LayoutError, MeshLayout
-from tekso.framework.execution.mesh_sharded import MeshParams, MeshSharded, warn_of_idle_axes
+from tekso.framework.execution.mesh.sharding_mesh import (
+    MeshParams,
+    ShardingMesh,
+    warn_of_idle_axes,
+)
 from tekso.framework.execution.pipeline.actions import device_of
 from tekso.framework.execution.pipeline.mesh_backend import MeshBackend
 from tekso.framework.execution.pipeline.plan import PipelinePlan, rows_of_stages
@@ -32,23 +36,22 @@ class StagesOnMesh(StagePlacement):
 
     def __init__(self, params: Any, *, num_stages: int = 1, num_replicas: int = 1) -> None:
         super().__init__(params, num_stages=num_stages, num_replicas=num_replicas)
-        shared = {name: self.params.get(name) for name in MeshParams().fields()}
-        self._execution: MeshSharded = MeshSharded.Params().set(shared).instantiate()
         self._num_meshes = num_stages * num_replicas
+        self._mesh = ShardingMesh(self.params, num_meshes=self._num_meshes)
 
     def setup_devices(self, *, cpu_devices: int | None) -> None:
         """See `StagePlacement`."""
-        self._execution.setup_devices(cpu_devices=cpu_devices, num_meshes=self._num_meshes)
+        self._mesh.setup_devices(cpu_devices=cpu_devices)
 
     def place(self, task: Task, micro_batch: Signature) -> PlacedStages:
         """See `StagePlacement`."""
-        layout = self.layout(task, micro_batch, num_devices=self._execution.num_devices())
+        layout = self.layout(task, micro_batch, num_devices=self._mesh.num_devices())
         size = layout.mesh.size
         names = [
             f"devices {i * size} to {(i + 1) * size - 1} (mesh {layout.mesh})"
             for i in range(self._num_meshes)
         ]
-        return PlacedStages(names, functools.partial(self._backends, layout))
+        return PlacedStages(names, functools.partial(self._backends, layout, names))
 
     def layout(self, task: Task, batch: Signature, *, num_devices: int | None) -> MeshLayout:
         """Returns the mesh of a stage and the layout of its tensors; needs no device.
@@ -61,7 +64,7 @@ class StagesOnMesh(StagePlacement):
         Raises:
           LayoutError: mesh and rules do not fit the model or the devices.
         """
-        asked = self._execution.size_asked_for()
+        asked = self._mesh.size_asked_for()
         if num_devices is not None:
             of_stage = num_devices // self._num_meshes
             if of_stage < (asked or 1):
@@ -74,16 +77,19 @@ class StagesOnMesh(StagePlacement):
                 )
             num_devices = of_stage
         try:
-            return self._execution.layout(task, batch, num_devices=num_devices)
+            return self._mesh.layout(task, batch, num_devices=num_devices)
         except LayoutError as error:
             said = str(error).replace("execution.", "execution.stages_on.")
             raise LayoutError(f"on the mesh of a stage, for a micro-batch: {said}") from None
 
-    def _backends(self, layout: MeshLayout, plan: PipelinePlan) -> list[list[StageBackend]]:
+    def _backends(
+        self, layout: MeshLayout, names: Sequence[str], plan: PipelinePlan
+    ) -> list[list[StageBackend]]:
         warn_of_idle_axes(layout, "execution.stages_on")
-        device_type, compiles = self._execution.device_type, plan.xla == "clusters"
+        compiles = plan.xla == "clusters"
         meshes = [
-            MeshBackend(layout, device_type, i, compiles=compiles) for i in range(self._num_meshes)
+            MeshBackend(name, layout, self._mesh.make(layout.mesh, i), compiles=compiles)
+            for i, name in enumerate(names)
         ]
         first = range(0, self._num_meshes, plan.num_devices)
         return [
@@ -93,4 +99,4 @@ class StagesOnMesh(StagePlacement):
 
     def activation_dtype(self, dtype: str) -> str:
         """See `StagePlacement`."""
-        return self._execution.activation_dtype(dtype)
+        return self.params.used_dtype(dtype)

@@ -46,7 +46,7 @@ def test_auto_compiles_on_cpu_where_every_device_has_a_core(
 ) -> None:
     monkeypatch.setattr(mesh_devices, "have_cores", lambda cluster: cores)
     execution = MeshSharded.Params(mesh="data:2", xla=xla).instantiate()
-    execution._device_type = device_type
+    execution._mesh._device_type = device_type
     fuse = execution._fuse()
     assert isinstance(fuse, MarkedFusion) if compiles else fuse is no_fusion
 

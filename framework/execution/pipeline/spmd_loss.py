@@ -1,24 +1,22 @@
-"""The program of a pipeline that is one SPMD program; see `spmd_loop`.
+"""The loss of a mesh program whose mesh is a pipeline; see `spmd_loop`.
 
-It is a `MeshProgram` in which the weights of the stack are sharded over the axis of stages. State,
-update, checkpoints and decoding are inherited.
+State, update, checkpoints and decoding are those of `MeshProgram`. The weights of the stack are
+sharded over the axis of stages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import dataclasses
+from collections.abc import Callable
 from typing import Any
 
-import tensorflow as tf
-
 from tekso.framework.context import StepContext
-from tekso.framework.execution.base import Batch
+from tekso.framework.execution.base import parts_of
 from tekso.framework.execution.mesh import step_context, unrolled
 from tekso.framework.execution.mesh.context import LayoutContext, MeshContext
 from tekso.framework.execution.mesh.layouts import MeshLayout
 from tekso.framework.execution.mesh.placement import Placement
-from tekso.framework.execution.mesh.program import MeshProgram
-from tekso.framework.execution.mesh.step_errors import compiled
+from tekso.framework.execution.mesh.program import MeshLoss
 from tekso.framework.execution.pipeline.spmd_loop import SpmdLoop
 from tekso.framework.step import Flat, Step
 from tekso.framework.task import LossSums
@@ -27,8 +25,8 @@ from tekso.framework.theta import Theta
 DATA = "data"
 
 
-class SpmdProgram(MeshProgram):
-    """A mesh program whose loss is computed by a pipeline.
+class SpmdLoss(MeshLoss):
+    """Computes the loss by a pipeline: the stages lie along one axis of the mesh.
 
     Args:
       step: the steps of a task and a learner.
@@ -37,43 +35,35 @@ class SpmdProgram(MeshProgram):
       loop: runs a batch through the stages.
     """
 
+    advice = "Use --execution=pipelined, which runs a separate program for every stage"
+
     def __init__(
-        self,
-        step: Step,
-        placement: Placement,
-        layout: MeshLayout,
-        loop: SpmdLoop,
+        self, step: Step, placement: Placement, layout: MeshLayout, loop: SpmdLoop
     ) -> None:
-        super().__init__(step, placement, layout)
-        self._loop = loop
+        super().__init__(step, layout)
+        self._placement, self._loop = placement, loop
         self._num_replicas = dict(layout.mesh.axes).get(DATA, 1)
 
-    def _compiled(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        advice = "Use --execution=pipelined, which runs a separate program for every stage"
-        return compiled(step, f"{self._layout.mesh}, one program for all stages", advice=advice)
+    @property
+    def where(self) -> str:
+        """See `MeshLoss`."""
+        return f"{self._layout.mesh}, one program for all stages"
 
-    def _place(self, batch: Batch, parts: int = 1) -> Flat:
-        """Replicates the batch on every device; micro-batches are slices of it, in order."""
-        placed = {}
-        for name, array in batch.items():
-            if parts > 1:
-                array = array.reshape([parts, len(array) // parts, *array.shape[1:]])
-            placed[name] = self._placement.put(array)
-        return placed
+    def batch_axis(self, examples: int) -> str | None:
+        """See `MeshLoss`; every device has the whole batch, and micro-batches are slices of it."""
+        return None
 
-    def _loss(
-        self,
-        weights: Mapping[str, tf.Tensor],
-        batch: Flat,
-        ctx: MeshContext,
-        *,
-        step: Any,
-        offset: Any,
-    ) -> LossSums:
+    def sums(self, weights: Flat, batch: Flat, ctx: MeshContext, step: Any) -> LossSums:
+        """See `MeshLoss`.
+
+        A batch that the micro-batches do not divide has fewer of them. One that the replicas do not
+        divide is computed by the whole model on every device.
+        """
         size = next(iter(batch.values())).shape[0]
-        count = self._loop.num_micro_batches
-        if size % (count * self._num_replicas):
-            return super()._loss(weights, batch, ctx, step=step, offset=offset)
+        if size % self._num_replicas:
+            return super().sums(weights, batch, ctx, step)
+        count = parts_of(size // self._num_replicas, self._loop.num_micro_batches)
+        loop = dataclasses.replace(self._loop, num_micro_batches=count)
         per_micro = size // count
 
         def context_of(first: Any) -> MeshContext:
@@ -83,7 +73,7 @@ class SpmdProgram(MeshProgram):
                 mode=ctx.mode,
                 seed=self._step.seed,
                 step=step,
-                offset=offset + first,
+                offset=ctx.example_offset + first,
                 examples=per_micro,
                 num_examples=ctx.num_examples,
             )
@@ -93,12 +83,11 @@ class SpmdProgram(MeshProgram):
                 mode=ctx.mode,
                 seed=self._step.seed,
                 step=step,
-                example_offset=offset + first,
+                example_offset=ctx.example_offset + first,
                 num_examples=ctx.num_examples,
             )
 
-        used = self._used(weights, ctx)
-        return self._loop.loss(used, dict(batch), ctx, context_of=context_of, plain=plain)
+        return loop.loss(weights, dict(batch), ctx, context_of=context_of, plain=plain)
 
 
 def _scan(
