@@ -16,7 +16,6 @@ from tekso.framework.learning_step import (
     LearnerBase,
     NonFiniteStepsError,
     Specs,
-    Update,
 )
 from tekso.framework.optimizers.optimizer import Optimizer, layer_sum, slot, state_dtype
 from tekso.framework.params import REQUIRED, param
@@ -25,7 +24,7 @@ from tekso.framework.schedules import Schedule
 from tekso.framework.weight_spec import WeightSpec
 from tekso.framework.weight_update import is_first_update, select
 
-__all__ = ["Learner", "LearnerBase", "MultiLearner", "NonFiniteStepsError", "Update"]
+__all__ = ["Learner", "LearnerBase", "MultiLearner", "NonFiniteStepsError"]
 
 
 class Learner(LearnerBase):
@@ -188,7 +187,9 @@ class MultiLearner(LearnerBase):
                 "MultiLearner: patterns and learners must have the same names, at least one; "
                 f"patterns has {sorted(p.patterns)}, learners has {sorted(p.learners)}"
             )
-        for field in ("accumulation_steps", "max_consecutive_nonfinite_steps", "max_rollbacks"):
+        for field in (
+            "accumulation_steps", "loss_scale", "max_consecutive_nonfinite_steps", "max_rollbacks"
+        ):  # fmt: skip
             default = getattr(LearnerBase.Params(), field)
             for name, learner in p.learners.items():
                 if getattr(learner, field) != default:

@@ -31,7 +31,7 @@ from tekso.framework.execution.mesh.context import MeshContext
 from tekso.framework.execution.mesh.layouts import Layout, MeshLayout
 from tekso.framework.execution.mesh.placement import Placement
 from tekso.framework.execution.mesh.step_errors import compiled
-from tekso.framework.execution.shards import Owners, Shard, Slices, is_sliceable, part_of, pieces
+from tekso.framework.execution.shards import Owners, Shard, Slices, chunks, cut_out, is_sliceable
 from tekso.framework.execution.state import Stored, checked_state
 from tekso.framework.primitives.fusion import Fuse, no_fusion
 from tekso.framework.state import State
@@ -93,12 +93,12 @@ class MeshProgram(ExecutionProgram):
         values = checked_state(self.specs(), read, keys)
         self._assign(lambda key: values.pop(key).__getitem__)
 
-    def _assign(self, part_of: Callable[[str], Callable[[tuple[slice, ...]], np.ndarray]]) -> None:
-        """Sets the state: `part_of(key)(slices)` returns a shard of the value of a key."""
+    def _assign(self, shard_of: Callable[[str], Callable[[tuple[slice, ...]], np.ndarray]]) -> None:
+        """Sets the state: `shard_of(key)(slices)` returns a shard of the value of a key."""
         self._calls.forget()
         variables, stored = self._variables.keyed(), self._stored.keyed()
         for key, spec in self.specs().items():
-            placed = self._placement.place(part_of(key), spec.shape, stored[key], spec.dtype)
+            placed = self._placement.place(shard_of(key), spec.shape, stored[key], spec.dtype)
             if key in variables:
                 variables[key].assign(placed)
             else:
@@ -122,14 +122,14 @@ class MeshProgram(ExecutionProgram):
                 value = functools.partial(self._placement.gathered, value())
             for where, processes in self._placement.shards(spec.shape, axes):
                 read = functools.partial(self._read_shard, value, axes, where)
-                for shard in pieces(key, spec.shape, spec.dtype, read, where):
+                for shard in chunks(key, spec.shape, spec.dtype, read, where):
                     if owners.is_own(shard, processes):
                         yield shard
 
     def _read_shard(
         self, value: Callable[[], tf.Tensor], axes: Layout, shard: Slices, where: Slices
     ) -> tf.Tensor:
-        return part_of(self._placement.shard(value(), shard, axes), where, shard)
+        return cut_out(self._placement.shard(value(), shard, axes), where, shard)
 
     def _read(self) -> State[tf.Tensor]:
         return self._variables.map(lambda variable: variable.read_value())
@@ -221,9 +221,9 @@ class MeshProgram(ExecutionProgram):
         new, metrics = self._step.update(self._read(), gradients, sums, step, fuse=self._fuse)
         for variables, stored, values in zip(self._variables, self._stored, new, strict=True):
             for path, value in values.items():
-                variables[path].assign(self._placement.relayout(value, stored[path]))
+                variables[path].assign(self._placement.reshard(value, stored[path]))
         report = self._step.report(sums, total_weight, metrics)
-        return {name: self._placement.relayout(v, ()) for name, v in report.items()}
+        return {name: self._placement.reshard(v, ()) for name, v in report.items()}
 
     def _loss(
         self,
@@ -250,12 +250,11 @@ class MeshProgram(ExecutionProgram):
 
         trained = {path: weights[path] for path in self._step.trained}
         scale = self._step.loss_scale(self._variables.slots)
-        scale = None if scale is None else scale.read_value()
         _, sums, gradients = with_gradients(forward, trained, seed_of_total=scale)
-        relayout, specs = self._placement.relayout, self._step.specs.weights
+        reshard, specs = self._placement.reshard, self._step.specs.weights
         # Sharded as the slots, as the update needs them.
         return {
-            path: relayout(unscaled(gradient, scale), self._layout.of_slot(specs[path]))
+            path: reshard(unscaled(gradient, scale), self._layout.of_slot(specs[path]))
             for path, gradient in gradients.items()
         }, sums
 
@@ -272,7 +271,7 @@ class MeshProgram(ExecutionProgram):
         end = self._loss(weights, batch, ctx, step=0, offset=0)
         sums = self._step.evaluation_sums(end, batch, ctx)
         return {
-            name: tuple(self._placement.relayout(tf.convert_to_tensor(v), ()) for v in pair)
+            name: tuple(self._placement.reshard(tf.convert_to_tensor(v), ()) for v in pair)
             for name, pair in sums.items()
         }
 
@@ -289,7 +288,7 @@ class MeshProgram(ExecutionProgram):
         """Returns the evaluation weights, cast for use, sharded as they are stored."""
         weights = self._step.cast(self._step.evaluation_weights(self._read()))
         stored = self._stored.weights
-        return {path: self._placement.relayout(w, stored[path]) for path, w in weights.items()}
+        return {path: self._placement.reshard(w, stored[path]) for path, w in weights.items()}
 
 
 def _size(batch: Mapping[str, tf.Tensor]) -> int:
