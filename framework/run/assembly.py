@@ -172,6 +172,13 @@ def assemble(
     program = execution.build(
         task, learner, seed=seed, batch=signature, dtype=run.params.activation_dtype
     )
+    if trains and run.params.steps_per_call < program.concurrent_steps:
+        raise ExecutionError(
+            f"run.steps_per_call is {run.params.steps_per_call}, but the execution computes "
+            f"{program.concurrent_steps} steps of a call at the same time: with fewer, workers "
+            f"would be idle. Set run.steps_per_call to at least {program.concurrent_steps}, better "
+            f"to {20 * program.concurrent_steps}"
+        )
     if isinstance(program, DataParallelProgram):
         _check_eval_batches(eval_inputs, program.num_replicas)
     if reads_data:
