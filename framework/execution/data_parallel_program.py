@@ -20,7 +20,7 @@ from tekso.framework.execution.batch_parts import (
 )
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.process_sums import ProcessSums
-from tekso.framework.execution.replica_context import ReplicaContext
+from tekso.framework.execution.replica_context import ReplicaContext, replica_number
 from tekso.framework.execution.shards import Owners, Shard, Slices, part_of, pieces, whole
 from tekso.framework.execution.state import Stored, checked_state
 from tekso.framework.primitives.fusion import XlaFusion, no_fusion
@@ -190,7 +190,7 @@ class DataParallelProgram(ExecutionProgram):
         weight = self._all_reduce(self._step.loss_weight(batch))
         gradients, sums = self._replica_gradients(batch, step, weight)
         old = self._variables.map(tf.convert_to_tensor)
-        new, metrics = self.updated(old, gradients, sums, step, replica=_replica_number())
+        new, metrics = self.updated(old, gradients, sums, step, replica=replica_number())
         for mapping, values in zip(self._variables, new, strict=True):
             for path, value in values.items():
                 mapping[path].assign(value)
@@ -201,7 +201,7 @@ class DataParallelProgram(ExecutionProgram):
     ) -> tuple[Gradients, Sums]:
         """Computes the part of this replica; returns gradients and sums of the global batch."""
         scale = self._step.loss_scale(self._variables.slots)
-        size, number = size_of(batch), _replica_number()
+        size, number = size_of(batch), replica_number()
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         replica += self._processes.process  # there is one replica if there are several processes
         found = self.part_gradients(
@@ -232,18 +232,7 @@ class DataParallelProgram(ExecutionProgram):
         total_weight: tf.Tensor,
         replica: int = 0,
     ) -> tuple[Gradients, Sums]:
-        """Computes a part of a batch with given weights; returns its gradients and sums.
-
-        Args:
-          weights: {path: tensor}.
-          scale: loss scale; None: the loss is not scaled.
-          batch: the part.
-          start: index of its first example in the global batch.
-          num_examples: number of examples of the global batch.
-          step: int64 scalar.
-          total_weight: loss weight of the global batch.
-          replica: index of the replica that is traced.
-        """
+        """Computes a part of a batch, from its example `start` on; returns gradients and sums."""
 
         def tower(part: Any, start: Any, number: int) -> tuple[Gradients, Sums]:
             offset = tf.convert_to_tensor(start, tf.int32)
@@ -379,7 +368,7 @@ class DataParallelProgram(ExecutionProgram):
         weights, size = self._evaluation_weights(), size_of(batch)
 
         def tower(part: Any, start: Any, number: int) -> tuple[Gradients, Any]:
-            compute = self._eval_tower((_replica_number(), number), whole)
+            compute = self._eval_tower((replica_number(), number), whole)
             return [], compute(weights, part, tf.convert_to_tensor(start, tf.int32))
 
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
@@ -407,9 +396,3 @@ class DataParallelProgram(ExecutionProgram):
 
 def _values(variables: Mapping[str, tf.Variable]) -> Flat:
     return {path: tf.convert_to_tensor(variable) for path, variable in variables.items()}
-
-
-def _replica_number() -> int:
-    """Returns the index of the replica being traced; 0 if one trace serves all replicas (TPU)."""
-    replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-    return int(tf.get_static_value(replica) or 0)

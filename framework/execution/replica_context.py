@@ -25,3 +25,9 @@ class ReplicaContext(StepContext):
     def __init__(self, *, all_reduce: Callable[[Any], Any], **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.all_reduce = all_reduce
+
+
+def replica_number() -> int:
+    """Returns the index of the replica being traced; 0 if one trace serves all replicas (TPU)."""
+    replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+    return int(tf.get_static_value(replica) or 0)
