@@ -18,19 +18,18 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "framework" / "execution")]
 
 import conftest  # noqa: E402, F401  registers the packages of this checkout
 
-BATCHES, LIMIT, PER_CALL, MOST = 8, 2.0, 40, 1200
-SUSPENDED_S, RUNNING_S = 0.4, 0.05
+BATCHES, LIMIT, PER_CALL, MOST = 8, 2.0, 40, 600
+SUSPENDED_S, RUNNING_S = 0.4, 0.1
 WORKER = "import conftest, sys; from tekso.tools.worker import main; sys.exit(main())"
 
 
-def train(addresses: list[str], groups: int) -> None:
+def train(addresses: list[str], groups: int, slow: int) -> None:
     """Trains in this process, and prints the result as JSON."""
     import numpy as np
     import steps_program as steps
@@ -46,13 +45,14 @@ def train(addresses: list[str], groups: int) -> None:
     )
     execution = DataParallel.Params(updates=updates, towers=1, xla="none").instantiate()
     execution.setup_devices()
-    learner = Learner.Params(optimizer=Adam.Params(), schedule=Constant.Params(value=0.003))
+    learner = Learner.Params(optimizer=Adam.Params(), schedule=Constant.Params(value=0.01))
     task = steps.ToyTask.Params().instantiate()
     batches = [steps.batch(i) for i in range(BATCHES)]
     program = execution.build(task, learner.instantiate(), seed=7, batch=signature_of(batches[0]))
     program.initialize()
-    program.train_steps(batches[: 2 * groups], 0)  # compiles
+    program.train_steps(batches, 0)  # compiles
     program.initialize()
+    threading.Thread(target=slow_down, args=(slow,), daemon=True).start()
     begin, losses = time.perf_counter(), [float("inf")] * BATCHES
     while np.mean(losses[-BATCHES:]) > LIMIT and len(losses) < MOST:
         first = len(losses) - BATCHES
@@ -68,12 +68,13 @@ def train(addresses: list[str], groups: int) -> None:
     os._exit(0)
 
 
-def slow_down(process: subprocess.Popen[Any], ended: threading.Event) -> None:
+def slow_down(process: int) -> None:
     """Suspends a process for most of the time."""
-    while not ended.wait(RUNNING_S):
-        process.send_signal(signal.SIGSTOP)
-        ended.wait(SUSPENDED_S)
-        process.send_signal(signal.SIGCONT)
+    while True:
+        time.sleep(RUNNING_S)
+        os.kill(process, signal.SIGSTOP)
+        time.sleep(SUSPENDED_S)
+        os.kill(process, signal.SIGCONT)
 
 
 def free_address() -> str:
@@ -93,16 +94,14 @@ def main() -> None:
         )
         for address in addresses
     ]
-    ended = threading.Event()
-    slow = threading.Thread(target=slow_down, args=(workers[-1], ended))
     try:
         for worker in workers:
             assert worker.stdout is not None
             worker.stdout.readline()  # it listens
-        slow.start()
         for name, groups in (("synchronous", 1), ("hybrid", 2), ("asynchronous", 4)):
-            command = [sys.executable, __file__, json.dumps([addresses, groups])]
-            done = subprocess.run(command, capture_output=True, text=True, check=True)
+            command = [sys.executable, __file__, json.dumps([addresses, groups, workers[-1].pid])]
+            done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
+            workers[-1].send_signal(signal.SIGCONT)
             found = json.loads(done.stdout.strip().splitlines()[-1])
             print(
                 f"{name:12} {found['seconds']:6.1f} s  {found['updates']:4} updates  "
@@ -110,12 +109,9 @@ def main() -> None:
                 flush=True,
             )
     finally:
-        ended.set()
-        if slow.ident is not None:
-            slow.join()
         for worker in workers:
             worker.kill()
-            worker.wait()
+            worker.wait(60)
 
 
 if __name__ == "__main__":
