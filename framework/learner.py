@@ -16,7 +16,6 @@ from tekso.framework.learning_step import (
     LearnerBase,
     NonFiniteStepsError,
     Specs,
-    Update,
 )
 from tekso.framework.optimizers.optimizer import Optimizer, layer_sum, slot, state_dtype
 from tekso.framework.params import REQUIRED, param
@@ -25,7 +24,7 @@ from tekso.framework.schedules import Schedule
 from tekso.framework.weight_spec import WeightSpec
 from tekso.framework.weight_update import is_first_update, select
 
-__all__ = ["Learner", "LearnerBase", "MultiLearner", "NonFiniteStepsError", "Update"]
+__all__ = ["Learner", "LearnerBase", "MultiLearner", "NonFiniteStepsError"]
 
 
 class Learner(LearnerBase):

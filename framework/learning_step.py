@@ -1,16 +1,19 @@
-"""Base class of learners: the update of all weights, skipped steps, frozen weights.
+"""Base class of learners: the decision of a step, skipped steps, frozen weights.
 
     gradients --> clip each --> clip all --> optimizer (slots, schedule) --> new weights --> EMA
         |
         +-------> norm --> finite? -- no --> weights and slots keep their values; a counter goes up
 
 A learner has no tensors. `slots` declares its state as weight specs, so an execution shards slots
-like weights. `update` has no control flow and no side effects, so an execution can compile the
-whole update, or one update function per kind of weight.
+like weights. An update has three parts: `TrainedWeight.squared_norms`, `LearnerBase.decide` and
+`TrainedWeight.updated`. `Step.update` puts them together (see step.py). They have no control flow
+and no side effects, so an execution can compile the whole update, or one update function per kind
+of weight, and devices that store different weights can each update their own.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Hashable, Mapping
 from typing import Any, NamedTuple
 
@@ -35,41 +38,89 @@ APPLIED = "updates/applied"  # number of steps that were not skipped, since the 
 COUNTS = (NONFINITE_TOTAL, NONFINITE_CONSECUTIVE, APPLIED)
 
 SquaredNorms = Mapping[str, tuple[tf.Tensor, tf.Tensor]]
+"""{path of a weight: squared norms of its gradient, before and after clipping by its own norm}."""
 
 
-class Decision(NamedTuple):
-    """The values of a step that depend on the gradients of all weights.
+class UpdateScalars(NamedTuple):
+    """The values that the update of every weight depends on, besides its own tensors.
 
     Attributes:
       finite: bool scalar; if False, every weight and slot keeps its value.
       factors: {group: clipping factor of its gradients, or None}.
       rates: {group: learning rate}.
       applied: number of updates before this one.
-      counts: new values of the slots in `counters()`.
-      metrics: {name: float32 scalar}.
     """
 
     finite: tf.Tensor
     factors: dict[str, tf.Tensor | None]
     rates: dict[str, tf.Tensor]
     applied: tf.Tensor
+
+
+class Decision(NamedTuple):
+    """The values of a step that depend on the gradients of all weights.
+
+    Attributes:
+      scalars: inputs of the update of every weight.
+      counts: new values of the slots in `counters()`.
+      metrics: {name: float32 scalar}: "learning_rate", "gradient_norm" (before clipping),
+        "nonfinite_total", "nonfinite_consecutive".
+    """
+
+    scalars: UpdateScalars
     counts: dict[str, tf.Tensor]
     metrics: dict[str, tf.Tensor]
 
 
-class Update(NamedTuple):
-    """The results of a step. A NamedTuple, so that a `tf.function` can return it.
+@dataclasses.dataclass(frozen=True)
+class TrainedWeight:
+    """A weight that a learner updates.
 
     Attributes:
-      weights: {path: new weight} for every given weight; weights that are not learned are
-        unchanged.
-      slots: {path: new slot} for every slot that `slots(specs)` declares.
-      metrics: {name: float32 scalar}.
+      group: name of its group.
+      learner: learner of the group.
+      spec: its spec; of a stacked weight, maybe only some rows.
+      slots: {slot name: spec} of its state.
+      first_of_kind: spec of the first weight with the same update function.
     """
 
-    weights: dict[str, tf.Tensor]
-    slots: dict[str, tf.Tensor]
-    metrics: dict[str, tf.Tensor]
+    group: str
+    learner: GroupLearner
+    spec: WeightSpec
+    slots: Mapping[str, WeightSpec]
+    first_of_kind: WeightSpec
+
+    def squared_norms(self, gradient: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the squared norm of its gradient, before and after clipping by its own norm."""
+        return self.learner.squared_norm(self.spec, gradient)
+
+    def updated(
+        self,
+        weight: tf.Tensor,
+        gradient: tf.Tensor,
+        slots: Tensors,
+        scalars: UpdateScalars,
+        *,
+        fuse: Fuse = no_fusion,
+    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        """Returns its new value and {path: new slot}.
+
+        Args:
+          weight: its value.
+          gradient: its gradient.
+          slots: {path: value} of at least its slots.
+          scalars: from the decision of the step.
+          fuse: how the update is compiled (see primitives/fusion.py).
+        """
+        factor = scalars.factors[self.group]
+        given = [scalars.finite, scalars.applied, scalars.rates[self.group]]
+        given += [] if factor is None else [factor]
+        update = fuse(
+            updated, learner=self.learner, spec=self.first_of_kind, names=tuple(self.slots)
+        )
+        paths = [made.path for made in self.slots.values()]
+        new, *new_slots = update(weight, gradient, *(slots[path] for path in paths), *given)
+        return new, dict(zip(paths, new_slots, strict=True))
 
 
 class NonFiniteStepsError(ArithmeticError):
@@ -82,7 +133,7 @@ Groups = Mapping[str, tuple[GroupLearner, Mapping[str, WeightSpec]]]
 
 
 class LearnerBase(Configurable):
-    """Base class of learners: updates all weights, skips non-finite steps, freezes weights."""
+    """Base class of learners: decides on every step, skips non-finite steps, freezes weights."""
 
     class Params(Configurable.Params):
         """Params that all learners have."""
@@ -163,61 +214,6 @@ class LearnerBase(Configurable):
         }
         return counts | (self.loss_scale.slots() if self.loss_scale else {})
 
-    def update(
-        self,
-        specs: Specs,
-        weights: Tensors,
-        gradients: Tensors,
-        slots: Tensors,
-        step: tf.Tensor,
-        *,
-        loss: tf.Tensor | None = None,
-        fuse: Fuse = no_fusion,
-    ) -> Update:
-        """Computes one step.
-
-        If the global gradient norm or the loss is not a finite float32 number, every weight and
-        slot keeps its value, and the step is counted as skipped. Schedules depend on `step`.
-        Optimizers depend on the number of applied updates, so a skipped step does not affect them.
-
-        Args:
-          specs: {path: spec} of the model's weights.
-          weights: {path: value} of the weights.
-          gradients: {path: gradient} for all weights in `trainable(specs)`; others are ignored.
-          slots: {path: value} of the slots in `slots(specs)`.
-          step: int64 scalar, 0 for the first step of the run.
-          loss: scalar; if given, a step with a non-finite loss is skipped too.
-          fuse: how the update of each weight is compiled (see primitives/fusion.py).
-
-        Returns: the new weights and slots, and metrics: "learning_rate", "gradient_norm" (before
-          clipping), "nonfinite_total", "nonfinite_consecutive".
-
-        Raises:
-          ValueError: a gradient or a slot is missing.
-        """
-        groups = self.groups(specs)
-        _check_complete("gradient", self.trainable(specs), gradients)
-        _check_complete("slot", self.slots(specs), slots)
-        squares = self.squared_norms(groups, gradients)
-        decision = self.decide(groups, squares, slots, step, loss=loss)
-        new_weights, new_slots = self.apply(groups, weights, gradients, slots, decision, fuse=fuse)
-        return Update(
-            {**weights, **new_weights}, {**new_slots, **decision.counts}, decision.metrics
-        )
-
-    # The three parts of an update, for an execution whose devices store different weights.
-
-    def squared_norms(self, groups: Groups, gradients: Tensors) -> SquaredNorms:
-        """Returns {path: squared norms of its gradient, before and after clipping by its own norm}.
-
-        All norms are scalars.
-        """
-        squares = {}
-        for learner, own in groups.values():
-            for path, spec in own.items():
-                squares[path] = learner.squared_norm(spec, gradients[path])
-        return squares
-
     def decide(
         self,
         groups: Groups,
@@ -229,9 +225,13 @@ class LearnerBase(Configurable):
     ) -> Decision:
         """Computes learning rates, clipping factors and counts, and whether the step is skipped.
 
+        If the global gradient norm or the loss is not a finite float32 number, the step is skipped.
+        Schedules depend on `step`. Optimizers depend on the number of applied updates, so a skipped
+        step does not affect them.
+
         Args:
           groups: all of `groups(specs)`.
-          squared_norms: {path: result of `squared_norms`} for all learned weights.
+          squared_norms: {path: `TrainedWeight.squared_norms`} for all learned weights.
           counts: values of at least the slots in `counters()`.
           step: int64 scalar, 0 for the first step of the run.
           loss: scalar; if given, a step with a non-finite loss is skipped too.
@@ -263,35 +263,7 @@ class LearnerBase(Configurable):
         metrics["nonfinite_total"] = new_counts[NONFINITE_TOTAL]
         metrics["nonfinite_consecutive"] = new_counts[NONFINITE_CONSECUTIVE]
         scalars = {name: tf.cast(value, tf.float32) for name, value in metrics.items()}
-        return Decision(finite, factors, rates, counts[APPLIED], new_counts, scalars)
-
-    def apply(
-        self,
-        groups: Groups,
-        weights: Tensors,
-        gradients: Tensors,
-        slots: Tensors,
-        decision: Decision,
-        *,
-        fuse: Fuse = no_fusion,
-    ) -> tuple[dict[str, tf.Tensor], dict[str, tf.Tensor]]:
-        """Returns {path: new weight} and {path: new slot} for the weights in `groups`."""
-        new_weights: dict[str, tf.Tensor] = {}
-        new_slots: dict[str, tf.Tensor] = {}
-        for name, (learner, own) in groups.items():
-            first_of_kind: dict[Hashable, WeightSpec] = {}
-            factor = decision.factors[name]
-            scalars = [decision.finite, decision.applied, decision.rates[name]]
-            scalars += [] if factor is None else [factor]
-            kind_of = kinds(learner)
-            for path, spec in own.items():
-                paths = {key: made.path for key, made in learner.slots_of(spec).items()}
-                like = first_of_kind.setdefault(kind_of(spec), spec)
-                update = fuse(updated, learner=learner, spec=like, names=tuple(paths))
-                before = [slots[slot_path] for slot_path in paths.values()]
-                new_weights[path], *made = update(weights[path], gradients[path], *before, *scalars)
-                new_slots.update(zip(paths.values(), made, strict=True))
-        return new_weights, new_slots
+        return Decision(UpdateScalars(finite, factors, rates, counts[APPLIED]), new_counts, scalars)
 
     def check(self, metrics: Mapping[str, Any]) -> None:
         """Stops a run after too many skipped steps; call it on the host with a step's metrics.
@@ -370,13 +342,13 @@ def _join(metric: str, name: str) -> str:
     return f"{metric}/{name}" if name else metric
 
 
-def _check_complete(kind: str, declared: Specs, given: Mapping[str, Any]) -> None:
-    missing = [path for path in declared if given.get(path) is None]
-    if missing:
-        cure = {
-            "gradient": "does the loss depend on it? List weights that are not to be trained in "
-            "learner.frozen",
-            "slot": "create slots from learner.slots(specs), and pass each step the slots of the "
-            "previous one",
-        }[kind]
-        raise ValueError(f"no {kind} is given for {listed(missing)}: {cure}")
+def trained_weights(groups: Groups) -> list[TrainedWeight]:
+    """Returns the weights of groups; those of one kind share an update function."""
+    found = []
+    for name, (learner, own) in groups.items():
+        first_of_kind: dict[Hashable, WeightSpec] = {}
+        kind_of = kinds(learner)
+        for spec in own.values():
+            first = first_of_kind.setdefault(kind_of(spec), spec)
+            found.append(TrainedWeight(name, learner, spec, learner.slots_of(spec), first))
+    return found

@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from tekso.framework.context import StepContext, isolated
+from tekso.framework.primitives.precision import widen
 from tekso.framework.theta import Theta
 
 
@@ -27,10 +28,15 @@ def scan(
 ) -> tuple[Any, Any]:
     """See `ops.scan`."""
     num_iterations = iterations_of(xs)
+    # The loop sums the gradients of theta over iterations in the dtype of what its body captures.
+    wide = tf.nest.map_structure(lambda t: widen(t) if _is_16_bits(t) else t, theta)
 
     def run_iteration(i: Any, state: Any, x: Any) -> tuple[Any, Any, Any]:
         inner = isolated(ctx).fold(i + first)
-        after, y = body(theta, state, x, inner)
+        own = tf.nest.map_structure(
+            lambda w, t: tf.cast(w, t.dtype) if _is_16_bits(t) else w, wide, theta
+        )
+        after, y = body(own, state, x, inner)
         tf.nest.map_structure(check_same, state, after)
         sums = inner.collected.sums
         stacked = {"statistic": sums["statistic"]}
@@ -44,6 +50,10 @@ def scan(
     ctx.collected.merge(summed)
     ctx.collected.merge(stacked)
     return state, y
+
+
+def _is_16_bits(x: Any) -> bool:
+    return tf.is_tensor(x) and x.dtype.is_floating and x.dtype.size == 2
 
 
 def iterations_of(xs: Any) -> int:

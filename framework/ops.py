@@ -200,7 +200,7 @@ def rotate(ctx: StepContext, x: tf.Tensor, sine: Any, cosine: Any) -> tf.Tensor:
 @primitive
 def lookup(ctx: StepContext, table: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
     """Returns rows of a table: [vocab, embed], ids [...] -> [..., embed]."""
-    return tf.gather(table, ids)
+    return lookups.lookup(table, ids)
 
 
 @primitive

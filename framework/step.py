@@ -22,7 +22,7 @@ from tekso.framework import task_results
 from tekso.framework.collected import Pairs, added_pairs
 from tekso.framework.context import StepContext
 from tekso.framework.foreign_variables import refused
-from tekso.framework.learning_step import LearnerBase
+from tekso.framework.learning_step import Decision, LearnerBase, SquaredNorms, trained_weights
 from tekso.framework.loss_scale import SCALE
 from tekso.framework.primitives.fusion import Fuse, no_fusion
 from tekso.framework.state import State
@@ -68,6 +68,7 @@ class Step:
       specs: specs of all weights and slots.
       used_specs: specs of the weights, with the types that the layers receive.
       trained: paths of the weights that get a gradient.
+      groups: {group of the learner: (its learner, specs of its weights)}.
     """
 
     def __init__(
@@ -83,6 +84,8 @@ class Step:
         self.specs: State[WeightSpec] = State(weights, learner.slots(weights))
         self.used_specs = used_specs(weights, dtype)
         self.trained = tuple(learner.trainable(weights))
+        self.groups = learner.groups(weights)
+        self._all_trained = trained_weights(self.groups)
 
     # --- a part of a batch ---
 
@@ -144,12 +147,20 @@ class Step:
 
     # --- loss scale ---
 
-    def loss_scale(self, slots: Mapping[str, Any]) -> Any:
-        """Returns the factor of the loss in the backward pass, from {path: slot}; None: no factor.
+    @property
+    def scales_loss(self) -> bool:
+        """Whether the loss is scaled in the backward pass."""
+        return self.learner.loss_scale is not None
+
+    def loss_scale(self, slots: Mapping[str, Any]) -> tf.Tensor | None:
+        """Returns the factor of the loss in the backward pass; None: no factor.
 
         It is `seed_of_total` of `with_gradients`; `unscaled` divides the gradients by it.
+
+        Args:
+          slots: {path: tensor or variable} of at least the counters of the learner.
         """
-        return None if self.learner.loss_scale is None else slots[SCALE]
+        return tf.convert_to_tensor(slots[SCALE]) if self.scales_loss else None
 
     # --- all parts ---
 
@@ -164,7 +175,8 @@ class Step:
     ) -> tuple[State[tf.Tensor], Flat]:
         """Returns the new values of the state that a step changes, and the learner's metrics.
 
-        If the loss or a gradient is not finite, only the counters of the learner change.
+        If the loss or a gradient is not finite, only the counters of the learner change. A pipeline
+        calls the same functions, `decide` on the host and the others on every stage.
 
         Args:
           state: the state before the step.
@@ -173,19 +185,30 @@ class Step:
           step: int64 scalar.
           fuse: compiles elementwise clusters.
         """
-        done = self.learner.update(
-            self.specs.weights,
-            state.weights,
-            gradients,
-            state.slots,
-            step,
-            loss=sums.total,
-            fuse=fuse,
-        )
-        is_finite = tf.equal(done.metrics["nonfinite_consecutive"], 0)
-        new = {path: done.weights[path] for path in self.trained}
-        new |= self.new_statistics(state.weights, sums.statistics, is_finite)
-        return State(new, done.slots), done.metrics
+        norms = {w.spec.path: w.squared_norms(gradients[w.spec.path]) for w in self._all_trained}
+        decision = self.decide(norms, state.slots, step, sums.total)
+        weights, slots = {}, dict(decision.counts)
+        for weight in self._all_trained:
+            path = weight.spec.path
+            weights[path], new = weight.updated(
+                state.weights[path], gradients[path], state.slots, decision.scalars, fuse=fuse
+            )
+            slots |= new
+        weights |= self.new_statistics(state.weights, sums.statistics, decision.scalars.finite)
+        return State(weights, slots), decision.metrics
+
+    def decide(
+        self, norms: SquaredNorms, slots: Mapping[str, tf.Tensor], step: tf.Tensor, loss: tf.Tensor
+    ) -> Decision:
+        """Returns the learner's decision on a step.
+
+        Args:
+          norms: of the gradients of all trained weights.
+          slots: {path: value} of at least the counters of the learner.
+          step: int64 scalar.
+          loss: the total loss of the global batch.
+        """
+        return self.learner.decide(self.groups, norms, slots, step, loss=loss)
 
     def new_statistics(
         self, weights: Mapping[str, tf.Tensor], statistics: Pairs, is_finite: tf.Tensor
@@ -259,6 +282,7 @@ def with_gradients(
     seeds: Sequence[tf.Tensor] = (),
     *,
     seed_of_total: tf.Tensor | None = None,
+    returned: Callable[[Any], Any] = tf.convert_to_tensor,
 ) -> tuple[Sequence[tf.Tensor], Sums, Any]:
     """Runs a part of a batch and differentiates its share of the total loss.
 
@@ -267,8 +291,9 @@ def with_gradients(
       sources: nest of tensors, read by `forward`, to differentiate with respect to.
       seeds: gradients of the floating-point outputs, in their order.
       seed_of_total: gradient of the total loss; None: 1.
+      returned: converts each gradient, a tensor or (of a large embedding table) IndexedSlices.
 
-    Returns: outputs, sums, and a nest of gradients like `sources`.
+    Returns: outputs, sums, and a nest of converted gradients like `sources`.
     """
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(sources)
@@ -280,7 +305,7 @@ def with_gradients(
         output_gradients=[*seeds, tf.cast(one, sums.total.dtype)],
         unconnected_gradients=tf.UnconnectedGradients.ZERO,
     )
-    return outputs, sums, tf.nest.map_structure(tf.convert_to_tensor, gradients)
+    return outputs, sums, tf.nest.map_structure(returned, gradients)
 
 
 def unscaled(gradient: tf.Tensor, scale: tf.Tensor | None, dtype: Any = None) -> tf.Tensor:

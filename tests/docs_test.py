@@ -142,6 +142,13 @@ HOW: list[tuple[str, Run | TestedBy]] = [
         ),
     ),
     (
+        r"python tests/chaos/kill_runs\.py .*",
+        TestedBy(
+            "tests/chaos/killer_test.py"
+            "::test_a_run_that_is_killed_and_damaged_is_the_same_to_the_last_bit"
+        ),
+    ),
+    (
         r"python tests/fuzz_executions\.py .*",
         TestedBy("tests/fuzz_executions_test.py::test_the_program_repeats_a_case"),
     ),

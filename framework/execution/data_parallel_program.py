@@ -21,7 +21,7 @@ from tekso.framework.execution.batch_parts import (
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.process_sums import ProcessSums
 from tekso.framework.execution.replica_context import ReplicaContext, replica_number
-from tekso.framework.execution.shards import Owners, Shard, Slices, part_of, pieces, whole
+from tekso.framework.execution.shards import Owners, Shard, Slices, chunks, cut_out, whole
 from tekso.framework.execution.state import Stored, checked_state
 from tekso.framework.primitives.fusion import XlaFusion, no_fusion
 from tekso.framework.state import State
@@ -100,9 +100,9 @@ class DataParallelProgram(ExecutionProgram):
         for key, variable in self._variables.keyed().items():
 
             def read(where: Slices, variable: tf.Variable = variable) -> tf.Tensor:
-                return part_of(variable.read_value(), where, whole(variable.shape))
+                return cut_out(variable.read_value(), where, whole(variable.shape))
 
-            for shard in pieces(key, variable.shape, variable.dtype.name, read):
+            for shard in chunks(key, variable.shape, variable.dtype.name, read):
                 if owners.is_own(shard, processes):
                     yield shard
 
@@ -200,13 +200,12 @@ class DataParallelProgram(ExecutionProgram):
         self, batch: Any, step: tf.Tensor, total_weight: tf.Tensor
     ) -> tuple[Gradients, Sums]:
         """Computes the part of this replica; returns gradients and sums of the global batch."""
-        scale = self._step.loss_scale(self._variables.slots)
         size, number = size_of(batch), replica_number()
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         replica += self._processes.process  # there is one replica if there are several processes
         found = self.part_gradients(
             _values(self._variables.weights),
-            None if scale is None else tf.convert_to_tensor(scale),
+            self._step.loss_scale(self._variables.slots),
             batch,
             start=replica * size,
             num_examples=size * self.num_replicas,

@@ -258,8 +258,7 @@ class ParameterServerProgram(ExecutionProgram):
 
     def _values_graph(self) -> tuple[Flat, tf.Tensor | None]:
         weights = {path: tf.identity(v) for path, v in self._variables.weights.items()}
-        scale = self._step.loss_scale(self._variables.slots)
-        return weights, None if scale is None else tf.identity(scale)
+        return weights, self._step.loss_scale(self._variables.slots)
 
     @contextlib.contextmanager
     def _explaining(self) -> Iterator[None]:

@@ -148,7 +148,7 @@ class Pipelined(StagedExecution):
         plan = self.plan(task, batch, parts=parts, devices=placed.names, dtype=step.dtype)
         backends = placed.backends(plan)
         replan = functools.partial(
-            self.plan, task, parts=parts, devices=placed.names, dtype=step.dtype, like=plan
+            self.plan, task, parts=parts, devices=placed.names, dtype=step.dtype, earlier=plan
         )
         return PipelineProgram(step, plan, backends, batch=batch, replan=replan)
 
@@ -187,7 +187,7 @@ class Pipelined(StagedExecution):
         parts: int,
         dtype: str = "float32",
         devices: list[str] | None = None,
-        like: PipelinePlan | None = None,
+        earlier: PipelinePlan | None = None,
     ) -> PipelinePlan:
         """Returns the plan of a pipeline: the stages of a task, their devices and the schedule.
 
@@ -200,8 +200,8 @@ class Pipelined(StagedExecution):
           parts: number of accumulation steps.
           dtype: type of activations, as in `build`.
           devices: names of the available devices; None: placeholder names for those needed.
-          like: the plan for batches of another shape. The stages have the same pieces, and a batch
-            that the micro-batches do not divide is split into fewer.
+          earlier: a plan for batches of another shape. The stages have the same pieces, and a
+            batch that the micro-batches do not divide is split into fewer.
 
         Raises:
           ExecutionError: the task, the batch, the devices and the Params are incompatible.
@@ -217,22 +217,22 @@ class Pipelined(StagedExecution):
                 f"{max(len(names) // p.num_replicas, 1)}, or {more}"
             )
         count = p.num_micro_batches
-        if like is not None:
+        if earlier is not None:
             parts, count = self._parts_and_micro_batches(num_examples(batch), parts)
         micro = self.micro_batch(batch, parts=parts, num_micro_batches=count)
         check_layers(task)
         pieces, specs = pieces_of_loss(task), task.specs()
-        if devices is not None and like is None:
+        if devices is not None and earlier is None:
             check_pieces(pieces, trace_all(pieces, specs, micro), specs, micro)
         specs = used_specs(specs, dtype)
         traces = trace_all(pieces, specs, micro)
         costs: Sequence[float]
-        if like is None:
+        if earlier is None:
             device = None if devices is None or self.stages_on is not None else devices[0]
             costs = self._costs(pieces, traces, specs, micro, device)
             sizes = self.sizes(pieces, costs)
         else:
-            costs, sizes = like.piece_costs, [len(s.pieces) for s in like.stage_plan.stages]
+            costs, sizes = earlier.piece_costs, [len(s.pieces) for s in earlier.stage_plan.stages]
         stage_plan = stages.stage_plan(pieces, traces, sizes, specs, micro)
         actions = checked_actions(self._schedule, num_devices=p.num_stages, num_micro_batches=count)
         return PipelinePlan(

@@ -1,10 +1,10 @@
-"""Shards: the pieces of a program's state that one process stores in a checkpoint.
+"""Shards: the chunks of a program's state that one process stores in a checkpoint.
 
-    weights/embedding  [32000, 2048]     process 0   rows 0 to 16000, in pieces of 32 MB
+    weights/embedding  [32000, 2048]     process 0   rows 0 to 16000, in chunks of 32 MB
                                          process 1   rows 16000 to 32000
     weights/norm/scale [2048]            process 0   replicated, and stored once
 
-A piece is read only when it is written, so saving needs memory for a few pieces.
+A chunk is read only when it is written, so saving needs memory for a few chunks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-PIECE_BYTES = 1 << 25
+CHUNK_BYTES = 1 << 25
 
 # TensorFlow's reader of checkpoints joins slices of these types only. Tensors of other types are
 # stored whole.
@@ -33,14 +33,14 @@ Slices = tuple[slice, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """A piece of a tensor of the state.
+    """A chunk of a tensor of the state.
 
     Attributes:
       key: key of the tensor in a checkpoint.
       shape: shape of the whole tensor.
       dtype: name of the type.
-      where: position of the piece in the tensor.
-      read: returns the current value of the piece, a tensor or an array.
+      where: position of the chunk in the tensor.
+      read: returns the current value of the chunk, a tensor or an array.
     """
 
     key: str
@@ -61,14 +61,14 @@ class Shard:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the piece is the whole tensor."""
+        """Whether the chunk is the whole tensor."""
         return self.where == whole(self.shape)
 
 
 class Owners:
-    """Divides the pieces that several processes have among these processes, by bytes.
+    """Divides the chunks that several processes have among these processes, by bytes.
 
-    All processes call it with the same pieces in the same order.
+    All processes call it with the same chunks in the same order.
 
     Args:
       process: index of this process.
@@ -79,7 +79,7 @@ class Owners:
         self._bytes_of: collections.Counter[int] = collections.Counter()
 
     def is_own(self, shard: Shard, processes: Sequence[int]) -> bool:
-        """Returns whether this process stores a piece, given the processes that have it."""
+        """Returns whether this process stores a chunk, given the processes that have it."""
         owner = min(processes, key=self._bytes_of.__getitem__)
         self._bytes_of[owner] += shard.size_bytes
         return owner == self._process
@@ -90,13 +90,13 @@ def whole(shape: Sequence[int]) -> Slices:
     return tuple(slice(0, size) for size in shape)
 
 
-def part_of(value: Any, where: Slices, of: Slices) -> Any:
+def cut_out(value: Any, where: Slices, of: Slices) -> Any:
     """Returns a part of a tensor or array.
 
     Args:
-      value: a piece of a tensor.
+      value: a chunk of a tensor.
       where: position of the part in the tensor.
-      of: position of the piece in the tensor.
+      of: position of the chunk in the tensor.
     """
     if where == of:
         return value
@@ -105,18 +105,18 @@ def part_of(value: Any, where: Slices, of: Slices) -> Any:
 
 
 def is_sliceable(dtype: str) -> bool:
-    """Whether a tensor of a type can be stored in several pieces."""
+    """Whether a tensor of a type can be stored in several chunks."""
     return dtype in _SLICEABLE
 
 
-def pieces(
+def chunks(
     key: str,
     shape: Sequence[int],
     dtype: str,
     read: Callable[[Slices], Any],
     where: Slices | None = None,
 ) -> Iterator[Shard]:
-    """Yields a tensor in pieces of at most PIECE_BYTES, if it can be sliced.
+    """Yields a tensor in chunks of at most CHUNK_BYTES, if it can be sliced.
 
     Args:
       key: key of the tensor.
@@ -128,13 +128,13 @@ def pieces(
     where = whole(shape) if where is None else where
     cut = [where]
     if is_sliceable(dtype):
-        cut = list(_cut(where, max(1, PIECE_BYTES // int(tf.as_dtype(dtype).size))))
+        cut = list(_cut(where, max(1, CHUNK_BYTES // int(tf.as_dtype(dtype).size))))
     for one in cut:
         yield Shard(key, tuple(shape), dtype, one, functools.partial(read, one))
 
 
 def _cut(where: Slices, most: int) -> Iterator[Slices]:
-    """Cuts along the first dims, into pieces with at most so many elements."""
+    """Cuts along the first dims, into chunks with at most so many elements."""
     sizes = [s.stop - s.start for s in where]
     total = math.prod(sizes)
     if total <= most:
@@ -148,19 +148,19 @@ def _cut(where: Slices, most: int) -> Iterator[Slices]:
 
 
 def of_arrays(state: Mapping[str, np.ndarray]) -> Iterator[Shard]:
-    """Yields the pieces of a state of arrays in this process."""
+    """Yields the chunks of a state of arrays in this process."""
     for key, array in state.items():
         of = whole(array.shape)
         read = functools.partial(_read_array, np.asarray(array), of)
-        yield from pieces(key, array.shape, tf.as_dtype(array.dtype).name, read)
+        yield from chunks(key, array.shape, tf.as_dtype(array.dtype).name, read)
 
 
 def _read_array(array: np.ndarray, of: Slices, where: Slices) -> Any:
-    return part_of(array, where, of)
+    return cut_out(array, where, of)
 
 
 def storable(shards: Iterable[Shard]) -> Iterator[Shard]:
-    """Yields the shards of this process; joins those that cannot be stored in several pieces."""
+    """Yields the shards of this process; joins those that cannot be stored in several chunks."""
     apart = []
     for shard in shards:
         if is_sliceable(shard.dtype) or shard.is_whole:

@@ -174,11 +174,11 @@ def durations(plan: PipelinePlan, costs: Sequence[float]) -> dict[tuple[int, Kin
       costs: cost of the forward pass of every stage, in any unit.
     """
     count = plan.num_micro_batches
-    again = sum(not plan.keeps(m) for m in range(count)) / count
+    again = sum(not plan.saves(m) for m in range(count)) / count
     repeated = [again if stage.outputs else 0.0 for stage in plan.stage_plan.stages]
     whole = [(1.0 + BACKWARD_COST + r) * c for r, c in zip(repeated, costs, strict=True)]
     unit = max(whole) or 1.0
-    of_inputs = BACKWARD_COST / 2 if plan.is_apart else BACKWARD_COST
+    of_inputs = BACKWARD_COST / 2 if plan.splits_backward else BACKWARD_COST
     found: dict[tuple[int, Kind], float] = {}
     for stage, cost in enumerate(costs):
         found[stage, FORWARD] = (1.0 + repeated[stage] - again) * cost / unit
@@ -250,12 +250,12 @@ def _held_bytes(
         more = stage.saved_bytes - stage.input_bytes
         if kind == FORWARD:
             now[device] += stage.input_bytes
-        if kind == (FORWARD if plan.keeps(event.action.micro_batch) else BACKWARD):
+        if kind == (FORWARD if plan.saves(event.action.micro_batch) else BACKWARD):
             now[device] += more
         most[device] = max(most[device], now[device])
         if kind == BACKWARD:
             now[device] -= stage.saved_bytes
-            if plan.is_apart:
+            if plan.splits_backward:
                 now[device] += stage.between_bytes
                 most[device] = max(most[device], now[device])
         if kind == WEIGHT_GRADIENT:

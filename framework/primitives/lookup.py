@@ -1,10 +1,35 @@
-"""Lookup in a table that is also used elsewhere, with a cheap sum of both gradients."""
+"""Lookup of rows in a table; gradients of rows with the same id are summed in float32."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import tensorflow as tf
+
+from tekso.framework.primitives.precision import widen
+
+
+def lookup(table: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
+    """Returns rows of a table.
+
+    Shapes:
+      table: [vocab, embed], ids: [...]
+      returns: [..., embed]
+    """
+    if table.dtype.size > 2:
+        return tf.gather(table, ids)
+
+    @tf.custom_gradient
+    def run(table: tf.Tensor) -> Any:
+        def grad(drows: tf.Tensor) -> tf.Tensor:
+            # TensorFlow would sum in the dtype of the table: in bfloat16, 256 + 1 is 256.
+            flat = tf.reshape(widen(drows), [-1, table.shape[1]])
+            summed = tf.math.unsorted_segment_sum(flat, tf.reshape(ids, [-1]), table.shape[0])
+            return tf.cast(summed, table.dtype)
+
+        return tf.gather(table, ids), grad
+
+    return run(table)
 
 
 def lookup_shared(table: tf.Tensor, ids: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -22,11 +47,22 @@ def lookup_shared(table: tf.Tensor, ids: tf.Tensor) -> tuple[tf.Tensor, tf.Tenso
     def run(table: tf.Tensor) -> Any:
         def grad(drows: tf.Tensor, dtable: tf.Tensor) -> tf.Tensor:
             flat = tf.reshape(drows, [-1, table.shape[1]])
-            return tf.tensor_scatter_nd_add(dtable, tf.reshape(ids, [-1, 1]), flat)
+            return add_rows(dtable, tf.reshape(ids, [-1]), flat)
 
         return (tf.gather(table, ids), tf.identity(table)), grad
 
     return run(table)
+
+
+def add_rows(table: tf.Tensor, ids: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+    """Returns a table to whose rows others are added, summed in float32.
+
+    Shapes:
+      table: [vocab, ...], ids: [n], rows: [n, ...]
+      returns: shape and dtype of the table
+    """
+    summed = tf.tensor_scatter_nd_add(widen(table), tf.expand_dims(ids, 1), widen(rows))
+    return tf.cast(summed, table.dtype)
 
 
 def fill_in_place(buffer: tf.Tensor, index: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:

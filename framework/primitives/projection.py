@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tekso.framework.primitives.fusion import Fuse, no_fusion
+from tekso.framework.primitives.precision import widen
 
 
 def project(
@@ -64,7 +65,7 @@ def _matrix_project(fuse: Fuse, *args: tf.Tensor) -> tf.Tensor:
 
 
 def _column_sum(x: tf.Tensor) -> tf.Tensor:
-    return tf.reduce_sum(x, 0)
+    return tf.cast(tf.reduce_sum(widen(x), 0), x.dtype)
 
 
 def transposed_product(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:

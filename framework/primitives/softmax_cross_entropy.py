@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from tekso.framework.primitives.fusion import Fuse, no_fusion
+from tekso.framework.primitives.lookup import add_rows
 from tekso.framework.primitives.precision import widen
 
 
@@ -56,11 +57,11 @@ def cross_entropy(
             label_logit += tf.cast(tf.gather(b, flat_labels), top.dtype)
         loss = tf.squeeze(tf.math.log(total) + top, 1) - (1 - smooth) * label_logit
         if smooth:
-            mean_row = tf.cast(tf.reduce_mean(table[:classes], 0), x.dtype)
-            mean_logit = tf.linalg.matvec(x, mean_row)
+            mean_row = tf.cast(tf.reduce_mean(widen(table[:classes]), 0), x.dtype)
+            mean_logit = tf.cast(tf.linalg.matvec(x, mean_row), loss.dtype)
             if bias:
-                mean_logit += tf.reduce_mean(bias[0][:classes])
-            loss -= smooth * tf.cast(mean_logit, loss.dtype)
+                mean_logit += tf.cast(tf.reduce_mean(widen(bias[0][:classes])), loss.dtype)
+            loss -= smooth * mean_logit
 
         def grad(dloss: tf.Tensor) -> list[tf.Tensor]:
             rows = tf.gather(table, flat_labels)
@@ -73,19 +74,16 @@ def cross_entropy(
                 share = _even_share(vocab, classes, smooth, dtable.dtype)
                 summed = tf.linalg.matvec(x, dcast, transpose_a=True)
                 dtable -= tf.expand_dims(summed, 0) * tf.expand_dims(share, 1)
-            dtable = tf.tensor_scatter_nd_add(dtable, tf.expand_dims(flat_labels, 1), target)
+            dtable = add_rows(dtable, flat_labels, target)
             gradients = [dx, dtable]
             if bias:
                 dbias = tf.linalg.matvec(e, tf.squeeze(weight, 1), transpose_a=True)
-                dcast = tf.cast(dloss, dbias.dtype)
+                dbias = tf.cast(dbias, dloss.dtype)
                 if smooth:
                     share = _even_share(vocab, classes, smooth, dbias.dtype)
-                    dbias -= share * tf.reduce_sum(dcast)
-                gradients.append(
-                    tf.tensor_scatter_nd_add(
-                        dbias, tf.expand_dims(flat_labels, 1), (smooth - 1) * dcast
-                    )
-                )
+                    dbias -= share * tf.reduce_sum(dloss)
+                dbias = add_rows(dbias, flat_labels, (smooth - 1) * dloss)
+                gradients.append(tf.cast(dbias, bias[0].dtype))
             return gradients
 
         return loss, grad

@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from tekso.framework import onednn
 from tekso.framework.primitives import window_slices
+from tekso.framework.primitives.precision import widen
 
 Padding = Literal["SAME", "VALID"]
 """SAME: inputs / stride outputs, rounded up, with zero padding; VALID: windows inside the image."""
@@ -68,6 +69,9 @@ def convolution(
     Raises:
       ValueError: the window is larger than the image, with padding VALID.
     """
+    if _sums_in_16_bits(x):
+        args = (widen(x), widen(w), None if b is None else widen(b))
+        return tf.cast(convolution(*args, window=window), x.dtype)
     _check_fits(x, window)
     # Dilation has no effect in a kernel dim of size 1.
     by_dim = [d if n > 1 else 1 for n, d in zip(window.shape, window.dilations, strict=True)]
@@ -94,6 +98,9 @@ def depthwise_convolution(
     Raises:
       ValueError: the window is larger than the image, with padding VALID.
     """
+    if _sums_in_16_bits(x):
+        args = (widen(x), widen(w), None if b is None else widen(b))
+        return tf.cast(depthwise_convolution(*args, window=window), x.dtype)
     _check_fits(x, window)
     if window.dilations == (1, 1) and window.strides[0] == window.strides[1]:
         y = tf.nn.depthwise_conv2d(x, w, [1, *window.strides, 1], window.padding)
@@ -116,6 +123,8 @@ def average_pool(x: tf.Tensor, window: Window) -> tf.Tensor:
     Raises:
       ValueError: the window is larger than the image, with padding VALID.
     """
+    if x.dtype.size == 2:
+        return tf.cast(average_pool(widen(x), window), x.dtype)
     _check_fits(x, window)
     if all(n <= size for n, size in zip(window.shape, x.shape[1:3], strict=True)):
         return tf.nn.avg_pool2d(x, window.shape, window.strides, window.padding)
@@ -159,9 +168,18 @@ def _has_gradient(x: tf.Tensor, w: tf.Tensor, window: Window) -> bool:
         return False
     if window.dilations == (1, 1) and w.shape[2] == x.shape[3]:
         return True
-    if any(tf.config.get_visible_devices(kind) for kind in ("GPU", "TPU")):
+    if _has_accelerator():
         return True
     return x.dtype == tf.float32 and onednn.is_enabled()
+
+
+def _has_accelerator() -> bool:
+    return any(tf.config.get_visible_devices(kind) for kind in ("GPU", "TPU"))
+
+
+def _sums_in_16_bits(x: tf.Tensor) -> bool:
+    """Returns whether TensorFlow's kernels would sum gradients in 16 bits: those for CPU do."""
+    return x.dtype.size == 2 and not _has_accelerator()
 
 
 def _convolved(x: tf.Tensor, w: tf.Tensor, window: Window) -> tf.Tensor:

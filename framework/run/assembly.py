@@ -24,7 +24,13 @@ from tekso.framework.experiment import Run, Tree
 from tekso.framework.input.input import Input
 from tekso.framework.input.prefetch import Prefetch
 from tekso.framework.learning_step import LearnerBase
-from tekso.framework.run import input_checks, inspection, loss_check, update_check
+from tekso.framework.run import (
+    input_checks,
+    inspection,
+    loss_check,
+    reproducibility,
+    update_check,
+)
 from tekso.framework.run.checkpoints import Description
 from tekso.framework.run.consistency import check_data
 from tekso.framework.run.evaluation import Stopped
@@ -46,6 +52,8 @@ class Assembly:
     program: ExecutionProgram
     warnings: tuple[str, ...] = ()
     """Possible problems with the inputs, to be shown before the first step."""
+    conditions: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """What the order of sums depends on besides the Params; see `reproducibility.py`."""
 
     def try_task(self, *, is_new: bool) -> list[str]:
         """Checks the task on a few examples, or only its handling of padding; returns warnings.
@@ -96,6 +104,7 @@ class Assembly:
             params=self.tree.to_text(),
             task=self.task.params.to_text(),
             input={"seed": self.run.params.seed},
+            conditions=self.conditions,
             tensors={
                 key: {"shape": list(spec.shape), "dims": list(spec.dims), "dtype": spec.dtype}
                 for key, spec in self.program.specs().items()
@@ -178,7 +187,10 @@ def assemble(
         _check_eval_batches(eval_inputs, program.num_replicas)
     if reads_data:
         input_checks.check_weights(with_paths(input, eval_inputs), task)
-    return Assembly(tree, run, input, eval_inputs, task, learner, program, tuple(warnings))
+    conditions = reproducibility.conditions(group)
+    return Assembly(
+        tree, run, input, eval_inputs, task, learner, program, tuple(warnings), conditions
+    )
 
 
 def with_paths(input: Input, eval_inputs: Mapping[str, Input]) -> dict[str, Input]:

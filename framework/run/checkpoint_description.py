@@ -19,7 +19,8 @@ FORMAT = 1
 _NUMBER = (int, float)
 _TYPES: Mapping[str, Any] = {
     "step": int, "model": str, "params": str, "task": str, "metrics": dict, "input": dict,
-    "tensors": dict, "versions": dict, "created": str, "files": dict, "averaged": list,
+    "tensors": dict, "versions": dict, "conditions": dict, "created": str, "files": dict,
+    "averaged": list,
 }  # fmt: skip
 _INSIDE: Mapping[str, Any] = {"metrics": _NUMBER, "tensors": dict, "files": dict}
 _NAMES = {int: "an integer", str: "a text", dict: "an object", list: "a list", _NUMBER: "a number"}
@@ -40,6 +41,7 @@ class Description:
         (see `SkippedBatches`).
       tensors: {key: {"shape", "dims", "dtype"}} of every tensor in the file.
       versions: versions of the software that wrote the checkpoint.
+      conditions: what the order of sums depends on besides the Params; see `reproducibility.py`.
       created: time of writing, UTC.
       files: {name: {"size_bytes", "sha256"}} of the tensor files.
       averaged: the checkpoints of which this one is the average; empty for a checkpoint of a
@@ -54,6 +56,7 @@ class Description:
     input: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     tensors: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    conditions: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     created: str = ""
     files: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
     averaged: Sequence[str] = ()

@@ -120,7 +120,7 @@ class Checkpoints:
         self._ranking.add(description.step, description.metrics)
         parts = list(grouped(shards()))
         # In memory are a part that is read and one that is written.
-        handover: Handover[list[Piece]] = Handover(2 * state_shards.PIECE_BYTES)
+        handover: Handover[list[Piece]] = Handover(2 * state_shards.CHUNK_BYTES)
         size_bytes = sum(map(size_bytes_of, parts))
         self._pending = self._writer.submit(self._receive, handover, description, size_bytes)
         hand_over(parts, handover)

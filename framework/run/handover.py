@@ -85,10 +85,10 @@ class Handover(Generic[T]):
 
 
 def grouped(state: Iterable[Shard]) -> Iterator[list[Shard]]:
-    """Groups pieces into parts of at most PIECE_BYTES, so that small tensors share a file."""
+    """Groups pieces into parts of at most CHUNK_BYTES, so that small tensors share a file."""
     part: list[Shard] = []
     for shard in state:
-        if part and size_bytes_of(part) + shard.size_bytes > shards.PIECE_BYTES:
+        if part and size_bytes_of(part) + shard.size_bytes > shards.CHUNK_BYTES:
             yield part
             part = []
         part.append(shard)

@@ -12,7 +12,7 @@ from typing import Any
 
 from tekso.framework import files, task_results
 from tekso.framework.planning.measured_step import measured_step_of
-from tekso.framework.run import initial_weights, input_checks, rescue
+from tekso.framework.run import initial_weights, input_checks, reproducibility, rescue
 from tekso.framework.run.assembly import Assembly
 from tekso.framework.run.checkpoints import Checkpoint, Checkpoints
 from tekso.framework.run.early_stopping import early_stopping_of
@@ -60,6 +60,8 @@ def _train(job: Job, group: ProcessGroup) -> int:
             step = loop.restore(checkpoint)
             if checkpoint is not None and step != checkpoint.step:
                 job.console.line(f"resuming from {checkpoints.path(step)} instead", "good")
+            if checkpoint is not None:
+                _tell_bits(job, parts, checkpoints.path(step), checkpoints)
             if warm_start:
                 _warm_start(job, parts, warn)
             job.try_task(parts, is_new=checkpoint is None)
@@ -124,6 +126,15 @@ def _warm_start(job: Job, parts: Assembly, warn: Callable[[str], None]) -> None:
     begun.restore(parts.program)
     for line in begun.lines():
         job.console.line(line)
+
+
+def _tell_bits(job: Job, parts: Assembly, path: str, checkpoints: Checkpoints) -> None:
+    """Prints whether the run continues to the last bit."""
+    restored = checkpoints.open(path, unread=True)
+    text = reproducibility.line(restored.description, parts.description(job.model), job.tree)
+    restored.release()
+    if text:
+        job.console.line(f"  {text}")
 
 
 def _loop(

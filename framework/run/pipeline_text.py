@@ -206,13 +206,13 @@ def _shards(on_mesh: MeshFigures, width: int | None) -> list[str]:
 
 def _course(figures: PipelineFigures) -> str:
     plan, timeline = figures.plan, figures.timeline
-    times = 1 + (not plan.is_apart) + plan.recomputes_some
+    times = 1 + (not plan.splits_backward) + plan.recomputes_some
     backward = f"{('as', 'twice as', 'three times as')[times - 1]} long as a forward pass"
     if plan.recomputes_some:
         backward += ", which it recomputes"
-        if plan.keeps_some:
+        if plan.saves_some:
             backward += " except for the last micro-batch"
-    if plan.is_apart:
+    if plan.splits_backward:
         backward += ", a weight gradient takes as long as a forward pass"
     takes = "takes" if plan.num_micro_batches == 1 else "take"
     return (

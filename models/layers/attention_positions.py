@@ -16,6 +16,7 @@ from tekso.framework.context import StepContext
 from tekso.framework.initializers import GlorotUniform, Initializer, Normal
 from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, param
+from tekso.framework.primitives.lookup import lookup
 from tekso.framework.theta import Theta
 from tekso.models.layers.masking import Array, distances
 from tekso.models.layers.positions import sines
@@ -157,7 +158,7 @@ class RelativeBias(AttentionPositions):
             buckets = tf.constant(self._bucket_of[index])
         else:
             buckets = tf.gather(self._bucket_of, index)
-        bias = tf.gather(theta.w, buckets)  # [T, S, N] or [B, T, S, N]
+        bias = lookup(theta.w, buckets)  # [T, S, N] or [B, T, S, N]
         if bias.shape.rank == 3:
             bias = tf.expand_dims(bias, 0)
         return tf.transpose(bias, [0, 3, 1, 2])
@@ -201,7 +202,7 @@ class RelativeKeys(AttentionPositions):
         """Returns the bias [B, N, T, S]; see the class."""
         limit = self.params.max_distance
         index = 2 * limit - _clipped_distance(query_positions, key_positions, limit)
-        vectors = tf.cast(tf.gather(theta.w, tf.convert_to_tensor(index)), q.dtype)
+        vectors = tf.cast(lookup(theta.w, tf.convert_to_tensor(index)), q.dtype)
         form = "btnh,tsh->bnts" if vectors.shape.rank == 3 else "btnh,btsh->bnts"
         return tf.einsum(form, q * scale, vectors)
 

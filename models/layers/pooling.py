@@ -10,6 +10,7 @@ from tekso.framework import ops
 from tekso.framework.context import StepContext
 from tekso.framework.layer import Layer
 from tekso.framework.params import param
+from tekso.framework.primitives.precision import widen
 from tekso.framework.primitives.windows import Padding, Window
 from tekso.framework.theta import Theta
 
@@ -93,4 +94,6 @@ class GlobalAveragePool(Layer):
 
     def fprop(self, theta: Theta, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
         """See the class."""
-        return ctx.constrain(tf.reduce_mean(x, [1, 2]), ("batch", "channels"))
+        return ctx.constrain(
+            tf.cast(tf.reduce_mean(widen(x), [1, 2]), x.dtype), ("batch", "channels")
+        )

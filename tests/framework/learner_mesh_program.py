@@ -16,6 +16,7 @@ os.environ["DTENSOR_USE_ALL_TO_ALL_RELAYOUT"] = "0"  # the default one is wrong 
 
 import numpy as np
 import tensorflow as tf
+from learner_updates import updated
 from tensorflow.experimental import dtensor
 
 from tekso.framework import initializers, optimizers, schedules
@@ -93,7 +94,7 @@ def main(names: list[str]) -> None:
         slot_specs = one.slots(SPECS)
 
         def step(*tensors: Any, one: Learner = one) -> tuple[Any, ...]:
-            made = one.update(SPECS, *tensors)
+            made = updated(one, SPECS, *tensors)
             return made.weights, made.slots, one.evaluation_weights(made.weights, made.slots)
 
         compiled = tf.function(step, autograph=False)

@@ -306,3 +306,26 @@ def test_rematerialisation_and_scan_nest(outer: str, graph: bool) -> None:
     expected = loss_and_all(scan, *values())
     found = (in_graph(run) if graph else lambda *args: loss_and_all(run, *args))(*values())
     assert_same(found, expected)
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_scan_sums_gradients_of_bfloat16_weights_in_float32(graph: bool) -> None:
+    """In bfloat16, 256 + 1 is 256."""
+
+    def gradient() -> tf.Tensor:
+        w = tf.ones([2], tf.bfloat16)
+
+        def add(theta: Theta, state: Any, x: tf.Tensor, ctx: StepContext) -> tuple[Any, Any]:
+            assert theta.w.dtype == tf.bfloat16
+            return state, theta.w * x
+
+        with tf.GradientTape() as tape:
+            tape.watch(w)
+            ctx = StepContext(mode="train", seed=0, step=0)
+            xs = tf.ones([1024, 2], tf.bfloat16)
+            _, ys = ops.scan(ctx, add, Theta(w=w), tf.constant(0.0), xs)
+        return tape.gradient(ys, w)
+
+    found = tf.function(gradient)() if graph else gradient()
+    assert found.dtype == tf.bfloat16
+    np.testing.assert_array_equal(tf.cast(found, tf.float32), [1024, 1024])

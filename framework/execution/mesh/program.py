@@ -31,7 +31,7 @@ from tekso.framework.execution.mesh.context import MeshContext
 from tekso.framework.execution.mesh.layouts import Layout, MeshLayout
 from tekso.framework.execution.mesh.placement import Placement
 from tekso.framework.execution.mesh.step_errors import compiled
-from tekso.framework.execution.shards import Owners, Shard, Slices, is_sliceable, part_of, pieces
+from tekso.framework.execution.shards import Owners, Shard, Slices, chunks, cut_out, is_sliceable
 from tekso.framework.execution.state import Stored, checked_state
 from tekso.framework.primitives.fusion import Fuse, no_fusion
 from tekso.framework.state import State
@@ -122,14 +122,14 @@ class MeshProgram(ExecutionProgram):
                 value = functools.partial(self._placement.gathered, value())
             for where, processes in self._placement.shards(spec.shape, axes):
                 read = functools.partial(self._read_shard, value, axes, where)
-                for shard in pieces(key, spec.shape, spec.dtype, read, where):
+                for shard in chunks(key, spec.shape, spec.dtype, read, where):
                     if owners.is_own(shard, processes):
                         yield shard
 
     def _read_shard(
         self, value: Callable[[], tf.Tensor], axes: Layout, shard: Slices, where: Slices
     ) -> tf.Tensor:
-        return part_of(self._placement.shard(value(), shard, axes), where, shard)
+        return cut_out(self._placement.shard(value(), shard, axes), where, shard)
 
     def _read(self) -> State[tf.Tensor]:
         return self._variables.map(lambda variable: variable.read_value())
@@ -250,7 +250,6 @@ class MeshProgram(ExecutionProgram):
 
         trained = {path: weights[path] for path in self._step.trained}
         scale = self._step.loss_scale(self._variables.slots)
-        scale = None if scale is None else scale.read_value()
         _, sums, gradients = with_gradients(forward, trained, seed_of_total=scale)
         relayout, specs = self._placement.relayout, self._step.specs.weights
         # Sharded as the slots, as the update needs them.

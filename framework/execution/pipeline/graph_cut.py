@@ -60,22 +60,22 @@ class GraphCut:
 
         It omits constants and tensors that depend only on lasting inputs: they are recomputed.
         """
-        kept: dict[str, tf.Tensor] = {}
+        saved: dict[str, tf.Tensor] = {}
         for op in self._above(outputs, stop=lambda t: not self.is_late(t)):
             for tensor in op.inputs:
                 if not self.is_late(tensor) and tensor.op.name in self._of_passing:
-                    kept[tensor.name] = tensor
+                    saved[tensor.name] = tensor
         for tensor in outputs:
             if not self.is_late(tensor) and tensor.op.name in self._of_passing:
-                kept[tensor.name] = tensor  # a gradient that does not depend on late inputs
-        return list(kept.values())
+                saved[tensor.name] = tensor  # a gradient that does not depend on late inputs
+        return list(saved.values())
 
     def saved_between(
         self, first: Sequence[tf.Tensor], then: Sequence[tf.Tensor]
     ) -> list[tf.Tensor]:
         """Returns tensors of late ops computing `first` that other ops computing `then` read."""
         done = {op.name for op in self._above(first, stop=lambda t: not self.is_late(t))}
-        kept: dict[str, tf.Tensor] = {}
+        saved: dict[str, tf.Tensor] = {}
 
         def is_done(tensor: tf.Tensor) -> bool:
             return tensor.op.name in done or not self.is_late(tensor)
@@ -83,12 +83,12 @@ class GraphCut:
         for op in self._above(then, stop=is_done):
             for tensor in op.inputs:
                 if tensor.op.name in done:
-                    kept[tensor.name] = tensor
+                    saved[tensor.name] = tensor
         for tensor in then:
             if tensor.op.name in done:
-                kept[tensor.name] = tensor
+                saved[tensor.name] = tensor
         late = {t.name for t in self.late}
-        return [t for t in kept.values() if t.name not in late]
+        return [t for t in saved.values() if t.name not in late]
 
     def taken(self, feeds: Sequence[tf.Tensor], outputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the tensors of `feeds` that the ops computing `outputs` from them read."""
@@ -129,7 +129,7 @@ class GraphCut:
         self,
         feeds: Sequence[tf.Tensor],
         fetches: Sequence[tf.Tensor],
-        kept: Sequence[tf.Tensor] = (),
+        saved: Sequence[tf.Tensor] = (),
         effects: Sequence[tf.Operation] | None = None,
     ) -> Subgraph:
         """Returns a compiled function from some tensors of the graph to others.
@@ -137,7 +137,7 @@ class GraphCut:
         Args:
           feeds: the inputs of the function. Those that it does not need are omitted.
           fetches: the tensors that it returns.
-          kept: tensors that it returns in addition, by name.
+          saved: tensors that it returns in addition, by name.
           effects: ops that run even if no returned tensor depends on them; None: this subgraph is
             not part of the forward pass.
 
@@ -145,7 +145,7 @@ class GraphCut:
           ValueError: the fetches depend on an input that is not fed.
         """
         feeds = list({t.name: t for t in feeds}.values())
-        wanted = list({t.name: t for t in (*fetches, *kept)}.values())
+        wanted = list({t.name: t for t in (*fetches, *saved)}.values())
         known = {t.name for t in feeds} | {inner.name for inner, _ in self._captured}
         roots = [*(t.op for t in wanted if t.name not in known), *(effects or ())]
         found = self._with_all_above(
@@ -181,7 +181,7 @@ class GraphCut:
 
         signature = [tf.TensorSpec(t.shape, t.dtype) for t in feeds]
         concrete = tf.function(run, autograph=False).get_concrete_function(*signature)
-        return Subgraph(concrete, [t.name for t in feeds], wanted, fetches, kept)
+        return Subgraph(concrete, [t.name for t in feeds], wanted, fetches, saved)
 
 
 class Subgraph:
@@ -197,16 +197,16 @@ class Subgraph:
         feeds: Sequence[str],
         wanted: Sequence[tf.Tensor],
         fetches: Sequence[tf.Tensor],
-        kept: Sequence[tf.Tensor],
+        saved: Sequence[tf.Tensor],
     ) -> None:
         self._concrete, self.feeds = concrete, feeds
         position = {t.name: i for i, t in enumerate(wanted)}
         self._fetches = [position[t.name] for t in fetches]
-        self._kept = {t.name: position[t.name] for t in kept}
+        self._saved = {t.name: position[t.name] for t in saved}
 
     def __call__(
         self, known: Mapping[str, tf.Tensor]
     ) -> tuple[list[tf.Tensor], dict[str, tf.Tensor]]:
         """Returns the fetches in order, and the saved tensors by name."""
         found = self._concrete(*[known[name] for name in self.feeds])
-        return [found[i] for i in self._fetches], {n: found[i] for n, i in self._kept.items()}
+        return [found[i] for i in self._fetches], {n: found[i] for n, i in self._saved.items()}

@@ -29,7 +29,7 @@ from tekso.framework.execution.mesh.workarounds.tensors import TOO_MANY_TO_FOLD
 from tekso.framework.execution.mesh.workarounds.unsupported_ops import refuse_unsupported
 from tekso.framework.execution.pipeline.stage_backend import Kind, Part, Specs, StageBackend
 from tekso.framework.execution.shards import Slices
-from tekso.framework.primitives.fusion import Fuse, MarkedFusion, no_fusion
+from tekso.framework.primitives.fusion import MarkedFusion, no_fusion
 from tekso.framework.step import Flat
 from tekso.framework.weight_spec import WeightSpec
 
@@ -69,7 +69,7 @@ class MeshBackend(StageBackend):
         self._placement = Placement(mesh)
         self._devices: list[str] = list(mesh.local_devices())
         self._where = f"a stage on a {layout}"
-        self._fuse: Fuse = MarkedFusion() if compiles else no_fusion
+        self.fuse = MarkedFusion() if compiles else no_fusion
 
     # --- tensors, from the host ---
 
@@ -221,7 +221,7 @@ class MeshBackend(StageBackend):
             offset=offset,
             examples=examples,
             num_examples=num_examples,
-            fuse=self._fuse,
+            fuse=self.fuse,
         )
         ctx.register_layouts(
             list(weights.values()), [self.layout.of_weight(specs[path]) for path in weights]

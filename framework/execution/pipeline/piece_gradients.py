@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Set
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -11,6 +11,7 @@ from tekso.framework.context import StepContext
 from tekso.framework.execution.pipeline.piece_traces import PieceTrace, tensors
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
 from tekso.framework.primitives.fusion import Fuse, no_fusion
+from tekso.framework.step import Sums, with_gradients
 from tekso.framework.weight_spec import WeightSpec
 
 
@@ -63,20 +64,17 @@ def piece_gradients(
         weights = [theta[path] for path in own if path in learned]
         inputs = [leaf for leaf in tensors(flow) if leaf.dtype.is_floating]
         ctx = StepContext(mode="train", num_examples=num_examples, fuse=fuse)
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch([*weights, *inputs])
+
+        def forward() -> tuple[list[tf.Tensor], Sums]:
             after = piece.run(piece.theta(theta), flow, ctx)
-            outputs = [t for n in made for t in tensors(after[n])]
-            targets = [t for t in outputs if t.dtype.is_floating]
             loss = tf.cast(after.get(LOSS_SUM, 0.0), tf.float32) + ctx.collected.total("loss")
-        gradients = tape.gradient(
-            [*targets, loss],
-            [*weights, *inputs],
-            output_gradients=[tf.convert_to_tensor(seed) for seed in values],
-            unconnected_gradients=tf.UnconnectedGradients.ZERO,
+            return [t for n in made for t in tensors(after[n])], Sums(loss, loss, {}, {}, {})
+
+        *seeds, seed_of_total = values
+        outputs, sums, (of_weights, of_inputs) = with_gradients(
+            forward, (weights, inputs), seeds, seed_of_total=seed_of_total, returned=_parts
         )
-        of_weights, of_inputs = gradients[: len(weights)], gradients[len(weights) :]
-        return [*outputs, loss], _parts(of_weights), _parts(of_inputs)
+        return [*outputs, sums.total], tf.nest.flatten(of_weights), tf.nest.flatten(of_inputs)
 
     return PieceGradients(
         whole,
@@ -86,10 +84,8 @@ def piece_gradients(
     )
 
 
-def _parts(gradients: Sequence[Any]) -> list[tf.Tensor]:
-    """Returns the tensors that gradients consist of."""
-    found: list[Any] = []
-    for gradient in gradients:
-        is_sparse = isinstance(gradient, tf.IndexedSlices)
-        found += [gradient.values, gradient.indices] if is_sparse else [gradient]
-    return [tf.convert_to_tensor(part) for part in found]
+def _parts(gradient: Any) -> list[tf.Tensor]:
+    """Returns the tensors that a gradient consists of."""
+    is_sparse = isinstance(gradient, tf.IndexedSlices)
+    parts = [gradient.values, gradient.indices] if is_sparse else [gradient]
+    return [tf.convert_to_tensor(part) for part in parts]

@@ -73,24 +73,24 @@ class PipelinePlan:
         return self.devices[replica][device_of(stage, self.num_devices)]
 
     @functools.cached_property
-    def is_apart(self) -> bool:
+    def splits_backward(self) -> bool:
         """Whether gradients of inputs and of weights are computed at different times."""
         return any(a.kind == WEIGHT_GRADIENT for order in self.by_device for a in order)
 
-    def keeps(self, micro_batch: int) -> bool:
+    def saves(self, micro_batch: int) -> bool:
         """Whether a micro-batch saves the activations that its backward pass needs."""
         is_last = micro_batch == self.num_micro_batches - 1
         return self.rematerialize == "none" or (self.rematerialize == "except_last" and is_last)
 
     @property
-    def keeps_some(self) -> bool:
+    def saves_some(self) -> bool:
         """Whether any micro-batch saves its activations."""
         return self.rematerialize != "all"
 
     @property
     def recomputes_some(self) -> bool:
         """Whether any micro-batch recomputes its activations."""
-        return not all(self.keeps(m) for m in range(self.num_micro_batches))
+        return not all(self.saves(m) for m in range(self.num_micro_batches))
 
 
 def rows_of_stages(num_stages: int, num_replicas: int) -> str:

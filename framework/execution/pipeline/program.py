@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -33,26 +33,22 @@ from tekso.framework.execution.pipeline import remote
 from tekso.framework.execution.pipeline.actions import Action, Event
 from tekso.framework.execution.pipeline.piece_traces import rows_of
 from tekso.framework.execution.pipeline.plan import PipelinePlan
-from tekso.framework.execution.pipeline.schedule_run import ScheduleRun, Sums
+from tekso.framework.execution.pipeline.schedule_run import ScheduleRun
 from tekso.framework.execution.pipeline.stage_backend import StageBackend
 from tekso.framework.execution.pipeline.stage_evaluation import StageEvaluation
 from tekso.framework.execution.pipeline.stage_functions import StageFunctions
 from tekso.framework.execution.pipeline.stage_state import StageState
-from tekso.framework.execution.pipeline.stage_update import StageUpdate
+from tekso.framework.execution.pipeline.stage_update import CopyGradients, StageUpdate
 from tekso.framework.execution.pipeline.workers import StageError, Worker, Workers, reason_of
 from tekso.framework.execution.shards import Shard, assembled, storable
 from tekso.framework.execution.state import Stored, checked_state
 from tekso.framework.exit_codes import ExitCode
-from tekso.framework.step import Flat, Step, added, joined_sums
-from tekso.framework.step import Sums as StepSums
+from tekso.framework.step import Flat, Step, Sums, added, joined_sums
 from tekso.framework.theta import SEPARATOR
 from tekso.framework.weight_spec import WeightSpec
 
 Functions = dict[tuple[int, int], StageFunctions]
 """By replica and stage."""
-
-Others = list[dict[str, list[tf.Tensor]]]
-"""For every stage, {path of a weight that it stores: gradients of its copies}."""
 
 
 class PipelineProgram(ExecutionProgram):
@@ -82,12 +78,11 @@ class PipelineProgram(ExecutionProgram):
         self._step, self.plan, self._backends = step, plan, backends
         stages, specs = plan.stage_plan.stages, step.specs.weights
         self._specs = [{p: rows_of(specs[p], r) for p, r in s.weights.items()} for s in stages]
-        self._groups = step.learner.groups(specs)
         self._state = StageState(plan.stage_plan, step, backends)
         self._evaluation = StageEvaluation(step, plan, self._state, self._specs, backends[0])
         num_workers = max(plan.num_replicas * plan.num_devices, len(stages))
         self._workers = Workers(num_workers)
-        self._decide = tf.function(self._decide_graph, autograph=False)
+        self._decide = tf.function(step.decide, autograph=False)
         self._replan, self._first = replan, (_shape(batch), plan)
         self._functions: Functions = {}
         self._by_shape: dict[Any, tuple[PipelinePlan, Functions]] = {}
@@ -154,20 +149,14 @@ class PipelineProgram(ExecutionProgram):
         for replica, backends in enumerate(self._backends):
             for stage, backend in zip(plan.stage_plan.stages, backends, strict=True):
                 known = self._functions.get((replica, stage.index))
-                functions = StageFunctions(
+                made[replica, stage.index] = StageFunctions(
                     stage,
                     self._specs[stage.index],
-                    plan.stage_plan,
+                    plan,
                     self._step,
-                    num_examples=plan.batch_size,
-                    micro_batch_size=plan.micro_batch_size,
-                    backend=backend,
+                    backend,
                     totals=known.totals if known else None,
                 )
-                functions.prepare(
-                    keep=plan.keeps_some, again=plan.recomputes_some, apart=plan.is_apart
-                )
-                made[replica, stage.index] = functions
         return made
 
     def _make_updates(self) -> None:
@@ -184,20 +173,19 @@ class PipelineProgram(ExecutionProgram):
             )
             self._updates.append(update)
 
-    def _summed(self, batch: Batch, step: int, total_weight: tf.Tensor) -> Sums:
-        """Runs the schedule for every part of a batch; returns the sums.
+    def _summed(self, batch: Batch, step: int, total_weight: tf.Tensor) -> list[Sums]:
+        """Runs the schedule for every part of a batch; returns the sums of every stage.
 
         The copies of the weights that the step used are freed when this returns.
         """
-        plan = self.plan
-        replicas = plan.num_replicas
-        weights = self._state.with_copies(self._state.used(), replicas=replicas)
-        sums: Sums = collections.defaultdict(dict)
+        plan, stages = self.plan, self.plan.stage_plan.stages
+        weights = self._state.with_copies(self._state.used(), replicas=plan.num_replicas)
         self.events = collections.defaultdict(list)
         size = plan.batch_size // plan.num_parts
         loss_scale = self._step.loss_scale(self._state.counts())
+        by_stage: list[list[Any]] = [[] for _ in stages]
         for start in range(0, plan.batch_size, size):
-            run = ScheduleRun(
+            result = ScheduleRun(
                 plan,
                 self._functions,
                 self._backends,
@@ -207,17 +195,12 @@ class PipelineProgram(ExecutionProgram):
                 step=step,
                 total_weight=total_weight,
                 loss_scale=loss_scale,
-                sums=sums,
-            )
-            found = self._workers.run(
-                plan.orders,
-                run.perform,
-                num_stages=len(plan.stage_plan.stages),
-                name_of=self._name_of,
-            )
-            for worker, events in found.items():
+            ).run(self._workers, self._name_of)
+            for total, sums in zip(by_stage, result.sums, strict=True):
+                total += sums
+            for worker, events in result.events.items():
                 self.events[worker] += events
-        return sums
+        return [self._functions[0, s.index].sums(added(by_stage[s.index])) for s in stages]
 
     @contextlib.contextmanager
     def _lost_are_named(self) -> Iterator[None]:
@@ -242,17 +225,14 @@ class PipelineProgram(ExecutionProgram):
 
     def _name_of(self, worker: Worker, action: Action) -> str:
         names = self.plan.stage_plan.stages[action.stage].piece_names
-        held = names[0] if len(names) == 1 else f"{names[0]} … {names[-1]}"
-        return f"{action.work} ({held}) on {self.plan.device_of(worker[0], action.stage)}"
+        pieces = names[0] if len(names) == 1 else f"{names[0]} … {names[-1]}"
+        return f"{action.work} ({pieces}) on {self.plan.device_of(worker[0], action.stage)}"
 
     # --- the update ---
 
-    def _update(self, sums: Sums, total_weight: tf.Tensor, step: int) -> dict[str, Any]:
-        by_stage = []
-        for stage in self.plan.stage_plan.stages:
-            rows = sums[stage.index]
-            flat = added([rows[key] for key in sorted(rows)])
-            by_stage.append(self._functions[0, stage.index].sums(flat))
+    def _update(
+        self, by_stage: Sequence[Sums], total_weight: tf.Tensor, step: int
+    ) -> dict[str, Any]:
         others = self._gradients_of_copies()
         pairs = list(zip(self._updates, others, strict=True))
         norms = self._workers.map(lambda pair: pair[0].squared_norms(pair[1]), pairs)
@@ -275,13 +255,15 @@ class PipelineProgram(ExecutionProgram):
         self._state.set_counts(decision.counts)
         return self._step.report(whole, total_weight, decision.metrics)
 
-    def _gradients_of_copies(self) -> Others:
+    def _gradients_of_copies(self) -> list[CopyGradients]:
         """Returns the gradients of copies of weights, on the backends that store the weights.
 
         Other replicas have copies, and stages that share a weight with an earlier one.
         """
         stage_plan = self.plan.stage_plan
-        found: Others = [collections.defaultdict(list) for _ in stage_plan.stages]
+        found: list[dict[str, list[tf.Tensor]]] = [
+            collections.defaultdict(list) for _ in stage_plan.stages
+        ]
         for (replica, index), functions in sorted(self._functions.items()):
             backend = self._backends[replica][index]
             for path, total in functions.totals.items():
@@ -291,7 +273,7 @@ class PipelineProgram(ExecutionProgram):
                     found[owner][path].append(self._backends[0][owner].take(sent))
         return [dict(each) for each in found]
 
-    def _statistics(self, by_stage: Sequence[StepSums]) -> list[dict[str, Any]]:
+    def _statistics(self, by_stage: Sequence[Sums]) -> list[dict[str, Any]]:
         """Returns for every stage the sums for the moving statistics that it stores.
 
         They include the sums of stages that have copies.
@@ -302,11 +284,6 @@ class PipelineProgram(ExecutionProgram):
                 keeper = self.plan.stage_plan.keeper(name.rpartition(SEPARATOR)[0], index)
                 found[keeper] = added_pairs([found[keeper], {name: pair}])
         return found
-
-    def _decide_graph(
-        self, squares: Any, counts: Mapping[str, tf.Tensor], step: tf.Tensor, loss: tf.Tensor
-    ) -> Any:
-        return self._step.learner.decide(self._groups, squares, counts, step, loss=loss)
 
     # --- evaluation ---
 

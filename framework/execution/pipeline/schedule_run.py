@@ -7,28 +7,38 @@ sent directly in the opposite direction. The last reader of a value frees it.
 from __future__ import annotations
 
 import collections
+import dataclasses
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tekso.framework.execution.pipeline.actions import BACKWARD, FORWARD, Action
+from tekso.framework.execution.pipeline.actions import BACKWARD, FORWARD, Action, Event
 from tekso.framework.execution.pipeline.piece_traces import tensors
 from tekso.framework.execution.pipeline.plan import PipelinePlan
 from tekso.framework.execution.pipeline.stage_backend import StageBackend
 from tekso.framework.execution.pipeline.stage_functions import StageFunctions, Tensors
 from tekso.framework.execution.pipeline.stages import BATCH, Stage, Value
+from tekso.framework.execution.pipeline.workers import Worker, Workers
 from tekso.framework.step import Flat
 
 Key = tuple[int, int]
 """Replica and stage."""
 
-Sums = dict[int, dict[tuple[int, int, int], list[tf.Tensor]]]
-"""Flat sums by stage, then by (first example of the part, micro-batch, replica).
 
-The keys fix the order of summation."""
+@dataclasses.dataclass(frozen=True)
+class ScheduleResult:
+    """What a run of a schedule returns.
+
+    Attributes:
+      sums: for every stage, the flat sums of its micro-batches, in the order of summation.
+      events: {worker: its actions with start and end}.
+    """
+
+    sums: list[list[list[tf.Tensor]]]
+    events: dict[Worker, list[Event]]
 
 
 class ScheduleRun:
@@ -44,7 +54,6 @@ class ScheduleRun:
       step: number of the training step.
       total_weight: loss weight of the global batch.
       loss_scale: factor of the loss in the backward pass; None: 1.
-      sums: receives the sums of every micro-batch.
     """
 
     def __init__(
@@ -59,22 +68,39 @@ class ScheduleRun:
         step: int,
         total_weight: tf.Tensor,
         loss_scale: tf.Tensor | None,
-        sums: Sums,
     ) -> None:
         self._plan, self._functions, self._backends = plan, functions, backends
         self._weights = {key: functions[key].weights(flat) for key, flat in weights.items()}
-        self._batch, self._start, self._sums = batch, start, sums
+        self._batch, self._start = batch, start
         self._step, self._total_weight, self._loss_scale = step, total_weight, loss_scale
         self._lock = threading.Lock()
         self._readers = collections.Counter(
             value for stage in plan.stage_plan.stages for value in stage.inputs
         )
         self._values: dict[Any, list[Any]] = {}
-        self._left: dict[Any, int] = {}
+        self._readers_left: dict[Any, int] = {}
         self._gradients: dict[Any, list[list[Any]]] = collections.defaultdict(list)
-        self._held: dict[Any, Tensors] = {}
+        self._saved: dict[Any, Tensors] = {}  # between the passes of a micro-batch
+        self._sums: list[dict[tuple[int, int], list[tf.Tensor]]] = [
+            {} for _ in plan.stage_plan.stages
+        ]
 
-    def perform(self, worker: tuple[int, int], action: Action) -> None:
+    def run(self, workers: Workers, name_of: Callable[[Worker, Action], str]) -> ScheduleResult:
+        """Runs all actions.
+
+        Args:
+          workers: threads.
+          name_of: returns a name of an action for an error.
+
+        Raises:
+          StageError: an action failed.
+        """
+        events = workers.run(
+            self._plan.orders, self.perform, num_stages=len(self._sums), name_of=name_of
+        )
+        return ScheduleResult([[s[key] for key in sorted(s)] for s in self._sums], events)
+
+    def perform(self, worker: Worker, action: Action) -> None:
         """Runs one action of a worker."""
         replica, stage = worker[0], self._plan.stage_plan.stages[action.stage]
         if action.kind == FORWARD:
@@ -103,26 +129,25 @@ class ScheduleRun:
         )
         given = [t for value in stage.inputs for t in self._take(backend, value, replica, m)]
         inputs = functions.inputs(given)
-        keep = self._plan.keeps(m)
-        self._held[replica, stage.index, m] = inputs
-        if functions.is_deferred(keep=keep):
+        key, saves = (replica, stage.index, m), self._plan.saves(m)
+        if functions.is_deferred(saves=saves):
+            self._saved[key] = inputs
             return
         known = {**self._known(replica, stage, m), **inputs}
-        outputs, sums, kept = functions.forward(known, keep=keep)
-        if keep:
-            self._held[replica, stage.index, m] = kept
+        outputs, sums, saved = functions.forward(known, saves=saves)
+        self._saved[key] = saved if saves else inputs
         made = iter(outputs)
         for name in stage.outputs:
             value = Value(name, stage.index)
             count = len(tensors(self._plan.stage_plan.values[value]))
             self._values[value, replica, m] = [backend.send(next(made)) for _ in range(count)]
-            self._left[value, replica, m] = self._readers[value]
+            self._readers_left[value, replica, m] = self._readers[value]
         self._add_sums(replica, stage, m, sums)
 
     def _add_sums(self, replica: int, stage: Stage, m: int, sums: Sequence[tf.Tensor]) -> None:
         own = [self._backends[replica][stage.index].local(x) for x in sums]
         with self._lock:
-            self._sums[stage.index][self._start, m, replica] = own
+            self._sums[stage.index][m, replica] = own
 
     def _take(self, backend: StageBackend, value: Value, replica: int, m: int) -> list[tf.Tensor]:
         """Returns the flat tensors of a value on a reader's backend; the last reader frees them."""
@@ -132,8 +157,8 @@ class ScheduleRun:
             return [backend.put(array)]
         key = value, replica, m
         with self._lock:
-            self._left[key] -= 1
-            given = self._values[key] if self._left[key] else self._values.pop(key)
+            self._readers_left[key] -= 1
+            given = self._values[key] if self._readers_left[key] else self._values.pop(key)
         return [backend.take(sent) for sent in given]
 
     def _backward(self, replica: int, stage: Stage, m: int) -> None:
@@ -141,15 +166,14 @@ class ScheduleRun:
             self._functions[replica, stage.index],
             self._backends[replica][stage.index],
         )
-        key, keep = (replica, stage.index, m), self._plan.keeps(m)
-        held, seeds = self._held.pop(key), self._seeds(backend, replica, stage, m)
+        key, saves = (replica, stage.index, m), self._plan.saves(m)
+        saved, seeds = self._saved.pop(key), self._seeds(backend, replica, stage, m)
         given_seeds = functions.seeds(seeds, self._loss_scale)
-        known = {**self._known(replica, stage, m), **held, **given_seeds}
-        if self._plan.is_apart:
-            gradients, sums, self._held[key] = functions.input_gradient(known, again=not keep)
-        else:
-            gradients, sums = functions.backward(known, again=not keep)
-        if functions.is_deferred(keep=keep):
+        known = {**self._known(replica, stage, m), **saved, **given_seeds}
+        gradients, sums, left = functions.backward(known, saves=saves)
+        if self._plan.splits_backward:
+            self._saved[key] = left
+        if functions.is_deferred(saves=saves):
             self._add_sums(replica, stage, m, sums)
         given = iter(gradients)
         for value in stage.inputs:  # send gradients to the stages that computed the values
@@ -170,5 +194,5 @@ class ScheduleRun:
 
     def _weight_gradient(self, replica: int, stage: Stage, m: int) -> None:
         functions = self._functions[replica, stage.index]
-        held = self._held.pop((replica, stage.index, m))
-        functions.weight_gradient({**self._known(replica, stage, m), **held})
+        saved = self._saved.pop((replica, stage.index, m))
+        functions.weight_gradient({**self._known(replica, stage, m), **saved})

@@ -36,10 +36,12 @@ class StageBackend(abc.ABC):
     Attributes:
       name: name for messages.
       device: device on which the results of `gather` are used.
+      fuse: compiles elementwise clusters of all functions of the stage.
     """
 
     name: str
     device: str
+    fuse: Fuse
 
     # --- tensors, from the host ---
 
@@ -172,7 +174,7 @@ class DeviceBackend(StageBackend):
 
     def __init__(self, device: str, *, compiles: bool) -> None:
         self.name = self.device = device
-        self._fuse: Fuse = XlaFusion() if compiles else no_fusion
+        self.fuse = XlaFusion() if compiles else no_fusion
 
     def put(self, array: Any) -> tf.Tensor:
         """See `StageBackend`."""
@@ -270,7 +272,7 @@ class DeviceBackend(StageBackend):
             step=step,
             example_offset=offset,
             num_examples=num_examples,
-            fuse=self._fuse if mode == "train" else no_fusion,
+            fuse=self.fuse,
         )
 
     def used(self, weights: Flat, specs: Specs) -> Flat:

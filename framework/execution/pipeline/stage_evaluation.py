@@ -16,12 +16,12 @@ from tekso.framework.execution.base import Batch
 from tekso.framework.execution.pipeline.actions import FORWARD, Action, WorkKey, device_of
 from tekso.framework.execution.pipeline.plan import PipelinePlan
 from tekso.framework.execution.pipeline.stage_backend import Specs, StageBackend
+from tekso.framework.execution.pipeline.stage_run import run_pieces
 from tekso.framework.execution.pipeline.stage_state import StageState
 from tekso.framework.execution.pipeline.stages import BATCH, Stage
 from tekso.framework.execution.pipeline.workers import Workers
-from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, run_all
+from tekso.framework.pieces import Flow
 from tekso.framework.step import Flat, Step
-from tekso.framework.task import LossSums
 
 
 class StageEvaluation:
@@ -116,10 +116,8 @@ class StageEvaluation:
                     examples=examples,
                     num_examples=size,
                 )
-                flow = run_all(stage.pieces, weights, inputs, ctx)
-                end = LossSums(flow[LOSS_SUM], flow[METRICS]) if stage.is_last else None
+                made, end = run_pieces(stage, self._step.task, weights, inputs, ctx)
                 sums = self._step.evaluation_sums(end, batch, ctx)
-                made = {name: flow[name] for name in stage.outputs}
                 return made, tf.nest.map_structure(backend.replicated, sums)
 
             self._functions[key] = backend.compiled(forward)

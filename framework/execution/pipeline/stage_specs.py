@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tekso.framework.execution.pipeline.piece_traces import rows_of
 from tekso.framework.execution.pipeline.stages import Rows, StagePlan
-from tekso.framework.learning_step import Groups, LearnerBase
+from tekso.framework.learning_step import LearnerBase, TrainedWeight, trained_weights
 from tekso.framework.state import State
 from tekso.framework.weight_spec import WeightSpec
 
@@ -18,7 +18,7 @@ class StageSpecs:
       specs: specs of all weights and slots.
 
     Attributes:
-      groups: for every stage, {group: (learner, specs of the weights that it updates)}.
+      trained: for every stage, the weights that it updates.
       rows: for every stage, its rows of each weight and slot; None: all rows.
       specs: for every stage, the specs of its weights and slots, with only its rows.
     """
@@ -27,22 +27,23 @@ class StageSpecs:
         self, stage_plan: StagePlan, learner: LearnerBase, specs: State[WeightSpec]
     ) -> None:
         groups = learner.groups(specs.weights)
-        self.groups: list[Groups] = []
+        self.trained: list[list[TrainedWeight]] = []
         self.rows: list[State[Rows]] = []
         self.specs: list[State[WeightSpec]] = []
         for stage in stage_plan.stages:
             owned = stage_plan.owned(stage.index)
-            of_stage = {}
+            trained = trained_weights(
+                {
+                    name: (own, {p: rows_of(s, owned[p]) for p, s in learned.items() if p in owned})
+                    for name, (own, learned) in groups.items()
+                }
+            )
             of_slots: dict[str, Rows] = {}
-            for name, (own_learner, learned) in groups.items():
-                own = {p: rows_of(spec, owned[p]) for p, spec in learned.items() if p in owned}
-                if own:
-                    of_stage[name] = (own_learner, own)
-                for path, spec in own.items():
-                    for made in own_learner.slots_of(spec).values():
-                        is_cut = made.shape != specs.slots[made.path].shape
-                        of_slots[made.path] = owned[path] if is_cut else None
-            self.groups.append(of_stage)
+            for weight in trained:
+                for made in weight.slots.values():
+                    is_cut = made.shape != specs.slots[made.path].shape
+                    of_slots[made.path] = owned[weight.spec.path] if is_cut else None
+            self.trained.append(trained)
             self.rows.append(State(owned, of_slots))
             self.specs.append(
                 State(

@@ -12,7 +12,7 @@ import tensorflow as tf
 from tekso.framework.execution.pipeline.stage_backend import Kind, Part, StageBackend
 from tekso.framework.execution.pipeline.stage_specs import StageSpecs
 from tekso.framework.execution.pipeline.stages import Rows, StagePlan
-from tekso.framework.execution.shards import Shard, Slices, part_of, pieces
+from tekso.framework.execution.shards import Shard, Slices, chunks, cut_out
 from tekso.framework.learning_step import APPLIED
 from tekso.framework.state import LEARNER, WEIGHTS, State
 from tekso.framework.step import Flat, Step
@@ -20,7 +20,7 @@ from tekso.framework.weight_spec import WeightSpec
 
 _KINDS: tuple[tuple[Kind, str], ...] = (("weight", WEIGHTS), ("slot", LEARNER))
 
-Value = Callable[[str, Slices], np.ndarray]
+ReadKey = Callable[[str, Slices], np.ndarray]
 """`value(checkpoint key, slices)` returns a slice of the array of a key."""
 
 
@@ -35,34 +35,36 @@ class StageState:
 
     Attributes:
       stages: the variables of every stage.
+      trained: for every stage, the weights that it updates.
     """
 
     def __init__(
         self, stage_plan: StagePlan, step: Step, backends: Sequence[Sequence[StageBackend]]
     ) -> None:
         self._stage_plan, self._step, self._backends = stage_plan, step, backends
-        self._kept = StageSpecs(stage_plan, step.learner, step.specs)
-        self.groups = self._kept.groups
+        self._by_stage = StageSpecs(stage_plan, step.learner, step.specs)
+        self.trained = self._by_stage.trained
         self.stages: list[State[Any]] = [State({}, {}) for _ in stage_plan.stages]
         self._counts: dict[str, tf.Variable] = {}
-        homes = list(enumerate(backends[0]))
-        self._read_used = [home.compiled(self._used_graph(s)) for s, home in homes]
-        self._read_evaluated = [home.compiled(self._evaluated_graph(s)) for s, home in homes]
+        stages = list(enumerate(backends[0]))
+        self._read_used = [b.compiled(self._used_graph(s)) for s, b in stages]
+        self._read_evaluated = [b.compiled(self._evaluated_graph(s)) for s, b in stages]
 
     # --- values ---
 
-    def assign(self, value: Value) -> None:
+    def assign(self, value: ReadKey) -> None:
         """Sets all variables; creates them on the first call."""
-        for stage, (specs, rows) in enumerate(zip(self._kept.specs, self._kept.rows, strict=True)):
-            home, found = self._backends[0][stage], []
+        own = zip(self._backends[0], self._by_stage.specs, self._by_stage.rows, strict=True)
+        for stage, (backend, specs, rows) in enumerate(own):
+            found = []
             for i, (kind, prefix) in enumerate(_KINDS):
                 variables = dict(self.stages[stage][i])
                 for path, spec in specs[i].items():
                     part = _shifted(value, prefix + path, rows[i][path])
                     if path in variables:
-                        home.assign(variables[path], part, spec, kind)
+                        backend.assign(variables[path], part, spec, kind)
                     else:
-                        variables[path] = home.variable(part, spec, kind)
+                        variables[path] = backend.variable(part, spec, kind)
                 found.append(variables)
             self.stages[stage] = State(*found)
         for path in self._step.learner.counters():
@@ -73,20 +75,21 @@ class StageState:
                 self._counts[path] = tf.Variable(number, trainable=False)
 
     def shards(self) -> Iterator[Shard]:
-        """Yields the state in pieces; of a stacked weight, every stage has its rows."""
+        """Yields the state in chunks; of a stacked weight, every stage has its rows."""
         specs, seen = self._step.specs.keyed(), set()
         for stage, i in itertools.product(range(len(self.stages)), range(len(_KINDS))):
-            home, (kind, prefix) = self._backends[0][stage], _KINDS[i]
+            backend, (kind, prefix) = self._backends[0][stage], _KINDS[i]
             for path, variable in self.stages[stage][i].items():
-                key, rows = prefix + path, self._kept.rows[stage][i][path]
+                key, rows = prefix + path, self._by_stage.rows[stage][i][path]
                 if rows is None and key in seen:
                     continue
                 seen.add(key)
-                for where, read in home.shards(variable, self._kept.specs[stage][i][path], kind):
+                spec = self._by_stage.specs[stage][i][path]
+                for where, read in backend.shards(variable, spec, kind):
                     of = _moved(where, rows[0] if rows is not None else 0)
-                    yield from _pieces(key, specs[key], read, of)
+                    yield from _chunks(key, specs[key], read, of)
         for path, count in self._counts.items():
-            yield from _pieces(LEARNER + path, specs[LEARNER + path], count.read_value, ())
+            yield from _chunks(LEARNER + path, specs[LEARNER + path], count.read_value, ())
 
     def counts(self) -> Flat:
         """Returns the counts of the learner."""
@@ -117,7 +120,7 @@ class StageState:
         return evaluated
 
     def _used(self, stage: int, weights: Mapping[str, tf.Tensor]) -> Flat:
-        own = self._kept.specs[stage].weights
+        own = self._by_stage.specs[stage].weights
         return self._backends[0][stage].used(self._step.cast(weights), own)
 
     def used(self) -> list[Flat]:
@@ -131,16 +134,16 @@ class StageState:
         """Returns the weights that every stage stores, as evaluation uses them, on its backend."""
         applied, found = self.counts()[APPLIED], []
         for s, variables in enumerate(self.stages):
-            home = self._backends[0][s]
-            given = home.scalar(applied, tf.int64)
-            found.append(home.call(self._read_evaluated[s], given) if variables.weights else {})
+            backend = self._backends[0][s]
+            given = backend.scalar(applied, tf.int64)
+            found.append(backend.call(self._read_evaluated[s], given) if variables.weights else {})
         return found
 
-    def with_copies(self, kept: Sequence[Flat], *, replicas: int) -> dict[tuple[int, int], Flat]:
+    def with_copies(self, stored: Sequence[Flat], *, replicas: int) -> dict[tuple[int, int], Flat]:
         """Returns {(replica, stage): weights that it reads}, including copies from other stages.
 
         Args:
-          kept: weights that every stage of the first replica stores.
+          stored: weights that every stage of the first replica stores.
           replicas: number of replicas to return.
         """
         found = {}
@@ -148,9 +151,9 @@ class StageState:
             for stage in self._stage_plan.stages:
                 backend, flat = self._backends[replica][stage.index], {}
                 for path in stage.weights:
-                    is_own = path in kept[stage.index]
+                    is_own = path in stored[stage.index]
                     owner = stage.index if is_own else self._stage_plan.owners[path][0]
-                    value = kept[owner][path]
+                    value = stored[owner][path]
                     if not is_own or replica:
                         value = backend.take(self._backends[0][owner].send(value))
                     flat[path] = value
@@ -158,7 +161,7 @@ class StageState:
         return found
 
 
-def _shifted(value: Value, key: str, rows: Rows) -> Part:
+def _shifted(value: ReadKey, key: str, rows: Rows) -> Part:
     """Returns a function that slices the array of a key, or only some of its rows."""
     first = 0 if rows is None else rows[0]
 
@@ -175,8 +178,8 @@ def _moved(where: Slices, rows: int) -> Slices:
     return (slice(where[0].start + rows, where[0].stop + rows), *where[1:])
 
 
-def _pieces(
+def _chunks(
     key: str, spec: WeightSpec, read: Callable[[], tf.Tensor], of: Slices
 ) -> Iterator[Shard]:
-    """Yields the pieces of a shard; `read` returns its value, and `of` is its position."""
-    return pieces(key, spec.shape, spec.dtype, lambda where: part_of(read(), where, of), of)
+    """Yields the chunks of a shard; `read` returns its value, and `of` is its position."""
+    return chunks(key, spec.shape, spec.dtype, lambda where: cut_out(read(), where, of), of)

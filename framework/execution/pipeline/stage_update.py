@@ -17,11 +17,11 @@ import tensorflow as tf
 from tekso.framework.collected import Pairs
 from tekso.framework.execution.pipeline.stage_backend import StageBackend
 from tekso.framework.execution.pipeline.stage_state import StageState
-from tekso.framework.learning_step import Decision
+from tekso.framework.learning_step import Decision, UpdateScalars
 from tekso.framework.step import Step
 from tekso.framework.weight_spec import WeightSpec
 
-Others = Mapping[str, Sequence[tf.Tensor]]
+CopyGradients = Mapping[str, Sequence[tf.Tensor]]
 """Gradients of copies of weights, {path: gradients}, on the backend of the stage."""
 
 
@@ -47,37 +47,29 @@ class StageUpdate:
         backend: StageBackend,
     ) -> None:
         self._stage, self._specs, self._step, self._state = stage, specs, step, state
-        self._totals, self._place = totals, backend
-        self._groups = state.groups[stage]
+        self._totals, self._backend = totals, backend
+        self._trained = state.trained[stage]
         self._norms = backend.compiled(self._norms_graph)
         self._update = backend.compiled(self._update_graph)
 
-    def squared_norms(self, others: Others) -> Any:
+    def squared_norms(self, others: CopyGradients) -> Any:
         """Returns {path: squared norms of the gradient, before and after per-weight clipping}."""
-        if not self._groups:
+        if not self._trained:
             return {}
-        found = self._place.call(self._norms, others)
-        return tf.nest.map_structure(self._place.local, found)
+        found = self._backend.call(self._norms, others)
+        return tf.nest.map_structure(self._backend.local, found)
 
-    def placed(self, decision: Decision, statistics: Pairs) -> tuple[dict[str, Any], Pairs]:
+    def placed(self, decision: Decision, statistics: Pairs) -> tuple[UpdateScalars, Pairs]:
         """Places the other inputs of an update on the backend.
 
         Args:
           decision: decision of the learner, on the host.
           statistics: sums for the weights of the stage that track batch statistics.
         """
-        numbers = {
-            "finite": self._place.scalar(decision.finite, tf.bool),
-            "factors": {
-                name: None if factor is None else self._place.scalar(factor, factor.dtype)
-                for name, factor in decision.factors.items()
-            },
-            "rates": {
-                name: self._place.scalar(rate, rate.dtype) for name, rate in decision.rates.items()
-            },
-            "applied": self._place.scalar(decision.applied, tf.int64),
-        }
-        return numbers, tf.nest.map_structure(self._place.spread, statistics)
+        scalars = tf.nest.map_structure(
+            lambda x: None if x is None else self._backend.scalar(x, x.dtype), decision.scalars
+        )
+        return scalars, tf.nest.map_structure(self._backend.spread, statistics)
 
     def trace(self, *given: Any) -> None:
         """Traces the update, so that an optimizer with an error fails before any weight changes.
@@ -86,57 +78,52 @@ class StageUpdate:
           given: the arguments of `update`.
         """
         if self._specs:
-            self._place.trace(self._update, *given)
+            self._backend.trace(self._update, *given)
 
-    def update(self, others: Others, numbers: Mapping[str, Any], statistics: Pairs) -> None:
+    def update(self, others: CopyGradients, scalars: UpdateScalars, statistics: Pairs) -> None:
         """Updates the weights and slots of the stage; `placed` returns the last two arguments."""
         if self._specs:
-            self._place.call(self._update, others, numbers, statistics)
+            self._backend.call(self._update, others, scalars, statistics)
 
-    def _gradient(self, path: str, others: Others) -> tf.Tensor:
+    def _gradient(self, path: str, others: CopyGradients) -> tf.Tensor:
         return tf.add_n([self._totals[path].read_value(), *others.get(path, ())])
 
-    def _norms_graph(self, others: Others) -> Any:
+    def _norms_graph(self, others: CopyGradients) -> Any:
         found: dict[str, Any] = {}
-        for name, (learner, own) in self._groups.items():
-            for path, spec in own.items():
-                # One weight at a time: the squares of all would take as much memory as the
-                # gradients.
-                with tf.control_dependencies([t for pair in found.values() for t in pair][-2:]):
-                    group = {name: (learner, {path: spec})}
-                    gradients = {path: self._gradient(path, others)}
-                    squares = self._step.learner.squared_norms(group, gradients)
-                    found |= tf.nest.map_structure(self._place.replicated, squares)
+        for weight in self._trained:
+            path = weight.spec.path
+            # One weight at a time: the squares of all would take as much memory as the gradients.
+            with tf.control_dependencies([t for pair in found.values() for t in pair][-2:]):
+                squares = weight.squared_norms(self._gradient(path, others))
+                found[path] = tuple(map(self._backend.replicated, squares))
         return found
 
     def _update_graph(
-        self, others: Others, numbers: Mapping[str, Any], statistics: Pairs
+        self, others: CopyGradients, placed: UpdateScalars, statistics: Pairs
     ) -> tf.Tensor:
         """Assigns all new values; returns a tensor for the caller to wait for."""
-        read = tf.nest.map_structure(
-            lambda x: None if x is None else self._place.scalar_value(x), dict(numbers)
+        scalars = tf.nest.map_structure(
+            lambda x: None if x is None else self._backend.scalar_value(x), placed
         )
-        decision = Decision(**read, counts={}, metrics={})
         variables, slot_variables = self._state.stages[self._stage]
         weights = {path: variables[path].read_value() for path in self._specs}
-        changed = self._step.new_statistics(weights, statistics, decision.finite)
+        changed = self._step.new_statistics(weights, statistics, scalars.finite)
         done = [self._assigned(variables[p], v, self._specs[p]) for p, v in changed.items()]
-        for name, (learner, own) in self._groups.items():
-            for path, spec in own.items():
-                slots = {made.path: made for made in learner.slots_of(spec).values()}
-                with tf.control_dependencies(done):
-                    new_weights, new_slots = self._step.learner.apply(
-                        {name: (learner, {path: spec})},
-                        {path: variables[path].read_value()},
-                        {path: self._gradient(path, others)},
-                        {slot: slot_variables[slot].read_value() for slot in slots},
-                        decision,
-                    )
-                    done = [self._assigned(variables[path], new_weights[path], spec)]
-                    for slot, value in new_slots.items():
-                        stored = self._place.stored(value, slots[slot], "slot")
-                        done.append(slot_variables[slot].assign(stored, read_value=False))
-        return self._place.replicated(tf.identity(decision.finite))
+        for weight in self._trained:
+            path, specs = weight.spec.path, {made.path: made for made in weight.slots.values()}
+            with tf.control_dependencies(done):
+                new, new_slots = weight.updated(
+                    variables[path].read_value(),
+                    self._gradient(path, others),
+                    {slot: slot_variables[slot].read_value() for slot in specs},
+                    scalars,
+                    fuse=self._backend.fuse,
+                )
+                done = [self._assigned(variables[path], new, weight.spec)]
+                for slot, value in new_slots.items():
+                    stored = self._backend.stored(value, specs[slot], "slot")
+                    done.append(slot_variables[slot].assign(stored, read_value=False))
+        return self._backend.replicated(tf.identity(scalars.finite))
 
     def _assigned(self, variable: Any, value: tf.Tensor, spec: WeightSpec) -> Any:
-        return variable.assign(self._place.stored(value, spec, "weight"), read_value=False)
+        return variable.assign(self._backend.stored(value, spec, "weight"), read_value=False)

@@ -32,7 +32,7 @@ from tekso.framework.run.checkpoints import Checkpoint, Checkpoints, Description
 from tekso.framework.schedules import Constant
 from tekso.models.layers.stack import RepeatedStack
 
-shards.PIECE_BYTES = 1000  # so that most tensors are stored in several pieces
+shards.CHUNK_BYTES = 1000  # so that most tensors are stored in several pieces
 
 EXECUTIONS: dict[str, Any] = {
     "data_parallel": DataParallel,
@@ -82,7 +82,7 @@ def check_written_while_training(program: Any, step: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         checkpoints = Checkpoints(folder)
         with (
-            mock.patch.object(shards, "PIECE_BYTES", 1 << 25),  # all of the state is one part
+            mock.patch.object(shards, "CHUNK_BYTES", 1 << 25),  # all of the state is one part
             mock.patch.object(tensor_files, "write", write_later),
         ):
             checkpoints.save(program.shards, Description(step=step, model="m", params=""))

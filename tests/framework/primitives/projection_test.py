@@ -105,3 +105,13 @@ def test_transposed_product_is_the_product_for_either_wider_side(a: int, b: int)
     left, right = rng.normal(size=(7, a)), rng.normal(size=(7, b))
     found = transposed_product(tf.constant(left), tf.constant(right))
     np.testing.assert_allclose(found, left.T @ right, rtol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [tf.bfloat16, tf.float16])
+def test_the_gradient_of_a_bias_is_summed_in_float32(dtype: tf.DType) -> None:
+    """In float16, 2048 + 1 is 2048."""
+    b = tf.zeros([3], dtype)
+    with tf.GradientTape() as tape:
+        tape.watch(b)
+        y = project(tf.ones([4096, 2], dtype), tf.ones([2, 3], dtype), b)
+    np.testing.assert_array_equal(tf.cast(tape.gradient(y, b), tf.float32), np.full(3, 4096))

@@ -165,3 +165,26 @@ def test_a_graph_gives_what_eager_gives(compile_whole: bool) -> None:
     graph = tf.function(run, autograph=False, jit_compile=compile_whole)
     for found, expected in zip(graph(x, table), run(x, table), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("dtype", [tf.bfloat16, tf.float16])
+@pytest.mark.parametrize("smoothing", [0.0, 0.125])
+def test_gradients_of_frequent_labels_are_summed_in_float32(
+    dtype: tf.DType, smoothing: float
+) -> None:
+    """All logits are 0, so every gradient is (share of the label) - 1/4: summed exactly here."""
+    table, bias = tf.zeros([4, 2], dtype), tf.zeros([4], dtype)
+    with tf.GradientTape() as tape:
+        tape.watch([table, bias])
+        loss = cross_entropy(
+            tf.ones([4096, 2], dtype),
+            table,
+            tf.zeros([4096], tf.int32),
+            bias=bias,
+            label_smoothing=smoothing,
+        )
+    found = tape.gradient(loss, [table, bias])
+    expected = 4096 * (0.25 - np.array([1, 0, 0, 0]) * (1 - smoothing) - smoothing / 4)
+    for gradient in found:
+        by_class = tf.cast(gradient, tf.float32).numpy().reshape(4, -1)
+        np.testing.assert_allclose(by_class, expected[:, None] + 0 * by_class, rtol=4e-3)

@@ -234,3 +234,19 @@ def test_a_window_that_does_not_fit_is_refused() -> None:
         windows.convolution(tf.ones([1, 5, 6, 1]), tf.ones([2, 3, 1, 1]), window=window)
     with pytest.raises(ValueError, match="width 6"):
         windows.max_pool(tf.ones([1, 5, 6, 1]), window)
+
+
+@pytest.mark.parametrize("dtype", [tf.bfloat16, tf.float16])
+def test_sums_of_16_bit_images_are_computed_in_float32(dtype: tf.DType) -> None:
+    """4096 positions of 1: in bfloat16, 256 + 1 is 256; in float16, 2048 + 1 is 2048."""
+    x, window = tf.ones([1, 64, 64, 1], dtype), Window((1, 1), (1, 1), (1, 1), "VALID")
+    weights = [tf.ones([1, 1, 1, 1], dtype), tf.zeros([1], dtype)]
+    for form in (windows.convolution, windows.depthwise_convolution):
+        with tf.GradientTape() as tape:
+            tape.watch(weights)
+            y = form(x, *weights, window=window)
+        assert y.dtype == dtype
+        for gradient in tape.gradient(y, weights):
+            assert (gradient.dtype, float(tf.squeeze(gradient))) == (dtype, 4096)
+    whole = windows.average_pool(x, Window((64, 64), (64, 64), (1, 1), "SAME"))
+    assert (whole.dtype, float(tf.squeeze(whole))) == (dtype, 1)

@@ -16,7 +16,7 @@ import pytest
 import tensorflow as tf
 
 from tekso.framework.execution import shards
-from tekso.framework.execution.shards import Shard, of_arrays, part_of, pieces, whole
+from tekso.framework.execution.shards import Shard, chunks, cut_out, of_arrays, whole
 from tekso.framework.run import checkpoint_files, tensor_files
 from tekso.framework.run.checkpoint_files import (
     CheckpointError,
@@ -83,7 +83,7 @@ def own(process: int) -> Iterator[Shard]:
     """The first rows of w are in process 0, the others and all else in process 1."""
     rows = (slice(0, 4), slice(4, 6))[process]
     where = (rows, slice(0, 5))
-    yield from pieces("weights/w", W.shape, "float32", W.__getitem__, where)
+    yield from chunks("weights/w", W.shape, "float32", W.__getitem__, where)
     if process:
         yield from of_arrays({key: value for key, value in STATE.items() if key != "weights/w"})
 
@@ -104,7 +104,7 @@ def save(folder: Path, group: ProcessGroup, state: Callable[[int], Any], step: i
 
 @pytest.fixture
 def tiny_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shards, "PIECE_BYTES", 24)  # a row of w is cut into 3 and 2 columns
+    monkeypatch.setattr(shards, "CHUNK_BYTES", 24)  # a row of w is cut into 3 and 2 columns
 
 
 def test_shards_of_two_processes_are_one_checkpoint(tmp_path: Path, tiny_pieces: None) -> None:
@@ -176,7 +176,7 @@ def rows_of_files(tmp_path: Path) -> tuple[Path, list[Path]]:
 def test_a_slice_reads_only_the_files_that_it_overlaps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shards, "PIECE_BYTES", 20)
+    monkeypatch.setattr(shards, "CHUNK_BYTES", 20)
     folder, found = rows_of_files(tmp_path)
     assert len(found) == 6
     opened = checkpoint_files.open_unread(str(folder))
@@ -191,7 +191,7 @@ def test_a_slice_reads_only_the_files_that_it_overlaps(
 def test_a_flipped_bit_is_found_by_whoever_reads_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shards, "PIECE_BYTES", 20)
+    monkeypatch.setattr(shards, "CHUNK_BYTES", 20)
     folder, found = rows_of_files(tmp_path)
     content = bytearray(found[3].read_bytes())
     content[7] ^= 16
@@ -214,7 +214,7 @@ def test_an_error_in_one_process_ends_the_write_in_all(tmp_path: Path) -> None:
     def failing(process: int) -> Iterator[Shard]:
         yield from own(process)
         if process:
-            yield from pieces("weights/bad", [2], "float32", lambda where: 1 / 0)
+            yield from chunks("weights/bad", [2], "float32", lambda where: 1 / 0)
 
     first, second = together(lambda group: save(tmp_path, group, failing))
     assert isinstance(first, CheckpointError)
@@ -251,7 +251,7 @@ def test_what_a_lost_process_leaves_is_no_checkpoint(tmp_path: Path, lost_at: in
 def test_a_save_has_two_parts_in_memory_at_most(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shards, "PIECE_BYTES", 20)
+    monkeypatch.setattr(shards, "CHUNK_BYTES", 20)
     read, written, ahead = 0, 0, []
     write = tensor_files.write
 
@@ -259,7 +259,7 @@ def test_a_save_has_two_parts_in_memory_at_most(
         nonlocal read
         read += 1
         ahead.append(read - written)
-        return part_of(W, where, whole(W.shape))
+        return cut_out(W, where, whole(W.shape))
 
     def counted_write(prefix: str, part: Sequence[Any]) -> None:
         nonlocal written
@@ -269,7 +269,7 @@ def test_a_save_has_two_parts_in_memory_at_most(
     monkeypatch.setattr(tensor_files, "write", counted_write)
     kept = Checkpoints(str(tmp_path), warn=lambda text: None)
     kept.prepare()
-    state = pieces("weights/w", W.shape, "float32", counted_read)
+    state = chunks("weights/w", W.shape, "float32", counted_read)
     kept.save(lambda: state, Description(step=1, model="m", params=""))
     kept.close()
     assert read == 6 and max(ahead) <= 2
@@ -281,7 +281,7 @@ def test_a_save_has_two_parts_in_memory_at_most(
 def test_a_write_that_fails_early_ends_the_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shards, "PIECE_BYTES", 20)
+    monkeypatch.setattr(shards, "CHUNK_BYTES", 20)
     monkeypatch.setattr(tensor_files, "write", lambda prefix, part: 1 / 0)
     kept = Checkpoints(str(tmp_path), warn=lambda text: None)
     kept.prepare()
@@ -299,17 +299,17 @@ def test_a_write_that_fails_early_ends_the_save(
 def test_pieces_cover_a_tensor_once_and_are_small(tiny_pieces: None) -> None:
     for shape in [(), (0, 3), (7,), (2, 3, 5), (1, 1, 40), (9, 1, 2)]:
         seen = np.zeros(shape, int)
-        for shard in pieces("k", shape, "float32", lambda where: None):
+        for shard in chunks("k", shape, "float32", lambda where: None):
             assert shard.size_bytes <= 24 and shard.shape == shape
             seen[shard.where] += 1
         assert (seen == 1).all()
-    (only,) = pieces("k", (4, 3, 5), "float16", lambda where: None)
+    (only,) = chunks("k", (4, 3, 5), "float16", lambda where: None)
     assert only.is_whole
 
 
 def test_tensors_that_cannot_be_sliced_are_joined() -> None:
     halves = [(slice(i, i + 2), slice(0, 3)) for i in (0, 2)]
-    apart = [s for w in halves for s in pieces("h", (4, 3), "float16", HALF.__getitem__, w)]
+    apart = [s for w in halves for s in chunks("h", (4, 3), "float16", HALF.__getitem__, w)]
     (joined,) = shards.storable(apart)
     assert joined.is_whole
     np.testing.assert_array_equal(joined.read(), HALF)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tekso.framework.context import StepContext
+from tekso.framework.theta import Theta
 from tekso.models.layers.attention_positions import (
     RelativeBias,
     RelativeKeys,
@@ -154,3 +156,22 @@ def test_impossible_sizes_are_named() -> None:
         distance_buckets(5, 9, causal=False)
     with pytest.raises(ValueError, match="max_distance above 4"):
         distance_buckets(8, 4, causal=True)
+
+
+@pytest.mark.parametrize("kind", [RelativeBias, RelativeKeys])
+def test_gradients_of_frequent_distances_are_summed_in_float32(kind: type[Any]) -> None:
+    """In bfloat16, 256 + 1 is 256."""
+    layer = kind.Params(num_heads=2, head_dim=3, max_distance=20).instantiate()
+    shape = layer.specs()["w"].shape
+    length = 64
+
+    def gradient(dtype: tf.DType) -> np.ndarray:
+        w, q = tf.zeros(shape, dtype), tf.ones([1, length, 2, 3], dtype)
+        places = np.arange(length)
+        with tf.GradientTape() as tape:
+            tape.watch(w)
+            ctx = StepContext(mode="train")
+            bias = layer.bias(Theta(w=w), q, places, places, ctx, scale=1.0)
+        return tf.cast(tf.convert_to_tensor(tape.gradient(bias, w)), tf.float64).numpy()
+
+    np.testing.assert_allclose(gradient(tf.bfloat16), gradient(tf.float64), rtol=4e-3)

@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tekso.framework.context import StepContext
+from tekso.framework.theta import Theta
 from tekso.models.layers.embedding import Embedding
 
 IDS = np.array([[0, 6, 3], [6, 6, 1]])
@@ -85,3 +86,19 @@ def test_weights_dims_and_first_values() -> None:
     (spec,) = layer.specs().values()
     assert (spec.path, spec.shape, spec.dims) == ("table", (300, 64), ("vocab", "embed"))
     assert np.std(layer.init().table) == pytest.approx(1 / 8, rel=0.03)  # 1 / sqrt(dim)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("dtype", [tf.bfloat16, tf.float16])
+def test_gradients_of_a_frequent_id_are_summed_in_float32(dtype: tf.DType, shared: bool) -> None:
+    """In bfloat16, 256 + 1 is 256; in float16, 2048 + 1 is 2048."""
+    layer = Embedding.Params(vocab_size=3, dim=2).instantiate()
+    table = tf.zeros([3, 2], dtype)
+    form = layer.fprop_shared if shared else layer.fprop
+    with tf.GradientTape() as tape:
+        tape.watch(table)
+        found = form(Theta(table=table), tf.ones([2, 2048], tf.int32), StepContext(mode="train"))
+        x = found[0] if shared else found
+    gradient = tf.convert_to_tensor(tape.gradient(x, table))
+    assert gradient.dtype == dtype
+    np.testing.assert_array_equal(tf.cast(gradient, tf.float32), [[0, 0], [4096, 4096], [0, 0]])

@@ -73,3 +73,11 @@ def test_windows_that_cannot_be_are_refused(kind: Any) -> None:
     layer = kind.Params(window_shape=(3, 7), padding="VALID").instantiate()
     with pytest.raises(ValueError, match="does not fit in width 6"):
         layer.fprop(Theta(), tf.constant(X), StepContext())
+
+
+def test_global_average_of_float16_is_summed_in_float32() -> None:
+    """In float16, 2048 + 1 is 2048."""
+    layer = GlobalAveragePool.Params().instantiate()
+    y = layer.fprop(Theta(), tf.ones([1, 64, 64, 2], tf.float16), StepContext(mode="eval"))
+    assert y.dtype == tf.float16
+    np.testing.assert_array_equal(y, [[1, 1]])

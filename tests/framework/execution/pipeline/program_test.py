@@ -21,7 +21,7 @@ from tekso.framework.context import StepContext
 from tekso.framework.execution import ExecutionError, Pipelined
 from tekso.framework.execution.base import signature_of
 from tekso.framework.execution.pipeline import program as program_module
-from tekso.framework.execution.pipeline import remote, stage_evaluation
+from tekso.framework.execution.pipeline import remote, stage_backend, stage_evaluation
 from tekso.framework.execution.pipeline.piece_traces import trace_all
 from tekso.framework.execution.pipeline.program import PipelineProgram
 from tekso.framework.execution.pipeline.workers import StageError
@@ -36,9 +36,10 @@ from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
 from tekso.framework.planning.saved_bytes import saved_bytes
 from tekso.framework.planning.simulator import simulate
 from tekso.framework.planning.stage_figures import figures_of
+from tekso.framework.primitives.fusion import XlaFusion
 from tekso.framework.schedules import Constant
 from tekso.framework.step import Step
-from tekso.framework.task import Task
+from tekso.framework.task import Task, TaskError
 from tekso.framework.theta import Theta
 from tekso.models.layers.normalization import BatchNorm
 
@@ -129,10 +130,59 @@ def build(
         plan,
         device_backends(plan),
         batch=signature,
-        replan=lambda other: execution.plan(task, other, parts=parts, devices=devices, like=plan),
+        replan=lambda other: execution.plan(
+            task, other, parts=parts, devices=devices, earlier=plan
+        ),
     )
     program.initialize()
     return program
+
+
+class Shifted(Chain):
+    """Adds 1 to the input of every map in an elementwise cluster."""
+
+    def _map(self, i: int, theta: Theta, flow: Flow, ctx: Any) -> Flow:
+        def shifted(x: tf.Tensor) -> tf.Tensor:
+            return x + 1.0
+
+        return super()._map(i, theta, {**flow, "x": ctx.fuse(shifted)(flow["x"])}, ctx)
+
+
+class RecordedFusion(XlaFusion):
+    """Notes the names of the functions that it compiles."""
+
+    names: ClassVar[set[str]] = set()
+
+    def __call__(self, function: Any, **static: Any) -> Any:
+        self.names.add(function.__name__)
+        return super().__call__(function, **static)
+
+
+def test_xla_compiles_the_clusters_of_training_the_update_and_evaluation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(stage_backend, "XlaFusion", RecordedFusion)
+    program = build(Shifted.Params(num_maps=1).instantiate(), 2, 2, xla="clusters")
+    RecordedFusion.names.clear()
+    program.train_step(batch(), 0)
+    assert RecordedFusion.names == {"shifted", "updated"}
+    RecordedFusion.names.clear()
+    program.eval_step(batch())
+    assert RecordedFusion.names == {"shifted"}
+
+
+class WithoutMetricsInEvaluation(Chain):
+    """A task whose last piece returns metrics only in training."""
+
+    def _last(self, theta: Theta, flow: Flow, ctx: Any) -> Flow:
+        found = super()._last(theta, flow, ctx)
+        return found if ctx.is_training else {LOSS_SUM: found[LOSS_SUM]}
+
+
+def test_an_evaluation_without_the_sums_of_the_loss_names_the_method() -> None:
+    program = build(WithoutMetricsInEvaluation.Params().instantiate(), 2, 2)
+    with pytest.raises(TaskError, match=r"pieces .*program_test.py:\d+.* must add 'loss_sum' and"):
+        program.eval_step(batch())
 
 
 # --- moving statistics ---
@@ -375,8 +425,8 @@ class Watched(program_module.ScheduleRun):
         super().perform(worker, action)
         with self._lock:
             held = {
-                (stage, m): list(self._held[replica, stage, m].values())
-                for replica, stage, m in list(self._held)
+                (stage, m): list(self._saved[replica, stage, m].values())
+                for replica, stage, m in list(self._saved)
                 if stage % self._plan.num_devices == action.device
             }
         self.notes.append((action, held))
@@ -425,7 +475,7 @@ def test_as_many_micro_batches_are_held_as_the_schedule_says(
     share = len(plan.stage_plan.stages) // stages
     assert [share * each for each in timeline.held] == most
     for run in watched.runs:  # nothing is left behind
-        assert (run._held, run._values, run._gradients) == ({}, {}, {})
+        assert (run._saved, run._values, run._gradients) == ({}, {}, {})
 
 
 def test_stages_hold_inputs_and_outputs_of_products_and_no_weight_of_another_type(

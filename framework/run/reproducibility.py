@@ -1,0 +1,86 @@
+"""Tells on resume whether a run continues to the last bit, and if not, why.
+
+The sums of a step have the same bits if nothing changes their order: the Params of the execution,
+the number of devices and processes, the processor and TensorFlow's version. Every checkpoint has
+these conditions. Under other ones, the figures are equal up to rounding.
+"""
+
+from __future__ import annotations
+
+import collections
+import platform
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from tekso.framework.params import Params
+from tekso.framework.run.checkpoint_description import Description
+from tekso.framework.run.process_group import ProcessGroup
+
+_CPUINFO = Path("/proc/cpuinfo")
+
+
+def conditions(group: ProcessGroup | None = None) -> dict[str, Any]:
+    """Returns what decides the order of sums besides the Params; call it after the devices are set.
+
+    Returns:
+      {"devices": e.g. "2 CPU", "processes": their number, "processor": its model}.
+    """
+    counts = collections.Counter(d.device_type for d in tf.config.list_logical_devices())
+    if len(counts) > 1:
+        del counts["CPU"]  # the host of other devices
+    devices = ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))
+    processes = group.size if group is not None else 1
+    return {"devices": devices, "processes": processes, "processor": _processor()}
+
+
+def line(before: Description, now: Description, tree: Any) -> str:
+    """Returns a line for a run that resumes, or "" if nothing can be said.
+
+    Nothing can be said if an earlier version wrote the checkpoint, or if Params other than those of
+    the execution changed: then there is no uninterrupted run to compare with.
+
+    Args:
+      before: the description of the checkpoint.
+      now: the description of the checkpoints that the run will write.
+      tree: the Params of the run.
+    """
+    if not before.conditions:
+        return ""
+    try:
+        changed = Params.from_text(before.params).diff(tree).splitlines()
+    except (ValueError, ImportError, AttributeError, TypeError):
+        return ""
+    if any(not text.startswith("execution") for text in changed):
+        return ""
+    reasons = ["other Params of the execution"] if changed else []
+    reasons += _changes(before.conditions, now.conditions)
+    reasons += _change("TensorFlow", before.versions.get("tensorflow"), tf.__version__)
+    if reasons:
+        return f"equal to an uninterrupted run up to rounding: {'; '.join(reasons)}"
+    if not tree.run.deterministic:
+        return "equal to an uninterrupted run; with --deterministic, to the last bit"
+    return "equal to an uninterrupted run to the last bit"
+
+
+def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    return [
+        reason
+        for name in ("devices", "processes", "processor")
+        for reason in _change(name, before.get(name), now.get(name))
+    ]
+
+
+def _change(name: str, before: Any, now: Any) -> list[str]:
+    return [f"{name} {before} -> {now}"] if before != now else []
+
+
+def _processor() -> str:
+    try:
+        found = re.search(r"^model name\s*:\s*(.+)$", _CPUINFO.read_text(), re.MULTILINE)
+    except OSError:
+        found = None
+    return found[1].strip() if found else platform.machine()

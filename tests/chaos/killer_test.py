@@ -1,0 +1,53 @@
+"""Tests that runs that are killed at random moments lose no bit; kill_runs.py does it at length."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import processes
+import pytest
+
+sys.path.append(str(Path(__file__).parent))
+
+import killer
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "kills"), [("one_device", 4), ("pipeline", 2), ("two_processes", 1)]
+)
+def test_a_run_that_is_killed_and_damaged_is_the_same_to_the_last_bit(
+    tmp_path: Path, name: str, kills: int
+) -> None:
+    one = killer.Killer(killer.FORMS[name], tmp_path, seed=4)
+    one.run(kills)
+    assert one.kills == kills
+    if name == "one_device":
+        assert any(life.damaged for life in one.lives)
+        assert_differences_are_noticed(tmp_path)
+
+
+def assert_differences_are_noticed(folder: Path) -> None:
+    """Changes a copy of the run without kills in three ways; each must be told."""
+    whole, copy = folder / "whole", folder / "copy"
+    shutil.copytree(whole, copy)
+    assert not list(killer.compare(whole, copy))
+    lines = (copy / "metrics.jsonl").read_text().splitlines(keepends=True)
+    record = json.loads(lines[3])
+    record["loss"] += 1e-7
+    (copy / "metrics.jsonl").write_text(
+        "".join([*lines[:3], json.dumps(record) + "\n", *lines[4:]])
+    )
+    (copy / "samples.txt").write_text("something else")
+    shutil.rmtree(killer.checkpoints_in(copy)[-1])
+    told = list(killer.compare(whole, copy))
+    assert [text.split()[0] for text in told] == ["figures", "decoded", "checkpoint"]
+
+
+def test_an_unknown_way_to_execute_is_one_line() -> None:
+    program = Path(killer.__file__).with_name("kill_runs.py")
+    done = processes.run([str(program), "--only=nothing"])
+    assert done.returncode == 2 and "--only has nothing; expected some of" in done.stderr

@@ -1,0 +1,77 @@
+"""A language model so small that a process spends most of its time on starting."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tekso.framework.experiment import Run
+from tekso.framework.params import Params
+from tekso.framework.registry import register
+from tekso.framework.task import Decoded
+from tekso.framework.theta import flatten
+from tekso.models.layers.stack import RepeatedStack
+from tekso.params.lm.python_source import Tiny
+from tekso.tasks.lm.synthetic import SyntheticTokens
+from tekso.tasks.lm.task import LanguageModel
+
+VOCAB, LENGTH = 24, 6
+
+
+def size_of_weights(theta: Any, ctx: Any) -> tf.Tensor:
+    return tf.add_n([tf.reduce_sum(tf.square(weight)) for weight in flatten(theta).values()])
+
+
+class Measured(LanguageModel):
+    """Decodes to the size of all weights: a text that depends on every bit of a run."""
+
+    class Params(LanguageModel.Params):
+        pass
+
+    def decode(self, program: Any, input: Any) -> Decoded:
+        size = float(program.call(size_of_weights))
+        return Decoded(f"the squares of all weights sum to {size.hex()}", [{"size": size}])
+
+
+@register
+class Small(Tiny):
+    """Random tokens, dropout, 2 layers of width 16."""
+
+    def task(self) -> Params:
+        given = super().task()
+        stack = given.model.stack
+        params = Measured.Params(model=given.model)
+        return params.set(
+            {
+                "model.vocab_size": VOCAB,
+                "model.dim": 16,
+                "model.stack": RepeatedStack.Params(layer=stack.layer, num_layers=2),
+                "model.stack.layer.feed_forward.hidden_dim": 40,
+                "model.stack.layer.feed_forward.dropout_rate": 0.1,
+            }
+        )
+
+    def input(self) -> Params:
+        return SyntheticTokens.Params(vocab_size=VOCAB, length=LENGTH, batch_size=4)
+
+    def eval_inputs(self) -> dict[str, Params]:
+        dev = SyntheticTokens.Params(
+            vocab_size=VOCAB,
+            length=LENGTH,
+            batch_size=4,
+            num_tokens=60,
+            split="dev",
+            order="once",
+        )
+        return {"dev": dev}
+
+    def run(self) -> Params:
+        return Run.Params(
+            steps=12,
+            log_every_steps=1,
+            eval_every_steps=5,
+            checkpoint_every_steps=2,
+            deterministic=True,
+            decode_at_end=True,
+        )

@@ -1,0 +1,61 @@
+"""Tests of the line that tells whether a resumed run continues to the last bit."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from tekso.framework import registry
+from tekso.framework.run import reproducibility
+from tekso.framework.run.checkpoints import Description
+
+TREE = registry.get("lm.python_source.Tiny")().tree().set({"run.deterministic": True})
+BEFORE = Description(
+    step=4,
+    model="lm.python_source.Tiny",
+    params=TREE.to_text(),
+    conditions=reproducibility.conditions(),
+    versions={"tensorflow": tf.__version__},
+)
+SAME = "equal to an uninterrupted run to the last bit"
+ROUNDING = "equal to an uninterrupted run up to rounding: "
+
+
+def line(settings: dict[str, Any] | None = None, **conditions: Any) -> str:
+    now = dataclasses.replace(BEFORE, conditions={**BEFORE.conditions, **conditions})
+    return reproducibility.line(BEFORE, now, TREE.copy().set(settings or {}))
+
+
+def test_the_same_conditions_give_the_same_bits() -> None:
+    assert line() == SAME
+    assert {type(value) for value in BEFORE.conditions.values()} == {str, int}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("devices", "3 CPU"), ("processes", 2), ("processor", "another one")]
+)
+def test_what_changes_the_order_of_sums_is_named(name: str, value: Any) -> None:
+    change = f"{name} {BEFORE.conditions[name]} -> {value}"
+    assert line(**{name: value}) == ROUNDING + change
+
+
+def test_another_execution_is_a_reason_and_other_params_end_the_comparison() -> None:
+    assert line({"execution.xla": "none"}) == ROUNDING + "other Params of the execution"
+    assert line({"learner.schedule.initial_value": 0.5}) == ""
+
+
+def test_another_tensorflow_and_nothing_known() -> None:
+    old = dataclasses.replace(BEFORE, versions={"tensorflow": "2.0.0"})
+    expected = f"{ROUNDING}TensorFlow 2.0.0 -> {tf.__version__}"
+    assert reproducibility.line(old, BEFORE, TREE) == expected
+    unknown = dataclasses.replace(BEFORE, conditions={})
+    assert reproducibility.line(unknown, BEFORE, TREE) == ""
+
+
+def test_without_deterministic_ops_the_line_says_how_to_get_them() -> None:
+    tree = TREE.copy().set({"run.deterministic": False})
+    before = dataclasses.replace(BEFORE, params=tree.to_text())
+    assert "with --deterministic, to the last bit" in reproducibility.line(before, BEFORE, tree)
