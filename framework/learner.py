@@ -187,7 +187,9 @@ class MultiLearner(LearnerBase):
                 "MultiLearner: patterns and learners must have the same names, at least one; "
                 f"patterns has {sorted(p.patterns)}, learners has {sorted(p.learners)}"
             )
-        for field in ("accumulation_steps", "max_consecutive_nonfinite_steps", "max_rollbacks"):
+        for field in (
+            "accumulation_steps", "loss_scale", "max_consecutive_nonfinite_steps", "max_rollbacks"
+        ):  # fmt: skip
             default = getattr(LearnerBase.Params(), field)
             for name, learner in p.learners.items():
                 if getattr(learner, field) != default:

@@ -21,14 +21,14 @@ from typing import Any, ClassVar, Literal
 
 import tensorflow as tf
 
+from tekso.framework.costs.measured_costs import Timer, measured_costs
+from tekso.framework.costs.piece_costs import cost_of
 from tekso.framework.execution import devices
 from tekso.framework.execution.base import ExecutionProgram, Signature, num_examples
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.pipeline import partition, remote, stages
 from tekso.framework.execution.pipeline.actions import by_device
 from tekso.framework.execution.pipeline.loss_pieces import pieces_of_loss
-from tekso.framework.execution.pipeline.measured_costs import Timer, measured_costs
-from tekso.framework.execution.pipeline.piece_costs import cost_of
 from tekso.framework.execution.pipeline.piece_coupling import check_layers, check_pieces
 from tekso.framework.execution.pipeline.piece_traces import PieceTrace, trace_all
 from tekso.framework.execution.pipeline.plan import PipelinePlan, rows_of_stages

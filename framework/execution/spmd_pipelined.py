@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from tekso.framework.cluster import Cluster
+from tekso.framework.costs.piece_costs import cost_of
 from tekso.framework.execution.base import Signature, num_examples
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.mesh import mesh_devices
@@ -27,7 +28,6 @@ from tekso.framework.execution.mesh_sharded import MeshSharded
 from tekso.framework.execution.pipeline import spmd_pieces, stages
 from tekso.framework.execution.pipeline.actions import by_device
 from tekso.framework.execution.pipeline.loss_pieces import pieces_of_loss
-from tekso.framework.execution.pipeline.piece_costs import cost_of
 from tekso.framework.execution.pipeline.piece_coupling import check_layers, check_pieces
 from tekso.framework.execution.pipeline.piece_traces import PieceTrace, trace_all
 from tekso.framework.execution.pipeline.plan import PipelinePlan, rows_of_stages

@@ -35,7 +35,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from tekso.framework.execution.device_types import DeviceType
+from tekso.framework.costs.device_types import DeviceType
 from tekso.framework.execution.mesh.layouts import Layout, MeshLayout, Rules
 from tekso.framework.planning.placed_work import Letters, PlacedActivations
 from tekso.framework.planning.rings import (

@@ -21,9 +21,9 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from tekso.framework.execution import device_types
+from tekso.framework.costs import device_types
+from tekso.framework.costs.device_types import DeviceType
 from tekso.framework.execution.base import Signature, part_of
-from tekso.framework.execution.device_types import DeviceType
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.mesh import activations
 from tekso.framework.execution.mesh.layouts import (

@@ -17,7 +17,7 @@ import dataclasses
 import math
 from typing import Any, Literal
 
-from tekso.framework.execution.device_types import DeviceType
+from tekso.framework.costs.device_types import DeviceType
 from tekso.framework.execution.mesh.rules import MeshShape
 
 Kind = Literal["all-reduce", "all-gather", "reduce-scatter", "all-to-all"]

@@ -21,6 +21,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tekso.framework.costs.piece_costs import BACKWARD as BACKWARD_COST
 from tekso.framework.execution.pipeline.actions import (
     BACKWARD,
     FORWARD,
@@ -28,7 +29,6 @@ from tekso.framework.execution.pipeline.actions import (
     Kind,
     device_of,
 )
-from tekso.framework.execution.pipeline.piece_costs import BACKWARD as BACKWARD_COST
 from tekso.framework.execution.pipeline.piece_traces import rows_of, tensors
 from tekso.framework.execution.pipeline.plan import PipelinePlan
 from tekso.framework.execution.pipeline.stage_specs import StageSpecs

@@ -85,9 +85,9 @@ class Embedding(Layer):
           x: [..., dim]
           returns: [..., rows], dtype of x; -1e9 for padding rows
         """
-        bias = vocabulary.padding_bias(self.params.vocab_size, self._rows)
         y = ops.logits(ctx, x, theta.table)
-        return y if bias is None else y + tf.cast(bias, y.dtype)
+        bias = vocabulary.padding_bias(self.params.vocab_size, self._rows, y.dtype)
+        return y if bias is None else y + bias
 
     def cross_entropy(
         self,

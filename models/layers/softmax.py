@@ -63,15 +63,21 @@ class Softmax(Layer):
           returns: [..., rows], dtype of x; -1e9 for padding rows
         """
         y = ops.logits(ctx, x, theta.w)
-        bias = self._bias(theta)
+        bias = self._bias(theta, y.dtype)
         return y if bias is None else y + tf.cast(bias, y.dtype)
 
-    def _bias(self, theta: Theta) -> tf.Tensor | None:
-        """Returns the bias of the scores, with -1e9 for padding rows; None if there is none."""
-        padding = vocabulary.padding_bias(self.params.vocab_size, self._rows)
+    def _bias(self, theta: Theta, dtype: tf.DType = tf.float32) -> tf.Tensor | None:
+        """Returns the bias of the scores, with -1e9 for padding rows; None if there is none.
+
+        Args:
+          theta: the weights, whose dtype the bias has.
+          dtype: dtype of the bias if no weight is part of it.
+        """
+        dtype = theta.b.dtype if self.params.use_bias else dtype
+        padding = vocabulary.padding_bias(self.params.vocab_size, self._rows, dtype)
         if not self.params.use_bias:
             return padding
-        return theta.b if padding is None else theta.b + tf.cast(padding, theta.b.dtype)
+        return theta.b if padding is None else theta.b + padding
 
     def cross_entropy(
         self,

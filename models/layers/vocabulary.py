@@ -12,6 +12,7 @@ import tensorflow as tf
 ROWS_DOC = "The rows of the table are padded to a multiple of this; padding rows have no token."
 
 _NEVER = -1e9
+_NEVER_FLOAT16 = -3e4  # -1e9 would be -inf, and its product with 0 is NaN
 
 
 def padded_rows(vocab_size: int, multiple: int, name: str) -> int:
@@ -25,12 +26,15 @@ def padded_rows(vocab_size: int, multiple: int, name: str) -> int:
     return -(-vocab_size // multiple) * multiple
 
 
-def padding_bias(vocab_size: int, rows: int) -> tf.Tensor | None:
+def padding_bias(vocab_size: int, rows: int, dtype: tf.DType = tf.float32) -> tf.Tensor | None:
     """Returns the bias of the scores of all rows, -1e9 for padding; None without padding.
 
+    In float16 it is -3e4, because -1e9 would be infinite.
+
     Shapes:
-      returns: [rows] float32
+      returns: [rows] of the dtype
     """
     if rows == vocab_size:
         return None
-    return tf.constant(np.where(np.arange(rows) < vocab_size, 0.0, _NEVER).astype(np.float32))
+    never = _NEVER_FLOAT16 if dtype == tf.float16 else _NEVER
+    return tf.constant(np.where(np.arange(rows) < vocab_size, 0.0, never), dtype)

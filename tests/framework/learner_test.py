@@ -14,6 +14,7 @@ from sampling import sample
 
 from tekso.framework import initializers, optimizers, schedules
 from tekso.framework.learner import Learner, LearnerBase, MultiLearner, NonFiniteStepsError
+from tekso.framework.loss_scale import LossScale
 from tekso.framework.primitives.fusion import XlaFusion
 from tekso.framework.weight_spec import WeightSpec
 
@@ -570,13 +571,22 @@ def test_names_of_patterns_and_learners_have_to_agree() -> None:
 
 
 @pytest.mark.parametrize(
-    "field", ["accumulation_steps", "max_consecutive_nonfinite_steps", "max_rollbacks"]
+    ("field", "value"),
+    [
+        ("accumulation_steps", 7),
+        ("loss_scale", LossScale.Params()),
+        ("max_consecutive_nonfinite_steps", 7),
+        ("max_rollbacks", 7),
+    ],
 )
-def test_what_only_all_learners_can_have_is_refused_on_one(field: str) -> None:
-    one = Learner.Params(optimizer=optimizers.SGD.Params(), schedule=constant(1.0)).set({field: 7})
+def test_what_only_all_learners_can_have_is_refused_on_one(field: str, value: Any) -> None:
+    one = Learner.Params(optimizer=optimizers.SGD.Params(), schedule=constant(1.0)).set(
+        {field: value}
+    )
     with pytest.raises(ValueError, match=f"{field} is a setting for all learners together"):
         make_multi(patterns={"all": ".*"}, learners={"all": one})
-    assert getattr(make_multi(**{field: 7}).params, field) == 7
+    made = make_multi(**{field: value}).params.get(field)
+    assert made == value
 
 
 def test_learner_params_survive_the_round_trip_through_text() -> None:

@@ -125,7 +125,7 @@ class MeshCalls(Calls):
         if x is None:
             return None
         x = tf.convert_to_tensor(x)
-        return self._placement.relayout(x, (None,) * x.shape.rank)
+        return self._placement.reshard(x, (None,) * x.shape.rank)
 
     def _local(self, x: Any) -> Any:
         return None if x is None else self._placement.local(x)

@@ -81,12 +81,12 @@ class MeshContext(LayoutContext):
         """Returns x sharded by axes; its gradient has the original sharding of x."""
         if self.is_iteration:
             return self.gathered(tf.identity(x), axes)
-        return self._placement.relayout(x, axes)
+        return self._placement.reshard(x, axes)
 
     def gathered(self, weight: tf.Tensor, axes: Layout) -> tf.Tensor:
         """See `LayoutContext`."""
-        relayout = functools.partial(self._placement.relayout, axes=axes)
-        return resharded_both_ways(relayout, weight)
+        reshard = functools.partial(self._placement.reshard, axes=axes)
+        return resharded_both_ways(reshard, weight)
 
     def constrain(self, x: tf.Tensor, dims: Sequence[str | None]) -> tf.Tensor:
         """See `StepContext`."""

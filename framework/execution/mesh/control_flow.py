@@ -17,6 +17,7 @@ import tensorflow as tf
 from tekso.framework import loops
 from tekso.framework.execution.mesh.context import MeshContext
 from tekso.framework.execution.mesh.workarounds.tensors import loop_inputs, loop_name
+from tekso.framework.primitives.precision import widen
 
 Flat = list[tf.Tensor]
 
@@ -161,14 +162,17 @@ class _Loop:
             more, dstate, dx = iteration_gradients(i, dstate)
             return i - 1, _add(dtheta, more), dstate, _write(dxs, i, dx)
 
-        zeros = [[tf.zeros_like(t) for t in _learning(flat)] for flat in (theta, xs)]
+        # Gradients of weights are summed over the iterations in float32, as the plain loop does.
+        dtheta = [widen(tf.zeros_like(t)) for t in _learning(theta)]
+        dxs = [tf.zeros_like(t) for t in _learning(xs)]
         _, dtheta, dstate, dxs = tf.while_loop(
             lambda i, *_: i >= 0,
             body,
-            (tf.constant(self._num_iterations - 1), zeros[0], dafter, zeros[1]),
+            (tf.constant(self._num_iterations - 1), dtheta, dafter, dxs),
             maximum_iterations=self._num_iterations,
             name=loop_name(),
         )
+        dtheta = [tf.cast(d, t.dtype) for d, t in zip(dtheta, _learning(theta), strict=True)]
         found = iter([*dtheta, *dstate, *dxs])
         return [next(found) if _has(t) else None for t in [*theta, *saved, *xs]]
 
@@ -197,7 +201,7 @@ def _write(buffers: Flat, index: tf.Tensor, values: Flat) -> Flat:
 
 
 def _add(totals: Flat, more: Flat) -> Flat:
-    return [a + b for a, b in zip(totals, more, strict=True)]
+    return [a + tf.cast(b, a.dtype) for a, b in zip(totals, more, strict=True)]
 
 
 def _has(x: tf.Tensor) -> bool:

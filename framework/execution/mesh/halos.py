@@ -26,7 +26,7 @@ from tekso.framework.execution.mesh.layouts import Layout
 from tekso.framework.primitives.window_slices import sliced
 from tekso.framework.primitives.windows import Window
 
-Relayout = Callable[[tf.Tensor, Layout], tf.Tensor]
+Reshard = Callable[[tf.Tensor, Layout], tf.Tensor]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Parts:
         *,
         batch: str | None,
         channels: str | None,
-        relayout: Relayout,
+        reshard: Reshard,
         fill: float = 0.0,
     ) -> None:
         """Cuts an image into parts and exchanges the halos.
@@ -118,10 +118,10 @@ class Parts:
           cuts: partitions of height and width.
           batch: mesh axis of the batch.
           channels: mesh axis of the channels.
-          relayout: returns a tensor resharded by mesh axes.
+          reshard: returns a tensor resharded by mesh axes.
           fill: value of the padding around the image.
         """
-        self._cuts, self._relayout = cuts, relayout
+        self._cuts, self._reshard = cuts, reshard
         rows, columns = cuts
         # Axes of the tiles [batch, parts, height, parts, width, channels], without channels.
         self._axes = (batch, rows.axis, None, columns.axis, None)
@@ -130,18 +130,18 @@ class Parts:
         self.num_outer = max(len(split), 1)
 
         size = x.shape.as_list()
-        x = relayout(x, (batch, rows.axis, columns.axis, channels))
+        x = reshard(x, (batch, rows.axis, columns.axis, channels))
         n, m = rows.parts, columns.parts
         x = tf.reshape(x, [size[0], n, size[1] // n, m, size[2] // m, size[3]])
-        x = relayout(x, (*self._axes, channels))
+        x = reshard(x, (*self._axes, channels))
         for d, c in enumerate(cuts):
             x = self._extended(x, 1 + 2 * d, c, channels, fill)
-        x = relayout(tf.transpose(x, self._order), self._ordered(channels))
+        x = reshard(tf.transpose(x, self._order), self._ordered(channels))
         size = x.shape.as_list()
         self._outer = size[:3]
         own = self.num_outer - 1
         x = tf.reshape(x, [*size[:own], math.prod(size[own:3]), *size[3:]])
-        self.x = relayout(x, self.axes(channels))
+        self.x = reshard(x, self.axes(channels))
 
     def axes(self, channels: str | None) -> Layout:
         """Returns the mesh axes of x, or of outputs whose channels are sharded over `channels`."""
@@ -157,20 +157,20 @@ class Parts:
           y: [*outer, outputs of a part, outputs of a part, channels], sharded over `channels`
           returns: [batch, new height, new width, channels]
         """
-        y = self._relayout(y, self.axes(channels))
+        y = self._reshard(y, self.axes(channels))
         y = tf.reshape(y, [*self._outer, *y.shape[self.num_outer :]])
-        y = self._relayout(y, self._ordered(channels))
+        y = self._reshard(y, self._ordered(channels))
         y = tf.transpose(y, [self._order.index(i) for i in range(6)])
-        y = self._relayout(y, (*self._axes, channels))
+        y = self._reshard(y, (*self._axes, channels))
         batch, n, height, m, width, size = y.shape
         y = tf.reshape(y, [batch, n * height, m * width, size])
         axes = [self._axes[0], self._axes[1], self._axes[3], channels]
-        y = self._relayout(y, tuple(axes))
+        y = self._reshard(y, tuple(axes))
         for d, c in enumerate(self._cuts, start=1):
             if c.total < y.shape[d]:
                 axes[d] = None
-                y = sliced(self._relayout(y, tuple(axes)), d, 0, c.total)
-                y = self._relayout(y, tuple(axes))
+                y = sliced(self._reshard(y, tuple(axes)), d, 0, c.total)
+                y = self._reshard(y, tuple(axes))
         return y
 
     def _ordered(self, channels: str | None) -> Layout:
@@ -195,21 +195,21 @@ class Parts:
             edges.append(sliced(x, at + 1, size - before, before))
         if after:
             edges.append(sliced(x, at + 1, 0, after))
-        gathered = self._relayout(tf.concat(edges, at + 1) if edges[1:] else edges[0], whole)
+        gathered = self._reshard(tf.concat(edges, at + 1) if edges[1:] else edges[0], whole)
 
         def shifted(start: int, count: int, by: int) -> tf.Tensor:
             # The inner constraints keep layout propagation from sharding `parts - 1` parts.
             edge = sliced(gathered, at + 1, start, count)
-            edge = self._relayout(sliced(edge, at, max(-by, 0), c.parts - 1), whole)
+            edge = self._reshard(sliced(edge, at, max(-by, 0), c.parts - 1), whole)
             edge = _padded(edge, at, max(by, 0), max(-by, 0), fill)
-            return self._relayout(self._relayout(edge, whole), axes)
+            return self._reshard(self._reshard(edge, whole), axes)
 
         pieces = [x]
         if before:  # from the previous part; the first part has none
             pieces.insert(0, shifted(0, before, 1))
         if after:  # from the next part; the last part has none
             pieces.append(shifted(before, after, -1))
-        return self._relayout(tf.concat(pieces, at + 1), axes)
+        return self._reshard(tf.concat(pieces, at + 1), axes)
 
 
 def _padded(x: tf.Tensor, axis: int, before: int, after: int, fill: float) -> tf.Tensor:

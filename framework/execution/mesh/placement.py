@@ -35,7 +35,7 @@ class Placement:
         """Returns the DTensor layout of a replicated tensor."""
         return dtensor.Layout.replicated(self.mesh, rank)
 
-    def relayout(self, x: tf.Tensor, axes: Layout) -> tf.Tensor:
+    def reshard(self, x: tf.Tensor, axes: Layout) -> tf.Tensor:
         """Returns x resharded by axes. For use in a step."""
         return dtensor.relayout(x, self.layout(axes))
 
@@ -116,7 +116,7 @@ class Placement:
         The identity separates two layouts. Without it, the sharding constraints of layers on the
         result would propagate to x, where the same dim has another position.
         """
-        return tf.identity(self.relayout(tf.gather(x, index), axes))
+        return tf.identity(self.reshard(tf.gather(x, index), axes))
 
     def whole(self, x: tf.Tensor) -> np.ndarray:
         """Returns a sharded tensor as an array on the host; every process must call it."""

@@ -93,12 +93,12 @@ class MeshProgram(ExecutionProgram):
         values = checked_state(self.specs(), read, keys)
         self._assign(lambda key: values.pop(key).__getitem__)
 
-    def _assign(self, part_of: Callable[[str], Callable[[tuple[slice, ...]], np.ndarray]]) -> None:
-        """Sets the state: `part_of(key)(slices)` returns a shard of the value of a key."""
+    def _assign(self, shard_of: Callable[[str], Callable[[tuple[slice, ...]], np.ndarray]]) -> None:
+        """Sets the state: `shard_of(key)(slices)` returns a shard of the value of a key."""
         self._calls.forget()
         variables, stored = self._variables.keyed(), self._stored.keyed()
         for key, spec in self.specs().items():
-            placed = self._placement.place(part_of(key), spec.shape, stored[key], spec.dtype)
+            placed = self._placement.place(shard_of(key), spec.shape, stored[key], spec.dtype)
             if key in variables:
                 variables[key].assign(placed)
             else:
@@ -221,9 +221,9 @@ class MeshProgram(ExecutionProgram):
         new, metrics = self._step.update(self._read(), gradients, sums, step, fuse=self._fuse)
         for variables, stored, values in zip(self._variables, self._stored, new, strict=True):
             for path, value in values.items():
-                variables[path].assign(self._placement.relayout(value, stored[path]))
+                variables[path].assign(self._placement.reshard(value, stored[path]))
         report = self._step.report(sums, total_weight, metrics)
-        return {name: self._placement.relayout(v, ()) for name, v in report.items()}
+        return {name: self._placement.reshard(v, ()) for name, v in report.items()}
 
     def _loss(
         self,
@@ -251,10 +251,10 @@ class MeshProgram(ExecutionProgram):
         trained = {path: weights[path] for path in self._step.trained}
         scale = self._step.loss_scale(self._variables.slots)
         _, sums, gradients = with_gradients(forward, trained, seed_of_total=scale)
-        relayout, specs = self._placement.relayout, self._step.specs.weights
+        reshard, specs = self._placement.reshard, self._step.specs.weights
         # Sharded as the slots, as the update needs them.
         return {
-            path: relayout(unscaled(gradient, scale), self._layout.of_slot(specs[path]))
+            path: reshard(unscaled(gradient, scale), self._layout.of_slot(specs[path]))
             for path, gradient in gradients.items()
         }, sums
 
@@ -271,7 +271,7 @@ class MeshProgram(ExecutionProgram):
         end = self._loss(weights, batch, ctx, step=0, offset=0)
         sums = self._step.evaluation_sums(end, batch, ctx)
         return {
-            name: tuple(self._placement.relayout(tf.convert_to_tensor(v), ()) for v in pair)
+            name: tuple(self._placement.reshard(tf.convert_to_tensor(v), ()) for v in pair)
             for name, pair in sums.items()
         }
 
@@ -288,7 +288,7 @@ class MeshProgram(ExecutionProgram):
         """Returns the evaluation weights, cast for use, sharded as they are stored."""
         weights = self._step.cast(self._step.evaluation_weights(self._read()))
         stored = self._stored.weights
-        return {path: self._placement.relayout(w, stored[path]) for path, w in weights.items()}
+        return {path: self._placement.reshard(w, stored[path]) for path, w in weights.items()}
 
 
 def _size(batch: Mapping[str, tf.Tensor]) -> int:

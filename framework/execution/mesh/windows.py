@@ -24,7 +24,7 @@ from collections.abc import Mapping
 import tensorflow as tf
 
 from tekso.framework.execution.errors import ExecutionError
-from tekso.framework.execution.mesh.halos import HaloPartition, Parts, Relayout, cut
+from tekso.framework.execution.mesh.halos import HaloPartition, Parts, Reshard, cut
 from tekso.framework.execution.mesh.layouts import Layout, MeshLayout
 from tekso.framework.primitives import window_slices, windows
 from tekso.framework.primitives.windows import Window
@@ -38,19 +38,19 @@ class ImageMesh:
       axes: {dim: axis} for the dims "batch", "height", "width" and "channels" of images, and
         "in_channels" and "out_channels" of weights; without dims that are not sharded.
       sizes: {axis: size}.
-      relayout: returns a tensor resharded by mesh axes, an axis or None for each dim.
+      reshard: returns a tensor resharded by mesh axes, an axis or None for each dim.
       gathered: reshards a weight and its gradient in the same way.
     """
 
     axes: Mapping[str, str]
     sizes: Mapping[str, int]
-    relayout: Relayout
-    gathered: Relayout
+    reshard: Reshard
+    gathered: Reshard
 
     @classmethod
-    def of(cls, layout: MeshLayout, relayout: Relayout, gathered: Relayout) -> ImageMesh:
+    def of(cls, layout: MeshLayout, reshard: Reshard, gathered: Reshard) -> ImageMesh:
         """Returns the ImageMesh of a layout."""
-        return cls(dict(layout.rules.pairs), dict(layout.mesh.axes), relayout, gathered)
+        return cls(dict(layout.rules.pairs), dict(layout.mesh.axes), reshard, gathered)
 
     def image_axes(self, shape: tf.TensorShape) -> Layout:
         """Returns the axes of [batch, height, width, channels]; None if a size does not divide.
@@ -72,7 +72,7 @@ class ImageMesh:
 
     def constrain_image(self, x: tf.Tensor) -> tf.Tensor:
         """Returns images sharded by `image_axes`."""
-        return self.relayout(x, self.image_axes(_static(x)))
+        return self.reshard(x, self.image_axes(_static(x)))
 
     def parts(self, axis: str | None) -> int:
         """Returns the number of devices along an axis; 1 for None."""
@@ -101,8 +101,8 @@ def convolution(
     w = mesh.gathered(w, (None, None, in_axis, out_axis))
     channels = in_axis if groups == 1 else out_axis
     if channels is None and out_axis is None and _is_whole(cuts):
-        x = mesh.relayout(x, (axes[0], None, None, None))
-        y = mesh.relayout(windows.convolution(x, w, window=window), (axes[0], None, None, None))
+        x = mesh.reshard(x, (axes[0], None, None, None))
+        y = mesh.reshard(windows.convolution(x, w, window=window), (axes[0], None, None, None))
     else:
         parts = _parts(x, cuts, axes[0], channels, mesh)
         if parts.num_outer == 1 and channels is None and out_axis is None:
@@ -156,7 +156,7 @@ def max_pool(x: tf.Tensor, *, window: Window, mesh: ImageMesh) -> tf.Tensor:
     cuts = _cuts(x, window, axes, mesh)
     if axes[3] is None and _is_whole(cuts):
         whole = (axes[0], None, None, None)
-        y = mesh.relayout(windows.max_pool(mesh.relayout(x, whole), window), whole)
+        y = mesh.reshard(windows.max_pool(mesh.reshard(x, whole), window), whole)
         return _settled(y, axes[0], None, mesh)
     parts = _parts(x, cuts, axes[0], axes[3], mesh, fill=float("-inf"))
     if parts.num_outer == 1 and axes[3] is None:
@@ -203,7 +203,7 @@ def _parts(
     mesh: ImageMesh,
     fill: float = 0.0,
 ) -> Parts:
-    return Parts(x, cuts, batch=batch, channels=channels, relayout=mesh.relayout, fill=fill)
+    return Parts(x, cuts, batch=batch, channels=channels, reshard=mesh.reshard, fill=fill)
 
 
 def _channel_axes(
@@ -246,25 +246,25 @@ def _by_slices(
         n, m = mesh.parts(in_axis), mesh.parts(out_axis)
         if in_axis is not None:
             x = _to_front(tf.reshape(x, [*x.shape[:-1], n, inputs // n]))
-            x = mesh.relayout(x, (in_axis, *parts.axes(None)))
+            x = mesh.reshard(x, (in_axis, *parts.axes(None)))
         if out_axis is not None:  # all inputs for each block of outputs; each device has one block
             ones = tf.ones([m] + [1] * x.shape.rank, x.dtype)
-            ones = mesh.relayout(ones, (out_axis, *[None] * x.shape.rank))
+            ones = mesh.reshard(ones, (out_axis, *[None] * x.shape.rank))
             x = tf.expand_dims(x, 0) * ones
         w = tf.reshape(w, [*kernel, n, inputs // n, m, outputs // m])
         w = tf.transpose(w, [4, 2, 0, 1, 3, 5])
         one = [d for d, axis in enumerate((out_axis, in_axis)) if axis is None]
         w = tf.squeeze(w, one) if one else w
-    x = mesh.relayout(x, (*lead, *parts.axes(None)))
+    x = mesh.reshard(x, (*lead, *parts.axes(None)))
     w = mesh.gathered(w, (*lead, None, None, None, None))
     y = window_slices.convolution(
         x, w, sizes=_outputs(cuts), strides=window.strides, dilations=window.dilations
     )
-    y = mesh.relayout(y, (*lead, *parts.axes(None)))
+    y = mesh.reshard(y, (*lead, *parts.axes(None)))
     if in_axis is not None:
         y = tf.reduce_sum(y, len(lead) - 1)
     if out_axis is None and groups == 1:
-        return mesh.relayout(y, parts.axes(None))
+        return mesh.reshard(y, parts.axes(None))
     y = tf.transpose(y, [*range(1, y.shape.rank - 1), 0, y.shape.rank - 1])
     return tf.reshape(y, [*y.shape[:-2], outputs])
 
@@ -286,4 +286,4 @@ def _settled(y: tf.Tensor, batch: str | None, channels: str | None, mesh: ImageM
     """Constrains outputs: channels as they were computed, height and width by the rules."""
     height, width = mesh.image_axes(y.shape)[1:3]
     height, width = (None if axis == channels else axis for axis in (height, width))
-    return mesh.relayout(y, (batch, height, width, channels))
+    return mesh.reshard(y, (batch, height, width, channels))

@@ -235,9 +235,9 @@ class MeshBackend(StageBackend):
 
     def stored(self, x: tf.Tensor, spec: WeightSpec, kind: Kind) -> tf.Tensor:
         """See `StageBackend`."""
-        return self._placement.relayout(x, self._axes(spec, kind))
+        return self._placement.reshard(x, self._axes(spec, kind))
 
     def replicated(self, x: Any) -> tf.Tensor:
         """See `StageBackend`."""
         x = tf.convert_to_tensor(x)
-        return self._placement.relayout(x, (None,) * x.shape.rank)
+        return self._placement.reshard(x, (None,) * x.shape.rank)

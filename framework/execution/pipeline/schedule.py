@@ -32,6 +32,7 @@ import difflib
 import functools
 from collections.abc import Iterator
 
+from tekso.framework.costs.timing import in_ticks
 from tekso.framework.execution.pipeline.actions import (
     BACKWARD,
     FORWARD,
@@ -43,7 +44,6 @@ from tekso.framework.execution.pipeline.actions import (
     Work,
     listed,
 )
-from tekso.framework.execution.pipeline.timing import in_ticks
 from tekso.framework.params import Configurable, param
 
 

@@ -14,7 +14,7 @@ import sys
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 from tekso.framework import registry, schedules
-from tekso.framework.execution import device_types
+from tekso.framework.costs import device_types
 from tekso.framework.execution.mesh.layouts import MeshLayout, MeshShape, Rules
 from tekso.framework.planning import collectives, tracing
 from tekso.framework.planning.costs import CostModel

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from tekso.framework import ops, schedules
-from tekso.framework.execution import device_types
+from tekso.framework.costs import device_types
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.mesh.layouts import MeshLayout, MeshShape, Rules
 from tekso.framework.learner import Learner

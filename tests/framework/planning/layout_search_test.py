@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tekso.framework import registry, schedules
-from tekso.framework.execution import device_types
+from tekso.framework.costs import device_types
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.mesh import activations
 from tekso.framework.execution.mesh.layouts import LayoutError, MeshLayout, MeshShape, Rules

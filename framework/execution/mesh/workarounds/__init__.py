@@ -3,7 +3,7 @@
     file               workarounds
     compiler.py        compiler passes to disable, long error messages, calls from several threads
     retracing.py       names of loops that are in use, loops of another trace
-    tensors.py         loops, gradients of resharding, small integers
+    tensors.py         names and inputs of loops, gradients of resharding, small integers
     unsupported_ops.py ops that crash or give wrong values: rejected before the first step
 
 Every function says which defect it avoids. `tests/framework/execution/mesh/workarounds_program.py`

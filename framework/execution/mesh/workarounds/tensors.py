@@ -34,17 +34,17 @@ def loop_inputs(given: Iterable[tf.Tensor]) -> list[tf.Tensor]:
     return [tf.identity(tensor) for tensor in given]
 
 
-def resharded_both_ways(relayout: Callable[[tf.Tensor], tf.Tensor], x: tf.Tensor) -> tf.Tensor:
-    """Returns `relayout(x)`; its gradient is resharded by the same function.
+def resharded_both_ways(reshard: Callable[[tf.Tensor], tf.Tensor], x: tf.Tensor) -> tf.Tensor:
+    """Returns `reshard(x)`; its gradient is resharded by the same function.
 
     Defect: DTensor's own gradient, by relayout_like, crashes the process in some loops, and the
     gradient it returns cannot be resharded to the layout of the slots. A later op may give the
-    result of a relayout another layout only if an identity is between them.
+    result of resharding another layout only if an identity is between them.
     """
 
     @tf.custom_gradient
     def run(x: tf.Tensor) -> Any:
-        return relayout(x), lambda dy: tf.identity(relayout(dy))
+        return reshard(x), lambda dy: tf.identity(reshard(dy))
 
     return run(x)
 

@@ -6,8 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import processes
 import pytest
+import tensorflow as tf
+
+from tekso.framework.execution.mesh import control_flow
 
 PROGRAM = Path(__file__).with_name("control_flow_program.py")
 
@@ -27,6 +31,25 @@ def differences(*arguments: str) -> dict[str, dict[str, Any]]:
     done = processes.run([str(PROGRAM), *arguments])
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_gradients_of_bfloat16_weights_are_summed_in_float32() -> None:
+    """In bfloat16, 256 + 1 is 256."""
+
+    class Context:
+        is_training = True
+
+    def iteration(i: Any, theta: Any, state: Any, x: Any) -> Any:
+        return state, [theta[0] * x[0]], []
+
+    loop = control_flow._Loop(Context(), iteration, 1024, [None])
+    with tf.GradientTape() as tape:
+        w = tf.ones([2], tf.bfloat16)
+        tape.watch(w)
+        _, (stacked,), _ = loop.run([w], [tf.constant(0.0)], [tf.ones([1024, 2], tf.bfloat16)])
+    gradient = tape.gradient(stacked, w)
+    assert gradient.dtype == tf.bfloat16
+    np.testing.assert_array_equal(tf.cast(gradient, tf.float32), [1024, 1024])
 
 
 def check(report: dict[str, dict[str, Any]]) -> None:

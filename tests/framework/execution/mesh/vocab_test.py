@@ -10,6 +10,8 @@ import tensorflow as tf
 
 from tekso.framework.execution.mesh import vocab
 from tekso.framework.primitives.fusion import no_fusion
+from tekso.framework.theta import Theta
+from tekso.models.layers.softmax import Softmax
 
 VOCAB, DIM = 6, 3
 TABLE = np.random.default_rng(0).normal(size=(VOCAB, DIM))
@@ -81,3 +83,13 @@ def test_the_gradient_of_a_frequent_row_is_not_rounded_at_every_sum(parts: int) 
     wanted = np.zeros([VOCAB, DIM], np.float32)
     wanted[0] = 2048
     np.testing.assert_array_equal(tf.cast(gradient, tf.float32), wanted)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_padding_of_a_float16_table_with_a_bias_is_no_nan(parts: int) -> None:
+    layer = Softmax.Params(input_dim=2, vocab_size=5, vocab_multiple=8, use_bias=True).instantiate()
+    bias = layer._bias(Theta(b=tf.zeros([8], tf.float16)))
+    x, table = tf.ones([3, 2], tf.float16), tf.ones([8, 2], tf.float16)
+    labels = tf.constant([0, 4, 2])
+    found = vocab.cross_entropy(Parts(parts), x, table, labels, bias, 0.1, 5)
+    np.testing.assert_allclose(found, np.log(5) * np.ones(3), rtol=1e-3)

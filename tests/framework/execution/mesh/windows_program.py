@@ -50,7 +50,7 @@ class Case(NamedTuple):
     dims: dict[str, tuple[str | None, ...]] = {}  # noqa: RUF012
 
 
-def relayout(x: tf.Tensor, axes: Layout) -> tf.Tensor:
+def reshard(x: tf.Tensor, axes: Layout) -> tf.Tensor:
     return dtensor.relayout(x, dtensor_layout(axes))
 
 
@@ -60,20 +60,20 @@ def dtensor_layout(axes: Layout) -> Any:
 
 def put(value: np.ndarray, axes: Layout) -> tf.Tensor:
     whole = dtensor.copy_to_mesh(tf.constant(value), dtensor_layout((None,) * value.ndim))
-    return relayout(whole, axes)
+    return reshard(whole, axes)
 
 
 def fetched(value: tf.Tensor) -> np.ndarray:
-    return dtensor.unpack(relayout(value, (None,) * value.shape.rank))[0].numpy()
+    return dtensor.unpack(reshard(value, (None,) * value.shape.rank))[0].numpy()
 
 
 class MeshContext(StepContext):
     """The windowed ops and the pins of a context on a mesh."""
 
-    images = windows.ImageMesh.of(LAYOUT, relayout, relayout)
+    images = windows.ImageMesh.of(LAYOUT, reshard, reshard)
 
     def constrain(self, x: tf.Tensor, dims: Sequence[str | None]) -> tf.Tensor:
-        return relayout(x, LAYOUT.of(dims, x.shape))
+        return reshard(x, LAYOUT.of(dims, x.shape))
 
     def constrain_image(self, x: tf.Tensor) -> tf.Tensor:
         return self.images.constrain_image(x)

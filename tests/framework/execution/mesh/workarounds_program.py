@@ -73,7 +73,7 @@ def inner_relayout(place: Place, avoided: bool) -> bool:
     """The default resharding between two inner dims of a tensor of rank 4 gives wrong values."""
     x = _values(2, 4, 4, 4)
     placed = place.put(x, (None, "m", None, None))
-    return _equal(place, place.relayout(placed, (None, None, "m", None)), x)
+    return _equal(place, place.reshard(placed, (None, None, "m", None)), x)
 
 
 def concatenated_shards(place: Place, avoided: bool) -> bool:
@@ -83,8 +83,8 @@ def concatenated_shards(place: Place, avoided: bool) -> bool:
     def join(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
         joined = tf.concat([x, y], 1)
         if avoided:
-            joined = tf.identity(place.relayout(joined, WHOLE_2D))
-        return place.relayout(joined, COLUMNS)
+            joined = tf.identity(place.reshard(joined, WHOLE_2D))
+        return place.reshard(joined, COLUMNS)
 
     return _equal(place, _run(join, place.put(x), place.put(y)), np.concatenate([x, y], 1))
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from tekso.framework.execution.pipeline import graph_work
+from tekso.framework.costs import graph_work
 
 
 def count(function: Callable[..., Any], *shapes: tuple[int, ...]) -> graph_work.GraphWork:

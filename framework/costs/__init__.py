@@ -1,0 +1,1 @@
+"""The cost model: operations, bytes and times of pieces, and the timing of a schedule."""
