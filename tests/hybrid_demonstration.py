@@ -2,9 +2,9 @@
 
     python tests/hybrid_demonstration.py
 
-It starts four workers and a parameter server on this machine. One worker is suspended for most of
-the time. Each mode trains a small model until its mean loss is below a limit, for MOST updates at most;
-the program prints how long this took.
+It starts four workers and a parameter server on this machine. One worker is suspended half of the
+time. Each mode trains a small model until its mean loss is below a limit, for a limited number of
+updates; the program prints how long this took.
 """
 
 from __future__ import annotations
