@@ -121,6 +121,13 @@ HOW: list[tuple[str, Run | TestedBy]] = [
         ),
     ),
     (
+        r"tekso-trainer .*execution\.updates.*",
+        TestedBy(
+            "tests/framework/execution/parameter_servers_test.py"
+            "::test_workers_are_lost_and_come_back_while_updates_go_on_and_a_lost_server_ends_the_run"
+        ),
+    ),
+    (
         r"tekso-(worker --address|trainer .*execution\.workers)=.*",
         TestedBy(
             "tests/framework/execution/pipeline/remote_test.py"

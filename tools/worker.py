@@ -1,4 +1,4 @@
-"""tekso-worker: provides the devices of this process to a pipeline that another process drives."""
+"""tekso-worker: provides the devices of this process to a trainer that drives them."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ from tekso.framework.execution.errors import ExecutionError
 if TYPE_CHECKING:
     from tekso.framework.execution.data_parallel import DataParallel
     from tekso.framework.execution.mesh_sharded import MeshSharded
+    from tekso.framework.execution.parameter_servers import Asynchronous, Hybrid
     from tekso.framework.execution.pipeline.stages_on_mesh import StagesOnMesh
     from tekso.framework.execution.pipelined import Pipelined
     from tekso.framework.execution.spmd_pipelined import SpmdPipelined
@@ -29,6 +30,8 @@ EXECUTIONS: dict[str, str] = {
 _MODULES = {
     **{kind: name for name, kind in EXECUTIONS.items()},
     "StagesOnMesh": "pipeline.stages_on_mesh",
+    "Asynchronous": "parameter_servers",
+    "Hybrid": "parameter_servers",
 }
 """{class: its module in this package}."""
 
@@ -66,10 +69,12 @@ if not TYPE_CHECKING:  # so that mypy and editors reject a typo
 
 __all__ = [
     "EXECUTIONS",
+    "Asynchronous",
     "DataParallel",
     "Execution",
     "ExecutionError",
     "ExecutionProgram",
+    "Hybrid",
     "MeshSharded",
     "Pipelined",
     "SpmdPipelined",

@@ -104,10 +104,13 @@ class ExecutionProgram(abc.ABC):
       serialize_calls: whether callers should make one `call` at a time, with inputs of one shape.
       part: (index, number of parts): the part of every global batch that this process passes to
         `train_step` and `eval_step`; see `Input.part`. Their results are those of the whole batch.
+      concurrent_steps: number of steps of one call of `train_steps` that are computed at the same
+        time; the results of a run depend on it, and on the number of steps in a call.
     """
 
     serialize_calls: bool = False
     part: tuple[int, int] = (0, 1)
+    concurrent_steps: int = 1
 
     @abc.abstractmethod
     def specs(self) -> dict[str, WeightSpec]:
@@ -160,6 +163,10 @@ class ExecutionProgram(abc.ABC):
         Returns: the result of `train_step` of every step.
         """
         return [self.train_step(batch, step + i) for i, batch in enumerate(batches)]
+
+    def summary(self) -> list[str]:
+        """Returns lines about the training steps of this process, for the end of a run."""
+        return []
 
     @abc.abstractmethod
     def eval_step(self, batch: Batch) -> dict[str, tuple[Any, Any]]:

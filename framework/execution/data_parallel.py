@@ -28,6 +28,7 @@ from tekso.framework.execution.base import Execution, ExecutionProgram, Signatur
 from tekso.framework.execution.data_parallel_program import DataParallelProgram
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.process_sums import ProcessSums
+from tekso.framework.execution.updates import Updates
 from tekso.framework.layer import Layer
 from tekso.framework.params import param
 from tekso.framework.path_patterns import listed
@@ -54,18 +55,35 @@ class DataParallel(Execution):
             default="auto",
             old_values={"stretches": "clusters"},
         )
+        updates: Updates.Params | None = param(
+            "How updates of other processes are combined. Asynchronous or Hybrid: workers compute "
+            "gradients, and parameter servers store the weights; None: synchronous, over the "
+            "devices of the process or the processes of --cluster.",
+            default=None,
+        )
 
     def __init__(self, params: Any) -> None:
         super().__init__(params)
         self._strategy: tf.distribute.Strategy | None = None
         self._cluster: Cluster | None = None
+        updates = self.params.updates
+        self._updates: Updates | None = updates.instantiate() if updates is not None else None
 
     def join(self, cluster: Cluster) -> None:
         """See `Execution`."""
+        if self._updates is not None:
+            raise ExecutionError(
+                f"execution.updates is {type(self._updates).__name__}, whose workers are driven by "
+                f"one process, but {cluster.source} defines {cluster.size} processes: set "
+                "--cluster=none, or execution.updates to None for synchronous updates"
+            )
         self._cluster = cluster
 
     def setup_devices(self, *, tpu: str | None = None, cpu_devices: int | None = None) -> None:
         """See `Execution`."""
+        if self._updates is not None:
+            self._updates.setup_devices(tpu=tpu, cpu_devices=cpu_devices)
+            return
         if self._cluster is not None:
             _check_one_device(tpu, cpu_devices)
         gpus = [] if tpu or cpu_devices else tf.config.list_physical_devices("GPU")
@@ -85,6 +103,11 @@ class DataParallel(Execution):
     def program(self, step: Step, batch: Signature) -> ExecutionProgram:
         """See `Execution`."""
         task, learner = step.task, step.learner
+        if self._updates is not None:
+            parts = self._updates.parts(step, batch)
+            if parts > 1:
+                _warn_of_coupled_examples(task, parts * learner.params.accumulation_steps)
+            return self._updates.program(self._program_alone(step, batch, parts), step)
         batch_size = num_examples(batch)
         strategy = self._strategy or tf.distribute.get_strategy()
         processes = ProcessSums()
@@ -108,6 +131,16 @@ class DataParallel(Execution):
         if coupling and replicas > 1:
             _check_outside_of_loops(coupling, task, parts=parts, xla=xla)
         return DataParallelProgram(step, strategy, processes, towers=towers, xla=xla)
+
+    def _program_alone(self, step: Step, batch: Signature, parts: int) -> DataParallelProgram:
+        """Returns the program of one device that computes one of the equal parts of a batch."""
+        strategy = tf.distribute.get_strategy()
+        towers = 1  # a worker may share its cores with other workers
+        if self.params.towers is not None:
+            examples = num_examples(batch) // (parts * step.learner.params.accumulation_steps)
+            coupling = [layer.path for layer in step.task.walk() if layer.couples_examples]
+            towers = self._num_towers(coupling, strategy, examples)
+        return DataParallelProgram(step, strategy, towers=towers, xla=self._xla(strategy))
 
     def _num_cores(self) -> int:
         """Returns the number of cores for this process."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -20,29 +20,13 @@ from tekso.framework.execution.batch_parts import (
 )
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.process_sums import ProcessSums
+from tekso.framework.execution.replica_context import ReplicaContext, replica_number
 from tekso.framework.execution.shards import Owners, Shard, Slices, chunks, cut_out, whole
 from tekso.framework.execution.state import Stored, checked_state
 from tekso.framework.primitives.fusion import XlaFusion, no_fusion
 from tekso.framework.state import State
 from tekso.framework.step import Flat, Step, Sums, added, part_sums, unscaled, with_gradients
 from tekso.framework.weight_spec import WeightSpec
-
-
-def _sum_over_replicas(ctx: StepContext, x: tf.Tensor) -> tf.Tensor:
-    return cast(ReplicaContext, ctx).all_reduce(x)
-
-
-_FORMS = {"sum_over_replicas": _sum_over_replicas}
-
-
-class ReplicaContext(StepContext):
-    """The step context of a part of the batch on one of several devices."""
-
-    forms = _FORMS
-
-    def __init__(self, *, all_reduce: Callable[[Any], Any], **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.all_reduce = all_reduce
 
 
 class DataParallelProgram(ExecutionProgram):
@@ -80,14 +64,15 @@ class DataParallelProgram(ExecutionProgram):
     def initialize(self) -> None:
         """See `ExecutionProgram`."""
         specs = self.specs()
-        self._assign(lambda key: specs[key].initial_value(self._step.seed))
+        self.assign(lambda key: specs[key].initial_value(self._step.seed))
 
     def restore(self, read: Callable[[str], Stored], keys: Set[str]) -> None:
         """See `ExecutionProgram`."""
         values = checked_state(self.specs(), read, keys)
-        self._assign(lambda key: values[key][whole(values[key].shape)])
+        self.assign(lambda key: values[key][whole(values[key].shape)])
 
-    def _assign(self, value: Callable[[str], np.ndarray]) -> None:
+    def assign(self, value: Callable[[str], np.ndarray]) -> None:
+        """Sets the whole state; `value` returns the array of a key."""
         variables = self._variables.keyed()
         with self._strategy.scope():
             for key, spec in self.specs().items():
@@ -205,7 +190,7 @@ class DataParallelProgram(ExecutionProgram):
         weight = self._all_reduce(self._step.loss_weight(batch))
         gradients, sums = self._replica_gradients(batch, step, weight)
         old = self._variables.map(tf.convert_to_tensor)
-        new, metrics = self._update(_replica_number())(old, gradients, sums, step)
+        new, metrics = self.updated(old, gradients, sums, step, replica=replica_number())
         for mapping, values in zip(self._variables, new, strict=True):
             for path, value in values.items():
                 mapping[path].assign(value)
@@ -215,14 +200,42 @@ class DataParallelProgram(ExecutionProgram):
         self, batch: Any, step: tf.Tensor, total_weight: tf.Tensor
     ) -> tuple[Gradients, Sums]:
         """Computes the part of this replica; returns gradients and sums of the global batch."""
-        weights = _values(self._variables.weights)
-        scale = self._step.loss_scale(self._variables.slots)
-        size = size_of(batch)
-        num_examples = size * self.num_replicas
+        size, number = size_of(batch), replica_number()
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        replica += self._processes.process  # there is one replica if there are several processes
+        found = self.part_gradients(
+            _values(self._variables.weights),
+            self._step.loss_scale(self._variables.slots),
+            batch,
+            start=replica * size,
+            num_examples=size * self.num_replicas,
+            step=step,
+            total_weight=total_weight,
+            replica=number,
+        )
+        if self.num_replicas == 1:
+            return found
+        gradients, sums = found
+        gradients, sums = self._all_reduce((added(gradients), sums))
+        return [gradients], sums
+
+    def part_gradients(
+        self,
+        weights: Flat,
+        scale: tf.Tensor | None,
+        batch: Any,
+        *,
+        start: Any,
+        num_examples: int,
+        step: tf.Tensor,
+        total_weight: tf.Tensor,
+        replica: int = 0,
+    ) -> tuple[Gradients, Sums]:
+        """Computes a part of a batch, from its example `start` on; returns gradients and sums."""
 
         def tower(part: Any, start: Any, number: int) -> tuple[Gradients, Sums]:
             offset = tf.convert_to_tensor(start, tf.int32)
-            compute = self._tower((_replica_number(), number), num_examples)
+            compute = self._tower((replica, number), num_examples)
             gradients, sums = compute(weights, part, offset, step, total_weight, scale)
             return [gradients], sums
 
@@ -230,15 +243,10 @@ class DataParallelProgram(ExecutionProgram):
             count = parts_of(size_of(part), self._towers)
             return side_by_side(part, start, count, tower)
 
-        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-        replica += self._processes.process  # there is one replica if there are several processes
-        count = parts_of(size, self._accumulation)  # of a later batch of another size, maybe fewer
-        found = one_after_the_other(batch, replica * size, count, towers)
-        if self.num_replicas == 1:
-            return found
-        gradients, sums = found
-        gradients, sums = self._all_reduce((added(gradients), sums))
-        return [gradients], sums
+        # A later batch of another size may have fewer parts.
+        return one_after_the_other(
+            batch, start, parts_of(size_of(batch), self._accumulation), towers
+        )
 
     def _all_reduce(self, nest: Any) -> Any:
         """Returns a nest of tensors, summed over the replicas of all processes."""
@@ -308,11 +316,20 @@ class DataParallelProgram(ExecutionProgram):
     ) -> Any:
         return self._step.update(state, added(gradients), sums, step, fuse=fuse)
 
-    def _update(self, replica: int) -> Callable[..., Any]:
-        """Returns the update of a replica, compiled once for batches of all shapes."""
+    def updated(
+        self,
+        state: State[Any],
+        gradients: Gradients,
+        sums: Sums,
+        step: tf.Tensor,
+        *,
+        replica: int = 0,
+    ) -> Any:
+        """Returns the result of `Step.update`, compiled once for batches of all shapes."""
         if self._xla == "step":
-            return self._compiled_update
-        return functools.partial(self._new_state, fuse=self._fusion(("update", replica)))
+            return self._compiled_update(state, gradients, sums, step)
+        fuse = self._fusion(("update", replica))
+        return self._new_state(state, gradients, sums, step, fuse=fuse)
 
     def _first(self, per_replica: Any) -> Any:
         return tf.nest.map_structure(
@@ -350,7 +367,7 @@ class DataParallelProgram(ExecutionProgram):
         weights, size = self._evaluation_weights(), size_of(batch)
 
         def tower(part: Any, start: Any, number: int) -> tuple[Gradients, Any]:
-            compute = self._eval_tower((_replica_number(), number), whole)
+            compute = self._eval_tower((replica_number(), number), whole)
             return [], compute(weights, part, tf.convert_to_tensor(start, tf.int32))
 
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
@@ -378,9 +395,3 @@ class DataParallelProgram(ExecutionProgram):
 
 def _values(variables: Mapping[str, tf.Variable]) -> Flat:
     return {path: tf.convert_to_tensor(variable) for path, variable in variables.items()}
-
-
-def _replica_number() -> int:
-    """Returns the index of the replica being traced; 0 if one trace serves all replicas (TPU)."""
-    replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-    return int(tf.get_static_value(replica) or 0)

@@ -181,6 +181,8 @@ def assemble(
     program = execution.build(
         task, learner, seed=seed, batch=signature, dtype=run.params.activation_dtype
     )
+    if trains:
+        _check_steps_per_call(run.params.steps_per_call, program.concurrent_steps)
     if isinstance(program, DataParallelProgram):
         _check_eval_batches(eval_inputs, program.num_replicas)
     if reads_data:
@@ -225,3 +227,13 @@ def _check_eval_batches(eval_inputs: Mapping[str, Input], num_devices: int) -> N
                 f"eval_inputs.{name} has batches of {size} examples, fewer than the {num_devices} "
                 f"devices: set eval_inputs.{name}.batch_size to at least {num_devices}"
             )
+
+
+def _check_steps_per_call(given: int, concurrent: int) -> None:
+    """Raises an ExecutionError if a call has fewer steps than are computed at the same time."""
+    if given < concurrent:
+        raise ExecutionError(
+            f"run.steps_per_call is {given}, but the execution computes {concurrent} steps of a "
+            "call at the same time: with fewer, workers would be idle. Set run.steps_per_call to "
+            f"at least {concurrent}, better to {20 * concurrent}"
+        )

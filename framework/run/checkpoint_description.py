@@ -94,6 +94,7 @@ class Description:
             raise ValueError(f"the description lacks {', '.join(sorted(missing))}")
         for name in known & fields.keys():
             _check_type(name, fields[name])
+        _check_input(fields.get("input", {}))
         return Description(**{name: value for name, value in fields.items() if name in known})
 
 
@@ -108,6 +109,14 @@ def _check_type(name: str, value: Any) -> None:
             raise ValueError(f"{name}: {key} must be {_NAMES[inside]}")
         if name == "files" and not _is_of(part.get("size_bytes"), int):
             raise ValueError(f"{name}: {key} has no size_bytes")
+
+
+def _check_input(input: Mapping[str, Any]) -> None:
+    """Raises a ValueError unless the position in the input is described as `at` does."""
+    for name in ("seed", "position"):
+        if name in input and not _is_of(input[name], int):
+            raise ValueError(f"input: {name} must be an integer")
+    SkippedBatches.of(input)
 
 
 def _is_of(value: Any, wanted: Any) -> bool:

@@ -242,6 +242,7 @@ def _conclude(
         references=references,
         ended_early=outcome.ended_early,
     )
+    lines += [f"  {line}" for line in parts.program.summary()]
     width = job.console.width
     lines += summary.places(job.logdir, newest=outcome.step, best=best_step, width=width)
     lines += summary.next_commands(

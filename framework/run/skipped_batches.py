@@ -32,9 +32,23 @@ class SkippedBatches:
 
     @staticmethod
     def of(input: Mapping[str, Any]) -> SkippedBatches:
-        """Returns the skipped batches from the field `input` of a checkpoint's description."""
-        ranges = tuple((int(s), int(first), int(end)) for s, first, end in input.get(_SKIPPED, ()))
-        return SkippedBatches(ranges, int(input.get(_ROLLBACKS, 0)))
+        """Returns the skipped batches from the field `input` of a checkpoint's description.
+
+        Raises:
+          ValueError: the field does not have the form that `described` writes.
+        """
+        ranges, rollbacks = input.get(_SKIPPED, []), input.get(_ROLLBACKS, 0)
+        if not isinstance(ranges, list) or not all(map(_is_range, ranges)):
+            raise ValueError(
+                f"input: {_SKIPPED} must be a list of [step, first, end], three integers with "
+                "first < end"
+            )
+        if not _is_count(rollbacks):
+            raise ValueError(f"input: {_ROLLBACKS} must be an integer, at least 0")
+        steps = [step for step, _, _ in ranges]
+        if steps != sorted(steps):
+            raise ValueError(f"input: {_SKIPPED} must be in ascending order of step")
+        return SkippedBatches(tuple((s, first, end) for s, first, end in ranges), rollbacks)
 
     def described(self, input: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the field `input` of a description, with the skipped batches."""
@@ -77,3 +91,12 @@ class SkippedBatches:
         earlier = SkippedBatches(tuple(one for one in self.ranges if one[0] < begin))
         skipped = (begin, earlier.position(begin), self.position(end - 1) + 1)
         return SkippedBatches((*earlier.ranges, skipped), self.rollbacks + 1)
+
+
+def _is_range(value: Any) -> bool:
+    is_list = isinstance(value, list) and len(value) == 3 and all(map(_is_count, value))
+    return is_list and value[1] < value[2]
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

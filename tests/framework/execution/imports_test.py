@@ -52,7 +52,7 @@ def closure(start: str) -> dict[str, Path]:
 @pytest.mark.parametrize(
     ("name", "most", "unused"),
     [
-        ("data_parallel", 1600, ("mesh", "pipeline")),
+        ("data_parallel", 1700, ("mesh", "pipeline", "parameter_server")),
         ("pipelined", 6000, ("mesh", "spmd")),
     ],
 )

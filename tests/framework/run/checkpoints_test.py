@@ -245,6 +245,14 @@ def test_all_damaged_is_an_error_that_names_them_and_deletes_nothing(tmp_path: P
         ({"files": {"tensors.index": {"size_bytes": "9"}}}, "tensors.index has no size_bytes"),
         ({"tensors": 1}, "tensors must be an object"),
         ({"metrics": {"dev/loss": []}}, "metrics: dev/loss must be a number"),
+        ({"input": {"seed": "1"}}, "input: seed must be an integer"),
+        ({"input": {"position": [3]}}, "input: position must be an integer"),
+        ({"input": {"skipped_batches": 5}}, "input: skipped_batches must be a list of"),
+        ({"input": {"skipped_batches": [[1, 2]]}}, "input: skipped_batches must be a list of"),
+        ({"input": {"skipped_batches": [[1, 2, "3"]]}}, "skipped_batches must be a list of"),
+        ({"input": {"skipped_batches": [[1, 3, 3]]}}, "skipped_batches must be a list of"),
+        ({"input": {"skipped_batches": [[9, 2, 3], [1, 2, 3]]}}, "in ascending order of step"),
+        ({"input": {"rollbacks": None}}, "input: rollbacks must be an integer"),
     ],
 )
 def test_a_description_with_values_of_other_types_is_damaged(

@@ -1,0 +1,33 @@
+"""The step context of one of several data-parallel devices, which can sum over all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import tensorflow as tf
+
+from tekso.framework.context import StepContext
+
+
+def _sum_over_replicas(ctx: StepContext, x: tf.Tensor) -> tf.Tensor:
+    return cast(ReplicaContext, ctx).all_reduce(x)
+
+
+_FORMS = {"sum_over_replicas": _sum_over_replicas}
+
+
+class ReplicaContext(StepContext):
+    """The step context of a part of the batch on one of several devices."""
+
+    forms = _FORMS
+
+    def __init__(self, *, all_reduce: Callable[[Any], Any], **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.all_reduce = all_reduce
+
+
+def replica_number() -> int:
+    """Returns the index of the replica being traced; 0 if one trace serves all replicas (TPU)."""
+    replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+    return int(tf.get_static_value(replica) or 0)
