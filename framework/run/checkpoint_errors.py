@@ -32,7 +32,7 @@ class DeletedCheckpointError(CheckpointError):
             "deletes old checkpoints. Repeat the command, or increase run.keep_last_checkpoints"
         )
 
-    exit_code = ExitCode.DISK_FULL
+    exit_code = ExitCode.FAILED
 
 
 class DamagedCheckpointError(CheckpointError):

@@ -59,7 +59,7 @@ EXECUTIONS: dict[str, dict[str, Any]] = {
         "rematerialize": "all",
         "stages_on": {"mesh": "model:2", "rules": "tensor"},
     },
-    "spmd": {"kind": "SpmdPipelined", "rematerialize": "all"},
+    "spmd": {"kind": "SpmdPipelined", "rematerialize": "all", "num_stages": 3},
 }
 
 MODELS = (

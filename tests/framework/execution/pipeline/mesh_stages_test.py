@@ -21,6 +21,7 @@ from equality_test import check
 
 from tekso.framework.execution import ExecutionError, MeshSharded, Pipelined
 from tekso.framework.execution.base import signature_of
+from tekso.framework.execution.mesh.sharding_mesh import ShardingMesh
 from tekso.framework.execution.pipeline import stages_on_mesh
 from tekso.framework.execution.pipeline.stages_on_mesh import StagesOnMesh
 
@@ -179,7 +180,8 @@ def test_an_axis_over_which_nothing_of_a_stage_is_split_is_warned_of(
     said: list[str] = []
     monkeypatch.setattr(logging, "warning", lambda text, *values: said.append(text % values))
     monkeypatch.setattr(stages_on_mesh, "MeshBackend", lambda *args, **rest: None)  # no device
-    monkeypatch.setattr(MeshSharded, "num_devices", lambda self: 4)
+    monkeypatch.setattr(ShardingMesh, "num_devices", lambda self: 4)
+    monkeypatch.setattr(ShardingMesh, "make", lambda self, shape, number: None)
     task = small_models.MODELS["dense"]().instantiate()
     batch = signature_of(small_models.batch("dense", 0))
 
