@@ -32,8 +32,6 @@ class DeletedCheckpointError(CheckpointError):
             "deletes old checkpoints. Repeat the command, or increase run.keep_last_checkpoints"
         )
 
-    exit_code = ExitCode.FAILED
-
 
 class DamagedCheckpointError(CheckpointError):
     """A checkpoint is incomplete or its bytes have changed."""
