@@ -27,7 +27,6 @@ from tekso.framework.loss_scale import SCALE
 from tekso.framework.primitives.fusion import Fuse, no_fusion
 from tekso.framework.state import State
 from tekso.framework.task import Batch, LossSums, Task
-from tekso.framework.theta import SEPARATOR
 from tekso.framework.weight_spec import WeightSpec
 from tekso.framework.weight_update import select
 
@@ -223,12 +222,7 @@ class Step:
         """
         means = {name: tf.math.divide_no_nan(*pair) for name, pair in statistics.items()}
         changed = self.learner.without_frozen(self.task.new_statistics(weights, means))
-        # A layer whose examples were all masked has no mean.
-        is_seen = {_owner(name): weight > 0 for name, (_, weight) in statistics.items()}
-        return {
-            path: select(tf.logical_and(is_finite, is_seen[_owner(path)]), value, weights[path])
-            for path, value in changed.items()
-        }
+        return {path: select(is_finite, value, weights[path]) for path, value in changed.items()}
 
     def report(self, sums: Sums, total_weight: tf.Tensor, learner_metrics: Flat) -> Flat:
         """Returns the result of `ExecutionProgram.train_step`: {name: mean over the global batch}.
@@ -246,11 +240,6 @@ class Step:
             **{f"aux/{name}": value for name, value in sums.auxiliary.items()},
             **learner_metrics,
         }
-
-
-def _owner(path: str) -> str:
-    """Returns the path of the layer to which a weight or a statistic belongs."""
-    return path.rpartition(SEPARATOR)[0]
 
 
 def used_specs(specs: Mapping[str, WeightSpec], dtype: str) -> dict[str, WeightSpec]:

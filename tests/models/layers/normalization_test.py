@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tekso.framework import ops, optimizers, schedules
+from tekso.framework import ops
 from tekso.framework import theta as theta_lib
 from tekso.framework.context import StepContext
-from tekso.framework.learner import Learner
-from tekso.framework.step import Step
 from tekso.framework.theta import Theta
 from tekso.models.layers.normalization import BatchNorm, LayerNorm, Norm, RMSNorm
 
@@ -252,30 +250,3 @@ def test_batch_norm_keeps_bfloat16() -> None:
 def test_a_decay_of_one_is_refused() -> None:
     with pytest.raises(ValueError, match=r"decay 1.0 is not in \[0, 1\)"):
         BatchNorm.Params(dim=3, decay=1.0).instantiate()
-
-
-class _OneNorm:
-    """A task that has only a BatchNorm."""
-
-    def __init__(self, layer: BatchNorm) -> None:
-        self._layer = layer
-        self.specs, self.new_statistics = layer.specs, layer.new_statistics
-
-
-def test_a_step_whose_examples_are_all_masked_keeps_the_statistics() -> None:
-    layer = BatchNorm.Params(dim=2).instantiate()
-    learner = Learner.Params(
-        optimizer=optimizers.SGD.Params(), schedule=schedules.Constant.Params(value=0.1)
-    )
-    step = Step(_OneNorm(layer), learner.instantiate(), seed=0)
-    weights = {"moving_mean": tf.ones([2]), "moving_variance": 4 * tf.ones([2])}
-    names = list(layer.init())
-    weights = {name: weights.get(name, tf.ones([2])) for name in names}
-    nothing = tf.zeros([2]), tf.constant(0.0)
-    kept = step.new_statistics(weights, {"shift": nothing, "square": nothing}, tf.constant(True))
-    assert set(kept) == {"moving_mean", "moving_variance"}
-    for name, value in kept.items():
-        np.testing.assert_array_equal(value, weights[name])
-    one = 3 * tf.ones([2]), tf.constant(1.0)
-    moved = step.new_statistics(weights, {"shift": one, "square": one}, tf.constant(True))
-    assert not np.array_equal(moved["moving_mean"], weights["moving_mean"])
