@@ -252,6 +252,7 @@ def _conclude(
         evaluates=bool(parts.eval_inputs),
         decodes=decodes,
         decoding=task_results.setting_to_try(parts.task, parts.eval_inputs),
+        ended_early=bool(outcome.ended_early),
     )
     for line in lines:
         job.console.line(line)

@@ -79,6 +79,7 @@ def next_commands(
     evaluates: bool = True,
     decodes: bool = True,
     decoding: str | None = None,
+    ended_early: bool = False,
 ) -> list[str]:
     """Returns lines with commands to try next; each command reads its Params from the logdir.
 
@@ -89,16 +90,18 @@ def next_commands(
       evaluates: whether there are evaluation inputs.
       decodes: whether the task decodes.
       decoding: a setting to try in decoding, "path=value".
+      ended_early: whether early stopping ended the run; more steps alone would not continue it.
     """
     place = shlex.join([f"--logdir={logdir.path}"])
     flags = shlex.join([*(f"--import={name}" for name in imports), f"--logdir={logdir.path}"])
     base = f"{typed(_TRAINER)} {flags}"
+    more = "--set run.early_stopping.patience=0" if ended_early else f"--steps={2 * max(steps, 50)}"
     setting = f" --set {shlex.quote(decoding)}" if decoding else ""
     return [
         "what to type next:",
         *([f"  {base} --mode=decode{setting}"] if decodes else []),
         *([f"  {base} --mode=eval"] if evaluates else []),
-        f"  {base} --steps={2 * max(steps, 50)}",
+        f"  {base} {more}",
         f"  {typed('tensorboard')} {place}",
     ]
 

@@ -477,6 +477,12 @@ def test_the_summary_compares_says_where_things_lie_and_what_to_type(tmp_path: P
     assert "--set" not in text
     few = summary.next_commands(Logdir("run"), 5, evaluates=False, decodes=False)
     assert [line.split("--logdir=run")[1] for line in few[1:]] == [" --steps=100", ""]
+    ended = summary.next_commands(
+        Logdir("run"), 15, evaluates=False, decodes=False, ended_early=True
+    )
+    assert [line.split("--logdir=run")[1] for line in ended[1:]] == [
+        " --set run.early_stopping.patience=0", "",
+    ]  # fmt: skip
     decoding = """task.decode.prompts=["It's"]"""
     lines = summary.next_commands(Logdir("run"), 5, decoding=decoding)
     assert shlex.split(lines[1]) == [
