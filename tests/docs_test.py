@@ -193,6 +193,7 @@ HOW: list[tuple[str, Run | TestedBy]] = [
     ),
     (r"tekso-ckpt (export|import|merge) .*", Run(prints=r"exported|imported|merged")),
     (r"tekso-ckpt list .*", Run(prints=rf"(?m)^step_0+{STEPS} ")),
+    (r"tekso-ckpt verify .*", Run(prints=r": good")),
     (r"tekso-ckpt inspect .*", Run(prints=r"weights/model/")),
     (r"tekso-new-task my_task", Run(leaves="my_task/experiments.py", prints=r"wrote .*my_task")),
     (

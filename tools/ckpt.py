@@ -15,7 +15,7 @@ from absl import flags
 
 from tekso.framework import files
 from tekso.framework.commands import typed
-from tekso.tools import command_flags
+from tekso.tools import command_flags, reading_commands
 from tekso.tools.command_errors import UsageError
 
 if TYPE_CHECKING:  # slow to import, so the functions below import these modules when they run
@@ -26,7 +26,8 @@ if TYPE_CHECKING:  # slow to import, so the functions below import these modules
 
 PROGRAM = "tekso-ckpt"
 USAGE = "average --logdir=runs/tiny --last=5 --output=runs/tiny/averaged"
-COMMANDS = ("average", "list", "inspect", "export", "import", "merge")
+CHANGING = ("average", "list", "inspect", "export", "import", "merge")
+COMMANDS = (*CHANGING, *reading_commands.COMMANDS)
 TAKES = {
     "last": ("average",),
     "steps": ("average",),
@@ -36,6 +37,7 @@ TAKES = {
     "layout": ("export", "import"),
 }
 """The commands that a flag works with; the other flags work with all."""
+READING_FLAGS = ("format", "traceback")
 
 # A separate FlagValues, so that --help lists only these flags.
 FLAGS: Any = flags.FlagValues()  # type: ignore[no-untyped-call]
@@ -114,11 +116,11 @@ _define()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the tool; returns the exit code: 0 success, 1 error, 2 wrong command line."""
+    """Runs the tool; returns the exit code, one of `ExitCode`."""
     return command_flags.run(PROGRAM, FLAGS, argv, _run, help_text=_help)
 
 
-def _run(words: list[str]) -> None:
+def _run(words: list[str]) -> int | None:
     actions: dict[str, Callable[[list[str]], None]] = {
         "average": _average,
         "list": _list,
@@ -127,14 +129,17 @@ def _run(words: list[str]) -> None:
         "import": _import,
         "merge": _merge,
     }
-    if not words or words[0] not in actions:
+    if not words or words[0] not in COMMANDS:
         given = f"{words[0]!r} is not a command" if words else "a command is missing"
         raise UsageError(f"{given}: expected {', '.join(COMMANDS)}, as in {_usage()}")
+    if words[0] in reading_commands.COMMANDS:
+        return _read(*words)
     _check(*words)
     from tekso.tools import experiment_flags
 
     experiment_flags.load(FLAGS.model, FLAGS["import"].value)
     actions[words[0]](words[1:])
+    return None
 
 
 def _usage() -> str:
@@ -146,7 +151,8 @@ def _help() -> str:
         "average: writes a checkpoint with the mean of the weights of several checkpoints and the "
         "learner of the last one; it can be evaluated, decoded and restored as any other. To "
         "average checkpoints of several runs, give their paths. list: prints the checkpoints, and "
-        "whether each is good or damaged. inspect: prints the tensors of one, with their norms. "
+        "whether each is good or damaged. verify PATH: verifies a checkpoint, all checkpoints of a "
+        "run, or safetensors files. inspect: prints the tensors of one, with their norms. "
         "export: writes the weights of a checkpoint to a safetensors file. import FILE: writes a "
         "new run that begins with the weights of such a file, or of a folder of its shards. merge: "
         "writes a new run whose matrices contain the updates of the adapters of a run."
@@ -191,6 +197,21 @@ def _check(command: str, *paths: str) -> None:
             raise UsageError(
                 f"--steps: {step!r} is not a step; expected numbers, as in --steps=800,900"
             )
+
+
+def _read(command: str, *words: str) -> int:
+    """Runs a command that only reads; returns the exit code."""
+    for name in FLAGS:
+        if FLAGS[name].present and name not in READING_FLAGS:
+            raise UsageError(f"--{name} does not work with {command}")
+    if FLAGS.format == "safetensors":
+        raise UsageError("only export has --format=safetensors")
+    found = reading_commands.run(command, words)
+    if FLAGS.format == "json":
+        _print_json(found.record)
+    else:
+        print(found.text)
+    return found.exit_code
 
 
 # --- commands ---

@@ -21,6 +21,7 @@ import google_crc32c
 FOOTER_BYTES, MAGIC = 48, bytes.fromhex("57fb808b247547db")
 TRAILER_BYTES = 5  # after a block: kind of compression, checksum
 _LONGEST_VARINT = 10
+_LONGEST_KEY = 1 << 16  # bytes
 _MASK_DELTA = 0xA282EAD8
 
 
@@ -116,6 +117,8 @@ def _block_entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
         shared, at = varint(block, at)  # bytes of the key that are the same as in the previous key
         own, at = varint(block, at)
         length, at = varint(block, at)
+        if max(shared, own) > _LONGEST_KEY or at + own + length > end:
+            raise ValueError("it has an entry that is longer than its block or a key may be")
         key = key[:shared] + block[at : at + own]
         at += own
         yield key, block[at : at + length]

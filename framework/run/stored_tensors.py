@@ -10,10 +10,9 @@ its end. So its checksum is computed on the way, and memory is bounded by a chun
 
 from __future__ import annotations
 
-import contextlib
-import functools
+import collections
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Any
 
@@ -23,7 +22,8 @@ import numpy as np
 from tekso.framework import files
 from tekso.framework.run.checkpoint_errors import DamagedCheckpointError, first_line
 
-CHUNK_ELEMENTS = 1 << 22
+CHUNK_ELEMENTS = 1 << 20
+_MOST_OPEN_FILES = 16
 _OF_ML_DTYPES = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
 _OF_NUMPY = (
     "float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16",
@@ -57,7 +57,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class StoredTensor:
+class TensorInFiles:
     """A tensor in files.
 
     Attributes:
@@ -125,8 +125,7 @@ class TensorReader:
     """Reads tensors; keeps their files open until `close`, or until the end of a `with` block."""
 
     def __init__(self) -> None:
-        self._stack = contextlib.ExitStack()
-        self._open: Callable[[str], IO[bytes]] = functools.lru_cache(maxsize=None)(self._opened)
+        self._opened: collections.OrderedDict[str, IO[bytes]] = collections.OrderedDict()
 
     def __enter__(self) -> TensorReader:
         """Returns the reader."""
@@ -138,9 +137,10 @@ class TensorReader:
 
     def close(self) -> None:
         """Closes the files."""
-        self._stack.close()
+        while self._opened:
+            self._opened.popitem()[1].close()
 
-    def chunks(self, tensor: StoredTensor, most: int = CHUNK_ELEMENTS) -> Iterator[np.ndarray]:
+    def chunks(self, tensor: TensorInFiles, most: int = CHUNK_ELEMENTS) -> Iterator[np.ndarray]:
         """Yields the elements of a tensor in row-major order, as flat arrays of its type.
 
         Args:
@@ -166,7 +166,7 @@ class TensorReader:
                     "have changed (CRC-32C differs)"
                 )
 
-    def read(self, tensor: StoredTensor) -> np.ndarray:
+    def read(self, tensor: TensorInFiles) -> np.ndarray:
         """Returns a whole tensor; raises as `chunks`."""
         out, at = np.empty(tensor.size, numpy_dtype(tensor.dtype)), 0
         for chunk in self.chunks(tensor):
@@ -175,7 +175,7 @@ class TensorReader:
         return out.reshape(tensor.shape)
 
     def _fill(
-        self, out: np.ndarray, start: Sequence[int], tensor: StoredTensor, piece: Piece,
+        self, out: np.ndarray, start: Sequence[int], tensor: TensorInFiles, piece: Piece,
         done: dict[Piece, tuple[int, int]],
     ) -> None:  # fmt: skip
         """Copies the part of a piece that is in the box of `out`, which begins at `start`."""
@@ -201,7 +201,7 @@ class TensorReader:
         )
         out[where] = np.frombuffer(data, out.dtype).reshape(common)
 
-    def _bytes(self, tensor: StoredTensor, piece: Piece, begin: int, count: int) -> bytes:
+    def _bytes(self, tensor: TensorInFiles, piece: Piece, begin: int, count: int) -> bytes:
         try:
             file = self._open(piece.file)
             file.seek(piece.offset + begin)
@@ -214,24 +214,34 @@ class TensorReader:
             raise DamagedCheckpointError(f"{tensor.key} cannot be read: {piece.file} is truncated")
         return data
 
-    def _opened(self, path: str) -> IO[bytes]:
-        return self._stack.enter_context(files.open(path))
+    def _open(self, path: str) -> IO[bytes]:
+        if path not in self._opened:
+            self._opened[path] = files.open(path)
+            if len(self._opened) > _MOST_OPEN_FILES:
+                self._opened.popitem(last=False)[1].close()
+        self._opened.move_to_end(path)
+        return self._opened[path]
 
 
-def problems_of_cover(tensor: StoredTensor) -> list[str]:
+def problems_of_cover(tensor: TensorInFiles) -> list[str]:
     """Returns what is wrong with the pieces of a tensor: each element must be in exactly one."""
     found = []
     for piece in tensor.pieces:
         ends = [a + n for a, n in zip(piece.start, piece.shape, strict=True)]
         if any(end > n for end, n in zip(ends, tensor.shape, strict=True)):
-            found.append(f"{tensor.key}: a piece at {list(piece.start)} is outside of the tensor")
-    covered = sum(math.prod(piece.shape) for piece in tensor.pieces)
-    for i, one in enumerate(tensor.pieces):
-        for other in tensor.pieces[:i]:
-            if _overlap(one, other):
+            found.append(f"{tensor.key}: the piece at {list(piece.start)} is outside of the tensor")
+    open_ones: list[Piece] = []  # those that the next piece can overlap
+    for piece in sorted(tensor.pieces, key=lambda piece: piece.start):
+        open_ones = [one for one in open_ones if one.start[0] + one.shape[0] > piece.start[0]]
+        for other in open_ones:
+            if _overlap(piece, other):
                 found.append(
-                    f"{tensor.key}: the pieces at {list(other.start)} and {list(one.start)} overlap"
+                    f"{tensor.key}: the pieces at {list(other.start)} and {list(piece.start)} "
+                    "overlap"
                 )
+        if piece.start:
+            open_ones.append(piece)
+    covered = sum(math.prod(piece.shape) for piece in tensor.pieces)
     if covered != tensor.size and not found:
         found.append(f"{tensor.key}: its pieces have {covered:,} of {tensor.size:,} elements")
     return found
@@ -244,27 +254,31 @@ def _overlap(one: Piece, other: Piece) -> bool:
     )
 
 
-def problems_of_files(tensors: Mapping[str, StoredTensor], sizes: Mapping[str, int]) -> list[str]:
-    """Returns what is wrong with the byte ranges: each byte of a file must be in exactly one.
+def problems_of_files(
+    tensors: Mapping[str, TensorInFiles], data: Mapping[str, tuple[int, int]]
+) -> list[str]:
+    """Returns what is wrong with the byte ranges: each byte of data must be in exactly one.
 
     Args:
       tensors: all tensors by key.
-      sizes: {path of a data file: (first byte of data, number of bytes)}.
+      data: {path of a data file: (offset of its first byte of data, size of the file)}.
     """
-    ranges: dict[str, list[tuple[int, int, str]]] = {path: [] for path in sizes}
+    ranges: dict[str, list[tuple[int, int, str]]] = {path: [] for path in data}
     for key, tensor in tensors.items():
         for piece in tensor.pieces:
             ranges.setdefault(piece.file, []).append((piece.offset, piece.length, key))
     found = []
-    for path, used in ranges.items():
-        at, last, name = 0, "the beginning", files.base_name(path)
+    for path, used in sorted(ranges.items()):
+        name = files.base_name(path)
+        if path not in data:
+            found.append(f"{name} is missing; {used[0][2]} is in it")
+            continue
+        (at, size), last = data[path], "the header"
         for begin, length, key in sorted(used):
             if length and begin != at:
                 what = "overlap" if begin < at else f"leave {begin - at:,} bytes between them"
-                found.append(f"{name}: {last} and {key} {what}")
+                found.append(f"{name}: the bytes of {last} and {key} {what}")
             at, last = max(at, begin + length), key
-        if path not in sizes:
-            found.append(f"{name}: there is no such file")
-        elif at != sizes[path]:
-            found.append(f"{name} has {sizes[path]:,} bytes, of which tensors use {at:,}")
+        if at != size:
+            found.append(f"{name} has {size:,} bytes, but the tensors in it end at byte {at:,}")
     return found
