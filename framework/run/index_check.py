@@ -14,7 +14,7 @@ from tekso.framework import bounded, files
 from tekso.framework.run.index_table import (
     FOOTER_BYTES,
     TRAILER_BYTES,
-    Place,
+    BlockPlace,
     block_places,
     read_place,
     varint,
@@ -62,7 +62,7 @@ def _check_place(begin: int, length: int, size: int) -> None:
         raise ValueError(f"it has a block of {length:,} bytes, which is not in the file")
 
 
-def _entries(block: bytes) -> Iterator[Place]:
+def _entries(block: bytes) -> Iterator[BlockPlace]:
     """Yields the places that the entries of an index block contain."""
     restarts = int.from_bytes(block[-4:], "little")
     end = len(block) - 4 * (restarts + 1)

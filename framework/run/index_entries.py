@@ -16,15 +16,19 @@ from collections.abc import Mapping
 
 from tekso.framework import bounded, files
 from tekso.framework.run.index_table import entries, slice_key, unmasked, varint
-from tekso.framework.run.stored_tensors import Piece, TensorInFiles, numpy_dtype
+from tekso.framework.run.stored_tensors import (
+    StoredPiece,
+    TensorInFiles,
+    check_tensor,
+    numpy_dtype,
+    printable,
+)
 
 _DTYPES = {
     1: "float32", 2: "float64", 3: "int32", 4: "uint8", 5: "int16", 6: "int8", 8: "complex64",
     9: "int64", 10: "bool", 14: "bfloat16", 17: "uint16", 18: "complex128", 19: "float16",
     22: "uint32", 23: "uint64", 24: "float8_e5m2", 25: "float8_e4m3fn",
 }  # fmt: skip
-_MOST_DIMS = 254
-_MOST_ELEMENTS = 1 << 62
 _VARINT, _BYTES = 0, 2
 _FIXED_BYTES = {1: 8, 5: 4}
 # Numbers of fields: of the header, of an entry, of a shape, of a dim and of a slice.
@@ -59,7 +63,7 @@ def read_index(prefix: str) -> tuple[dict[str, TensorInFiles], list[str]]:
             try:
                 found[name] = _tensor(name, _Message(value), table, prefix, count)
             except ValueError as error:
-                problems.append(f"{name}: {error}")
+                problems.append(f"{printable(name)}: {error}")
     return found, problems
 
 
@@ -112,10 +116,9 @@ def _tensor(
     dtype = _DTYPES[number]
     dims = [dim for shape in entry.messages(_SHAPE) for dim in shape.messages(_DIM)]
     shape = tuple(dim.numbers.get(_DIM_SIZE, 0) for dim in dims)
-    if len(shape) > _MOST_DIMS or math.prod(size or 1 for size in shape) > _MOST_ELEMENTS:
-        raise ValueError(f"it has the impossible shape {list(shape[:8])}")
+    check_tensor(name, shape)
 
-    def piece(about: _Message, start: tuple[int, ...], box: tuple[int, ...]) -> Piece:
+    def piece(about: _Message, start: tuple[int, ...], box: tuple[int, ...]) -> StoredPiece:
         file, size = about.numbers.get(_FILE, 0), about.numbers.get(_SIZE, 0)
         wanted = math.prod(box) * numpy_dtype(dtype).itemsize
         if size != wanted:
@@ -127,7 +130,7 @@ def _tensor(
             raise ValueError(f"it is in data file {file}, but the index has {count}")
         path = f"{prefix}.data-{file:05d}-of-{count:05d}"
         crc32c = unmasked(about.numbers.get(_CRC32C, 0))
-        return Piece(path, about.numbers.get(_OFFSET, 0), size, start, box, crc32c)
+        return StoredPiece(path, about.numbers.get(_OFFSET, 0), size, start, box, crc32c)
 
     if _SLICES not in entry.parts:
         return TensorInFiles(name, dtype, shape, (piece(entry, (0,) * len(shape), shape),))

@@ -25,7 +25,7 @@ _LONGEST_KEY = 1 << 16  # bytes
 _MASK_DELTA = 0xA282EAD8
 
 
-class Place(NamedTuple):
+class BlockPlace(NamedTuple):
     """The place of a block in a table.
 
     Attributes:
@@ -48,7 +48,7 @@ def entries(table: bytes) -> Iterator[tuple[bytes, bytes]]:
         yield from _block_entries(_block(table, read_place(value, 0)[0]))
 
 
-def block_places(table: bytes) -> tuple[Place, Place]:
+def block_places(table: bytes) -> tuple[BlockPlace, BlockPlace]:
     """Returns the places of the two blocks that the footer names; the second is the index block.
 
     Raises:
@@ -61,11 +61,11 @@ def block_places(table: bytes) -> tuple[Place, Place]:
     return first, read_place(table, at)[0]
 
 
-def read_place(data: bytes, at: int) -> tuple[Place, int]:
+def read_place(data: bytes, at: int) -> tuple[BlockPlace, int]:
     """Returns the place of a block that is written at an offset, and the offset after it."""
     begin, at = varint(data, at)
     length, at = varint(data, at)
-    return Place(begin, length), at
+    return BlockPlace(begin, length), at
 
 
 def varint(data: bytes, at: int) -> tuple[int, int]:
@@ -97,7 +97,7 @@ def slice_key(name: str, starts: Sequence[int], lengths: Sequence[int]) -> bytes
     return key
 
 
-def _block(table: bytes, place: Place) -> bytes:
+def _block(table: bytes, place: BlockPlace) -> bytes:
     end = place.begin + place.length
     if end + TRAILER_BYTES > len(table):
         raise ValueError(f"it has a block of {place.length:,} bytes, which is not in the file")

@@ -12,7 +12,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from tekso.framework import bounded, files
-from tekso.framework.run.stored_tensors import Piece, TensorInFiles, numpy_dtype
+from tekso.framework.run.stored_tensors import (
+    StoredPiece,
+    TensorInFiles,
+    check_tensor,
+    numpy_dtype,
+    printable,
+)
 
 _DTYPES = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "BOOL": "bool",
@@ -54,7 +60,7 @@ def read_header(
         try:
             found[name] = _tensor(name, about, path, begin)
         except ValueError as error:
-            problems.append(f"{name}: {error}")
+            problems.append(f"{printable(name)}: {error}")
     return found, metadata, (begin, size), problems
 
 
@@ -63,14 +69,15 @@ def _tensor(name: str, about: Any, path: str, begin: int) -> TensorInFiles:
     shape, offsets, dtype = about.get("shape"), about.get("data_offsets"), about.get("dtype")
     if not (_are_sizes(shape) and _are_sizes(offsets) and len(offsets) == 2):
         raise ValueError("its shape or its data_offsets are not lists of sizes")
-    if dtype not in _DTYPES:
+    check_tensor(name, shape)
+    if not isinstance(dtype, str) or dtype not in _DTYPES:
         raise ValueError(f"it has data type {dtype}, which cannot be read")
     length = offsets[1] - offsets[0]
     wanted = math.prod(shape) * numpy_dtype(_DTYPES[dtype]).itemsize
     if length != wanted:
         raise ValueError(f"it has {length:,} bytes, but {dtype} of shape {shape} has {wanted:,}")
     start = (0,) * len(shape)
-    piece = Piece(path, begin + offsets[0], length, start, tuple(shape))
+    piece = StoredPiece(path, begin + offsets[0], length, start, tuple(shape))
     return TensorInFiles(name, _DTYPES[dtype], tuple(shape), (piece,))
 
 

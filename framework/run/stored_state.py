@@ -138,7 +138,8 @@ def _checkpoint(path: str) -> StoredState:
         description = describe(path)
     except DamagedCheckpointError as error:
         problems.append(str(error))
-    prefix, tensors = files.join(path, _PREFIX), {}
+    prefix = files.join(path, _PREFIX)
+    tensors: dict[str, TensorInFiles] = {}
     try:
         tensors, found = index_entries.read_index(prefix)
         problems += found

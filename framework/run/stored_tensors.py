@@ -24,6 +24,7 @@ from tekso.framework.run.checkpoint_errors import DamagedCheckpointError, first_
 
 CHUNK_ELEMENTS = 1 << 20
 _MOST_OPEN_FILES = 16
+_MOST_DIMS, _MOST_ELEMENTS = 32, 1 << 48  # of NumPy, which has at most 63 bits for bytes
 _OF_ML_DTYPES = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
 _OF_NUMPY = (
     "float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16",
@@ -36,7 +37,7 @@ Box = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 @dataclass(frozen=True)
-class Piece:
+class StoredPiece:
     """A box of a tensor, and where its bytes are.
 
     Attributes:
@@ -70,7 +71,7 @@ class TensorInFiles:
     key: str
     dtype: str
     shape: tuple[int, ...]
-    pieces: tuple[Piece, ...]
+    pieces: tuple[StoredPiece, ...]
 
     @property
     def size(self) -> int:
@@ -97,10 +98,28 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     if name in _OF_ML_DTYPES:
         import ml_dtypes  # slower to import than NumPy's own
 
-        return np.dtype(getattr(ml_dtypes, name))
+        found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+        return found
     if name in _OF_NUMPY:
         return np.dtype(name)
     raise ValueError(f"{name} is no type of numbers that can be read")
+
+
+def check_tensor(name: str, shape: Sequence[int]) -> None:
+    """Checks what a file says of a tensor, before anything is computed from it.
+
+    Raises:
+      ValueError: a terminal would not print the name as it is, or NumPy has no such shape.
+    """
+    if not name.isprintable():
+        raise ValueError("its name has characters that cannot be printed")
+    if len(shape) > _MOST_DIMS or math.prod(size or 1 for size in shape) > _MOST_ELEMENTS:
+        raise ValueError(f"it has the impossible shape {str(list(shape[:4]))[:-1]}, …]")
+
+
+def printable(name: str) -> str:
+    """Returns a name with escape sequences instead of characters that cannot be printed."""
+    return name if name.isprintable() else ascii(name)
 
 
 def boxes(shape: Sequence[int], most: int) -> Iterator[Box]:
@@ -140,20 +159,20 @@ class TensorReader:
         while self._opened:
             self._opened.popitem()[1].close()
 
-    def chunks(self, tensor: TensorInFiles, most: int = CHUNK_ELEMENTS) -> Iterator[np.ndarray]:
+    def chunks(self, tensor: TensorInFiles, most: int | None = None) -> Iterator[np.ndarray]:
         """Yields the elements of a tensor in row-major order, as flat arrays of its type.
 
         Args:
           tensor: the tensor.
-          most: maximum number of elements of a chunk.
+          most: maximum number of elements of a chunk; None: CHUNK_ELEMENTS.
 
         Raises:
           DamagedCheckpointError: bytes have changed, or cannot be read. The last chunk of a piece
             was yielded before its checksum is compared.
         """
         dtype = numpy_dtype(tensor.dtype)
-        done: dict[Piece, tuple[int, int]] = {}  # bytes read of a piece, and their checksum
-        for start, size in boxes(tensor.shape, most):
+        done: dict[StoredPiece, tuple[int, int]] = {}  # bytes read of a piece, and their checksum
+        for start, size in boxes(tensor.shape, most or CHUNK_ELEMENTS):
             out = np.empty(size, dtype)
             for piece in tensor.pieces:
                 self._fill(out, start, tensor, piece, done)
@@ -162,8 +181,8 @@ class TensorReader:
             length, crc32c = done.get(piece, (0, 0))
             if length != piece.length or piece.crc32c not in (None, crc32c):
                 raise DamagedCheckpointError(
-                    f"{tensor.key} cannot be read: the bytes of {files.base_name(piece.file)} "
-                    "have changed (CRC-32C differs)"
+                    f"{tensor.key} cannot be read: the bytes of {piece.file} have changed (CRC-32C "
+                    "differs)"
                 )
 
     def read(self, tensor: TensorInFiles) -> np.ndarray:
@@ -175,8 +194,8 @@ class TensorReader:
         return out.reshape(tensor.shape)
 
     def _fill(
-        self, out: np.ndarray, start: Sequence[int], tensor: TensorInFiles, piece: Piece,
-        done: dict[Piece, tuple[int, int]],
+        self, out: np.ndarray, start: Sequence[int], tensor: TensorInFiles, piece: StoredPiece,
+        done: dict[StoredPiece, tuple[int, int]],
     ) -> None:  # fmt: skip
         """Copies the part of a piece that is in the box of `out`, which begins at `start`."""
         low = [max(a, b) for a, b in zip(start, piece.start, strict=True)]
@@ -201,7 +220,7 @@ class TensorReader:
         )
         out[where] = np.frombuffer(data, out.dtype).reshape(common)
 
-    def _bytes(self, tensor: TensorInFiles, piece: Piece, begin: int, count: int) -> bytes:
+    def _bytes(self, tensor: TensorInFiles, piece: StoredPiece, begin: int, count: int) -> bytes:
         try:
             file = self._open(piece.file)
             file.seek(piece.offset + begin)
@@ -230,7 +249,7 @@ def problems_of_cover(tensor: TensorInFiles) -> list[str]:
         ends = [a + n for a, n in zip(piece.start, piece.shape, strict=True)]
         if any(end > n for end, n in zip(ends, tensor.shape, strict=True)):
             found.append(f"{tensor.key}: the piece at {list(piece.start)} is outside of the tensor")
-    open_ones: list[Piece] = []  # those that the next piece can overlap
+    open_ones: list[StoredPiece] = []  # those that the next piece can overlap
     for piece in sorted(tensor.pieces, key=lambda piece: piece.start):
         open_ones = [one for one in open_ones if one.start[0] + one.shape[0] > piece.start[0]]
         for other in open_ones:
@@ -247,7 +266,7 @@ def problems_of_cover(tensor: TensorInFiles) -> list[str]:
     return found
 
 
-def _overlap(one: Piece, other: Piece) -> bool:
+def _overlap(one: StoredPiece, other: StoredPiece) -> bool:
     return all(
         a < b + m and b < a + n
         for a, n, b, m in zip(one.start, one.shape, other.start, other.shape, strict=True)

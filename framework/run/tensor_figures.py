@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
 
 import numpy as np
 
@@ -22,23 +21,25 @@ class Figures:
       max: the largest.
       norm: the square root of the sum of their squares.
       not_finite: number of elements that are infinite or NaN.
+
+    The others are None if no element is finite.
     """
 
-    mean: float
-    std: float
-    min: float
-    max: float
-    norm: float
+    mean: float | None
+    std: float | None
+    min: float | None
+    max: float | None
+    norm: float | None
     not_finite: int
 
 
-def figures(tensor: TensorInFiles, reader: TensorReader) -> Figures | None:
-    """Returns the figures of a tensor; None if no element is finite.
+def figures(tensor: TensorInFiles, reader: TensorReader) -> Figures:
+    """Returns the figures of a tensor.
 
     Raises:
       DamagedCheckpointError: its bytes have changed, or cannot be read.
     """
-    count, mean, squares, norm, not_finite = 0, 0.0, 0.0, 0.0, 0
+    count, mean, spread, norm, not_finite = 0, 0.0, 0.0, 0.0, 0
     least, most = math.inf, -math.inf
     for chunk in reader.chunks(tensor):
         values = _as_float64(chunk)
@@ -49,16 +50,17 @@ def figures(tensor: TensorInFiles, reader: TensorReader) -> Figures | None:
             continue
         least, most = min(least, float(kept.min())), max(most, float(kept.max()))
         norm = math.hypot(norm, _norm(kept))
-        # Of two parts with n and m elements, whose means differ by d: squares + d² n m / (n + m).
+        # The spread is the norm of the distances from the mean. Of two parts with n and m elements,
+        # whose means differ by d, it is the root of both spreads squared + d² n m / (n + m).
         own = float(kept.mean())
-        own_squares = _norm(kept - own) ** 2
         total = count + kept.size
-        squares += own_squares + (own - mean) ** 2 * count * kept.size / total
+        between = (own - mean) * math.sqrt(count * kept.size / total)
+        spread = math.hypot(spread, _norm(kept - own), between)
         mean += (own - mean) * kept.size / total
         count = total
     if not count:
-        return None
-    return Figures(mean, math.sqrt(squares / count), least, most, norm, not_finite)
+        return Figures(None, None, None, None, None, not_finite)
+    return Figures(mean, spread / math.sqrt(count), least, most, norm, not_finite)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,39 +90,35 @@ def difference(one: TensorInFiles, other: TensorInFiles, reader: TensorReader) -
     if one.shape != other.shape:
         raise ValueError(f"{one.key} has shape {one.shape} and {other.shape}: compare equal shapes")
     different, absolute, relative = 0, 0.0, 0.0
-    for a, b in _chunks_of_both(one, other, reader):
-        if a.dtype == b.dtype:
+    for a, b in zip(reader.chunks(one), reader.chunks(other), strict=True):  # the same boxes
+        if one.dtype == other.dtype:
             same = (_bits(a) == _bits(b)).all(axis=-1)
             a, b = a[~same], b[~same]
+            different += a.size
+        elif np.iscomplexobj(a) != np.iscomplexobj(b):
+            a, b = a.astype(np.complex128), b.astype(np.complex128)
         x, y = _as_float64(a), _as_float64(b)
+        apart_ones = (x != y) & ~(np.isnan(x) & np.isnan(y))
+        x, y = x[apart_ones], y[apart_ones]
         if one.dtype != other.dtype:
-            same = (x == y) | (np.isnan(x) & np.isnan(y))
-            x, y = x[~same], y[~same]
-        if not x.size:
-            continue
-        different += a.size if one.dtype == other.dtype else x.size
-        with np.errstate(all="ignore"):
-            apart = np.where(x == y, 0.0, np.abs(x - y))
-            apart = np.where(np.isnan(x) & np.isnan(y), 0.0, apart)
-            apart = np.where(np.isnan(apart), np.inf, apart)
-            share = np.where(apart == 0, 0.0, apart / np.maximum(np.abs(x), np.abs(y)))
-            share = np.where(np.isnan(share), np.inf, share)
-        absolute = max(absolute, float(apart.max()))
-        relative = max(relative, float(share.max()))
-    return Difference(different, absolute, relative) if different else None
-
-
-def _chunks_of_both(
-    one: TensorInFiles, other: TensorInFiles, reader: TensorReader
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    # Both are of one shape, so their chunks are the same boxes.
-    yield from zip(reader.chunks(one), reader.chunks(other), strict=True)
+            different += x.size
+        if x.size:
+            with np.errstate(all="ignore"):
+                apart = _without_nan(np.abs(x - y))
+                share = _without_nan(apart / np.maximum(np.abs(x), np.abs(y)))
+            absolute, relative = max(absolute, apart.max()), max(relative, share.max())
+    return Difference(different, float(absolute), float(relative)) if different else None
 
 
 def _as_float64(chunk: np.ndarray) -> np.ndarray:
     if np.iscomplexobj(chunk):
         chunk = chunk.view(chunk.real.dtype)
     return chunk.astype(np.float64)
+
+
+def _without_nan(values: np.ndarray) -> np.ndarray:
+    """Returns the values with infinity instead of NaN."""
+    return np.where(np.isnan(values), np.inf, values)
 
 
 def _bits(chunk: np.ndarray) -> np.ndarray:

@@ -51,7 +51,7 @@ def _is_known(tensor: TensorInFiles, stored: StoredState) -> bool:
 def _of_description(
     tensors: Mapping[str, TensorInFiles], description: Description
 ) -> Iterator[str]:
-    if not description.tensors:  # an earlier version wrote it
+    if not description.tensors or not tensors:  # of an earlier version; or a known problem
         return
     for key in sorted(description.tensors.keys() - tensors.keys()):
         yield f"{key}: it is in the description, but not in the files"

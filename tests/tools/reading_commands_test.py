@@ -1,58 +1,21 @@
-"""tekso-ckpt verify, grep, show, stats and diff: against NumPy, and on files that are damaged."""
+"""tekso-ckpt show, grep, stats and diff: figures against NumPy, and errors."""
 
 from __future__ import annotations
 
 import json
-import struct
+import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import google_crc32c
 import numpy as np
 import pytest
-import tensorflow as tf
+from stored_checkpoints import SPLIT, STATE, save
 
-from tekso.framework.execution.shards import Shard, of_arrays
-from tekso.framework.run import checkpoint_files, stored_tensors, tensor_files
-from tekso.framework.run.checkpoint_description import Description
-from tekso.framework.run.index_table import entries, slice_key
-from tekso.framework.run.process_group import ProcessGroup
-from tekso.framework.run.stored_state import open_stored
-from tekso.framework.run.stored_tensors import TensorReader
+from tekso.framework.run import stored_tensors
 from tekso.framework.run.weight_files import write_weights
 from tekso.tools import ckpt
-
-RNG = np.random.default_rng(3)
-STATE: dict[str, Any] = {
-    "weights/model/a/w": RNG.normal(size=(6, 5)).astype(np.float32),
-    "weights/model/b/half": np.asarray(tf.cast(RNG.normal(size=(4, 3)), tf.bfloat16)),
-    "learner/model/a/w/momentum": RNG.normal(size=(6, 5)).astype(np.float32),
-    "learner/updates/applied": np.int64(7),
-}
-SPLIT = "weights/model/a/w"
-HALF = b"weights/model/b/half"
-
-
-def save(path: Path, state: dict[str, Any] = STATE) -> Path:
-    """Writes a checkpoint whose first weight is in four pieces, in two data files."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    parts: list[list[Any]] = [[], list(of_arrays({k: v for k, v in state.items() if k != SPLIT}))]
-    for rows in (slice(0, 4), slice(4, 6)):
-        for columns in (slice(0, 2), slice(2, 5)):
-            where, value = (rows, columns), state[SPLIT]
-            shard = Shard(SPLIT, value.shape, "float32", where, lambda v=value, w=where: v[w])
-            parts[rows.start // 4].append(shard)
-    tensors = {
-        key: {"shape": list(np.shape(v)), "dtype": v.dtype.name, "dims": ["x"] * np.ndim(v)}
-        for key, v in state.items()
-    }
-    about = Description(step=7, model="lm.Some", params="", tensors=tensors)
-    pieces = [list(map(tensor_files.on_host, part)) for part in parts]
-    checkpoint_files.write_shards(str(path), pieces, about, size_bytes=1000, group=ProcessGroup())
-    return path
 
 
 def run(*words: object) -> int:
@@ -61,175 +24,6 @@ def run(*words: object) -> int:
 
 def told(capsys: pytest.CaptureFixture[str]) -> Any:
     return json.loads(capsys.readouterr().out)
-
-
-def rewrite_index(path: Path, change: Callable[[dict[bytes, bytes]], object]) -> None:
-    """Changes the entries of an index, and writes it with correct checksums."""
-    index = path / "tensors.index"
-    table = dict(entries(index.read_bytes()))
-    change(table)
-
-    def number(value: int) -> bytes:
-        low = value & 127
-        return bytes([low]) if value < 128 else bytes([low | 128]) + number(value >> 7)
-
-    def block(pairs: dict[bytes, bytes]) -> bytes:
-        text = b"".join(
-            number(0) + number(len(key)) + number(len(value)) + key + value
-            for key, value in sorted(pairs.items())
-        )
-        text += struct.pack("<II", 0, 1) + b"\0"
-        crc = google_crc32c.value(text)
-        return text + struct.pack("<I", (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF)
-
-    data = block(table)
-    place = number(0) + number(len(data) - 5)
-    second = block({b"\xff": place})
-    footer = place + number(len(data)) + number(len(second) - 5)
-    magic = bytes.fromhex("57fb808b247547db")
-    index.write_bytes(data + second + footer.ljust(40, b"\0") + magic)
-
-
-def test_a_checkpoint_and_its_export_are_good(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = save(tmp_path / "run" / "checkpoints" / "step_00000007")
-    assert run("verify", tmp_path / "run") == 0, capsys.readouterr().out
-    assert capsys.readouterr().out == f"{path}: good\n"
-    rewrite_index(path, lambda table: None)  # the test's writer: only the index has other bytes
-    assert run("verify", path, "--format=json") == 4
-    (report,) = told(capsys)
-    (problem,) = report["problems"]
-    assert problem.startswith("tensors.index has ") and "were written" in problem
-    file = tmp_path / "w.safetensors"
-    write_weights(str(file), {"w": STATE[SPLIT]}, {"format": "np"})
-    assert run("verify", file) == 0
-    file.write_bytes(file.read_bytes()[:-1] + b"!")
-    assert run("verify", file) == 4
-    assert "the bytes of tensors in w.safetensors have changed" in capsys.readouterr().out
-
-
-def without(table: dict[bytes, bytes], *where: list[int]) -> None:
-    del table[slice_key(SPLIT, *where)]
-
-
-def same_place(table: dict[bytes, bytes]) -> None:
-    """Adds a tensor that has the bytes of another."""
-    table[b"learner/copy"] = table[b"learner/model/a/w/momentum"]
-
-
-def as_6_by_2(table: dict[bytes, bytes]) -> None:
-    """Changes the shape [4, 3] of a weight to [6, 2]."""
-    value = table[HALF].replace(b"\x08\x04", b"\x08\x06")
-    table[HALF] = value.replace(b"\x08\x03", b"\x08\x02")
-
-
-@pytest.mark.parametrize(
-    ("damage", "problems"),
-    [
-        (lambda t: without(t, [4, 2], [2, 3]), [f"{SPLIT}: the index lacks its piece at [4, 2]"]),
-        (
-            lambda t: t.update({slice_key(SPLIT, [0, 0], [4, 2]): t[b"learner/updates/applied"]}),
-            [f"{SPLIT}: the index gives its piece at [0, 0] 8 bytes, but float32 of shape [4, 2]"],
-        ),
-        (same_place, ["learner/copy: it is in the files, but not in the description", "overlap"]),
-        (
-            lambda t: t.pop(b"weights/model/b/half"),
-            ["leave 24 bytes between them", "half: it is in the description, but not in the files"],
-        ),
-        (
-            lambda t: t.update({b"weights/model/b/half": b"\x08\x07"}),
-            ["weights/model/b/half: it has data type 7 of TensorFlow"],
-        ),
-        (
-            as_6_by_2,
-            ["weights/model/b/half: its shape is [6, 2], but [4, 3] in the description"],
-        ),
-        (lambda t: t.update({b"learner/updates/applied": b"\x0a\x7f"}), ["truncated entry"]),
-        (lambda t: t.update({b"learner/updates/applied": b"\x0f"}), ["unknown kind 7"]),
-    ],
-)  # fmt: skip
-def test_an_index_that_does_not_fit_is_described(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    damage: Callable[[dict[bytes, bytes]], object],
-    problems: list[str],
-) -> None:
-    path = save(tmp_path / "step_00000007")
-    rewrite_index(path, damage)
-    assert run("verify", path) == 4
-    printed = capsys.readouterr()
-    assert all(problem in printed.out for problem in problems), printed.out
-    assert not printed.err
-
-
-def test_pieces_that_overlap_or_are_outside_are_found() -> None:
-    def piece(start: tuple[int, ...], shape: tuple[int, ...]) -> stored_tensors.Piece:
-        return stored_tensors.Piece("f", 0, 0, start, shape)
-
-    def problems(*pieces: stored_tensors.Piece) -> list[str]:
-        tensor = stored_tensors.TensorInFiles("w", "float32", (4, 3), pieces)
-        return stored_tensors.problems_of_cover(tensor)
-
-    assert problems(piece((0, 0), (4, 1)), piece((0, 1), (2, 2)), piece((2, 1), (2, 2))) == []
-    assert problems(piece((0, 0), (4, 1)), piece((3, 0), (1, 3))) == [
-        "w: the pieces at [0, 0] and [3, 0] overlap"
-    ]
-    assert problems(piece((0, 0), (4, 1))) == ["w: its pieces have 4 of 12 elements"]
-    assert problems(piece((1, 0), (4, 3))) == ["w: the piece at [1, 0] is outside of the tensor"]
-
-
-@pytest.mark.parametrize(
-    ("damage", "problems"),
-    [
-        (
-            lambda d, f: f.write_bytes(bytes([f.read_bytes()[0] ^ 1]) + f.read_bytes()[1:]),
-            ["the bytes of tensors.data-00000-of-00002 have changed (sha256 differs)",
-             f"{SPLIT} cannot be read: the bytes of tensors.data-00000-of-00002 have changed"],
-        ),
-        (
-            lambda d, f: f.write_bytes(f.read_bytes()[:-1]),
-            ["has 79 bytes, but the tensors in it end at byte 80", "is truncated"],
-        ),
-        (lambda d, f: f.write_bytes(f.read_bytes() + b"x"), ["has 81 bytes, but the tensors in"]),
-        (lambda d, f: f.unlink(), [f"{{d}}: tensors.data-00000-of-00002 is missing; {SPLIT}"]),
-        (lambda d, f: (d / "checkpoint.json").unlink(), ["it has no checkpoint.json: writing it"]),
-        (lambda d, f: (d / "checkpoint.json").write_text("{"), ["checkpoint.json is damaged"]),
-        (lambda d, f: (d / "tensors.index").unlink(), ["tensors.index cannot be read"]),
-        (
-            lambda d, f: (d / "tensors.index").write_bytes((d / "tensors.index").read_bytes()[:99]),
-            ["tensors.index cannot be read: it is not an index"],
-        ),
-    ],
-)  # fmt: skip
-def test_damaged_files_are_named_and_not_read(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    damage: Callable[[Path, Path], object],
-    problems: list[str],
-) -> None:
-    path = save(tmp_path / "step_00000007")
-    damage(path, path / "tensors.data-00000-of-00002")
-    assert run("verify", path) == 4
-    printed = capsys.readouterr()
-    for problem in problems:
-        assert problem.format(d=path) in printed.out, printed.out
-    assert all(line.startswith(f"{path}: ") for line in printed.out.splitlines())
-    assert not printed.err
-
-
-def test_chunks_of_any_size_are_those_of_tensorflow(tmp_path: Path) -> None:
-    path = save(tmp_path / "step_00000007")
-    theirs = tf.train.load_checkpoint(f"{path}/tensors")
-    stored = open_stored(str(path))
-    assert stored.tensors.keys() == theirs.get_variable_to_shape_map().keys()
-    for key, tensor in stored.tensors.items():
-        for most in (1, 4, 7, 1000):
-            with TensorReader() as reader:
-                chunks = list(reader.chunks(tensor, most))
-            assert max(chunk.size for chunk in chunks) <= most
-            got = np.concatenate(chunks).reshape(tensor.shape)
-            assert got.tobytes() == np.asarray(theirs.get_tensor(key)).tobytes(), (key, most)
 
 
 @pytest.mark.parametrize(
@@ -244,6 +38,10 @@ def test_chunks_of_any_size_are_those_of_tensorflow(tmp_path: Path) -> None:
         ),
         (["verify", "empty"], 1, "empty has no checkpoint empty/step_…, and no file *.safetensors"),
         (["verify", "text"], 1, "text is neither a folder nor a file *.safetensors"),
+        (["grep", "(", "empty"], 2, "'(' is not a regular expression: missing ), unterminated"),
+        (["diff", "a"], 2, "diff takes PATH PATH [PATTERN], but 1 arguments are given: a"),
+        (["show", "empty", "--not_finite"], 2, "--not_finite does not work with show"),
+        (["list", "--logdir=x", "--not_finite"], 2, "--not_finite works only with stats"),
         (["verify", "empty", "--last=2"], 2, "--last does not work with verify"),
         (["verify", "empty", "--format=safetensors"], 2, "only export has --format=safetensors"),
     ],
@@ -264,6 +62,160 @@ def test_wrong_arguments_are_reported_in_a_line(
     assert message in error and error.count("\n") == 1, error
 
 
+def test_stats_are_those_of_numpy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stored_tensors, "CHUNK_ELEMENTS", 4)  # so sums are made of several chunks
+    path = save(tmp_path / "step_00000007")
+    assert run("stats", path, "--format=json") == 0
+    rows = {row["key"]: row for row in told(capsys)["tensors"]}
+    assert rows.keys() == STATE.keys()
+    for key, value in STATE.items():
+        wide, row = np.asarray(value).astype(np.float64), rows[key]
+        wanted = (wide.mean(), wide.std(), wide.min(), wide.max(), np.linalg.norm(wide))
+        got = [row[name] for name in ("mean", "std", "min", "max", "norm")]
+        np.testing.assert_allclose(got, wanted, rtol=1e-12, atol=1e-15)
+        assert (row["shape"], row["not_finite"]) == (list(wide.shape), 0)
+    assert run("stats", path, "half$") == 0
+    printed = capsys.readouterr().out
+    assert "bfloat16" in printed and "all numbers of 1 tensors are finite" in printed
+    assert SPLIT not in printed
+
+
+def test_stats_are_of_finite_numbers_and_count_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = STATE[SPLIT].copy()
+    bad[1, 2], bad[5, 0] = np.nan, -np.inf
+    none = np.full(3, np.nan, np.float32)
+    huge = np.array([1e300, -1e300])  # the square of one is not finite
+    path = save(tmp_path / "step_7", {**STATE, SPLIT: bad, "weights/n": none, "weights/h": huge})
+    assert run("stats", path, "--not_finite", "--format=json") == 0
+    first, second = told(capsys)["tensors"]
+    finite = bad[np.isfinite(bad)].astype(np.float64)
+    assert (first["key"], first["not_finite"]) == (SPLIT, 2)
+    assert first["std"] == pytest.approx(finite.std(), rel=1e-12)
+    assert (second["key"], second["not_finite"], second["mean"]) == ("weights/n", 3, None)
+    assert run("stats", path, "--not_finite") == 0
+    assert "5 numbers of 2 tensors are not finite" in capsys.readouterr().out
+    assert run("stats", path, "weights/h", "--format=json") == 0
+    (row,) = told(capsys)["tensors"]
+    assert (row["min"], row["norm"]) == (-1e300, pytest.approx(2**0.5 * 1e300))
+
+
+def test_grep_lists_weights_and_slots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save(tmp_path / "run" / "checkpoints" / "step_00000003")
+    save(tmp_path / "run" / "checkpoints" / "step_00000007")
+    assert run("grep", "a/w", tmp_path / "run", "--format=json") == 0
+    found = told(capsys)
+    assert found["path"].endswith("run/checkpoints/step_00000007")
+    assert found["tensors"][1] == {
+        "key": SPLIT, "shape": [6, 5], "dims": ["x", "x"], "dtype": "float32", "size": 30,
+        "size_bytes": 120,
+    }  # fmt: skip
+    assert [row["key"] for row in found["tensors"]] == ["learner/model/a/w/momentum", SPLIT]
+    assert run("grep", "^weights/", tmp_path / "run") == 0
+    printed = capsys.readouterr().out
+    assert "6 × 5" in printed and "42 numbers in 2 tensors, 144 B" in printed
+    assert run("grep", "nothing", tmp_path / "run") == 1
+    assert "no tensor of " in capsys.readouterr().err
+
+
+def test_show_has_totals_of_modules_with_their_slots(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    layer = {f"weights/model/s/layers/{i}/w": np.zeros((2, 3), np.float32) for i in range(2)}
+    path = save(tmp_path / "step_00000007", {**STATE, **layer})
+    assert run("show", path, "--format=json") == 0
+    found = told(capsys)
+    assert (found["model"], found["step"]) == ("lm.Some", 7)
+    keys = ("module", "depth", "tensors", "weights", "weight_bytes", "slot_bytes")
+    assert [tuple(row[key] for key in keys) for row in found["modules"]] == [
+        ("(all)", 0, 4, 54, 192, 128),
+        ("model/a", 1, 1, 30, 120, 120),
+        ("model/b", 1, 1, 12, 24, 0),
+        ("model/s/layers", 1, 2, 12, 48, 0),
+        ("model/s/layers/0", 2, 1, 6, 24, 0),
+        ("model/s/layers/1", 2, 1, 6, 24, 0),
+        ("(others)", 1, 0, 0, 0, 8),
+    ]
+    assert run("show", path) == 0
+    printed = capsys.readouterr().out
+    assert "lm.Some, step 7" in printed and "55.6%" in printed
+
+
+def test_diff_names_what_differs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = save(tmp_path / "step_00000007")
+    assert run("diff", first, save(tmp_path / "step_00000008")) == 0
+    assert capsys.readouterr().out == "4 tensors are equal to the last bit\n"
+    changed = {**STATE, SPLIT: STATE[SPLIT].copy(), "weights/new": np.zeros(2, np.float32)}
+    changed[SPLIT][2, 3] += 0.5
+    changed[SPLIT][0, 0] *= 1.001
+    changed["weights/model/b/half"] = changed["weights/model/b/half"][:2]
+    changed["learner/updates/applied"] = np.float32(7)
+    del changed["learner/model/a/w/momentum"]
+    second = save(tmp_path / "step_00000009", changed)
+    assert run("diff", first, second, "--format=json") == 1
+    found = told(capsys)
+    assert found["only_in_first"] == ["learner/model/a/w/momentum"]
+    assert found["only_in_second"] == ["weights/new"] and found["equal"] == 0
+    dtype, weight, shape = found["different"]
+    assert dtype["dtypes"] == ["int64", "float32"] and dtype["different"] == 0
+    a, b = STATE[SPLIT].astype(np.float64), changed[SPLIT].astype(np.float64)
+    assert weight["key"] == SPLIT and weight["different"] == 2
+    assert weight["largest_absolute"] == np.abs(a - b).max()
+    assert weight["largest_relative"] == (np.abs(a - b) / np.maximum(abs(a), abs(b))).max()
+    assert shape["shapes"] == [[4, 3], [2, 3]] and shape["different"] is None
+    assert run("diff", first, second) == 1
+    printed = capsys.readouterr().out
+    assert f"only in {second}: weights/new" in printed and "4 × 3 → 2 × 3" in printed
+    assert "2 of 30" in printed and "3 tensors differ, 0 tensors are equal" in printed
+
+
+def test_diff_compares_bits_and_values_that_are_not_finite(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = []
+    for name, values in {
+        "a": [0.0, np.nan, np.inf, 1.0, np.inf],
+        "b": [-0.0, np.nan, np.inf, np.nan, 2.0],
+    }.items():
+        files.append(tmp_path / f"{name}.safetensors")
+        write_weights(str(files[-1]), {"w": np.array(values, np.float32)}, {"format": "np"})
+    assert run("diff", *files, "--format=json") == 1
+    (row,) = told(capsys)["different"]
+    assert row["different"] == 3 and row["largest_absolute"] == row["largest_relative"] == "inf"
+    checkpoint = save(tmp_path / "step_00000007")
+    write_weights(str(files[0]), {"model/a/w": STATE[SPLIT]}, {"format": "np"})
+    assert run("diff", checkpoint, files[0], "weights/.*/w$") == 0
+    assert "1 tensors are equal to the last bit" in capsys.readouterr().out
+
+
+def test_commands_refuse_what_is_damaged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = save(tmp_path / "step_00000007")
+    data = path / "tensors.data-00000-of-00002"
+    data.write_bytes(bytes([data.read_bytes()[0] ^ 1]) + data.read_bytes()[1:])
+    assert run("stats", path) == 4
+    assert f"{SPLIT} cannot be read: the bytes of {data} have changed" in capsys.readouterr().err
+    data.unlink()
+    for words in (["stats", path], ["grep", ".", path], ["show", path], ["diff", path, path]):
+        assert run(*words) == 4
+        error = capsys.readouterr().err
+        assert f"{path} is damaged: {data.name} is missing" in error and error.count("\n") == 1
+
+
+def test_a_closed_pipe_ends_quietly(tmp_path: Path) -> None:
+    path = save(tmp_path / "step_00000007")
+    program = [sys.executable, "-m", "tekso.tools.ckpt", "grep", ".", str(path)]
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(program, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60)
+    os.close(writer)
+    assert done.stderr == ""
+
+
 def test_nothing_imports_tensorflow(tmp_path: Path) -> None:
     path = save(tmp_path / "step_00000007")
     program = (
@@ -273,8 +225,16 @@ def test_nothing_imports_tensorflow(tmp_path: Path) -> None:
         f"    ckpt.main(['tekso-ckpt', *(word.format({str(path)!r}) for word in words)])\n"
         "print('tensorflow' in sys.modules)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+    )
     assert done.stdout.splitlines()[-1] == "False", done.stdout + done.stderr
 
 
-WITHOUT_TENSORFLOW = [["verify", "{}"]]
+WITHOUT_TENSORFLOW = [
+    ["verify", "{}"],
+    ["show", "{}"],
+    ["grep", ".", "{}"],
+    ["stats", "{}"],
+    ["diff", "{}", "{}"],
+]
