@@ -76,13 +76,21 @@ class Supervisor:
         """Runs the action in a fork; returns its status."""
         sys.stdout.flush()
         sys.stderr.flush()
+        # A signal to stop waits until this process knows the fork, and the fork its own handlers.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPED_BY)
         self._child = os.fork()
         if self._child:
-            return os.waitpid(self._child, 0)[1]
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPPED_BY)
+            if self._stopped.is_set():  # before the fork: nothing was passed on
+                self._pass_on()
+            status = os.waitpid(self._child, 0)[1]
+            self._child = 0
+            return status
         code = 1
         try:
             for number, handler in before.items():
                 signal.signal(number, handler)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPPED_BY)
             code = action()
             sys.stdout.flush()
             sys.stderr.flush()
@@ -98,7 +106,11 @@ class Supervisor:
         """Stops the run: passes SIGTERM on; a terminal sends SIGINT to the trainer too."""
         self._stopped.set()
         if number == signal.SIGTERM and self._child:
-            os.kill(self._child, number)
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            os.kill(self._child, signal.SIGTERM)
 
 
 def _ending(code: int) -> str:

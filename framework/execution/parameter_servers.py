@@ -169,7 +169,7 @@ def _connect(workers: list[str], parameter_servers: list[str]) -> Servers:
       ExecutionError: one of them does not answer.
     """
     for address in [*workers, *parameter_servers]:
-        remote._wait_for(address, 60.0)
+        remote.wait_for(address, 60.0)
     own = f"localhost:{port_filter.free_port()}"  # TensorFlow starts a server here too
     cluster = tf.train.ClusterSpec({"worker": workers, "ps": parameter_servers, _TRAINER: [own]})
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(

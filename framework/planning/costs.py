@@ -204,9 +204,9 @@ class CostModel:
                 sums.bill.add("all-reduce", axes, ACTIVATIONS, local, times * count)
             elif isinstance(work, Reshard):
                 before, after = placed.own(work.before, work.after.shape), placed.of(work.after)
-                self._relayout(sums.bill, placed, work.after, before, after, forward * count)
+                self._reshard(sums.bill, placed, work.after, before, after, forward * count)
                 if work.after.learned:
-                    self._relayout(sums.bill, placed, work.after, after, before, count)
+                    self._reshard(sums.bill, placed, work.after, after, before, count)
             elif isinstance(work, Halo):
                 axis = placed.of(work.part)[work.dim]
                 size = work.part.shape[work.dim] / placed.count([axis])
@@ -264,19 +264,19 @@ class CostModel:
             if product.is_lookup and part is a:
                 continue
             own = placed.of(part)
-            self._relayout(sums.bill, placed, part, own, needed, forward * count)
+            self._reshard(sums.bill, placed, part, own, needed, forward * count)
             if part.learned:
                 if not any(rest == placed.outside(needed, dims) for dims in earlier):
                     sums.bill.add("all-reduce", rest, ACTIVATIONS, size, count)
-                self._relayout(sums.bill, placed, part, needed, own, count)
+                self._reshard(sums.bill, placed, part, needed, own, count)
         rest = placed.ordered(used - set(axes[2]))
         sums.bill.add("all-reduce", rest, ACTIVATIONS, local[2], forward * count)
         own = placed.of(out)
-        self._relayout(sums.bill, placed, out, axes[2], own, forward * count)
+        self._reshard(sums.bill, placed, out, axes[2], own, forward * count)
         if out.learned:
-            self._relayout(sums.bill, placed, out, own, axes[2], count)
+            self._reshard(sums.bill, placed, out, own, axes[2], count)
 
-    def _relayout(
+    def _reshard(
         self,
         bill: Bill,
         placed: PlacedActivations,

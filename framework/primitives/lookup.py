@@ -16,7 +16,7 @@ def lookup(table: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
       table: [vocab, embed], ids: [...]
       returns: [..., embed]
     """
-    if table.dtype.size > 2:
+    if tf.as_dtype(table.dtype).size > 2:
         return tf.gather(table, ids)
 
     @tf.custom_gradient

@@ -123,7 +123,7 @@ def average_pool(x: tf.Tensor, window: Window) -> tf.Tensor:
     Raises:
       ValueError: the window is larger than the image, with padding VALID.
     """
-    if x.dtype.size == 2:
+    if tf.as_dtype(x.dtype).size == 2:
         return tf.cast(average_pool(widen(x), window), x.dtype)
     _check_fits(x, window)
     if all(n <= size for n, size in zip(window.shape, x.shape[1:3], strict=True)):
@@ -179,7 +179,7 @@ def _has_accelerator() -> bool:
 
 def _sums_in_16_bits(x: tf.Tensor) -> bool:
     """Returns whether TensorFlow's kernels would sum gradients in 16 bits: those for CPU do."""
-    return x.dtype.size == 2 and not _has_accelerator()
+    return tf.as_dtype(x.dtype).size == 2 and not _has_accelerator()
 
 
 def _convolved(x: tf.Tensor, w: tf.Tensor, window: Window) -> tf.Tensor:

@@ -36,6 +36,16 @@ def progress():
     path = folder / "progress"
     return path.read_text() if path.exists() else ""
 
+fork = os.fork
+
+def fork_that_returns_late():
+    pid = fork()
+    while pid and not made._stopped.is_set() and signal.SIGTERM not in signal.sigpending():
+        os.sched_yield()  # the child sends the signal before this process knows it
+    return pid
+
+if ends == ["stop"]:
+    os.fork = fork_that_returns_late
 made = supervisor.Supervisor(restarts=restarts, progress=progress, tell=print)
 code = made.run(action)
 print("tries", len(list(folder.glob("try_*"))))

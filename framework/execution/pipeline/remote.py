@@ -71,7 +71,7 @@ def connect(addresses: Sequence[str], *, timeout_s: float = 60.0) -> list[str]:
       ExecutionError: a server does not answer, or is not a TensorFlow server.
     """
     for address in addresses:
-        _wait_for(address, timeout_s)
+        wait_for(address, timeout_s)
     own = f"localhost:{port_filter.free_port()}"  # TensorFlow starts a server here too
     cluster = tf.train.ClusterSpec({JOB: list(addresses), _DRIVER: [own]})
     try:
@@ -113,7 +113,12 @@ def split(address: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def _wait_for(address: str, timeout_s: float) -> None:
+def wait_for(address: str, timeout_s: float) -> None:
+    """Waits until a worker answers at an address.
+
+    Raises:
+      NoWorkerError: none answers within `timeout_s` seconds.
+    """
     endpoint, end = split(address), time.monotonic() + timeout_s
     while True:
         try:

@@ -84,7 +84,8 @@ INPUTS = dict(inputs())
 
 
 def test_every_kind_of_input_is_here() -> None:
-    for entry in registry.list_experiments():
+    ours = [e for e in registry.list_experiments() if e.cls.__module__.startswith("tekso.")]
+    for entry in ours:
         tree = entry.cls().tree()
         for params in (tree.input, *tree.eval_inputs.values()):
             known = (*KINDS, Mixture, HeldOut, Arrays)

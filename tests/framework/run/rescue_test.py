@@ -125,7 +125,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
 
 
 def remove(path: Path) -> None:
-    shutil.rmtree(path)
+    while path.exists():  # the run may write a file meanwhile
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def move(path: Path) -> None:
@@ -136,12 +137,12 @@ def empty(path: Path) -> None:
     """Does what `rm -r run/*` does: the hidden lock stays."""
     for inside in path.iterdir():
         if inside.name != ".lock":
-            shutil.rmtree(inside) if inside.is_dir() else inside.unlink()
+            remove(inside) if inside.is_dir() else inside.unlink()
 
 
 def replace(path: Path) -> None:
     """Removes the logdir; another trainer starts there at once."""
-    shutil.rmtree(path)
+    remove(path)
     Logdir(str(path)).claim("m.Other")
     (path / "checkpoints").mkdir()
 
