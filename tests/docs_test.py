@@ -193,7 +193,14 @@ HOW: list[tuple[str, Run | TestedBy]] = [
     ),
     (r"tekso-ckpt (export|import|merge) .*", Run(prints=r"exported|imported|merged")),
     (r"tekso-ckpt list .*", Run(prints=rf"(?m)^step_0+{STEPS} ")),
-    (r"tekso-ckpt inspect .*", Run(prints=r"weights/model/")),
+    (r"tekso-ckpt verify .*", Run(prints=r": good")),
+    (r"tekso-ckpt show .*", Run(prints=r"\(all\) .* 100\.0%")),
+    (r"tekso-ckpt grep .*", Run(prints=r"weights/model/")),
+    (r"tekso-ckpt stats .*", Run(prints=r"all numbers of \d+ tensors are finite")),
+    (
+        r"tekso-ckpt diff .*",
+        TestedBy("tests/tools/reading_commands_test.py::test_diff_names_what_differs"),
+    ),
     (r"tekso-new-task my_task", Run(leaves="my_task/experiments.py", prints=r"wrote .*my_task")),
     (
         r"tekso-trainer .*--model=mt\.cldr\.\w+ --logdir=.*",

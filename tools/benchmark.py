@@ -133,7 +133,7 @@ def measure(
     """
     from tekso.framework import task_results
     from tekso.framework.run.assembly import assemble
-    from tekso.framework.run.checkpoint_files import versions
+    from tekso.framework.run.software_versions import versions
 
     begin = time.perf_counter()
     tree = tree.copy().set(eval_inputs={})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import json
 import os
 import re
@@ -15,7 +14,7 @@ from absl import flags
 
 from tekso.framework import files
 from tekso.framework.commands import typed
-from tekso.tools import command_flags
+from tekso.tools import command_flags, reading_commands
 from tekso.tools.command_errors import UsageError
 
 if TYPE_CHECKING:  # slow to import, so the functions below import these modules when they run
@@ -26,7 +25,8 @@ if TYPE_CHECKING:  # slow to import, so the functions below import these modules
 
 PROGRAM = "tekso-ckpt"
 USAGE = "average --logdir=runs/tiny --last=5 --output=runs/tiny/averaged"
-COMMANDS = ("average", "list", "inspect", "export", "import", "merge")
+WITH_TENSORFLOW = ("average", "list", "export", "import", "merge")
+COMMANDS = (*WITH_TENSORFLOW, *reading_commands.COMMANDS)
 TAKES = {
     "last": ("average",),
     "steps": ("average",),
@@ -34,8 +34,11 @@ TAKES = {
     "model": ("import",),
     "set": ("import", "merge"),
     "layout": ("export", "import"),
+    "checkpoint": ("export", "merge"),
+    "not_finite": ("stats",),
 }
 """The commands that a flag works with; the other flags work with all."""
+READING_FLAGS = ("format", "traceback", "not_finite")
 
 # A separate FlagValues, so that --help lists only these flags.
 FLAGS: Any = flags.FlagValues()  # type: ignore[no-untyped-call]
@@ -65,16 +68,18 @@ def _define() -> None:
     flags.DEFINE_string(
         "checkpoint",
         None,
-        "With inspect, export and merge: step or path of the checkpoint, or best. By default the "
+        "With export and merge: step or path of the checkpoint, or best. By default the "
         "newest good one.",
         flag_values=f,
     )
     flags.DEFINE_string(
         "match",
         "weights/*",
-        "With inspect and export: pattern of tensor names; '*' matches all, including those of the "
-        "learner, which inspect shows.",
+        "With export: pattern of the names of weights.",
         flag_values=f,
+    )
+    flags.DEFINE_boolean(
+        "not_finite", False, "With stats: only tensors that have such values.", flag_values=f
     )
     _define_experiment(f)
     flags.DEFINE_enum(
@@ -114,27 +119,29 @@ _define()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the tool; returns the exit code: 0 success, 1 error, 2 wrong command line."""
+    """Runs the tool; returns the exit code, one of `ExitCode`."""
     return command_flags.run(PROGRAM, FLAGS, argv, _run, help_text=_help)
 
 
-def _run(words: list[str]) -> None:
+def _run(words: list[str]) -> int | None:
     actions: dict[str, Callable[[list[str]], None]] = {
         "average": _average,
         "list": _list,
-        "inspect": _inspect,
         "export": _export,
         "import": _import,
         "merge": _merge,
     }
-    if not words or words[0] not in actions:
+    if not words or words[0] not in COMMANDS:
         given = f"{words[0]!r} is not a command" if words else "a command is missing"
         raise UsageError(f"{given}: expected {', '.join(COMMANDS)}, as in {_usage()}")
+    if words[0] in reading_commands.COMMANDS:
+        return _read(*words)
     _check(*words)
     from tekso.tools import experiment_flags
 
     experiment_flags.load(FLAGS.model, FLAGS["import"].value)
     actions[words[0]](words[1:])
+    return None
 
 
 def _usage() -> str:
@@ -146,7 +153,11 @@ def _help() -> str:
         "average: writes a checkpoint with the mean of the weights of several checkpoints and the "
         "learner of the last one; it can be evaluated, decoded and restored as any other. To "
         "average checkpoints of several runs, give their paths. list: prints the checkpoints, and "
-        "whether each is good or damaged. inspect: prints the tensors of one, with their norms. "
+        "whether each is good or damaged. verify PATH: verifies a checkpoint, all checkpoints of a "
+        "run, or safetensors files. show PATH: prints what a checkpoint is, with sizes by module. "
+        "grep PATTERN PATH: lists the weights and slots that a regular expression matches. stats "
+        "PATH [PATTERN]: prints mean, standard deviation, range and norm of each tensor. diff PATH "
+        "PATH [PATTERN]: compares the tensors of two checkpoints or safetensors files. "
         "export: writes the weights of a checkpoint to a safetensors file. import FILE: writes a "
         "new run that begins with the weights of such a file, or of a folder of its shards. merge: "
         "writes a new run whose matrices contain the updates of the adapters of a run."
@@ -191,6 +202,23 @@ def _check(command: str, *paths: str) -> None:
             raise UsageError(
                 f"--steps: {step!r} is not a step; expected numbers, as in --steps=800,900"
             )
+
+
+def _read(command: str, *words: str) -> int:
+    """Runs a command that only reads; returns the exit code."""
+    for name in FLAGS:
+        is_used = name in READING_FLAGS and command in TAKES.get(name, (command,))
+        if FLAGS[name].present and not is_used:
+            raise UsageError(f"--{name} does not work with {command}")
+    if FLAGS.format == "safetensors":
+        raise UsageError("only export has --format=safetensors")
+    options = {"not_finite": True} if FLAGS.not_finite else {}
+    found = reading_commands.run(command, words, **options)
+    if FLAGS.format == "json":
+        _print_json(found.record)
+    else:
+        print(found.text)
+    return found.exit_code
 
 
 # --- commands ---
@@ -284,22 +312,6 @@ def _list(paths: list[str]) -> None:
     else:
         width = terminal_width()
         print(checkpoint_tables.list_text(rows, width=width) if rows else f"{folder} is empty")
-
-
-def _inspect(paths: list[str]) -> None:
-    from tekso.framework.run import checkpoint_tables
-    from tekso.framework.tables import terminal_width
-
-    checkpoint = _run_of_flags().checkpoint
-    keys = sorted(fnmatch.filter(checkpoint.keys, FLAGS.match))
-    if not keys:
-        first = ", ".join(sorted(checkpoint.keys)[:3])
-        raise UsageError(f"--match={FLAGS.match}: no tensor matches; there are {first}, …")
-    rows = list(checkpoint_tables.tensor_records(checkpoint, keys))
-    if FLAGS.format == "json":
-        _print_json({"checkpoint": checkpoint.path, "step": checkpoint.step, "tensors": rows})
-    else:
-        print(checkpoint_tables.tensors_text(checkpoint, rows, width=terminal_width()))
 
 
 def _export(paths: list[str]) -> None:

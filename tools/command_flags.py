@@ -120,17 +120,17 @@ def run(
     program: str,
     values: Any,
     argv: Sequence[str] | None,
-    action: Callable[[list[str]], None],
+    action: Callable[[list[str]], int | None],
     *,
     help_text: Callable[[], str],
 ) -> int:
-    """Runs a tool; returns the exit code: 0 success, 1 error, 2 wrong command line.
+    """Runs a tool; returns the exit code, one of `ExitCode`.
 
     Args:
       program: name of the command.
       values: its flags, including those of `define_common`.
       argv: the command line; None for `sys.argv`.
-      action: a function of the arguments that are not flags.
+      action: a function of the arguments that are not flags. It may return an exit code.
       help_text: returns the text of --help.
     """
     given = list(sys.argv if argv is None else argv)
@@ -139,8 +139,7 @@ def run(
         words = parse(values, given)
         if values.help:
             print(help_text())
-        else:
-            action(words)
-        return command_errors.OK
+            return command_errors.OK
+        return action(words) or command_errors.OK
 
     return command_errors.run(program, act, show_traceback="--traceback" in given)

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 import json
-import platform
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-import tensorflow as tf
-
-from tekso.framework import bounded
+from tekso.framework import bounded, files
+from tekso.framework.run.checkpoint_errors import DamagedCheckpointError, first_line
+from tekso.framework.run.lease import DESCRIPTION
 from tekso.framework.run.skipped_batches import SkippedBatches
 
 FORMAT = 1
@@ -98,6 +95,22 @@ class Description:
         return Description(**{name: value for name, value in fields.items() if name in known})
 
 
+def describe(path: str) -> Description:
+    """Reads only the description of a checkpoint.
+
+    Raises:
+      DamagedCheckpointError: there is no description, or it cannot be read.
+    """
+    try:
+        return Description.from_json(bounded.read(files.join(path, DESCRIPTION)).decode("utf-8"))
+    except FileNotFoundError:
+        raise DamagedCheckpointError(
+            f"it has no {DESCRIPTION}: writing it was interrupted"
+        ) from None
+    except (ValueError, TypeError, OSError) as error:
+        raise DamagedCheckpointError(f"{DESCRIPTION} is damaged: {first_line(error)}") from error
+
+
 def _check_type(name: str, value: Any) -> None:
     """Raises a ValueError unless a field has the type that `to_json` writes."""
     wanted = _TYPES[name]
@@ -109,6 +122,8 @@ def _check_type(name: str, value: Any) -> None:
             raise ValueError(f"{name}: {key} must be {_NAMES[inside]}")
         if name == "files" and not _is_of(part.get("size_bytes"), int):
             raise ValueError(f"{name}: {key} has no size_bytes")
+        if name == "files" and files.base_name(key) != key:  # it would be outside of the folder
+            raise ValueError(f"{name}: {key} is not the name of a file in the folder")
 
 
 def _check_input(input: Mapping[str, Any]) -> None:
@@ -121,17 +136,3 @@ def _check_input(input: Mapping[str, Any]) -> None:
 
 def _is_of(value: Any, wanted: Any) -> bool:
     return isinstance(value, wanted) and not isinstance(value, bool)
-
-
-def versions() -> dict[str, str]:
-    """Returns the versions of Tekso, Python, TensorFlow and NumPy in this process."""
-    try:
-        ours = importlib.metadata.version("tekso")
-    except importlib.metadata.PackageNotFoundError:  # a checkout
-        ours = "not installed"
-    return {
-        "tekso": ours,
-        "python": platform.python_version(),
-        "tensorflow": tf.__version__,
-        "numpy": np.__version__,
-    }

@@ -17,7 +17,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
-import hashlib
 import math
 import os
 import time
@@ -27,11 +26,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tekso.framework import bounded, files
+from tekso.framework import files
 from tekso.framework.execution import shards
 from tekso.framework.execution.shards import Slices
 from tekso.framework.run import disk_space, tensor_files
-from tekso.framework.run.checkpoint_description import Description, versions
+from tekso.framework.run.checkpoint_description import Description, describe
 from tekso.framework.run.checkpoint_errors import (
     CheckpointError,
     DamagedCheckpointError,
@@ -39,20 +38,21 @@ from tekso.framework.run.checkpoint_errors import (
     WriteError,
     first_line,
 )
+from tekso.framework.run.file_checksum import checksum
 from tekso.framework.run.lease import DESCRIPTION, Lease
 from tekso.framework.run.logdir import LogdirLostError
 from tekso.framework.run.process_group import LostProcessError, ProcessGroup
+from tekso.framework.run.software_versions import versions
 from tekso.framework.run.tensor_files import Piece, TensorFiles
 
 __all__ = [
     "DESCRIPTION", "UNFINISHED", "Checkpoint", "CheckpointError", "DamagedCheckpointError",
-    "Description", "DiskFullError", "describe", "open_unread", "open_verified", "versions",
-    "write", "write_parts", "write_shards",
+    "Description", "DiskFullError", "describe", "open_unread", "open_verified", "write",
+    "write_parts", "write_shards",
 ]  # fmt: skip
 
 PREFIX = "tensors"
 UNFINISHED = ".unfinished_"
-_CHUNK_BYTES = 1 << 22
 _EXCHANGE = "checkpoint"
 
 
@@ -274,7 +274,7 @@ def _write_own(prefix: str, parts: Iterable[Sequence[Piece]]) -> dict[str, Any]:
     for one in prefixes:
         name = tensor_files.data_file(one)
         files.sync(name)
-        checksums[files.base_name(one)] = _checksum(name)
+        checksums[files.base_name(one)] = checksum(name)
     return {"files": checksums, "elements": elements}
 
 
@@ -310,26 +310,10 @@ def _merge(place: str, written: Mapping[str, Mapping[str, Any]]) -> dict[str, An
     tensor_files.merge([files.join(place, part) for part in written], prefix)
     index = tensor_files.index_file(prefix)
     files.sync(index)
-    checksums: dict[str, Any] = {files.base_name(index): _checksum(index)}
+    checksums: dict[str, Any] = {files.base_name(index): checksum(index)}
     for number, about in enumerate(written.values()):
         checksums[tensor_files.data_file(PREFIX, number, len(written))] = dict(about)
     return checksums
-
-
-def describe(path: str) -> Description:
-    """Reads only the description of a checkpoint.
-
-    Raises:
-      DamagedCheckpointError: there is no description, or it cannot be read.
-    """
-    try:
-        return Description.from_json(bounded.read(files.join(path, DESCRIPTION)).decode("utf-8"))
-    except FileNotFoundError:
-        raise DamagedCheckpointError(
-            f"it has no {DESCRIPTION}: writing it was interrupted"
-        ) from None
-    except (ValueError, TypeError, OSError) as error:
-        raise DamagedCheckpointError(f"{DESCRIPTION} is damaged: {first_line(error)}") from error
 
 
 def open_unread(path: str) -> Checkpoint:
@@ -366,7 +350,7 @@ def _open(path: str, *, verified: Callable[[str], bool]) -> Checkpoint:
                 raise DamagedCheckpointError(
                     f"{name} has {size:,} bytes, but {wanted.get('size_bytes', 0):,} were written"
                 )
-            if verified(name) and _checksum(files.join(path, name)) != wanted:
+            if verified(name) and checksum(files.join(path, name)) != wanted:
                 raise DamagedCheckpointError(f"the bytes of {name} have changed (sha256 differs)")
         except OSError as error:
             raise DamagedCheckpointError(f"{name} cannot be read: {error.strerror}") from error
@@ -376,15 +360,6 @@ def _open(path: str, *, verified: Callable[[str], bool]) -> Checkpoint:
             f"{DESCRIPTION} and the files have different tensors: {sorted(other)[:3]}"
         )
     return checkpoint
-
-
-def _checksum(path: str) -> dict[str, Any]:
-    digest, size = hashlib.sha256(), 0
-    with files.open(path) as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            digest.update(chunk)
-            size += len(chunk)
-    return {"size_bytes": size, "sha256": digest.hexdigest()}
 
 
 def _remove_quietly(path: str, group: ProcessGroup) -> None:

@@ -85,33 +85,10 @@ def test_damaged_checkpoints_are_passed_over_and_told(
     assert rows[0]["metrics"] == {"dev/loss": 10 / 7}
 
 
-def test_inspect_shows_shapes_and_norms(logdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("inspect", "--logdir=run") == 0
-    printed = capsys.readouterr().out
-    assert "lm.Some, step 30" in printed and "2 × 3" in printed
-    assert f"{(6 * 900) ** 0.5:.2f}" in printed and "applied" not in printed
-    path = "run/checkpoints/step_00000010"
-    assert run("inspect", f"--checkpoint={path}", "--match=*", "--format=json") == 0
-    told = json.loads(capsys.readouterr().out)
-    weight = {row["key"]: row for row in told["tensors"]}["weights/w"]
-    assert (weight["shape"], weight["size"], weight["rms"]) == ([2, 3], 6, 10.0)
-    assert weight["norm"] == pytest.approx(6**0.5 * 10) and weight["not_finite"] == 0
-    assert told["step"] == 10 and len(told["tensors"]) == 2
-
-
-def test_inspect_counts_what_is_not_finite(
-    logdir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    bad = np.array([[1, np.nan, 3], [np.inf, 0, 0]], np.float32)
-    save(logdir / "checkpoints", 40, **{"weights/w": bad})
-    assert run("inspect", "--logdir=run") == 0
-    assert "2 are not finite" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        ([], 2, "a command is missing: expected average, list, inspect, export, import, merge"),
+        ([], 2, "a command is missing: expected average, list, "),
         (["averages"], 2, "'averages' is not a command"),
         (["average", "--logdir=run", "--last=2"], 2, "--output is missing"),
         (["average", "--logdir=run", "--output=x"], 2, "either --last=N, or --steps"),
@@ -134,9 +111,6 @@ def test_inspect_counts_what_is_not_finite(
         (["list", "--logdir=nowhere"], 2, "has no checkpoints"),
         (["list", "--logdir=run", "--last=2"], 2, "--last works only with average, not with list"),
         (["list", "run"], 2, "unexpected argument 'run'"),
-        (["inspect", "--logdir=run", "--match=w/*"], 2, "no tensor matches; there are learner/"),
-        (["inspect", "--logdir=run", "--checkpoint=15"], 1, "there is no checkpoint"),
-        (["inspect", "--logdir=nowhere"], 1, "there is no checkpoint in nowhere/checkpoints"),
         (["list", "--logdirs=run"], 2, "no flag --logdirs; did you mean --logdir?"),
     ],
 )  # fmt: skip
