@@ -78,10 +78,11 @@ class Supervisor:
         sys.stderr.flush()
         # A signal to stop waits until this process knows the fork, and the fork its own handlers.
         signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPED_BY)
+        is_stopped = self._stopped.is_set()  # before there was a fork to pass the signal on to
         self._child = os.fork()
         if self._child:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPPED_BY)
-            if self._stopped.is_set():  # before the fork: nothing was passed on
+            if is_stopped:
                 self._pass_on()
             status = os.waitpid(self._child, 0)[1]
             self._child = 0
