@@ -19,7 +19,7 @@ from tekso.framework.input import array_records, tfrecords, token_cache
 from tekso.framework.input.skips import InputError, Skips
 from tekso.framework.input.tfrecords import TfRecords, masked_checksum
 from tekso.framework.params import Params
-from tekso.framework.run import index_check, tensor_files, weight_files
+from tekso.framework.run import index_check, index_table, tensor_files, weight_files
 from tekso.framework.run.checkpoint_description import Description
 from tekso.framework.run.checkpoint_errors import CheckpointError, DamagedCheckpointError
 from tekso.framework.run.logdir import Logdir
@@ -101,7 +101,7 @@ def test_block_of_an_index(prefix: str, length: int, which: int) -> None:
     data = path.read_bytes()
     numbers, at = [], len(data) - 48
     for _ in range(4):
-        number, at = index_check._varint(data, at)
+        number, at = index_table.varint(data, at)
         numbers.append(number)
     numbers[which] = length
     footer = b"".join(map(_varint, numbers)).ljust(40, b"\0") + data[-8:]
@@ -113,8 +113,7 @@ def test_block_of_an_index(prefix: str, length: int, which: int) -> None:
 def test_block_that_the_index_block_names(prefix: str) -> None:
     path = Path(f"{prefix}.index")
     data = path.read_bytes()
-    (_, _), at = index_check._place(data, len(data) - 48)
-    (begin, length), _ = index_check._place(data, at)
+    _, (begin, length) = index_table.block_places(data)
     first = next(index_check._entries(data[begin : begin + length]))
     old = _varint(first[0]) + _varint(first[1])
     assert data.count(old, begin, begin + length) == 1
