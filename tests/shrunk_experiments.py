@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from small_pictures import Blobs
+
 from tekso.framework import registry
 from tekso.framework.input.sources import InMemory
 from tekso.framework.params import Params
@@ -23,6 +25,7 @@ LARGEST = {
     "embedding_dim": 16,
     "head_dim": 4,
     "hidden_dim": 32,
+    "image_size": 16,
     "length": 8,
     "max_length": 16,
     "model_dim": 16,
@@ -81,6 +84,8 @@ def shrunk(tree: Any) -> Any:
                 node.set({path: min(value, largest)})
     if "bounds" in tree.input:
         tree.input.bounds = [8]
+    if "source" in tree.input:
+        tree.input.source = Blobs.Params(colours=tree.input.channels)
     if "corpus" in tree.input:
         tree.input.corpus = _corpus(tree.input)
     return tree

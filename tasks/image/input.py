@@ -17,13 +17,13 @@ import numpy.typing as npt
 from tekso.framework import bounded, files
 from tekso.framework.input import shuffle
 from tekso.framework.input.held_out import HeldOut
-from tekso.framework.input.input import Batch, ExampleInput, Signature
+from tekso.framework.input.input import Batch, ExampleInput, Input, Signature
 from tekso.framework.input.skips import BadRecordError, InputError, SkipReport
 from tekso.framework.params import REQUIRED, param
-from tekso.tasks.image.decoding import decode
 from tekso.tasks.image.mixing import Mix
+from tekso.tasks.image.preparation import Preparation
 from tekso.tasks.image.sources import ImageSource
-from tekso.tasks.image.steps import Image, ImageStep, fitted
+from tekso.tasks.image.steps import ImageStep
 
 X, LABELS, WEIGHTS = "x", "labels", "weights"
 OTHER_LABELS, SHARES = "other_labels", "shares"
@@ -111,15 +111,17 @@ class Images(ExampleInput):
     def __init__(self, params: Any, **kwargs: Any) -> None:
         super().__init__(params, **kwargs)
         p = self.params
-        _check(p)
+        if p.num_threads is not None and p.num_threads < 1:
+            raise ValueError(
+                f"{p.path_of('num_threads')} is {p.num_threads}, but must be at least 1"
+            )
+        is_training = p.order != "once"
+        self.preparation = Preparation(p, is_training=is_training)
+        self._mix: list[Mix] = [mix.instantiate() for mix in p.mix] if is_training else []
         self.source: ImageSource = p.source.instantiate(split=p.split)
-        self._is_training = p.order != "once"
-        steps = p.augment if self._is_training else p.evaluate
-        self._steps: list[ImageStep] = [step.instantiate() for step in steps]
-        self._mix: list[Mix] = [mix.instantiate() for mix in p.mix] if self._is_training else []
         self._random_key = shuffle.key_of(self.seed, "augmentation")
         self._pool: ThreadPoolExecutor | None = None
-        if self.assets_dir is not None and self.source.class_names and self._is_training:
+        if self.assets_dir is not None and self.source.class_names and is_training:
             _store_classes(self.assets_dir, self.source.class_names)
 
     @classmethod
@@ -187,39 +189,6 @@ class Images(ExampleInput):
             batch[SHARES] = np.array([one.share for one in examples], np.float32)
         return batch
 
-    def pixels(self, index: int, random: np.random.Generator) -> tuple[Image, int]:
-        """Returns an image after all steps, before it is normalised, and its label.
-
-        Args:
-          index: index of the record.
-          random: draws the random numbers of the steps.
-
-        Shapes:
-          returns: [image_size, image_size, channels] uint8
-
-        Raises:
-          BadRecordError: the image is malformed.
-        """
-        record = self.source[index]
-        image = record.image
-        if isinstance(image, bytes):
-            image = self.decoded(image, index)
-        else:
-            image = _with_channels(image, self.params.channels)
-        return self.prepared(image, random), record.label
-
-    def decoded(self, data: bytes, index: int) -> Image:
-        """Returns the pixels of an image file of the source."""
-        p, origin = self.params, self.source.origin(index)
-        return decode(data, channels=p.channels, background=p.background, origin=origin)
-
-    def prepared(self, image: Image, random: np.random.Generator) -> Image:
-        """Returns an image after all steps; see `pixels`."""
-        size = self.params.image_size
-        for step in self._steps:
-            image = step.apply(image, size, random)
-        return fitted(image, size)
-
     def skipped(self) -> SkipReport:
         """Returns a report of the malformed images found so far."""
         return self.source.skipped()
@@ -256,30 +225,32 @@ class Images(ExampleInput):
             )
 
     def _example(self, index: int, key: int) -> _Example | BadRecordError:
-        random = _UNUSED
-        if self._steps or self._mix:
-            random = np.random.Generator(np.random.Philox(key=key))
         try:
-            image, label = self.pixels(index, random)
+            x, label = self._prepared(index, key)
         except BadRecordError as error:
             return error
-        x = normalized(image, self.params)
         if not self._mix:
             return _Example(x, label)
+        random = np.random.Generator(np.random.Philox(key=[key, 1]))
+        mix = self._mix[random.integers(len(self._mix))]
         count = self.num_examples
         other = (index + 1 + int(random.integers(max(count - 1, 1)))) % count
-        return self._mixed(x, label, other, random)
-
-    def _mixed(
-        self, x: np.ndarray, label: int, other: int, random: np.random.Generator
-    ) -> _Example:
-        mix = self._mix[random.integers(len(self._mix))]
         try:
-            image, other_label = self.pixels(other, random)
+            second, other_label = self._prepared(other, int(random.integers(1 << 63)))
         except BadRecordError:  # it is reported as an example of its own
             return _Example(x, label, other_label=label)
-        x, share = mix.mixed(x, normalized(image, self.params), random)
+        x, share = mix.mixed(x, second, random)
         return _Example(x, label, other_label=other_label, share=share)
+
+    def _prepared(self, index: int, key: int) -> tuple[np.ndarray, int]:
+        """Returns an image as the model gets it, and its label.
+
+        Raises:
+          BadRecordError: the image is malformed.
+        """
+        record = self.source[index]
+        image = self.preparation.image(record.image, key, self.source.origin(index))
+        return self.preparation.normalized(image), record.label
 
     def _mapped(self, function: Callable[..., Any], *arguments: list[Any]) -> Iterable[Any]:
         """Returns `map(function, *arguments)`, in several threads if images must be decoded."""
@@ -293,11 +264,7 @@ class Images(ExampleInput):
         return self._pool.map(function, *arguments, chunksize=share)
 
 
-_UNUSED = np.random.Generator(np.random.Philox(key=0))
-"""The generator if there are no steps, which draw from it."""
-
-
-def images_of(input: Any) -> Images:
+def images_of(input: Input) -> Images:
     """Returns the image input of an input, which may be a `HeldOut`.
 
     Raises:
@@ -307,55 +274,6 @@ def images_of(input: Any) -> Images:
     if not isinstance(inner, Images):
         raise InputError(f"{type(inner).__name__} reads no images: use Images as the input")
     return inner
-
-
-def normalized(image: Image, params: Any) -> np.ndarray:
-    """Returns pixels as the model gets them.
-
-    Args:
-      image: the pixels.
-      params: Params of `Images`, of which it uses mean and deviation.
-
-    Shapes:
-      image: [..., channels], uint8
-      returns: the same shape, float32
-    """
-    mean, deviation = (np.asarray(v, np.float32) for v in (params.mean, params.deviation))
-    scale, shift = np.float32(1 / 255) / deviation, -mean / deviation
-    found: np.ndarray = image.astype(np.float32) * scale + shift
-    return found
-
-
-def _check(p: Any) -> None:
-    """Checks the numbers in the Params of `Images`.
-
-    Raises:
-      ValueError: a number is out of range.
-    """
-    if p.image_size < 1 or p.channels not in (1, 3):
-        raise ValueError(
-            f"{p.path_of('image_size')} is {p.image_size} and channels is {p.channels}, but must "
-            "be at least 1, and 1 or 3"
-        )
-    for name in ("mean", "deviation"):
-        if len(p.get(name)) not in (1, p.channels):
-            raise ValueError(
-                f"{p.path_of(name)} has {len(p.get(name))} numbers, but must have 1 or {p.channels}"
-            )
-    if min(p.deviation) <= 0.0:
-        raise ValueError(f"{p.path_of('deviation')} is {p.deviation}, but must be positive")
-    if p.num_threads is not None and p.num_threads < 1:
-        raise ValueError(f"{p.path_of('num_threads')} is {p.num_threads}, but must be at least 1")
-
-
-def _with_channels(image: Image, channels: int) -> Image:
-    """Returns pixels in memory with the number of channels of the input."""
-    if image.shape[2] == channels:
-        return image
-    if channels == 3:
-        return np.repeat(image, 3, axis=2)
-    grey = image @ np.array([0.299, 0.587, 0.114], np.float32)  # ITU-R 601-2
-    return np.round(grey).astype(np.uint8)[:, :, None]
 
 
 def _is_in_memory(source: ImageSource) -> bool:

@@ -163,8 +163,9 @@ class PadAndCrop(ImageStep):
         p = self.params
         image = fitted(image, size)
         top, left = random.integers(2 * p.padding + 1, size=2)
-        widths = [(p.padding, p.padding), (p.padding, p.padding), (0, 0)]
-        padded = np.pad(image, widths, constant_values=p.value)
+        side = size + 2 * p.padding
+        padded = np.full((side, side, image.shape[2]), p.value, np.uint8)
+        padded[p.padding : p.padding + size, p.padding : p.padding + size] = image
         return padded[top : top + size, left : left + size]
 
 
