@@ -16,6 +16,8 @@ from tekso.framework.optimizers.adam import AdamW
 from tekso.framework.params import Params
 from tekso.framework.registry import register
 from tekso.models import mlp
+from tekso.models.layers.residual_blocks import BasicBlock
+from tekso.models.resnet import SMALL_STEM, ResNet
 from tekso.tasks.image.input import Images
 from tekso.tasks.image.packaged import Digits
 from tekso.tasks.image.scoring import ImageScoring
@@ -67,3 +69,23 @@ class Mlp(Experiment):
     def run(self) -> Params:
         """2,000 steps: 95 passes over the training digits."""
         return Run.Params(steps=2000, eval_every_steps=1000, checkpoint_every_steps=1000)
+
+
+@register
+class Cnn(Mlp):
+    """A small residual network: 3 blocks of two 3 × 3 convolutions."""
+
+    def task(self) -> Params:
+        """16 channels at 8 × 8, 32 at 4 × 4 and 64 at 2 × 2 pixels."""
+        model = ResNet.Params(
+            num_blocks=[1, 1, 1],
+            width=16,
+            stem=SMALL_STEM,
+            block=BasicBlock.Params(),
+            dropout_rate=0.3,
+        )
+        return super().task().set(model=model)
+
+    def run(self) -> Params:
+        """1,000 steps: 48 passes over the training digits."""
+        return super().run().set(steps=1000, eval_every_steps=500, checkpoint_every_steps=500)

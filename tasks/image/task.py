@@ -31,9 +31,9 @@ _SIZES = ("image_size", "channels", "classes", "input_dim", "output_dim")
 class ImageClassification(Classification):
     """Minimises the softmax cross-entropy between the labels of images and the scores of a model.
 
-    The model is a layer that maps "x" to logits; its Params `image_size`, `channels` and `classes`
-    (or `input_dim` and `output_dim`) are taken from the input if they are not set. In training,
-    the target has the mixed labels of the input and `label_smoothing`.
+    The model is a layer that maps "x" to logits, such as an `ImageModel`. Its Params `image_size`,
+    `channels` and `classes` (or `input_dim` and `output_dim`) are taken from the input if they are
+    not set. In training, the target has the mixed labels of the input and `label_smoothing`.
 
     Reports "accuracy" (top-1), and "top_5_accuracy" if there are more than 5 classes: the share of
     images with fewer than 5 classes whose score is at least that of the label.
@@ -99,7 +99,7 @@ class ImageClassification(Classification):
         pixels = data.image_size**2 * data.channels
         values = (data.image_size, data.channels, params.num_classes, pixels, params.num_classes)
         for name, value in zip(_SIZES, values, strict=True):
-            if name in model and model.get(name) is REQUIRED:
+            if name in model and (model.get(name) is REQUIRED or model.origin(name) == "default"):
                 model.set({name: value})
         return params
 

@@ -32,6 +32,12 @@ def test_the_experiments_that_are_promised_are_there() -> None:
         "wmt14_en_fr": [f"Dff{2048 * 2**i}" for i in range(6)],
         "gpipe": ["T6H8192A16", "T12H16384A32", "T24H8192A16", "T32H16384A32", "T64H16384A32"],
     }
+    images = {
+        "digits": ["Mlp", "Cnn"],
+        "fashion_mnist": ["ResNet"],
+        "imagenet": ["ResNet18", "ResNet50", "ResNet50Mlperf", "ResNet50Mlperf4096"],
+    }
+    promised |= {f"image.{module}.{name}" for module, found in images.items() for name in found}
     promised |= {f"mt.{module}.{name}" for module, found in pairs.items() for name in found}
     assert promised <= set(ENTRIES)
     assert any(key.startswith("lm.gpt.") for key in ENTRIES)
