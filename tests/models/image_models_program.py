@@ -17,13 +17,19 @@ import numpy as np
 
 from tekso.framework import execution as executions
 from tekso.framework.execution.base import signature_of
+from tekso.framework.initializers import Normal
 from tekso.framework.layer import Layer
 from tekso.framework.learner import Learner
 from tekso.framework.optimizers.sgd import Momentum
 from tekso.framework.schedules import Constant
+from tekso.models.layers.attention import MultiHeadAttention
+from tekso.models.layers.feed_forward import FeedForward
 from tekso.models.layers.residual_blocks import BasicBlock, BottleneckBlock
 from tekso.models.layers.squeeze_excite import SqueezeExcite
+from tekso.models.layers.stack import Stack
+from tekso.models.layers.transformer import TransformerLayer
 from tekso.models.resnet import SMALL_STEM, ResNet
+from tekso.models.vision_transformer import VisionTransformer
 from tekso.tasks.classification.task import Classification
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "framework" / "execution" / "mesh"))
@@ -50,7 +56,23 @@ def resnet_basic() -> Layer.Params:
     return ResNet.Params(classes=CLASSES, width=4, num_blocks=[1, 1], block=block)
 
 
-MODELS = {"resnet": resnet, "resnet_basic": resnet_basic}
+def transformer() -> Layer.Params:
+    layer = TransformerLayer.Params(
+        attention=MultiHeadAttention.Params(num_heads=2),
+        feed_forward=FeedForward.Params(hidden_dim=8, activation="gelu"),
+        dropout_rate=0.1,
+    )
+    return VisionTransformer.Params(
+        classes=CLASSES,
+        image_size=SIDE,
+        patch_size=4,
+        dim=4,
+        stack=Stack.Params(num_layers=2, layer=layer),
+        classifier_init=Normal.Params(stddev=0.5),
+    )
+
+
+MODELS = {"resnet": resnet, "resnet_basic": resnet_basic, "transformer": transformer}
 
 
 def batch(step: int) -> dict[str, np.ndarray]:
@@ -64,8 +86,7 @@ def batch(step: int) -> dict[str, np.ndarray]:
 
 def task_of(model: str) -> Classification.Params:
     params = Classification.Params(num_classes=CLASSES, model=MODELS[model]())
-    params.model.set(dtype="float64")
-    return params
+    return params.set({"model.dtype": "float64", "model.*.dtype": "float64"})
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:

@@ -64,6 +64,10 @@ CASES = [
     ("resnet", "stages", pipeline(3)),
     ("resnet_basic", "space", mesh("a:2;b:2", "height:a;width:b")),
     ("resnet_basic", "stages", pipeline(2, rematerialize="all")),
+    ("transformer", "replicas", REPLICAS),
+    ("transformer", "heads", mesh("data:2;model:2", "batch:data;heads:model;mlp:model")),
+    ("transformer", "space", mesh("data:2;model:2", "batch:data;height:model")),
+    ("transformer", "stages", pipeline(2, 4)),
 ]
 
 
