@@ -34,6 +34,7 @@ LARGEST = {
     "num_layers": 1,
     "num_samples": 12,
     "num_tokens": 1000,
+    "patch_size": 4,
     "projection_dim": 16,
     "source_length": 16,
     "target_length": 16,

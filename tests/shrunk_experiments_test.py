@@ -22,6 +22,7 @@ GROUPS = (
     "image.imagenet.ResNet18",
     "image.imagenet.ResNet50",
     "image.imagenet.ResNet50Mlperf",
+    "image.imagenet.ViTB16",
     "lm.benchmark.Small",
     "lm.gpipe.Layers3",
     "lm.gpt.B18",
@@ -47,6 +48,7 @@ GROUPS = (
 FIRST_OF_MODEL = (
     "image.digits.Cnn",
     "image.digits.Mlp",
+    "image.imagenet.ViTB16",
     "lm.python_source.Tiny",
     "lm.python_source.TinyLstm",
     "lm.python_source.TinyMoe",

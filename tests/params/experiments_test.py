@@ -35,7 +35,10 @@ def test_the_experiments_that_are_promised_are_there() -> None:
     images = {
         "digits": ["Mlp", "Cnn"],
         "fashion_mnist": ["ResNet"],
-        "imagenet": ["ResNet18", "ResNet50", "ResNet50Mlperf", "ResNet50Mlperf4096"],
+        "imagenet": [
+            *("ResNet18", "ResNet50", "ResNet50Mlperf", "ResNet50Mlperf4096"),
+            *(f"ViT{size}16" for size in ("Ti", "S", "B", "L")),
+        ],
     }
     promised |= {f"image.{module}.{name}" for module, found in images.items() for name in found}
     promised |= {f"mt.{module}.{name}" for module, found in pairs.items() for name in found}

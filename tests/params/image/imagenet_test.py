@@ -11,7 +11,15 @@ from tekso.framework.run import inspection
 
 @pytest.mark.parametrize(
     ("name", "count"),
-    [("ResNet18", 11_689_512), ("ResNet50", 25_557_032), ("ResNet50Mlperf", 25_557_032)],
+    [
+        ("ResNet18", 11_689_512),
+        ("ResNet50", 25_557_032),
+        ("ResNet50Mlperf", 25_557_032),
+        ("ViTTi16", 5_717_416),
+        ("ViTS16", 22_050_664),
+        ("ViTB16", 86_567_656),
+        ("ViTL16", 304_326_632),
+    ],
 )
 def test_trainable_weights_are_the_published_number(name: str, count: int) -> None:
     task = inspection.task_of(registry.get(f"image.imagenet.{name}")().tree())
