@@ -19,6 +19,7 @@ GROUPS = (
     "image.digits.Cnn",
     "image.digits.Mlp",
     "image.fashion_mnist.ResNet",
+    "image.folders.ResNet",
     "image.imagenet.ResNet18",
     "image.imagenet.ResNet50",
     "image.imagenet.ResNet50Mlperf",

@@ -164,7 +164,8 @@ class ViTTi16(ImageNet):
     Published: a top-1 accuracy of 0.722 for Ti, 0.798 for S and 0.818 for B.
 
     Source:
-      Touvron et al. 2021 (arXiv 2012.12877), table 9; without repeated augmentation and stochastic depth.
+      Touvron et al. 2021 (arXiv 2012.12877), table 9; without repeated augmentation and without
+      stochastic depth.
     """
 
     SIZE = "Ti"
