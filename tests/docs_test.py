@@ -171,6 +171,10 @@ HOW: list[tuple[str, Run | TestedBy]] = [
         TestedBy("tests/tools/decode_test.py::test_a_model_of_several_languages_is_told_which"),
     ),
     (
+        r"tekso-decode .*--input=pictures .*",
+        TestedBy("tests/tools/decode_images_test.py::test_every_image_of_a_folder_gets_a_line"),
+    ),
+    (
         r"tekso-decode .*",
         TestedBy(
             "tests/tools/decode_test.py::test_every_line_has_its_translation_and_empty_lines_stay"
