@@ -256,7 +256,7 @@ class Images(ExampleInput):
         """Returns `map(function, *arguments)`, in several threads if images must be decoded."""
         threads = self.params.num_threads or min(os.cpu_count() or 1, _MOST_THREADS)
         first = arguments[0]
-        if threads == 1 or len(first) < 2 or _is_in_memory(self.source):
+        if threads == 1 or len(first) < 2 or not self.source.has_files:
             return map(function, *arguments)
         if self._pool is None:
             self._pool = ThreadPoolExecutor(threads, thread_name_prefix="decode")
@@ -274,10 +274,6 @@ def images_of(input: Input) -> Images:
     if not isinstance(inner, Images):
         raise InputError(f"{type(inner).__name__} reads no images: use Images as the input")
     return inner
-
-
-def _is_in_memory(source: ImageSource) -> bool:
-    return hasattr(source, "images")
 
 
 def _store_classes(assets_dir: str, names: tuple[str, ...]) -> None:

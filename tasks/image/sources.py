@@ -38,6 +38,7 @@ class ImageSource(Source):
     Attributes:
       class_names: names of the classes in the order of their numbers; (): unknown.
       labels: [records] the labels of all records; None: they are known only record by record.
+      has_files: whether records have image files, which several threads should read and decode.
     """
 
     class Params(Source.Params):
@@ -45,6 +46,7 @@ class ImageSource(Source):
 
     class_names: tuple[str, ...] = ()
     labels: npt.NDArray[np.int64] | None = None
+    has_files = True
 
     @property
     def num_classes(self) -> int | None:
@@ -79,6 +81,8 @@ class ImageArrays(ImageSource):
         dev_fraction: float = param("Fraction of `file` for dev, without dev_file.", default=0.1)
         test_fraction: float = param("Fraction of `file` for test, without test_file.", default=0.0)
         classes: list[str] = param("Names of the classes; empty: unknown.", default=[])
+
+    has_files = False
 
     def __init__(self, params: Any, *, split: Split = "train") -> None:
         super().__init__(params, split=split)
