@@ -180,3 +180,56 @@ class DepthwiseConv2D(Conv2DBase):
         b = theta.b if p.use_bias else None
         x = tf.cast(x, theta.w.dtype)
         return self._finish(ops.depthwise_convolution(ctx, x, theta.w, b, window=self.window), ctx)
+
+
+class SeparableConv2D(Conv2DBase):
+    """A depthwise convolution, then a 1x1 convolution: y = activation(conv1x1(depthwise(x)) + b).
+
+    Shapes:
+      x: [batch, height, width, input_dim]
+      returns: [batch, new height, new width, output_dim], dtype of the weights
+    Children:
+      depthwise: DepthwiseConv2D, without bias; pointwise: Conv2D, 1x1
+    Source: Chollet 2017, "Xception".
+    """
+
+    class Params(Conv2DBase.Params):
+        """Params of SeparableConv2D."""
+
+        input_dim: int = param("Number of channels of the input.", default=REQUIRED)
+        output_dim: int = param("Number of channels of the output.", default=REQUIRED)
+        multiplier: int = param("Outputs of each channel between the two.", default=1)
+
+    depthwise: DepthwiseConv2D
+    pointwise: Conv2D
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        p = self.params
+        depthwise = DepthwiseConv2D.Params(
+            dtype=p.dtype,
+            input_dim=p.input_dim,
+            multiplier=p.multiplier,
+            kernel_shape=p.kernel_shape,
+            strides=p.strides,
+            dilations=p.dilations,
+            padding=p.padding,
+            init=p.init,
+            use_bias=False,
+        )
+        pointwise = Conv2D.Params(
+            dtype=p.dtype,
+            input_dim=p.input_dim * p.multiplier,
+            output_dim=p.output_dim,
+            kernel_shape=(1, 1),
+            init=p.init,
+            use_bias=p.use_bias,
+            activation=p.activation,
+        )
+        self.child("depthwise", depthwise)
+        self.child("pointwise", pointwise)
+
+    def fprop(self, theta: Theta, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+        """See the class."""
+        x = self.depthwise.fprop(theta.depthwise, x, ctx)
+        return self.pointwise.fprop(theta.pointwise, x, ctx)

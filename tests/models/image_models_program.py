@@ -14,6 +14,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from tekso.framework import execution as executions
 from tekso.framework.execution.base import signature_of
@@ -21,7 +22,10 @@ from tekso.framework.initializers import Normal
 from tekso.framework.layer import Layer
 from tekso.framework.learner import Learner
 from tekso.framework.optimizers.sgd import Momentum
+from tekso.framework.pieces import Flow, Piece
 from tekso.framework.schedules import Constant
+from tekso.framework.theta import Theta
+from tekso.models.amoebanet import AmoebaNet
 from tekso.models.layers.attention import MultiHeadAttention
 from tekso.models.layers.feed_forward import FeedForward
 from tekso.models.layers.residual_blocks import BasicBlock, BottleneckBlock
@@ -29,6 +33,7 @@ from tekso.models.layers.squeeze_excite import SqueezeExcite
 from tekso.models.layers.stack import Stack
 from tekso.models.layers.transformer import TransformerLayer
 from tekso.models.resnet import SMALL_STEM, ResNet
+from tekso.models.unet import UNet
 from tekso.models.vision_transformer import VisionTransformer
 from tekso.tasks.classification.task import Classification
 
@@ -72,7 +77,34 @@ def transformer() -> Layer.Params:
     )
 
 
-MODELS = {"resnet": resnet, "resnet_basic": resnet_basic, "transformer": transformer}
+def amoebanet() -> Layer.Params:
+    return AmoebaNet.Params(classes=CLASSES, num_layers=3, filters=4, drop_path_rate=0.2)
+
+
+class Averaged(UNet):
+    """A U-Net whose scores are the means over the image."""
+
+    class Params(UNet.Params):
+        """Params of Averaged."""
+
+    def pieces(self) -> list[Piece]:
+        def mean(theta: Theta, flow: Flow, ctx: Any) -> Flow:
+            return {**flow, "x": tf.reduce_mean(tf.square(flow["x"]), [1, 2])}
+
+        return [*super().pieces(), Piece("mean", {}, mean)]
+
+
+def unet() -> Layer.Params:
+    return Averaged.Params(classes=CLASSES, num_scales=2, width=4, convs_per_scale=1)
+
+
+MODELS = {
+    "unet": unet,
+    "amoebanet": amoebanet,
+    "resnet": resnet,
+    "resnet_basic": resnet_basic,
+    "transformer": transformer,
+}
 
 
 def batch(step: int) -> dict[str, np.ndarray]:

@@ -52,6 +52,7 @@ def check(wanted: dict[str, Any], found: dict[str, Any]) -> None:
         np.testing.assert_allclose(found["weights"][path], value, within, within, err_msg=path)
 
 
+QUICK = [("resnet", "stages"), ("transformer", "heads")]
 SPATIAL = "batch:data;height:model"
 CASES = [
     ("resnet", "replicas", REPLICAS),
@@ -64,16 +65,20 @@ CASES = [
     ("resnet", "stages", pipeline(3)),
     ("resnet_basic", "space", mesh("a:2;b:2", "height:a;width:b")),
     ("resnet_basic", "stages", pipeline(2, rematerialize="all")),
+    ("amoebanet", "space", mesh("data:2;model:2", SPATIAL)),
+    ("amoebanet", "stages", pipeline(3)),
     ("transformer", "replicas", REPLICAS),
     ("transformer", "heads", mesh("data:2;model:2", "batch:data;heads:model;mlp:model")),
     ("transformer", "space", mesh("data:2;model:2", "batch:data;height:model")),
     ("transformer", "stages", pipeline(2, 4)),
+    ("unet", "space", mesh("a:2;b:2", "height:a;width:b")),
+    ("unet", "stages", pipeline(3)),
 ]
 
 
 @pytest.mark.parametrize(
     ("model", "execution", "job"),
-    sample(CASES, quick=[CASES[1], CASES[3]]),
+    sample(CASES, quick=[case for case in CASES if case[:2] in QUICK]),
     ids=lambda v: v if isinstance(v, str) else "",
 )
 def test_every_execution_gives_the_numbers_of_one_device(

@@ -31,6 +31,9 @@ from tekso.framework.execution.mesh.layouts import Layout, MeshLayout, MeshShape
 from tekso.framework.primitives.windows import Window
 from tekso.framework.theta import Theta, flatten
 from tekso.models.layers.convolution import Conv2D, DepthwiseConv2D
+from tekso.models.layers.convolution_transpose import ConvTranspose2D
+from tekso.models.layers.drop_block import DropBlock
+from tekso.models.layers.group_norm import GroupNorm
 from tekso.models.layers.normalization import BatchNorm
 from tekso.models.layers.pooling import AveragePool, GlobalAveragePool, MaxPool
 
@@ -190,6 +193,12 @@ def cases() -> dict[str, Case]:
         found[f"max {name}"] = pool("max_pool", window)
         found[f"average {name}"] = pool("average_pool", window)
     found["batch norm"] = of_layers(BatchNorm.Params(dim=CHANNELS))
+    found["transposed 2x2"] = of_layers(ConvTranspose2D.Params(input_dim=CHANNELS, output_dim=4))
+    found["transposed 3x4"] = of_layers(
+        ConvTranspose2D.Params(input_dim=CHANNELS, output_dim=4, kernel_shape=(3, 4))
+    )
+    found["group norm"] = of_layers(GroupNorm.Params(dim=CHANNELS, num_groups=4))
+    found["drop block"] = of_layers(DropBlock.Params(rate=0.2, block_size=3))
     found["network"] = of_layers(
         Conv2D.Params(input_dim=CHANNELS, output_dim=8, activation="relu"),
         BatchNorm.Params(dim=8),

@@ -20,7 +20,9 @@ PROGRAM = Path(__file__).with_name("windows_program.py")
 SOME = (
     "conv (1x1|3x3|3x3 stride 2|3x3 stride 2 fixed|3x3 valid|3x3 stride 2 in groups)"
     "|depthwise 3x3|(max|average) 3x3 stride 2|batch norm|network"
+    "|transposed 3x4|group norm|drop block"
 )
+FLOAT64 = ("batch norm", "group norm", "drop block", "network", "transposed 2x2", "transposed 3x4")
 
 
 def run(mesh: str, rules: str, cases: str) -> dict[str, Any]:
@@ -33,7 +35,7 @@ def assert_equal_numbers(results: dict[str, Any]) -> None:
     for case, result in results.items():
         assert "error" not in result, f"{case}: {result}"
         # Sums in another order: float32 rounding; the cases of layers are in float64.
-        allowed = 1e-11 if case in ("batch norm", "network") else 5e-6
+        allowed = 1e-11 if case in FLOAT64 else 5e-6
         for part, difference in result["differences"].items():
             assert difference < allowed, f"{case}: {part}"
 
@@ -41,7 +43,7 @@ def assert_equal_numbers(results: dict[str, Any]) -> None:
 @pytest.mark.slow
 def test_images_split_over_space_have_the_same_numbers() -> None:
     results = run("model:4", "height:model", ".*")
-    assert len(results) == 44
+    assert len(results) == 48
     assert_equal_numbers(results)
     for case in ("conv 3x3", "conv 3x3 stride 2", "depthwise 3x3", "max 3x3 stride 2"):
         assert results[case]["layout"] == ["unsharded", "model", "unsharded", "unsharded"], case
@@ -61,7 +63,7 @@ LAYOUTS = {
 @pytest.mark.parametrize(("mesh", "rules"), sample(LAYOUTS, quick=[next(iter(LAYOUTS))]))
 def test_images_in_other_layouts_have_the_same_numbers(mesh: str, rules: str) -> None:
     results = run(mesh, rules, SOME)
-    assert len(results) == 11
+    assert len(results) == 14
     assert_equal_numbers(results)
     assert results["network"]["layout"] == LAYOUTS[mesh, rules]  # [batch, channels]
 
