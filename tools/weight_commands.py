@@ -19,6 +19,7 @@ from tekso.framework.run.new_run import NewRun
 from tekso.framework.run.opened import OpenedRun, completed_tree
 from tekso.framework.run.report.lines import size
 from tekso.framework.run.weight_files import WeightFile, open_weights, write_weights
+from tekso.framework.run.weight_scales import scale_problem, stored_scales
 from tekso.framework.run.weights import read_weight
 from tekso.framework.state import WEIGHTS
 from tekso.framework.task import Task
@@ -115,6 +116,7 @@ def import_weights(
         weights = {f"{own.path}/{path}": value for path, value in found.items()}
     else:
         weights = {name: file.read(WEIGHTS + name) for name in sorted(names)}
+        _check_scales(task, file)
     path = NewRun(key, tree, registered, task, weights).write(output, command=command)
     count = sum(spec.size for spec in task.specs().values())
     text = f"imported {len(names)} tensors of {file.path}, {count:,} weights of {key}: {path}"
@@ -169,6 +171,14 @@ def _experiment(file: WeightFile, model: str | None) -> tuple[str, Any, Any]:
         )
     tree = completed_tree(file.description, file.path)
     return file.description.model, tree, _registered(file.description.model, tree)
+
+
+def _check_scales(task: Task, file: WeightFile) -> None:
+    """Raises a CheckpointError if adapters of a file have another alpha / rank in the task."""
+    scales = stored_scales(file)
+    for path, spec in task.specs().items():
+        if problem := scale_problem(spec, path, scales, file.path):
+            raise CheckpointError(problem)
 
 
 def _model(task: Task, key: str) -> Any:

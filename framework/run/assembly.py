@@ -105,10 +105,7 @@ class Assembly:
             task=self.task.params.to_text(),
             input={"seed": self.run.params.seed},
             conditions=self.conditions,
-            tensors={
-                key: {"shape": list(spec.shape), "dims": list(spec.dims), "dtype": spec.dtype}
-                for key, spec in self.program.specs().items()
-            },
+            tensors={key: spec.described() for key, spec in self.program.specs().items()},
         )
 
 

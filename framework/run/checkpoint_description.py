@@ -36,7 +36,8 @@ class Description:
       metrics: figures of the evaluations at this step, {"evaluation/metric": value}.
       input: seed and position of the training input, and the batches that the run has skipped
         (see `SkippedBatches`).
-      tensors: {key: {"shape", "dims", "dtype"}} of every tensor in the file.
+      tensors: {key: {"shape", "dims", "dtype"}} of every tensor in the file; and "scale", if its
+        weight has one (see `WeightSpec`).
       versions: versions of the software that wrote the checkpoint.
       conditions: what the order of sums depends on besides the Params; see `reproducibility.py`.
       created: time of writing, UTC.
