@@ -70,7 +70,7 @@ class MeshSharded(Execution):
         """See `Execution`."""
         part = part_of(batch, step.learner.params.accumulation_steps)
         layout = self.layout(step.task, part, num_devices=self._mesh.num_devices())
-        warn_of_idle_axes(layout, "execution")
+        warn_of_idle_axes(layout)
         placement = Placement(self._mesh.make(layout.mesh))
         return MeshProgram(
             step, placement, layout, decode_on=self.params.decode_on, fuse=self._fuse()
