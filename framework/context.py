@@ -18,6 +18,7 @@ import tensorflow as tf
 from tekso.framework import counter_hash
 from tekso.framework.collected import Collected
 from tekso.framework.primitives.fusion import Fuse, no_fusion
+from tekso.framework.primitives.lookup import fill_in_place
 from tekso.framework.theta import SEPARATOR
 
 Mode = Literal["train", "eval", "decode"]
@@ -26,8 +27,8 @@ Context = TypeVar("Context", bound="StepContext")
 Form = Callable[..., Any]
 
 
-PRIMITIVE_NAMES: set[str] = set()
-"""The names of the functions of ops.py, which adds them."""
+PRIMITIVE_MODULES: dict[str, str] = {}
+"""{name: module} of every primitive; primitive.py adds them."""
 
 
 class HasStream(Protocol):
@@ -97,8 +98,9 @@ class StepContext:
           AttributeError: there is no such attribute.
         """
         message = f"a {type(self).__name__} has no attribute {name!r}"
-        if name in PRIMITIVE_NAMES:
-            message += f": write ops.{name}(ctx, …), with `from tekso.framework import ops`"
+        if name in PRIMITIVE_MODULES:
+            package, _, module = PRIMITIVE_MODULES[name].rpartition(".")
+            message += f": write {module}.{name}(ctx, …), with `from {package} import {module}`"
         raise AttributeError(message)
 
     @property
@@ -176,6 +178,16 @@ def isolated(ctx: Context) -> Context:
     """Returns a copy of a context with an empty collection, for a separately traced body."""
     other = copy.copy(ctx)
     other.collected = Collected()
+    return other
+
+
+def filling_in_place(ctx: Context) -> Context:
+    """Returns a context whose `ops.fill_rows` does not copy the buffer, if it can do without.
+
+    For CPU and GPU without XLA: XLA and LiteRT have no kernel for it, and XLA does not need it.
+    """
+    other = copy.copy(ctx)
+    other.forms = {"fill_rows": lambda _, *given: fill_in_place(*given), **ctx.forms}
     return other
 
 

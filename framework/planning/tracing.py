@@ -16,7 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tekso.framework import ops, task_results
+from tekso.framework import primitive, task_results
 from tekso.framework.context import StepContext, isolated
 from tekso.framework.execution.base import Signature, num_examples
 from tekso.framework.planning.dim_names import sizes_of
@@ -57,7 +57,7 @@ def trace(
     specs = task.specs()
     with tf.Graph().as_default() as graph:
         recorder = Recorder(graph)
-        ctx = _TracingContext(recorder, mode="train", num_examples=num_examples(batch))
+        ctx = TracingContext(recorder, mode="train", num_examples=num_examples(batch))
         theta = {}
         for group in weights:
             for path in group.paths:
@@ -81,12 +81,13 @@ def trace(
     )
 
 
-class _TracingContext(StepContext):
+class TracingContext(StepContext):
     """A step context whose primitives record their work; its copies share the recorder."""
 
     def __init__(self, recorder: Recorder, **rest: Any) -> None:
         super().__init__(**rest)
         self._recorder, self._region = recorder, recorder.whole
+        self.forms = primitive.forms("planning")
 
     def _new(
         self, shape: Sequence[int], dims: Sequence[str | None], dtype: Any, *inputs: tf.Tensor
@@ -128,8 +129,8 @@ class _TracingContext(StepContext):
 
     # --- control flow ---
 
-    def _inside(self, *, iterations: int) -> _TracingContext:
-        inner: _TracingContext = isolated(self)
+    def _inside(self, *, iterations: int) -> TracingContext:
+        inner: TracingContext = isolated(self)
         outer = self._region
         inner._region = Region(
             outer.count * iterations, iterations, outer.recomputed + 1, first=self._recorder.num_ops
@@ -377,6 +378,3 @@ class _TracingContext(StepContext):
     def max_pool(self, x: tf.Tensor, window: Any) -> tf.Tensor:
         """See `ops.max_pool`."""
         return self._pool(x, window)
-
-
-_TracingContext.forms = ops.methods_as_forms(_TracingContext)

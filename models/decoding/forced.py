@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tekso.framework import ops
+from tekso.framework import workarounds
 from tekso.framework.context import StepContext
 from tekso.framework.theta import Theta
 from tekso.models.decoding.decoder import Decoder
@@ -67,8 +67,8 @@ def score_targets(
     def iteration(
         t: tf.Tensor, ids_N: tf.Tensor, state: Any, log_probs: Any, attention: Any
     ) -> Any:
-        weights, targets, own = ops.capture(ctx, (theta, targets_NT, (ids_N, state)))
-        log_probs, attention = ops.capture(ctx, (log_probs, attention))
+        weights, targets, own = workarounds.capture(ctx, (theta, targets_NT, (ids_N, state)))
+        log_probs, attention = workarounds.capture(ctx, (log_probs, attention))
         step = model.decode_step(weights, own[0], own[1], t, ctx)
         check_ids(step.logits.shape[1], end_id, (), where="score_targets")
         ids_N, place = tf.identity(tf.gather(targets, t, axis=1)), tf.reshape(t, [1, 1])

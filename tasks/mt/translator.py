@@ -19,9 +19,8 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 import tensorflow as tf
 
-from tekso.framework import ops
 from tekso.framework.commands import typed
-from tekso.framework.context import StepContext
+from tekso.framework.context import StepContext, filling_in_place
 from tekso.framework.cores import num_cores
 from tekso.framework.params import Configurable, param
 from tekso.framework.task import Program
@@ -253,7 +252,7 @@ class Translator(Configurable):
                 if self.params.xla == "search":
                     run = tf.function(run, jit_compile=True, autograph=False)
                 elif not tf.config.list_logical_devices("TPU"):
-                    ctx = ops.filling_in_place(ctx)
+                    ctx = filling_in_place(ctx)
                 return run(theta.model, ids, segment_ids)
 
             self._functions[key] = search

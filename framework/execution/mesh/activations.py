@@ -15,6 +15,7 @@ from tekso.framework import ops, task_results
 from tekso.framework.context import StepContext, isolated
 from tekso.framework.execution.base import Signature
 from tekso.framework.execution.mesh.layouts import Activations
+from tekso.framework.execution.mesh.workarounds.forms import concat, reverse
 from tekso.framework.execution.mesh.workarounds.unsupported_ops import refuse_unsupported
 from tekso.framework.foreign_variables import refused
 from tekso.framework.task import Task
@@ -68,7 +69,13 @@ def _scan(
     return after, stacked
 
 
-_RecordingContext.forms = {"logits": _logits, "cross_entropy": _cross_entropy, "scan": _scan}
+_RecordingContext.forms = {
+    "concat": concat,
+    "cross_entropy": _cross_entropy,
+    "logits": _logits,
+    "reverse": reverse,
+    "scan": _scan,
+}
 
 
 def of_task(task: Task, batch: Signature) -> Activations:

@@ -16,7 +16,6 @@ from typing import Any, Literal
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.experimental import dtensor
 
 from tekso.framework.context import Mode
 from tekso.framework.execution.base import (
@@ -31,6 +30,7 @@ from tekso.framework.execution.mesh.context import MeshContext
 from tekso.framework.execution.mesh.layouts import Layout, MeshLayout
 from tekso.framework.execution.mesh.placement import Placement
 from tekso.framework.execution.mesh.step_errors import ADVICE, compiled
+from tekso.framework.execution.mesh.workarounds.tensors import new_variable
 from tekso.framework.execution.shards import Owners, Shard, Slices, chunks, cut_out, is_sliceable
 from tekso.framework.execution.state import Stored, checked_state
 from tekso.framework.primitives.fusion import Fuse, no_fusion
@@ -138,8 +138,7 @@ class MeshProgram(ExecutionProgram):
             if key in variables:
                 variables[key].assign(placed)
             else:
-                # All have one name: DTensor compiles the op that creates a variable once per name.
-                variables[key] = dtensor.DVariable(placed, trainable=False, name="state")
+                variables[key] = new_variable(placed)
         self._variables = State.of_keys(variables)
 
     def state(self) -> dict[str, np.ndarray]:

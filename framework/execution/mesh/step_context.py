@@ -7,9 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from tekso.framework import primitive
 from tekso.framework.context import Mode
 from tekso.framework.execution.mesh.context import MeshContext
-from tekso.framework.execution.mesh.forms import FORMS
 from tekso.framework.execution.mesh.layouts import MeshLayout
 from tekso.framework.execution.mesh.placement import Placement
 from tekso.framework.primitives.fusion import Fuse, no_fusion
@@ -52,7 +52,7 @@ def context(
     return MeshContext(
         placement,
         layout,
-        forms=FORMS,
+        forms=primitive.forms("mesh"),
         mode=mode,
         seed=seed,
         step=step,

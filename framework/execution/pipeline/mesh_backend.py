@@ -25,7 +25,7 @@ from tekso.framework.execution.mesh.layouts import Layout, MeshLayout
 from tekso.framework.execution.mesh.placement import Placement
 from tekso.framework.execution.mesh.step_errors import compiled, explained
 from tekso.framework.execution.mesh.workarounds.compiler import SERIAL
-from tekso.framework.execution.mesh.workarounds.tensors import TOO_MANY_TO_FOLD
+from tekso.framework.execution.mesh.workarounds.tensors import TOO_MANY_TO_FOLD, new_variable
 from tekso.framework.execution.mesh.workarounds.unsupported_ops import refuse_unsupported
 from tekso.framework.execution.pipeline.stage_backend import Kind, Part, Specs, StageBackend
 from tekso.framework.execution.shards import Slices
@@ -128,10 +128,7 @@ class MeshBackend(StageBackend):
     def variable(self, part: Part, spec: WeightSpec, kind: Kind) -> Any:
         """See `StageBackend`."""
         with SERIAL:
-            value = self._placed(part, spec, kind)
-            # All variables share one name: DTensor compiles the op that creates a variable once
-            # for each name.
-            return dtensor.DVariable(value, trainable=False, name="state")
+            return new_variable(self._placed(part, spec, kind))
 
     def assign(self, variable: Any, part: Part, spec: WeightSpec, kind: Kind) -> None:
         """See `StageBackend`."""
