@@ -75,8 +75,8 @@ class StepContext:
         *,
         mode: Mode = "eval",
         seed: int = 0,
-        step: Any = 0,
-        example_offset: Any = 0,
+        step: tf.Tensor | int = 0,
+        example_offset: tf.Tensor | int = 0,
         num_examples: int | None = None,
         fuse: Fuse = no_fusion,
     ) -> None:
@@ -121,7 +121,7 @@ class StepContext:
 
     # --- randomness ---
 
-    def fold(self: Self, index: Any) -> Self:
+    def fold(self: Self, index: tf.Tensor | int) -> Self:
         """Returns the context of one loop iteration: same collection, different random numbers."""
         other = copy.copy(self)
         other._key = counter_hash.fold(self._key, index)
@@ -156,7 +156,7 @@ class StepContext:
             )
         self.collected.add("loss", name, value / self.num_examples, 1.0)
 
-    def collect_metric(self, name: str, value: tf.Tensor, weight: Any) -> None:
+    def collect_metric(self, name: str, value: tf.Tensor, weight: tf.Tensor | float) -> None:
         """Adds a metric: the report shows sum(value) / sum(weight) over the global batch.
 
         Shapes:
@@ -164,7 +164,9 @@ class StepContext:
         """
         self.collected.add("metric", name, value, weight)
 
-    def collect_statistic(self, layer: HasStream, name: str, value: tf.Tensor, weight: Any) -> None:
+    def collect_statistic(
+        self, layer: HasStream, name: str, value: tf.Tensor, weight: tf.Tensor | float
+    ) -> None:
         """Adds a sum and its weight; `layer.updated_statistics` gets their mean after the step.
 
         Shapes:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -73,7 +72,7 @@ def _least_seconds(both: PieceGradients, timer: Timer) -> float:
     return min(times)
 
 
-def _value(spec: Any, number: int) -> tf.Tensor:
+def _value(spec: tf.TensorSpec, number: int) -> tf.Tensor:
     if not spec.dtype.is_floating:
         return tf.zeros(spec.shape, spec.dtype)
     return tf.cast(0.05 * tf.random.stateless_normal(spec.shape, seed=[number, 0]), spec.dtype)

@@ -13,7 +13,7 @@ import tensorflow as tf
 from tekso.framework import workarounds
 from tekso.framework.context import StepContext
 from tekso.framework.theta import Theta
-from tekso.models.decoding.decoder import Decoder
+from tekso.models.decoding.decoder import Decoder, DecoderStep
 from tekso.models.decoding.hypothesis_score import HypothesisScore
 from tekso.models.decoding.search import check_ids, token_log_probs
 
@@ -106,7 +106,7 @@ def _of_tokens(x_TNS: tf.Tensor, is_token_BHT: tf.Tensor) -> tf.Tensor:
     return tf.where(tf.expand_dims(is_token_BHT, 3), x_BHTS, 0.0)
 
 
-def _attention_of(step: Any, model: Decoder) -> tf.Tensor:
+def _attention_of(step: DecoderStep, model: Decoder) -> tf.Tensor:
     """Returns the attention weights of a decoding step."""
     if step.attention is None:
         raise ValueError(

@@ -6,7 +6,7 @@ before the step is compiled. Nothing is allocated: the weights and the batch are
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -90,7 +90,7 @@ def of_task(task: Task, batch: Signature) -> Activations:
     arrays = {name: tf.TensorSpec(shape, dtype) for name, (shape, dtype) in batch.items()}
     examples = next(iter(arrays.values())).shape[0]
 
-    def step(weights: Any, batch: Any) -> tf.Tensor:
+    def step(weights: Mapping[str, tf.Tensor], batch: Mapping[str, tf.Tensor]) -> tf.Tensor:
         ctx = _RecordingContext(found, mode="train", num_examples=examples)
         with refused(task):
             return task_results.loss(task, task.theta(weights), batch, ctx).loss_sum

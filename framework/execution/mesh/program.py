@@ -62,7 +62,7 @@ class MeshLoss:
         """Returns the axis over which so many examples are sharded when they are placed."""
         return step_context.batch_axis(self._layout, examples)
 
-    def sums(self, weights: Flat, batch: Flat, ctx: MeshContext, step: Any) -> LossSums:
+    def sums(self, weights: Flat, batch: Flat, ctx: MeshContext, step: tf.Tensor | int) -> LossSums:
         """Returns the loss sums of a part of a batch.
 
         Args:
@@ -205,7 +205,12 @@ class MeshProgram(ExecutionProgram):
         return placed
 
     def _context(
-        self, mode: Mode, step: Any, offset: Any, examples: int, num_examples: int | None = None
+        self,
+        mode: Mode,
+        step: tf.Tensor | int,
+        offset: Any,
+        examples: int,
+        num_examples: int | None = None,
     ) -> MeshContext:
         return step_context.context(
             self._placement,
@@ -261,7 +266,12 @@ class MeshProgram(ExecutionProgram):
         return {name: self._placement.reshard(v, ()) for name, v in report.items()}
 
     def _gradients(
-        self, batch: Flat, offset: Any, step: Any, total_weight: tf.Tensor, num_examples: int
+        self,
+        batch: Flat,
+        offset: Any,
+        step: tf.Tensor | int,
+        total_weight: tf.Tensor,
+        num_examples: int,
     ) -> tuple[Flat, Sums]:
         """Returns the gradients and sums of a part of a batch of `num_examples`."""
         weights = {path: v.read_value() for path, v in self._variables.weights.items()}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import tensorflow as tf
 
@@ -28,8 +27,8 @@ def context(
     *,
     mode: Mode,
     seed: int,
-    step: Any,
-    offset: Any,
+    step: tf.Tensor | int,
+    offset: tf.Tensor | int,
     examples: int,
     num_examples: int | None = None,
     fuse: Fuse = no_fusion,

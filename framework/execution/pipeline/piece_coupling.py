@@ -117,7 +117,7 @@ def _check(
             )
 
 
-def _value(spec: Any, number: int) -> tf.Tensor:
+def _value(spec: tf.TensorSpec, number: int) -> tf.Tensor:
     dtype = tf.as_dtype(spec.dtype)
     if not dtype.is_floating:
         return tf.ones(spec.shape, dtype)

@@ -201,7 +201,7 @@ def tensors(nest: Any) -> list[Any]:
     return [leaf for leaf in tf.nest.flatten(nest) if leaf is not None]
 
 
-def _placeholder(spec: Any) -> Any:
+def _placeholder(spec: tf.TensorSpec | None) -> Any:
     return spec and tf.raw_ops.Placeholder(dtype=spec.dtype, shape=spec.shape)
 
 
