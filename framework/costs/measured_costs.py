@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 import tensorflow as tf
 
 from tekso.framework.costs.piece_gradients import PieceGradients, piece_gradients
-from tekso.framework.execution.base import Signature, num_examples
-from tekso.framework.execution.pipeline.piece_traces import PieceTrace, of_each
+from tekso.framework.costs.piece_traces import PieceTrace, of_each
 from tekso.framework.pieces import Flow, Piece
 from tekso.framework.primitives.fusion import Fuse, no_fusion
+from tekso.framework.signature import Signature, num_examples
 from tekso.framework.weight_spec import WeightSpec
 
 REPEATS = 5

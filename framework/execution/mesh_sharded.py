@@ -17,7 +17,6 @@ from tekso.framework.cluster import Cluster
 from tekso.framework.execution.base import (
     Execution,
     ExecutionProgram,
-    Signature,
     part_of,
 )
 from tekso.framework.execution.mesh.layouts import MeshLayout
@@ -30,6 +29,7 @@ from tekso.framework.execution.mesh.sharding_mesh import (
 )
 from tekso.framework.params import param
 from tekso.framework.primitives.fusion import Fuse, MarkedFusion, no_fusion
+from tekso.framework.signature import Signature
 from tekso.framework.step import Step
 from tekso.framework.task import Task
 

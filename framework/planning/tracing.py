@@ -18,7 +18,6 @@ import tensorflow as tf
 
 from tekso.framework import primitive, task_results
 from tekso.framework.context import HasStream, StepContext, isolated
-from tekso.framework.execution.base import Signature, num_examples
 from tekso.framework.planning.dim_names import sizes_of
 from tekso.framework.planning.step_work import (
     Alike,
@@ -34,6 +33,7 @@ from tekso.framework.planning.step_work import (
 )
 from tekso.framework.planning.work_recorder import Recorder, Region
 from tekso.framework.primitives.windows import Window
+from tekso.framework.signature import Signature, num_examples
 from tekso.framework.task import Task
 from tekso.framework.theta import Theta
 

@@ -7,10 +7,10 @@ from typing import Any, Literal
 from absl import logging
 
 from tekso.framework.cluster import Cluster
-from tekso.framework.execution.base import Signature
 from tekso.framework.execution.mesh import activations, mesh_devices, presets
 from tekso.framework.execution.mesh.layouts import MeshLayout, MeshShape
 from tekso.framework.params import Configurable, param
+from tekso.framework.signature import Signature
 from tekso.framework.task import Task
 
 

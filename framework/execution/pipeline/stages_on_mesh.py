@@ -6,7 +6,6 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from tekso.framework.execution.base import Signature
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.mesh.layouts import LayoutError, MeshLayout
 from tekso.framework.execution.mesh.sharding_mesh import (
@@ -20,6 +19,7 @@ from tekso.framework.execution.pipeline.plan import PipelinePlan, rows_of_stages
 from tekso.framework.execution.pipeline.stage_backend import StageBackend
 from tekso.framework.execution.pipeline.stage_placement import PlacedStages, StagePlacement
 from tekso.framework.params import OldField
+from tekso.framework.signature import Signature
 from tekso.framework.task import Task
 
 

@@ -14,10 +14,10 @@ import tensorflow as tf
 
 from tekso.framework.context import Mode, StepContext
 from tekso.framework.costs import graph_work
-from tekso.framework.execution.base import Signature, num_examples
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.foreign_variables import refused
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
+from tekso.framework.signature import Signature, num_examples
 from tekso.framework.weight_spec import WeightSpec
 
 T = TypeVar("T")
