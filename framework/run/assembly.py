@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from tekso.framework import foreign_variables, schedules, task_results
 from tekso.framework.execution import ExecutionProgram, devices
-from tekso.framework.execution.base import Signature, num_examples, signature_of
+from tekso.framework.execution.base import signature_of
 from tekso.framework.execution.data_parallel_program import DataParallelProgram
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.experiment import Run, Tree
@@ -36,6 +36,7 @@ from tekso.framework.run.consistency import check_data
 from tekso.framework.run.evaluation import Stopped
 from tekso.framework.run.process_group import ProcessGroup
 from tekso.framework.run.tpu_connection import connecting
+from tekso.framework.signature import Signature, num_examples
 from tekso.framework.task import Scored, Task
 
 
