@@ -190,10 +190,10 @@ HOW: list[tuple[str, Run | TestedBy]] = [
         ),
     ),
     (
-        r"tekso-(ckpt import .*--layout=gpt2|trainer --mode=eval --logdir=runs/gpt2) .*",
+        r"tekso-(ckpt convert .*--layout=gpt2|trainer --mode=eval --logdir=runs/gpt2) .*",
         TestedBy("tests/tools/weight_commands_test.py::test_an_imported_gpt2_is_evaluated"),
     ),
-    (r"tekso-ckpt (export|import|merge) .*", Run(prints=r"exported|imported|merged")),
+    (r"tekso-ckpt (convert|merge) .*", Run(prints=r"wrote|merged")),
     (r"tekso-ckpt list .*", Run(prints=rf"(?m)^step_0+{STEPS} ")),
     (r"tekso-ckpt verify .*", Run(prints=r": good")),
     (r"tekso-ckpt show .*", Run(prints=r"\(all\) .* 100\.0%")),
