@@ -276,6 +276,6 @@ def help_text() -> str:
         },
     )
     return (
-        f"{text}\n\nExit codes: 0 success; 1 error; 2 wrong command line; 130 (SIGINT) or 143 "
-        "(SIGTERM)\nstopped by a signal, after the state was saved."
+        f"{text}\n\nExit codes: 0 success; 1 error; 2 wrong command line; 129 (SIGHUP), 130 "
+        "(SIGINT) or 143\n(SIGTERM) stopped by a signal, after the state was saved."
     )
