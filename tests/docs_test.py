@@ -191,6 +191,13 @@ HOW: list[tuple[str, Run | TestedBy]] = [
         r"tekso-(ckpt import .*--layout=gpt2|trainer --mode=eval --logdir=runs/gpt2) .*",
         TestedBy("tests/tools/weight_commands_test.py::test_an_imported_gpt2_is_evaluated"),
     ),
+    (
+        r"pip install 'tekso\[speech\]'|apt-get download asterisk.*|for deb in asterisk.*"
+        r"|export TEKSO_ASTERISK=.*|tekso-trainer .*runs/prompts.*",
+        TestedBy(
+            "tests/params/asr/prompts_test.py::test_prompts_are_trained_on_scored_and_transcribed"
+        ),
+    ),
     (r"tekso-ckpt (export|import|merge) .*", Run(prints=r"exported|imported|merged")),
     (r"tekso-ckpt list .*", Run(prints=rf"(?m)^step_0+{STEPS} ")),
     (r"tekso-ckpt verify .*", Run(prints=r": good")),

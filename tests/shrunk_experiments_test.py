@@ -15,6 +15,7 @@ DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "executions.md"
 ALONE = "one device"
 
 GROUPS = (
+    "asr.prompts.Ctc",
     "lm.benchmark.Small",
     "lm.gpipe.Layers3",
     "lm.gpt.B18",
@@ -38,6 +39,7 @@ GROUPS = (
 """The first experiment of every group that differs by more than sizes and rates."""
 
 FIRST_OF_MODEL = (
+    "asr.prompts.Ctc",
     "lm.python_source.Tiny",
     "lm.python_source.TinyLstm",
     "lm.python_source.TinyMoe",

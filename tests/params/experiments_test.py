@@ -9,7 +9,10 @@ from tekso.framework.params import Params
 from tekso.framework.run import inspection
 
 ENTRIES = {entry.key: entry for entry in registry.list_experiments()}
-NEEDS_TEXT = {"lm.text_files.Char"}  # the alphabet, and so the vocabulary, is that of the text
+NEEDS_TEXT = {
+    "lm.text_files.Char",
+    "asr.prompts.Ctc",
+}  # the alphabet, and so the vocabulary, is that of the text
 
 
 def test_the_experiments_that_are_promised_are_there() -> None:
