@@ -202,6 +202,13 @@ HOW: list[tuple[str, Run | TestedBy]] = [
         TestedBy("tests/tools/weight_commands_test.py::test_an_imported_gpt2_is_evaluated"),
     ),
     (r"tekso-ckpt (convert|merge) .*", Run(prints=r"wrote|merged")),
+    (
+        r"pip install 'tekso\[speech\]'|apt-get download asterisk.*|for deb in asterisk.*"
+        r"|export TEKSO_ASTERISK=.*|tekso-trainer .*runs/prompts.*",
+        TestedBy(
+            "tests/params/asr/prompts_test.py::test_prompts_are_trained_on_scored_and_transcribed"
+        ),
+    ),
     (r"tekso-ckpt list .*", Run(prints=rf"(?m)^step_0+{STEPS} ")),
     (r"tekso-ckpt verify .*", Run(prints=r": good")),
     (r"tekso-ckpt show .*", Run(prints=r"\(all\) .* 100\.0%")),
