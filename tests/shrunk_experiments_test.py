@@ -16,6 +16,7 @@ DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "executions.md"
 ALONE = "one device"
 
 GROUPS = (
+    "asr.prompts.Ctc",
     "image.digits.Cnn",
     "image.digits.Mlp",
     "image.fashion_mnist.ResNet",
@@ -47,6 +48,7 @@ GROUPS = (
 """The first experiment of every group that differs by more than sizes and rates."""
 
 FIRST_OF_MODEL = (
+    "asr.prompts.Ctc",
     "image.digits.Cnn",
     "image.digits.Mlp",
     "image.imagenet.ViTB16",

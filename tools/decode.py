@@ -54,7 +54,7 @@ def _define() -> None:
     flags.DEFINE_string(
         "checkpoint",
         None,
-        "Checkpoint: a step, a path or best. By default the newest good one.",
+        "Checkpoint: a step, a path, best or last. By default the newest good one.",
         flag_values=f,
     )
     flags.DEFINE_string("language", None, "Target language of a multilingual model.", flag_values=f)

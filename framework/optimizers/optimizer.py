@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Hashable, Iterable
-from typing import Any, Literal
+from typing import Literal
 
 import tensorflow as tf
 
@@ -56,7 +56,7 @@ class Optimizer(Configurable):
     decay_is_decoupled = True
     """False in subclasses whose `decrement` includes weight decay."""
 
-    def __init__(self, params: Any) -> None:
+    def __init__(self, params: Optimizer.Params) -> None:
         """Checks the Params."""
         super().__init__(params)
         self._require("weight_decay", self.params.weight_decay >= 0, "0 or more")
