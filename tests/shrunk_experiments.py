@@ -16,6 +16,7 @@ from tekso.framework import registry
 from tekso.framework.input.sources import InMemory
 from tekso.framework.params import Params
 from tekso.framework.params import tree as params_tree
+from tekso.models.amoebanet import AmoebaNet
 from tekso.models.layers.recurrent_decoder import RecurrentDecoder
 from tekso.models.layers.stack import RepeatedStack
 from tekso.tasks.asr.sources import InMemorySpeech, SpeechSource
@@ -25,6 +26,7 @@ LARGEST = {
     "batch_size": 16,
     "dim": 16,
     "embedding_dim": 16,
+    "filters": 8,
     "head_dim": 4,
     "hidden_dim": 32,
     "image_size": 16,
@@ -102,6 +104,8 @@ def shrunk(tree: Any) -> Any:
                 node.set({path: [1] * min(2, len(value))})
             if name == "num_layers" and _has_two_layers(node.get(parent)):
                 largest = 2
+            if name == "num_layers" and parent and issubclass(node.get(parent).owner, AmoebaNet):
+                largest = 3
             if largest is not None and isinstance(value, int):
                 node.set({path: min(value, largest)})
     if "bounds" in tree.input:
@@ -141,5 +145,6 @@ def _corpus(input: Any) -> Params:
 def _form(tree: Any) -> str:
     """Returns model, input and learner as text, with all numbers but 0 and 1 replaced."""
     parts = [tree.get("task.model"), tree.input, tree.learner]
-    text = "\n".join(part.to_text() for part in parts) + str(tree.get("task.label_smoothing"))
+    smoothing = tree.task.label_smoothing if "label_smoothing" in tree.task else None
+    text = "\n".join(part.to_text() for part in parts) + str(smoothing)
     return re.sub(r"\b(?!(?:0\.0|0|1|1\.0)\b)[0-9.]+(e-?[0-9]+)?", "N", text)

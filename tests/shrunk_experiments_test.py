@@ -21,6 +21,8 @@ GROUPS = (
     "image.digits.Mlp",
     "image.fashion_mnist.ResNet",
     "image.folders.ResNet",
+    "image.imagenet.AmoebaNetBL18F512",
+    "image.imagenet.AmoebaNetDL18F208",
     "image.imagenet.ResNet18",
     "image.imagenet.ResNet50",
     "image.imagenet.ResNet50Mlperf",

@@ -9,15 +9,20 @@ None of these experiments has been trained on ImageNet with Tekso. Accuracies ar
 
 from __future__ import annotations
 
+from typing import Literal
+
 from tekso.framework import schedules
+from tekso.framework.execution.pipelined import Pipelined
 from tekso.framework.experiment import Experiment, Run
 from tekso.framework.input.held_out import HeldOut
 from tekso.framework.learner import Learner
 from tekso.framework.optimizers.adam import AdamW
 from tekso.framework.optimizers.layerwise import LARS
+from tekso.framework.optimizers.rmsprop import RMSProp
 from tekso.framework.optimizers.sgd import Nesterov
 from tekso.framework.params import Params
 from tekso.framework.registry import register
+from tekso.models.amoebanet import AmoebaNet
 from tekso.models.resnet import resnet
 from tekso.models.vision_transformer import vit
 from tekso.tasks.image.colour import RandAugment
@@ -231,3 +236,119 @@ class ViTL16(ViTTi16):
     """ViT-L with patches of 16 × 16 pixels, 304,326,632 weights; DeiT has no model of this size."""
 
     SIZE = "L"
+
+
+class _AmoebaNet(ImageNet):
+    """AmoebaNet as a pipeline, as in GPipe's table of the largest model per number of devices.
+
+    Source:
+      Huang et al. 2018, table 1. Settings of training: the public code of AmoebaNet for TPU,
+      without its auxiliary head. BatchNorm uses the statistics of a micro-batch.
+    """
+
+    BATCH_SIZE = 256
+    VARIANT: Literal["B", "D"] = "D"
+    LAYOUT: Literal["tensorflow", "gpipe"] = "gpipe"
+    NUM_LAYERS, FILTERS, NUM_STAGES = 18, 208, 1
+    NUM_CLASSES = 1000
+
+    def task(self) -> Params:
+        """With label smoothing, dropout and dropped operations."""
+        model = AmoebaNet.Params(
+            variant=self.VARIANT,
+            num_layers=self.NUM_LAYERS,
+            filters=self.FILTERS,
+            layout=self.LAYOUT,
+            drop_path_rate=0.3,
+            dropout_rate=0.5,
+        )
+        return ImageClassification.Params(
+            model=model, num_classes=self.NUM_CLASSES, label_smoothing=0.1
+        )
+
+    def learner(self) -> Params:
+        """RMSProp; a rate of 0.015 that is multiplied by 0.97 every 2.4 epochs."""
+        epoch = NUM_TRAIN / self.BATCH_SIZE
+        return Learner.Params(
+            optimizer=RMSProp.Params(
+                decay=0.9,
+                momentum=0.9,
+                epsilon=1.0,
+                weight_decay=4e-5,
+                weight_decay_scaling="gradient",
+                weight_decay_exclude=_NOT_DECAYED,
+            ),
+            schedule=schedules.Exponential.Params(
+                initial_value=0.015,
+                rate=0.97,
+                decay_steps=round(2.4 * epoch),
+                form="stairs",
+                warmup_steps=round(3 * epoch),
+            ),
+            clip_global_norm=10.0,
+            ema_decay=0.9999,
+        )
+
+    def execution(self) -> Params:
+        """A GPipe schedule with four micro-batches per stage and rematerialisation."""
+        return Pipelined.Params(
+            num_stages=self.NUM_STAGES,
+            num_micro_batches=4 * self.NUM_STAGES,
+            schedule="gpipe",
+            rematerialize="all",
+        )
+
+    def run(self) -> Params:
+        """100 epochs."""
+        epoch = NUM_TRAIN // self.BATCH_SIZE
+        return Run.Params(
+            steps=100 * epoch, eval_every_steps=4 * epoch, checkpoint_every_steps=epoch
+        )
+
+
+@register
+class AmoebaNetDL18F208(_AmoebaNet):
+    """AmoebaNet-D (18, 208), 81.5M weights: one accelerator."""
+
+
+@register
+class AmoebaNetDL18F416(_AmoebaNet):
+    """AmoebaNet-D (18, 416), 319M weights: one accelerator with rematerialisation."""
+
+    FILTERS = 416
+
+
+@register
+class AmoebaNetDL18F544(_AmoebaNet):
+    """AmoebaNet-D (18, 544), 543M weights: 2 accelerators."""
+
+    FILTERS, NUM_STAGES = 544, 2
+
+
+@register
+class AmoebaNetDL36F544(_AmoebaNet):
+    """AmoebaNet-D (36, 544), 1.06B weights: 4 accelerators."""
+
+    NUM_LAYERS, FILTERS, NUM_STAGES = 36, 544, 4
+
+
+@register
+class AmoebaNetDL72F512(_AmoebaNet):
+    """AmoebaNet-D (72, 512), 1.84B weights: 8 accelerators."""
+
+    NUM_LAYERS, FILTERS, NUM_STAGES = 72, 512, 8
+
+
+@register
+class AmoebaNetBL18F512(_AmoebaNet):
+    """AmoebaNet-B (18, 512), 557M weights and images of 480 × 480 pixels: 4 accelerators.
+
+    Published: a top-1 accuracy of 0.844 with one crop.
+    """
+
+    VARIANT, LAYOUT = "B", "tensorflow"
+    FILTERS, NUM_STAGES, NUM_CLASSES = 512, 4, 1001
+
+    def input(self) -> Params:
+        """Class 0 is the background, as the labels in the files are."""
+        return super().input().set({"image_size": 480, "source.label_offset": 0})

@@ -44,6 +44,8 @@ def test_the_experiments_that_are_promised_are_there() -> None:
         "imagenet": [
             *("ResNet18", "ResNet50", "ResNet50Mlperf", "ResNet50Mlperf4096"),
             *(f"ViT{size}16" for size in ("Ti", "S", "B", "L")),
+            *(f"AmoebaNetD{size}" for size in ("L18F208", "L18F416", "L18F544")),
+            *("AmoebaNetDL36F544", "AmoebaNetDL72F512", "AmoebaNetBL18F512"),
         ],
     }
     promised |= {f"image.{module}.{name}" for module, found in images.items() for name in found}

@@ -15,6 +15,8 @@ from tekso.framework.run import inspection
         ("ResNet18", 11_689_512),
         ("ResNet50", 25_557_032),
         ("ResNet50Mlperf", 25_557_032),
+        ("AmoebaNetDL18F208", 81_505_540),
+        ("AmoebaNetBL18F512", 557_286_057),
         ("ViTTi16", 5_717_416),
         ("ViTS16", 22_050_664),
         ("ViTB16", 86_567_656),
