@@ -27,7 +27,8 @@ def loop_inputs(given: Iterable[tf.Tensor]) -> list[tf.Tensor]:
     """Wraps loop inputs in `tf.identity`, so that DTensor treats them as created in the body.
 
     Defect: DTensor does not compile two uses of a loop input in the body. One is an IdentityN,
-    which every custom gradient adds, of an input that the loop changes and one that it does not
+    which every custom gradient adds, of an input that the loop changes and one that it does not, or
+    of an input and a constant
     ("operand does not dominate this use"). The other is the start value of an inner loop ("block
     argument must be enclosed by a function").
     """
