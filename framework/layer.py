@@ -74,7 +74,7 @@ class Layer(Configurable):
             raise AttributeError(f"{type(self).__name__}: self.{name} was renamed to self.{new}")
         super().__setattr__(name, value)
 
-    def __init__(self, params: Any) -> None:
+    def __init__(self, params: Layer.Params) -> None:
         super().__init__(params)
         self._weights: dict[str, WeightSpec] = {}
         self._children: dict[str, Layer | list[Layer]] = {}

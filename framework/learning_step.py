@@ -166,7 +166,7 @@ class LearnerBase(Configurable):
             default=None,
         )
 
-    def __init__(self, params: Any) -> None:
+    def __init__(self, params: LearnerBase.Params) -> None:
         """Checks the Params."""
         super().__init__(params)
         p = self.params

@@ -10,9 +10,10 @@ import tensorflow as tf
 
 from tekso.framework import task_results
 from tekso.framework.context import StepContext
-from tekso.framework.execution.base import Signature, signature_of
+from tekso.framework.execution.base import signature_of
 from tekso.framework.input.input import Input
 from tekso.framework.run.metric_choice import Rule, metric_of
+from tekso.framework.signature import Signature
 from tekso.framework.task import LOSS, Task
 
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tekso.framework import ops
 from tekso.framework.context import StepContext
-from tekso.framework.initializers import Ones, Zeros
+from tekso.framework.initializers import Initializer, Ones, Zeros
 from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, param
 from tekso.framework.primitives.precision import widen
@@ -104,7 +104,7 @@ class BatchNorm(Norm):
         not count in the statistics
       returns: shape and dtype of x
     Weights:
-      scale, bias: [dim], start at 1 and 0
+      scale, bias: [dim], start at 1 (`scale_init`) and 0
       moving_mean, moving_variance: [dim], start at 0 and 1, not trained
     Source: Ioffe & Szegedy 2015, algorithms 1 and 2.
     """
@@ -114,6 +114,7 @@ class BatchNorm(Norm):
 
         epsilon: float = param("Added to the variance.", default=1e-3)
         decay: float = param("Decay of the moving statistics per step.", default=0.99)
+        scale_init: Initializer.Params = param("Initializer of scale.", default=Ones.Params())
         dims: tuple[str | None] = param("Dim name of the weights.", default=("channels",))
 
     couples_examples = True
@@ -122,7 +123,7 @@ class BatchNorm(Norm):
         super().__init__(params)
         if not 0 <= self.params.decay < 1:
             raise ValueError(f"BatchNorm: decay {self.params.decay} is not in [0, 1)")
-        self._vector("scale", Ones.Params())
+        self._vector("scale", self.params.scale_init)
         self._vector("bias", Zeros.Params())
         self._vector("moving_mean", Zeros.Params(), trainable=False)
         self._vector("moving_variance", Ones.Params(), trainable=False)

@@ -91,11 +91,13 @@ def cross_entropy(
     x: tf.Tensor,
     table: tf.Tensor,
     labels: tf.Tensor,
-    bias: tf.Tensor | None,
-    label_smoothing: float,
-    num_classes: int,
+    *,
+    bias: tf.Tensor | None = None,
+    label_smoothing: float = 0.0,
+    classes: int | None = None,
 ) -> tf.Tensor:
     """Returns the cross-entropy of every position, in nats; see `ops.cross_entropy`."""
+    num_classes = classes or table.shape[0]
     axes = ctx.layout_of(table) or (None, None)
     rank = labels.shape.rank
     dims = ("batch", "length", None, None)[:rank]

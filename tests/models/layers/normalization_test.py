@@ -30,7 +30,7 @@ class TwoReplicas(StepContext):
         return x + next(self.others)
 
 
-TwoReplicas.forms = ops.methods_as_forms(TwoReplicas)
+TwoReplicas.forms = {"sum_over_replicas": TwoReplicas.sum_over_replicas}
 
 
 def random_theta(layer: Norm) -> Theta:

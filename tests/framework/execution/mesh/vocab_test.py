@@ -62,7 +62,9 @@ def test_cross_entropy_is_that_of_the_formula_and_nan_for_labels_of_no_token(
     x = np.random.default_rng(1).normal(size=(2, 2, DIM))
     labels = np.array([[4, 0], [VOCAB, -2]], np.int32)
     tensors = tf.constant(x), tf.constant(TABLE), tf.constant(labels)
-    found = vocab.cross_entropy(Parts(2), *tensors, None, smoothing, classes).numpy()
+    found = vocab.cross_entropy(
+        Parts(2), *tensors, label_smoothing=smoothing, classes=classes
+    ).numpy()
     logits = x[0] @ TABLE.T
     log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     share = np.zeros((2, VOCAB))
@@ -127,5 +129,7 @@ def test_padding_of_a_float16_table_with_a_bias_is_no_nan(parts: int) -> None:
     bias = layer._bias(Theta(b=tf.zeros([8], tf.float16)))
     x, table = tf.ones([3, 2], tf.float16), tf.ones([8, 2], tf.float16)
     labels = tf.constant([0, 4, 2])
-    found = vocab.cross_entropy(Parts(parts), x, table, labels, bias, 0.1, 5)
+    found = vocab.cross_entropy(
+        Parts(parts), x, table, labels, bias=bias, label_smoothing=0.1, classes=5
+    )
     np.testing.assert_allclose(found, np.log(5) * np.ones(3), rtol=1e-3)

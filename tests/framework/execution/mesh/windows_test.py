@@ -20,7 +20,7 @@ from tekso.framework.primitives.windows import Window
 
 PROGRAM = Path(__file__).with_name("windows_program.py")
 SOME = (
-    "conv (1x1|3x3|3x3 stride 2|3x3 valid|3x3 stride 2 in groups)"
+    "conv (1x1|3x3|3x3 stride 2|3x3 stride 2 fixed|3x3 valid|3x3 stride 2 in groups)"
     "|depthwise 3x3|(max|average) 3x3 stride 2|batch norm|network"
 )
 
@@ -43,7 +43,7 @@ def assert_equal_numbers(results: dict[str, Any]) -> None:
 @pytest.mark.slow
 def test_images_split_over_space_have_the_same_numbers() -> None:
     results = run("model:4", "height:model", ".*")
-    assert len(results) == 40
+    assert len(results) == 44
     assert_equal_numbers(results)
     for case in ("conv 3x3", "conv 3x3 stride 2", "depthwise 3x3", "max 3x3 stride 2"):
         assert results[case]["layout"] == ["unsharded", "model", "unsharded", "unsharded"], case
@@ -105,7 +105,7 @@ LAYOUTS = {
 @pytest.mark.parametrize(("mesh", "rules"), sample(LAYOUTS, quick=[next(iter(LAYOUTS))]))
 def test_images_in_other_layouts_have_the_same_numbers(mesh: str, rules: str) -> None:
     results = run(mesh, rules, SOME)
-    assert len(results) == 10
+    assert len(results) == 11
     assert_equal_numbers(results)
     assert results["network"]["layout"] == LAYOUTS[mesh, rules]  # [batch, channels]
 
