@@ -20,7 +20,7 @@ from tekso.framework.execution.batch_parts import (
 )
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.process_sums import ProcessSums
-from tekso.framework.execution.replica_context import ReplicaContext, replica_number
+from tekso.framework.execution.replica_context import ReplicaContext, replica_number, summed
 from tekso.framework.execution.shards import Owners, Shard, Slices, chunks, cut_out, whole
 from tekso.framework.execution.state import Stored, checked_state
 from tekso.framework.primitives.fusion import XlaFusion, no_fusion
@@ -254,8 +254,7 @@ class DataParallelProgram(ExecutionProgram):
             return nest
         if self._processes.size > 1:
             return self._processes.of_nest(nest)
-        replica_context = tf.distribute.get_replica_context()
-        return replica_context.all_reduce(tf.distribute.ReduceOp.SUM, nest)
+        return summed(nest)
 
     def _tower(self, key: tuple[int, int], num_examples: int) -> Callable[..., Any]:
         def compute(

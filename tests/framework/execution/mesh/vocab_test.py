@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tekso.framework.execution.mesh import vocab
+from tekso.framework.primitives import softmax_cross_entropy
 from tekso.framework.primitives.fusion import no_fusion
 from tekso.framework.theta import Theta
 from tekso.models.layers.softmax import Softmax
@@ -85,6 +86,41 @@ def test_the_gradient_of_a_frequent_row_is_not_rounded_at_every_sum(parts: int) 
     wanted = np.zeros([VOCAB, DIM], np.float32)
     wanted[0] = 2048
     np.testing.assert_array_equal(tf.cast(gradient, tf.float32), wanted)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("parts", [0, 2])
+def test_probabilities_of_a_large_vocabulary_do_not_vanish_in_float16(
+    parts: int, smoothing: float
+) -> None:
+    """On one device (0) and in parts; a probability times the weight is about 1 / 7,500,000."""
+    rng, size, classes = np.random.default_rng(4), 30_000, 29_990
+    x = tf.constant(rng.normal(size=(1, 8, 16)), tf.float16)
+    table = tf.constant(rng.normal(0.3, 0.02, size=(size, 16)), tf.float16)
+    bias = tf.concat([tf.zeros([classes]), tf.fill([size - classes], -1e9)], 0)
+    labels = tf.constant(rng.integers(0, classes, (1, 8)), tf.int32)
+    weight = 1 / 256
+    with tf.GradientTape() as tape:
+        tape.watch([x, table, bias])
+        if parts:
+            given = (x, table, labels, bias, smoothing, classes)
+            loss = vocab.cross_entropy(Parts(parts), *given)
+        else:
+            spread = {"label_smoothing": smoothing, "classes": classes}
+            loss = softmax_cross_entropy.cross_entropy(x, table, labels, bias=bias, **spread)
+        total = weight * tf.reduce_sum(loss)
+    found = tape.gradient(total, [x, table, bias])
+    assert [one.dtype for one in found] == [tf.float16, tf.float16, tf.float32]
+    x, table = (tf.cast(one, tf.float64).numpy() for one in (x[0], table))
+    logits = x @ table.T + bias.numpy()
+    p = np.exp(logits - logits.max(-1, keepdims=True))
+    p /= p.sum(-1, keepdims=True)
+    p[:, :classes] -= smoothing / classes
+    p[np.arange(8), labels[0]] -= 1 - smoothing
+    for one, wanted in zip(found, (p @ table, p.T @ x, p.sum(0)), strict=True):
+        one = np.reshape(tf.cast(one, tf.float64), wanted.shape)
+        off = np.linalg.norm(one - weight * wanted) / np.linalg.norm(weight * wanted)
+        assert off < 0.003
 
 
 @pytest.mark.parametrize("parts", [1, 2])

@@ -102,6 +102,10 @@ def same(kernel: int | tuple[int, int], stride: int | tuple[int, int] = 1, **res
     )
 
 
+def fixed(kernel: Any, stride: Any = 1, **rest: Any) -> Window:
+    return same(kernel, stride, padding="FIXED", **rest)
+
+
 def valid(kernel: Any, stride: Any = 1, **rest: Any) -> Window:
     return same(kernel, stride, padding="VALID", **rest)
 
@@ -118,6 +122,8 @@ CONVOLUTIONS = {
     "3x3 dilated": same(3, dilation=2),
     "3x2 dilated 1, 3": same((3, 2), dilation=(1, 3)),
     "3x3 dilated, stride 2": same(3, 2, dilation=2),
+    "3x3 stride 2 fixed": fixed(3, 2),
+    "7x7 stride 2 fixed": fixed(7, 2),
     "3x3 valid": valid(3),
     "2x2 stride 2 valid": valid(2, 2),
     "3x3 stride 2 valid": valid(3, 2),
@@ -128,6 +134,7 @@ DEPTHWISE = ("3x3", "3x3 stride 2", "3x3 dilated", "1x7", "3x3 valid", "5x3 stri
 POOLS = {
     "2x2 stride 2": same(2, 2),
     "3x3 stride 2": same(3, 2),
+    "3x3 stride 2 fixed": fixed(3, 2),
     "3x2": same((3, 2)),
     "1x2 strides 3": same((1, 2), 3),
     "3x3 stride 2 valid": valid(3, 2),
