@@ -98,6 +98,10 @@ HOW: list[tuple[str, Run | TestedBy]] = [
         TestedBy("tests/packaging_test.py::test_editable_installation_imports_the_source"),
     ),
     (
+        r"(apt-get download|dpkg-deb -x|tekso-trainer .*image\.fashion_mnist).*",
+        TestedBy("tests/tasks/image/sources_test.py::test_missing_fashion_mnist_names_its_package"),
+    ),
+    (
         r"pip install scikit-learn",
         TestedBy("tests/first_task_test.py::test_scikit_learn_is_needed_by_the_page_alone"),
     ),
@@ -169,6 +173,10 @@ HOW: list[tuple[str, Run | TestedBy]] = [
         TestedBy("tests/tools/decode_test.py::test_a_model_of_several_languages_is_told_which"),
     ),
     (
+        r"tekso-decode .*--input=pictures .*",
+        TestedBy("tests/tools/decode_images_test.py::test_every_image_of_a_folder_gets_a_line"),
+    ),
+    (
         r"tekso-decode .*",
         TestedBy(
             "tests/tools/decode_test.py::test_every_line_has_its_translation_and_empty_lines_stay"
@@ -194,6 +202,13 @@ HOW: list[tuple[str, Run | TestedBy]] = [
         TestedBy("tests/tools/weight_commands_test.py::test_an_imported_gpt2_is_evaluated"),
     ),
     (r"tekso-ckpt (convert|merge) .*", Run(prints=r"wrote|merged")),
+    (
+        r"pip install 'tekso\[speech\]'|apt-get download asterisk.*|for deb in asterisk.*"
+        r"|export TEKSO_ASTERISK=.*|tekso-trainer .*runs/prompts.*",
+        TestedBy(
+            "tests/params/asr/prompts_test.py::test_prompts_are_trained_on_scored_and_transcribed"
+        ),
+    ),
     (r"tekso-ckpt list .*", Run(prints=rf"(?m)^step_0+{STEPS} ")),
     (r"tekso-ckpt verify .*", Run(prints=r": good")),
     (r"tekso-ckpt show .*", Run(prints=r"\(all\) .* 100\.0%")),
@@ -208,6 +223,7 @@ HOW: list[tuple[str, Run | TestedBy]] = [
         r"tekso-trainer .*--model=mt\.cldr\.\w+ --logdir=.*",
         Run(f"{SMALL} --set input.corpus.num_pairs=2000 --set task.scoring.pairs=4"),
     ),
+    (r"tekso-trainer --list='?image.*", Run(prints=r"(?m)^image\.imagenet\.ResNet50 .*25,610,152")),
     (r"tekso-trainer --list=.*", Run(prints=r"(?m)^lm\.python_source\.Tiny\b")),
     (
         r"tekso-trainer .*--mode=eval.*",
@@ -224,7 +240,7 @@ HOW: list[tuple[str, Run | TestedBy]] = [
     (r"tekso-trainer .*--mode=decode.*", Run(prints=r"\S+(\s+\S+){5}")),
     (
         r"tekso-trainer .*--mode=export .*",
-        Run(prints=r"exported ", leaves="runs/bytes/export/saved_model.pb"),
+        Run(prints=r"exported ", leaves="runs/*/export/saved_model.pb"),
     ),
     (r"tekso-trainer .*--output=schedule\.png", Run(leaves="schedule.png")),
     (r"tekso-trainer .*--mode=inspect_.* --format=json", Run(prints=r"(?s)^\{\n.*\n\}$")),

@@ -20,11 +20,13 @@ from tekso.framework.run.opened import OpenedRun, completed_tree, open_run
 from tekso.framework.run.report.lines import size
 from tekso.framework.run.weight_files import (
     SUFFIX,
+    StoredWeights,
     WeightFile,
     is_weight_file,
     open_weights,
     write_weights,
 )
+from tekso.framework.run.weight_scales import scale_problem, stored_scales
 from tekso.framework.run.weights import read_weight
 from tekso.framework.state import WEIGHTS
 from tekso.framework.task import Task
@@ -142,6 +144,7 @@ def _import(
         weights = {f"{own.path}/{path}": value for path, value in found.items()}
     else:
         weights = {name: file.read(WEIGHTS + name) for name in sorted(names)}
+        _check_scales(task, file)
     path = NewRun(key, tree, registered, task, weights).write(output, command=command)
     return _written(output, path, key, task, f"{len(names)} tensors of {file.path}")
 
@@ -153,6 +156,7 @@ def _copy(run: OpenedRun, output: str, settings: Sequence[str], command: Sequenc
     weights = _weights(run, list(run.task().specs()))
     experiment_flags.change(tree, execution=None, settings=settings)
     task = inspection.task_of(tree)
+    _check_scales(task, run.checkpoint)
     new = NewRun(run.model, tree, _registered(run.model, tree), task, weights)
     path = new.write(output, command=command, assets=run.logdir.assets)
     return _written(
@@ -214,6 +218,14 @@ def _experiment(file: WeightFile, model: str | None) -> tuple[str, Any, Any]:
         )
     tree = completed_tree(file.description, file.path)
     return file.description.model, tree, _registered(file.description.model, tree)
+
+
+def _check_scales(task: Task, weights: StoredWeights) -> None:
+    """Raises a CheckpointError if stored adapters have another alpha / rank in the task."""
+    scales = stored_scales(weights)
+    for path, spec in task.specs().items():
+        if problem := scale_problem(spec, path, scales, weights.path):
+            raise CheckpointError(problem)
 
 
 def _model(task: Task, key: str) -> Any:

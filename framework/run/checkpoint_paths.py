@@ -16,6 +16,7 @@ from typing import Any
 from tekso.framework import files
 from tekso.framework.run.checkpoint_description import Description, describe
 from tekso.framework.run.checkpoint_errors import CheckpointError, DamagedCheckpointError
+from tekso.framework.run.comparable import comparable_since
 
 LAST, BEST = "last", "best"
 FOLDER, STEP = "checkpoints", "step_"
@@ -68,8 +69,14 @@ def _best(steps: Mapping[int, str], there: str) -> str:
             continue
     if not abouts:
         raise CheckpointError(f"all checkpoints are damaged: {there}")
-    metric, is_max = _rule(list(abouts.values())[-1].params)
-    values = {path: about.metrics.get(metric, math.nan) for path, about in abouts.items()}
+    newest = list(abouts.values())[-1]
+    metric, is_max = _rule(newest.params)
+    since = comparable_since(newest.input)
+    values = {
+        path: about.metrics.get(metric, math.nan)
+        for path, about in abouts.items()
+        if about.step > since
+    }
     ranked = [path for path, value in values.items() if math.isfinite(value)]
     if not ranked:
         raise CheckpointError(

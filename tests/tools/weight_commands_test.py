@@ -15,11 +15,13 @@ from safetensors.numpy import save_file
 
 from tekso.framework import registry
 from tekso.framework.context import StepContext
-from tekso.framework.run import weight_files
+from tekso.framework.run import initial_weights, weight_files
+from tekso.framework.run.checkpoints import CheckpointError
 from tekso.framework.run.logdir import Logdir
 from tekso.framework.run.new_run import NewRun
 from tekso.framework.run.opened import open_run
 from tekso.framework.run.weights import load_task, load_weights
+from tekso.framework.warm_start import WarmStart
 from tekso.models.layers.lora import Lora
 from tekso.tools import ckpt
 
@@ -139,6 +141,69 @@ def test_adapters_are_exported_alone_and_few_bytes(capsys: pytest.CaptureFixture
     }
     assert run("convert", "a.safetensors", "new") == 1
     assert "the weights do not fit lm.gpt.Gpt2: missing model/" in capsys.readouterr().err
+
+
+def warm_started(settings: dict[str, Any], **fields: Any) -> str:
+    """Plans a warm start of a model with adapters; returns the error or the warnings."""
+    tree = registry.get("lm.gpt.Gpt2")().tree().set(SIZES).set(settings)
+    source = WarmStart.Params().set(fields)
+    warnings: list[str] = []
+    try:
+        initial_weights.plan(
+            tree.task.instantiate().specs(), {"main": source}, assets="none", warn=warnings.append
+        )
+    except ValueError as error:
+        return str(error)
+    return "\n".join(warnings)
+
+
+@pytest.mark.parametrize("source", ["a.safetensors", "run"])
+@pytest.mark.parametrize("earlier", [False, True])
+def test_adapters_of_another_scale_or_of_other_matrices_are_refused(
+    source: str, earlier: bool
+) -> None:
+    adapters = {"*.attention.adapter": LORA}
+    save("run", {**adapters, "learner.frozen": FROZEN})
+    if earlier:  # a checkpoint of a version that did not describe the scale
+        path = Path("run/checkpoints/step_00000000/checkpoint.json")
+        described = json.loads(path.read_text())
+        for tensor in described["tensors"].values():
+            tensor.pop("scale", None)
+        path.write_text(json.dumps(described))
+    assert run("convert", "run", "a.safetensors", "--match=*_lora_?") == 0
+    fields: dict[str, Any] = {"checkpoint": source}
+    if source == "a.safetensors":
+        fields["ignore"] = FROZEN
+    assert not warm_started(adapters, **fields)
+    assert not warm_started({"*.attention.adapter": LORA.copy().set(alpha=6)}, **fields)
+    said = warm_started({"*.attention.adapter": Lora.Params(rank=2, alpha=8.0)}, **fields)
+    assert f"_lora_b is multiplied by 3 (alpha / rank of an adapter) in {source}" in said
+    assert "_lora_b by 4: give the new model the same `alpha` and `rank`" in said
+    fewer = LORA.copy().set(only=["q", "v"])
+    said = warm_started({"*.attention.adapter": fewer}, **fields)
+    assert "the new model has no model/stack/layers/0/attention/k_lora_b and 3 more" in said
+    assert "or leave them out with run.warm_start.main.only" in said
+    only = [*FROZEN, r".*/[qv]_lora_[ab]"]
+    assert not warm_started({"*.attention.adapter": fewer}, **fields, only=only)
+    assert not warm_started({}, checkpoint="run", only=FROZEN)
+    assert "and 7 more adapters" in warm_started({}, checkpoint="run")
+
+
+def test_other_ways_to_read_adapters_compare_their_scale_too(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    save("run", {"*.attention.adapter": LORA, "learner.frozen": FROZEN})
+    assert run("convert", "run", "a.safetensors") == 0
+    for source in ("a.safetensors", "run"):
+        assert run("convert", source, "new", "--set=*.adapter.alpha=8") == 1
+        assert "q_lora_b is multiplied by 3 (alpha" in capsys.readouterr().err
+    task = open_run("run").tree().task.set({"*.adapter.alpha": 8.0}).instantiate()
+    with pytest.raises(CheckpointError, match=r"multiplied by 3 .* by 4: give the new model"):
+        load_weights(task, "run")
+    file = weight_files.open_weights("a.safetensors")
+    save_file({key[8:]: file.read(key) for key in file.keys}, "others.safetensors")
+    said = warm_started({"*.attention.adapter": LORA}, checkpoint="others.safetensors")
+    assert "others.safetensors does not describe the alpha / rank" in said and "must be 3" in said
 
 
 def gpt2_file(path: str, layers: int = 2, vocab: int = 11) -> dict[str, np.ndarray]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -97,3 +98,13 @@ def test_a_damaged_description_is_not_the_best(run: Path) -> None:
     assert open_run("run/best").checkpoint.step == 10
     stored = open_stored("run/best").description
     assert stored is not None and stored.step == 10
+
+
+def test_the_best_is_one_of_those_evaluated_on_the_same_data_as_the_newest(run: Path) -> None:
+    path = run / "checkpoints/step_00000030/checkpoint.json"
+    described = json.loads(path.read_text())
+    described["input"]["comparable_since"] = 20
+    path.write_text(json.dumps(described))
+    stored = open_stored("run/best").description
+    assert stored is not None and stored.step == 30
+    assert open_run("run/best").checkpoint.step == 30
