@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import tensorflow as tf
 
@@ -31,11 +30,11 @@ class RandomKey:
         self._value: tf.Tensor | None = None
 
     @classmethod
-    def of_step(cls, seed: int, step: Any) -> RandomKey:
+    def of_step(cls, seed: int, step: tf.Tensor | int) -> RandomKey:
         """Returns the key of a step; arguments as for `counter_hash.root_key`."""
         return cls(lambda: counter_hash.root_key(seed, step))
 
-    def fold(self, index: Any) -> RandomKey:
+    def fold(self, index: tf.Tensor | int) -> RandomKey:
         """Returns the key of a sub-stream: `index` is an int or an integer scalar tensor."""
         return RandomKey(lambda: counter_hash.fold(self.value(), index))
 
