@@ -1,7 +1,7 @@
 """The key of a stream of random numbers, computed when a layer draws the first of them.
 
 Most contexts never draw: evaluation, decoding, and models without dropout. Computed at once, the
-keys of all steps, layers and iterations would be a quarter of the ops that are traced.
+keys of steps, layers and iterations took a fifth of the CPU time of a small LSTM in a pipeline.
 """
 
 from __future__ import annotations
