@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
 from tekso.framework import files
-from tekso.framework.params import Params
 from tekso.tools.command_errors import UsageError
 
 if TYPE_CHECKING:  # slow to import
@@ -40,11 +39,11 @@ def image_files(folder: str) -> list[str]:
     return sorted(found)
 
 
-def classifies_images(params: Params) -> bool:
+def classifies_images(task: object) -> bool:
     """Returns whether Params of a task are those of an image classifier."""
     from tekso.tasks.image.task import ImageClassification
 
-    return isinstance(params, ImageClassification.Params)
+    return isinstance(task, ImageClassification.Params)
 
 
 def classify(parts: Assembly, paths: Sequence[str], file: IO[bytes], *, form: str) -> int:
