@@ -9,12 +9,16 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import numpy as np
+from small_pictures import Blobs
+
 from tekso.framework import registry
 from tekso.framework.input.sources import InMemory
 from tekso.framework.params import Params
 from tekso.framework.params import tree as params_tree
 from tekso.models.layers.recurrent_decoder import RecurrentDecoder
 from tekso.models.layers.stack import RepeatedStack
+from tekso.tasks.asr.sources import InMemorySpeech, SpeechSource
 from tekso.tasks.mt.pairs import InMemoryPairs
 
 LARGEST = {
@@ -23,25 +27,44 @@ LARGEST = {
     "embedding_dim": 16,
     "head_dim": 4,
     "hidden_dim": 32,
+    "image_size": 16,
     "length": 8,
+    "max_labels": 24,
     "max_length": 16,
     "model_dim": 16,
     "num_experts": 4,
+    "num_filters": 4,
     "num_heads": 4,
     "num_layers": 1,
     "num_samples": 12,
     "num_tokens": 1000,
+    "patch_size": 4,
     "projection_dim": 16,
     "source_length": 16,
     "target_length": 16,
     "train_bytes": 10_000,
     "vocab_size": 320,
     "warmup_steps": 2,
+    "width": 8,
 }
 """{name of a field: its largest value in a shrunk experiment}."""
 
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "and", "runs"]
 TEXTS = [" ".join(WORDS[i % 7 : i % 7 + 2 + i % 4]) + "." for i in range(80)]
+
+
+class Noises(InMemorySpeech):
+    """Recordings of noise, as long as their transcripts."""
+
+    class Params(InMemorySpeech.Params):
+        """Params of Noises."""
+
+    def recordings(self, split: Any) -> list[tuple[Any, str]]:
+        """Returns 80 recordings of 0.2 to 0.7 seconds."""
+        del split
+        rng = np.random.default_rng(1)
+        texts = [" ".join(WORDS[i % 11 : i % 11 + 1 + i % 3]) for i in range(80)]
+        return [(rng.normal(0, 0.1, 1600 + 200 * len(text)), text) for text in texts]
 
 
 def experiments() -> dict[str, Params]:
@@ -75,12 +98,18 @@ def shrunk(tree: Any) -> Any:
         for path, value, _ in params_tree.walk(node):
             parent, _, name = path.rpartition(".")
             largest = LARGEST.get(name)
+            if name == "num_blocks":  # of an image model: groups of blocks
+                node.set({path: [1] * min(2, len(value))})
             if name == "num_layers" and _has_two_layers(node.get(parent)):
                 largest = 2
             if largest is not None and isinstance(value, int):
                 node.set({path: min(value, largest)})
     if "bounds" in tree.input:
         tree.input.bounds = [8]
+    if "source" in tree.input:
+        tree.input.source = Blobs.Params(colours=tree.input.channels)
+    if "max_seconds" in tree.input:
+        tree.input.set(max_seconds=0.8, bounds_s=[0.4])
     if "corpus" in tree.input:
         tree.input.corpus = _corpus(tree.input)
     return tree
@@ -94,6 +123,8 @@ def _has_two_layers(stack: Any) -> bool:
 
 def _corpus(input: Any) -> Params:
     """Returns texts or pairs in memory; pairs name a language if those of the corpus do."""
+    if issubclass(input.corpus.owner, SpeechSource):
+        return Noises.Params(sample_rate=8000)
     if "source_length" not in input:
         return InMemory.Params(train=TEXTS)
     pairs: list[tuple[str, ...]] = [(text, text[::-1]) for text in TEXTS]

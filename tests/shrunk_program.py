@@ -23,6 +23,8 @@ from tekso.framework.execution import (
 )
 from tekso.framework.execution.base import signature_of
 from tekso.framework.execution.pipeline.stages_on_mesh import StagesOnMesh
+from tekso.framework.params import tree as params_tree
+from tekso.models.layers.normalization import BatchNorm
 
 SEED, DEVICES = 7, 4
 STEPS_SEARCHED = 8
@@ -41,6 +43,23 @@ EXECUTIONS: dict[str, Any] = {
 }
 """{execution: its Params}, in the order in which one process can run them."""
 
+OF_CONVOLUTIONS: dict[str, Any] = {
+    "mesh": {"rules": "batch:data;height:model"},
+    "pipeline": {"num_micro_batches": 1},
+    "stages on meshes": {"num_micro_batches": 1, "stages_on.rules": "height:model"},
+}
+"""Changes for models with BatchNorm: images are split in height, not weights; and one micro-batch,
+because statistics are those of a micro-batch."""
+
+
+def execution_of(name: str, tree: Any) -> Any:
+    """Returns an execution for an experiment."""
+    params = EXECUTIONS[name]()
+    nodes = params_tree.walk(tree.task.model)
+    if any(isinstance(value, BatchNorm.Params) for _, value, _ in nodes):
+        params.set(OF_CONVOLUTIONS.get(name, {}))
+    return params.instantiate()
+
 
 def run(key: str, executions: list[str]) -> dict[str, Any]:
     """Returns {execution: {"steps": losses and gradient norms} or {"refused": the reason}}."""
@@ -53,7 +72,7 @@ def run(key: str, executions: list[str]) -> dict[str, Any]:
     learner = schedules.end_with_run(tree.learner, 10)
     found: dict[str, Any] = {}
     for name in executions:
-        execution = EXECUTIONS[name]().instantiate()
+        execution = execution_of(name, tree)
         if name == "replicas":
             execution.setup_devices(cpu_devices=2)
         task = params.instantiate()

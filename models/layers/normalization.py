@@ -94,7 +94,8 @@ class BatchNorm(Norm):
     In training, mean and variance are computed over all examples and positions that run at the same
     time (all replicas, or one micro-batch of a pipeline). Outside training, the moving statistics
     are used. Every step updates them once with the mean and (biased) variance of the whole global
-    batch: moving = decay * moving + (1 - decay) * batch. Moving statistics that `learner.frozen`
+    batch: moving = decay * moving + (1 - decay) * batch. They keep their values if no element
+    counts in the whole global batch. Moving statistics that `learner.frozen`
     matches do not change; training still normalises with the statistics of the batch.
 
     Shapes:
@@ -161,6 +162,7 @@ class BatchNorm(Norm):
         weight = tf.fill([self.params.dim], count)
         ctx.collect_statistic(self, "shift", tf.reduce_sum(shifted, outer), weight)
         ctx.collect_statistic(self, "square", tf.reduce_sum(tf.square(shifted), outer), weight)
+        ctx.collect_statistic(self, "count", weight, tf.ones_like(weight))
         return mean, variance
 
     def updated_statistics(
@@ -171,7 +173,9 @@ class BatchNorm(Norm):
         square = tf.cast(statistics["square"], theta.moving_mean.dtype)
         kept = self.params.decay
         variance = tf.maximum(square - tf.square(shift), 0)
-        return {
+        new = {
             "moving_mean": theta.moving_mean + (1 - kept) * shift,
             "moving_variance": kept * theta.moving_variance + (1 - kept) * variance,
         }
+        counted = statistics["count"] > 0  # a value for each element of the weights, sharded alike
+        return {name: tf.where(counted, value, theta[name]) for name, value in new.items()}

@@ -28,6 +28,7 @@ from tekso.framework.context import StepContext
 from tekso.framework.execution import devices
 from tekso.framework.execution.mesh import windows
 from tekso.framework.execution.mesh.layouts import Layout, MeshLayout, MeshShape, Rules
+from tekso.framework.primitive import PRIMITIVES
 from tekso.framework.primitives.windows import Window
 from tekso.framework.theta import Theta, flatten
 from tekso.models.layers.convolution import Conv2D, DepthwiseConv2D
@@ -94,7 +95,7 @@ class MeshContext(StepContext):
         return windows.max_pool(x, window=window, mesh=self.images)
 
 
-MeshContext.forms = ops.methods_as_forms(MeshContext)
+MeshContext.forms = {n: form for n, form in vars(MeshContext).items() if n in PRIMITIVES}
 
 
 def same(kernel: int | tuple[int, int], stride: int | tuple[int, int] = 1, **rest: Any) -> Window:

@@ -1,0 +1,113 @@
+"""Decoding of CTC outputs on the host: greedy, and prefix beam search.
+
+Legend: T frames, V tokens.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+LogProbs = npt.NDArray[np.floating]
+
+
+def merge_path(path: Sequence[int] | npt.NDArray[np.integer], *, blank_id: int) -> list[int]:
+    """Returns the labelling of a path: repeated tokens are merged, then blanks are removed."""
+    tokens = np.asarray(path, np.int64)
+    new = np.concatenate([np.ones(min(len(tokens), 1), np.bool_), tokens[1:] != tokens[:-1]])
+    found: list[int] = tokens[new & (tokens != blank_id)].tolist()
+    return found
+
+
+def ctc_greedy(log_probs: LogProbs, *, blank_id: int) -> list[int]:
+    """Returns the labelling of the most probable path, which may not be the best labelling.
+
+    Shapes:
+      log_probs: [T, V]
+    """
+    return merge_path(log_probs.argmax(1) if len(log_probs) else [], blank_id=blank_id)
+
+
+@dataclasses.dataclass(frozen=True)
+class CtcHypothesis:
+    """A labelling.
+
+    Attributes:
+      labels: its tokens.
+      log_prob: its log-probability in nats, summed over the paths that the search kept.
+    """
+
+    labels: tuple[int, ...]
+    log_prob: float
+
+
+def ctc_beam_search(
+    log_probs: LogProbs,
+    *,
+    blank_id: int,
+    beam_size: int,
+    tokens_per_frame: int | None = None,
+) -> list[CtcHypothesis]:
+    """Returns the most probable labellings, best first, by prefix beam search.
+
+    Each prefix keeps the log-sums of its paths that end in a blank and in its last label. If the
+    beam holds all prefixes, the result is exact.
+
+    Args:
+      log_probs: log-probabilities of the tokens in each frame.
+      blank_id: token of the blank.
+      beam_size: prefixes kept after each frame, and labellings returned, at most.
+      tokens_per_frame: most probable labels that extend a prefix; None: all.
+
+    Shapes:
+      log_probs: [T, V]
+    Raises:
+      ValueError: beam_size or tokens_per_frame is below 1.
+    Source: Hannun et al. 2014, algorithm 1, without a language model.
+    """
+    if beam_size < 1 or (tokens_per_frame is not None and tokens_per_frame < 1):
+        raise ValueError(
+            f"ctc_beam_search: beam_size {beam_size} and tokens_per_frame {tokens_per_frame} must "
+            "be at least 1"
+        )
+    beam: dict[tuple[int, ...], _Sums] = {(): _Sums(blank=0.0)}
+    for frame in np.asarray(log_probs, np.float64):
+        labels = [token for token in np.argsort(-frame, kind="stable") if token != blank_id]
+        beam = _after_frame(beam, frame, labels[:tokens_per_frame], blank_id)
+        best = sorted(beam, key=lambda prefix: (-beam[prefix].total, prefix))[:beam_size]
+        beam = {prefix: beam[prefix] for prefix in best}
+    return [CtcHypothesis(prefix, float(sums.total)) for prefix, sums in beam.items()]
+
+
+@dataclasses.dataclass
+class _Sums:
+    """Log-sums of the paths of a prefix, by their last token."""
+
+    blank: float = -np.inf
+    label: float = -np.inf
+
+    @property
+    def total(self) -> float:
+        return float(np.logaddexp(self.blank, self.label))
+
+
+def _after_frame(
+    beam: dict[tuple[int, ...], _Sums], frame: LogProbs, labels: list[int], blank_id: int
+) -> dict[tuple[int, ...], _Sums]:
+    """Extends every path of the beam by a token."""
+    found: dict[tuple[int, ...], _Sums] = {}
+    for prefix, sums in beam.items():
+        total = sums.total
+        same = found.setdefault(prefix, _Sums())
+        same.blank = float(np.logaddexp(same.blank, total + frame[blank_id]))
+        if prefix:
+            same.label = float(np.logaddexp(same.label, sums.label + frame[prefix[-1]]))
+        for token in labels:
+            repeats = bool(prefix) and token == prefix[-1]
+            longer = found.setdefault((*prefix, int(token)), _Sums())
+            before = sums.blank if repeats else total
+            longer.label = float(np.logaddexp(longer.label, before + frame[token]))
+    return {prefix: sums for prefix, sums in found.items() if sums.total > -np.inf}

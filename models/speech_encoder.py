@@ -1,0 +1,199 @@
+"""Encoders of speech: from features to a sequence that is four times shorter.
+
+Legend: B batch, T frames, D output_dim.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tekso.framework import ops
+from tekso.framework.context import StepContext
+from tekso.framework.layer import Layer
+from tekso.framework.params import REQUIRED, param
+from tekso.framework.pieces import Flow, Piece
+from tekso.framework.theta import Theta
+from tekso.models.layers.convolution import Conv2D
+from tekso.models.layers.dropout import Dropout
+from tekso.models.layers.frames import Frames
+from tekso.models.layers.linear import Linear
+from tekso.models.layers.recurrent import RecurrentStack
+from tekso.models.layers.recurrent_cells import LstmCell
+from tekso.models.layers.sizes import with_sizes
+
+FEATURES, LENGTHS = "features", "num_frames"
+"""Names of the frames in the flow of pieces."""
+
+
+class ConvSubsampling(Layer):
+    """Two 3x3 convolutions of stride 2 over time and channels, with ReLU, and a projection.
+
+    Output t of a convolution is computed from frames 2 t - 1 to 2 t + 1 of its input. Padding is 0
+    before each convolution, so it has no effect on an utterance.
+
+    Shapes:
+      fprop takes Frames [B, T, input_dim], and returns Frames [B, ceil(T / 4), output_dim]
+    Weights:
+      first/…, second/…, those of Conv2D; projection/…, those of Linear
+    Source: Gulati et al. 2020, section 2.
+    """
+
+    class Params(Layer.Params):
+        """Params of ConvSubsampling."""
+
+        input_dim: int = param("Number of features.", default=REQUIRED)
+        output_dim: int = param("Size of the last dim of the output.", default=REQUIRED)
+        num_filters: int | None = param(
+            "Outputs of each convolution. None: output_dim.", default=None
+        )
+
+    first: Conv2D
+    second: Conv2D
+    projection: Linear
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        p = self.params
+        filters = p.num_filters or p.output_dim
+        halving = Conv2D.Params(output_dim=filters, strides=(2, 2), activation="relu")
+        self.child("first", halving.copy().set(input_dim=1))
+        self.child("second", halving.copy().set(input_dim=filters))
+        height = -(-p.input_dim // 4)
+        self.child(
+            "projection",
+            Linear.Params(
+                input_dim=height * filters, output_dim=p.output_dim, dims=(None, "embed")
+            ),
+        )
+
+    def fprop(self, theta: Theta, x: Frames, ctx: StepContext) -> Frames:
+        """See the class."""
+        frames = x.with_features(x.features)
+        image = ops.constrain_image(ctx, tf.expand_dims(frames.features, 3))
+        lengths = frames.lengths
+        for name in ("first", "second"):
+            batch, length, height, filters = image.shape
+            if length % 2 == 0:  # of an even length, padding SAME would begin one frame later
+                image = tf.concat([image, tf.zeros([batch, 1, height, filters], image.dtype)], 1)
+            image = getattr(self, name).fprop(theta[name], image, ctx)[:, : (length + 1) // 2]
+            lengths = tf.math.floordiv(lengths + 1, 2)
+            batch, length, height, filters = image.shape
+            flat = Frames(tf.reshape(image, [batch, length, height * filters]), lengths)
+            flat = flat.with_features(flat.features)
+            image = ops.constrain_image(
+                ctx, tf.reshape(flat.features, [batch, length, height, filters])
+            )
+        features = ctx.constrain(flat.features, ("batch", None, None))
+        return flat.with_features(self.projection.fprop(theta.projection, features, ctx))
+
+
+class SpeechEncoder(Layer):
+    """Base of the encoders.
+
+    Shapes:
+      fprop takes Frames [B, T, input_dim], and returns Frames [B, T', output_dim]
+    """
+
+    class Params(Layer.Params):
+        """Params of an encoder."""
+
+        input_dim: int = param("Number of features.", default=REQUIRED)
+
+    @property
+    def output_dim(self) -> int:
+        """Size of the last dim of the output."""
+        raise NotImplementedError(f"{type(self).__name__} has no output_dim")
+
+    def fprop(self, theta: Theta, x: Frames, ctx: StepContext) -> Frames:
+        """Runs the pieces one after the other; see the class."""
+        flow: Flow = {FEATURES: x.features, LENGTHS: x.lengths}
+        for piece in self.pieces():
+            flow = piece.run(theta, flow, ctx)
+        return frames_of(flow)
+
+    def pieces(self) -> list[Piece]:
+        """Returns the parts of the encoder; each replaces the frames of the flow."""
+        raise NotImplementedError(f"{type(self).__name__} has no pieces()")
+
+
+def frames_of(flow: Flow) -> Frames:
+    """Returns the frames of a flow."""
+    return Frames(flow[FEATURES], flow[LENGTHS])
+
+
+def with_frames(flow: Flow, frames: Frames) -> Flow:
+    """Returns a flow with other frames."""
+    return {**flow, FEATURES: frames.features, LENGTHS: frames.lengths}
+
+
+class RecurrentEncoder(SpeechEncoder):
+    """Convolutions that make the sequence four times shorter, and bidirectional LSTM layers.
+
+    Shapes:
+      fprop takes Frames [B, T, input_dim], and returns Frames [B, ceil(T / 4), output_dim]
+    Weights:
+      subsampling/…, those of ConvSubsampling; stack/…, those of RecurrentStack
+    Source: Chan et al. 2016 and Lingvo, tasks/asr/encoder.py, without batch normalisation.
+    """
+
+    class Params(SpeechEncoder.Params):
+        """Params of RecurrentEncoder."""
+
+        num_filters: int = param("Outputs of each convolution.", default=32)
+        stack: RecurrentStack.Params = param(
+            "The recurrent layers; their input_dim is that of the subsampling's output.",
+            default=RecurrentStack.Params(
+                num_layers=4,
+                direction="bidirectional",
+                cell=LstmCell.Params(hidden_dim=1024),
+            ),
+        )
+        dim: int = param("Size of the input of the recurrent layers.", default=256)
+        dropout_rate: float = param("Dropout of the output.", default=0.0)
+
+    subsampling: ConvSubsampling
+    stack: RecurrentStack
+    dropout: Dropout
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        p = self.params
+        self.child(
+            "subsampling",
+            ConvSubsampling.Params(
+                input_dim=p.input_dim, output_dim=p.dim, num_filters=p.num_filters
+            ),
+        )
+        self.child("stack", with_sizes(p.stack, input_dim=p.dim))
+        self.child("dropout", Dropout.Params(rate=p.dropout_rate))
+
+    @property
+    def output_dim(self) -> int:
+        """Size of the last dim of the output."""
+        return self.stack.output_dim
+
+    def pieces(self) -> list[Piece]:
+        """Returns the subsampling and one piece per recurrent layer."""
+
+        def subsample(theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
+            return with_frames(
+                flow, self.subsampling.fprop(theta.subsampling, frames_of(flow), ctx)
+            )
+
+        def layer(index: int) -> Piece:
+            def run(theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
+                frames = frames_of(flow)
+                y = self.stack.fprop_layer(
+                    index, theta.stack, frames.features, ctx, mask=frames.mask
+                )
+                if index == len(self.stack.layers) - 1:
+                    y = self.dropout.fprop(Theta(), y, ctx)
+                return with_frames(flow, frames.with_features(y))
+
+            path = f"stack/layers/{index}"
+            return Piece(path, {path: self.stack.layers[index]}, run)
+
+        first = Piece("subsampling", {"subsampling": self.subsampling}, subsample)
+        return [first, *map(layer, range(len(self.stack.layers)))]

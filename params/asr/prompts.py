@@ -1,0 +1,93 @@
+"""Recognition of Asterisk's English voice prompts: 24 minutes of one speaker at 8 kHz.
+
+No sentence of the held-out splits is in the training data.
+"""
+
+from __future__ import annotations
+
+from tekso.framework import schedules
+from tekso.framework.execution.data_parallel import DataParallel
+from tekso.framework.experiment import Experiment, KeepBest, Run
+from tekso.framework.input.held_out import HeldOut
+from tekso.framework.learner import Learner
+from tekso.framework.optimizers.adam import Adam
+from tekso.framework.params import Params
+from tekso.framework.registry import register
+from tekso.models.ctc_model import CtcModel
+from tekso.models.layers.log_mel import LogMel
+from tekso.models.layers.recurrent import RecurrentStack
+from tekso.models.layers.recurrent_cells import LstmCell
+from tekso.models.layers.spec_augment import SpecAugment
+from tekso.models.speech_encoder import RecurrentEncoder
+from tekso.tasks.asr.input import BucketedSpeech
+from tekso.tasks.asr.sources import AsteriskPrompts
+from tekso.tasks.asr.task import CtcTask
+
+SAMPLE_RATE = 8000
+
+
+@register
+class Ctc(Experiment):
+    """Characters by CTC: convolutions and two bidirectional LSTM layers of 128 units."""
+
+    def task(self) -> Params:
+        """40 mel channels up to 3,800 Hz; narrow masks, since the data is small."""
+        return CtcTask.Params(
+            model=CtcModel.Params(
+                front_end=LogMel.Params(
+                    sample_rate=SAMPLE_RATE, num_channels=40, fft_length=512, high_hz=3800.0
+                ),
+                augment=SpecAugment.Params(
+                    num_frequency_masks=1, frequency_width=8, num_time_masks=1, time_width=20,
+                    time_share=0.2,
+                ),
+                encoder=RecurrentEncoder.Params(
+                    num_filters=16,
+                    dim=128,
+                    stack=RecurrentStack.Params(
+                        num_layers=2,
+                        direction="bidirectional",
+                        cell=LstmCell.Params(hidden_dim=128),
+                        dropout_rate=0.2,
+                    ),
+                    dropout_rate=0.2,
+                ),
+            )
+        )  # fmt: skip
+
+    def input(self) -> Params:
+        """Utterances up to 8 seconds; batches of about 32 seconds."""
+        return BucketedSpeech.Params(
+            corpus=AsteriskPrompts.Params(),
+            sample_rate=SAMPLE_RATE,
+            max_seconds=8.0,
+            max_labels=160,
+            bounds_s=[1.0, 2.0, 4.0],
+            batch_size=4,
+            fill="seconds",
+        )
+
+    def eval_inputs(self) -> dict[str, Params]:
+        """Prompts whose texts are not in the training data."""
+        return {"dev": HeldOut.Params(split="dev")}
+
+    def learner(self) -> Params:
+        """Adam; the learning rate rises, then falls to zero at the end of the run."""
+        return Learner.Params(
+            optimizer=Adam.Params(beta2=0.98),
+            schedule=schedules.Linear.Params(initial_value=0.003, warmup_steps=100),
+            clip_global_norm=1.0,
+        )
+
+    def execution(self) -> Params:
+        """The local devices without XLA, which would compile every bucket."""
+        return DataParallel.Params(xla="none")
+
+    def run(self) -> Params:
+        """1,500 steps."""
+        return Run.Params(
+            steps=1500,
+            eval_every_steps=500,
+            checkpoint_every_steps=500,
+            keep_best=KeepBest.Params(metric="cer"),
+        )

@@ -1,0 +1,115 @@
+"""Reads audio files as mono samples of one rate, with the package soundfile."""
+
+from __future__ import annotations
+
+import io
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tekso.framework import files
+from tekso.framework.input.skips import InputError
+
+Samples = npt.NDArray[np.float32]
+
+_ZERO_CROSSINGS = 16
+"""Zero crossings of the resampling filter on each side: about 80 dB of attenuation."""
+
+
+class AudioError(ValueError):
+    """A file is not audio, or is damaged; the message says what is wrong."""
+
+
+def soundfile_module() -> Any:
+    """Returns the package soundfile.
+
+    Raises:
+      InputError: it is not installed.
+    """
+    try:
+        import soundfile
+    except (ImportError, OSError) as error:  # OSError: libsndfile is missing
+        raise InputError(
+            f"reading audio needs the package soundfile ({error}): pip install 'tekso[speech]'"
+        ) from error
+    return soundfile
+
+
+def seconds_of(path: str) -> float:
+    """Returns the length of an audio file according to its header.
+
+    Raises:
+      AudioError: the file is not audio, or has no samples.
+      InputError: soundfile is not installed.
+      OSError: the file cannot be read.
+    """
+    soundfile = soundfile_module()
+    with files.open(path) as stream:
+        try:
+            about = soundfile.info(stream if hasattr(stream, "seek") else io.BytesIO(stream.read()))
+        except (soundfile.LibsndfileError, RuntimeError, TypeError) as error:
+            raise AudioError(f"not audio: {_reason(error)}") from error
+    if about.frames < 1:
+        raise AudioError("no samples")
+    return float(about.frames / about.samplerate)
+
+
+def read_audio(path: str, sample_rate: int) -> Samples:
+    """Returns the samples of a WAV, FLAC, OGG or MP3 file, in [-1, 1), at a given rate.
+
+    Channels are averaged.
+
+    Shapes:
+      returns: [samples]
+    Raises:
+      AudioError: the file is not audio, is damaged, or has no samples.
+      InputError: soundfile is not installed.
+      OSError: the file cannot be read.
+    """
+    soundfile = soundfile_module()
+    data = files.read(path)
+    if not data:
+        raise AudioError("an empty file")
+    try:
+        samples, rate = soundfile.read(io.BytesIO(data), dtype="float32", always_2d=True)
+    except (soundfile.LibsndfileError, RuntimeError, TypeError) as error:
+        raise AudioError(f"not audio: {_reason(error)}") from error
+    if not len(samples):
+        raise AudioError("no samples")
+    if not np.isfinite(samples).all():
+        raise AudioError("samples that are not finite")
+    return resample(samples.mean(axis=1), rate, sample_rate)
+
+
+def resample(samples: npt.ArrayLike, rate: int, new_rate: int) -> Samples:
+    """Returns samples at another rate, interpolated by a windowed sinc below both Nyquist rates.
+
+    Shapes:
+      samples: [n]
+      returns: [ceil(n * new_rate / rate)]
+    """
+    x = np.asarray(samples, np.float32)
+    if rate == new_rate:
+        return x
+    common = math.gcd(rate, new_rate)
+    up, down = new_rate // common, rate // common
+    cutoff = min(1.0, up / down)  # of the Nyquist rate of the input
+    reach = math.ceil(_ZERO_CROSSINGS / cutoff)  # input samples on each side
+    padded = np.concatenate([np.zeros(reach, np.float32), x, np.zeros(reach + 1, np.float32)])
+    windows = np.lib.stride_tricks.sliding_window_view(padded, 2 * reach + 1)
+    count = -(-len(x) * up // down)
+    result = np.empty(count, np.float32)
+    for phase in range(min(up, count)):  # outputs with the same place between two inputs
+        place = np.arange(phase, count, up, dtype=np.int64) * down
+        first, rest = place // up, (phase * down % up) / up
+        distance = np.arange(-reach, reach + 1) - rest
+        inside = np.clip(distance / (reach + 1), -1, 1)
+        kernel = cutoff * np.sinc(cutoff * distance) * np.cos(np.pi / 2 * inside) ** 2
+        result[phase::up] = windows[first] @ kernel.astype(np.float32)
+    return result
+
+
+def _reason(error: Exception) -> str:
+    return str(error).strip().rstrip(".").rpartition(": ")[2] or type(error).__name__

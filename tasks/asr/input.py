@@ -1,0 +1,299 @@
+"""Batches of speech: samples and labels, in buckets of similar length.
+
+Every batch has
+
+    "samples"      [B, N] float32 in [-1, 1), 0 after the end
+    "num_samples"  [B] int32
+    "labels"       [B, U] int32, 0 after the end
+    "num_labels"   [B] int32
+    "weights"      [B] float32, 0 for padding
+
+where N and U depend on the bucket.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from tekso.framework.input import shuffle
+from tekso.framework.input.bucketing import BucketBatch, Buckets
+from tekso.framework.input.characters import Characters
+from tekso.framework.input.input import Batch, ExampleInput, Signature, check_step, clear
+from tekso.framework.input.skips import BadRecordError, InputError, SkipReport
+from tekso.framework.input.sources import training_text
+from tekso.framework.input.tokenizers import Tokenizer
+from tekso.framework.params import REQUIRED, param
+from tekso.tasks.asr.audio import Samples
+from tekso.tasks.asr.sources import SpeechSource
+
+Indices = npt.NDArray[np.int64]
+
+
+class BucketedSpeech(ExampleInput):
+    """One utterance per row, padded to the length of the smallest bucket that fits it.
+
+    Each bucket has one batch shape. Its share of max_labels is its share of max_seconds; an
+    utterance with more labels belongs to a longer bucket. Utterances that are longer than the last
+    bucket, or have more labels, are left out and counted.
+
+    Attributes:
+      num_too_long: number of utterances that were left out.
+    """
+
+    class Params(ExampleInput.Params):
+        """Params of BucketedSpeech."""
+
+        corpus: SpeechSource.Params = param("Source of the utterances.", default=REQUIRED)
+        tokenizer: Tokenizer.Params = param(
+            "Encodes transcripts as labels.", default=Characters.Params()
+        )
+        sample_rate: int = param("Samples per second; files are resampled to it.", default=16_000)
+        max_seconds: float = param("Longest utterance.", default=20.0)
+        max_labels: int = param("Most labels of an utterance.", default=400)
+        bounds_s: list[float] = param(
+            "Longest utterance of each bucket, in seconds, ascending. max_seconds is added as the "
+            "last bucket, and larger bounds are ignored. Empty: an eighth, a quarter and a half "
+            "of it.",
+            default=[],
+        )
+        batch_size: int = param(
+            "Utterances in a batch of the longest bucket; with fill='examples', of every bucket.",
+            default=REQUIRED,
+        )
+        fill: Literal["examples", "seconds"] = param(
+            "examples: a batch of every bucket has batch_size utterances. seconds: a bucket of "
+            "half the length has twice as many.",
+            default="examples",
+        )
+        keep: Literal["memory", "files"] = param(
+            "memory: all files are decoded once, at the start, and kept as 16-bit samples. files: "
+            "only their headers are read at the start; a file that cannot be decoded later is an "
+            "error.",
+            default="memory",
+        )
+
+    tokenizer: Tokenizer
+
+    def __init__(
+        self,
+        params: Any,
+        *,
+        seed: int = 0,
+        assets_dir: str | None = None,
+        train: Any = None,
+    ) -> None:
+        """Lists or reads the utterances of the split, and assigns them to buckets.
+
+        Raises:
+          InputError: there are no utterances, too many are malformed, or soundfile is missing.
+          ValueError: a size is not possible.
+        """
+        super().__init__(params, seed=seed, assets_dir=assets_dir, train=train)
+        p = self.params
+        if min(p.max_seconds, p.max_labels, p.sample_rate) <= 0:
+            raise ValueError(
+                f"{p.path_of('max_seconds')} {p.max_seconds}, max_labels {p.max_labels} and "
+                f"sample_rate {p.sample_rate} must be positive"
+            )
+        self._source: SpeechSource = p.corpus.instantiate(split=p.split)
+        has_corpus = train is not None and "corpus" in train
+        training = training_text(
+            self._source,
+            train.corpus if has_corpus else p.corpus,
+            texts=lambda source: (record.text for _, record in source.records()),
+            verify=train is None,
+        )
+        self.tokenizer = p.tokenizer.instantiate(assets_dir=assets_dir, training=training)
+        self.num_too_long = 0
+        self._index: list[int] = []  # in the source
+        self._texts: list[str] = []
+        self._labels: list[npt.NDArray[np.int32]] = []
+        self._kept: list[npt.NDArray[np.int16]] = []
+        self._assign(self._read())
+
+    def _read(self) -> list[int]:
+        """Reads all utterances; returns the length of each in samples, at most the longest."""
+        p, lengths = self.params, []
+        longest = _samples(p.max_seconds, p)
+        for index, _, record in self._source.numbered_records():
+            labels = self.tokenizer.encode(record.text)
+            try:
+                if p.keep == "memory":
+                    samples = self._source.samples(index, p.sample_rate)
+                    count = len(samples)
+                else:
+                    count = math.ceil(self._source.seconds(index) * p.sample_rate)
+            except BadRecordError as error:
+                self._source.skips.add(error.origin, error.reason)
+                continue
+            if count > longest or len(labels) > p.max_labels:
+                self.num_too_long += 1
+                continue
+            if p.keep == "memory":
+                scaled = np.rint(samples * 32_768)
+                self._kept.append(np.clip(scaled, -32_768, 32_767).astype(np.int16))
+            self._index.append(index)
+            self._texts.append(record.text)
+            self._labels.append(labels)
+            lengths.append(count)
+        if not lengths:
+            raise InputError(
+                f"{self._source.describe()}, split {p.split}: no utterance is left; "
+                f"{self.num_too_long} are longer than {p.max_seconds} s or {p.max_labels} labels, "
+                f"{self.skipped()}"
+            )
+        return lengths
+
+    def _assign(self, lengths: list[int]) -> None:
+        p = self.params
+        self._bounds = _bounds(p)
+        last = self._bounds[-1]
+        by_labels = [math.ceil(len(labels) * last / p.max_labels) for labels in self._labels]
+        sizes = [
+            p.batch_size * max(1, last // bound if p.fill == "seconds" else 1)
+            for bound in self._bounds
+        ]
+        needed = np.maximum(lengths, by_labels)
+        self._buckets = Buckets(needed, self._bounds, sizes)
+        self._total_seconds = sum(lengths) / p.sample_rate
+        self._bucket_key = shuffle.key_of(self.seed, "buckets")
+
+    @classmethod
+    def signature(cls, params: Any) -> Signature | None:
+        """See `Input`."""
+        rows = params.batch_size
+        return {
+            "samples": ((rows, _bounds(params)[-1]), np.dtype(np.float32)),
+            "num_samples": ((rows,), np.dtype(np.int32)),
+            "labels": ((rows, params.max_labels), np.dtype(np.int32)),
+            "num_labels": ((rows,), np.dtype(np.int32)),
+            "weights": ((rows,), np.dtype(np.float32)),
+        }
+
+    @property
+    def num_examples(self) -> int:
+        """Number of utterances in an epoch."""
+        return len(self._index)
+
+    @property
+    def num_batches(self) -> int | None:
+        """Number of batches in one pass; None if the input is endless."""
+        return self._buckets.num_batches if self.params.order == "once" else None
+
+    def batch(self, step: int) -> Batch:
+        """Returns the global batch of a step; see the docstring of this module.
+
+        Raises:
+          IndexError: the step is negative, or beyond the last batch of the pass.
+          InputError: a file cannot be decoded any more.
+        """
+        return self.batch_rows(step, 0, self.num_rows(step))
+
+    def num_rows(self, step: int) -> int:
+        """See `Input`."""
+        return len(self._chosen(step).examples)
+
+    def batch_rows(self, step: int, begin: int, end: int) -> Batch:
+        """See `Input`; reads only these utterances."""
+        check_step(step, self.num_batches)
+        chosen = self._chosen(step)
+        batch = self._rows(chosen.examples[begin:end], self._bounds[chosen.bucket])
+        clear(batch, ~chosen.real[begin:end], self.padding_keys)
+        return batch
+
+    def is_padding(self, step: int) -> npt.NDArray[np.bool_]:
+        """See `Input`."""
+        return ~self._chosen(step).real
+
+    def at(self, position: Indices) -> Batch:
+        """Raises TypeError: the utterances have several shapes."""
+        raise TypeError(
+            "BucketedSpeech has rows of several lengths and cannot be part of a mixture"
+        )
+
+    def examples(self, index: Indices, epoch: Indices) -> Batch:
+        """Returns utterances by index, padded to the longest bucket; see `ExampleInput`.
+
+        Shapes:
+          index, epoch: [n]
+        """
+        del epoch
+        return self._rows(index, self._bounds[-1])
+
+    def text(self, example: int) -> str:
+        """Returns the transcript of an utterance."""
+        return self._texts[example]
+
+    def samples(self, example: int) -> Samples:
+        """Returns the samples of an utterance, [samples].
+
+        Raises:
+          InputError: its file cannot be decoded.
+        """
+        if self.params.keep == "memory":
+            return self._kept[example].astype(np.float32) / np.float32(32_768)
+        return self._source.samples(self._index[example], self.params.sample_rate)
+
+    def origin(self, example: int) -> str:
+        """Returns the file of an utterance."""
+        return self._source.origin(self._index[example]).file
+
+    def examples_of(self, step: int) -> Iterator[tuple[int, int]]:
+        """Yields (row, example) of the rows of a batch that are not padding."""
+        chosen = self._chosen(step)
+        for row in np.flatnonzero(chosen.real):
+            yield int(row), int(chosen.examples[row])
+
+    def skipped(self) -> SkipReport:
+        """Returns a report of the files and records that were skipped."""
+        return self._source.skipped()
+
+    def describe(self) -> str:
+        """Returns a description of the data in one line."""
+        more = f", {self.num_too_long} too long" if self.num_too_long else ""
+        more += f", {self.skipped().count} skipped" if self.skipped().count else ""
+        return (
+            f"{self._source.describe()}, {self.params.split}: {self.num_examples:,} utterances, "
+            f"{self._total_seconds / 60:.1f} minutes{more}"
+        )
+
+    def _rows(self, index: Indices, bound: int) -> Batch:
+        p, rows = self.params, len(index)
+        most_labels = p.max_labels * bound // self._bounds[-1]
+        batch: Batch = {
+            "samples": np.zeros([rows, bound], np.float32),
+            "num_samples": np.zeros(rows, np.int32),
+            "labels": np.zeros([rows, most_labels], np.int32),
+            "num_labels": np.zeros(rows, np.int32),
+            "weights": np.ones(rows, np.float32),
+        }
+        for row, example in enumerate(map(int, index)):
+            samples, labels = self.samples(example)[:bound], self._labels[example]
+            batch["samples"][row, : len(samples)] = samples
+            batch["num_samples"][row] = len(samples)
+            batch["labels"][row, : len(labels)] = labels
+            batch["num_labels"][row] = len(labels)
+        return batch
+
+    def _chosen(self, step: int) -> BucketBatch:
+        epoch, number = divmod(step, self._buckets.num_batches)
+        is_shuffled = self.params.order == "shuffled"
+        key = shuffle.fold(self._bucket_key, epoch) if is_shuffled else None
+        return self._buckets.batch(number, key=key)
+
+
+def _samples(seconds: float, params: Any) -> int:
+    count: int = math.ceil(seconds * params.sample_rate)
+    return count
+
+
+def _bounds(params: Any) -> list[int]:
+    """Returns the length of each bucket in samples."""
+    longest = _samples(params.max_seconds, params)
+    seconds = list(params.bounds_s) or [params.max_seconds / part for part in (8, 4, 2)]
+    return [*(n for s in seconds if (n := _samples(s, params)) < longest), longest]

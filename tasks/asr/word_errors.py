@@ -1,0 +1,77 @@
+"""Word and character error rates, by jiwer."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from tekso.framework.input.skips import InputError
+from tekso.framework.tables import table
+
+WER, CER = "wer", "cer"
+
+
+@dataclasses.dataclass(frozen=True)
+class WordErrors:
+    """The errors of transcripts of a data set.
+
+    Attributes:
+      figures: {"wer", "cer": errors per word or character of the references; "substitutions",
+        "deletions", "insertions": the same of words by kind; their sum is the WER}.
+      by_utterance: word errors of each utterance.
+    """
+
+    figures: dict[str, float]
+    by_utterance: list[int]
+
+    def worst(self, count: int) -> list[int]:
+        """Returns the utterances with most word errors, the worst first."""
+        order = sorted(range(len(self.by_utterance)), key=lambda i: (-self.by_utterance[i], i))
+        return [i for i in order[:count] if self.by_utterance[i]]
+
+    def lines(self) -> list[str]:
+        """Returns the rates in percent, as a table."""
+        names = (WER, "substitutions", "deletions", "insertions", CER)
+        return table(
+            names, [[f"{100 * self.figures[name]:.2f} %" for name in names]], right=range(5)
+        )
+
+
+def jiwer_module() -> Any:
+    """Returns the package jiwer.
+
+    Raises:
+      InputError: it is not installed.
+    """
+    try:
+        import jiwer
+    except ImportError as error:
+        raise InputError(
+            "word error rates need the package jiwer: pip install 'tekso[speech]', or do not "
+            "transcribe in evaluations: --set task.scoring=None"
+        ) from error
+    return jiwer
+
+
+def word_errors(references: Sequence[str], found: Sequence[str]) -> WordErrors:
+    """Returns the errors of transcripts against their references, which must have words.
+
+    Raises:
+      InputError: jiwer is not installed.
+    """
+    jiwer = jiwer_module()
+    words = jiwer.process_words(list(references), list(found))
+    total = words.hits + words.substitutions + words.deletions
+    kinds = ("substitutions", "deletions", "insertions")
+    figures = {kind: getattr(words, kind) / total for kind in kinds}
+    figures = {WER: words.wer, CER: jiwer.cer(list(references), list(found)), **figures}
+    by_utterance = [
+        sum(
+            max(chunk.ref_end_idx - chunk.ref_start_idx, chunk.hyp_end_idx - chunk.hyp_start_idx)
+            for chunk in chunks
+            if chunk.type != "equal"
+        )
+        for chunks in words.alignments
+    ]
+    return WordErrors(figures, by_utterance)

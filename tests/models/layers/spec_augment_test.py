@@ -1,0 +1,93 @@
+"""SpecAugment: where masks lie, how wide they are, and what they depend on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tekso.framework.context import StepContext
+from tekso.framework.theta import Theta
+from tekso.models.layers.frames import Frames
+from tekso.models.layers.spec_augment import SpecAugment, spec_augment
+
+LENGTHS = np.array([40, 25, 3, 0] * 100)
+FRAMES = Frames(tf.ones([400, 40, 12]), tf.constant(LENGTHS, tf.int32))
+
+
+def augmented(params: Any, frames: Frames = FRAMES, **context: Any) -> np.ndarray:
+    ctx = StepContext(**{"mode": "train", "seed": 3, "step": 5, **context})
+    found: np.ndarray = params.instantiate().fprop(Theta(), frames, ctx).features.numpy()
+    return found
+
+
+def spans(covered: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns first place and width of the one span of each row, [rows]."""
+    edges = np.diff(np.pad(covered.astype(int), ((0, 0), (1, 1))), axis=1)
+    assert (np.abs(edges).sum(1) <= 2).all()
+    return edges.argmax(1), covered.sum(1)
+
+
+def test_one_frequency_mask_has_every_width_and_every_place() -> None:
+    y = augmented(SpecAugment.Params(frequency_width=4, num_time_masks=0))
+    assert set(np.unique(y)) == {0, 1} and (y == y[:, :1]).all()
+    start, width = spans(y[:, 0] == 0)
+    assert sorted(set(width)) == [0, 1, 2, 3, 4]
+    counts = np.bincount(width)
+    assert counts.min() > 50 and counts.max() < 115  # 80 of 400 each, 4 deviations of 8
+    assert start[width == 4].min() == 0 and start[width == 4].max() == 8
+
+
+def test_a_time_mask_lies_in_the_utterance_and_takes_at_most_a_share_of_it() -> None:
+    params = SpecAugment.Params(num_frequency_masks=0, time_width=10, time_share=0.2)
+    y = augmented(params)
+    assert (y == y[:, :, :1]).all()
+    start, width = spans(y[:, :, 0] == 0)
+    for length, widest in ((40, 8), (25, 5), (3, 0), (0, 0)):
+        of = length == LENGTHS
+        assert width[of].max() == widest
+        assert (start + width)[of & (width > 0)].max(initial=0) <= length
+    narrow = augmented(params.copy().set(time_width=2))
+    assert spans(narrow[:, :, 0] == 0)[1].max() == 2
+
+
+def test_masks_depend_on_seed_step_and_global_position_alone() -> None:
+    params = spec_augment("SS")
+    whole = augmented(params)
+    half = Frames(FRAMES.features[200:], FRAMES.lengths[200:])
+    np.testing.assert_array_equal(augmented(params, half, example_offset=200), whole[200:])
+    assert (augmented(params, step=6) != whole).any()
+    assert (augmented(params, seed=4) != whole).any()
+
+
+def test_nothing_is_masked_outside_training() -> None:
+    np.testing.assert_array_equal(augmented(spec_augment("LD"), mode="eval"), FRAMES.features)
+
+
+def test_policies_have_the_published_numbers() -> None:
+    found = {
+        name: [
+            spec_augment(name).get(field)
+            for field in (
+                "frequency_width",
+                "num_frequency_masks",
+                "time_width",
+                "time_share",
+                "num_time_masks",
+            )
+        ]
+        for name in ("LB", "LD", "SM", "SS")
+    }
+    assert found == {
+        "LB": [27, 1, 100, 1.0, 1],
+        "LD": [27, 2, 100, 1.0, 2],
+        "SM": [15, 2, 70, 0.2, 2],
+        "SS": [27, 2, 70, 0.2, 2],
+    }
+
+
+def test_rejects_negative_widths() -> None:
+    with pytest.raises(ValueError, match="time_width is -1, must be at least 0"):
+        SpecAugment.Params(time_width=-1).instantiate()

@@ -1,0 +1,42 @@
+"""The experiment on voice prompts, on a folder of tones that is laid out like the packages."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import asterisk_folder
+import numpy as np
+import processes
+import pytest
+import soundfile
+
+TEXTS = ["".join(row) for row in np.random.default_rng(0).choice(list("abcdef"), (40, 3))]
+SMALL = (
+    "--set", "task.model.encoder.stack.cell.hidden_dim=8", "--set", "task.model.encoder.dim=8",
+    "--set", "task.model.encoder.stack.num_layers=1", "--set", "input.bounds_s=[0.5]",
+    "--set", "input.max_seconds=1.0", "--set", "input.max_labels=40",
+)  # fmt: skip
+
+
+def trainer(tmp_path: Path, *arguments: str) -> str:
+    env = {**os.environ, "TEKSO_ASTERISK": str(tmp_path)}
+    command = ["-m", "tekso.tools.trainer", *arguments]
+    done = processes.run(command, cwd=tmp_path, env=env, merge=True)
+    assert done.returncode == 0, done.stdout[-3000:]
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_prompts_are_trained_on_scored_and_transcribed(tmp_path: Path) -> None:
+    asterisk_folder.write(tmp_path, TEXTS)
+    start = ["--model=asr.prompts.Ctc", "--logdir=runs/a", "--steps=2"]
+    trainer(tmp_path, *start, *SMALL)
+    assert '"wer": ' in (tmp_path / "runs/a/metrics.jsonl").read_text()
+    (report, *_) = sorted((tmp_path / "runs/a/decoded/dev").glob("*.txt"))
+    text = report.read_text()
+    assert "most word errors:" in text and "reference: " in text and "insertions" in text
+
+    soundfile.write(tmp_path / "hello.flac", asterisk_folder.tones_of("abc"), 8000)
+    given = ["--logdir=runs/a", "--mode=decode", "--set", 'task.decode=["hello.flac"]']
+    assert "hello.flac\n  model:" in trainer(tmp_path, *given)

@@ -1,0 +1,118 @@
+"""Batches of speech: buckets, padding, what is left out, and files that are broken."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import asterisk_folder
+import numpy as np
+import pytest
+
+from tekso.framework.input.held_out import HeldOut
+from tekso.framework.input.skips import InputError
+from tekso.tasks.asr.input import BucketedSpeech
+from tekso.tasks.asr.sources import AsteriskPrompts
+
+RNG = np.random.default_rng(0)
+TEXTS = ["".join(RNG.choice(list(asterisk_folder.LETTERS), RNG.integers(1, 9))) for _ in range(60)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("asterisk")
+    asterisk_folder.write(path, TEXTS)
+    return path
+
+
+def params(folder: Path, **changes: Any) -> Any:
+    given: dict[str, Any] = {
+        "corpus": AsteriskPrompts.Params(folder=str(folder), dev_fraction=0.2),
+        "sample_rate": 8000,
+        "max_seconds": 0.8,
+        "max_labels": 12,
+        "bounds_s": [0.4],
+        "batch_size": 3,
+        "fill": "seconds",
+    }
+    return BucketedSpeech.Params(**{**given, **changes})
+
+
+def test_every_utterance_is_once_in_an_epoch_with_its_samples_and_labels(folder: Path) -> None:
+    input: Any = params(folder, order="once").instantiate()
+    seen = []
+    for step in range(input.num_batches):
+        batch = input.batch(step)
+        assert batch["samples"].shape in ((6, 3200), (3, 6400))
+        assert batch["labels"].shape[1] == 12 * batch["samples"].shape[1] // 6400
+        for row, example in input.examples_of(step):
+            text = input.text(example)
+            size = batch["num_samples"][row]
+            expected = asterisk_folder.tones_of(text)
+            assert size == len(expected) and not batch["samples"][row, size:].any()
+            np.testing.assert_allclose(batch["samples"][row, :size], expected, atol=1e-4)
+            labels = batch["labels"][row, : batch["num_labels"][row]]
+            assert input.tokenizer.decode(labels) == text
+            assert batch["weights"][row] == 1
+            seen.append(example)
+        assert batch["weights"].sum() == (~input.is_padding(step)).sum()
+    assert sorted(seen) == list(range(input.num_examples))
+    assert input.num_too_long == sum(len(t) > 6 for t in TEXTS if _in_train(folder, t))
+    assert "too long" in input.describe()
+
+
+def _in_train(folder: Path, text: str) -> bool:
+    source: Any = AsteriskPrompts.Params(folder=str(folder), dev_fraction=0.2).instantiate()
+    return bool(source.in_split(text, "train"))
+
+
+def test_files_give_the_batches_of_memory_and_parts_give_the_whole(folder: Path) -> None:
+    memory: Any = params(folder).instantiate(seed=2)
+    files: Any = params(folder, keep="files").instantiate(seed=2)
+    for step in range(4):
+        one, other = memory.batch(step), files.batch(step)
+        for name, array in one.items():
+            np.testing.assert_allclose(other[name], array, atol=1e-6)
+        halves = [memory.part(step, part, 2) for part in range(2)]
+        for name, array in one.items():
+            np.testing.assert_array_equal(np.concatenate([h[name] for h in halves]), array)
+
+
+def test_held_out_texts_are_not_in_the_training_data(folder: Path) -> None:
+    train = params(folder)
+    dev: Any = HeldOut.Params().instantiate(train=train)
+    own = {dev.inner.text(i) for i in range(dev.inner.num_examples)}
+    input: Any = train.instantiate()
+    trained = {input.text(i) for i in range(input.num_examples)}
+    assert own and trained and not own & trained
+    assert dev.tokenizer.fingerprint() == input.tokenizer.fingerprint()
+
+
+def test_broken_files_are_named_counted_and_skipped(tmp_path: Path) -> None:
+    asterisk_folder.write(tmp_path, TEXTS)
+    train: Any = params(tmp_path).instantiate()
+    names = [train.origin(i) for i in range(3)]
+    Path(names[0]).write_bytes(b"")
+    Path(names[1]).write_bytes(b"RIFF broken")
+    input: Any = params(tmp_path).instantiate()
+    assert input.num_examples == train.num_examples - 2
+    assert input.skipped().count == 2 and "2 skipped" in input.describe()
+    assert {skip.file for skip in input.skipped().named} == set(names[:2])
+    with pytest.raises(InputError, match=r"more than .*max_skipped=1 are malformed"):
+        params(tmp_path, **{"corpus": AsteriskPrompts.Params(
+            folder=str(tmp_path), dev_fraction=0.2, max_skipped=1
+        )}).instantiate()  # fmt: skip
+
+
+def test_a_split_in_which_all_is_too_long_is_refused(folder: Path) -> None:
+    with pytest.raises(InputError, match=r"no utterance is left; \d+ are longer than 0.05 s"):
+        params(folder, max_seconds=0.05).instantiate()
+
+
+def test_the_signature_is_that_of_the_longest_bucket(folder: Path) -> None:
+    given = params(folder, order="once")
+    wanted = {name: (shape, dtype) for name, (shape, dtype) in BucketedSpeech.signature(
+        given).items()}  # fmt: skip
+    input: Any = given.instantiate()
+    last = input.batch(input.num_batches - 1)
+    assert {name: (array.shape, array.dtype) for name, array in last.items()} == wanted

@@ -1,0 +1,174 @@
+"""The CTC task: its loss, its metrics, and a small model that learns tones for letters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import asterisk_folder
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tekso.framework import schedules
+from tekso.framework.context import StepContext
+from tekso.framework.experiment import Experiment, Run
+from tekso.framework.input.held_out import HeldOut
+from tekso.framework.learner import Learner
+from tekso.framework.optimizers.adam import Adam
+from tekso.framework.run.session import Session
+from tekso.models.ctc_model import CtcModel
+from tekso.models.layers.log_mel import LogMel
+from tekso.models.layers.recurrent import RecurrentStack
+from tekso.models.layers.recurrent_cells import LstmCell
+from tekso.models.layers.spec_augment import SpecAugment
+from tekso.models.speech_encoder import RecurrentEncoder
+from tekso.tasks.asr.input import BucketedSpeech
+from tekso.tasks.asr.sources import AsteriskPrompts
+from tekso.tasks.asr.task import CtcTask
+from tekso.tasks.asr.word_errors import word_errors
+
+
+def task_params(**changes: Any) -> Any:
+    model = CtcModel.Params(
+        front_end=LogMel.Params(sample_rate=8000, num_channels=20, fft_length=256, high_hz=3800.0),
+        encoder=RecurrentEncoder.Params(
+            num_filters=4,
+            dim=16,
+            stack=RecurrentStack.Params(
+                num_layers=1, direction="bidirectional", cell=LstmCell.Params(hidden_dim=16)
+            ),
+        ),
+    )
+    return CtcTask.Params(model=model).set(changes)
+
+
+def batch(rng: np.random.Generator, frames: int = 40) -> dict[str, np.ndarray]:
+    num_samples = 201 + 80 * np.array([frames - 1, 29, 19])
+    return {
+        "samples": rng.normal(0, 0.1, (3, 201 + 80 * (frames - 1))).astype(np.float32),
+        "num_samples": num_samples.astype(np.int32),
+        "labels": rng.integers(0, 5, (3, 4)).astype(np.int32),
+        "num_labels": np.array([3, 4, 0], np.int32),
+        "weights": np.ones(3, np.float32),
+    }
+
+
+def test_the_loss_is_that_of_each_utterance_alone_whatever_its_padding() -> None:
+    task: Any = task_params(**{"model.vocab_size": 5}).instantiate()
+    theta, given = task.init(seed=1), batch(np.random.default_rng(2))
+    whole = task.loss(theta, given, StepContext())
+    assert float(task.loss_weight(given)) == 3 + 4 + 1
+    alone = []
+    for i, size in enumerate(given["num_samples"]):
+        own = {name: array[i : i + 1] for name, array in given.items()}
+        own["samples"] = own["samples"][:, :size]
+        alone.append(float(task.loss(theta, own, StepContext()).loss_sum))
+    assert float(whole.loss_sum) == pytest.approx(sum(alone), rel=1e-5)
+    noisy = dict(given, samples=given["samples"].copy())
+    for i, size in enumerate(given["num_samples"]):
+        noisy["samples"][i, size:] = 0.9
+    assert float(task.loss(theta, noisy, StepContext()).loss_sum) == pytest.approx(
+        float(whole.loss_sum), rel=1e-6
+    )
+
+
+def test_an_utterance_without_an_alignment_does_not_count_in_the_loss() -> None:
+    task: Any = task_params(**{"model.vocab_size": 5}).instantiate()
+    theta, given = task.init(seed=1), batch(np.random.default_rng(2))
+    given["num_samples"] = np.array([given["num_samples"][0], 600, 100], np.int32)
+    with tf.GradientTape() as tape:
+        tape.watch(tf.nest.flatten(theta))
+        sums = task.loss(theta, given, StepContext())
+    one, two = sums.metrics["impossible"]
+    assert (float(one), float(two)) == (1.0, 3.0)  # the third has neither frames nor labels
+    gradients = tape.gradient(sums.loss_sum, tf.nest.flatten(theta))
+    assert all(np.isfinite(g.numpy()).all() for g in gradients)
+
+
+def test_masks_are_drawn_in_training_only() -> None:
+    augment = SpecAugment.Params(time_width=10)
+    task: Any = task_params(**{"model.vocab_size": 5, "model.augment": augment}).instantiate()
+    theta, given = task.init(seed=1), batch(np.random.default_rng(2))
+    plain, *masked = (
+        float(task.loss(theta, given, StepContext(mode=mode, step=step, num_examples=3)).loss_sum)
+        for mode, step in (("eval", 0), ("eval", 1), ("train", 0), ("train", 1), ("train", 0))
+    )
+    assert masked[0] == plain and masked[1] != plain
+    assert masked[1] != masked[2] and masked[1] == masked[3]
+
+
+def test_labels_and_rates_that_do_not_fit_are_refused() -> None:
+    task: Any = task_params(**{"model.vocab_size": 3}).instantiate()
+    with pytest.raises(ValueError, match=r"input.batch\(7\): label [34] is not in 0 to 2"):
+        task.check_batch("input.batch(7)", batch(np.random.default_rng(2)))
+
+    class Known:
+        vocab_size = 5
+        params = BucketedSpeech.Params(sample_rate=16_000)
+
+    with pytest.raises(ValueError, match=r"input.sample_rate is 16000, but .* is 8000"):
+        CtcTask.complete(task_params(), Known())  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="vocab_size is 3, but the input has 5 tokens"):
+        CtcTask.complete(task_params(**{"model.vocab_size": 3}), Known())  # type: ignore[arg-type]
+
+
+def test_word_errors_by_kind_and_utterance() -> None:
+    references = ["a b c", "d e", "f g h i"]
+    errors = word_errors(references, ["a x c", "d e", "f h i j k"])
+    assert errors.by_utterance == [1, 0, 3]
+    assert errors.figures["wer"] == pytest.approx(4 / 9)
+    kinds = [errors.figures[k] for k in ("substitutions", "deletions", "insertions")]
+    assert kinds == pytest.approx([1 / 9, 1 / 9, 2 / 9])
+    assert errors.figures["cer"] == pytest.approx(6 / 15)
+    assert errors.worst(5) == [2, 0]
+
+
+STEPS = 120
+
+
+class Tones(Experiment):
+    """Letters spelled as tones."""
+
+    def task(self) -> Any:
+        """A small model."""
+        return task_params()
+
+    def input(self) -> Any:
+        """Words of one to six letters."""
+        return BucketedSpeech.Params(
+            corpus=AsteriskPrompts.Params(),
+            sample_rate=8000,
+            max_seconds=0.8,
+            max_labels=12,
+            bounds_s=[0.4],
+            batch_size=16,
+        )
+
+    def eval_inputs(self) -> Any:
+        """Words that are not in the training data."""
+        return {"dev": HeldOut.Params()}
+
+    def learner(self) -> Any:
+        """Adam."""
+        return Learner.Params(
+            optimizer=Adam.Params(), schedule=schedules.Linear.Params(initial_value=0.02)
+        )
+
+    def run(self) -> Any:
+        """Few steps."""
+        return Run.Params(steps=STEPS)
+
+
+@pytest.mark.slow
+def test_a_small_model_learns_to_spell_tones(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    letters = list(asterisk_folder.LETTERS)
+    texts = ["".join(rng.choice(letters, rng.integers(1, 7))) for _ in range(200)]
+    asterisk_folder.write(tmp_path, texts)
+    session = Session(Tones, {"input.corpus.folder": str(tmp_path)})
+    session.train(STEPS)
+    figures = session.evaluate("dev")
+    assert figures["cer"] < 0.1 and figures["impossible"] == 0, figures
+    decoded = session.task.decode(session.program, session.input)
+    assert decoded is not None and decoded.records[0]["text"] == decoded.records[0]["reference"]
