@@ -69,6 +69,7 @@ class Conv1D(Layer):
         """See the class."""
         p = self.params
         if p.padding == "CAUSAL":
+            x = ctx.constrain(x, ("batch", None, None))  # a sharded dim cannot be padded
             x = tf.pad(x, [(0, 0), ((p.kernel_size - 1) * p.dilation, 0), (0, 0)])
         x = tf.reshape(x, [-1, x.shape[1], 1, x.shape[2]])
         y = self.conv.fprop(theta.conv, x, ctx)

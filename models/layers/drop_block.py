@@ -60,12 +60,15 @@ class DropBlock(Layer):
         size = min(self.params.block_size, height, width)
         rows, columns = height - size + 1, width - size + 1
         per_seed = self.params.rate / size**2 * (height * width) / (rows * columns)
-        # A seed is the first element of its block, and there is none near the end.
-        begins = np.outer(np.arange(height) < rows, np.arange(width) < columns)[None, :, :, None]
+        # A seed is in the middle of its block, and there is none near the edges. So a pooling with
+        # padding SAME marks the blocks; it also works on a mesh that shards height or width.
+        inside = [
+            (np.arange(n) >= size // 2) & (np.arange(n) < n - (size - 1) // 2)
+            for n in (height, width)
+        ]
+        allowed = np.outer(*inside)[None, :, :, None]
         uniform = ctx.uniform(self, list(x.shape))
-        seeds = tf.cast(uniform < per_seed, tf.float32) * tf.constant(begins, tf.float32)
+        seeds = tf.cast(uniform < per_seed, tf.float32) * tf.constant(allowed, tf.float32)
         seeds = ops.constrain_image(ctx, seeds)
-        # Every element looks back over a block: pad before, so that the windows end at the element.
-        padded = tf.pad(seeds, [(0, 0), (size - 1, 0), (size - 1, 0), (0, 0)])
-        window = Window((size, size), (1, 1), (1, 1), "VALID")
-        return 1 - ops.constrain_image(ctx, ops.max_pool(ctx, padded, window))
+        window = Window((size, size), (1, 1), (1, 1), "SAME")
+        return 1 - ops.constrain_image(ctx, ops.max_pool(ctx, seeds, window))
