@@ -124,14 +124,31 @@ class Experiment:
             raise TypeError(
                 f"{type_name(type(self))}: {name} must be Params, given {describe(value)}{hint}"
             )
-        base = _BASES.get(name.partition(".")[0], "")
-        kinds = {f"{kind.__module__}.{kind.__qualname__}" for kind in value.owner.__mro__}
-        if base and base not in kinds and kinds & {*_BASES.values(), *_PARTS_OF_PARTS}:
+        if is_of_another_kind(name, value):
             raise TypeError(
                 f"{type_name(type(self))}.{name}{place_of(getattr(self, name, None))} returns "
-                f"{type_name(type(value))}, but must return Params of a subclass of {base}"
+                f"{type_name(type(value))}, but must return Params of a subclass of "
+                f"{base_class(name)}"
             )
         return value.copy()
+
+
+def base_class(path: str) -> str:
+    """Returns "module.Class", the base class of a part of an experiment; "" for other paths.
+
+    Args:
+      path: "task", "input", "eval_inputs.dev", "learner", "execution" or "run".
+    """
+    first, _, name = path.partition(".")
+    is_part = (bool(name) and "." not in name) if first == "eval_inputs" else not name
+    return _BASES.get(first, "") if is_part else ""
+
+
+def is_of_another_kind(path: str, params: Params) -> bool:
+    """Whether Params are of a known kind, such as an optimizer, that the part at a path is not."""
+    base = base_class(path)
+    kinds = {f"{kind.__module__}.{kind.__qualname__}" for kind in params.owner.__mro__}
+    return bool(base) and base not in kinds and bool(kinds & {*_BASES.values(), *_PARTS_OF_PARTS})
 
 
 _BASES = {

@@ -4,8 +4,8 @@
     decoder/w     3 × 5      60 B       Figures are right-aligned.
       split over model                  A row may have a remark below it.
 
-On a terminal, texts are folded so that lines fit; figures never are. Elsewhere lines have any
-length.
+On a terminal, texts are folded so that lines fit, paths after a slash; figures never are.
+Elsewhere lines have any length.
 """
 
 from __future__ import annotations
@@ -57,6 +57,8 @@ def table(
     from rich.table import Table
     from rich.text import Text
 
+    from tekso.framework.folded_paths import PathText
+
     if not rows and not header:
         return []
     columns = list(zip(*([header] if header else []), *rows, strict=True))
@@ -76,7 +78,7 @@ def table(
             overflow="fold",
         )
     for row in rows:
-        found.add_row(*map(Text, row))
+        found.add_row(*map(PathText, row))
     console = Console(
         file=io.StringIO(), width=max(room, least + gap * len(columns)), color_system=None,
         force_terminal=False, force_jupyter=False,

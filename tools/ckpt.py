@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 import re
@@ -141,13 +142,18 @@ def _run(words: list[str]) -> int | None:
         if words and words[0] in REPLACED:
             raise UsageError(f"{words[0]} was replaced: {typed(PROGRAM)} {REPLACED[words[0]]}")
         given = f"{words[0]!r} is not a command" if words else "a command is missing"
+        if words and (close := difflib.get_close_matches(words[0], COMMANDS, n=1)):
+            given += f"; did you mean {close[0]}?"
         raise UsageError(f"{given}: expected {', '.join(COMMANDS)}, as in {_usage()}")
     if words[0] in reading_commands.COMMANDS:
         return _read(*words)
+    if words[0] == "list" and len(words) == 2 and not FLAGS.logdir:
+        FLAGS.logdir = words.pop()
     _check(*words)
-    from tekso.tools import experiment_flags
+    if words[0] != "list":  # which reads files only, so it starts fast
+        from tekso.tools import experiment_flags
 
-    experiment_flags.load(FLAGS.model, FLAGS["import"].value)
+        experiment_flags.load(FLAGS.model, FLAGS["import"].value)
     actions[words[0]](words[1:])
     return None
 
@@ -215,6 +221,8 @@ def _check(command: str, *paths: str) -> None:
 
 def _read(command: str, *words: str) -> int:
     """Runs a command that only reads; returns the exit code."""
+    if FLAGS.logdir and command in ("verify", "show"):  # --logdir=PATH is PATH
+        words, FLAGS["logdir"].present = (FLAGS.logdir, *words), 0
     for name in FLAGS:
         is_used = name in READING_FLAGS and command in TAKES.get(name, (command,))
         if FLAGS[name].present and not is_used:
@@ -310,7 +318,7 @@ def _list(paths: list[str]) -> None:
     from tekso.framework.run import checkpoint_tables
     from tekso.framework.tables import terminal_width
 
-    folder = _checkpoints().directory
+    folder = _logdir().checkpoints
     if not files.is_folder(folder):
         raise UsageError(f"--logdir={FLAGS.logdir} has no checkpoints: there is no {folder}")
     rows = list(checkpoint_tables.records(folder))

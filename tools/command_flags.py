@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import importlib.metadata
 import re
 import sys
 import textwrap
@@ -116,6 +117,16 @@ def define_network(values: flags.FlagValues) -> None:
     )
 
 
+def asks_for_version(argv: Sequence[str]) -> bool:
+    """Whether a command line is only --version."""
+    return list(argv[1:]) == ["--version"]
+
+
+def version_text(program: str) -> str:
+    """Returns the answer to --version, without an import of TensorFlow."""
+    return f"{program} {importlib.metadata.version('tekso')}"
+
+
 def run(
     program: str,
     values: Any,
@@ -136,6 +147,9 @@ def run(
     given = list(sys.argv if argv is None else argv)
 
     def act() -> int:
+        if asks_for_version(given):
+            print(version_text(program))
+            return command_errors.OK
         words = parse(values, given)
         if values.help:
             print(help_text())

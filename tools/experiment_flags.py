@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -99,9 +101,48 @@ def change(
 
 def _set_text(tree: Tree.Params, path: str, value: str, *, flag: str, origin: str) -> None:
     try:
+        if path in tree:
+            value = _part(tree, path, value)
         tree.set_text(path, value, origin=origin)
     except (AttributeError, ValueError, TypeError) as error:
-        raise UsageError(f"{flag}: {error}{_of_another_execution(tree, path)}") from None
+        hint = _of_another_execution(tree, path) or _of_schedule(tree, path)
+        raise UsageError(f"{flag}: {error}{hint}") from None
+
+
+def _part(tree: Tree.Params, path: str, value: str) -> str:
+    """Returns the text of a value; for a part of the experiment, the reference of its class.
+
+    Raises:
+      ValueError: the value names no class of this part.
+    """
+    from tekso.framework import experiment
+    from tekso.framework.params import Params, arguments, references
+
+    base = experiment.base_class(path)
+    if not base:
+        return value
+    module, _, name = base.rpartition(".")
+    kind = getattr(importlib.import_module(module), name).Params
+    try:
+        return references.of_params(type(arguments.parse(kind, value)))
+    except ValueError as error:
+        with contextlib.suppress(ValueError):  # a class of the user that only has the methods
+            found = arguments.parse(Params, value)
+            if not experiment.is_of_another_kind(path, found):
+                return value
+        raise ValueError(f"{path}: {error}{_field_for(tree, path, value)}") from None
+
+
+def _field_for(tree: Tree.Params, path: str, value: str) -> str:
+    """Returns a hint for errors: the field of a part that takes the class which a text names."""
+    from tekso.framework.params import Params, arguments
+
+    for name, field in tree.get(path).fields().items():
+        if isinstance(field.type, type) and issubclass(field.type, Params):
+            with contextlib.suppress(ValueError):
+                arguments.parse(field.type, value)
+                return f"; did you mean {path}.{name}={value}?"
+    return ""
 
 
 def _of_another_execution(tree: Tree.Params, path: str) -> str:
@@ -116,12 +157,25 @@ def _of_another_execution(tree: Tree.Params, path: str) -> str:
     return "".join(f"; --execution={name} has it" for name in others)
 
 
+def _of_schedule(tree: Tree.Params, path: str) -> str:
+    """Returns a hint for errors: the fields of the schedule that give the learning rate."""
+    if path.rpartition(".")[2] not in ("learning_rate", "lr") or "learner.schedule" not in tree:
+        return ""
+    schedule = tree.get("learner.schedule")
+    for name in ("value", "initial_value", "scale", "factor"):
+        if name in schedule.fields():
+            return f"; the learning rate is set by learner.schedule.{name}"
+    return "; the learning rate is set by learner.schedule"
+
+
 def _choose_execution(tree: Tree.Params, name: str) -> None:
     from tekso.framework import execution
+    from tekso.framework.params import references
 
     try:
         chosen = execution.by_name(name)
     except execution.ExecutionError as error:
         raise UsageError(f"--execution={name}: {error}") from None
     if tree.execution.owner is not chosen:
-        tree.execution = chosen.Params()
+        reference = references.of_params(chosen.Params)
+        tree.set_text("execution", reference, origin="--execution")

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tekso.framework.counting import counted
 from tekso.framework.exit_codes import ExitCode
 from tekso.framework.run.report.lines import number, size
 from tekso.framework.tables import table, terminal_width
@@ -65,11 +66,8 @@ def run(name: str, words: Sequence[str], **options: Any) -> Found:
     """
     command = COMMANDS[name]
     if len(words) not in command.counts:
-        raise UsageError(
-            f"{name} takes {command.usage}, but {len(words)} arguments are given: {' '.join(words)}"
-            if words
-            else f"{name} takes {command.usage}"
-        )
+        given = f", given {counted(len(words), 'argument')}: {' '.join(words)}" if words else ""
+        raise UsageError(f"{name} takes {command.usage}{given}")
     return command.run(*words, **options)
 
 
@@ -244,6 +242,7 @@ def _compared(one: TensorInFiles, other: TensorInFiles) -> dict[str, Any] | None
         "different": None,
         "largest_absolute": None,
         "largest_relative": None,
+        "relative_norm": None,
     }
     if one.shape != other.shape:
         return row
@@ -254,6 +253,7 @@ def _compared(one: TensorInFiles, other: TensorInFiles) -> dict[str, Any] | None
     row["different"] = found.different if found else 0
     row["largest_absolute"] = found.absolute if found else 0.0
     row["largest_relative"] = found.relative if found else 0.0
+    row["relative_norm"] = found.of_norm if found else 0.0
     return row
 
 
@@ -266,11 +266,11 @@ def _differences(rows: Sequence[Mapping[str, Any]]) -> list[str]:
             figures = (
                 f"{row['different']:,} of {row['size']:,}",
                 f"{row['largest_absolute']:.3g}",
-                f"{row['largest_relative']:.3g}",
+                f"{row['relative_norm']:.3g}",
             )
         shape = " → ".join(dict.fromkeys(map(_shape, shapes)))
         cells.append((row["key"], shape, " → ".join(dict.fromkeys(dtypes)), *figures))
-    header = ("tensor", "shape", "dtype", "different", "max abs", "max rel")
+    header = ("tensor", "shape", "dtype", "different", "max abs", "rel norm")
     return table(header, cells, right=(3, 4, 5), width=terminal_width())
 
 

@@ -10,7 +10,14 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tekso.tools import command_errors, experiment_flags, flag_modes, list_mode, trainer_flags
+from tekso.tools import (
+    command_errors,
+    command_flags,
+    experiment_flags,
+    flag_modes,
+    list_mode,
+    trainer_flags,
+)
 from tekso.tools.command_errors import OK, UsageError
 from tekso.tools.trainer_flags import EXAMPLE, FLAGS, PROGRAM
 
@@ -29,7 +36,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: list[str]) -> int:
-    trainer_flags.parse(argv)
+    if command_flags.asks_for_version(argv):
+        print(command_flags.version_text(PROGRAM))
+        return OK
+    trainer_flags.parse(["", "--help"] if argv[1:] == ["help"] else argv)
     if FLAGS.help:
         print(trainer_flags.help_text())
         return OK
@@ -53,6 +63,10 @@ def _supervised(argv: list[str]) -> int:
 
 
 def _act(argv: list[str]) -> int:
+    if FLAGS.logdir == "":
+        raise UsageError("--logdir is empty: give a folder, or leave it away for runs/MODEL")
+    if FLAGS["list"].value is None and FLAGS.mode != "replay":
+        _logdir_path()  # an error before the slow imports
     experiment_flags.load(FLAGS.model, FLAGS["import"].value or [])
     if FLAGS["list"].value is not None:
         return list_mode.run(FLAGS["list"].value, as_json=FLAGS.format == "json")
@@ -117,6 +131,7 @@ def _change(tree: Tree.Params) -> None:
 
 
 def _set_warm_start(tree: Tree.Params, checkpoint: str) -> None:
+    from tekso.framework.params.paths import join_key
     from tekso.framework.warm_start import WarmStart
 
     sources = tree.run.warm_start
@@ -126,9 +141,10 @@ def _set_warm_start(tree: Tree.Params, checkpoint: str) -> None:
             "each by --set run.warm_start.NAME.checkpoint=PATH"
         )
     if not sources:
-        tree.run.warm_start = {"main": WarmStart.Params(checkpoint=checkpoint)}
-    for source in sources.values():
-        source.checkpoint = checkpoint
+        tree.run.warm_start = {"main": WarmStart.Params()}
+    for name in tree.run.warm_start:
+        path = join_key("run.warm_start", name)
+        tree.set_text(f"{path}.checkpoint", repr(checkpoint), origin="--warm_start")
 
 
 def _job(model: str, tree: Tree.Params, registered: Tree.Params, argv: list[str]) -> Job:
@@ -232,13 +248,10 @@ def _eval(argv: list[str]) -> int:
 
 def _follow(argv: list[str]) -> int:
     from tekso.framework import registry
-    from tekso.framework.run import checkpoint_modes
+    from tekso.framework.run import checkpoint_modes, missing_run
 
     logdir = _logdir()
-    if logdir.model() is None:
-        raise UsageError(
-            f"--logdir={logdir.path}: there is no run to follow; start training there first"
-        )
+    missing_run.wait(logdir)
     if FLAGS.model:
         logdir.check_model(registry.key_of(experiment_flags.experiment(FLAGS.model)))
     model, tree = logdir.experiment()

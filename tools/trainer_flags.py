@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import shlex
 from collections.abc import Sequence
 from typing import Any
 
@@ -251,13 +253,37 @@ def parse(argv: Sequence[str]) -> None:
     for i, word in enumerate(argv):
         alone = word == "--list" and (i + 1 == len(argv) or argv[i + 1].startswith("-"))
         words.append("--list=*" if alone else word)
-    rest = command_flags.parse(FLAGS, words)
+    try:
+        rest = command_flags.parse(FLAGS, words)
+    except UsageError:
+        if text := _setting_for_flag(words):
+            raise UsageError(text) from None
+        raise
     flag_modes.check(FLAGS)
     if wrong := [kind for kind in FLAGS.litert if kind not in LITERT]:
         raise UsageError(f"--litert: {wrong[0]!r} is unknown; expected float32 or int8")
     if rest:
         hint = f"; did you mean --model={rest[0]}?" if not FLAGS.model and "." in rest[0] else ""
         raise UsageError(f"{rest[0]!r} is not a flag: flags begin with --{hint}")
+
+
+def _setting_for_flag(words: Sequence[str]) -> str:
+    """Returns an error for the first unknown flag if it resembles no flag, or ""; see `--set`."""
+    for word in words[1:]:
+        name, equals, value = word.removeprefix("--").partition("=")
+        if word == "--":
+            break
+        if not word.startswith("--") or name in FLAGS or name.removeprefix("no") in FLAGS:
+            continue
+        if difflib.get_close_matches(name, list(FLAGS), n=1, cutoff=0.8):
+            break
+        start = f"there is no flag --{name}; settings of the experiment are set by --set"
+        if name in ("learning_rate", "lr"):
+            return f"{start}; the learning rate is a field of learner.schedule, see inspect_params"
+        setting = f"{name}={value}" if "." in name else f"*.{name}={value}"
+        example = f", as in --set {shlex.quote(setting)}" if equals else " path=value"
+        return f"{start}{example}; --help lists the flags"
+    return ""
 
 
 def help_text() -> str:

@@ -15,6 +15,7 @@ from absl import flags
 
 from tekso.framework import files
 from tekso.framework.commands import typed
+from tekso.framework.counting import counted
 from tekso.framework.input.sentence_piece import SentencePiece, learn
 from tekso.framework.input.text_files import TextFiles
 from tekso.tasks.mt.parallel_files import ParallelFiles
@@ -136,7 +137,7 @@ def _open(inputs: Sequence[str]) -> TextFiles | ParallelFiles:
     text: TextFiles = TextFiles.Params(
         files=",".join(inputs), dev_fraction=0.0, max_skipped=FLAGS.max_skipped
     ).instantiate()
-    print(f"read {text.num_files} files, {text.num_bytes:,} bytes", flush=True)
+    print(f"read {counted(text.num_files, 'file')}, {text.num_bytes:,} bytes", flush=True)
     if text.skipped().count:
         print(f"warning: {text.skipped()}")
     return text

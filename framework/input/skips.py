@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 SHOWN = 5  # number of records that an error message lists
+_CONVERT = "to convert a file from another encoding: iconv -f latin1 -t utf-8 FILE > NEW_FILE"
 KEPT = 100  # number of records that a report lists; it counts all
 
 
@@ -60,6 +61,8 @@ class SkipReport:
         lines = [f"  {skip}" for skip in self.named[:SHOWN]]
         if self.count > len(lines):
             lines.append(f"  … and {self.count - len(lines)} more")
+        if any("not UTF-8" in skip.reason for skip in self.named):
+            lines.append(f"  {_CONVERT}")
         return "\n".join([f"{self.count} skipped", *lines])
 
 
@@ -106,5 +109,8 @@ class Skips:
     def nothing_left(self) -> InputError:
         """Returns the error for data that is empty, or of which everything was skipped."""
         if self.report.count:
-            return InputError(f"{self._what}: nothing is left to read: {self.report}")
+            return InputError(
+                f"{self._what}: nothing is left to read: {self.report}\nRepair these files, give "
+                "other files for this split, or hold out a larger part of the training files."
+            )
         return InputError(f"{self._what}: there is nothing to read")

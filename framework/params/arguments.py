@@ -147,11 +147,11 @@ def _sequence(annotation: Any, kind: type, args: tuple[Any, ...], text: str) -> 
     """Returns a list, tuple or set from a literal, or from items separated by commas."""
     try:
         return _checked(annotation, _relaxed(annotation, literals.parse(text)), text)
-    except ValueError:
+    except ValueError as error:
         if text.startswith(("[", "(", "{", "set(", "frozenset(")) and text.endswith(
             ("]", ")", "}")
         ):
-            raise
+            raise ValueError(f"{error}{_quotes_hint(args, text)}") from None
     parts = [part.strip() for part in text.split(",")] if text else []
     if kind is tuple and args and args[-1] is not Ellipsis:
         kinds = list(args) + [Any] * (len(parts) - len(args))
@@ -159,6 +159,17 @@ def _sequence(annotation: Any, kind: type, args: tuple[Any, ...], text: str) -> 
         kinds = [args[0] if args else Any] * len(parts)
     items = [parse(item, part) for item, part in zip(kinds, parts, strict=False)]
     return _checked(annotation, _relaxed(annotation, items), text)
+
+
+def _quotes_hint(args: tuple[Any, ...], text: str) -> str:
+    """Returns a hint for errors if a shell has probably taken the quotes of texts in a list."""
+    if str not in args or '"' in text or "'" in text:
+        return ""
+    items = ", ".join(f'"{item.strip()}"' for item in text[1:-1].split(","))
+    return (
+        "; texts in a list have quotes, which the shell removes unless the whole setting is in "
+        f"single quotes: '…={text[0]}{items}{text[-1]}'"
+    )
 
 
 def _relaxed(annotation: Any, value: Any) -> Any:
@@ -205,8 +216,38 @@ def _loaded(kind: Any, name: str, wanted: str) -> Any:
     if hits:
         listed = ", ".join(sorted(references.of_params(cls) for cls in hits))
         raise ValueError(f"{wanted}, given {name!r}, but several classes have this name: {listed}")
+    if (own := _of_tekso(kind, name)) is not None:
+        return own
     close = difflib.get_close_matches(name, sorted(set(found.values())), n=3)
     hint = f"; did you mean {' or '.join(close)}?" if close else ""
+    if fields := _fields_of_number(kind, name):
+        raise ValueError(f"{wanted}, given {name!r}: set a field of it, such as {fields[0]}")
     raise ValueError(
         f'{wanted}, given {name!r}: no imported class has this name; write "module:Class"{hint}'
     )
+
+
+def _fields_of_number(kind: Any, text: str) -> list[str]:
+    """Returns the fields of a class that take a number, if the text is one."""
+    found = []
+    for name, field in kind._fields.items():
+        if field.type in (int, float):
+            try:
+                _number(field.type, text)
+            except ValueError:
+                continue
+            found.append(name)
+    return found
+
+
+def _of_tekso(kind: Any, name: str) -> Any:
+    """Returns the subclass of `kind` in Tekso whose owner has the name, if there is exactly one."""
+    hits = []
+    for reference in references.own_classes(name):
+        try:
+            cls = references.params(reference)
+        except (ValueError, ImportError):  # it has no Params, or needs a library that is missing
+            continue
+        if issubclass(cls, kind):
+            hits.append(cls)
+    return hits[0] if len(hits) == 1 else None

@@ -124,7 +124,8 @@ def _expression(text: str) -> ast.expr:
             return ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
-        raise ValueError(f"{shown!r} is not a literal: {error}") from None
+        reason = error.msg if isinstance(error, SyntaxError) else error
+        raise ValueError(f"{shown!r} is not a literal: {reason}") from None
 
 
 def _read(node: ast.expr, outdated: list[Outdated]) -> Any:

@@ -154,7 +154,7 @@ class Params(Node):
         """Sets the value at a path, or at all matches of a wildcard, from text.
 
         The text is parsed by the type of the field. For a child Params, it names the owner:
-        "module:Class", or only "Class" if its module is already imported.
+        "module:Class", or only "Class" if its module is imported or belongs to Tekso.
 
         Raises:
           AttributeError: the path is unknown, a wildcard matches nothing, or the Params are frozen.

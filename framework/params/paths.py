@@ -138,11 +138,23 @@ def close_to_glob(pattern: str, paths: Sequence[str], *, count: int = 3) -> list
     last = plain(pattern.rpartition(".")[2])
     names = dict.fromkeys(path.rpartition(".")[2] for path in paths)
     found = []
-    for name in difflib.get_close_matches(last, list(names), n=count):
+    for name in _similar(last, list(names), count):
         found += [path for path in paths if path.rpartition(".")[2] == name]
     if not found:
         found = difflib.get_close_matches(plain(pattern).strip("."), paths, n=count)
     return found[:count]
+
+
+def _similar(word: str, names: Sequence[str], count: int) -> list[str]:
+    """Returns names that are similar to a word, or that begin with a similar one."""
+
+    def ratio(name: str) -> float:
+        same = difflib.SequenceMatcher(None, word, name).ratio()
+        beginning = difflib.SequenceMatcher(None, word, name[: len(word)]).ratio()
+        return max(same, 0.9 * beginning if len(word) > 3 else 0)
+
+    close = sorted(((ratio(name), name) for name in names), key=lambda one: -one[0])
+    return [name for value, name in close[:count] if value >= 0.6]
 
 
 def suggestion(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import builtins
 import enum
 import importlib
+import pathlib
 import re
 import sys
 import types
@@ -30,6 +31,38 @@ _TYPED = re.compile(r"([A-Za-z_][\w.]*):[A-Za-z_]")
 
 RENAMED: dict[str, str] = {}
 """{former reference of a class: its present reference}; see `rename_class`."""
+
+
+class NotImportedError(ValueError):
+    """A reference names a class in a module that is not imported, and that it may not import.
+
+    Args:
+      reference: the reference.
+    """
+
+    def __init__(self, reference: str) -> None:
+        self.reference = reference
+        self.module = reference.partition(":")[0]
+        super().__init__(
+            f"{reference!r}: the module {self.module} is not imported, and a text imports only "
+            "modules of Tekso and of packages that you have named; import it first if you trust it"
+        )
+
+
+def import_advice(error: BaseException) -> str:
+    """Returns what to do about an error if it is, or was caused by, a `NotImportedError`, or ""."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, NotImportedError):
+        cause = cause.__cause__
+    if cause is None:
+        return ""
+    if cause.module == "__main__":
+        return f"{cause.reference} was defined in a script or notebook: run its definition first"
+    package = cause.module.partition(".")[0]
+    return (
+        f"the module of {cause.reference} is not imported: add --import={package} (in Python: "
+        f"import {package}) if you trust it"
+    )
 
 
 def rename_class(old: str, new: str) -> None:
@@ -52,6 +85,20 @@ def allow_imports(package: str) -> None:
 def allow_imports_in(text: str) -> None:
     """Allows references to import the modules that a text names which the user has typed."""
     _ALLOWED.update(_TYPED.findall(text))
+
+
+def own_classes(name: str) -> list[str]:
+    """Returns the references of all classes of Tekso with a name, without importing a module."""
+    if not name.isidentifier():
+        return []
+    root = pathlib.Path(__file__).parents[2]
+    found, definition = [], re.compile(rf"^class {name}\b", re.MULTILINE)
+    for package in _OWN:
+        for path in sorted(root.joinpath(package.removeprefix("tekso.")).rglob("*.py")):
+            if definition.search(path.read_text(encoding="utf-8")):
+                module = ".".join(("tekso", *path.relative_to(root).with_suffix("").parts))
+                found.append(f"{module.removesuffix('.__init__')}:{name}")
+    return found
 
 
 def quote(text: str) -> str:
@@ -146,10 +193,7 @@ def _find(reference: str, *, may_import: bool) -> Any:
     if module is None and may_import and _is_allowed(module_name):
         module = _import(module_name, reference)
     if module is None:
-        raise ValueError(
-            f"{reference!r}: the module {module_name} is not imported, and a text imports only "
-            "modules of Tekso and of packages that you have named; import it first if you trust it"
-        )
+        raise NotImportedError(reference)
     found: Any = module
     for name in qualname.split("."):
         found = _member(found, name)

@@ -30,6 +30,7 @@ from tekso.framework import files
 from tekso.framework.execution import shards
 from tekso.framework.execution.shards import Slices
 from tekso.framework.run import disk_space, tensor_files
+from tekso.framework.run.checkpoint_check import check_files
 from tekso.framework.run.checkpoint_description import Description, describe
 from tekso.framework.run.checkpoint_errors import (
     CheckpointError,
@@ -340,19 +341,7 @@ def open_verified(path: str) -> Checkpoint:
 def _open(path: str, *, verified: Callable[[str], bool]) -> Checkpoint:
     lease = Lease(path)
     description = describe(path)
-    if not description.files:
-        raise DamagedCheckpointError(f"{DESCRIPTION} names no files")
-    for name, wanted in description.files.items():
-        try:
-            size = files.size_bytes(files.join(path, name))
-            if size != wanted.get("size_bytes"):
-                raise DamagedCheckpointError(
-                    f"{name} has {size:,} bytes, but {wanted.get('size_bytes', 0):,} were written"
-                )
-            if verified(name) and checksum(files.join(path, name)) != wanted:
-                raise DamagedCheckpointError(f"the bytes of {name} have changed (sha256 differs)")
-        except OSError as error:
-            raise DamagedCheckpointError(f"{name} cannot be read: {error.strerror}") from error
+    check_files(path, description, verified=verified)
     checkpoint = Checkpoint(path, description, lease)
     if description.tensors and (other := checkpoint.keys ^ description.tensors.keys()):
         raise DamagedCheckpointError(

@@ -7,11 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tekso.framework import files
-from tekso.framework.run import checkpoint_files
-from tekso.framework.run.checkpoint_errors import DeletedCheckpointError
-from tekso.framework.run.checkpoint_files import DamagedCheckpointError
+from tekso.framework.run.checkpoint_check import check_files
+from tekso.framework.run.checkpoint_description import describe
+from tekso.framework.run.checkpoint_errors import DamagedCheckpointError, DeletedCheckpointError
 from tekso.framework.run.lease import Lease
 from tekso.framework.run.report.lines import number, size
+from tekso.framework.run.stored_state import read_stored
 from tekso.framework.tables import table
 
 GOOD, DAMAGED = "good", "damaged"
@@ -46,10 +47,12 @@ def _record(path: str) -> dict[str, Any]:
         "metrics": {},
     }
     try:
-        about = checkpoint_files.describe(path)
+        about = describe(path)
         record |= {"step": about.step, "created": about.created, "metrics": dict(about.metrics)}
         record["averaged"] = list(about.averaged)
-        checkpoint_files.open_verified(path)
+        check_files(path, about)
+        if wrong := read_stored(path).problems:
+            raise DamagedCheckpointError(wrong[0])
     except DamagedCheckpointError as error:
         record |= {"state": DAMAGED, "reason": str(error)}
     lease.release()

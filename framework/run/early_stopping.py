@@ -54,6 +54,8 @@ class EarlyStoppingRule:
         where = f" {number(best[1])} at step {best[0]}" if best else ""
         by = f" by more than {self.min_improvement:g}" if self.min_improvement else ""
         of = "had a finite value" if best is None else f"improved the best{where}{by}"
+        if waited == 1:
+            return f"the last evaluation of {self.metric} has not {of}"
         return f"none of the last {waited} evaluations of {self.metric} {of}"
 
     @property

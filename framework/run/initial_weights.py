@@ -14,15 +14,18 @@ import dataclasses
 import difflib
 import itertools
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import shlex
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from tekso.framework import files
+from tekso.framework.counting import counted
 from tekso.framework.execution.base import ExecutionProgram
 from tekso.framework.input.assets import inherit, learned_assets
 from tekso.framework.path_patterns import PathPatterns
+from tekso.framework.run import weight_path_text
 from tekso.framework.run.opened import open_run
 from tekso.framework.run.weight_files import StoredWeights, is_weight_file, open_weights
 from tekso.framework.run.weight_scales import left_out_problem, scale_problem, stored_scales
@@ -117,20 +120,25 @@ class InitialWeights:
         return value
 
     def lines(self) -> list[str]:
-        """Returns the table of what comes from where; layers of a stack are one line."""
+        """Returns the table of what comes from where.
+
+        Layers of a stack are one line, unless only some of them come from a checkpoint.
+        """
         lines = []
+        mixed = weight_path_text.mixed({one.spec.path: one.name for one in self.weights})
         for name, checkpoint in self.checkpoints.items():
             own = [weight for weight in self.weights if weight.name == name]
             lines.append(
                 f"warm start from {checkpoint.path} (step {checkpoint.step}, {self.uses[name]} "
                 f"weights): {len(own)} of {len(self.weights)} weights"
             )
-            lines += _rows(own)
-            if self.unused[name]:
-                lines.append(f"  not used of the checkpoint: {_some(self.unused[name])}")
+            lines += _rows(own, mixed)
+            if unused := self.unused[name]:
+                used = {weight_path_text.numberless(key) for weight in own for key in weight.keys}
+                lines.append(f"  not used of the checkpoint: {weight_path_text.some(unused, used)}")
         kept = [weight.spec.path for weight in self.weights if not weight.name]
         if kept:
-            lines.append(f"  keep their initial values: {_some(kept)}")
+            lines.append(f"  keep their initial values: {weight_path_text.some(kept, mixed)}")
         return lines
 
 
@@ -337,10 +345,12 @@ class _Source:
         close = difflib.get_close_matches(first, sorted(self.paths), n=2, cutoff=0.6)
         hint = f" It has {' and '.join(close)}." if close else ""
         by_rule = "" if first == paths[0] else f" (by a rule of {paths[0]})"
-        more = f" and {len(paths) - 1} more weights" if len(paths) > 1 else ""
+        more = f" and {counted(len(paths) - 1, 'more weight')}" if len(paths) > 1 else ""
+        setting = f"run.warm_start.{self.name}.ignore={weight_path_text.patterns(paths)}"
         return (
             f"{first}{by_rule}{more} not in {self.weights.path}.{hint} Give their paths "
-            f"there in run.warm_start.{self.name}.rules, or add patterns of them to `ignore`"
+            f"there in run.warm_start.{self.name}.rules, or let them keep their initial values: "
+            f"--set {shlex.quote(setting)}"
         )
 
     def check_tokens(self, weights: Iterable[Initialized], assets: str) -> None:
@@ -359,9 +369,12 @@ class _Source:
                 )
 
 
-def _rows(weights: Sequence[Initialized]) -> list[str]:
-    """One line for weights that differ in the number of their layer alone."""
-    groups: dict[tuple[str, str, str], int] = {}
+def _rows(weights: Sequence[Initialized], mixed: Container[str]) -> list[str]:
+    """One line for weights that differ in the number of their layer alone.
+
+    The paths in `mixed` are shown with the numbers of their layers.
+    """
+    groups: dict[tuple[str, str, str], list[str]] = {}
     for weight in weights:
         given = weight.keys[0] if len(weight.keys) == 1 else f"{weight.keys[0]} …"
         if weight.row is not None:
@@ -369,25 +382,16 @@ def _rows(weights: Sequence[Initialized]) -> list[str]:
         shape = " x ".join(map(str, weight.spec.shape)) or "scalar"
         if weight.is_partial:
             shape += f", of which {' x '.join(map(str, weight.shape))} are copied"
-        row = (_numberless(weight.spec.path), _numberless(given), shape)
-        groups[row] = groups.get(row, 0) + 1
+        path, given = map(weight_path_text.numberless, (weight.spec.path, given))
+        row = (path, given, shape)
+        groups.setdefault(row, []).append(weight.spec.path)
     rows = [
         (
-            path,
+            weight_path_text.numbered(paths) if path in mixed else path,
             ("" if path == given else f"<- {given}, ")
             + shape
-            + (f", {count} layers" if count > 1 else ""),
+            + (f", {counted(len(paths), 'layer')}" if len(paths) > 1 else ""),
         )
-        for (path, given, shape), count in groups.items()
+        for (path, given, shape), paths in groups.items()
     ]
     return table((), rows, indent="  ")
-
-
-def _numberless(path: str) -> str:
-    return re.sub(r"(?<=/)\d+(?=/)|(?<=\[)\d+(?=\])", "*", path)
-
-
-def _some(paths: Sequence[str], most: int = 6) -> str:
-    shown = list(dict.fromkeys(map(_numberless, paths)))
-    more = f" and {len(shown) - most} more" if len(shown) > most else ""
-    return f"{', '.join(shown[:most])}{more}"

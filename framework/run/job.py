@@ -15,7 +15,7 @@ from tekso.framework import exposure, files, watchdog
 from tekso.framework.cluster import Cluster
 from tekso.framework.experiment import Tree
 from tekso.framework.params import Params
-from tekso.framework.run import cluster_token
+from tekso.framework.run import cluster_token, param_changes
 from tekso.framework.run.assembly import Assembly, assemble
 from tekso.framework.run.checkpoints import Checkpoint, Checkpoints
 from tekso.framework.run.consistency import check_settings
@@ -163,11 +163,25 @@ class Job:
         )
 
     def changes_since(self, checkpoint: Checkpoint) -> list[str]:
-        """Returns the differences of the tree from the Params of a checkpoint, a line for each."""
+        """Returns the differences of the tree from the Params of a checkpoint, a line for each.
+
+        Fields that only one of two classes has are not listed.
+        """
         try:
-            return Params.from_text(checkpoint.description.params).diff(self.tree).splitlines()
+            return param_changes.lines(_params_of(checkpoint), self.tree)
         except (ValueError, ImportError, AttributeError, TypeError) as error:
             return [f"the Params of the checkpoint can no longer be read: {error}"]
+
+    def settings_not_repeated(self, checkpoint: Checkpoint) -> list[str]:
+        """Returns the settings of a checkpoint that a command with --model has reset."""
+        if not any(word.partition("=")[0] == "--model" for word in self.command):
+            return []
+        try:
+            reset = param_changes.reset(_params_of(checkpoint), self.tree, self.registered)
+            given = self.logdir.settings() if reset else set()
+            return [path for path in reset if path in given]
+        except (ValueError, ImportError, AttributeError, TypeError):
+            return []  # as `changes_since` reports
 
     def try_task(self, parts: Assembly, *, is_new: bool) -> None:
         """Checks the task as `Assembly.try_task` does, and prints the warnings."""
@@ -187,6 +201,10 @@ class Job:
         """Returns the checkpoints of the run as an instance of `kind`, written by a group."""
         warn = functools.partial(self.console.line, style="warning")
         return checkpoints_of(kind, self.tree, self.logdir, warn=warn, group=group)
+
+
+def _params_of(checkpoint: Checkpoint) -> Params:
+    return Params.from_text(checkpoint.description.params)
 
 
 def checkpoints_of(

@@ -16,6 +16,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import re
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,10 +26,11 @@ from absl import logging
 
 from tekso.framework import bounded, files
 from tekso.framework.exit_codes import ExitCode
-from tekso.framework.params import Params
+from tekso.framework.params import Params, references
 
 PARAMS = "params.txt"
 _MODEL = "# model: "
+_SETTING = re.compile(rf"^(\S+) : .*  # (?:--\w+|{re.escape(PARAMS)})$", re.MULTILINE)
 _LOCK = ".lock"
 _MEND = (
     "Training with --model, and the flags in command.txt, writes the file again; the checkpoints "
@@ -66,6 +68,7 @@ class Logdir:
     def __init__(self, path: str) -> None:
         self.path = path.rstrip("/") or "/"
         self._lock: int | None = None
+        self._is_new = False
 
     def file(self, name: str) -> str:
         """Returns the path of a file or folder in the logdir."""
@@ -151,10 +154,20 @@ class Logdir:
             text = bounded.read(path).decode("utf-8")
             return model, Params.from_text(text, origin=PARAMS)
         except (ValueError, ImportError) as error:
+            if advice := references.import_advice(error):
+                raise LogdirError(f"{path}: {advice}") from error
             raise DamagedParamsError(
                 f"{path} cannot be read: {error}. If it needs a package of yours, add "
                 f"--import=your.package. If it is damaged: {_MEND}"
             ) from error
+
+    def settings(self) -> set[str]:
+        """Returns the paths of values in params.txt that flags gave, now or in an earlier start."""
+        try:
+            text = bounded.read(self.file(PARAMS)).decode("utf-8", "replace")
+        except (FileNotFoundError, NotADirectoryError):
+            return set()
+        return set(_SETTING.findall(text))
 
     def check_model(self, model: str) -> None:
         """Raises a LogdirError if the logdir belongs to another experiment; names both."""
@@ -178,6 +191,7 @@ class Logdir:
           LogdirError: it belongs to another experiment, or it cannot be created.
           LogdirInUseError: another process trains in it.
         """
+        self._is_new = files.is_local(self.path) and not files.exists(self.path)
         try:
             files.make_folder(self.path)
         except (FileExistsError, NotADirectoryError):
@@ -266,6 +280,17 @@ class Logdir:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+    def remove_if_unused(self) -> None:
+        """Removes the logdir if `claim` created it, and the run failed before it wrote anything."""
+        if self._lock is None or not self._is_new:
+            return
+        with contextlib.suppress(OSError):  # a folder that is not empty stays
+            if set(files.names(self.path)) <= {_LOCK, files.base_name(self.checkpoints)}:
+                if files.exists(self.checkpoints):
+                    os.rmdir(self.checkpoints)
+                os.remove(self.file(_LOCK))
+                os.rmdir(self.path)
 
     def write_params(self, model: str, tree: Params, defaults: Params) -> None:
         """Writes params.txt, and params.diff.txt with the changes to the registered Params."""

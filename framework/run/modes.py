@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tekso.framework import files, task_results
+from tekso.framework import execution, files, task_results
+from tekso.framework.counting import counted
 from tekso.framework.planning.measured_step import measured_step_of
 from tekso.framework.run import (
     initial_weights,
@@ -37,13 +38,20 @@ from tekso.framework.task import Task
 
 def train(job: Job) -> int:
     """Trains, from the newest good checkpoint if there is one; returns the exit code."""
-    with job.meet(job.goes_on) as group:
-        return _train(job, group)
+    try:
+        with job.meet(job.goes_on) as group:
+            return _train(job, group)
+    except BaseException:
+        if job.is_first:
+            job.logdir.remove_if_unused()
+        raise
 
 
 def _train(job: Job, group: ProcessGroup) -> int:
     begin = time.perf_counter()
     checkpoints, checkpoint = _claim(job, group)
+    if checkpoint is not None and checkpoint.step > job.tree.run.steps:
+        return _has_nothing_to_do(job, checkpoint, checkpoints)
     _introduce(job, checkpoint)
     warm_start = {} if checkpoint is not None else job.tree.run.warm_start
     warn = functools.partial(job.console.line, style="warning")
@@ -123,6 +131,20 @@ def _claim(job: Job, group: ProcessGroup) -> tuple[Checkpoints, Checkpoint | Non
     return checkpoints, checkpoints.resume()
 
 
+def _has_nothing_to_do(job: Job, checkpoint: Checkpoint, checkpoints: Checkpoints) -> int:
+    """Reports that a run has done more steps than it should; its files stay as they are."""
+    job.console.line(
+        f"{job.logdir.path} is at step {checkpoint.step} already, after the last step "
+        f"(run.steps is {job.tree.run.steps}): nothing to do",
+        "warning",
+    )
+    checkpoint.release()
+    checkpoints.close()
+    job.logdir.release()
+    job.console.close()
+    return 0
+
+
 # --- the pieces of a run ---
 
 
@@ -185,12 +207,21 @@ def _incidents(job: Job, parts: Assembly) -> Incidents:
 def _introduce(job: Job, checkpoint: Checkpoint | None) -> None:
     """Prints the first lines, before anything slow is built."""
     run = job.tree.run
-    job.console.line(f"{job.model} in {job.logdir.path}: {run.steps} steps, seed {run.seed}")
+    steps = counted(run.steps, "step", grouping="")
+    job.console.line(f"{job.model} in {job.logdir.path}: {steps}, seed {run.seed}")
     if checkpoint is not None:
         left = max(0, run.steps - checkpoint.step)
-        job.console.line(f"resuming from {checkpoint.path}: {left} steps are left", "good")
+        todo = "1 step is left" if left == 1 else f"{left} steps are left"
+        job.console.line(f"resuming from {checkpoint.path}: {todo}", "good")
         for line in job.changes_since(checkpoint):
             job.console.line(f"  changed since then: {line}")
+        if lost := job.settings_not_repeated(checkpoint):
+            some = ", ".join(lost[:3]) + (", …" if len(lost) > 3 else "")
+            job.console.line(
+                f"{counted(len(lost), 'setting')} of the run not repeated in this command "
+                f"({some}): to keep the settings of a run, leave --model away",
+                "warning",
+            )
 
 
 def _introduce_parts(job: Job, parts: Assembly) -> None:
@@ -203,8 +234,22 @@ def _introduce_parts(job: Job, parts: Assembly) -> None:
         skipped = input.skipped()
         if skipped.count:
             job.console.line(f"{name}: {skipped}", "warning")
+    job.console.line(f"  execution: {_placed(parts)}")
     for line in parts.warnings:
         job.console.line(line, "warning")
+
+
+def _placed(parts: Assembly) -> str:
+    """Returns the execution, its mesh or stages, and the devices."""
+    params: Any = parts.tree.execution
+    kind = type(params).owner.__name__
+    names = {owner: name for name, owner in execution.EXECUTIONS.items()}
+    found = [names.get(kind, kind)]
+    if "mesh" in params and params.mesh:
+        found.append(f"mesh {params.mesh}")
+    if "num_stages" in params:
+        found.append(counted(params.num_stages, "stage"))
+    return f"{', '.join(found)}; devices: {parts.conditions['devices']}"
 
 
 def _references(parts: Assembly) -> dict[str, dict[str, float]]:

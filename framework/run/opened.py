@@ -17,9 +17,9 @@ from typing import Any
 from absl import logging
 
 from tekso.framework import files, foreign_variables
-from tekso.framework.params import REQUIRED, Params
+from tekso.framework.params import REQUIRED, Params, references
 from tekso.framework.params import tree as params_tree
-from tekso.framework.run import checkpoint_files, inspection
+from tekso.framework.run import checkpoint_files, inspection, missing_run
 from tekso.framework.run.checkpoint_paths import BEST, LAST, split
 from tekso.framework.run.checkpoints import Checkpoint, CheckpointError, Checkpoints, Description
 from tekso.framework.run.logdir import PARAMS, Logdir
@@ -102,6 +102,8 @@ def _params_of(text: str, path: str) -> Any:
     try:
         return Params.from_text(text)
     except (ValueError, ImportError) as error:
+        if advice := references.import_advice(error):
+            raise CheckpointError(f"the Params of {path}: {advice}") from error
         raise CheckpointError(
             f"the Params of {path} cannot be read: {error}. If a package of yours or a notebook "
             "cell defines these classes, import or run it first; for a command, add "
@@ -135,9 +137,9 @@ def open_run(
         return OpenedRun(found, logdir)
     newest = checkpoints.newest_good()
     if newest is None:
+        advice = "give the folder of a run that saved a checkpoint, or the folder of a checkpoint"
         raise CheckpointError(
-            f"there is no checkpoint in {logdir.checkpoints}: give the folder of a run that saved "
-            "a checkpoint, or the folder of a checkpoint"
+            f"there is no checkpoint in {logdir.checkpoints}: {missing_run.reason(path) or advice}"
         )
     run = OpenedRun(newest, logdir)
     if which != BEST:

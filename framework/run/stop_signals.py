@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from types import FrameType, TracebackType
 from typing import Any
 
+from tekso.framework import terminal
 from tekso.framework.exit_codes import ExitCode
 from tekso.framework.run.process_group import ProcessGroup
 from tekso.framework.stopping_signals import stopping_signals
@@ -52,6 +53,7 @@ class StopSignals:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None:
             if number != signal.SIGHUP:
+                terminal.restore()
                 os._exit(exit_code(signal.Signals(number)))
             return
         self.received = signal.Signals(number)

@@ -71,11 +71,14 @@ class Difference:
       different: number of elements that are not the same: other values, or other bits.
       absolute: largest absolute difference; infinite if only one of two elements is finite.
       relative: largest absolute difference, divided by the larger of the two absolute values.
+      of_norm: norm of the difference, divided by the larger of the two norms; infinite if an
+        element is not finite.
     """
 
     different: int
     absolute: float
     relative: float
+    of_norm: float
 
 
 def difference(one: TensorInFiles, other: TensorInFiles, reader: TensorReader) -> Difference | None:
@@ -90,7 +93,9 @@ def difference(one: TensorInFiles, other: TensorInFiles, reader: TensorReader) -
     if one.shape != other.shape:
         raise ValueError(f"{one.key} has shape {one.shape} and {other.shape}: compare equal shapes")
     different, absolute, relative = 0, 0.0, 0.0
+    norms = np.zeros(3)  # of the tensors, and of their difference
     for a, b in zip(reader.chunks(one), reader.chunks(other), strict=True):  # the same boxes
+        wholes = (_as_float64(a), _as_float64(b))
         if one.dtype == other.dtype:
             same = (_bits(a) == _bits(b)).all(axis=-1)
             a, b = a[~same], b[~same]
@@ -107,7 +112,15 @@ def difference(one: TensorInFiles, other: TensorInFiles, reader: TensorReader) -
                 apart = _without_nan(np.abs(x - y))
                 share = _without_nan(apart / np.maximum(np.abs(x), np.abs(y)))
             absolute, relative = max(absolute, apart.max()), max(relative, share.max())
-    return Difference(different, float(absolute), float(relative)) if different else None
+        with np.errstate(all="ignore"):
+            found = [_norm(whole) if whole.size else 0.0 for whole in (*wholes, x - y)]
+            norms = np.hypot(norms, found)
+    if not different:
+        return None
+    of_norm = 0.0
+    if norms[2]:
+        of_norm = float(norms[2] / norms[:2].max()) if np.isfinite(norms).all() else math.inf
+    return Difference(different, float(absolute), float(relative), of_norm)
 
 
 def _as_float64(chunk: np.ndarray) -> np.ndarray:

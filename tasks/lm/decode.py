@@ -104,7 +104,8 @@ class TextDecoder(Configurable):
         for input in inputs:
             if input.tokenizer is not None:
                 text = input.tokenizer.decode(input.batch(0)["ids"][0])
-                line = next(iter(text.strip().splitlines()), "")
+                lines = text.strip().splitlines() or [""]
+                line = next(filter(_has_words, lines), lines[0]).strip()
                 words = textwrap.shorten(line, PROMPT_LENGTH, placeholder="")
                 return words or line[:PROMPT_LENGTH]
         return ""
@@ -184,6 +185,12 @@ class TextDecoder(Configurable):
             "bits_per_byte": score.bits_per_byte,
             "token_log_probs": score.log_probs.tolist(),
         }
+
+
+def _has_words(line: str) -> bool:
+    """Whether most characters of a line are letters and spaces."""
+    letters = sum(map(str.isalpha, line))
+    return letters > 1 and letters + sum(map(str.isspace, line)) >= 0.6 * len(line)
 
 
 def _shown(record: dict[str, Any]) -> str:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tekso.framework import files
+from tekso.framework.counting import counted
 from tekso.framework.input import shuffle
 from tekso.framework.input.input import Batch, Signature
 from tekso.framework.input.row_inputs import RowInput
@@ -143,8 +144,9 @@ class TextInput(RowInput):
         """Returns a description of the data in one line."""
         skipped = f", {self.skipped().count} skipped" if self.skipped().count else ""
         return (
-            f"{self._source.describe()}, {self.params.split}: {self.text.num_texts:,} texts of "
-            f"{self.num_bytes:,} bytes, {len(self.text.tokens):,} tokens{skipped}"
+            f"{self._source.describe()}, {self.params.split}: "
+            f"{counted(self.text.num_texts, 'text')} of {self.num_bytes:,} bytes, "
+            f"{len(self.text.tokens):,} tokens{skipped}"
         )
 
     def window(self, first: Indices, length: int) -> Batch:

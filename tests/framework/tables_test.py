@@ -37,6 +37,15 @@ def test_a_text_is_folded_to_the_width_and_its_remark_is_below_it() -> None:
     assert folded[0].endswith("3 × 5  1,234,567")
 
 
+def test_a_path_is_folded_at_a_slash() -> None:
+    rows = [("model/stack/layers/0/feed_forward/norm", "3"), ("b/c", "5")]
+    lines = tables.table(("weight", "n"), rows, right=(1,), width=30)
+    assert [line.rstrip("35 ") for line in lines][1:] == [
+        "model/stack/layers/0/", "feed_forward/norm", "b/c",
+    ]  # fmt: skip
+    assert [len(line) for line in lines] == [len(lines[0]), len(lines[0]), 17, len(lines[0])]
+
+
 @pytest.mark.parametrize("width", [1, 20, 30, 33, 80, None])
 def test_figures_are_whole_at_every_width(width: int | None) -> None:
     rows = [(f"name {i} " * 9, f"{10**i:,}", f"{i / 7:.4f}") for i in range(12)]

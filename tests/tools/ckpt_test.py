@@ -79,7 +79,7 @@ def test_damaged_checkpoints_are_passed_over_and_told(
     ]
     assert printed.count(" good ") == 2 and "step_00000020 is damaged: tensors.data" in printed
     assert "dev/loss" in printed and "1.4286" in printed
-    assert run("list", "--logdir=run", "--format=json") == 0
+    assert run("list", "run", "--format=json") == 0
     rows = json.loads(capsys.readouterr().out)
     assert [row["state"] for row in rows] == ["good", "damaged", "good"]
     assert rows[0]["metrics"] == {"dev/loss": 10 / 7}
@@ -110,7 +110,8 @@ def test_damaged_checkpoints_are_passed_over_and_told(
         (["list"], 2, "--logdir is missing"),
         (["list", "--logdir=nowhere"], 2, "has no checkpoints"),
         (["list", "--logdir=run", "--last=2"], 2, "--last works only with average, not with list"),
-        (["list", "run"], 2, "unexpected argument 'run'"),
+        (["list", "run", "o"], 2, "unexpected argument 'run'"),
+        (["shwo", "run"], 2, "'shwo' is not a command; did you mean show?"),
         (["list", "--logdirs=run"], 2, "no flag --logdirs; did you mean --logdir?"),
     ],
 )  # fmt: skip

@@ -30,7 +30,7 @@ def told(capsys: pytest.CaptureFixture[str]) -> Any:
     ("words", "code", "message"),
     [
         (["verify"], 2, "verify takes PATH"),
-        (["verify", "a", "b"], 2, "verify takes PATH, but 2 arguments are given"),
+        (["verify", "a", "b"], 2, "verify takes PATH, given 2 arguments: a b"),
         (
             ["verify", "nowhere"],
             1,
@@ -39,7 +39,7 @@ def told(capsys: pytest.CaptureFixture[str]) -> Any:
         (["verify", "empty"], 1, "empty has no checkpoint empty/step_…, and no file *.safetensors"),
         (["verify", "text"], 1, "text is neither a folder nor a file *.safetensors"),
         (["grep", "(", "empty"], 2, "'(' is not a regular expression: missing ), unterminated"),
-        (["diff", "a"], 2, "diff takes PATH PATH [PATTERN], but 1 arguments are given: a"),
+        (["diff", "a"], 2, "diff takes PATH PATH [PATTERN], given 1 argument: a"),
         (["show", "empty", "--not_finite"], 2, "--not_finite does not work with show"),
         (["list", "--logdir=x", "--not_finite"], 2, "--not_finite works only with stats"),
         (["verify", "empty", "--last=2"], 2, "--last does not work with verify"),
@@ -165,6 +165,8 @@ def test_diff_names_what_differs(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert weight["key"] == SPLIT and weight["different"] == 2
     assert weight["largest_absolute"] == np.abs(a - b).max()
     assert weight["largest_relative"] == (np.abs(a - b) / np.maximum(abs(a), abs(b))).max()
+    norms = [np.linalg.norm(x.astype(np.float64)) for x in (a, b, a - b)]
+    assert weight["relative_norm"] == pytest.approx(norms[2] / max(norms[:2]), rel=1e-6)
     assert shape["shapes"] == [[4, 3], [2, 3]] and shape["different"] is None
     assert run("diff", first, second) == 1
     printed = capsys.readouterr().out

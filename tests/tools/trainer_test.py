@@ -20,6 +20,7 @@ import pytest
 from sampling import sample
 
 from tekso.framework import commands, registry
+from tekso.framework.run import missing_run
 from tekso.framework.run.logdir import Logdir
 from tekso.framework.run.opened import open_run
 from tekso.tools import trainer
@@ -317,9 +318,24 @@ def test_follow_evaluates_every_checkpoint_beside_training_until_the_run_is_fini
     assert (again.returncode, again.stdout) == (0, "")
 
 
-def test_follow_needs_a_run(here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(f"--logdir={tmp_path}", "--mode=follow") == 2
-    assert "there is no run to follow; start training there first" in capsys.readouterr().err
+def test_follow_waits_for_a_run(
+    here: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waited = []
+
+    def begin_another_run(seconds: float) -> None:
+        waited.append(seconds)
+        if len(waited) == 2:
+            (tmp_path / "params.txt").write_text("# model: some.Other\n")
+
+    monkeypatch.setattr(missing_run.time, "sleep", begin_another_run)
+    assert main(LINE, f"--logdir={tmp_path}", "--mode=follow") == 1
+    output = capsys.readouterr().err
+    assert output.count(f"waiting for a run in {tmp_path} (Ctrl-C ends)") == 1 and len(waited) == 2
+    assert "is the logdir of some.Other, but the model is" in output
 
 
 # --- a logdir that does not fit ---
@@ -406,6 +422,11 @@ WRONG = [
     ([LINE, "--set=*.dropot=0.5"], "did you mean task.dropout?"),
     ([LINE, "--set=run.steps"], "expected path=value"),
     ([LINE, "--format=json"], "writes its figures as JSON to metrics.jsonl"),
+    ([LINE, "--batch_size=4"], "; settings of the experiment are set by --set, as in "),
+    ([LINE, "--learning_rate=4"], "the learning rate is a field of learner.schedule"),
+    ([LINE, "--set=learning_rate=4"], "the learning rate is set by learner.schedule"),
+    ([LINE, "--set=*.drpoout_rate=4"], "did you mean task.dropout?"),
+    ([LINE, "--logdir="], "--logdir is empty"),
     ([LINE, "--steps=-3"], "run.steps is -3, but must be at least 0"),
     ([LINE, "--steps=many"], "--steps=many: expected a whole number; --help"),
     ([LINE, "--steps="], "--steps=: expected a whole number; --help"),
@@ -422,7 +443,7 @@ WRONG = [
         [LINE, "--execution=spmd_pipelined", "--set=execution.schedule=1f1b"],
         "as in gpipe; --execution=pipelined has it",
     ),
-    (["--import=linse"], "no package 'linse'"),
+    (["--import=linse", LINE], "no package 'linse'"),
     (["--list=nothing.*"], "--list=nothing.*: no experiment matches; --list without"),
     (["--list=experiments.line"], "did you mean lines.experiments.Line?"),
     (["--list=gpt.m12"], "no experiment matches; did you mean lm.gpt.M124?"),

@@ -16,6 +16,7 @@ from tekso.framework.task import Scored
 
 _CURVES_EVERY_S = 20.0
 _CHECK_EVERY_S = 1.0
+_NO_FIGURES = (SPLIT, STEP, "eval_seconds", "elapsed_seconds")  # of a record
 
 
 class Report:
@@ -60,7 +61,7 @@ class Report:
     def evaluated(self, step: int) -> dict[str, dict[str, float]]:
         """Returns the evaluations that were reported at a step, {evaluation: figures}."""
         return {
-            record[SPLIT]: {k: v for k, v in record.items() if k not in (SPLIT, STEP)}
+            record[SPLIT]: {k: v for k, v in record.items() if k not in _NO_FIGURES}
             for record in self._log.read()
             if record[STEP] == step and record[SPLIT] != TRAIN
         }

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from tekso.framework import files
 from tekso.framework.commands import typed
+from tekso.framework.counting import counted
 from tekso.framework.run.logdir import Logdir
 from tekso.framework.run.report.lines import (
     WIDTH,
@@ -37,7 +38,10 @@ def finished(
       references: bits per byte of other methods, {evaluation: {name: bits per byte}}.
       ended_early: why early stopping ended the run, or "".
     """
-    lines = ["", f"done: {steps} steps, {duration(seconds)} in this process"]
+    lines = [
+        "",
+        f"done: {counted(steps, 'step', grouping='')}, {duration(seconds)} in this process",
+    ]
     if ended_early:
         lines.append(f"  ended early (run.early_stopping): {ended_early}")
     width = max(map(len, evaluations), default=0)

@@ -372,3 +372,13 @@ def test_a_function_or_class_without_text_says_what_to_write(value: Any, name: s
     said = f"^leaf.x: {name} has no text form: use a class with Params instead, name it by a "
     with pytest.raises(TypeError, match=said):
         Node.Params(leaf=Leaf.Params(x=value)).to_text()
+
+
+def test_a_class_that_is_not_imported_has_an_advice() -> None:
+    with pytest.raises(ValueError, match=r"line 1, .* is not imported") as caught:
+        Params.from_text('. : Params("my_digits.parts:Mine")')
+    assert references.import_advice(caught.value) == (
+        "the module of my_digits.parts:Mine is not imported: add --import=my_digits (in Python: "
+        "import my_digits) if you trust it"
+    )
+    assert references.import_advice(ValueError("another")) == ""

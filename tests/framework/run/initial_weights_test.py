@@ -130,6 +130,27 @@ def test_a_stack_may_be_repeated_in_one_and_unrolled_in_the_other(
     assert any(want.strip() in line for line in lines), lines
 
 
+def test_layers_of_which_only_some_are_taken_are_shown_by_number(tmp_path: Path) -> None:
+    run = run_with(tmp_path / "a", unrolled())
+    source = {"checkpoint": run, "ignore": ["body/1/.*"]}
+    _, lines = begin(Unrolled.Params().instantiate(), tmp_path, main=source)
+    assert [" ".join(line.split()) for line in lines[1:]] == [
+        "body/0,2/w 2 x 3, 2 layers",
+        "body/0,2/mean 3, 2 layers",
+        "head/table 4 x 2",
+        "not used of the checkpoint: body/1/mean, body/1/w",
+        "keep their initial values: body/1/w, body/1/mean",
+    ]
+
+
+def test_weights_that_are_missing_have_the_setting_that_ignores_them(tmp_path: Path) -> None:
+    run = run_with(tmp_path / "a", {"body/w": repeated()["body/w"]})
+    with pytest.raises(initial_weights.WarmStartError) as caught:
+        begin(Repeated.Params().instantiate(), tmp_path, main={"checkpoint": run})
+    want = """--set 'run.warm_start.main.ignore=[".*/mean", ".*/table"]'"""
+    assert "and 1 more weight not in" in str(caught.value) and want in str(caught.value)
+
+
 def test_rules_name_paths_in_the_checkpoint_of_unrolled_layers_too(tmp_path: Path) -> None:
     old = {path.replace("body", "trunk/block"): value for path, value in unrolled().items()}
     run = run_with(tmp_path / "a", old)

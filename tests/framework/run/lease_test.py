@@ -15,7 +15,7 @@ import processes
 import pytest
 
 from tekso.framework.execution.shards import of_arrays
-from tekso.framework.run import checkpoint_files
+from tekso.framework.run import checkpoint_files, checkpoint_tables
 from tekso.framework.run.checkpoint_errors import DeletedCheckpointError
 from tekso.framework.run.checkpoint_tables import records
 from tekso.framework.run.checkpoints import Checkpoint, Checkpoints, Description
@@ -121,13 +121,13 @@ def test_a_reader_goes_on_with_a_newer_checkpoint_if_its_own_is_deleted(
 def test_a_list_leaves_out_what_is_deleted_meanwhile(
     tmp_path: Path, training: Training, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    verified = checkpoint_files.open_verified
+    verified = checkpoint_tables.check_files
 
-    def after_saves(path: str) -> Checkpoint:
+    def after_saves(path: str, description: Description) -> None:
         training.go_on(2)
-        return verified(path)
+        verified(path, description)
 
-    monkeypatch.setattr(checkpoint_files, "open_verified", after_saves)
+    monkeypatch.setattr(checkpoint_tables, "check_files", after_saves)
     (record,) = records(str(tmp_path))  # the lease of step 2 is taken, that of step 3 is too late
     assert (record["step"], record["state"]) == (2, "good")
 

@@ -112,3 +112,36 @@ def test_a_file_system_without_locks_is_reported_and_the_newest_run_goes_on(
     with pytest.raises(LogdirLostError, match="was replaced during the run"):
         first.check()
     assert sorted(os.listdir(tmp_path)) == [".lock"]
+
+
+def test_a_new_logdir_of_a_run_that_failed_early_is_removed(tmp_path: Path) -> None:
+    new = Logdir(str(tmp_path / "runs" / "new"))
+    new.claim("a.B")
+    (tmp_path / "runs" / "new" / "checkpoints").mkdir()
+    new.remove_if_unused()
+    assert not (tmp_path / "runs" / "new").exists()
+    for name in ("params.txt", "checkpoints/step_00000001"):  # something is in it
+        used = Logdir(str(tmp_path / name.replace("/", "_")))
+        used.claim("a.B")
+        (Path(used.path) / name).parent.mkdir(exist_ok=True)
+        (Path(used.path) / name).touch()
+        used.remove_if_unused()
+        assert (Path(used.path) / name).exists()
+    (tmp_path / "old").mkdir()  # it was there before
+    old = Logdir(str(tmp_path / "old"))
+    old.claim("a.B")
+    old.remove_if_unused()
+    assert (tmp_path / "old").exists()
+
+
+def test_the_settings_of_a_run_are_those_that_flags_gave(tmp_path: Path) -> None:
+    logdir = Logdir(str(tmp_path))
+    assert logdir.settings() == set()
+    changed = tree(**{"run.keep_last_checkpoints": 5})
+    changed.set_text("run.early_stopping.patience", "2").set_text(
+        "run.steps", "7", origin="--steps"
+    )
+    logdir.write_params("lm.some.Model", changed, tree())
+    assert logdir.settings() == {"run.early_stopping.patience", "run.steps"}
+    logdir.write_params("lm.some.Model", logdir.experiment()[1], tree())
+    assert {"run.early_stopping.patience", "run.steps"} <= logdir.settings()

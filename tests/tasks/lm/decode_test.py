@@ -148,3 +148,13 @@ def test_files_that_cannot_be_scored_are_named(program_of: Any, tmp_path: Path) 
 def test_settings_out_of_range_are_named(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=rf"task\.decode\.{name} is {value}"):
         make_task(**{name: value})
+
+
+def test_a_prompt_to_try_is_a_line_with_words() -> None:
+    ids = np.frombuffer(b'026"]))\n## 12\nThe first words of a text, and others', np.uint8)
+    held_out = SimpleNamespace(
+        tokenizer=Bytes.Params().instantiate(), batch=lambda step: {"ids": ids[None].astype(int)}
+    )
+    assert make_task().setting_to_try({"dev": held_out}) == (
+        'task.decode.prompts=["The first words of a"]'
+    )

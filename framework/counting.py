@@ -1,0 +1,15 @@
+"""Counts in texts: "1 step", "2 steps"."""
+
+from __future__ import annotations
+
+
+def counted(count: int, noun: str, plural: str = "", *, grouping: str = ",") -> str:
+    """Returns a count with its noun.
+
+    Args:
+      count: the number.
+      noun: in the singular.
+      plural: "": the noun with an s.
+      grouping: separates thousands.
+    """
+    return f"{count:{grouping}} {noun if count == 1 else plural or f'{noun}s'}"

@@ -1,0 +1,61 @@
+"""What training does and says before it builds anything slow."""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from tekso.framework.execution.shards import of_arrays
+from tekso.framework.exit_codes import ExitCode
+from tekso.framework.run import modes
+from tekso.framework.run.checkpoints import Checkpoints, Description
+from tekso.framework.run.job import Job
+from tekso.framework.run.logdir import Logdir
+from tekso.framework.run.report.console import PlainConsole
+from tekso.params.lm.python_source import Tiny
+
+
+def test_a_run_that_is_past_its_last_step_stays_as_it_is(tmp_path: Path) -> None:
+    tree, output = Tiny().tree(), io.StringIO()
+    checkpoints = Checkpoints(str(tmp_path / "checkpoints"))
+    checkpoints.prepare()
+    description = Description(step=30, model="a.B", params=tree.to_text())
+    checkpoints.save(lambda: of_arrays({"weights/w": np.ones(3)}), description)
+    checkpoints.wait()
+    checkpoints.close()
+    registered, tree.run.steps = tree.copy(), 25
+    job = Job(
+        model="a.B", tree=tree, registered=registered, logdir=Logdir(str(tmp_path)),
+        console=PlainConsole(output),
+    )  # fmt: skip
+    assert modes.train(job) == ExitCode.OK
+    assert "is at step 30 already, after the last step (run.steps is 25)" in output.getvalue()
+    assert len(output.getvalue().splitlines()) == 1
+    assert sorted(set(os.listdir(tmp_path)) - {".lock"}) == ["checkpoints"]
+
+
+def test_a_setting_that_was_not_repeated_is_a_warning_if_the_model_was_given(
+    tmp_path: Path,
+) -> None:
+    registered, logdir = Tiny().tree(), Logdir(str(tmp_path))
+    before = registered.copy().set_text("run.early_stopping.patience", "2")
+    before.set_text("run.eval_every_steps", "20").set({"run.log_every_steps": 7})  # in code
+    logdir.write_params("a.B", before, registered)
+    checkpoint: Any = SimpleNamespace(
+        path="step_9", step=9, description=SimpleNamespace(params=before.to_text())
+    )
+    for words, count in ((["--model=a.B"], 1), (["--logdir=x"], 0)):
+        output = io.StringIO()
+        job = Job(
+            model="a.B", tree=registered.copy(), registered=registered, logdir=logdir,
+            console=PlainConsole(output), command=["tekso-trainer", *words],
+        )  # fmt: skip
+        modes._introduce(job, checkpoint)
+        text = "warning: 2 settings of the run not repeated in this command (run.eval_every_steps, "
+        assert output.getvalue().count(text) == count
+        assert "changed since then: run.log_every_steps : 7 -> " in output.getvalue()
