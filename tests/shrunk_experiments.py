@@ -59,7 +59,7 @@ class Noises(InMemorySpeech):
         """Returns 80 recordings of 0.2 to 0.7 seconds."""
         del split
         rng = np.random.default_rng(1)
-        texts = [" ".join(WORDS[i % 11 : i % 11 + 1 + i % 3]) for i in range(80)]
+        texts = [text[: 6 + i % 14] for i, text in enumerate(TEXTS)]
         return [(rng.normal(0, 0.1, 1600 + 200 * len(text)), text) for text in texts]
 
 
@@ -133,5 +133,6 @@ def _corpus(input: Any) -> Params:
 def _form(tree: Any) -> str:
     """Returns model, input and learner as text, with all numbers but 0 and 1 replaced."""
     parts = [tree.get("task.model"), tree.input, tree.learner]
-    text = "\n".join(part.to_text() for part in parts) + str(tree.get("task.label_smoothing"))
+    smoothing = tree.task.label_smoothing if "label_smoothing" in tree.task else None
+    text = "\n".join(part.to_text() for part in parts) + str(smoothing)
     return re.sub(r"\b(?!(?:0\.0|0|1|1\.0)\b)[0-9.]+(e-?[0-9]+)?", "N", text)

@@ -27,8 +27,12 @@ from tekso.framework.execution.pipeline.stages_on_mesh import StagesOnMesh
 SEED, DEVICES = 7, 4
 STEPS_SEARCHED = 8
 
+PARTS = {"one device, 2 parts": 2, "one device, 4 parts": 4}
+"""{execution: accumulation steps}: batch statistics of each part, as in a pipeline."""
+
 EXECUTIONS: dict[str, Any] = {
     "one device": lambda: DataParallel.Params(towers=1, xla="none"),
+    **{name: lambda: DataParallel.Params(towers=1, xla="none") for name in PARTS},
     "mesh": lambda: MeshSharded.Params(mesh="data:2;model:2", rules="2d", xla="none"),
     "pipeline": lambda: Pipelined.Params(num_stages=2, num_micro_batches=4),
     "SPMD pipeline": lambda: SpmdPipelined.Params(num_micro_batches=4),
@@ -57,9 +61,10 @@ def run(key: str, executions: list[str]) -> dict[str, Any]:
         if name == "replicas":
             execution.setup_devices(cpu_devices=2)
         task = params.instantiate()
+        own = learner.copy().set(accumulation_steps=PARTS[name]) if name in PARTS else learner
         try:
             program = execution.build(
-                task, learner.instantiate(), seed=SEED, batch=signature_of(batches[0])
+                task, own.instantiate(), seed=SEED, batch=signature_of(batches[0])
             )
         except ExecutionError as error:
             found[name] = {"refused": str(error)}
