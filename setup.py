@@ -73,6 +73,7 @@ if __name__ == "__main__":
             "importlib_resources",  # tensorflow-datasets imports it without requiring it
             "matplotlib",
             "numpy",
+            "pillow",
             "psutil",
             "regex",
             "rich",
@@ -83,6 +84,7 @@ if __name__ == "__main__":
             "tensorflow-datasets",
         ],
         extras_require={
+            "images": ["scikit-learn"],  # the handwritten digits of image.digits
             "speech": ["jiwer>=4", "soundfile"],
             "test": [
                 "ai-edge-litert",
@@ -94,7 +96,7 @@ if __name__ == "__main__":
                 "pytest-timeout",
                 "pytest-xdist",
                 "ruff~=0.17.5",
-                "scikit-learn",  # the data of docs/first_task.md
+                "scikit-learn",  # the data of docs/first_task.md and docs/vision.md
                 "soundfile",  # of the extra "speech"
                 "setuptools>=64",  # a test builds the wheel without a network
                 "wheel",

@@ -18,6 +18,7 @@ import tensorflow as tf
 from tekso.framework import counter_hash
 from tekso.framework.collected import Collected
 from tekso.framework.primitives.fusion import Fuse, no_fusion
+from tekso.framework.primitives.lookup import fill_in_place
 from tekso.framework.theta import SEPARATOR
 
 Mode = Literal["train", "eval", "decode"]
@@ -26,8 +27,8 @@ Context = TypeVar("Context", bound="StepContext")
 Form = Callable[..., Any]
 
 
-PRIMITIVE_NAMES: set[str] = set()
-"""The names of the functions of ops.py, which adds them."""
+PRIMITIVE_MODULES: dict[str, str] = {}
+"""{name: module} of every primitive; primitive.py adds them."""
 
 
 class HasStream(Protocol):
@@ -74,8 +75,8 @@ class StepContext:
         *,
         mode: Mode = "eval",
         seed: int = 0,
-        step: Any = 0,
-        example_offset: Any = 0,
+        step: tf.Tensor | int = 0,
+        example_offset: tf.Tensor | int = 0,
         num_examples: int | None = None,
         fuse: Fuse = no_fusion,
     ) -> None:
@@ -97,8 +98,9 @@ class StepContext:
           AttributeError: there is no such attribute.
         """
         message = f"a {type(self).__name__} has no attribute {name!r}"
-        if name in PRIMITIVE_NAMES:
-            message += f": write ops.{name}(ctx, …), with `from tekso.framework import ops`"
+        if name in PRIMITIVE_MODULES:
+            package, _, module = PRIMITIVE_MODULES[name].rpartition(".")
+            message += f": write {module}.{name}(ctx, …), with `from {package} import {module}`"
         raise AttributeError(message)
 
     @property
@@ -119,7 +121,7 @@ class StepContext:
 
     # --- randomness ---
 
-    def fold(self: Self, index: Any) -> Self:
+    def fold(self: Self, index: tf.Tensor | int) -> Self:
         """Returns the context of one loop iteration: same collection, different random numbers."""
         other = copy.copy(self)
         other._key = counter_hash.fold(self._key, index)
@@ -154,7 +156,7 @@ class StepContext:
             )
         self.collected.add("loss", name, value / self.num_examples, 1.0)
 
-    def collect_metric(self, name: str, value: tf.Tensor, weight: Any) -> None:
+    def collect_metric(self, name: str, value: tf.Tensor, weight: tf.Tensor | float) -> None:
         """Adds a metric: the report shows sum(value) / sum(weight) over the global batch.
 
         Shapes:
@@ -162,7 +164,9 @@ class StepContext:
         """
         self.collected.add("metric", name, value, weight)
 
-    def collect_statistic(self, layer: HasStream, name: str, value: tf.Tensor, weight: Any) -> None:
+    def collect_statistic(
+        self, layer: HasStream, name: str, value: tf.Tensor, weight: tf.Tensor | float
+    ) -> None:
         """Adds a sum and its weight; `layer.updated_statistics` gets their mean after the step.
 
         Shapes:
@@ -176,6 +180,16 @@ def isolated(ctx: Context) -> Context:
     """Returns a copy of a context with an empty collection, for a separately traced body."""
     other = copy.copy(ctx)
     other.collected = Collected()
+    return other
+
+
+def filling_in_place(ctx: Context) -> Context:
+    """Returns a context whose `ops.fill_rows` does not copy the buffer, if it can do without.
+
+    For CPU and GPU without XLA: XLA and LiteRT have no kernel for it, and XLA does not need it.
+    """
+    other = copy.copy(ctx)
+    other.forms = {"fill_rows": lambda _, *given: fill_in_place(*given), **ctx.forms}
     return other
 
 

@@ -59,7 +59,7 @@ def fold(key: tf.Tensor, value: Any) -> tf.Tensor:
     return key
 
 
-def root_key(seed: int, step: Any) -> tf.Tensor:
+def root_key(seed: int, step: tf.Tensor | int) -> tf.Tensor:
     """Returns the key of a step.
 
     Args:
@@ -74,7 +74,7 @@ def stream(name: str) -> int:
     return zlib.crc32(name.encode())
 
 
-def bits(key: tf.Tensor, shape: Sequence[int], example_offset: Any = 0) -> tf.Tensor:
+def bits(key: tf.Tensor, shape: Sequence[int], example_offset: tf.Tensor | int = 0) -> tf.Tensor:
     """Returns random uint32 bits.
 
     Args:
@@ -96,13 +96,13 @@ def bits(key: tf.Tensor, shape: Sequence[int], example_offset: Any = 0) -> tf.Te
     return finalise(tf.bitwise.bitwise_xor(position * _word(_GOLDEN), row))
 
 
-def uniform(key: tf.Tensor, shape: Sequence[int], example_offset: Any = 0) -> tf.Tensor:
+def uniform(key: tf.Tensor, shape: Sequence[int], example_offset: tf.Tensor | int = 0) -> tf.Tensor:
     """Returns random float32 numbers in [0, 1), multiples of 2**-24; arguments as for `bits`."""
     return _top_24_bits(bits(key, shape, example_offset)) * 2.0**-24
 
 
 def keep_mask(
-    key: tf.Tensor, rate: float, shape: Sequence[int], example_offset: Any = 0
+    key: tf.Tensor, rate: float, shape: Sequence[int], example_offset: tf.Tensor | int = 0
 ) -> tf.Tensor:
     """Returns a float32 mask: 0 with probability `rate`, otherwise 1 / (1 - rate)."""
     threshold = tf.constant(round(rate * 2**24), tf.float32)

@@ -27,6 +27,7 @@ class ExitCode(enum.IntEnum):
     LOGDIR_IN_USE = 7
     PROCESS_LOST = 8
     STALLED = 60  # also the number of a signal, see `watchdog.py`
+    HUNG_UP = 129
     INTERRUPTED = 130
     TERMINATED = 143
 

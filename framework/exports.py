@@ -22,6 +22,7 @@ class ExportedInput:
       doc: description.
       dtype: dtype of its elements.
       has_length: whether its shape is [examples, length] instead of [examples].
+      shape: fixed sizes of further dims; the shape is [examples, *shape]. Not with has_length.
       padding: the value that rows are padded with.
       longest: maximum length of its rows if it is smaller than that of other inputs; None: the same
         maximum.
@@ -32,6 +33,11 @@ class ExportedInput:
     has_length: bool = False
     padding: int = 0
     longest: int | None = None
+    shape: tuple[int, ...] = ()
+
+    def dims(self, length: int) -> tuple[int, ...]:
+        """Returns the sizes of all dims but the first if the function pads rows to `length`."""
+        return (self.length_in(length),) if self.has_length else self.shape
 
     def length_in(self, length: int) -> int:
         """Returns the padded length of its rows if the function pads rows to `length`."""
@@ -63,7 +69,8 @@ class ExportedFunction:
         tensors with static shapes; dim 0 is the example.
       inputs: by name, in the order of the arguments.
       outputs: by name; further results of the function are not exported.
-      lengths: ascending lengths that rows are padded to; the last one is the maximum.
+      lengths: ascending lengths that rows are padded to; the last one is the maximum. If no input
+        has a length: [1], which has no effect.
       is_random: whether it draws random numbers; the exported function then takes a seed too.
       for_litert: whether it is also exported as a LiteRT file, for small devices.
     """

@@ -125,7 +125,7 @@ def check_function(root: Layer | None, function: Callable[[], Any]) -> None:
 
 
 @contextlib.contextmanager
-def refused(root: Layer | None, *, own: Iterable[Any] = ()) -> Iterator[None]:
+def refused(root: Layer | None, *, own: Iterable[tf.Variable] = ()) -> Iterator[None]:
     """Rejects variables and random ops in the block, which traces a pure function.
 
     Args:

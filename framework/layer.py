@@ -74,7 +74,7 @@ class Layer(Configurable):
             raise AttributeError(f"{type(self).__name__}: self.{name} was renamed to self.{new}")
         super().__setattr__(name, value)
 
-    def __init__(self, params: Any) -> None:
+    def __init__(self, params: Layer.Params) -> None:
         super().__init__(params)
         self._weights: dict[str, WeightSpec] = {}
         self._children: dict[str, Layer | list[Layer]] = {}
@@ -105,6 +105,7 @@ class Layer(Configurable):
         fan_out: int | None = None,
         trainable: bool = True,
         dtype: str | None = None,
+        scale: float | None = None,
     ) -> None:
         """Declares a weight of this layer.
 
@@ -118,6 +119,7 @@ class Layer(Configurable):
           fan_out: number of outputs of each input unit; by default the size of the last dim.
           trainable: False for statistics that are not learned.
           dtype: by default the dtype in the layer's Params.
+          scale: the factor of products with the weight, if the layer's Params determine it.
 
         Raises:
           TypeError: `init` is not Params of an Initializer, or the dtype is unknown.
@@ -161,6 +163,7 @@ class Layer(Configurable):
             trainable=trainable,
             fans=fans,
             template=name,
+            scale=scale,
         )
 
     def child(self, name: str, params: Any) -> Any:

@@ -64,7 +64,7 @@ class Learner(LearnerBase):
             "Whether the decay is constant, or ramps up over the first updates.", default="constant"
         )
 
-    def __init__(self, params: Any) -> None:
+    def __init__(self, params: Learner.Params) -> None:
         """Builds the optimizer and the schedule."""
         super().__init__(params)
         p = self.params
@@ -92,7 +92,9 @@ class Learner(LearnerBase):
         """
         return spec.shape, spec.dtype, spec.stacked, self.optimizer.kind(spec)
 
-    def squared_norm(self, spec: WeightSpec, gradient: Any) -> tuple[tf.Tensor, tf.Tensor]:
+    def squared_norm(
+        self, spec: WeightSpec, gradient: tf.Tensor | tf.IndexedSlices
+    ) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns a gradient's squared norm, before and after clipping by `clip_tensor_norm`."""
         squares = self._squares(spec, _dense(spec, gradient))
         norm = _wide(tf.reduce_sum(squares), spec)
@@ -106,7 +108,9 @@ class Learner(LearnerBase):
         limit = self.params.clip_global_norm
         return None if limit is None else limit / tf.maximum(tf.sqrt(squared_norm), limit)
 
-    def clipped(self, spec: WeightSpec, gradient: Any, factor: tf.Tensor | None) -> tf.Tensor:
+    def clipped(
+        self, spec: WeightSpec, gradient: tf.Tensor | tf.IndexedSlices, factor: tf.Tensor | None
+    ) -> tf.Tensor:
         """Returns a gradient, clipped by its own norm and multiplied by the global factor."""
         gradient = _dense(spec, gradient)
         own: Any = 1.0
@@ -173,7 +177,7 @@ class MultiLearner(LearnerBase):
         )
         learners: dict[str, Learner.Params] = param("The learners by name.", default=REQUIRED)
 
-    def __init__(self, params: Any) -> None:
+    def __init__(self, params: Learner.Params) -> None:
         """Builds the learners.
 
         Raises:
@@ -242,7 +246,7 @@ class MultiLearner(LearnerBase):
         return super().is_frozen(path) or any(self.learners[n].is_frozen(path) for n in owners)
 
 
-def _dense(spec: WeightSpec, gradient: Any) -> tf.Tensor:
+def _dense(spec: WeightSpec, gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
     """Returns a gradient as a dense tensor in the dtype of the learner's state."""
     return tf.cast(tf.convert_to_tensor(gradient), state_dtype(spec))
 

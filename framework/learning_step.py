@@ -35,6 +35,7 @@ EMA = "ema"
 NONFINITE_TOTAL = "nonfinite/total"
 NONFINITE_CONSECUTIVE = "nonfinite/consecutive"
 APPLIED = "updates/applied"  # number of steps that were not skipped, since the slots were created
+_COUNTED = "nonfinite_counted"  # metric: steps of the series that the loss scale did not cause
 COUNTS = (NONFINITE_TOTAL, NONFINITE_CONSECUTIVE, APPLIED)
 
 SquaredNorms = Mapping[str, tuple[tf.Tensor, tf.Tensor]]
@@ -64,7 +65,9 @@ class Decision(NamedTuple):
       scalars: inputs of the update of every weight.
       counts: new values of the slots in `counters()`.
       metrics: {name: float32 scalar}: "learning_rate", "gradient_norm" (before clipping),
-        "nonfinite_total", "nonfinite_consecutive".
+        "nonfinite_total", "nonfinite_consecutive"; with a loss scale, "loss_scale" and
+        "nonfinite_counted": those of the consecutive ones that count for
+        `max_consecutive_nonfinite_steps`.
     """
 
     scalars: UpdateScalars
@@ -145,7 +148,8 @@ class LearnerBase(Configurable):
         )
         max_consecutive_nonfinite_steps: int = param(
             "Number of consecutive skipped steps after which the run is rolled back to the "
-            "checkpoint before them, and their batches are skipped.",
+            "checkpoint before them, and their batches are skipped. With `loss_scale`, steps whose "
+            "scale can still be lowered do not count, if their loss is finite.",
             default=10,
         )
         max_rollbacks: int = param(
@@ -162,7 +166,7 @@ class LearnerBase(Configurable):
             default=None,
         )
 
-    def __init__(self, params: Any) -> None:
+    def __init__(self, params: LearnerBase.Params) -> None:
         """Checks the Params."""
         super().__init__(params)
         p = self.params
@@ -245,9 +249,10 @@ class LearnerBase(Configurable):
             rates[name] = metrics[_join("learning_rate", name)] = rate
             metrics[_join("gradient_norm", name)] = tf.sqrt(squares[-1])
         norm = tf.cast(tf.sqrt(_total(squares)), tf.float32)
-        finite = tf.math.is_finite(norm)
+        finite, loss_is_finite = tf.math.is_finite(norm), None
         if loss is not None:
-            finite = tf.logical_and(finite, tf.math.is_finite(tf.cast(loss, tf.float32)))
+            loss_is_finite = tf.math.is_finite(tf.cast(loss, tf.float32))
+            finite = tf.logical_and(finite, loss_is_finite)
         taken = tf.cast(finite, tf.int64)
         skipped = tf.constant(1, tf.int64) - taken
         new_counts = {
@@ -256,8 +261,9 @@ class LearnerBase(Configurable):
             NONFINITE_CONSECUTIVE: (counts[NONFINITE_CONSECUTIVE] + 1) * skipped,
         }
         if self.loss_scale is not None:
-            new_counts |= self.loss_scale.updated(counts, finite)
+            new_counts |= self.loss_scale.updated(counts, finite, loss_is_finite)
             metrics["loss_scale"] = counts[SCALE]
+            metrics[_COUNTED] = self.loss_scale.skipped_steps(new_counts)
         metrics["learning_rate"] = metrics[_join("learning_rate", next(iter(groups)))]
         metrics["gradient_norm"] = norm
         metrics["nonfinite_total"] = new_counts[NONFINITE_TOTAL]
@@ -269,11 +275,12 @@ class LearnerBase(Configurable):
         """Stops a run after too many skipped steps; call it on the host with a step's metrics.
 
         Raises:
-          NonFiniteStepsError: `max_consecutive_nonfinite_steps` consecutive steps were skipped.
+          NonFiniteStepsError: `max_consecutive_nonfinite_steps` consecutive steps were skipped,
+            not counting those that only needed a smaller loss scale.
         """
         consecutive = int(metrics["nonfinite_consecutive"])
         limit = self.params.max_consecutive_nonfinite_steps
-        if consecutive >= limit:
+        if int(metrics.get(_COUNTED, consecutive)) >= limit:
             raise NonFiniteStepsError(
                 f"the loss or the gradients of {consecutive} consecutive steps were not finite "
                 f"({int(metrics['nonfinite_total'])} in the whole run), so these steps changed "

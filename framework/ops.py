@@ -6,24 +6,21 @@ An op is a primitive because it has a custom gradient, a fast implementation, or
 implementation for sharded tensors. This file has the implementations for one device; `ctx.forms`
 has those of an execution, by name: on a mesh, a lookup reduces over the shards of the vocabulary.
 
-To add a primitive, write a function in this file with `@propagated_primitive`. If a mesh does not
-shard it correctly by layout propagation, use `@primitive`, and write its mesh form in
-`execution/mesh/forms.py`.
+To add a primitive, write a function with `@primitive` here (or in your package). The decorator says
+where its form for meshes is, and the form that records its work for the cost model, if layout
+propagation and reading the graph are not enough. Nothing else registers them.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import tensorflow as tf
 
 from tekso.framework import loops
 from tekso.framework.context import HasStream, StepContext
-from tekso.framework.primitive import PRIMITIVES as PRIMITIVES
-from tekso.framework.primitive import methods_as_forms as methods_as_forms
-from tekso.framework.primitive import primitive, propagated_primitive
+from tekso.framework.primitive import primitive
 from tekso.framework.primitives import (
     activations,
     attention,
@@ -38,7 +35,10 @@ from tekso.framework.primitives import lookup as lookups
 from tekso.framework.primitives.windows import Window
 from tekso.framework.theta import Theta
 
-Context = TypeVar("Context", bound=StepContext)
+MESH = "tekso.framework.execution.mesh.forms"
+VOCAB = "tekso.framework.execution.mesh.vocab"
+WORKAROUNDS = "tekso.framework.execution.mesh.workarounds.forms"
+RECORDED = "tekso.framework.planning.tracing:TracingContext"
 
 IMAGE_DIMS = ("batch", "height", "width", "channels")
 """Dimension names of images."""
@@ -47,7 +47,7 @@ IMAGE_DIMS = ("batch", "height", "width", "channels")
 # --- products and elementwise functions ---
 
 
-@primitive
+@primitive(mesh=MESH, planning=RECORDED)
 def project(
     ctx: StepContext,
     x: tf.Tensor,
@@ -65,7 +65,7 @@ def project(
     return projection.project(x, w, b, num_contracted=num_contracted, fuse=ctx.fuse)
 
 
-@propagated_primitive
+@primitive(mesh=None, planning=RECORDED)
 def layer_norm(
     ctx: StepContext,
     x: tf.Tensor,
@@ -83,7 +83,7 @@ def layer_norm(
     return normalization.layer_norm(x, scale, bias, epsilon=epsilon, fuse=ctx.fuse)
 
 
-@propagated_primitive
+@primitive(mesh=None, planning=RECORDED)
 def rms_norm(ctx: StepContext, x: tf.Tensor, scale: tf.Tensor, *, epsilon: float) -> tf.Tensor:
     """Returns x / sqrt(mean(x**2) + epsilon) * scale over the last dim.
 
@@ -94,13 +94,13 @@ def rms_norm(ctx: StepContext, x: tf.Tensor, scale: tf.Tensor, *, epsilon: float
     return normalization.rms_norm(x, scale, epsilon=epsilon, fuse=ctx.fuse)
 
 
-@propagated_primitive
+@primitive(mesh=None, planning=RECORDED)
 def activate(ctx: StepContext, name: str, x: tf.Tensor) -> tf.Tensor:
     """Applies a named activation (see primitives/activations.py) to every element."""
     return activations.activate(name, x, fuse=ctx.fuse)
 
 
-@propagated_primitive
+@primitive(mesh=None, planning=RECORDED)
 def dropout(
     ctx: StepContext, x: tf.Tensor, rate: float, layer: HasStream, name: str = ""
 ) -> tf.Tensor:
@@ -121,7 +121,7 @@ def dropout(
 # --- attention ---
 
 
-@primitive
+@primitive(mesh=MESH, planning=RECORDED)
 def attend(
     ctx: StepContext,
     q: tf.Tensor,
@@ -160,7 +160,7 @@ def attend(
     )
 
 
-@propagated_primitive
+@primitive(mesh=None, planning=None)
 def attend_known(
     ctx: StepContext,
     q: tf.Tensor,
@@ -182,7 +182,7 @@ def attend_known(
     return attention.attend_known(q, k, v, scale=scale, mask=mask, bias=bias)
 
 
-@primitive
+@primitive(mesh=MESH, planning=RECORDED)
 def rotate(ctx: StepContext, x: tf.Tensor, sine: Any, cosine: Any) -> tf.Tensor:
     """Rotates each pair (x[i], x[i + head_dim/2]) by an angle, given its sine and cosine.
 
@@ -197,13 +197,13 @@ def rotate(ctx: StepContext, x: tf.Tensor, sine: Any, cosine: Any) -> tf.Tensor:
 # --- vocabularies ---
 
 
-@primitive
+@primitive(mesh=VOCAB, planning=RECORDED)
 def lookup(ctx: StepContext, table: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
     """Returns rows of a table: [vocab, embed], ids [...] -> [..., embed]."""
     return lookups.lookup(table, ids)
 
 
-@primitive
+@primitive(mesh=MESH, planning=RECORDED)
 def lookup_shared(
     ctx: StepContext, table: tf.Tensor, ids: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
@@ -218,14 +218,14 @@ def lookup_shared(
     return lookups.lookup_shared(table, ids)
 
 
-@primitive
+@primitive(mesh=MESH, planning=RECORDED)
 def logits(ctx: StepContext, x: tf.Tensor, table: tf.Tensor) -> tf.Tensor:
     """Returns x table^T: [..., embed] and [vocab, embed] -> [..., vocab]."""
     lead = "abcdefgh"[: x.shape.rank - 1]
     return tf.einsum(f"{lead}y,zy->{lead}z", x, table)
 
 
-@primitive
+@primitive(mesh=VOCAB, planning=RECORDED)
 def cross_entropy(
     ctx: StepContext,
     x: tf.Tensor,
@@ -253,7 +253,7 @@ def cross_entropy(
 # --- windows over images ---
 
 
-@primitive
+@primitive(mesh=MESH, planning=None)
 def constrain_image(ctx: StepContext, x: tf.Tensor) -> tf.Tensor:
     """Adds a sharding constraint to images; height and width are sharded only in large images.
 
@@ -264,7 +264,7 @@ def constrain_image(ctx: StepContext, x: tf.Tensor) -> tf.Tensor:
     return ctx.constrain(x, IMAGE_DIMS)
 
 
-@primitive
+@primitive(mesh=MESH, planning=RECORDED)
 def convolution(
     ctx: StepContext,
     x: tf.Tensor,
@@ -283,7 +283,7 @@ def convolution(
     return windows.convolution(x, w, b, window=window)
 
 
-@primitive
+@primitive(mesh=MESH, planning=RECORDED)
 def depthwise_convolution(
     ctx: StepContext,
     x: tf.Tensor,
@@ -301,13 +301,13 @@ def depthwise_convolution(
     return windows.depthwise_convolution(x, w, b, window=window)
 
 
-@primitive
+@primitive(mesh=MESH, planning=RECORDED)
 def average_pool(ctx: StepContext, x: tf.Tensor, window: Window) -> tf.Tensor:
     """Returns the mean of every window of [batch, height, width, channels]."""
     return windows.average_pool(x, window)
 
 
-@primitive
+@primitive(mesh=MESH, planning=RECORDED)
 def max_pool(ctx: StepContext, x: tf.Tensor, window: Window) -> tf.Tensor:
     """Returns the largest element of every window of [batch, height, width, channels]."""
     return windows.max_pool(x, window)
@@ -316,7 +316,7 @@ def max_pool(ctx: StepContext, x: tf.Tensor, window: Window) -> tf.Tensor:
 # --- control flow ---
 
 
-@primitive
+@primitive(mesh=MESH, planning=RECORDED)
 def scan(
     ctx: StepContext,
     body: Callable[[Theta, Any, Any, Any], tuple[Any, Any]],
@@ -339,7 +339,7 @@ def scan(
     return loops.scan(ctx, body, theta, state, xs, first=first)
 
 
-@primitive
+@primitive(mesh=MESH, planning=RECORDED)
 def rematerialize(
     ctx: StepContext, function: Callable[..., Any], theta: Theta, *inputs: Any
 ) -> Any:
@@ -352,19 +352,10 @@ def rematerialize(
     return loops.rematerialize(ctx, function, theta, *inputs)
 
 
-@primitive
-def capture(ctx: StepContext, nest: Any) -> Any:
-    """Makes outer tensors usable in the body of a custom `tf.while_loop` or `tf.cond`.
-
-    Pass weights, other outer tensors and the state of the loop through it at the body's beginning.
-    """
-    return nest
-
-
 # --- devices ---
 
 
-@propagated_primitive
+@primitive(mesh=None, planning=None)
 def sum_over_replicas(ctx: StepContext, x: tf.Tensor) -> tf.Tensor:
     """Returns the sum of x over replicas: the parts of the batch that run concurrently.
 
@@ -378,7 +369,7 @@ def sum_over_replicas(ctx: StepContext, x: tf.Tensor) -> tf.Tensor:
 # --- buffers of decoding ---
 
 
-@propagated_primitive
+@primitive(mesh=WORKAROUNDS, planning=None)
 def fill_rows(ctx: StepContext, buffer: tf.Tensor, index: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
     """Returns a buffer in which some rows are filled; in the given buffer they must be 0.
 
@@ -387,14 +378,3 @@ def fill_rows(ctx: StepContext, buffer: tf.Tensor, index: tf.Tensor, rows: tf.Te
       returns: shape and dtype of the buffer
     """
     return tf.tensor_scatter_nd_update(buffer, index, rows)
-
-
-@primitive
-def filling_in_place(ctx: Context) -> Context:
-    """Returns a context whose `fill_rows` does not copy the buffer, for CPU and GPU without XLA.
-
-    XLA and LiteRT have no kernel for it, and XLA does not need it.
-    """
-    other = copy.copy(ctx)
-    other.forms = {**ctx.forms, "fill_rows": lambda _, *given: lookups.fill_in_place(*given)}
-    return other

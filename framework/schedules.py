@@ -42,7 +42,7 @@ class Schedule(Configurable):
         warmup_steps: int = param("Steps of linear warm-up; 0 for none.", default=0)
         warmup_initial_value: float = param("Value at step 0 of the warm-up.", default=0.0)
 
-    def __init__(self, params: Any) -> None:
+    def __init__(self, params: Schedule.Params) -> None:
         """Checks the Params."""
         super().__init__(params)
         if self.params.warmup_steps < 0:
@@ -57,7 +57,7 @@ class Schedule(Configurable):
                     "negative: every step would increase the loss"
                 )
 
-    def __call__(self, step: Any) -> tf.Tensor:
+    def __call__(self, step: tf.Tensor | int) -> tf.Tensor:
         """Returns the value at a step.
 
         Shapes:
@@ -136,7 +136,7 @@ class Decay(Schedule):
         final_value: float = param("Value from total_steps on.", default=0.0)
         total_steps: int = param("Steps of the whole run, the warm-up included.", default=REQUIRED)
 
-    def __init__(self, params: Any) -> None:
+    def __init__(self, params: Schedule.Params) -> None:
         """Checks the Params."""
         super().__init__(params)
         if self.params.total_steps < 1:
@@ -178,7 +178,7 @@ class Polynomial(Decay):
 
         power: float = param("Exponent of the remaining fraction of steps.", default=2.0)
 
-    def __init__(self, params: Any) -> None:
+    def __init__(self, params: Schedule.Params) -> None:
         """Checks the Params."""
         super().__init__(params)
         if self.params.power <= 0:
@@ -224,13 +224,13 @@ class InverseSquareRoot(Schedule):
         scale: float = param("Factor of the whole schedule.", default=1.0)
         warmup_steps: int = param("Steps of linear warm-up.", default=4000)
 
-    def __init__(self, params: Any) -> None:
+    def __init__(self, params: Schedule.Params) -> None:
         """Checks the Params."""
         super().__init__(params)
         if self.params.model_dim < 1:
             self._refuse("model_dim", "1 or more")
 
-    def __call__(self, step: Any) -> tf.Tensor:
+    def __call__(self, step: tf.Tensor | int) -> tf.Tensor:
         """Returns the value at a step; shapes as in `Schedule`."""
         p = self.params
         t = tf.cast(step, tf.int64) + _steps(1)
@@ -267,7 +267,7 @@ class Exponential(Schedule):
         )
         final_value: float = param("Lower bound of the value.", default=0.0)
 
-    def __init__(self, params: Any) -> None:
+    def __init__(self, params: Schedule.Params) -> None:
         """Checks the Params."""
         super().__init__(params)
         if self.params.rate <= 0:
@@ -298,7 +298,7 @@ class PiecewiseConstant(Schedule):
         boundaries: list[int] = param("Ascending steps at which the value changes.", default=[])
         values: list[float] = param("The values, one more than boundaries.", default=REQUIRED)
 
-    def __init__(self, params: Any) -> None:
+    def __init__(self, params: Schedule.Params) -> None:
         """Checks the Params."""
         super().__init__(params)
         _check_boundaries(self, len(self.params.values), "values")
@@ -326,7 +326,7 @@ class Sequence(Schedule):
             "Ascending steps of the run at which the second, third … schedule begins.", default=[]
         )
 
-    def __init__(self, params: Any) -> None:
+    def __init__(self, params: Schedule.Params) -> None:
         """Checks the Params."""
         super().__init__(params)
         _check_boundaries(self, len(self.params.schedules), "schedules")
@@ -350,7 +350,7 @@ class Product(Schedule):
         factor: float = param("Constant factor.", default=1.0)
         schedules: list[Schedule.Params] = param("The schedules.", default=REQUIRED)
 
-    def __init__(self, params: Any) -> None:
+    def __init__(self, params: Schedule.Params) -> None:
         """Checks the Params."""
         super().__init__(params)
         self.schedules = [schedule.instantiate() for schedule in self.params.schedules]

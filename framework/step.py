@@ -99,7 +99,11 @@ class Step:
         return {path: tf.cast(weight, specs[path].dtype) for path, weight in weights.items()}
 
     def loss(
-        self, weights: Mapping[str, tf.Tensor], batch: Batch, ctx: StepContext, own: Any = ()
+        self,
+        weights: Mapping[str, tf.Tensor],
+        batch: Batch,
+        ctx: StepContext,
+        own: Iterable[tf.Variable] = (),
     ) -> LossSums:
         """Returns the loss sums of a part of a batch, computed by the whole model.
 

@@ -228,7 +228,7 @@ class Task(Layer):
         return None
 
     @classmethod
-    def decodes_data(cls, params: Any) -> bool:
+    def decodes_data(cls, params: Task.Params) -> bool:
         """Returns whether `decode` reads examples of its input, and not only its tokenizers."""
         del params
         return True

@@ -161,7 +161,7 @@ def pieces(task: _Task) -> list[Piece]:
     raise _error(task, "pieces", found, "a list of at least one Piece(name, layers, run)")
 
 
-def overrides(layer: Any, method: str) -> tuple[type, type] | None:
+def overrides(layer: object, method: str) -> tuple[type, type] | None:
     """Returns the class that overrides a method, and its base class that defines `pieces`.
 
     The overriding method is then inconsistent with `pieces`. None: `pieces` is defined in the same

@@ -19,8 +19,8 @@ class WarmStart(Configurable):
         """Params of WarmStart."""
 
         checkpoint: str = param(
-            "The folder of a run, whose newest good checkpoint is read, or of a checkpoint; or a "
-            "safetensors file, or a folder of its shards.",
+            "The folder of a run, whose newest good checkpoint is read, or of a checkpoint; "
+            "RUN/best or RUN/STEP; or a safetensors file, or a folder of its shards.",
             default=REQUIRED,
         )
         use: Literal["evaluation", "training"] = param(

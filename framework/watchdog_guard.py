@@ -111,7 +111,7 @@ def main() -> None:
             received = os.read(signals, 64)
             if not received:
                 return
-            known = (signal.SIGINT, signal.SIGTERM)
+            known = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
             guard.signals += [number for number in received if number in known]
         now = time.monotonic()
         elapsed_s, before = min(now - before, 2 * POLL_S), now

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -34,6 +35,8 @@ class WeightSpec:
       fans: fan_in and fan_out of one layer's weight.
       template: the path with "*" for the index of every stack dim: the paths of the weights if the
         stack were unrolled. Initial values are drawn from these paths.
+      scale: the factor of products with the weight, if a setting of the layer determines it
+        without changing the weight; None: no such factor. See `framework/run/weight_scales.py`.
     """
 
     path: str
@@ -45,6 +48,7 @@ class WeightSpec:
     stacked: int = 0
     fans: Fans = _NO_FANS
     template: str = ""
+    scale: float | None = None
 
     @property
     def size(self) -> int:
@@ -56,6 +60,11 @@ class WeightSpec:
         """Bytes of all elements."""
         found: int = self.size * tf.as_dtype(self.dtype).size
         return found
+
+    def described(self) -> dict[str, Any]:
+        """Returns what a checkpoint says of the weight: shape, dims, dtype and scale, for JSON."""
+        scale = {} if self.scale is None else {"scale": self.scale}
+        return {"shape": list(self.shape), "dims": list(self.dims), "dtype": self.dtype, **scale}
 
     def initial_value(self, seed: int, slices: Sequence[slice] | None = None) -> np.ndarray:
         """Returns the initial values of the whole weight, or of a slice.

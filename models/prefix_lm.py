@@ -22,6 +22,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tekso.framework import workarounds
 from tekso.framework.context import StepContext, collecting_attention
 from tekso.framework.params import REQUIRED, param
 from tekso.framework.pieces import Flow, Piece
@@ -218,12 +219,8 @@ def _source_length(batch: Mapping[str, Any]) -> int:
 
 
 def _both(source: tf.Tensor, target: tf.Tensor, ctx: StepContext) -> tf.Tensor:
-    """Concatenates [B, S] and [B, T] to [B, S + T].
-
-    The lengths are gathered first: on a mesh, sharded lengths cannot be concatenated.
-    """
-    both = tf.concat([ctx.constrain(x, ("batch", None)) for x in (source, target)], 1)
-    return ctx.constrain(both, ("batch", None))
+    """Concatenates [B, S] and [B, T] to [B, S + T]."""
+    return workarounds.concat(ctx, [source, target], 1, dims=("batch", None))
 
 
 def _both_ids(batch: Mapping[str, Any], ctx: StepContext) -> tf.Tensor:

@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import types
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ import tensorflow as tf
 from tekso.framework import experiment
 from tekso.framework.context import StepContext
 from tekso.framework.input.arrays import Arrays
+from tekso.framework.params import Params
 from tekso.framework.warm_start import WarmStart
 from tekso.models.mlp import Mlp
 from tekso.tasks.classification.task import Classification
@@ -94,6 +96,10 @@ HOW: list[tuple[str, Run | TestedBy]] = [
     (
         r"pip install -e '\.\[test\]'",
         TestedBy("tests/packaging_test.py::test_editable_installation_imports_the_source"),
+    ),
+    (
+        r"(apt-get download|dpkg-deb -x|tekso-trainer .*image\.fashion_mnist).*",
+        TestedBy("tests/tasks/image/sources_test.py::test_missing_fashion_mnist_names_its_package"),
     ),
     (
         r"pip install scikit-learn",
@@ -167,6 +173,10 @@ HOW: list[tuple[str, Run | TestedBy]] = [
         TestedBy("tests/tools/decode_test.py::test_a_model_of_several_languages_is_told_which"),
     ),
     (
+        r"tekso-decode .*--input=pictures .*",
+        TestedBy("tests/tools/decode_images_test.py::test_every_image_of_a_folder_gets_a_line"),
+    ),
+    (
         r"tekso-decode .*",
         TestedBy(
             "tests/tools/decode_test.py::test_every_line_has_its_translation_and_empty_lines_stay"
@@ -188,9 +198,10 @@ HOW: list[tuple[str, Run | TestedBy]] = [
         ),
     ),
     (
-        r"tekso-(ckpt import .*--layout=gpt2|trainer --mode=eval --logdir=runs/gpt2) .*",
+        r"tekso-(ckpt convert .*--layout=gpt2|trainer --mode=eval --logdir=runs/gpt2) .*",
         TestedBy("tests/tools/weight_commands_test.py::test_an_imported_gpt2_is_evaluated"),
     ),
+    (r"tekso-ckpt (convert|merge) .*", Run(prints=r"wrote|merged")),
     (
         r"pip install 'tekso\[speech\]'|apt-get download asterisk.*|for deb in asterisk.*"
         r"|export TEKSO_ASTERISK=.*|tekso-trainer .*runs/prompts.*",
@@ -198,7 +209,6 @@ HOW: list[tuple[str, Run | TestedBy]] = [
             "tests/params/asr/prompts_test.py::test_prompts_are_trained_on_scored_and_transcribed"
         ),
     ),
-    (r"tekso-ckpt (export|import|merge) .*", Run(prints=r"exported|imported|merged")),
     (r"tekso-ckpt list .*", Run(prints=rf"(?m)^step_0+{STEPS} ")),
     (r"tekso-ckpt verify .*", Run(prints=r": good")),
     (r"tekso-ckpt show .*", Run(prints=r"\(all\) .* 100\.0%")),
@@ -213,6 +223,7 @@ HOW: list[tuple[str, Run | TestedBy]] = [
         r"tekso-trainer .*--model=mt\.cldr\.\w+ --logdir=.*",
         Run(f"{SMALL} --set input.corpus.num_pairs=2000 --set task.scoring.pairs=4"),
     ),
+    (r"tekso-trainer --list='?image.*", Run(prints=r"(?m)^image\.imagenet\.ResNet50 .*25,610,152")),
     (r"tekso-trainer --list=.*", Run(prints=r"(?m)^lm\.python_source\.Tiny\b")),
     (
         r"tekso-trainer .*--mode=eval.*",
@@ -229,7 +240,7 @@ HOW: list[tuple[str, Run | TestedBy]] = [
     (r"tekso-trainer .*--mode=decode.*", Run(prints=r"\S+(\s+\S+){5}")),
     (
         r"tekso-trainer .*--mode=export .*",
-        Run(prints=r"exported ", leaves="runs/bytes/export/saved_model.pb"),
+        Run(prints=r"exported ", leaves="runs/*/export/saved_model.pb"),
     ),
     (r"tekso-trainer .*--output=schedule\.png", Run(leaves="schedule.png")),
     (r"tekso-trainer .*--mode=inspect_.* --format=json", Run(prints=r"(?s)^\{\n.*\n\}$")),
@@ -427,6 +438,21 @@ def run_warm_start(code: str, folder: Path) -> None:
     assert {re.sub(a, b, "model/decoder/w") for a, b in rules.items()} == {"model/stack/w"}
 
 
+def run_migrations(code: str, folder: Path) -> None:
+    """Reads Params of every version of the class in the document."""
+    module = types.ModuleType("of_the_document")
+    sys.modules[module.__name__] = module
+    try:
+        exec(code, vars(module))
+        for version, line in ((1, "timeout_s : 7"), (2, "timeout_ms : 7000")):
+            stated = f'{{"of_the_document:Reader": {version}}}'
+            read = Params.from_text(f'. : Params("of_the_document:Reader", {stated})\n{line}')
+            assert (read.timeout_ms, read.retries) == (7000, 0)
+        assert Params.from_text(module.Reader.Params().to_text()) == module.Reader.Params()
+    finally:
+        del sys.modules[module.__name__]
+
+
 FRAGMENTS = {
     "def execution(self):": run_execution,
     "def load(self, split):": run_load,
@@ -434,6 +460,7 @@ FRAGMENTS = {
     "logits = task.model.fprop(theta.model, x": run_model,
     'WarmStart.Params(checkpoint="runs/bert"': run_warm_start,
     'WarmStart.Params(checkpoint="runs/lora.safetensors"': run_warm_start,
+    "def to_milliseconds(fields: dict[str, Any]) -> dict[str, Any]:": run_migrations,
     # Appended to the preceding file, which the test runs.
     "model = session.task.model": None,
     # Run by text_exports_test.py, in a process without Tekso.

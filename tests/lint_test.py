@@ -145,26 +145,82 @@ def test_no_modules_import_each_other() -> None:
     assert import_cycles({"a": ["b"], "b": ["a"], "c": ["a"]}) == [["a", "b"]]
 
 
-SEAMS = {"ctx", "input", "task", "learner", "program"}
+SEAMS = {
+    *("batch", "ctx", "example_offset", "execution", "input", "layer", "learner", "optimizer"),
+    *("program", "schedule", "spec", "step", "task", "tokenizer"),
+}
+"""Names of arguments whose type says what they are."""
+
+SEAM_CLASSES = {
+    *("Execution", "ExecutionProgram", "Input", "Learner", "LearnerBase", "Optimizer"),
+    *("PipelineSchedule", "Program", "Schedule", "StageBackend", "Step", "StepContext", "Task"),
+}
+"""Classes whose public methods name the types of all arguments and of the result."""
+
+ANY_AT_SEAMS = {
+    "ExecutionProgram.call: result": "what the function of the caller returns",
+    "Program.call: result": "what the function of the caller returns",
+    "StageBackend.call: result": "what the function returns",
+    "StageBackend.send: result": "each kind of backend has its form",
+    "StageBackend.take: sent": "the result of `send`",
+    "Step.decoded: result": "what the function of the caller returns",
+}
 
 
-def untyped_seams(path: Path) -> list[str]:
-    """Returns the arguments in a file that are named in SEAMS and have the type Any."""
-    tree = ast.parse(path.read_text())
-    functions = [n for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.Lambda))]
-    return [
-        f"{path}:{argument.lineno}: {argument.arg}"
-        for function in functions
-        for argument in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)
-        if argument.arg in SEAMS
-        and isinstance(argument.annotation, ast.Name)
-        and argument.annotation.id == "Any"
+def _is_any(annotation: ast.expr | None) -> bool:
+    return isinstance(annotation, ast.Name) and annotation.id == "Any"
+
+
+def _arguments(function: ast.FunctionDef | ast.Lambda) -> list[ast.arg]:
+    given = function.args
+    return [*given.posonlyargs, *given.args, *given.kwonlyargs]
+
+
+def untyped_seams(text: str) -> list[str]:
+    """Returns the arguments and results in a module that should have another type than Any."""
+    tree = ast.parse(text)
+    found = [
+        f"{argument.lineno}: {argument.arg}"
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef | ast.Lambda)
+        for argument in _arguments(function)
+        if argument.arg in SEAMS and _is_any(argument.annotation)
     ]
+    for kind in ast.walk(tree):
+        if isinstance(kind, ast.ClassDef) and kind.name in SEAM_CLASSES:
+            for method in kind.body:
+                if not isinstance(method, ast.FunctionDef):
+                    continue
+                if method.name[0] != "_" or method.name in ("__init__", "__call__"):
+                    names = [a.arg for a in _arguments(method) if _is_any(a.annotation)]
+                    names += ["result"] if _is_any(method.returns) else []
+                    found += [f"{kind.name}.{method.name}: {name}" for name in names]
+    return found
 
 
 def test_seams_name_their_types() -> None:
-    found = [one for p in sources() if p.parts[0] in PACKAGES for one in untyped_seams(ROOT / p)]
-    assert found == []
+    product = [path for path in sources() if path.parts[0] in PACKAGES]
+    found = {p: untyped_seams((ROOT / p).read_text()) for p in product}
+    flat = [one for each in found.values() for one in each]
+    new = {p: extra for p, each in found.items() if (extra := set(each) - ANY_AT_SEAMS.keys())}
+    assert not new, new
+    assert not ANY_AT_SEAMS.keys() - set(flat), "a name in ANY_AT_SEAMS is no longer needed"
+
+
+def test_an_untyped_seam_is_found() -> None:
+    text = """
+class Step:
+    def loss(self, own: Any, *, batch: Any) -> Any: ...
+    def _inner(self, own: Any) -> int: ...
+class Other:
+    def loss(self, own: Any, task: Task) -> Any: ...
+"""
+    assert untyped_seams(text) == [
+        "3: batch",
+        "Step.loss: own",
+        "Step.loss: batch",
+        "Step.loss: result",
+    ]
 
 
 SAME_NAMES = {

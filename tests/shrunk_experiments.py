@@ -10,6 +10,7 @@ import re
 from typing import Any
 
 import numpy as np
+from small_pictures import Blobs
 
 from tekso.framework import registry
 from tekso.framework.input.sources import InMemory
@@ -26,6 +27,7 @@ LARGEST = {
     "embedding_dim": 16,
     "head_dim": 4,
     "hidden_dim": 32,
+    "image_size": 16,
     "length": 8,
     "max_labels": 24,
     "max_length": 16,
@@ -36,12 +38,14 @@ LARGEST = {
     "num_layers": 1,
     "num_samples": 12,
     "num_tokens": 1000,
+    "patch_size": 4,
     "projection_dim": 16,
     "source_length": 16,
     "target_length": 16,
     "train_bytes": 10_000,
     "vocab_size": 320,
     "warmup_steps": 2,
+    "width": 8,
 }
 """{name of a field: its largest value in a shrunk experiment}."""
 
@@ -94,12 +98,16 @@ def shrunk(tree: Any) -> Any:
         for path, value, _ in params_tree.walk(node):
             parent, _, name = path.rpartition(".")
             largest = LARGEST.get(name)
+            if name == "num_blocks":  # of an image model: groups of blocks
+                node.set({path: [1] * min(2, len(value))})
             if name == "num_layers" and _has_two_layers(node.get(parent)):
                 largest = 2
             if largest is not None and isinstance(value, int):
                 node.set({path: min(value, largest)})
     if "bounds" in tree.input:
         tree.input.bounds = [8]
+    if "source" in tree.input:
+        tree.input.source = Blobs.Params(colours=tree.input.channels)
     if "max_seconds" in tree.input:
         tree.input.set(max_seconds=0.8, bounds_s=[0.4])
     if "corpus" in tree.input:

@@ -23,16 +23,14 @@ from tekso.framework.execution import (
 )
 from tekso.framework.execution.base import signature_of
 from tekso.framework.execution.pipeline.stages_on_mesh import StagesOnMesh
+from tekso.framework.params import tree as params_tree
+from tekso.models.layers.normalization import BatchNorm
 
 SEED, DEVICES = 7, 4
 STEPS_SEARCHED = 8
 
-PARTS = {"one device, 2 parts": 2, "one device, 4 parts": 4}
-"""{execution: accumulation steps}: batch statistics of each part, as in a pipeline."""
-
 EXECUTIONS: dict[str, Any] = {
     "one device": lambda: DataParallel.Params(towers=1, xla="none"),
-    **{name: lambda: DataParallel.Params(towers=1, xla="none") for name in PARTS},
     "mesh": lambda: MeshSharded.Params(mesh="data:2;model:2", rules="2d", xla="none"),
     "pipeline": lambda: Pipelined.Params(num_stages=2, num_micro_batches=4),
     "SPMD pipeline": lambda: SpmdPipelined.Params(num_micro_batches=4),
@@ -44,6 +42,29 @@ EXECUTIONS: dict[str, Any] = {
     "replicas": lambda: DataParallel.Params(xla="none"),
 }
 """{execution: its Params}, in the order in which one process can run them."""
+
+OF_BATCH_NORM: dict[str, Any] = {
+    "pipeline": {"num_micro_batches": 1},
+    "stages on meshes": {"num_micro_batches": 1},
+}
+"""Changes for models with BatchNorm, because statistics are those of a micro-batch."""
+
+OF_IMAGES: dict[str, Any] = {
+    "mesh": {"rules": "batch:data;height:model"},
+    "stages on meshes": {"stages_on.rules": "height:model"},
+}
+"""Changes for image models with BatchNorm: images are split in height, not weights."""
+
+
+def execution_of(name: str, tree: Any) -> Any:
+    """Returns an execution for an experiment."""
+    params = EXECUTIONS[name]()
+    nodes = params_tree.walk(tree.task.model)
+    if any(isinstance(value, BatchNorm.Params) for _, value, _ in nodes):
+        params.set(OF_BATCH_NORM.get(name, {}))
+        if "source" in tree.input:
+            params.set(OF_IMAGES.get(name, {}))
+    return params.instantiate()
 
 
 def run(key: str, executions: list[str]) -> dict[str, Any]:
@@ -57,14 +78,13 @@ def run(key: str, executions: list[str]) -> dict[str, Any]:
     learner = schedules.end_with_run(tree.learner, 10)
     found: dict[str, Any] = {}
     for name in executions:
-        execution = EXECUTIONS[name]().instantiate()
+        execution = execution_of(name, tree)
         if name == "replicas":
             execution.setup_devices(cpu_devices=2)
         task = params.instantiate()
-        own = learner.copy().set(accumulation_steps=PARTS[name]) if name in PARTS else learner
         try:
             program = execution.build(
-                task, own.instantiate(), seed=SEED, batch=signature_of(batches[0])
+                task, learner.instantiate(), seed=SEED, batch=signature_of(batches[0])
             )
         except ExecutionError as error:
             found[name] = {"refused": str(error)}

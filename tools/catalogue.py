@@ -27,7 +27,7 @@ _SECTIONS = (
     ("Layers", "tekso.framework.layer:Layer", ""),
     ("Initializers", "tekso.framework.initializers:Initializer", ""),
     ("Inputs", "tekso.framework.input.input:Input", ""),
-    ("Text, pairs and records", "tekso.framework.input.sources:Source", ""),
+    ("Text, pairs, images and records", "tekso.framework.input.sources:Source", ""),
     ("Tokenizers", "tekso.framework.input.tokenizers:Tokenizer", ""),
     ("Optimizers", "tekso.framework.optimizers.optimizer:Optimizer", ""),
     ("Schedules", "tekso.framework.schedules:Schedule", ""),

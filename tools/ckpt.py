@@ -1,4 +1,4 @@
-"""tekso-ckpt: lists, shows, averages and merges checkpoints; exports and imports weights."""
+"""tekso-ckpt: lists, shows, compares, averages, converts and merges checkpoints."""
 
 from __future__ import annotations
 
@@ -25,19 +25,27 @@ if TYPE_CHECKING:  # slow to import, so the functions below import these modules
 
 PROGRAM = "tekso-ckpt"
 USAGE = "average --logdir=runs/tiny --last=5 --output=runs/tiny/averaged"
-WITH_TENSORFLOW = ("average", "list", "export", "import", "merge")
+WITH_TENSORFLOW = ("average", "list", "convert", "merge")
 COMMANDS = (*WITH_TENSORFLOW, *reading_commands.COMMANDS)
 TAKES = {
     "last": ("average",),
     "steps": ("average",),
-    "output": ("average", "export", "import", "merge"),
-    "model": ("import",),
-    "set": ("import", "merge"),
-    "layout": ("export", "import"),
-    "checkpoint": ("export", "merge"),
+    "output": ("average", "merge"),
+    "logdir": ("average", "list", "merge"),
+    "model": ("convert",),
+    "match": ("convert",),
+    "set": ("convert", "merge"),
+    "layout": ("convert",),
+    "checkpoint": ("merge",),
     "not_finite": ("stats",),
 }
 """The commands that a flag works with; the other flags work with all."""
+REPLACED = {
+    "export": "convert RUN FILE.safetensors",
+    "import": "convert FILE.safetensors RUN",
+    "inspect": "show or stats",
+}
+"""{a former command: what to write instead}."""
 READING_FLAGS = ("format", "traceback", "not_finite")
 
 # A separate FlagValues, so that --help lists only these flags.
@@ -62,20 +70,19 @@ def _define() -> None:
         None,
         "With average: folder of the new checkpoint. To continue training from it, write it to the "
         "checkpoints of a new logdir, named after its step: runs/new/checkpoints/step_00001000. "
-        "With export: the safetensors file. With import and merge: folder of the new run.",
+        "With merge: folder of the new run.",
         flag_values=f,
     )
     flags.DEFINE_string(
         "checkpoint",
         None,
-        "With export and merge: step or path of the checkpoint, or best. By default the "
-        "newest good one.",
+        "With merge: step or path of the checkpoint, or best. By default the newest good one.",
         flag_values=f,
     )
     flags.DEFINE_string(
         "match",
-        "weights/*",
-        "With export: pattern of the names of weights.",
+        None,
+        "With convert to a file: pattern of the paths of weights, such as '*_lora_?'.",
         flag_values=f,
     )
     flags.DEFINE_boolean(
@@ -85,8 +92,8 @@ def _define() -> None:
     flags.DEFINE_enum(
         "format",
         "text",
-        ("text", "json", "safetensors"),
-        "Output format. With export: safetensors, the format of the file.",
+        ("text", "json"),
+        "Output format.",
         flag_values=f,
     )
     command_flags.define_common(f)
@@ -96,11 +103,11 @@ def _define_experiment(f: flags.FlagValues) -> None:
     flags.DEFINE_string(
         "model",
         None,
-        "With import: key of the experiment; by default the one that the file was exported from.",
+        "With convert from a file: key of the experiment; by default the one it was written for.",
         flag_values=f,
     )
     flags.DEFINE_multi_string(
-        "set", [], "With import and merge: path=value, a setting of the new run.", flag_values=f
+        "set", [], "With convert and merge: path=value, a setting of the new run.", flag_values=f
     )
     flags.DEFINE_multi_string(
         "import", [], "Your own package, which the experiment needs.", flag_values=f
@@ -109,8 +116,8 @@ def _define_experiment(f: flags.FlagValues) -> None:
         "layout",
         None,
         ("gpt2",),
-        "With export and import: a public layout of the tensors in the file. By default they have "
-        "the names and shapes of the weights.",
+        "With convert: a public layout of the tensors in the file. By default they have the names "
+        "and shapes of the weights.",
         flag_values=f,
     )
 
@@ -127,11 +134,12 @@ def _run(words: list[str]) -> int | None:
     actions: dict[str, Callable[[list[str]], None]] = {
         "average": _average,
         "list": _list,
-        "export": _export,
-        "import": _import,
+        "convert": _convert,
         "merge": _merge,
     }
     if not words or words[0] not in COMMANDS:
+        if words and words[0] in REPLACED:
+            raise UsageError(f"{words[0]} was replaced: {typed(PROGRAM)} {REPLACED[words[0]]}")
         given = f"{words[0]!r} is not a command" if words else "a command is missing"
         raise UsageError(f"{given}: expected {', '.join(COMMANDS)}, as in {_usage()}")
     if words[0] in reading_commands.COMMANDS:
@@ -158,9 +166,10 @@ def _help() -> str:
         "grep PATTERN PATH: lists the weights and slots that a regular expression matches. stats "
         "PATH [PATTERN]: prints mean, standard deviation, range and norm of each tensor. diff PATH "
         "PATH [PATTERN]: compares the tensors of two checkpoints or safetensors files. "
-        "export: writes the weights of a checkpoint to a safetensors file. import FILE: writes a "
-        "new run that begins with the weights of such a file, or of a folder of its shards. merge: "
-        "writes a new run whose matrices contain the updates of the adapters of a run."
+        "convert SOURCE DEST: writes the weights of a run, a checkpoint or safetensors files to a "
+        "safetensors file, or to a new run that begins with them. merge: writes a new run whose "
+        "matrices contain the updates of the adapters of a run. PATH is a run, a checkpoint, "
+        "RUN/best, RUN/last, RUN/STEP, or safetensors."
     )
     names = {"logdir": "folder", "output": "path", "steps": "steps", "match": "glob"}
     names |= {"model": "key", "set": "path=value", "import": "package"}
@@ -182,9 +191,11 @@ def _check(command: str, *paths: str) -> None:
         raise UsageError(f"--output is missing, as in {_usage()}")
     if command in TAKES["output"] and files.exists(os.path.expanduser(FLAGS.output)):
         raise UsageError(f"--output={FLAGS.output} exists: give another name")
-    if command == "import":
-        if len(paths) != 1:
-            raise UsageError(f"import takes one file or folder, but {len(paths)} are given")
+    if command == "convert":
+        if len(paths) != 2:
+            raise UsageError(f"convert takes SOURCE DEST, but {len(paths)} paths are given")
+        if files.exists(os.path.expanduser(paths[1])):
+            raise UsageError(f"{paths[1]} exists: give another name")
     elif command == "average":
         if (FLAGS.last is not None) + bool(FLAGS.steps) + bool(paths) != 1:
             raise UsageError(
@@ -193,8 +204,6 @@ def _check(command: str, *paths: str) -> None:
             )
     elif paths:
         raise UsageError(f"unexpected argument {paths[0]!r}: {command} takes --logdir")
-    if (command == "export") != (FLAGS.format == "safetensors"):
-        raise UsageError("export requires --format=safetensors, and only export has this format")
     if not FLAGS.logdir and not paths and FLAGS.checkpoint is None:
         raise UsageError(f"--logdir is missing, as in {_usage()}")
     for step in FLAGS.steps:
@@ -210,8 +219,6 @@ def _read(command: str, *words: str) -> int:
         is_used = name in READING_FLAGS and command in TAKES.get(name, (command,))
         if FLAGS[name].present and not is_used:
             raise UsageError(f"--{name} does not work with {command}")
-    if FLAGS.format == "safetensors":
-        raise UsageError("only export has --format=safetensors")
     options = {"not_finite": True} if FLAGS.not_finite else {}
     found = reading_commands.run(command, words, **options)
     if FLAGS.format == "json":
@@ -314,24 +321,19 @@ def _list(paths: list[str]) -> None:
         print(checkpoint_tables.list_text(rows, width=width) if rows else f"{folder} is empty")
 
 
-def _export(paths: list[str]) -> None:
+def _convert(paths: list[str]) -> None:
     from tekso.tools import weight_commands
 
-    output = os.path.expanduser(FLAGS.output)
-    done = weight_commands.export(_run_of_flags(), output, match=FLAGS.match, layout=FLAGS.layout)
-    print(done.text)
-
-
-def _import(paths: list[str]) -> None:
-    from tekso.tools import weight_commands
-
-    done = weight_commands.import_weights(
-        paths[0],
-        os.path.expanduser(FLAGS.output),
+    source, output = map(os.path.expanduser, paths)
+    done = weight_commands.convert(
+        source,
+        output,
+        match=FLAGS.match,
         model=FLAGS.model,
         settings=FLAGS["set"].value,
         layout=FLAGS.layout,
         command=sys.argv,
+        warn=_warn,
     )
     _print_done(done)
 

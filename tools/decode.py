@@ -1,4 +1,4 @@
-"""tekso-decode: translates a file or standard input line by line with a trained model."""
+"""tekso-decode: translates a file line by line, or classifies the images of a folder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from absl import flags
 
 from tekso.framework import files
 from tekso.framework.commands import typed
-from tekso.tools import command_flags, experiment_flags
+from tekso.tools import command_flags, decode_images, experiment_flags
 from tekso.tools.command_errors import UsageError
 from tekso.tools.line_reader import STANDARD_INPUT, LineReader
 
@@ -41,7 +41,8 @@ def _define() -> None:
     flags.DEFINE_string(
         "input",
         STANDARD_INPUT,
-        "File to translate; - reads standard input and answers each line at once.",
+        "File to translate; - reads standard input and answers each line at once. A folder: images "
+        "to classify.",
         flag_values=f,
     )
     flags.DEFINE_string(
@@ -53,7 +54,7 @@ def _define() -> None:
     flags.DEFINE_string(
         "checkpoint",
         None,
-        "Checkpoint: a step, a path or best. By default the newest good one.",
+        "Checkpoint: a step, a path, best or last. By default the newest good one.",
         flag_values=f,
     )
     flags.DEFINE_string("language", None, "Target language of a multilingual model.", flag_values=f)
@@ -73,7 +74,8 @@ def _define() -> None:
         "text",
         ("text", "json"),
         "text: one output line per input line; with several hypotheses, one line for each, as "
-        "'number ||| translation ||| score'. json: one object per input line, with scores.",
+        "'number ||| translation ||| score'; for an image, its class and probability between tabs. "
+        "json: one object per input line or image, with scores.",
         flag_values=f,
     )
     flags.DEFINE_multi_string(
@@ -112,6 +114,9 @@ def _run(words: list[str]) -> None:
         raise UsageError(f"--logdir is missing, as in {_usage()}")
     if FLAGS.output != _STANDARD_OUTPUT and files.is_folder(os.path.expanduser(FLAGS.output)):
         raise UsageError(f"--output={FLAGS.output} is a folder: name a file")
+    if FLAGS.input != STANDARD_INPUT and files.is_folder(os.path.expanduser(FLAGS.input)):
+        _classify()
+        return
     reader = LineReader(FLAGS.input)  # reports a missing file before the slow part
     try:
         with contextlib.redirect_stdout(sys.stderr):  # stdout is only for translations
@@ -120,6 +125,21 @@ def _run(words: list[str]) -> None:
             _translate(parts, reader, file)
     finally:
         reader.close()
+
+
+def _classify() -> None:
+    for name in ("language", "beam_size", "num_hypotheses"):
+        if FLAGS[name].value is not None:
+            raise UsageError(f"--{name} is for translation, but --input={FLAGS.input} is a folder")
+    paths = decode_images.image_files(FLAGS.input)
+    begin = time.perf_counter()
+    with contextlib.redirect_stdout(sys.stderr):
+        parts = _parts(of_images=True)
+    with _output() as file:
+        broken = decode_images.classify(parts, paths, file, form=FLAGS.format)
+    _log(f"classified {len(paths) - broken:,} images in {time.perf_counter() - begin:.1f} s")
+    if broken:
+        _log(f"{broken:,} files cannot be read as images; their lines have the reasons")
 
 
 def _usage() -> str:
@@ -133,11 +153,14 @@ def _help() -> str:
     return command_flags.help_text(FLAGS, usage=_usage(), purpose=purpose, value_names=names)
 
 
-def _parts() -> Assembly:
+def _parts(*, of_images: bool = False) -> Assembly:
     """Returns the experiment of the logdir, with the weights of the checkpoint.
 
+    Args:
+      of_images: whether the model must be an image classifier instead of a translation model.
+
     Raises:
-      UsageError: the model is no translation model, or does not have the language.
+      UsageError: it is not, or does not have the language.
     """
     experiment_flags.load(None, FLAGS["import"].value or [])
     from tekso.framework.run.job import Job
@@ -152,7 +175,9 @@ def _parts() -> Assembly:
     warn = functools.partial(console.line, style="warning")
     run = open_run(logdir.path, FLAGS.checkpoint, warn=warn)
     model, tree = run.model, run.completed_tree()
-    if _SEARCH not in tree:
+    if of_images and not decode_images.classifies_images(tree.task):
+        raise UsageError(f"{model} does not classify images, but --input={FLAGS.input} is a folder")
+    if not of_images and _SEARCH not in tree:
         imports = [f"--import={name}" for name in FLAGS["import"].value or []]
         given = f"--logdir={FLAGS.logdir}"
         raise UsageError(
@@ -162,9 +187,10 @@ def _parts() -> Assembly:
     chosen = {
         name: (f"{_SEARCH}.{name}", FLAGS[name].value) for name in ("beam_size", "num_hypotheses")
     }
+    chosen = {} if of_images else chosen
     experiment_flags.change(tree, execution=FLAGS.execution, settings=FLAGS.set or [], flags=chosen)
-    search = tree.get(_SEARCH)
-    search.instantiate()  # reports wrong values before the slow part
+    if not of_images:
+        tree.get(_SEARCH).instantiate()  # reports wrong values before the slow part
     job = Job(
         model=model,
         tree=tree,
@@ -176,11 +202,17 @@ def _parts() -> Assembly:
         cpu_devices=FLAGS.cpu_devices,
     )
     parts = job.assemble(ProcessGroup(), reads_data=False)
-    _check_language(parts.input)
+    how = "" if of_images else f", {_search_text(tree)}"
+    if not of_images:
+        _check_language(parts.input)
     restore(parts.program, run.checkpoint)
-    how = f"beam {search.beam_size}" if "beam_size" in search else type(search).owner.__name__
-    console.line(f"{model} at step {run.checkpoint.step}, {how}")
+    console.line(f"{model} at step {run.checkpoint.step}{how}")
     return parts
+
+
+def _search_text(tree: Any) -> str:
+    search = tree.get(_SEARCH)
+    return f"beam {search.beam_size}" if "beam_size" in search else type(search).owner.__name__
 
 
 def _check_language(input: Input) -> None:

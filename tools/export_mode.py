@@ -88,7 +88,9 @@ def _report(exported: Any, checkpoint: Checkpoint) -> None:
     print(f"exported {checkpoint.path} to {exported.path}:")
     for name, one in exported.functions.items():
         inputs = ", ".join([*one.inputs, *(["seed"] if one.is_random else [])])
-        print(f"  {name}({inputs}) -> {', '.join(one.outputs)}; rows of up to {one.lengths[-1]}")
+        has_rows = any(input.has_length for input in one.inputs.values())
+        rows = f"; rows of up to {one.lengths[-1]}" if has_rows else ""
+        print(f"  {name}({inputs}) -> {', '.join(one.outputs)}{rows}")
         print(f"      {one.doc}")
     for path, num_bytes in exported.litert.items():
         print(f"  {path}: {size(num_bytes)}")

@@ -19,9 +19,10 @@ from typing import Any
 
 from tekso.framework import files
 from tekso.framework.exit_codes import ExitCode
+from tekso.framework.stopping_signals import stopping_signals
 
 _AGAIN = (ExitCode.PROCESS_LOST, ExitCode.STALLED)
-_STOPPED_BY = (signal.SIGINT, signal.SIGTERM)
+_STOPPED_BY = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 1.0, 60.0
 
 
@@ -45,12 +46,12 @@ class Supervisor:
         self, *, restarts: int, progress: Callable[[], object], tell: Callable[[str], None]
     ) -> None:
         self._restarts, self._progress, self._tell = restarts, progress, tell
-        self._stopped = threading.Event()
+        self._stopped, self._signal = threading.Event(), signal.SIGTERM
         self._child = 0
 
     def run(self, action: Callable[[], int]) -> int:
         """Returns the exit code of the last fork; in a fork, the exit code of `action`."""
-        before = {number: signal.signal(number, self._stop) for number in _STOPPED_BY}
+        before = {number: signal.signal(number, self._stop) for number in stopping_signals()}
         try:
             count, progress = 0, self._progress()
             while True:
@@ -67,7 +68,7 @@ class Supervisor:
                 delay_s = min(_FIRST_DELAY_S * 2 ** (count - 1), _LONGEST_DELAY_S)
                 self._tell(f"{_ending(code)}; restart {count} of {self._restarts} in {delay_s:g} s")
                 if self._stopped.wait(delay_s):
-                    return ExitCode.TERMINATED
+                    return ExitCode(128 + self._signal)
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
@@ -104,14 +105,15 @@ class Supervisor:
         return code in _AGAIN or (code < 0 and -code not in _STOPPED_BY)
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        """Stops the run: passes SIGTERM on; a terminal sends SIGINT to the trainer too."""
+        """Stops the run: passes the signal on, but a terminal sends SIGINT to the trainer too."""
+        self._signal = signal.Signals(number)
         self._stopped.set()
-        if number == signal.SIGTERM and self._child:
+        if number != signal.SIGINT and self._child:
             self._pass_on()
 
     def _pass_on(self) -> None:
         with contextlib.suppress(ProcessLookupError):  # it has just ended
-            os.kill(self._child, signal.SIGTERM)
+            os.kill(self._child, self._signal)
 
 
 def _ending(code: int) -> str:

@@ -188,15 +188,16 @@ def _define_processes(f: flags.FlagValues) -> None:
     flags.DEFINE_string(
         "warm_start",
         None,
-        "With train: start a new run from the weights of this run or checkpoint, at step 0 and "
-        "with a new optimizer. run.warm_start has rules for weights of other names or shapes.",
+        "With train: start a new run from the weights of this run or checkpoint (RUN, RUN/best, "
+        "RUN/STEP), at step 0 and with a new optimizer. run.warm_start has rules for weights of "
+        "other names or shapes.",
         flag_values=f,
     )
     flags.DEFINE_string(
         "checkpoint",
         None,
-        "Checkpoint for eval, decode and export: a step, a path or best. By default the newest "
-        "good one.",
+        "Checkpoint for eval, decode and export: a step, a path, best or last. By default "
+        "the newest good one.",
         flag_values=f,
     )
 
@@ -275,6 +276,6 @@ def help_text() -> str:
         },
     )
     return (
-        f"{text}\n\nExit codes: 0 success; 1 error; 2 wrong command line; 130 (SIGINT) or 143 "
-        "(SIGTERM)\nstopped by a signal, after the state was saved."
+        f"{text}\n\nExit codes: 0 success; 1 error; 2 wrong command line; 129 (SIGHUP), 130 "
+        "(SIGINT) or 143\n(SIGTERM) stopped by a signal, after the state was saved."
     )

@@ -1,11 +1,11 @@
-"""The commands of tekso-ckpt that make a file or a run from weights: export, import, merge."""
+"""The commands of tekso-ckpt that make a file or a run from weights: convert and merge."""
 
 from __future__ import annotations
 
 import dataclasses
 import fnmatch
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,9 +16,17 @@ from tekso.framework.params import tree as params_tree
 from tekso.framework.run import inspection
 from tekso.framework.run.checkpoints import CheckpointError
 from tekso.framework.run.new_run import NewRun
-from tekso.framework.run.opened import OpenedRun, completed_tree
+from tekso.framework.run.opened import OpenedRun, completed_tree, open_run
 from tekso.framework.run.report.lines import size
-from tekso.framework.run.weight_files import WeightFile, open_weights, write_weights
+from tekso.framework.run.weight_files import (
+    SUFFIX,
+    StoredWeights,
+    WeightFile,
+    is_weight_file,
+    open_weights,
+    write_weights,
+)
+from tekso.framework.run.weight_scales import scale_problem, stored_scales
 from tekso.framework.run.weights import read_weight
 from tekso.framework.state import WEIGHTS
 from tekso.framework.task import Task
@@ -43,24 +51,60 @@ class Done(NamedTuple):
     text: str
 
 
-def export(run: OpenedRun, output: str, *, match: str, layout: str | None) -> Done:
-    """Writes the evaluation weights of a checkpoint to a safetensors file.
+def convert(
+    source: str,
+    output: str,
+    *,
+    match: str | None,
+    model: str | None,
+    settings: Sequence[str],
+    layout: str | None,
+    command: Sequence[str],
+    warn: Callable[[str], None],
+) -> Done:
+    """Writes weights in another form.
 
     Args:
-      run: the run.
-      output: path of the file.
-      match: pattern of the keys of the weights, "weights/…".
-      layout: one of LAYOUTS, or None: the names and shapes of the task.
+      source: a run, a checkpoint, a safetensors file, or a folder of its shards.
+      output: a safetensors file, or the folder of a new run.
+      match: to a file: pattern of the paths or keys of the weights; None: all.
+      model: from a file to a run: key of the experiment; None: the one that the file is from.
+      settings: to a run: values of --set.
+      layout: from or to a file: one of LAYOUTS; None: the names and shapes of the task.
+      command: the command as typed.
+      warn: called with the text of a warning.
 
     Raises:
-      UsageError: the pattern matches no weight.
-      CheckpointError: a weight cannot be read, or the file cannot be written.
-      Gpt2LayoutError: the model does not have the layout.
+      UsageError: an argument does not apply to this conversion, no weight matches, the experiment
+        is not known, or a setting is wrong.
+      CheckpointError: the source is missing or damaged, does not fit the experiment, or the output
+        cannot be written.
+      Gpt2LayoutError: the tensors or the model do not have the layout.
     """
+    from_file, to_file = is_weight_file(source), output.endswith(SUFFIX)
+    _check_use("--match", match, to_file and not from_file, "from a run to a file")
+    _check_use("--model", model, from_file and not to_file, "from a file to a run")
+    _check_use("--set", settings, not to_file, "to a run")
+    _check_use("--layout", layout, from_file != to_file, "between a file and a run")
+    if from_file and to_file:
+        raise UsageError(f"{source} and {output} are both safetensors: one of them must be a run")
+    if to_file:
+        return _export(open_run(source, warn=warn), output, match or "*", layout)
+    if from_file:
+        return _import(source, output, model, settings, layout, command)
+    return _copy(open_run(source, warn=warn), output, settings, command)
+
+
+def _check_use(flag: str, value: Any, applies: bool, conversion: str) -> None:
+    if value and not applies:
+        raise UsageError(f"{flag} works only with a conversion {conversion}")
+
+
+def _export(run: OpenedRun, output: str, match: str, layout: str | None) -> Done:
+    """Writes the evaluation weights of a checkpoint to a safetensors file."""
     checkpoint = run.checkpoint
-    keys = [
-        k for k in sorted(checkpoint.keys) if k.startswith(WEIGHTS) and fnmatch.fnmatch(k, match)
-    ]
+    match = match if match.startswith(WEIGHTS) else WEIGHTS + match
+    keys = [k for k in sorted(checkpoint.keys) if fnmatch.fnmatch(k, match)]
     if not keys:
         raise UsageError(f"--match={match}: no weight matches")
     weights = _weights(run, [key.removeprefix(WEIGHTS) for key in keys])
@@ -76,34 +120,19 @@ def export(run: OpenedRun, output: str, *, match: str, layout: str | None) -> Do
         description = dataclasses.replace(description, tensors={})
     write_weights(output, weights, metadata, description=description)
     written = os.path.getsize(output)
-    text = f"exported {len(weights)} tensors of {checkpoint.path}: {output} ({size(written)})"
+    text = f"wrote {len(weights)} tensors of {checkpoint.path}: {output} ({size(written)})"
     return Done({"output": output, "tensors": len(weights), "size_bytes": written}, text)
 
 
-def import_weights(
+def _import(
     source: str,
     output: str,
-    *,
     model: str | None,
     settings: Sequence[str],
     layout: str | None,
     command: Sequence[str],
 ) -> Done:
-    """Writes the folder of a run that begins with the weights of a safetensors file.
-
-    Args:
-      source: the file, or a folder of its shards.
-      output: folder of the new run.
-      model: key of the experiment; None: the one that the file was exported from.
-      settings: values of --set.
-      layout: one of LAYOUTS, or None: the names and shapes of the task.
-      command: the command as typed.
-
-    Raises:
-      UsageError: the experiment is not known, or a setting is wrong.
-      CheckpointError: the file is damaged, or does not fit the experiment.
-      Gpt2LayoutError: the tensors or the model do not have the layout.
-    """
+    """Writes the folder of a run that begins with the weights of a safetensors file."""
     file = open_weights(source)
     key, tree, registered = _experiment(file, model)
     names = {name.removeprefix(WEIGHTS) for name in file.keys}
@@ -115,10 +144,30 @@ def import_weights(
         weights = {f"{own.path}/{path}": value for path, value in found.items()}
     else:
         weights = {name: file.read(WEIGHTS + name) for name in sorted(names)}
+        _check_scales(task, file)
     path = NewRun(key, tree, registered, task, weights).write(output, command=command)
+    return _written(output, path, key, task, f"{len(names)} tensors of {file.path}")
+
+
+def _copy(run: OpenedRun, output: str, settings: Sequence[str], command: Sequence[str]) -> Done:
+    """Writes the folder of a run that begins with the evaluation weights of another run."""
+    tree = run.completed_tree()
+    tree.run.warm_start = {}
+    weights = _weights(run, list(run.task().specs()))
+    experiment_flags.change(tree, execution=None, settings=settings)
+    task = inspection.task_of(tree)
+    _check_scales(task, run.checkpoint)
+    new = NewRun(run.model, tree, _registered(run.model, tree), task, weights)
+    path = new.write(output, command=command, assets=run.logdir.assets)
+    return _written(
+        output, path, run.model, task, f"{len(weights)} tensors of {run.checkpoint.path}"
+    )
+
+
+def _written(output: str, path: str, model: str, task: Task, what: str) -> Done:
     count = sum(spec.size for spec in task.specs().values())
-    text = f"imported {len(names)} tensors of {file.path}, {count:,} weights of {key}: {path}"
-    record = {"output": output, "checkpoint": path, "model": key, "weights": count}
+    text = f"wrote a run from {what}, {count:,} weights of {model}: {path}"
+    record = {"output": output, "checkpoint": path, "model": model, "weights": count}
     return Done(record, f"{text}\n{_evaluate_it(output)}")
 
 
@@ -169,6 +218,14 @@ def _experiment(file: WeightFile, model: str | None) -> tuple[str, Any, Any]:
         )
     tree = completed_tree(file.description, file.path)
     return file.description.model, tree, _registered(file.description.model, tree)
+
+
+def _check_scales(task: Task, weights: StoredWeights) -> None:
+    """Raises a CheckpointError if stored adapters have another alpha / rank in the task."""
+    scales = stored_scales(weights)
+    for path, spec in task.specs().items():
+        if problem := scale_problem(spec, path, scales, weights.path):
+            raise CheckpointError(problem)
 
 
 def _model(task: Task, key: str) -> Any:

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import tensorflow as tf
 
 from tekso.framework.costs.piece_gradients import PieceGradients, piece_gradients
-from tekso.framework.execution.base import Signature, num_examples
-from tekso.framework.execution.pipeline.piece_traces import PieceTrace, of_each
+from tekso.framework.costs.piece_traces import PieceTrace, of_each
 from tekso.framework.pieces import Flow, Piece
 from tekso.framework.primitives.fusion import Fuse, no_fusion
+from tekso.framework.signature import Signature, num_examples
 from tekso.framework.weight_spec import WeightSpec
 
 REPEATS = 5
@@ -73,7 +72,7 @@ def _least_seconds(both: PieceGradients, timer: Timer) -> float:
     return min(times)
 
 
-def _value(spec: Any, number: int) -> tf.Tensor:
+def _value(spec: tf.TensorSpec, number: int) -> tf.Tensor:
     if not spec.dtype.is_floating:
         return tf.zeros(spec.shape, spec.dtype)
     return tf.cast(0.05 * tf.random.stateless_normal(spec.shape, seed=[number, 0]), spec.dtype)

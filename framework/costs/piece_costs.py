@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tekso.framework.costs.device_types import find
-from tekso.framework.execution.pipeline.piece_traces import PieceTrace
+from tekso.framework.costs.piece_traces import PieceTrace
 
 BACKWARD = 2.0  # a backward pass computes the gradients of both factors of every product
 

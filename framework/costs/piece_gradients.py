@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tekso.framework.context import StepContext
-from tekso.framework.execution.pipeline.piece_traces import PieceTrace, tensors
+from tekso.framework.costs.piece_traces import PieceTrace, tensors
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
 from tekso.framework.primitives.fusion import Fuse, no_fusion
 from tekso.framework.step import Sums, with_gradients

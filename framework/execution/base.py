@@ -14,13 +14,12 @@ from tekso.framework.execution.shards import Shard
 from tekso.framework.execution.state import Stored
 from tekso.framework.learning_step import LearnerBase
 from tekso.framework.params import Configurable
+from tekso.framework.signature import Signature, num_examples
 from tekso.framework.step import Step
 from tekso.framework.task import Task
 from tekso.framework.weight_spec import WeightSpec
 
 Batch = Mapping[str, np.ndarray]
-Signature = Mapping[str, tuple[Sequence[int], Any]]
-"""Shape and dtype of every array of a batch, by name."""
 
 
 class Execution(Configurable, abc.ABC):
@@ -189,11 +188,6 @@ class ExecutionProgram(abc.ABC):
 def signature_of(batch: Batch) -> Signature:
     """Returns the signature of a batch."""
     return {name: (array.shape, array.dtype) for name, array in batch.items()}
-
-
-def num_examples(signature: Signature) -> int:
-    """Returns the number of examples in a batch."""
-    return next(iter(signature.values()))[0][0]
 
 
 def parts_of(size: int, most: int) -> int:

@@ -24,7 +24,7 @@ from absl import logging
 from tekso.framework.cluster import Cluster
 from tekso.framework.cores import num_cores
 from tekso.framework.execution import devices, runtime
-from tekso.framework.execution.base import Execution, ExecutionProgram, Signature, num_examples
+from tekso.framework.execution.base import Execution, ExecutionProgram
 from tekso.framework.execution.data_parallel_program import DataParallelProgram
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.process_sums import ProcessSums
@@ -32,6 +32,7 @@ from tekso.framework.execution.updates import Updates
 from tekso.framework.layer import Layer
 from tekso.framework.params import param
 from tekso.framework.path_patterns import listed
+from tekso.framework.signature import Signature, num_examples
 from tekso.framework.step import Step
 from tekso.framework.task import Task
 

@@ -20,7 +20,7 @@ from tekso.framework.execution.batch_parts import (
 )
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.process_sums import ProcessSums
-from tekso.framework.execution.replica_context import ReplicaContext, replica_number
+from tekso.framework.execution.replica_context import ReplicaContext, replica_number, summed
 from tekso.framework.execution.shards import Owners, Shard, Slices, chunks, cut_out, whole
 from tekso.framework.execution.state import Stored, checked_state
 from tekso.framework.primitives.fusion import XlaFusion, no_fusion
@@ -181,11 +181,11 @@ class DataParallelProgram(ExecutionProgram):
         columns = [tf.unstack(array.stack(), count) for array in arrays]
         return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
-    def _train_graph(self, batch: Any, step: tf.Tensor) -> Flat:
+    def _train_graph(self, batch: Flat, step: tf.Tensor) -> Flat:
         metrics: Flat = self._first(self._strategy.run(self._replica_step, args=(batch, step)))
         return metrics
 
-    def _replica_step(self, batch: Any, step: tf.Tensor) -> Flat:
+    def _replica_step(self, batch: Flat, step: tf.Tensor) -> Flat:
         """Computes and applies a step in a replica; returns the metrics of the global batch."""
         weight = self._all_reduce(self._step.loss_weight(batch))
         gradients, sums = self._replica_gradients(batch, step, weight)
@@ -197,7 +197,7 @@ class DataParallelProgram(ExecutionProgram):
         return self._step.report(sums, weight, metrics)
 
     def _replica_gradients(
-        self, batch: Any, step: tf.Tensor, total_weight: tf.Tensor
+        self, batch: Flat, step: tf.Tensor, total_weight: tf.Tensor
     ) -> tuple[Gradients, Sums]:
         """Computes the part of this replica; returns gradients and sums of the global batch."""
         size, number = size_of(batch), replica_number()
@@ -223,7 +223,7 @@ class DataParallelProgram(ExecutionProgram):
         self,
         weights: Flat,
         scale: tf.Tensor | None,
-        batch: Any,
+        batch: Flat,
         *,
         start: Any,
         num_examples: int,
@@ -254,8 +254,7 @@ class DataParallelProgram(ExecutionProgram):
             return nest
         if self._processes.size > 1:
             return self._processes.of_nest(nest)
-        replica_context = tf.distribute.get_replica_context()
-        return replica_context.all_reduce(tf.distribute.ReduceOp.SUM, nest)
+        return summed(nest)
 
     def _tower(self, key: tuple[int, int], num_examples: int) -> Callable[..., Any]:
         def compute(
@@ -292,7 +291,7 @@ class DataParallelProgram(ExecutionProgram):
         return self._fusions.setdefault(key, XlaFusion()) if is_used else no_fusion
 
     def _context(
-        self, mode: Mode, key: Any, step: Any, offset: Any, num_examples: int | None
+        self, mode: Mode, key: Any, step: tf.Tensor | int, offset: Any, num_examples: int | None
     ) -> StepContext:
         kind: Callable[..., StepContext] = StepContext
         if self.num_replicas > 1:
@@ -358,12 +357,12 @@ class DataParallelProgram(ExecutionProgram):
         packed: dict[str, tuple[Any, Any]] = tf.nest.pack_sequence_as(own, sums)
         return packed
 
-    def _eval_graph(self, batch: Any, first: int, whole: int) -> dict[str, Any]:
+    def _eval_graph(self, batch: Flat, first: int, whole: int) -> dict[str, Any]:
         """Returns the sums of the examples of this process, from `first` on, of a batch."""
         sums = self._strategy.run(self._replica_eval, args=(batch, first, whole))
         return tf.nest.map_structure(self._reduce, sums)
 
-    def _replica_eval(self, batch: Any, first: int, whole: int) -> dict[str, Any]:
+    def _replica_eval(self, batch: Flat, first: int, whole: int) -> dict[str, Any]:
         weights, size = self._evaluation_weights(), size_of(batch)
 
         def tower(part: Any, start: Any, number: int) -> tuple[Gradients, Any]:

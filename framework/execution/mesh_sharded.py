@@ -17,7 +17,6 @@ from tekso.framework.cluster import Cluster
 from tekso.framework.execution.base import (
     Execution,
     ExecutionProgram,
-    Signature,
     part_of,
 )
 from tekso.framework.execution.mesh.layouts import MeshLayout
@@ -30,6 +29,7 @@ from tekso.framework.execution.mesh.sharding_mesh import (
 )
 from tekso.framework.params import param
 from tekso.framework.primitives.fusion import Fuse, MarkedFusion, no_fusion
+from tekso.framework.signature import Signature
 from tekso.framework.step import Step
 from tekso.framework.task import Task
 
@@ -70,7 +70,7 @@ class MeshSharded(Execution):
         """See `Execution`."""
         part = part_of(batch, step.learner.params.accumulation_steps)
         layout = self.layout(step.task, part, num_devices=self._mesh.num_devices())
-        warn_of_idle_axes(layout, "execution")
+        warn_of_idle_axes(layout)
         placement = Placement(self._mesh.make(layout.mesh))
         return MeshProgram(
             step, placement, layout, decode_on=self.params.decode_on, fuse=self._fuse()

@@ -22,13 +22,14 @@ import tensorflow as tf
 
 from tekso.framework import port_filter
 from tekso.framework.execution import devices
-from tekso.framework.execution.base import ExecutionProgram, Signature, num_examples
+from tekso.framework.execution.base import ExecutionProgram
 from tekso.framework.execution.data_parallel_program import DataParallelProgram
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.parameter_server_program import ParameterServerProgram
 from tekso.framework.execution.pipeline import remote
 from tekso.framework.execution.updates import Updates
 from tekso.framework.params import param
+from tekso.framework.signature import Signature, num_examples
 from tekso.framework.step import Step
 
 _TRAINER = "chief"

@@ -23,14 +23,14 @@ import tensorflow as tf
 
 from tekso.framework.costs.measured_costs import Timer, measured_costs
 from tekso.framework.costs.piece_costs import cost_of
+from tekso.framework.costs.piece_traces import PieceTrace, trace_all
 from tekso.framework.execution import devices
-from tekso.framework.execution.base import ExecutionProgram, Signature, num_examples
+from tekso.framework.execution.base import ExecutionProgram
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.pipeline import partition, remote, stages
 from tekso.framework.execution.pipeline.actions import by_device
 from tekso.framework.execution.pipeline.loss_pieces import pieces_of_loss
 from tekso.framework.execution.pipeline.piece_coupling import check_layers, check_pieces
-from tekso.framework.execution.pipeline.piece_traces import PieceTrace, trace_all
 from tekso.framework.execution.pipeline.plan import PipelinePlan, rows_of_stages
 from tekso.framework.execution.pipeline.program import PipelineProgram
 from tekso.framework.execution.pipeline.schedule import PipelineSchedule, num_stages_of, schedule_of
@@ -41,6 +41,7 @@ from tekso.framework.execution.pipeline.staged_execution import StagedExecution
 from tekso.framework.params import OldField, param
 from tekso.framework.pieces import Piece
 from tekso.framework.primitives.fusion import XlaFusion, no_fusion
+from tekso.framework.signature import Signature, num_examples
 from tekso.framework.step import Step, used_specs
 from tekso.framework.task import Task
 from tekso.framework.weight_spec import WeightSpec

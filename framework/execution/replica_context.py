@@ -27,6 +27,20 @@ class ReplicaContext(StepContext):
         self.all_reduce = all_reduce
 
 
+def summed(nest: Any) -> Any:
+    """Returns a nest of tensors, summed over the replicas; to be called in a replica.
+
+    Each dtype has an all-reduce of its own: tf.distribute concatenates the tensors of a call.
+    """
+    context, flat = tf.distribute.get_replica_context(), tf.nest.flatten(nest)
+    for dtype in dict.fromkeys(x.dtype for x in flat):
+        own = [i for i, x in enumerate(flat) if x.dtype == dtype]
+        sums = context.all_reduce(tf.distribute.ReduceOp.SUM, [flat[i] for i in own])
+        for i, x in zip(own, sums, strict=True):
+            flat[i] = x
+    return tf.nest.pack_sequence_as(nest, flat)
+
+
 def replica_number() -> int:
     """Returns the index of the replica being traced; 0 if one trace serves all replicas (TPU)."""
     replica = tf.distribute.get_replica_context().replica_id_in_sync_group

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from tekso.framework.cluster import Cluster
 from tekso.framework.costs.piece_costs import cost_of
-from tekso.framework.execution.base import Signature, num_examples
+from tekso.framework.costs.piece_traces import PieceTrace, trace_all
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.mesh.layouts import MeshLayout
 from tekso.framework.execution.mesh.placement import Placement
@@ -30,7 +30,6 @@ from tekso.framework.execution.pipeline import spmd_pieces, stages
 from tekso.framework.execution.pipeline.actions import by_device
 from tekso.framework.execution.pipeline.loss_pieces import pieces_of_loss
 from tekso.framework.execution.pipeline.piece_coupling import check_layers, check_pieces
-from tekso.framework.execution.pipeline.piece_traces import PieceTrace, trace_all
 from tekso.framework.execution.pipeline.plan import PipelinePlan, rows_of_stages
 from tekso.framework.execution.pipeline.schedule import Gpipe
 from tekso.framework.execution.pipeline.schedule_check import checked_actions
@@ -39,6 +38,7 @@ from tekso.framework.execution.pipeline.spmd_loss import DATA, SpmdLoss
 from tekso.framework.execution.pipeline.staged_execution import StagedExecution
 from tekso.framework.params import OldField, param
 from tekso.framework.pieces import Piece
+from tekso.framework.signature import Signature, num_examples
 from tekso.framework.step import Step, used_specs
 from tekso.framework.task import Task
 from tekso.framework.weight_spec import STACK_DIM, WeightSpec

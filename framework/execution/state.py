@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Set
 from typing import Protocol
 
 import numpy as np
+import tensorflow as tf
 
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.weight_spec import WeightSpec
@@ -18,7 +19,7 @@ class Stored(Protocol):
     def shape(self) -> tuple[int, ...]:
         """Shape of the whole tensor."""
 
-    def __getitem__(self, where: tuple[slice, ...], /) -> np.ndarray:
+    def __getitem__(self, where: tuple[slice, ...], /) -> np.ndarray | tf.Tensor:
         """Returns the part of the tensor at slices, one for every dim."""
 
 

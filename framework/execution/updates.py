@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import abc
 
-from tekso.framework.execution.base import ExecutionProgram, Signature
+from tekso.framework.execution.base import ExecutionProgram
 from tekso.framework.execution.data_parallel_program import DataParallelProgram
 from tekso.framework.params import Configurable
+from tekso.framework.signature import Signature
 from tekso.framework.step import Step
 
 

@@ -59,11 +59,11 @@ class Input(Configurable):
 
     def __init__(
         self,
-        params: Any,
+        params: Input.Params,
         *,
         seed: int = 0,
         assets_dir: str | None = None,
-        train: Any = None,
+        train: Input.Params | None = None,
     ) -> None:
         """Opens the data.
 
@@ -79,7 +79,7 @@ class Input(Configurable):
         del train
 
     @classmethod
-    def signature(cls, params: Any) -> Signature | None:
+    def signature(cls, params: Input.Params) -> Signature | None:
         """Returns {name: (shape, dtype)} of the largest batches; None: unknown without data.
 
         A class whose Params determine all shapes should override it. Its experiments can then be
@@ -97,7 +97,7 @@ class Input(Configurable):
         return None
 
     @classmethod
-    def known(cls, params: Any, *, assets_dir: str | None) -> Any:
+    def known(cls, params: Input.Params, *, assets_dir: str | None) -> object | None:
         """Returns the parts of the input that need no data; None: all parts need data.
 
         Args:
@@ -114,7 +114,7 @@ class Input(Configurable):
         """
         if "tokenizer" not in params:
             return None
-        return KnownText(params, params.tokenizer.instantiate(assets_dir=assets_dir))
+        return KnownText(params, params.get("tokenizer").instantiate(assets_dir=assets_dir))
 
     def batch(self, step: int) -> Batch:
         """Returns the global batch of a step.

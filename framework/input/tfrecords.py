@@ -175,6 +175,18 @@ class TfRecords(Source):
             raise BadRecordError(origin, "the record is truncated")
         if masked_checksum(record) != _FOOTER.unpack(footer)[0]:
             raise BadRecordError(origin, f"the {length} bytes of data have a wrong checksum")
+        return self.parse(record, origin)
+
+    def parse(self, record: bytes, origin: Origin) -> Any:
+        """Returns the value of a record; a subclass may override it.
+
+        Args:
+          record: the bytes of the record, whose checksum is right.
+          origin: its position.
+
+        Raises:
+          BadRecordError: the record is malformed.
+        """
         return feature_of(record, self.params.feature, origin) if self.params.feature else record
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Hashable, Iterable
-from typing import Any, Literal
+from typing import Literal
 
 import tensorflow as tf
 
@@ -25,10 +25,11 @@ class Optimizer(Configurable):
     """Base class of all optimizers.
 
     A subclass declares slots and computes `decrement`, which is subtracted from the weight. This
-    class adds decoupled weight decay:
+    class adds weight decay, decoupled or as the gradient of the loss weight_decay / 2 * |weight|^2:
 
         weight -= decrement + weight_decay * learning_rate * weight     scaling "learning_rate"
         weight -= decrement + weight_decay * weight                     scaling "independent"
+        gradient += weight_decay * weight, before the decrement         scaling "gradient"
 
     Updates are computed in float64 for float64 weights and in float32 for all others. The new
     weight is rounded to the dtype of the weight.
@@ -41,8 +42,9 @@ class Optimizer(Configurable):
         """Params of an optimizer."""
 
         weight_decay: float = param("Rate of weight decay per step; 0: no decay.", default=0.0)
-        weight_decay_scaling: Literal["learning_rate", "independent"] = param(
-            "Whether the rate is multiplied by the learning rate of the step.",
+        weight_decay_scaling: Literal["learning_rate", "independent", "gradient"] = param(
+            "Whether the rate is multiplied by the learning rate of the step, or not, or whether "
+            "decay is added to the gradient, like the gradient of an L2 loss.",
             default="learning_rate",
         )
         weight_decay_exclude: list[str] = param(
@@ -54,7 +56,7 @@ class Optimizer(Configurable):
     decay_is_decoupled = True
     """False in subclasses whose `decrement` includes weight decay."""
 
-    def __init__(self, params: Any) -> None:
+    def __init__(self, params: Optimizer.Params) -> None:
         """Checks the Params."""
         super().__init__(params)
         self._require("weight_decay", self.params.weight_decay >= 0, "0 or more")
@@ -87,11 +89,13 @@ class Optimizer(Configurable):
         w, g = tf.cast(weight, dtype), tf.cast(gradient, dtype)
         t = tf.cast(tf.cast(step, tf.int64) + tf.constant(1, tf.int64), dtype)
         rate = self.effective_learning_rate(tf.cast(learning_rate, dtype), t)
+        scaling, decay = self.params.weight_decay_scaling, self.params.weight_decay
+        adds_decay = self.decay_is_decoupled and self.decays(spec)
+        if scaling == "gradient" and adds_decay:
+            g += decay * w
         decrement, new_slots = self.decrement(spec, w, g, slots, rate, t)
-        if self.decay_is_decoupled and self.decays(spec):
-            decay = self.params.weight_decay
-            independent = self.params.weight_decay_scaling == "independent"
-            decrement += (decay if independent else decay * rate) * w
+        if scaling != "gradient" and adds_decay:
+            decrement += (decay if scaling == "independent" else decay * rate) * w
         return tf.cast(w - decrement, weight.dtype), new_slots
 
     def effective_learning_rate(self, learning_rate: tf.Tensor, t: tf.Tensor) -> tf.Tensor:

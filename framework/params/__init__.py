@@ -11,12 +11,15 @@ from tekso.framework.params.params import (
     param,
 )
 from tekso.framework.params.references import rename_class
+from tekso.framework.params.versions import Migration, NewerVersionError
 
 __all__ = [
     "REQUIRED",
     "Configurable",
     "Field",
     "FrozenParamsError",
+    "Migration",
+    "NewerVersionError",
     "OldField",
     "Params",
     "Required",

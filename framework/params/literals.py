@@ -2,7 +2,7 @@
 
     None True 3 0.1 -inf nan "text" b"bytes" [1, 2] (1,) {"a": 1} {1, 2} set() frozenset({1})
     REQUIRED  enum("module:Color", "RED")  tf_dtype("bfloat16")  Params("module:Owner")
-    cls("module:Owner")
+    cls("module:Owner")  Params("module:Owner", {"module:Owner": 2}), with its version above 1
 
 `ast` parses the text, and this module interprets each kind of syntax node. Nothing is evaluated,
 and only the functions above are known. `references.py` says which modules a text may import.
@@ -15,15 +15,28 @@ import enum
 import math
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
-from tekso.framework.params import references
+from tekso.framework.params import references, versions
 from tekso.framework.params.containers import CONTAINERS, Node
 from tekso.framework.params.references import quote
 from tekso.framework.params.types import REQUIRED, describe
 
 _LONGEST = 2**20  # characters of a literal
 _SHOWN = 200  # characters of a literal in an error
+_PARAMS = "Params"
+
+
+class Outdated(NamedTuple):
+    """Params of a text that has earlier versions of their classes.
+
+    Attributes:
+      params: with the default values.
+      stated: the versions of the text; see `versions.migrated`.
+    """
+
+    params: Any
+    stated: dict[str, int]
 
 
 def write(value: Any) -> str:
@@ -33,7 +46,9 @@ def write(value: Any) -> str:
       TypeError: the value has no literal.
     """
     if isinstance(value, Node):
-        return f"Params({quote(references.of_params(type(value)))})"
+        stated = versions.versions_of(type(value))
+        more = f", {_write_container(stated)}" if stated else ""
+        return f"Params({quote(references.of_params(type(value)))}{more})"
     if value is None or value is True or value is False or value is REQUIRED or value is ...:
         return "..." if value is ... else repr(value)
     if isinstance(value, enum.Enum):
@@ -80,15 +95,20 @@ def _write_enum(value: enum.Enum) -> str:
     return f"enum({quote(references.of_object(type(value)))}, {quote(str(name))})"
 
 
-def parse(text: str) -> Any:
+def parse(text: str, *, outdated: list[Outdated] | None = None) -> Any:
     """Returns the value of a literal.
+
+    Args:
+      text: the literal.
+      outdated: takes the Params whose fields in the text have to be migrated.
 
     Raises:
       ValueError: the text is not a literal, or a name in it cannot be resolved.
+      NewerVersionError: the text has a version of Params that is newer than the class.
     """
     node = _expression(text)
     try:
-        return _read(node)
+        return _read(node, [] if outdated is None else outdated)
     except RecursionError:
         raise ValueError("the literal is nested too deeply") from None
 
@@ -107,29 +127,29 @@ def _expression(text: str) -> ast.expr:
         raise ValueError(f"{shown!r} is not a literal: {error}") from None
 
 
-def _read(node: ast.expr) -> Any:
+def _read(node: ast.expr, outdated: list[Outdated]) -> Any:
     match node:
         case ast.Constant(value=value) if type(value) is not complex:
             return value
         case ast.Name(id=name) if name in _NAMES:
             return _NAMES[name]
         case ast.UnaryOp(op=ast.USub(), operand=operand):
-            value = _read(operand)
+            value = _read(operand, outdated)
             if type(value) in (int, float):
                 return -value
         case ast.List(elts=items):
-            return [_read(item) for item in items]
+            return [_read(item, outdated) for item in items]
         case ast.Tuple(elts=items):
-            return tuple([_read(item) for item in items])
+            return tuple([_read(item, outdated) for item in items])
         case ast.Set(elts=items):
-            return _hashed(set, items)
+            return _hashed(set, items, outdated)
         case ast.Dict(keys=keys, values=items):
             pairs = {}
             for key, item in zip(keys, items, strict=True):
                 if key is None:
                     raise ValueError("a literal cannot contain **")
                 try:
-                    pairs[_read(key)] = _read(item)
+                    pairs[_read(key, outdated)] = _read(item, outdated)
                 except TypeError as error:
                     raise ValueError(
                         f"{ast.unparse(key)} cannot be a key of a dict: {error}"
@@ -138,13 +158,14 @@ def _read(node: ast.expr) -> Any:
         case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in _FUNCTIONS:
             count, function = _FUNCTIONS[name]
             if len(args) in count:
-                return function(*map(_read, args))
+                values = [_read(arg, outdated) for arg in args]
+                return function(*values) if name != _PARAMS else _make_params(outdated, *values)
     raise ValueError(f"{ast.unparse(node)} is not a literal")
 
 
-def _hashed(kind: Callable[[Any], Any], items: list[ast.expr]) -> Any:
+def _hashed(kind: Callable[[Any], Any], items: list[ast.expr], outdated: list[Outdated]) -> Any:
     try:
-        return kind([_read(item) for item in items])
+        return kind([_read(item, outdated) for item in items])
     except TypeError as error:
         raise ValueError(f"an item of a set cannot be hashed: {error}") from None
 
@@ -155,8 +176,13 @@ def _text(value: Any) -> str:
     return value
 
 
-def _make_params(reference: Any) -> Any:
-    return references.params(_text(reference))()
+def _make_params(outdated: list[Outdated], reference: Any, stated: Any = None) -> Any:
+    cls = references.params(_text(reference))
+    known = versions.check_stated(cls, {} if stated is None else stated)
+    new = cls()
+    if versions.is_outdated(cls, known):
+        outdated.append(Outdated(new, known))
+    return new
 
 
 def _class(reference: Any) -> Any:
@@ -199,5 +225,5 @@ _FUNCTIONS: dict[str, tuple[tuple[int, ...], Callable[..., Any]]] = {
     "enum": ((2,), _enum),
     "tf_dtype": ((1,), _tf_dtype),
     "cls": ((1,), _class),
-    "Params": ((1,), _make_params),
+    _PARAMS: ((1, 2), _make_params),
 }

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, dataclass_transform
 
 from tekso.framework.params import arguments as params_arguments
 from tekso.framework.params import assignment as params_assignment
-from tekso.framework.params import paths
+from tekso.framework.params import paths, versions
 from tekso.framework.params import text as params_text
 from tekso.framework.params import tree as params_tree
 from tekso.framework.params.containers import (
@@ -89,6 +89,7 @@ class Params(Node):
         super().__init_subclass__(**kwargs)
         cls._template = None
         declare_fields(cls, Params)
+        versions.check_declared(cls)
 
     def __init__(self, **kwargs: Any) -> None:
         """Creates Params with the default values, except those in the keyword arguments."""
@@ -243,6 +244,7 @@ class Params(Node):
 
         Raises:
           ValueError: a line cannot be read, or a name in it cannot be resolved.
+          NewerVersionError: the text has a version of a class that is newer than the class.
           TypeError: the text does not describe Params of this class.
         """
         params = params_text.from_text(text, origin=origin)

@@ -8,14 +8,16 @@
     layers.0.dim : 3
 
 Empty lines and comments (#) are skipped. Fields that the text does not contain keep their defaults.
+Params of a class with a version above 1 have the version in the text; see `versions.py`.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
-from tekso.framework.params import literals, paths, references
+from tekso.framework.params import literals, paths, references, versions
 from tekso.framework.params import tree as params_tree
 from tekso.framework.params.containers import ATOMS, Node, holds_nodes, same_value
 from tekso.framework.params.origins import Origin, hide_from_origins, origin_text
@@ -63,45 +65,115 @@ def from_text(text: str, *, origin: Origin) -> Any:
 
     Raises:
       ValueError: a line cannot be read; the message contains the line.
+      NewerVersionError: the text has a version of Params that is newer than the class.
     """
-    reader = _Reader(origin)
-    for number, line in enumerate(text.split("\n"), start=1):
-        line = line.strip()
-        if not line or line.startswith("#"):
-            continue
-        try:
-            reader.read(*_split_line(line))
-        except (ValueError, TypeError, AttributeError) as error:
-            raise ValueError(f"line {number}, {line[:80]!r}: {error}") from error
+    reader = _Reader(text, origin)
+    reader.read_all()
     if reader.root is None:
         raise ValueError('the text is empty: it must begin with . : Params("module:Owner")')
     return reader.root
 
 
+class _Entry(NamedTuple):
+    """A value that is to be read.
+
+    Attributes:
+      number: of the line that it comes from, from 1.
+      line: the line.
+      path: in the text; "" is the root.
+      value: its value; None: not parsed, because the field no longer exists.
+    """
+
+    number: int
+    line: str
+    path: str
+    value: Any
+
+
 class _Reader:
-    """Builds a tree from its lines.
+    """Builds a tree from the lines of a text.
 
     Attributes:
       root: the tree; None before the first line.
     """
 
-    def __init__(self, origin: Origin) -> None:
+    def __init__(self, text: str, origin: Origin) -> None:
         self.root: Any = None
         self._origin = origin
+        lines = [(number, line.strip()) for number, line in enumerate(text.split("\n"), 1)]
+        # What is to be read, the next one last: lines, and fields that a migration returned.
+        self._queue: list[tuple[int, str] | _Entry] = [
+            one for one in reversed(lines) if one[1] and not one[1].startswith("#")
+        ]
+        self._outdated: list[literals.Outdated] = []
         self._nodes: dict[str, Any] = {}  # by path in the text
+        self._renamed: dict[str, str] = {}  # {path in the text: path in the tree}
         self._dropped: set[str] = set()  # paths of fields that no longer exist
 
-    def read(self, path: str, literal: str) -> None:
-        """Reads one line."""
-        if self.root is None:
-            self.root = self._nodes[""] = _first(path, literal)
-        elif not any(path.startswith(f"{dropped}.") for dropped in self._dropped):
-            self._read_field(path, literals.parse(literal))
+    def read_all(self) -> None:
+        """Reads all lines."""
+        while self._queue:
+            entry = self._parsed(self._queue.pop())
+            with _errors_in(entry.number, entry.line):
+                if self.root is None:
+                    self.root = self._nodes[""] = entry.value
+                elif not self._is_dropped(entry.path):
+                    self._read_field(entry.path, entry.value)
+            if not self._is_dropped(entry.path):
+                for one in list(self._outdated):
+                    where = params_tree.path_of(one.params, entry.path, entry.value)
+                    if where is not None:
+                        self._outdated.remove(one)
+                        self._migrate(one, where, entry)
+
+    def _parsed(self, item: tuple[int, str] | _Entry) -> _Entry:
+        if isinstance(item, _Entry):
+            return item
+        number, line = item
+        with _errors_in(number, line):
+            path, literal = _split_line(line)
+            if self._is_dropped(path):
+                return _Entry(number, line, path, None)
+            value = literals.parse(literal, outdated=self._outdated)
+            if self.root is None:
+                _check_first(path, literal, value)
+                path = ""
+            return _Entry(number, line, path, value)
+
+    def _is_dropped(self, path: str) -> bool:
+        return any(f"{path}.".startswith(f"{dropped}.") for dropped in self._dropped)
+
+    def _migrate(self, one: literals.Outdated, path: str, entry: _Entry) -> None:
+        """Replaces the fields of Params in the queue by those after the migration.
+
+        Args:
+          one: the Params.
+          path: of the Params in the text.
+          entry: the value that contains them.
+        """
+        start = f"{path}." if path else ""
+        below: list[tuple[int, str] | _Entry] = []
+        others: list[tuple[int, str] | _Entry] = []
+        for item in self._queue:
+            text = item.path if isinstance(item, _Entry) else item[1]
+            (below if text.startswith(start) else others).append(item)
+        entries = {found.path: found for found in map(self._parsed, reversed(below))}
+        fields = {path.removeprefix(start): found.value for path, found in entries.items()}
+        with _errors_in(entry.number, entry.line):
+            fields = versions.migrated(type(one.params), one.stated, fields)
+            names = sorted(
+                fields, key=lambda name: len(paths.split(name))
+            )  # children before their fields
+        new = []
+        for name in names:
+            known = entries.get(start + name, entry)
+            new.append(known._replace(path=start + name, value=fields[name]))
+        self._queue = [*others, *reversed(new)]
 
     def _read_field(self, path: str, value: Any) -> None:
         prefix, _, name = path.rpartition(".")
         if prefix not in self._nodes:
-            self._nodes[prefix] = self.root.get(prefix)
+            self._nodes[prefix] = self.root.get(self._present(prefix))
             if not isinstance(self._nodes[prefix], Node):
                 raise ValueError(f"{prefix} is not Params")
         parent = self._nodes[prefix]
@@ -119,8 +191,15 @@ class _Reader:
         # A child of the same class stays; the following lines set its fields.
         if name in parent._origins or not _is_same(parent._values[name], value):
             parent._assign(name, value, origin=self._origin)
-        if is_renamed and isinstance(parent._values[name], Node):
-            self._nodes[path] = parent._values[name]
+        if is_renamed:
+            self._renamed[path] = paths.join(self._present(prefix), name)
+
+    def _present(self, path: str) -> str:
+        """Returns the path in the tree of a path in the text, which may have former names."""
+        for old, new in reversed(self._renamed.items()):
+            if path == old or path.startswith((f"{old}.", f"{old}[")):
+                return new + path.removeprefix(old)
+        return path
 
     def _replace(self, path: str, new: Any) -> None:
         """Replaces a node by one of another class, keeping the values of common fields."""
@@ -139,14 +218,27 @@ class _Reader:
         self._nodes[path] = new
 
 
-def _first(path: str, literal: str) -> Node:
-    """Returns the root that the first line describes."""
+def _check_first(path: str, literal: str, value: Any) -> None:
+    """Raises a ValueError if the first line does not describe the root."""
     if path != ".":
         raise ValueError('the first line must be . : Params("module:Owner")')
-    root = literals.parse(literal)
-    if not isinstance(root, Node):
+    if not isinstance(value, Node):
         raise ValueError(f"{literal} is not Params")
-    return root
+
+
+@contextlib.contextmanager
+def _errors_in(number: int, line: str) -> Iterator[None]:
+    """Adds the number and the beginning of a line to errors."""
+    try:
+        yield
+    except versions.NewerVersionError as error:
+        raise versions.NewerVersionError(_in_line(number, line, error)) from error
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ValueError(_in_line(number, line, error)) from error
+
+
+def _in_line(number: int, line: str, error: Exception) -> str:
+    return f"line {number}, {line[:80]!r}: {error}"
 
 
 def _split_line(line: str) -> tuple[str, str]:

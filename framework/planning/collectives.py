@@ -21,13 +21,13 @@ from tensorflow.dtensor.python.layout import Mesh
 from tensorflow.experimental import dtensor
 from tensorflow.python.eager import context
 
-from tekso.framework.execution.base import Signature
 from tekso.framework.execution.mesh.layouts import Layout, MeshLayout, MeshShape
 from tekso.framework.execution.mesh.placement import Placement
 from tekso.framework.execution.mesh.program import MeshProgram
 from tekso.framework.execution.mesh.workarounds import compiler
 from tekso.framework.learning_step import LearnerBase
 from tekso.framework.planning.partitioned_program import Exchange, PartitionedProgram
+from tekso.framework.signature import Signature
 from tekso.framework.step import Step
 from tekso.framework.task import Task
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from tekso.framework.costs import device_types
 from tekso.framework.costs.device_types import DeviceType
-from tekso.framework.execution.base import Signature, part_of
+from tekso.framework.execution.base import part_of
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.mesh import activations
 from tekso.framework.execution.mesh.layouts import (
@@ -38,6 +38,7 @@ from tekso.framework.learning_step import LearnerBase
 from tekso.framework.planning import tracing
 from tekso.framework.planning.costs import Cost, CostModel
 from tekso.framework.planning.step_work import alike
+from tekso.framework.signature import Signature
 from tekso.framework.task import Task
 from tekso.framework.weight_spec import WeightSpec
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Set
 
 import tensorflow as tf
 
+from tekso.framework.costs.piece_traces import rows_of
 from tekso.framework.execution.mesh.layouts import Layout, MeshLayout
-from tekso.framework.execution.pipeline.piece_traces import rows_of
 from tekso.framework.execution.pipeline.plan import PipelinePlan
 from tekso.framework.execution.pipeline.stage_specs import StageSpecs
 from tekso.framework.learning_step import LearnerBase

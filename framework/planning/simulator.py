@@ -12,7 +12,6 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Mapping
 
-from tekso.framework.costs.timing import StuckError, timed
 from tekso.framework.execution.pipeline.actions import (
     BACKWARD,
     FORWARD,
@@ -23,6 +22,7 @@ from tekso.framework.execution.pipeline.actions import (
     ScheduleError,
     by_device,
 )
+from tekso.framework.execution.pipeline.timing import StuckError, timed
 
 Durations = Mapping[tuple[int, Kind], float] | Callable[[int, Kind], float]
 """Time of the work of (stage, kind), in any unit."""

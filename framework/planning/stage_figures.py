@@ -22,6 +22,7 @@ from typing import Any
 import tensorflow as tf
 
 from tekso.framework.costs.piece_costs import BACKWARD as BACKWARD_COST
+from tekso.framework.costs.piece_traces import rows_of, tensors
 from tekso.framework.execution.pipeline.actions import (
     BACKWARD,
     FORWARD,
@@ -29,7 +30,6 @@ from tekso.framework.execution.pipeline.actions import (
     Kind,
     device_of,
 )
-from tekso.framework.execution.pipeline.piece_traces import rows_of, tensors
 from tekso.framework.execution.pipeline.plan import PipelinePlan
 from tekso.framework.execution.pipeline.stage_specs import StageSpecs
 from tekso.framework.execution.pipeline.stages import Stage, Value

@@ -16,9 +16,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tekso.framework import ops, task_results
-from tekso.framework.context import StepContext, isolated
-from tekso.framework.execution.base import Signature, num_examples
+from tekso.framework import primitive, task_results
+from tekso.framework.context import HasStream, StepContext, isolated
 from tekso.framework.planning.dim_names import sizes_of
 from tekso.framework.planning.step_work import (
     Alike,
@@ -33,6 +32,8 @@ from tekso.framework.planning.step_work import (
     Work,
 )
 from tekso.framework.planning.work_recorder import Recorder, Region
+from tekso.framework.primitives.windows import Window
+from tekso.framework.signature import Signature, num_examples
 from tekso.framework.task import Task
 from tekso.framework.theta import Theta
 
@@ -57,7 +58,7 @@ def trace(
     specs = task.specs()
     with tf.Graph().as_default() as graph:
         recorder = Recorder(graph)
-        ctx = _TracingContext(recorder, mode="train", num_examples=num_examples(batch))
+        ctx = TracingContext(recorder, mode="train", num_examples=num_examples(batch))
         theta = {}
         for group in weights:
             for path in group.paths:
@@ -81,12 +82,13 @@ def trace(
     )
 
 
-class _TracingContext(StepContext):
+class TracingContext(StepContext):
     """A step context whose primitives record their work; its copies share the recorder."""
 
     def __init__(self, recorder: Recorder, **rest: Any) -> None:
         super().__init__(**rest)
         self._recorder, self._region = recorder, recorder.whole
+        self.forms = primitive.forms("planning")
 
     def _new(
         self, shape: Sequence[int], dims: Sequence[str | None], dtype: Any, *inputs: tf.Tensor
@@ -128,8 +130,8 @@ class _TracingContext(StepContext):
 
     # --- control flow ---
 
-    def _inside(self, *, iterations: int) -> _TracingContext:
-        inner: _TracingContext = isolated(self)
+    def _inside(self, *, iterations: int) -> TracingContext:
+        inner: TracingContext = isolated(self)
         outer = self._region
         inner._region = Region(
             outer.count * iterations, iterations, outer.recomputed + 1, first=self._recorder.num_ops
@@ -231,7 +233,7 @@ class _TracingContext(StepContext):
             return x
         return self._elementwise(x, forward=2, backward=3, keep=True)
 
-    def dropout(self, x: tf.Tensor, rate: float, layer: Any, name: str = "") -> tf.Tensor:
+    def dropout(self, x: tf.Tensor, rate: float, layer: HasStream, name: str = "") -> tf.Tensor:
         """See `ops.dropout`."""
         return self._elementwise(x, forward=2, backward=2, keep=False) if rate else x
 
@@ -253,7 +255,7 @@ class _TracingContext(StepContext):
         mask: tf.Tensor | None = None,
         bias: tf.Tensor | None = None,
         dropout_rate: float = 0.0,
-        layer: Any = None,
+        layer: HasStream | None = None,
     ) -> tf.Tensor:
         """See `ops.attend`; constrained as on a mesh, with a separate dim for key positions."""
         q = self.constrain(q, ("batch", "length", "heads", "head_dim"))
@@ -327,7 +329,7 @@ class _TracingContext(StepContext):
 
     # --- windows over images ---
 
-    def _windows(self, x: tf.Tensor, window: Any) -> list[int]:
+    def _windows(self, x: tf.Tensor, window: Window) -> list[int]:
         """Returns height and width after a window; records the halos that its parts need."""
         for d in (0, 1):
             width = (window.shape[d] - 1) * window.dilations[d] + 1 - window.strides[d]
@@ -335,7 +337,9 @@ class _TracingContext(StepContext):
                 self._add(Halo(self._recorder.part(x), 1 + d, width))
         return [window.output_size(x.shape[1 + d], d) for d in (0, 1)]
 
-    def _convolve(self, x: tf.Tensor, w: tf.Tensor, window: Any, *, depthwise: bool) -> tf.Tensor:
+    def _convolve(
+        self, x: tf.Tensor, w: tf.Tensor, window: Window, *, depthwise: bool
+    ) -> tf.Tensor:
         part, w_dims = self._recorder.part, self._dims(w)
         image, sizes = part(x), self._windows(x, window)
         if depthwise:
@@ -352,31 +356,28 @@ class _TracingContext(StepContext):
         return self._new([x.shape[0], *sizes, channels], (*dims, names[0]), x.dtype, x, w)
 
     def convolution(
-        self, x: tf.Tensor, w: tf.Tensor, b: tf.Tensor | None = None, *, window: Any
+        self, x: tf.Tensor, w: tf.Tensor, b: tf.Tensor | None = None, *, window: Window
     ) -> tf.Tensor:
         """See `ops.convolution`."""
         return self._convolve(x, w, window, depthwise=False)
 
     def depthwise_convolution(
-        self, x: tf.Tensor, w: tf.Tensor, b: tf.Tensor | None = None, *, window: Any
+        self, x: tf.Tensor, w: tf.Tensor, b: tf.Tensor | None = None, *, window: Window
     ) -> tf.Tensor:
         """See `ops.depthwise_convolution`."""
         return self._convolve(x, w, window, depthwise=True)
 
-    def _pool(self, x: tf.Tensor, window: Any) -> tf.Tensor:
+    def _pool(self, x: tf.Tensor, window: Window) -> tf.Tensor:
         sizes = self._windows(x, window)
         y = self._new([x.shape[0], *sizes, x.shape[3]], self._dims(x), x.dtype, x)
         self._add(Passes(self._recorder.part(x), 1 + math.prod(window.shape), 3))
         self._keep(x, y)
         return y
 
-    def average_pool(self, x: tf.Tensor, window: Any) -> tf.Tensor:
+    def average_pool(self, x: tf.Tensor, window: Window) -> tf.Tensor:
         """See `ops.average_pool`."""
         return self._pool(x, window)
 
-    def max_pool(self, x: tf.Tensor, window: Any) -> tf.Tensor:
+    def max_pool(self, x: tf.Tensor, window: Window) -> tf.Tensor:
         """See `ops.max_pool`."""
         return self._pool(x, window)
-
-
-_TracingContext.forms = ops.methods_as_forms(_TracingContext)

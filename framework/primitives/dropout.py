@@ -11,7 +11,12 @@ from tekso.framework.primitives.fusion import Fuse, no_fusion
 
 
 def dropout(
-    x: tf.Tensor, key: tf.Tensor, example_offset: Any, *, rate: float, fuse: Fuse = no_fusion
+    x: tf.Tensor,
+    key: tf.Tensor,
+    example_offset: tf.Tensor | int,
+    *,
+    rate: float,
+    fuse: Fuse = no_fusion,
 ) -> tf.Tensor:
     """Sets elements of x to 0 with probability `rate` and scales the others by 1 / (1 - rate).
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tekso.framework.primitives.fusion import Fuse, no_fusion
 from tekso.framework.primitives.lookup import add_rows
-from tekso.framework.primitives.precision import widen
+from tekso.framework.primitives.precision import widen, widen_half
 
 
 def cross_entropy(
@@ -57,27 +57,29 @@ def cross_entropy(
             label_logit += tf.cast(tf.gather(b, flat_labels), top.dtype)
         loss = tf.squeeze(tf.math.log(total) + top, 1) - (1 - smooth) * label_logit
         if smooth:
-            mean_row = tf.cast(tf.reduce_mean(widen(table[:classes]), 0), x.dtype)
-            mean_logit = tf.cast(tf.linalg.matvec(x, mean_row), loss.dtype)
+            mean_row = tf.reduce_mean(widen(table[:classes]), 0)
+            mean_logit = tf.linalg.matvec(widen(x), mean_row)
             if bias:
                 mean_logit += tf.cast(tf.reduce_mean(widen(bias[0][:classes])), loss.dtype)
             loss -= smooth * mean_logit
 
         def grad(dloss: tf.Tensor) -> list[tf.Tensor]:
-            rows = tf.gather(table, flat_labels)
-            weight, weighted, target = fuse(_row_factors, keep=1 - smooth)(dloss, total, x)
-            dx = fuse(_input_gradient, keep=1 - smooth)(tf.matmul(e, table), weight, rows, dloss)
-            dtable = _batch_matmul(e, weighted, transpose_a=True)
+            own_x, own_table, own_e = widen_half(x), widen_half(table), widen_half(e)
+            rows = tf.gather(own_table, flat_labels)
+            weight, weighted, target = fuse(_row_factors, keep=1 - smooth)(dloss, total, own_x)
+            product = tf.matmul(own_e, own_table)
+            dx = fuse(_input_gradient, keep=1 - smooth)(product, weight, rows, dloss)
+            dtable = _batch_matmul(own_e, weighted, transpose_a=True)
             if smooth:
-                dcast = tf.cast(dloss, x.dtype)
-                dx -= smooth * tf.expand_dims(dcast, 1) * tf.expand_dims(mean_row, 0)
+                even = smooth * tf.expand_dims(dloss, 1) * tf.expand_dims(mean_row, 0)
+                dx -= tf.cast(even, dx.dtype)
                 share = _even_share(vocab, classes, smooth, dtable.dtype)
-                summed = tf.linalg.matvec(x, dcast, transpose_a=True)
+                summed = tf.linalg.matvec(own_x, tf.cast(dloss, own_x.dtype), transpose_a=True)
                 dtable -= tf.expand_dims(summed, 0) * tf.expand_dims(share, 1)
             dtable = add_rows(dtable, flat_labels, target)
-            gradients = [dx, dtable]
+            gradients = [tf.cast(dx, x.dtype), tf.cast(dtable, table.dtype)]
             if bias:
-                dbias = tf.linalg.matvec(e, tf.squeeze(weight, 1), transpose_a=True)
+                dbias = tf.linalg.matvec(own_e, tf.squeeze(weight, 1), transpose_a=True)
                 dbias = tf.cast(dbias, dloss.dtype)
                 if smooth:
                     share = _even_share(vocab, classes, smooth, dbias.dtype)

@@ -21,8 +21,10 @@ from tekso.framework import onednn
 from tekso.framework.primitives import window_slices
 from tekso.framework.primitives.precision import widen
 
-Padding = Literal["SAME", "VALID"]
-"""SAME: inputs / stride outputs, rounded up, with zero padding; VALID: windows inside the image."""
+Padding = Literal["SAME", "VALID", "FIXED"]
+"""SAME: inputs / stride outputs, rounded up, with zero padding; VALID: windows inside the image;
+FIXED: as many outputs as SAME, but with (window - 1) / 2 zeros before the image, for any size and
+stride (PyTorch's padding). With stride 1, SAME and FIXED are equal."""
 
 
 class Window(NamedTuple):
@@ -40,7 +42,7 @@ class Window(NamedTuple):
           ValueError: the window is larger than the image, with padding VALID.
         """
         stride, reach = self.strides[d], (self.shape[d] - 1) * self.dilations[d] + 1
-        if self.padding == "SAME":
+        if self.padding != "VALID":
             return -(-size // stride)
         if size < reach:
             raise ValueError(
@@ -54,6 +56,9 @@ class Window(NamedTuple):
         """Returns the number of zeros before and after height (d = 0) or width (d = 1)."""
         stride, reach = self.strides[d], (self.shape[d] - 1) * self.dilations[d] + 1
         missing = max((self.output_size(size, d) - 1) * stride + reach - size, 0)
+        if self.padding == "FIXED":
+            before = (reach - 1) // 2
+            return before, max(missing - before, 0)
         return missing // 2, missing - missing // 2
 
 
@@ -73,6 +78,7 @@ def convolution(
         args = (widen(x), widen(w), None if b is None else widen(b))
         return tf.cast(convolution(*args, window=window), x.dtype)
     _check_fits(x, window)
+    x, window = _with_known_padding(x, window)
     # Dilation has no effect in a kernel dim of size 1.
     by_dim = [d if n > 1 else 1 for n, d in zip(window.shape, window.dilations, strict=True)]
     window = window._replace(dilations=(by_dim[0], by_dim[1]))
@@ -102,6 +108,7 @@ def depthwise_convolution(
         args = (widen(x), widen(w), None if b is None else widen(b))
         return tf.cast(depthwise_convolution(*args, window=window), x.dtype)
     _check_fits(x, window)
+    x, window = _with_known_padding(x, window)
     if window.dilations == (1, 1) and window.strides[0] == window.strides[1]:
         y = tf.nn.depthwise_conv2d(x, w, [1, *window.strides, 1], window.padding)
     else:
@@ -126,9 +133,13 @@ def average_pool(x: tf.Tensor, window: Window) -> tf.Tensor:
     if tf.as_dtype(x.dtype).size == 2:
         return tf.cast(average_pool(widen(x), window), x.dtype)
     _check_fits(x, window)
-    if all(n <= size for n, size in zip(window.shape, x.shape[1:3], strict=True)):
+    window = _same_if_equal(x, window)
+    if window.padding != "FIXED" and all(
+        n <= size for n, size in zip(window.shape, x.shape[1:3], strict=True)
+    ):
         return tf.nn.avg_pool2d(x, window.shape, window.strides, window.padding)
-    # TensorFlow's gradient is wrong for windows larger than the image (TensorFlow 2.21, CPU).
+    # TensorFlow has no fixed padding here, and its gradient is wrong for windows larger than the
+    # image (TensorFlow 2.21, CPU).
     counts = tf.constant(element_counts(x.shape[1], x.shape[2], window), x.dtype)
     sizes = (window.output_size(x.shape[1], 0), window.output_size(x.shape[2], 1))
     total = window_slices.window_sum(
@@ -147,6 +158,7 @@ def max_pool(x: tf.Tensor, window: Window) -> tf.Tensor:
       ValueError: the window is larger than the image, with padding VALID.
     """
     _check_fits(x, window)
+    x, window = _with_known_padding(x, window, fill=float("-inf"))
     return tf.nn.max_pool2d(x, window.shape, window.strides, window.padding)
 
 
@@ -230,6 +242,25 @@ def _check_fits(x: tf.Tensor, window: Window) -> None:
         window.output_size(x.shape[1 + d], d)
 
 
-def _padded(x: tf.Tensor, window: Window) -> tf.Tensor:
+def _same_if_equal(x: tf.Tensor, window: Window) -> Window:
+    """Returns the window with padding SAME instead of FIXED if both pad this image equally."""
+    same = window._replace(padding="SAME")
+    is_equal = all(window.pads(x.shape[1 + d], d) == same.pads(x.shape[1 + d], d) for d in (0, 1))
+    return same if is_equal and window.padding == "FIXED" else window
+
+
+def _with_known_padding(
+    x: tf.Tensor, window: Window, fill: float = 0.0
+) -> tuple[tf.Tensor, Window]:
+    """Returns image and window with a padding that TensorFlow's kernels have."""
+    window = _same_if_equal(x, window)
+    if window.padding != "FIXED":
+        return x, window
+    return _padded(x, window, fill), window._replace(padding="VALID")
+
+
+def _padded(x: tf.Tensor, window: Window, fill: float = 0.0) -> tf.Tensor:
     pads = [window.pads(x.shape[1 + d], d) for d in (0, 1)]
-    return tf.pad(x, [(0, 0), *pads, (0, 0)]) if any(map(any, pads)) else x
+    if not any(map(any, pads)):
+        return x
+    return tf.pad(x, [(0, 0), *pads, (0, 0)], constant_values=fill)

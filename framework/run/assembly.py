@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from tekso.framework import foreign_variables, schedules, task_results
 from tekso.framework.execution import ExecutionProgram, devices
-from tekso.framework.execution.base import Signature, num_examples, signature_of
+from tekso.framework.execution.base import signature_of
 from tekso.framework.execution.data_parallel_program import DataParallelProgram
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.experiment import Run, Tree
@@ -25,6 +25,7 @@ from tekso.framework.input.input import Input
 from tekso.framework.input.prefetch import Prefetch
 from tekso.framework.learning_step import LearnerBase
 from tekso.framework.run import (
+    comparable,
     input_checks,
     inspection,
     loss_check,
@@ -36,6 +37,7 @@ from tekso.framework.run.consistency import check_data
 from tekso.framework.run.evaluation import Stopped
 from tekso.framework.run.process_group import ProcessGroup
 from tekso.framework.run.tpu_connection import connecting
+from tekso.framework.signature import Signature, num_examples
 from tekso.framework.task import Scored, Task
 
 
@@ -54,6 +56,8 @@ class Assembly:
     """Possible problems with the inputs, to be shown before the first step."""
     conditions: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """What the order of sums depends on besides the Params; see `reproducibility.py`."""
+    eval_data: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Digests of the evaluation data, for descriptions of checkpoints; see `comparable`."""
 
     def try_task(self, *, is_new: bool) -> list[str]:
         """Checks the task on a few examples, or only its handling of padding; returns warnings.
@@ -103,12 +107,9 @@ class Assembly:
             model=model,
             params=self.tree.to_text(),
             task=self.task.params.to_text(),
-            input={"seed": self.run.params.seed},
+            input={"seed": self.run.params.seed, **self.eval_data},
             conditions=self.conditions,
-            tensors={
-                key: {"shape": list(spec.shape), "dims": list(spec.dims), "dtype": spec.dtype}
-                for key, spec in self.program.specs().items()
-            },
+            tensors={key: spec.described() for key, spec in self.program.specs().items()},
         )
 
 
@@ -189,8 +190,9 @@ def assemble(
         input_checks.check_weights(with_paths(input, eval_inputs), task)
     conditions = reproducibility.conditions(group)
     return Assembly(
-        tree, run, input, eval_inputs, task, learner, program, tuple(warnings), conditions
-    )
+        tree, run, input, eval_inputs, task, learner, program, tuple(warnings), conditions,
+        eval_data=comparable.described(eval_inputs) if trains else {},
+    )  # fmt: skip
 
 
 def with_paths(input: Input, eval_inputs: Mapping[str, Input]) -> dict[str, Input]:

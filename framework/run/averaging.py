@@ -1,7 +1,8 @@
 """Averages the weights of several checkpoints into one; has one tensor at a time in memory.
 
     weights/…            floating: the mean over all checkpoints, including statistics of layers
-    learner/…/ema        the mean: evaluation reads the moving average of a weight, if there is one
+    learner/…/ema        the mean: evaluation reads the moving average of a weight, if there is one;
+                         before the first update, the moving average is the weight
     everything else      as in the last checkpoint: integers, slots of the optimizer, counters
 
 The result is evaluated, decoded and restored like any other checkpoint. Training can continue from
@@ -19,7 +20,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import tensorflow as tf
 
-from tekso.framework.learning_step import EMA
+from tekso.framework.learning_step import APPLIED, EMA
 from tekso.framework.run import checkpoint_files
 from tekso.framework.run.checkpoint_files import (
     Checkpoint,
@@ -117,7 +118,7 @@ def average(key: str, checkpoints: Sequence[Checkpoint]) -> np.ndarray:
         return _read(last, key)
     total = np.zeros(last.shape(key), np.float64)
     for one in checkpoints:
-        value = _read(one, key)
+        value = _evaluated(one, key)
         total += value.astype(np.float64)
         if not np.isfinite(total).all():
             raise CheckpointError(f"{key} of {one.path} has values that are not finite")
@@ -135,6 +136,16 @@ def _parts(checkpoints: Sequence[Checkpoint]) -> Iterator[dict[str, np.ndarray]]
         part[key] = average(key, checkpoints)
         size += needed
     yield part
+
+
+def _evaluated(checkpoint: Checkpoint, key: str) -> np.ndarray:
+    """Returns the tensor of a key; the weight for a moving average that has no updates yet."""
+    applied = LEARNER + APPLIED
+    if key.startswith(LEARNER) and applied in checkpoint.keys and not _read(checkpoint, applied):
+        dtype = checkpoint.dtype(key).as_numpy_dtype
+        key = WEIGHTS + key.removeprefix(LEARNER).removesuffix(f"/{EMA}")
+        return _read(checkpoint, key).astype(dtype)
+    return _read(checkpoint, key)
 
 
 def _read(checkpoint: Checkpoint, key: str) -> np.ndarray:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tekso.framework import bounded, files
+from tekso.framework.run import comparable
 from tekso.framework.run.checkpoint_errors import DamagedCheckpointError, first_line
 from tekso.framework.run.lease import DESCRIPTION
 from tekso.framework.run.skipped_batches import SkippedBatches
@@ -34,9 +35,10 @@ class Description:
       task: text of the Params of the task, completed with the sizes from the data; "" if an earlier
         version wrote the checkpoint.
       metrics: figures of the evaluations at this step, {"evaluation/metric": value}.
-      input: seed and position of the training input, and the batches that the run has skipped
-        (see `SkippedBatches`).
-      tensors: {key: {"shape", "dims", "dtype"}} of every tensor in the file.
+      input: seed and position of the training input, the batches that the run has skipped (see
+        `SkippedBatches`), and which evaluations can be compared (see `comparable`).
+      tensors: {key: {"shape", "dims", "dtype"}} of every tensor in the file; and "scale", if its
+        weight has one (see `WeightSpec`).
       versions: versions of the software that wrote the checkpoint.
       conditions: what the order of sums depends on besides the Params; see `reproducibility.py`.
       created: time of writing, UTC.
@@ -132,6 +134,7 @@ def _check_input(input: Mapping[str, Any]) -> None:
         if name in input and not _is_of(input[name], int):
             raise ValueError(f"input: {name} must be an integer")
     SkippedBatches.of(input)
+    comparable.check(input)
 
 
 def _is_of(value: Any, wanted: Any) -> bool:

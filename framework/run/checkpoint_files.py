@@ -121,7 +121,7 @@ class StoredTensor:
         self._files, self._key, self._damaged = tensors, key, damaged
         self.shape = tuple(tensors.shapes[key])
 
-    def __getitem__(self, where: Slices) -> np.ndarray:
+    def __getitem__(self, where: Slices) -> tf.Tensor:
         """Returns the part at slices, one for every dim."""
         try:
             return self._files.read_slice(self._key, where)
@@ -129,8 +129,7 @@ class StoredTensor:
             if self._damaged is None:
                 raise
             self._damaged(error)
-            dtype = self._files.dtypes[self._key].as_numpy_dtype
-            return np.zeros([s.stop - s.start for s in where], dtype)
+            return tf.zeros([s.stop - s.start for s in where], self._files.dtypes[self._key])
 
 
 def write(path: str, tensors: Mapping[str, np.ndarray], description: Description) -> Description:

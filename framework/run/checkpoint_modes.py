@@ -12,7 +12,9 @@ from typing import Any
 import tensorflow as tf
 
 from tekso.framework import files, task_results
+from tekso.framework.run import comparable
 from tekso.framework.run.assembly import Assembly
+from tekso.framework.run.checkpoint_description import describe
 from tekso.framework.run.checkpoints import Checkpoint, CheckpointError
 from tekso.framework.run.early_stopping import early_stopping_of
 from tekso.framework.run.evaluation import evaluate_and_score
@@ -254,5 +256,15 @@ def _is_finished(job: Job, steps: list[int]) -> bool:
     rule = early_stopping_of(tree)
     if rule is None:
         return False
-    evaluations = history(MetricsLog(job.logdir.metrics).read(), rule.metric)
+    since = _comparable_since(job, steps)
+    evaluations = history(MetricsLog(job.logdir.metrics).read(), rule.metric, since=since)
     return bool(rule.reason(evaluations)) and steps[-1:] == [evaluations[-1][0]]
+
+
+def _comparable_since(job: Job, steps: list[int]) -> int:
+    """Returns the step after which evaluations are comparable, by the newest checkpoint."""
+    try:
+        description = describe(job.checkpoints().path(steps[-1])) if steps else None
+    except CheckpointError:  # reported when it is opened
+        description = None
+    return comparable.comparable_since(description.input if description else {})

@@ -151,6 +151,10 @@ class Checkpoints:
         """Whether a checkpoint with these metrics would be one of the best that are kept."""
         return self._ranking.would_be_best(metrics)
 
+    def compare_since(self, step: int) -> None:
+        """Ranks only checkpoints after a step; see `comparable`."""
+        self._ranking.forget_until(step)
+
     def _receive(
         self, handover: Handover[list[Piece]], description: Description, size_bytes: int
     ) -> None:

@@ -85,7 +85,7 @@ class FollowingReport(Report):
         """Returns an empty dict: only the first process has reported evaluations."""
         return {}
 
-    def history(self, metric: str) -> list[tuple[int, float | None]]:
+    def history(self, metric: str, *, since: int = -1) -> list[tuple[int, float | None]]:
         """Returns an empty list, like `evaluated`."""
         return []
 

@@ -25,6 +25,7 @@ from tekso.framework.input.assets import inherit, learned_assets
 from tekso.framework.path_patterns import PathPatterns
 from tekso.framework.run.opened import open_run
 from tekso.framework.run.weight_files import StoredWeights, is_weight_file, open_weights
+from tekso.framework.run.weight_scales import left_out_problem, scale_problem, stored_scales
 from tekso.framework.run.weights import read_weight
 from tekso.framework.state import WEIGHTS
 from tekso.framework.tables import table
@@ -175,6 +176,8 @@ def plan(
             continue
         weights.append(weight)
         problems += filter(None, [claiming[0].problem(weight)])
+    used = {name: {key for w in weights if w.name == name for key in w.keys} for name in sources}
+    problems += [problem for source in found for problem in source.unused_problems(used)]
     problems += [source.missing(missing[source.name]) for source in found if source.name in missing]
     if problems:
         more = len(problems) - _MOST_PROBLEMS
@@ -182,7 +185,7 @@ def plan(
         raise WarmStartError(f"the warm start does not fit the model:\n  {text}")
     for source in found:
         source.check_tokens([w for w in weights if w.name == source.name], assets)
-    used = {name: {key for w in weights if w.name == name for key in w.keys} for name in sources}
+        source.warn_of_unknown_scale([w for w in weights if w.name == source.name], warn)
     return InitialWeights(
         {source.name: source.weights for source in found},
         weights,
@@ -244,6 +247,7 @@ class _Source:
         self.weights, self._assets = _opened(params.checkpoint, warn)
         keys = self.weights.keys
         self.paths = {key.removeprefix(WEIGHTS) for key in keys if key.startswith(WEIGHTS)}
+        self._scales = stored_scales(self.weights)
         where = f"run.warm_start.{name}"
         self._only = PathPatterns(params.only, name=f"{where}.only")
         self.ignore = PathPatterns(params.ignore, name=f"{where}.ignore")
@@ -269,7 +273,28 @@ class _Source:
                 return f"{given}, and {wanted}: the number of dims differs"
             if spec.path not in self._partial:
                 return f"{given}, and {wanted}: add it to `partial` or to `ignore`"
-        return ""
+        return scale_problem(spec, found.keys[0], self._scales, self.weights.path)
+
+    def unused_problems(self, used: Mapping[str, Iterable[str]]) -> list[str]:
+        """Returns the problem of adapters in the checkpoint that the new model does not have.
+
+        Args:
+          used: {source: paths in its checkpoint that the new model uses}.
+        """
+        unused = filter(self.claims, sorted(self.paths.difference(used[self.name])))
+        problem = left_out_problem(unused, self._scales, self.weights.path)
+        return [f"{problem} with run.warm_start.{self.name}.only"] if problem else []
+
+    def warn_of_unknown_scale(
+        self, weights: Sequence[Initialized], warn: Callable[[str], None]
+    ) -> None:
+        """Warns if the file does not describe the scale of its adapters."""
+        scaled = [w.spec for w in weights if w.spec.scale is not None]
+        if scaled and self._scales is None:
+            warn(
+                f"{self.weights.path} does not describe the alpha / rank of its adapters: it must "
+                f"be {scaled[0].scale:g}, which is that of {scaled[0].path}"
+            )
 
     def find(self, spec: WeightSpec) -> Initialized | None:
         """Returns where a weight comes from; None: it is not in the checkpoint."""

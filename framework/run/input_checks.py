@@ -60,7 +60,7 @@ def check_lasts(input: Input, steps: int) -> None:
     )
 
 
-def check_batch(path: str, input: Input, batch: Any) -> None:
+def check_batch(path: str, input: Input, batch: object) -> None:
     """Checks that a batch maps names to arrays with the same number of examples.
 
     Args:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tekso.framework import foreign_variables, task_results
-from tekso.framework.execution.base import Signature, signature_of
+from tekso.framework.execution.base import signature_of
 from tekso.framework.experiment import Tree
 from tekso.framework.input.skips import InputError
 from tekso.framework.params import REQUIRED, Params
@@ -21,6 +21,7 @@ from tekso.framework.params import tree as params_tree
 from tekso.framework.params.literals import write as literal
 from tekso.framework.params.types import type_name
 from tekso.framework.run.report.lines import WIDTH, size
+from tekso.framework.signature import Signature
 from tekso.framework.tables import table
 from tekso.framework.task import Task
 

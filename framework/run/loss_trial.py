@@ -77,9 +77,9 @@ class Trial:
 
     def _run(
         self,
-        weights: Any,
-        batch: Any,
-        offset: Any,
+        weights: Mapping[str, tf.Tensor],
+        batch: Mapping[str, tf.Tensor],
+        offset: tf.Tensor | int,
         *,
         mode: Mode,
         by: _Loss = task_results.loss,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from tekso.framework import schedules
-from tekso.framework.execution.base import Signature, part_of
+from tekso.framework.execution.base import part_of
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.mesh.layouts import MeshLayout
 from tekso.framework.execution.mesh_sharded import MeshSharded
@@ -13,6 +13,7 @@ from tekso.framework.experiment import Tree
 from tekso.framework.learning_step import LearnerBase
 from tekso.framework.planning import collectives, sharding
 from tekso.framework.run import inspection
+from tekso.framework.signature import Signature
 from tekso.framework.task import Task
 
 EXAMPLE = (

@@ -111,15 +111,19 @@ def _append_whole(file: int, data: bytes) -> None:
         raise FileNotFoundError(errno.ENOENT, "the file was removed during the run")
 
 
-def history(records: Iterable[Record], metric: str) -> list[tuple[int, float | None]]:
+def history(
+    records: Iterable[Record], metric: str, *, since: int = -1
+) -> list[tuple[int, float | None]]:
     """Returns the step and the value of every evaluation that has a metric, in order.
 
     Args:
       records: records of the log.
       metric: "evaluation/metric".
+      since: only evaluations after this step.
     """
     split, _, name = metric.partition("/")
-    return [(r[STEP], r[name]) for r in records if r[SPLIT] == split and name in r]
+    found = (r for r in records if r[SPLIT] == split and name in r and r[STEP] > since)
+    return [(r[STEP], r[name]) for r in found]
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:

@@ -12,7 +12,13 @@ from typing import Any
 
 from tekso.framework import files, task_results
 from tekso.framework.planning.measured_step import measured_step_of
-from tekso.framework.run import initial_weights, input_checks, reproducibility, rescue
+from tekso.framework.run import (
+    initial_weights,
+    input_checks,
+    metric_names,
+    reproducibility,
+    rescue,
+)
 from tekso.framework.run.assembly import Assembly
 from tekso.framework.run.checkpoints import Checkpoint, Checkpoints
 from tekso.framework.run.early_stopping import early_stopping_of
@@ -56,6 +62,7 @@ def _train(job: Job, group: ProcessGroup) -> int:
     try:
         with group.explaining():
             input_checks.check_lasts(parts.input, run.steps)
+            metric_names.check(job.tree, parts.task, parts.eval_inputs)
             loop = _loop(job, parts, checkpoints, report, group)
             step = loop.restore(checkpoint)
             if checkpoint is not None and step != checkpoint.step:

@@ -67,10 +67,7 @@ class NewRun:
             params=self.tree.to_text(),
             task=self.task.params.to_text(),
             input={"seed": seed, "position": 0},
-            tensors={
-                key: {"shape": list(spec.shape), "dims": list(spec.dims), "dtype": spec.dtype}
-                for key, spec in keyed.items()
-            },
+            tensors={key: spec.described() for key, spec in keyed.items()},
         )
         place.claim(self.model)
         try:

@@ -2,6 +2,7 @@
 
 run = open_run("runs/ende")                               # the newest good checkpoint
 run = open_run("runs/ende", "best")                       # the best one, or one by step or path
+run = open_run("runs/ende/best")                          # the same in a single path
 run = open_run("runs/ende/checkpoints/step_00002000")     # any checkpoint, also an average
 run.checkpoint, run.logdir, run.tree(), run.task()
 """
@@ -19,12 +20,10 @@ from tekso.framework import files, foreign_variables
 from tekso.framework.params import REQUIRED, Params
 from tekso.framework.params import tree as params_tree
 from tekso.framework.run import checkpoint_files, inspection
+from tekso.framework.run.checkpoint_paths import BEST, LAST, split
 from tekso.framework.run.checkpoints import Checkpoint, CheckpointError, Checkpoints, Description
 from tekso.framework.run.logdir import PARAMS, Logdir
 from tekso.framework.run.metric_choice import goal_of, metric_of
-
-BEST = "best"
-"""The name of the checkpoint with the best evaluation."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,21 +115,24 @@ def open_run(
     """Opens a checkpoint, given its own folder or the folder of its run.
 
     Args:
-      path: folder of a run, or of a checkpoint. The run of a checkpoint is the nearest parent
-        folder with a `params.txt`.
-      which: the checkpoint of the run: a step, a path, or "best"; None: the newest good one.
+      path: folder of a run, or of a checkpoint, or "RUN/last", "RUN/best" or "RUN/STEP". The run
+        of a checkpoint is the nearest parent folder with a `params.txt`.
+      which: the checkpoint of the run: a step, a path, "best" or "last"; None: the newest good one.
       warn: called with the text of a warning.
 
     Raises:
       CheckpointError: there is no such checkpoint, or it is damaged.
     """
-    path = os.path.expanduser(os.fspath(path)).rstrip("/") or "/"
+    path, name = split(path)
+    which = which or name
     if which is None and files.exists(files.join(path, checkpoint_files.DESCRIPTION)):
         return OpenedRun(Checkpoints(os.path.dirname(path), warn=warn).open(path), _logdir_of(path))
     logdir = Logdir(path)
     checkpoints = Checkpoints(logdir.checkpoints, warn=warn)
-    if which is not None and which != BEST:
-        return OpenedRun(checkpoints.open(os.path.expanduser(which)), logdir)
+    if which not in (None, BEST, LAST):
+        other, name = split(which or "")
+        found = open_run(other, name, warn=warn).checkpoint if name else checkpoints.open(other)
+        return OpenedRun(found, logdir)
     newest = checkpoints.newest_good()
     if newest is None:
         raise CheckpointError(

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Literal
 
-from tekso.framework.run import checkpoint_files
+from tekso.framework.run import checkpoint_files, comparable
 from tekso.framework.run.checkpoint_errors import DamagedCheckpointError
 
 
@@ -33,13 +33,24 @@ class Ranking:
         self._values: dict[int, float] = {}
 
     def read(self, paths: Mapping[int, str]) -> None:
-        """Reads the metrics of checkpoints, {step: path}."""
+        """Reads the metrics of checkpoints, {step: path}.
+
+        Only those count that can be compared with the newest one; see `comparable`.
+        """
         self._values = {}
-        for step, path in paths.items() if self.metric else ():
+        since = -1
+        for step, path in sorted(paths.items()) if self.metric else ():
             try:
-                self.add(step, checkpoint_files.describe(path).metrics)
+                description = checkpoint_files.describe(path)
             except DamagedCheckpointError:
                 continue  # reported when it is opened
+            self.add(step, description.metrics)
+            since = comparable.comparable_since(description.input)
+        self.forget_until(since)
+
+    def forget_until(self, step: int) -> None:
+        """Removes all checkpoints up to and including a step."""
+        self._values = {one: value for one, value in self._values.items() if one > step}
 
     def add(self, step: int, metrics: Mapping[str, float]) -> None:
         """Adds a checkpoint, if it has the metric."""

@@ -62,11 +62,7 @@ class ExportModule(tf.Module):
         "seed" ([] int64) and "offset" ([] int32), the position of the first example among all.
         """
         shapes = {
-            name: tf.TensorSpec(
-                [batch_size, one.length_in(length)] if one.has_length else [batch_size],
-                one.dtype,
-                name,
-            )
+            name: tf.TensorSpec([batch_size, *one.dims(length)], one.dtype, name)
             for name, one in exported.inputs.items()
         }
         if exported.is_random:
@@ -105,16 +101,18 @@ class ExportModule(tf.Module):
         lengths = tf.constant(list(exported.lengths))
         rows = [name for name in names if exported.inputs[name].has_length]
         specs = {
-            name: tf.TensorSpec([None, None] if one.has_length else [None], one.dtype, name)
+            name: tf.TensorSpec(
+                [None, None] if one.has_length else [None, *one.shape], one.dtype, name
+            )
             for name, one in exported.inputs.items()
         }
         if exported.is_random:
             specs[SEED] = tf.TensorSpec([], tf.int64, SEED)
 
         def run(**inputs: tf.Tensor) -> dict[str, tf.Tensor]:
-            count = tf.shape(inputs[rows[0]])[0]
+            count = tf.shape(inputs[names[0]])[0]
             own = {name: tf.shape(inputs[name])[1] for name in rows}
-            length = tf.reduce_max(list(own.values()))
+            length = tf.reduce_max(list(own.values())) if rows else lengths[-1]
             fits = [_fit(name, exported, own[name]) for name in rows]
             with tf.control_dependencies(fits):
                 which = tf.searchsorted(lengths, [length])[0] * len(sizes)
@@ -172,13 +170,11 @@ def _computed(
 
     def parts(name: str) -> tf.Tensor:
         one, value = exported.inputs[name], inputs[name]
-        shape = [iterations, size]
+        dims = one.dims(trace.length)
         if one.has_length:
-            length = one.length_in(trace.length)
-            missing = length - tf.shape(value)[1]
+            missing = dims[0] - tf.shape(value)[1]
             value = tf.pad(value, [[0, 0], [0, missing]], constant_values=one.padding)
-            shape.append(length)
-        return tf.reshape(tf.gather(value, rows), shape)
+        return tf.reshape(tf.gather(value, rows), [iterations, size, *dims])
 
     def iteration(arguments: tuple[dict[str, tf.Tensor], tf.Tensor]) -> dict[str, tf.Tensor]:
         values, offset = arguments
@@ -277,7 +273,7 @@ def _told(exported: ExportedFunction) -> dict[str, Any]:
     inputs = {
         name: {
             "dtype": tf.as_dtype(one.dtype).name,
-            "shape": ["examples", "length"] if one.has_length else ["examples"],
+            "shape": ["examples", "length"] if one.has_length else ["examples", *one.shape],
             "padding": one.padding,
             **({"longest": one.length_in(exported.lengths[-1])} if one.has_length else {}),
             "doc": one.doc,
@@ -290,11 +286,12 @@ def _told(exported: ExportedFunction) -> dict[str, Any]:
             "shape": [],
             "doc": "another seed draws other random numbers",
         }
+    has_rows = any(one.has_length for one in exported.inputs.values())
     return {
         "doc": exported.doc,
         "inputs": inputs,
         "outputs": {
             name: {"doc": one.doc, "padding": one.padding} for name, one in exported.outputs.items()
         },
-        "longest": exported.lengths[-1],
+        **({"longest": exported.lengths[-1]} if has_rows else {}),
     }

@@ -25,7 +25,7 @@ from absl import logging
 
 from tekso.framework import files, registry, task_results
 from tekso.framework.context import Mode, StepContext
-from tekso.framework.execution.base import Signature, signature_of
+from tekso.framework.execution.base import signature_of
 from tekso.framework.experiment import Experiment
 from tekso.framework.learning_step import EMA
 from tekso.framework.params.types import type_name
@@ -37,6 +37,7 @@ from tekso.framework.run.logdir import Logdir
 from tekso.framework.run.session_arrays import dtype_of, narrowed, not_named
 from tekso.framework.run.stop_signals import uninterrupted
 from tekso.framework.run.weights import Use, check_use, read_weight
+from tekso.framework.signature import Signature
 from tekso.framework.state import LEARNER, WEIGHTS
 from tekso.framework.task import Scored, Task
 from tekso.framework.theta import SEPARATOR, Theta, flatten

@@ -1,4 +1,8 @@
-"""SIGINT and SIGTERM: the first signal makes the loop save and stop, the second ends at once."""
+"""SIGINT, SIGTERM and SIGHUP: the first signal makes the loop save and stop.
+
+The second one ends the process at once, except for SIGHUP: when a terminal is closed, the kernel
+and the shell may both send it. Where SIGHUP is ignored, as by nohup, it stays ignored.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +16,11 @@ from typing import Any
 
 from tekso.framework.exit_codes import ExitCode
 from tekso.framework.run.process_group import ProcessGroup
-
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+from tekso.framework.stopping_signals import stopping_signals
 
 
 class StopSignals:
-    """Within its `with` block, the first SIGINT or SIGTERM only sets `received`.
+    """Within its `with` block, the first of these signals only sets `received`.
 
         with StopSignals() as stop:
             while not stop.received:
@@ -32,7 +35,9 @@ class StopSignals:
 
     def __enter__(self) -> StopSignals:
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._handle) for number in _SIGNALS}
+            self._before = {
+                number: signal.signal(number, self._handle) for number in stopping_signals()
+            }
         return self
 
     def __exit__(
@@ -46,11 +51,14 @@ class StopSignals:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None:
-            os._exit(exit_code(signal.Signals(number)))
+            if number != signal.SIGHUP:
+                os._exit(exit_code(signal.Signals(number)))
+            return
         self.received = signal.Signals(number)
         # Not print(): the signal may have interrupted one.
         text = f"\n{self.received.name}: saving and stopping; repeat to stop at once\n"
-        os.write(2, text.encode())
+        with contextlib.suppress(OSError):  # the terminal may be gone
+            os.write(2, text.encode())
 
 
 class AgreedStop:
@@ -73,7 +81,7 @@ class AgreedStop:
 
 
 def exit_code(received: signal.Signals) -> ExitCode:
-    """Returns the exit code that a shell reports for a process that SIGINT or SIGTERM ended."""
+    """Returns the exit code that a shell reports for a process that one of the signals ended."""
     return ExitCode(128 + received)
 
 

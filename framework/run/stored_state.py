@@ -2,6 +2,7 @@
 
     stored = open_stored("runs/bytes")                        # its newest complete checkpoint
     stored = open_stored("runs/bytes/checkpoints/step_00002000")
+    stored = open_stored("runs/bytes/best")                   # or last, or a step
     stored = open_stored("bytes.safetensors")                 # or the folder of its shards
 
 Nothing of the run is imported or executed, so it may be the run of somebody else.
@@ -10,17 +11,17 @@ Nothing of the run is imported or executed, so it may be the run of somebody els
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Mapping, Sequence
 
 from tekso.framework import files
-from tekso.framework.run import index_entries, safetensors_header
+from tekso.framework.run import checkpoint_paths, index_entries, safetensors_header
 from tekso.framework.run.checkpoint_description import Description, describe
 from tekso.framework.run.checkpoint_errors import (
     CheckpointError,
     DamagedCheckpointError,
     first_line,
 )
+from tekso.framework.run.checkpoint_paths import FOLDER, STEP
 from tekso.framework.run.lease import DESCRIPTION, Lease
 from tekso.framework.run.stored_tensors import (
     TensorInFiles,
@@ -31,7 +32,6 @@ from tekso.framework.state import WEIGHTS
 
 _PREFIX = "tensors"
 _SAFETENSORS = ".safetensors"
-_FOLDER, _STEP = "checkpoints", "step_"
 _DESCRIPTION_IN_METADATA = "tekso.description"
 
 
@@ -79,12 +79,17 @@ def open_stored(path: str) -> StoredState:
 
 
 def checkpoints_of(path: str) -> list[str]:
-    """Returns the checkpoints at a path: itself, or those of a run by step.
+    """Returns the checkpoints at a path: itself, the named one of a run, or all of a run by step.
 
     Raises:
-      CheckpointError: there is none.
+      CheckpointError: there is none, or the best one is unknown.
     """
-    path = os.path.expanduser(path).rstrip("/") or "/"
+    path, name = checkpoint_paths.split(path)
+    if name is not None:
+        paths = checkpoints_of(path)
+        complete = [one for one in paths if files.exists(files.join(one, DESCRIPTION))] or paths
+        steps = {checkpoint_paths.step_of(files.base_name(one)) or 0: one for one in complete}
+        return [checkpoint_paths.named(name, steps)]
     if not files.exists(path):
         raise CheckpointError(f"there is no {path}: give a run, a checkpoint or a safetensors file")
     if not files.is_folder(path):
@@ -94,18 +99,18 @@ def checkpoints_of(path: str) -> list[str]:
     names = files.names(path)
     if _is_checkpoint(path):
         return [path]
-    folder = files.join(path, _FOLDER) if _FOLDER in names else path
+    folder = files.join(path, FOLDER) if FOLDER in names else path
     steps = {
-        int(name.removeprefix(_STEP)): files.join(folder, name)
+        int(name.removeprefix(STEP)): files.join(folder, name)
         for name in files.names(folder)
-        if name.startswith(_STEP) and name.removeprefix(_STEP).isdecimal()
+        if name.startswith(STEP) and name.removeprefix(STEP).isdecimal()
     }
     if steps:
         return [one for _, one in sorted(steps.items())]
     if any(name.endswith(_SAFETENSORS) for name in names):
         return [path]
     raise CheckpointError(
-        f"{path} has no checkpoint {folder}/{_STEP}…, and no file "
+        f"{path} has no checkpoint {folder}/{STEP}…, and no file "
         f"*{_SAFETENSORS}: give a run, a checkpoint or a safetensors file"
     )
 
@@ -127,7 +132,7 @@ def read_stored(path: str) -> StoredState:
 def _is_checkpoint(folder: str) -> bool:
     """Whether a folder is a checkpoint, which may be damaged."""
     there = (DESCRIPTION, f"{_PREFIX}.index")
-    return files.base_name(folder).startswith(_STEP) or any(
+    return files.base_name(folder).startswith(STEP) or any(
         name in there for name in files.names(folder)
     )
 

@@ -97,21 +97,21 @@ class TensorFiles:
           DamagedCheckpointError: its bytes have changed, or a data file cannot be read.
           DeletedCheckpointError: the folder was deleted; see `lease.py`.
         """
-        return self._read(key, lambda: self._reader.get_tensor(key))
+        return np.asarray(self._read(key, lambda: self._reader.get_tensor(key)))
 
-    def read_slice(self, key: str, where: Slices) -> np.ndarray:
+    def read_slice(self, key: str, where: Slices) -> tf.Tensor:
         """Returns a part of a tensor; reads only the pieces that overlap it.
+
+        A variable that is assigned the result takes over its memory. An array would be copied.
 
         Raises:
           DamagedCheckpointError: as in `read`.
         """
         shape, dtype = self.shapes[key], self.dtypes[key]
-        if where == whole(shape):
-            return self.read(key)
-        if not is_sliceable(dtype.name):
-            return self.read(key)[where]
+        if where != whole(shape) and not is_sliceable(dtype.name):
+            return self.read_slice(key, whole(shape))[where]
 
-        def restore() -> Any:
+        def restore() -> tf.Tensor:
             with tf.device(_HOST):
                 (value,) = tf.raw_ops.RestoreV2(
                     prefix=self._prefix,
@@ -123,9 +123,9 @@ class TensorFiles:
 
         return self._read(key, restore)
 
-    def _read(self, key: str, read: Callable[[], Any]) -> np.ndarray:
+    def _read(self, key: str, read: Callable[[], Any]) -> Any:
         try:
-            return np.asarray(read())
+            return read()
         except (ValueError, RuntimeError, tf.errors.OpError) as error:
             folder, name = os.path.split(self._prefix)
             if not files.exists(folder):

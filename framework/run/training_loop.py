@@ -19,7 +19,7 @@ from typing import Any
 from tekso.framework import task_results, watchdog
 from tekso.framework.execution.base import ExecutionProgram
 from tekso.framework.learning_step import LearnerBase, NonFiniteStepsError
-from tekso.framework.run import rollback
+from tekso.framework.run import comparable, rollback
 from tekso.framework.run.batch_groups import Batch, BatchGroups
 from tekso.framework.run.checkpoints import (
     Checkpoint,
@@ -153,9 +153,17 @@ class TrainingLoop:
         if checkpoint is not None:
             skipped = SkippedBatches.of(checkpoint.description.input)
             input = skipped.described(self._description.input)
-            self._description = dataclasses.replace(self._description, input=input)
+            self._compare_since(checkpoint.description.input, input, step)
         self._report.go_on_from(step)
         return step
+
+    def _compare_since(self, before: Mapping[str, Any], now: Mapping[str, Any], step: int) -> None:
+        """Ignores evaluations on other data than those of this process; see `comparable`."""
+        input = comparable.resumed(before, now, step)
+        self._description = dataclasses.replace(self._description, input=input)
+        self._checkpoints.compare_since(comparable.comparable_since(input))
+        if changed := comparable.changed(before, now):
+            self._report.warn(comparable.warning(changed, step))
 
     def _restored(self, checkpoint: Checkpoint) -> str | None:
         """Restores a checkpoint; returns the reason if it is damaged."""
@@ -269,7 +277,8 @@ class TrainingLoop:
         rule = self._early_stopping
         if rule is None or step >= self._timetable.steps:
             return ""
-        history = self._group.from_first(self._report.history(rule.metric))
+        since = comparable.comparable_since(self._description.input)
+        history = self._group.from_first(self._report.history(rule.metric, since=since))
         if evaluations and not history:
             self._save(step, evaluations)
             self._checkpoints.wait()

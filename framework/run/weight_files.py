@@ -45,6 +45,11 @@ class StoredWeights(Protocol):
         ...
 
     @property
+    def description(self) -> Description | None:
+        """Description of the checkpoint; None: another program wrote the weights."""
+        ...
+
+    @property
     def keys(self) -> Set[str]:
         """Keys of all tensors."""
         ...

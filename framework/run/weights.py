@@ -19,6 +19,7 @@ from tekso.framework.layer import Layer
 from tekso.framework.learning_step import APPLIED, EMA
 from tekso.framework.run.checkpoints import Checkpoint, CheckpointError
 from tekso.framework.run.opened import open_run
+from tekso.framework.run.weight_scales import scale_problem, stored_scales
 from tekso.framework.state import LEARNER, WEIGHTS
 from tekso.framework.theta import SEPARATOR, Theta
 from tekso.framework.weight_update import is_first_update
@@ -150,7 +151,7 @@ def _check(checkpoint: Checkpoint, layer: Layer, prefix: str, num_rows: int) -> 
     Raises:
       CheckpointError: weights differ; the text names their paths.
     """
-    specs, problems = layer.specs(), []
+    specs, problems, scales = layer.specs(), [], stored_scales(checkpoint)
     for path, spec in specs.items():
         key = WEIGHTS + _join(prefix, path)
         if key not in checkpoint.keys:
@@ -160,6 +161,8 @@ def _check(checkpoint: Checkpoint, layer: Layer, prefix: str, num_rows: int) -> 
                 f"{_join(prefix, path)} has the shape {list(checkpoint.shape(key))}, in the layer "
                 f"{['…'] * num_rows + list(spec.shape)}".replace("'…'", "…")
             )
+        elif problem := scale_problem(spec, _join(prefix, path), scales, checkpoint.path):
+            problems.append(problem)
     below = WEIGHTS + (prefix + SEPARATOR if prefix else "")
     known = {WEIGHTS + _join(prefix, path) for path in specs}
     unknown = sorted(key for key in checkpoint.keys if key.startswith(below))

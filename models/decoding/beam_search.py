@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple
 
 import tensorflow as tf
 
-from tekso.framework import ops
+from tekso.framework import workarounds
 from tekso.framework.context import StepContext
 from tekso.framework.params import param
 from tekso.framework.theta import Theta
@@ -202,7 +202,7 @@ class _Run:
         given = _Given(theta, is_source_BS, self._limits.of_source, forced)
 
         def iteration(*flat: Any) -> _State:
-            inside, state = ops.capture(self._ctx, (given, _State(*flat)))
+            inside, state = workarounds.capture(self._ctx, (given, _State(*flat)))
             return self._iteration(inside, state)
 
         last = tf.while_loop(

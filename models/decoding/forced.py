@@ -10,10 +10,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tekso.framework import ops
+from tekso.framework import workarounds
 from tekso.framework.context import StepContext
 from tekso.framework.theta import Theta
-from tekso.models.decoding.decoder import Decoder
+from tekso.models.decoding.decoder import Decoder, DecoderStep
 from tekso.models.decoding.hypothesis_score import HypothesisScore
 from tekso.models.decoding.search import check_ids, token_log_probs
 
@@ -67,8 +67,8 @@ def score_targets(
     def iteration(
         t: tf.Tensor, ids_N: tf.Tensor, state: Any, log_probs: Any, attention: Any
     ) -> Any:
-        weights, targets, own = ops.capture(ctx, (theta, targets_NT, (ids_N, state)))
-        log_probs, attention = ops.capture(ctx, (log_probs, attention))
+        weights, targets, own = workarounds.capture(ctx, (theta, targets_NT, (ids_N, state)))
+        log_probs, attention = workarounds.capture(ctx, (log_probs, attention))
         step = model.decode_step(weights, own[0], own[1], t, ctx)
         check_ids(step.logits.shape[1], end_id, (), where="score_targets")
         ids_N, place = tf.identity(tf.gather(targets, t, axis=1)), tf.reshape(t, [1, 1])
@@ -106,7 +106,7 @@ def _of_tokens(x_TNS: tf.Tensor, is_token_BHT: tf.Tensor) -> tf.Tensor:
     return tf.where(tf.expand_dims(is_token_BHT, 3), x_BHTS, 0.0)
 
 
-def _attention_of(step: Any, model: Decoder) -> tf.Tensor:
+def _attention_of(step: DecoderStep, model: Decoder) -> tf.Tensor:
     """Returns the attention weights of a decoding step."""
     if step.attention is None:
         raise ValueError(

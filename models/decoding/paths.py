@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tekso.framework import ops
+from tekso.framework import workarounds
 from tekso.framework.context import StepContext
 
 
@@ -80,8 +80,8 @@ class Paths(NamedTuple):
 
         def iteration(t: tf.Tensor, slots_BH: tf.Tensor, ids: tf.Tensor, attention: Any) -> Any:
             outside = (self, in_slots_BH, lengths_BH)
-            paths, in_slots, lengths = ops.capture(ctx, outside)
-            slots_BH, ids, attention = ops.capture(ctx, (slots_BH, ids, attention))
+            paths, in_slots, lengths = workarounds.capture(ctx, outside)
+            slots_BH, ids, attention = workarounds.capture(ctx, (slots_BH, ids, attention))
             place = tf.reshape(t, [1, 1])
             tokens_BH = tf.gather(tf.gather(paths.tokens, t), slots_BH, batch_dims=1)
             parents_BH = tf.gather(tf.gather(paths.parents, t), slots_BH, batch_dims=1)

@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tekso.framework import ops
+from tekso.framework import workarounds
 from tekso.framework.context import StepContext
 from tekso.framework.params import param
 from tekso.framework.theta import Theta
@@ -64,7 +64,7 @@ class Sampler(Search):
         outside = theta, tf.repeat(limits.of_source, h), forced
 
         def iteration(*flat: Any) -> tuple[Any, ...]:
-            (weights, limits_N, forced), inside = ops.capture(ctx, (outside, flat))
+            (weights, limits_N, forced), inside = workarounds.capture(ctx, (outside, flat))
             t, ids_N, state, ids_TN, log_probs_N, lengths_N, is_open_N = inside
             step = model.decode_step(weights, ids_N, state, t, ctx)
             logits_NV = ctx.constrain(tf.cast(step.logits, tf.float32), ("batch", None))

@@ -46,7 +46,9 @@ class Conv2DBase(Layer):
             "Distance of the kernel's elements: height, width.", default=(1, 1)
         )
         padding: Padding = param(
-            "SAME: ceil(size / stride) outputs, zeros around; VALID: inside only.", default="SAME"
+            "SAME: ceil(size / stride) outputs, zeros around; VALID: inside only; FIXED: as SAME, "
+            "but (kernel - 1) / 2 zeros before, for any size and stride.",
+            default="SAME",
         )
         use_bias: bool = param("Whether to add a bias.", default=True)
         init: Initializer.Params = param("Initializer of w.", default=HeNormal.Params())

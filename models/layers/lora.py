@@ -98,6 +98,7 @@ class Lora(Configurable):
             init=Zeros.Params(),
             fan_in=p.rank,
             fan_out=outer,
+            scale=self.scale,
         )
 
     def update(

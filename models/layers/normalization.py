@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tekso.framework import ops
 from tekso.framework.context import StepContext
-from tekso.framework.initializers import Ones, Zeros
+from tekso.framework.initializers import Initializer, Ones, Zeros
 from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, param
 from tekso.framework.primitives.precision import widen
@@ -94,7 +94,8 @@ class BatchNorm(Norm):
     In training, mean and variance are computed over all examples and positions that run at the same
     time (all replicas, or one micro-batch of a pipeline). Outside training, the moving statistics
     are used. Every step updates them once with the mean and (biased) variance of the whole global
-    batch: moving = decay * moving + (1 - decay) * batch. Moving statistics that `learner.frozen`
+    batch: moving = decay * moving + (1 - decay) * batch. They keep their values if no element
+    counts in the whole global batch. Moving statistics that `learner.frozen`
     matches do not change; training still normalises with the statistics of the batch.
 
     Shapes:
@@ -103,7 +104,7 @@ class BatchNorm(Norm):
         not count in the statistics
       returns: shape and dtype of x
     Weights:
-      scale, bias: [dim], start at 1 and 0
+      scale, bias: [dim], start at 1 (`scale_init`) and 0
       moving_mean, moving_variance: [dim], start at 0 and 1, not trained
     Source: Ioffe & Szegedy 2015, algorithms 1 and 2.
     """
@@ -113,6 +114,7 @@ class BatchNorm(Norm):
 
         epsilon: float = param("Added to the variance.", default=1e-3)
         decay: float = param("Decay of the moving statistics per step.", default=0.99)
+        scale_init: Initializer.Params = param("Initializer of scale.", default=Ones.Params())
         dims: tuple[str | None] = param("Dim name of the weights.", default=("channels",))
 
     couples_examples = True
@@ -121,7 +123,7 @@ class BatchNorm(Norm):
         super().__init__(params)
         if not 0 <= self.params.decay < 1:
             raise ValueError(f"BatchNorm: decay {self.params.decay} is not in [0, 1)")
-        self._vector("scale", Ones.Params())
+        self._vector("scale", self.params.scale_init)
         self._vector("bias", Zeros.Params())
         self._vector("moving_mean", Zeros.Params(), trainable=False)
         self._vector("moving_variance", Ones.Params(), trainable=False)
@@ -160,6 +162,7 @@ class BatchNorm(Norm):
         weight = tf.fill([self.params.dim], count)
         ctx.collect_statistic(self, "shift", tf.reduce_sum(shifted, outer), weight)
         ctx.collect_statistic(self, "square", tf.reduce_sum(tf.square(shifted), outer), weight)
+        ctx.collect_statistic(self, "count", weight, tf.ones_like(weight))
         return mean, variance
 
     def updated_statistics(
@@ -170,7 +173,9 @@ class BatchNorm(Norm):
         square = tf.cast(statistics["square"], theta.moving_mean.dtype)
         kept = self.params.decay
         variance = tf.maximum(square - tf.square(shift), 0)
-        return {
+        new = {
             "moving_mean": theta.moving_mean + (1 - kept) * shift,
             "moving_variance": kept * theta.moving_variance + (1 - kept) * variance,
         }
+        counted = statistics["count"] > 0  # a value for each element of the weights, sharded alike
+        return {name: tf.where(counted, value, theta[name]) for name, value in new.items()}

@@ -29,7 +29,9 @@ class Pool2D(Layer):
         window_shape: tuple[int, int] = param("Height and width of the window.", default=(2, 2))
         strides: tuple[int, int] = param("Steps of the window: height, width.", default=(2, 2))
         padding: Padding = param(
-            "SAME: ceil(size / stride) outputs; VALID: windows inside only.", default="SAME"
+            "SAME: ceil(size / stride) outputs; VALID: windows inside only; FIXED: as SAME, but "
+            "(window - 1) / 2 elements of padding before, for any size and stride.",
+            default="SAME",
         )
 
     def __init__(self, params: Any) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tekso.framework import ops
+from tekso.framework import ops, workarounds
 from tekso.framework.context import StepContext
 from tekso.framework.initializers import Initializer, Normal
 from tekso.framework.layer import Layer
@@ -129,9 +129,9 @@ class SinusoidalPositions(PositionsBase):
         step = math.log(p.max_timescale / p.min_timescale) / max(half - 1, 1)
         rates = np.exp(-step * np.arange(half)) / p.min_timescale
         sine, cosine = sines(np.arange(x.shape[1]) if positions is None else positions, rates)
-        vectors = tf.cast(tf.concat([sine, cosine], -1), x.dtype)
-        # The constraint replicates the last dim: on a mesh, sharded halves cannot be concatenated.
-        return x + ctx.constrain(vectors, ("batch", "length", None)[-vectors.shape.rank :])
+        halves = [tf.cast(half, x.dtype) for half in (sine, cosine)]
+        dims = ("batch", "length", None)[-halves[0].shape.rank :]
+        return x + workarounds.concat(ctx, halves, -1, dims=dims)
 
 
 def sines(positions: Array, rates: np.ndarray) -> tuple[Array, Array]:

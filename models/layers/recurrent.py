@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import tensorflow as tf
 
-from tekso.framework import ops
+from tekso.framework import ops, workarounds
 from tekso.framework.context import StepContext
 from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, param
@@ -89,7 +89,7 @@ class Recurrent(Layer):
         state, y = ops.scan(ctx, self._iteration, theta.cell, state, xs)
         y = tf.transpose(y, [1, 0, 2])
         if self.params.direction == "backward":
-            y = _batch_sharded(_reversed(_batch_sharded(y, ctx), axis=1), ctx)
+            y = workarounds.reverse(ctx, y, 1)
         return ctx.constrain(y, _OUTPUT_DIMS), state
 
     def step(
@@ -118,9 +118,9 @@ class Recurrent(Layer):
         return after, y
 
 
-def _reversed(x: tf.Tensor, axis: int = 0) -> tf.Tensor:
-    """Reverses a dim with a gather, which every execution supports."""
-    return tf.gather(x, tf.range(x.shape[axis] - 1, -1, -1), axis=axis)
+def _reversed(x: tf.Tensor) -> tf.Tensor:
+    """Reverses the first dim with a gather, which every execution supports."""
+    return tf.gather(x, tf.range(x.shape[0] - 1, -1, -1))
 
 
 def segment_flags(segment_ids: tf.Tensor | None) -> dict[str, tf.Tensor]:
@@ -193,16 +193,8 @@ def side_by_side(x: tf.Tensor, y: tf.Tensor, ctx: StepContext) -> tf.Tensor:
     Shapes:
       x: [B, T, …] or [B, …], y: the same except for the last dim
     """
-    joined = _batch_sharded(tf.concat([_batch_sharded(x, ctx), _batch_sharded(y, ctx)], -1), ctx)
-    return ctx.constrain(joined, ("batch", "embed") if x.shape.rank == 2 else _OUTPUT_DIMS)
-
-
-def _batch_sharded(x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
-    """Returns x sharded over the batch alone, for ops that a mesh cannot run on other shards.
-
-    The identity separates this constraint from the sharding of the ops that follow.
-    """
-    return tf.identity(ctx.constrain(x, ("batch", *[None] * (x.shape.rank - 1))))
+    dims = ("batch", "embed") if x.shape.rank == 2 else _OUTPUT_DIMS
+    return workarounds.concat(ctx, [x, y], -1, dims=dims)
 
 
 def with_residual(x: tf.Tensor, y: tf.Tensor, residual: Literal["none", "add"]) -> tf.Tensor:

@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tekso.framework import ops
+from tekso.framework import ops, workarounds
 from tekso.framework.context import StepContext, collecting_attention, isolated
 from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, param
@@ -241,7 +241,7 @@ class RepeatedStack(StackBase):
             return (y, *state[:-1]), None
 
         def run_last(ctx: StepContext) -> None:
-            self.layers.fprop(_last(theta.layers), state[1], ctx, **side)
+            self.layers.fprop(_last(theta.layers, ctx), state[1], ctx, **side)
 
         state, _ = ops.scan(ctx, body, shared, _first_state(x, ctx), theta.layers, first=first)
         self._add_attention(ctx, run_last)
@@ -280,10 +280,11 @@ class RepeatedStack(StackBase):
             return (y, *state[:-1]), cache
 
         def run_last(ctx: StepContext) -> None:
-            # Indexing is safe here, because no einsum contracts two dims of the cache; the gather
-            # of `_last` does not compile on a mesh.
+            # Indexing is safe here, because no einsum contracts two dims of the cache; `take_row`
+            # of a cache does not compile on a mesh.
             own = tf.nest.map_structure(lambda t: t[-1], cache)
-            self.layers.extend_step(_last(theta.layers), state[1], own, position, ctx, **side)
+            weights = _last(theta.layers, ctx)
+            self.layers.extend_step(weights, state[1], own, position, ctx, **side)
 
         start = _first_state(x, ctx)
         state, caches = ops.scan(ctx, body, shared, start, (theta.layers, cache))
@@ -337,12 +338,9 @@ def _first_state(x: tf.Tensor, ctx: StepContext) -> tuple[tf.Tensor, ...]:
     return (x, x) if ctx.collected.requests_attention else (x,)
 
 
-def _last(weights: Any) -> Any:
-    """Returns the weights of the last layer from weights stacked over layers.
-
-    DTensor mistakes which dim of `t[-1]` is sharded, and then contracts the wrong dims.
-    """
-    return tf.nest.map_structure(lambda t: tf.identity(tf.gather(t, t.shape[0] - 1)), weights)
+def _last(weights: Any, ctx: StepContext) -> Any:
+    """Returns the weights of the last layer from weights stacked over layers."""
+    return tf.nest.map_structure(lambda t: workarounds.take_row(ctx, t, t.shape[0] - 1), weights)
 
 
 def _tensors_apart(side: dict[str, Any]) -> tuple[Theta, dict[str, Any]]:

@@ -152,7 +152,7 @@ class Classification(Task):
         if form == wanted:
             return
 
-        def loss(weights: Any, batch: Any) -> Any:
+        def loss(weights: Mapping[str, tf.Tensor], batch: Mapping[str, tf.Tensor]) -> tf.Tensor:
             ctx = StepContext(mode="eval", num_examples=len(labels))
             return self.loss(self.theta(weights), batch, ctx).loss_sum
 

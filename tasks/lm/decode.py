@@ -12,6 +12,7 @@ import tensorflow as tf
 from tekso.framework import files
 from tekso.framework.input.input import Input
 from tekso.framework.input.text import NotTextError, to_text
+from tekso.framework.input.tokenizers import Tokenizer
 from tekso.framework.params import Configurable, param
 from tekso.framework.task import Decoded, Program
 from tekso.framework.theta import Theta
@@ -108,7 +109,9 @@ class TextDecoder(Configurable):
                 return words or line[:PROMPT_LENGTH]
         return ""
 
-    def _samples(self, program: Program, input: Input, tokenizer: Any) -> Iterator[dict[str, Any]]:
+    def _samples(
+        self, program: Program, input: Input, tokenizer: Tokenizer
+    ) -> Iterator[dict[str, Any]]:
         prompts = self._prompts(input, tokenizer)
         block = PromptBlock.of(prompts)
         arrays = (tf.constant(a) for a in (block.head, block.tail, block.lengths))
@@ -128,17 +131,18 @@ class TextDecoder(Configurable):
                 "top_p": self.params.top_p,
             }
 
-    def _prompts(self, input: Input, tokenizer: Any) -> list[np.ndarray]:
+    def _prompts(self, input: Input, tokenizer: Tokenizer) -> list[np.ndarray]:
         p = self.params
         if p.prompts:
-            encoded = [tokenizer.encode(text) if text else [] for text in p.prompts]
-            begun = [ids if len(ids) else np.array([tokenizer.end_id]) for ids in encoded]
+            end = np.array([tokenizer.end_id])
+            encoded = [tokenizer.encode(text) if text else end for text in p.prompts]
+            begun = [ids if len(ids) else end for ids in encoded]
             return [ids for ids in begun for _ in range(p.num_samples)]
         batch = input.batch(0)
         count = min(p.num_samples, len(batch["ids"]))
         return [ids[: p.prompt_tokens] for ids in batch["ids"][:count]]
 
-    def _generate_with(self, tokenizer: Any) -> Callable[..., dict[str, tf.Tensor]]:
+    def _generate_with(self, tokenizer: Tokenizer) -> Callable[..., dict[str, tf.Tensor]]:
         """Returns the pure function for `program.call`, built once per tokenizer."""
         p = self.params
         key = tokenizer.end_id, tuple(tokenizer.unused_ids)
@@ -160,7 +164,7 @@ class TextDecoder(Configurable):
             self._generate[key] = generate
         return self._generate[key]
 
-    def _score(self, program: Program, path: str, tokenizer: Any) -> dict[str, Any]:
+    def _score(self, program: Program, path: str, tokenizer: Tokenizer) -> dict[str, Any]:
         try:
             text = to_text(files.read(path))
         except NotTextError as error:

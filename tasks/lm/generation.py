@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from tekso.framework import ops
+from tekso.framework import workarounds
 from tekso.framework.context import StepContext
 from tekso.framework.theta import Theta
 from tekso.models.decoding.sampling import sample
@@ -120,7 +120,7 @@ class Generator:
         ids_TB = tf.transpose(tf.pad(tf.concat([head_BS, tail_BR], 1), padding))
 
         def iteration(*state: Any) -> tuple[Any, ...]:
-            weights, lengths, state = ops.capture(ctx, (theta, lengths_B, state))
+            weights, lengths, state = workarounds.capture(ctx, (theta, lengths_B, state))
             t, origin, ids_TB, logits_BV, cache, done_B, written_B = state
             is_prompt_B = t < lengths
             token_B = tf.where(done_B, 0, self._draw(logits_BV, t, ctx))
@@ -134,7 +134,7 @@ class Generator:
             place = t - origin
 
             def extend() -> Any:
-                own, token, old, at, first = ops.capture(
+                own, token, old, at, first = workarounds.capture(
                     ctx, (weights, token_B, cache, place, origin)
                 )
                 token_B1 = tf.expand_dims(token, 1)
@@ -142,7 +142,7 @@ class Generator:
                 return tf.squeeze(logits, 1), extended, first
 
             def slide() -> Any:
-                own, ids, now = ops.capture(ctx, (weights, ids_TB, t))
+                own, ids, now = workarounds.capture(ctx, (weights, ids_TB, t))
                 start = now + 1 - kept
                 return *self._read(own, ids, start, kept, window, ctx), start
 

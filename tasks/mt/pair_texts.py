@@ -35,7 +35,7 @@ class PairTexts:
     params: Any
     source_tokenizer: Tokenizer
     target_tokenizer: Tokenizer
-    tokenizer: Any
+    tokenizer: Tokenizer
     languages: tuple[str, ...]
 
     @property
@@ -106,12 +106,12 @@ class PairTexts:
                 "or for neither, so that both share `tokenizer`"
             )
 
-        def make(tokenizer: Any, side: Side) -> Tokenizer:
+        def make(params: Tokenizer.Params, side: Side) -> Tokenizer:
             folder = assets_dir
             if folder is not None and side != "both":
                 folder = files.join(folder, side)
             text = training(side) if training is not None else None
-            one: Tokenizer = tokenizer.instantiate(assets_dir=folder, training=text)
+            one: Tokenizer = params.instantiate(assets_dir=folder, training=text)
             return one
 
         if p.source_tokenizer is None:

@@ -19,10 +19,10 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 import tensorflow as tf
 
-from tekso.framework import ops
 from tekso.framework.commands import typed
-from tekso.framework.context import StepContext
+from tekso.framework.context import StepContext, filling_in_place
 from tekso.framework.cores import num_cores
+from tekso.framework.input.tokenizers import Tokenizer
 from tekso.framework.params import Configurable, param
 from tekso.framework.task import Program
 from tekso.framework.theta import Theta
@@ -220,11 +220,11 @@ class Translator(Configurable):
         """Returns the most tokens of a source, end included."""
         return int(self.params.max_source_length or input.params.source_length)
 
-    def forbidden_ids(self, tokenizer: Any) -> range:
+    def forbidden_ids(self, tokenizer: Tokenizer) -> range:
         """Returns the target ids of the model that its tokenizer lacks, such as language tokens."""
         return range(tokenizer.vocab_size, self._vocab_size)
 
-    def _call(self, program: Program, tokenizer: Any, batch: Mapping[str, np.ndarray]) -> Any:
+    def _call(self, program: Program, tokenizer: Tokenizer, batch: Mapping[str, np.ndarray]) -> Any:
         tensors = (tf.constant(batch["source_ids"]), tf.constant(batch["source_segment_ids"]))
         function = self._function(tokenizer.end_id, self.forbidden_ids(tokenizer))
         result = program.call(function, *tensors)
@@ -253,7 +253,7 @@ class Translator(Configurable):
                 if self.params.xla == "search":
                     run = tf.function(run, jit_compile=True, autograph=False)
                 elif not tf.config.list_logical_devices("TPU"):
-                    ctx = ops.filling_in_place(ctx)
+                    ctx = filling_in_place(ctx)
                 return run(theta.model, ids, segment_ids)
 
             self._functions[key] = search

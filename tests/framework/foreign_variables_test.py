@@ -11,9 +11,9 @@ import tensorflow as tf
 
 from tekso.framework import foreign_variables
 from tekso.framework.context import StepContext
+from tekso.framework.costs.piece_traces import trace_all
 from tekso.framework.execution import DataParallel
 from tekso.framework.execution.mesh import activations
-from tekso.framework.execution.pipeline.piece_traces import trace_all
 from tekso.framework.foreign_variables import ForeignVariableError
 from tekso.framework.initializers import Ones
 from tekso.framework.layer import Layer

@@ -1,70 +1,131 @@
-"""Every primitive is found in one table, and somebody has decided what it does on a mesh."""
+"""Every primitive is declared in one place, with its forms for meshes and for the cost model."""
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
 import tensorflow as tf
 
-from tekso.framework import ops
-from tekso.framework.context import StepContext
+from tekso.framework import ops, primitive, workarounds
+from tekso.framework.context import StepContext, filling_in_place
 from tekso.framework.execution.data_parallel_program import ReplicaContext
-from tekso.framework.execution.mesh import activations, forms
+from tekso.framework.execution.mesh import activations
 from tekso.framework.execution.pipeline import spmd_loss
-from tekso.framework.planning import tracing
-from tekso.framework.primitive import PROPAGATED
+from tekso.framework.primitive import PRIMITIVES, Table
 
 MOST_PUBLIC_MEMBERS = 14
 
 
-def test_each_primitive_has_a_form_on_a_mesh_or_is_declared_to_need_none() -> None:
-    missing = ops.PRIMITIVES.keys() - PROPAGATED - forms.FORMS.keys()
-    assert not missing, f"add forms in {forms.__file__}, or declare them @propagated_primitive"
-    assert forms.FORMS.keys() == ops.PRIMITIVES.keys() - PROPAGATED
+@pytest.mark.parametrize("table", ["mesh", "planning"])
+def test_each_form_that_a_primitive_declares_is_found_and_no_other_is_written(table: Table) -> None:
+    found = primitive.forms(table)
+    assert found.keys() == {name for name, p in PRIMITIVES.items() if p.homes[table] is not None}
+    for home in {p.homes[table] for p in PRIMITIVES.values()} - {None}:
+        module, _, within = str(home).partition(":")
+        holder: Any = importlib.import_module(module)
+        written = {
+            name
+            for name, value in vars(getattr(holder, within) if within else holder).items()
+            if name in PRIMITIVES and inspect.isfunction(value)
+        }
+        assert written == {name for name, p in PRIMITIVES.items() if home in p.homes.values()}
 
 
 @pytest.mark.parametrize(
     "table",
     [
-        forms.FORMS,
+        primitive.forms("mesh"),
+        primitive.forms("planning"),
         ReplicaContext.forms,
         activations._RecordingContext.forms,
         spmd_loss._StageContext.forms,
-        tracing._TracingContext.forms,
+        filling_in_place(StepContext()).forms,
     ],
-    ids=["mesh", "replicas", "constraints", "stages", "tracing"],
+    ids=["mesh", "planning", "replicas", "constraints", "stages", "in_place"],
 )
-def test_forms_take_what_the_primitive_takes(table: dict[str, Any]) -> None:
+def test_forms_take_what_the_primitive_takes(table: Mapping[str, Any]) -> None:
+    assert table
     for name, form in table.items():
         own = inspect.signature(form).parameters.values()
-        if any(p.kind is p.VAR_KEYWORD for p in own):
+        if any(p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL) for p in own):
             continue  # hands all on
-        plain = inspect.signature(ops.PRIMITIVES[name]).parameters.values()
+        plain = inspect.signature(PRIMITIVES[name].plain).parameters.values()
         taken, expected = ([(p.name, p.kind, p.default) for p in ps][1:] for ps in (own, plain))
         assert taken == expected, name  # besides the context
 
 
-def test_a_context_computes_its_own_form_of_a_primitive() -> None:
-    class Doubling(StepContext):
-        def lookup(self, table: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
-            return 2 * ops.lookup.plain(self, table, ids)
+@pytest.fixture
+def declared() -> Iterator[None]:
+    """Removes primitives that a test declares."""
+    before = dict(PRIMITIVES)
+    yield
+    PRIMITIVES.clear()
+    PRIMITIVES.update(before)
 
-    Doubling.forms = ops.methods_as_forms(Doubling)
+
+@pytest.mark.usefixtures("declared")
+def test_a_primitive_is_declared_in_one_place() -> None:
+    @primitive.primitive(mesh=f"{__name__}:MeshForms", planning=None)
+    def doubled(ctx: StepContext, x: int) -> int:
+        return 2 * x
+
+    assert doubled(StepContext(), 3) == 6
+    on_mesh = StepContext()
+    on_mesh.forms = primitive.forms("mesh")
+    assert doubled(on_mesh, 3) == -6
+    assert "doubled" not in primitive.forms("planning")
+
+
+class MeshForms:
+    """The place of a form for meshes."""
+
+    @staticmethod
+    def doubled(ctx: StepContext, x: int) -> int:
+        return -2 * x
+
+
+@pytest.mark.usefixtures("declared")
+def test_a_form_that_is_not_written_is_an_error_with_its_place() -> None:
+    @primitive.primitive(mesh="tekso.framework.execution.mesh.forms", planning=None)
+    def forgotten(ctx: StepContext) -> None: ...
+
+    with pytest.raises(LookupError, match=r"mesh\.forms has no function forgotten, which @prim"):
+        primitive.forms("mesh")
+
+
+def test_a_context_computes_its_own_form_of_a_primitive() -> None:
+    def doubled(ctx: StepContext, table: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
+        return 2 * ops.lookup.plain(ctx, table, ids)
+
+    own = StepContext()
+    own.forms = {"lookup": doubled}
     table, ids = tf.constant([[1.0], [3.0]]), tf.constant([1])
     assert ops.lookup(StepContext(), table, ids).numpy().tolist() == [[3.0]]
-    assert ops.lookup(Doubling(), table, ids).numpy().tolist() == [[6.0]]
-    assert ops.lookup(Doubling().fold(1), table, ids).numpy().tolist() == [[6.0]]
+    assert ops.lookup(own, table, ids).numpy().tolist() == [[6.0]]
+    assert ops.lookup(own.fold(1), table, ids).numpy().tolist() == [[6.0]]
 
 
 def test_a_primitive_is_no_method_of_the_context() -> None:
     with pytest.raises(AttributeError, match=r"write ops\.project\(ctx, …\)"):
         StepContext().project(tf.ones([1, 2]), tf.ones([2, 2]))
+    with pytest.raises(
+        AttributeError, match=r"write workarounds\.capture\(ctx, …\), with `from tek"
+    ):
+        StepContext().capture(())
+    assert workarounds.capture(StepContext(), (1,)) == (1,)
     with pytest.raises(AttributeError, match=r"has no attribute 'nothing'$"):
         StepContext().nothing  # noqa: B018
 
 
 def test_the_context_stays_small() -> None:
-    members = [name for name in {*dir(StepContext()), *vars(StepContext())} if name[0] != "_"]
+    members = {name for name in {*dir(StepContext()), *vars(StepContext())} if name[0] != "_"}
     assert len(members) <= MOST_PUBLIC_MEMBERS, sorted(members)
+    text = StepContext.__doc__ or ""
+    listed = set(re.findall(r"\w+", " ".join(re.findall(r"^      ([\w, ]+):", text, re.M))))
+    own = {name for name in members if getattr(vars(StepContext).get(name), "__doc__", None)}
+    assert members <= listed | own, members - listed - own

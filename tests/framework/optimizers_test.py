@@ -88,6 +88,15 @@ def momentum(w: Array, gradients: list[Array]) -> Iterator[Array]:
         yield w
 
 
+def momentum_l2(w: Array, gradients: list[Array]) -> Iterator[Array]:
+    """The gradient of loss + 0.03 / 2 * |w|^2."""
+    v = np.zeros_like(w)
+    for rate, g in zip(RATES, gradients, strict=True):
+        v = 0.7 * v + g + 0.03 * w
+        w = w - rate * v
+        yield w
+
+
 def nesterov(w: Array, gradients: list[Array], rate: float) -> Iterator[Array]:
     """Sutskever's own variables, theta and v; the gradients are taken at theta + momentum * v."""
     theta, v = w, np.zeros_like(w)
@@ -235,6 +244,12 @@ CASES: dict[str, tuple[optimizers.Optimizer.Params, Reference]] = {
         sgd_decayed,
     ),
     "momentum": (optimizers.Momentum.Params(momentum=0.7), momentum),
+    "momentum_l2": (
+        optimizers.Momentum.Params(
+            momentum=0.7, weight_decay=0.03, weight_decay_scaling="gradient"
+        ),
+        momentum_l2,
+    ),
     "rmsprop": (
         optimizers.RMSProp.Params(decay=0.8, epsilon=0.01, initial_mean_square=0.5),
         rmsprop,
@@ -536,6 +551,7 @@ def test_weight_without_trust_takes_plain_steps() -> None:
         (optimizers.LAMB.Params(min_weight_norm=2.0, max_weight_norm=1.0), "max_weight_norm"),
         (optimizers.LARS.Params(weight_decay_scaling="independent"), "part of its direction"),
         (optimizers.LAMB.Params(weight_decay_scaling="independent"), "part of its direction"),
+        (optimizers.LARS.Params(weight_decay_scaling="gradient"), "part of its direction"),
         (
             optimizers.AdamW.Params(weight_decay_exclude=["(bias"]),
             r"AdamW.weight_decay_exclude: '\(bias' is not a valid regular expression",

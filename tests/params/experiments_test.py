@@ -9,10 +9,12 @@ from tekso.framework.params import Params
 from tekso.framework.run import inspection
 
 ENTRIES = {entry.key: entry for entry in registry.list_experiments()}
-NEEDS_TEXT = {
-    "lm.text_files.Char",
-    "asr.prompts.Ctc",
-}  # the alphabet, and so the vocabulary, is that of the text
+NEEDS_DATA = {
+    "asr.prompts.Ctc": ("task.model.vocab_size", 70),
+    "image.folders.ResNet": ("task.num_classes", 10),  # the classes are the folders
+    "lm.text_files.Char": ("task.model.vocab_size", 70),  # the alphabet is that of the text
+}
+"""{key: (a size that is that of the data, a value for it)}."""
 
 
 def test_the_experiments_that_are_promised_are_there() -> None:
@@ -35,6 +37,16 @@ def test_the_experiments_that_are_promised_are_there() -> None:
         "wmt14_en_fr": [f"Dff{2048 * 2**i}" for i in range(6)],
         "gpipe": ["T6H8192A16", "T12H16384A32", "T24H8192A16", "T32H16384A32", "T64H16384A32"],
     }
+    images = {
+        "digits": ["Mlp", "Cnn"],
+        "fashion_mnist": ["ResNet"],
+        "folders": ["ResNet"],
+        "imagenet": [
+            *("ResNet18", "ResNet50", "ResNet50Mlperf", "ResNet50Mlperf4096"),
+            *(f"ViT{size}16" for size in ("Ti", "S", "B", "L")),
+        ],
+    }
+    promised |= {f"image.{module}.{name}" for module, found in images.items() for name in found}
     promised |= {f"mt.{module}.{name}" for module, found in pairs.items() for name in found}
     assert promised <= set(ENTRIES)
     assert any(key.startswith("lm.gpt.") for key in ENTRIES)
@@ -50,10 +62,11 @@ def test_its_parts_fit_together(key: str) -> None:
     run = tree.run.instantiate()
     tree.execution.instantiate()
     learner = schedules.end_with_run(tree.learner, run.params.steps).instantiate()
-    if key in NEEDS_TEXT:
-        with pytest.raises(ValueError, match=r"task\.model\.vocab_size is not set"):
+    if key in NEEDS_DATA:
+        path, size = NEEDS_DATA[key]
+        with pytest.raises(ValueError, match=f"{path} is not set"):
             inspection.task_of(tree)
-        tree.task.model.vocab_size = 70
+        tree.set({path: size})
     task = inspection.task_of(tree)
     specs = {path: spec for path, spec in task.specs().items() if spec.trainable}
     assert learner.slots(specs)  # every pattern of the learner matches some weight

@@ -23,7 +23,7 @@ def test_every_kind_of_class_is_in_its_section() -> None:
         ("Models", "Mlp"),
         ("Layers", "Linear"),
         ("Inputs", "Arrays"),
-        ("Text, pairs and records", "TextFiles"),
+        ("Text, pairs, images and records", "TextFiles"),
         ("Tokenizers", "SentencePiece"),
         ("Optimizers", "AdamW"),
         ("Schedules", "Cosine"),

@@ -43,7 +43,7 @@ def told(capsys: pytest.CaptureFixture[str]) -> Any:
         (["show", "empty", "--not_finite"], 2, "--not_finite does not work with show"),
         (["list", "--logdir=x", "--not_finite"], 2, "--not_finite works only with stats"),
         (["verify", "empty", "--last=2"], 2, "--last does not work with verify"),
-        (["verify", "empty", "--format=safetensors"], 2, "only export has --format=safetensors"),
+        (["verify", "empty", "--format=safetensors"], 2, "should be one of <text|json>"),
     ],
 )
 def test_wrong_arguments_are_reported_in_a_line(

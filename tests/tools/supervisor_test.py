@@ -24,8 +24,8 @@ def action():
     if end == "progress":
         (folder / "progress").write_text(str(done))
         return 8
-    if end == "stop":
-        os.kill(os.getppid(), signal.SIGTERM)
+    if end in ("stop", "hang_up"):
+        os.kill(os.getppid(), signal.SIGTERM if end == "stop" else signal.SIGHUP)
         signal.pause()
     if end < 0:
         os.kill(os.getpid(), -end)
@@ -67,6 +67,7 @@ sys.exit(code)
         ([8, "progress", 8, 8], 2, 8, 4),  # a new checkpoint gives new restarts
         ([-15], 3, 143, 1),
         (["stop"], 3, 143, 1),
+        (["hang_up"], 3, 129, 1),
     ],
 )
 def test_what_is_restarted(

@@ -6,17 +6,18 @@ before the step is compiled. Nothing is allocated: the weights and the batch are
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tekso.framework import ops, task_results
 from tekso.framework.context import StepContext, isolated
-from tekso.framework.execution.base import Signature
 from tekso.framework.execution.mesh.layouts import Activations
+from tekso.framework.execution.mesh.workarounds.forms import concat, reverse
 from tekso.framework.execution.mesh.workarounds.unsupported_ops import refuse_unsupported
 from tekso.framework.foreign_variables import refused
+from tekso.framework.signature import Signature
 from tekso.framework.task import Task
 
 
@@ -68,7 +69,13 @@ def _scan(
     return after, stacked
 
 
-_RecordingContext.forms = {"logits": _logits, "cross_entropy": _cross_entropy, "scan": _scan}
+_RecordingContext.forms = {
+    "concat": concat,
+    "cross_entropy": _cross_entropy,
+    "logits": _logits,
+    "reverse": reverse,
+    "scan": _scan,
+}
 
 
 def of_task(task: Task, batch: Signature) -> Activations:
@@ -83,7 +90,7 @@ def of_task(task: Task, batch: Signature) -> Activations:
     arrays = {name: tf.TensorSpec(shape, dtype) for name, (shape, dtype) in batch.items()}
     examples = next(iter(arrays.values())).shape[0]
 
-    def step(weights: Any, batch: Any) -> tf.Tensor:
+    def step(weights: Mapping[str, tf.Tensor], batch: Mapping[str, tf.Tensor]) -> tf.Tensor:
         ctx = _RecordingContext(found, mode="train", num_examples=examples)
         with refused(task):
             return task_results.loss(task, task.theta(weights), batch, ctx).loss_sum

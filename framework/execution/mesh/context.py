@@ -18,7 +18,7 @@ from tekso.framework.context import Form, StepContext, isolated
 from tekso.framework.execution.mesh import windows
 from tekso.framework.execution.mesh.layouts import Layout, MeshLayout
 from tekso.framework.execution.mesh.placement import Placement
-from tekso.framework.execution.mesh.workarounds.tensors import resharded_both_ways
+from tekso.framework.execution.mesh.workarounds.tensors import resharded_both_ways, separated
 
 
 class LayoutContext(StepContext):
@@ -80,7 +80,7 @@ class MeshContext(LayoutContext):
     def reshard(self, x: tf.Tensor, axes: Layout) -> tf.Tensor:
         """Returns x sharded by axes; its gradient has the original sharding of x."""
         if self.is_iteration:
-            return self.gathered(tf.identity(x), axes)
+            return self.gathered(separated(x), axes)
         return self._placement.reshard(x, axes)
 
     def gathered(self, weight: tf.Tensor, axes: Layout) -> tf.Tensor:

@@ -1,8 +1,8 @@
 """Mesh forms of primitives whose plain form would gather a sharded tensor.
 
 DTensor propagates layouts through the ops of a layer. The forms here keep a tensor sharded where
-propagation would not. The plain forms of all other primitives, each a `propagated_primitive`,
-work on a mesh.
+propagation would not. `workarounds/forms.py` has those that avoid defects of DTensor. The plain
+forms of all other primitives work on a mesh.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import tensorflow as tf
 from tekso.framework import loops, ops
 from tekso.framework.execution.mesh import control_flow, unrolled, vocab, windows
 from tekso.framework.execution.mesh.context import MeshContext
-from tekso.framework.execution.mesh.workarounds.tensors import loop_inputs
 from tekso.framework.primitives.windows import Window
 from tekso.framework.theta import Theta
 
@@ -112,21 +111,6 @@ def logits(ctx: MeshContext, x: tf.Tensor, table: tf.Tensor) -> tf.Tensor:
     return ctx.constrain(ops.logits.plain(ctx, x, table), (*dims, "vocab"))
 
 
-def cross_entropy(
-    ctx: MeshContext,
-    x: tf.Tensor,
-    table: tf.Tensor,
-    labels: tf.Tensor,
-    *,
-    bias: tf.Tensor | None = None,
-    label_smoothing: float = 0.0,
-    classes: int | None = None,
-) -> tf.Tensor:
-    """See `ops.cross_entropy`."""
-    classes = classes or table.shape[0]
-    return vocab.cross_entropy(ctx, x, table, labels, bias, label_smoothing, classes)
-
-
 # --- windows over images ---
 
 
@@ -200,41 +184,3 @@ def rematerialize(
         return function(theta, *rest)
 
     return loops.rematerialize(ctx, known, theta, *inputs)
-
-
-def capture(ctx: MeshContext, nest: Any) -> Any:
-    """See `ops.capture`."""
-    own = tf.nest.pack_sequence_as(nest, loop_inputs(tf.nest.flatten(nest)))
-    ctx.register_layouts(own, ctx.layouts_of(nest))
-    return own
-
-
-# --- buffers of decoding ---
-
-
-def filling_in_place(ctx: MeshContext) -> MeshContext:
-    """See `ops.filling_in_place`; DTensor has only the op that copies."""
-    return ctx
-
-
-FORMS = {
-    form.__name__: form
-    for form in (
-        attend,
-        average_pool,
-        capture,
-        constrain_image,
-        convolution,
-        cross_entropy,
-        depthwise_convolution,
-        filling_in_place,
-        logits,
-        vocab.lookup,
-        lookup_shared,
-        max_pool,
-        project,
-        rematerialize,
-        rotate,
-        scan,
-    )
-}

@@ -112,8 +112,8 @@ class MeshLayout:
 
     def without(self, *dims: str) -> MeshLayout:
         """Returns this layout without the rules for these dims."""
-        rest = Rules(tuple(pair for pair in self.rules.pairs if pair[0] not in dims))
-        return dataclasses.replace(self, rules=rest)
+        rest = tuple(pair for pair in self.rules.pairs if pair[0] not in dims)
+        return dataclasses.replace(self, rules=dataclasses.replace(self.rules, pairs=rest))
 
     def of_weight(self, spec: WeightSpec) -> Layout:
         """Returns the layout of a weight in a step; raises as `of`."""
@@ -179,7 +179,8 @@ class MeshLayout:
 def _raise_problems(layout: MeshLayout, problems: Sequence[str]) -> None:
     if problems:
         listed = joined(problems, separator="\n  ")
-        where = f"execution.mesh {str(layout.mesh)!r} and execution.rules {str(layout.rules)!r}"
+        mesh = f"{layout.mesh.params}.mesh {str(layout.mesh)!r}"
+        where = f"{mesh} and {layout.rules.params}.rules {str(layout.rules)!r}"
         raise LayoutError(f"{where} do not fit the model:\n  {listed}")
 
 

@@ -78,7 +78,8 @@ def of_rules(layout: _Layout, tensors: Sequence[Tensor]) -> list[str]:
     for field in ("weights_axis", "slots_axis"):
         axis = getattr(layout, field)
         if axis is not None and axis not in layout.mesh.names:
-            problems.append(f"execution.{field} is {axis!r}: {no_axis(axis, layout.mesh.names)}")
+            problem = no_axis(axis, layout.mesh.names)
+            problems.append(f"{layout.mesh.params}.{field} is {axis!r}: {problem}")
     known = list(dict.fromkeys(dim for t in tensors for dim in t.dims if dim is not None))
     for dim, axis in layout.rules.pairs:
         if dim in known:
@@ -168,7 +169,7 @@ def _without(layout: _Layout, dim: str, tensors: Sequence[Tensor]) -> list[str]:
         if (dim, name) not in layout.rules.pairs and divides and not taken and not twice:
             moved.append(f"{dim}:{name}")
     text = ";".join(f"{d}:{a}" for d, a in rest)
-    return [*moved, f"no rule for {dim} (execution.rules={text!r})"]
+    return [*moved, f"no rule for {dim} ({layout.rules.params}.rules={text!r})"]
 
 
 def _by_size(dim: str, tensors: Iterable[Tensor]) -> dict[int, list[Tensor]]:

@@ -15,7 +15,7 @@ import tensorflow as tf
 from tensorflow.experimental import dtensor
 
 from tekso.framework.execution.mesh.layouts import Layout
-from tekso.framework.execution.mesh.workarounds.tensors import copies
+from tekso.framework.execution.mesh.workarounds.tensors import copies, separated
 
 
 class Placement:
@@ -111,12 +111,8 @@ class Placement:
         return self.put(copies(array))
 
     def taken(self, x: tf.Tensor, index: Any, axes: Layout) -> tf.Tensor:
-        """Returns x[index], sharded by axes. For use in a step.
-
-        The identity separates two layouts. Without it, the sharding constraints of layers on the
-        result would propagate to x, where the same dim has another position.
-        """
-        return tf.identity(self.reshard(tf.gather(x, index), axes))
+        """Returns x[index], sharded by axes. For use in a step."""
+        return separated(self.reshard(tf.gather(x, index), axes))
 
     def whole(self, x: tf.Tensor) -> np.ndarray:
         """Returns a sharded tensor as an array on the host; every process must call it."""

@@ -69,8 +69,9 @@ def resolve(
     dims: Collection[str] | None = None,
     weights_axis: str | None = None,
     slots_axis: str | None = None,
+    params: str = "execution",
 ) -> MeshLayout:
-    """Returns the layout of `execution.rules` and `execution.mesh`.
+    """Returns the layout of the fields `rules` and `mesh` of the Params of an execution.
 
     Args:
       rules: explicit rules ("batch:data;mlp:model"), or the name of a preset.
@@ -80,28 +81,29 @@ def resolve(
         dropped. None keeps all rules. Explicit rules are never dropped.
       weights_axis: as in `MeshLayout`; None for the weights axis of the preset.
       slots_axis: as in `MeshLayout`.
+      params: path of the Params that have these fields, for errors.
 
     Raises:
       LayoutError: the mesh or the rules are malformed; the mesh needs more devices than there are,
         or lacks an axis of the preset; no rule of a preset uses one of its axes; or the rules are
         explicit and there is no mesh.
     """
-    preset = _preset(rules)
-    written = Rules.parse(rules) if preset is None else preset.rules
+    preset = _preset(rules, params)
+    written = Rules.parse(rules, params=params) if preset is None else preset.rules
     if mesh is not None:
-        shape = MeshShape.parse(mesh)
+        shape = MeshShape.parse(mesh, params=params)
     elif preset is None:
         raise LayoutError(
-            f"execution.mesh is not set, and execution.rules {rules!r} is not a preset: set the "
+            f"{params}.mesh is not set, and {params}.rules {rules!r} is not a preset: set the "
             f"axes and their sizes{_example(written, num_devices)}"
         )
     elif num_devices is None:
         raise LayoutError(
-            f"execution.mesh is not set, and the number of devices is not known: set the mesh, for "
+            f"{params}.mesh is not set, and the number of devices is not known: set the mesh, for "
             f"example to {str(preset.mesh(8))!r}"
         )
     else:
-        shape = preset.mesh(num_devices)
+        shape = dataclasses.replace(preset.mesh(num_devices), params=params)
     if num_devices is not None:
         shape.check_devices(num_devices)
     if preset is not None:
@@ -116,7 +118,7 @@ def even_factors(n: int) -> tuple[int, int]:
     return n // small, small
 
 
-def _preset(rules: str) -> Preset | None:
+def _preset(rules: str, params: str) -> Preset | None:
     name = rules.strip()
     if name in PRESETS:
         return PRESETS[name]
@@ -125,25 +127,27 @@ def _preset(rules: str) -> Preset | None:
     close = difflib.get_close_matches(name.lower(), PRESETS, n=1)
     hint = f"; did you mean {close[0]}?" if close else ""
     raise LayoutError(
-        f"execution.rules is {rules!r}: neither a preset ({', '.join(PRESETS)}) nor rules such as "
+        f"{params}.rules is {rules!r}: neither a preset ({', '.join(PRESETS)}) nor rules such as "
         f"'batch:data;mlp:model'{hint}"
     )
 
 
 def _for_model(name: str, preset: Preset, mesh: MeshShape, dims: Collection[str] | None) -> Rules:
+    params = mesh.params
     lacking = [axis for axis in preset.axes if axis not in mesh.names]
     if lacking:
         raise LayoutError(
-            f"execution.rules {name!r} shards over the axis {' and '.join(lacking)}, which "
-            f"execution.mesh {str(mesh)!r} does not have: name its axes as in "
+            f"{params}.rules {name!r} shards over the axis {' and '.join(lacking)}, which "
+            f"{params}.mesh {str(mesh)!r} does not have: name its axes as in "
             f"{str(preset.mesh(mesh.size))!r}, or set explicit rules"
         )
-    kept = Rules(tuple(pair for pair in preset.rules.pairs if dims is None or pair[0] in dims))
+    pairs = tuple(pair for pair in preset.rules.pairs if dims is None or pair[0] in dims)
+    kept = Rules(pairs, params=params)
     for axis in preset.axes:
         if mesh.size_of(axis) > 1 and axis not in {used for _, used in kept.pairs}:
             wished = [dim for dim, used in preset.rules.pairs if used == axis]
             raise LayoutError(
-                f"execution.rules {name!r} shards {', '.join(wished)} over axis {axis}, but the "
+                f"{params}.rules {name!r} shards {', '.join(wished)} over axis {axis}, but the "
                 f"model has none of these dims; it has: {', '.join(sorted(dims or ()))}"
             )
     return kept

@@ -16,7 +16,6 @@ from typing import Any, Literal
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.experimental import dtensor
 
 from tekso.framework.context import Mode
 from tekso.framework.execution.base import (
@@ -31,6 +30,7 @@ from tekso.framework.execution.mesh.context import MeshContext
 from tekso.framework.execution.mesh.layouts import Layout, MeshLayout
 from tekso.framework.execution.mesh.placement import Placement
 from tekso.framework.execution.mesh.step_errors import ADVICE, compiled
+from tekso.framework.execution.mesh.workarounds.tensors import new_variable
 from tekso.framework.execution.shards import Owners, Shard, Slices, chunks, cut_out, is_sliceable
 from tekso.framework.execution.state import Stored, checked_state
 from tekso.framework.primitives.fusion import Fuse, no_fusion
@@ -62,7 +62,7 @@ class MeshLoss:
         """Returns the axis over which so many examples are sharded when they are placed."""
         return step_context.batch_axis(self._layout, examples)
 
-    def sums(self, weights: Flat, batch: Flat, ctx: MeshContext, step: Any) -> LossSums:
+    def sums(self, weights: Flat, batch: Flat, ctx: MeshContext, step: tf.Tensor | int) -> LossSums:
         """Returns the loss sums of a part of a batch.
 
         Args:
@@ -138,8 +138,7 @@ class MeshProgram(ExecutionProgram):
             if key in variables:
                 variables[key].assign(placed)
             else:
-                # All have one name: DTensor compiles the op that creates a variable once per name.
-                variables[key] = dtensor.DVariable(placed, trainable=False, name="state")
+                variables[key] = new_variable(placed)
         self._variables = State.of_keys(variables)
 
     def state(self) -> dict[str, np.ndarray]:
@@ -206,7 +205,12 @@ class MeshProgram(ExecutionProgram):
         return placed
 
     def _context(
-        self, mode: Mode, step: Any, offset: Any, examples: int, num_examples: int | None = None
+        self,
+        mode: Mode,
+        step: tf.Tensor | int,
+        offset: Any,
+        examples: int,
+        num_examples: int | None = None,
     ) -> MeshContext:
         return step_context.context(
             self._placement,
@@ -262,7 +266,12 @@ class MeshProgram(ExecutionProgram):
         return {name: self._placement.reshard(v, ()) for name, v in report.items()}
 
     def _gradients(
-        self, batch: Flat, offset: Any, step: Any, total_weight: tf.Tensor, num_examples: int
+        self,
+        batch: Flat,
+        offset: Any,
+        step: tf.Tensor | int,
+        total_weight: tf.Tensor,
+        num_examples: int,
     ) -> tuple[Flat, Sums]:
         """Returns the gradients and sums of a part of a batch of `num_examples`."""
         weights = {path: v.read_value() for path, v in self._variables.weights.items()}

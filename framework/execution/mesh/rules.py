@@ -26,11 +26,16 @@ class LayoutError(ExecutionError):
 class MeshShape:
     """The axes of a device mesh with their sizes, in the given order; str() returns the text.
 
+    Attributes:
+      axes: the names with the sizes.
+      params: path of the Params whose field `mesh` it is, for errors.
+
     Raises:
       LayoutError: there is no axis, a name is invalid or used twice, or a size is not positive.
     """
 
     axes: tuple[tuple[str, int], ...]
+    params: str = dataclasses.field(default="execution", compare=False)
 
     def __post_init__(self) -> None:
         names, problems = self.names, []
@@ -46,23 +51,27 @@ class MeshShape:
                 problems.append(f"axis {name} is named twice")
             if size < 1:
                 problems.append(f"axis {name} has size {size}, but must be at least 1")
-        _raise_misfits("execution.mesh", str(self), problems, "data:2;model:4")
+        _raise_misfits(f"{self.params}.mesh", str(self), problems, "data:2;model:4")
 
     @classmethod
-    def parse(cls, text: str) -> MeshShape:
+    def parse(cls, text: str, *, params: str = "execution") -> MeshShape:
         """Parses "data:2;model:4"; axes are separated by ";", "," or spaces.
+
+        Args:
+          text: the axes.
+          params: as in MeshShape.
 
         Raises:
           LayoutError: the text is not a mesh.
         """
-        axes, problems = [], []
-        for name, size in _pairs("execution.mesh", text, "data:2;model:4"):
+        axes, problems, field = [], [], f"{params}.mesh"
+        for name, size in _pairs(field, text, "data:2;model:4"):
             if re.fullmatch(r"[+-]?[0-9]+", size):
                 axes.append((name, int(size)))
             else:
                 problems.append(f"axis {name} has size {size!r}, but must be a whole number")
-        _raise_misfits("execution.mesh", text, problems, "data:2;model:4")
-        return cls(tuple(axes))
+        _raise_misfits(field, text, problems, "data:2;model:4")
+        return cls(tuple(axes), params=params)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -83,7 +92,7 @@ class MeshShape:
         for name, size in self.axes:
             if name == axis:
                 return size
-        raise LayoutError(f"execution.mesh is {str(self)!r}: {no_axis(axis, self.names)}")
+        raise LayoutError(f"{self.params}.mesh is {str(self)!r}: {no_axis(axis, self.names)}")
 
     def check_devices(self, num_devices: int) -> None:
         """Checks that there are enough devices.
@@ -100,7 +109,7 @@ class MeshShape:
                 near.append(str(MeshShape((*self.axes[:i], (name, fitting), *self.axes[i + 1 :]))))
         nearest = f"; nearest that fit: {' or '.join(near)}" if near else ""
         raise LayoutError(
-            f"execution.mesh is {str(self)!r}: {self.size} devices, but there are {num_devices}"
+            f"{self.params}.mesh is {str(self)!r}: {self.size} devices, but there are {num_devices}"
             f"{nearest}; --cpu_devices={self.size} creates this many logical CPU devices"
         )
 
@@ -114,11 +123,16 @@ class Rules:
 
     No rules at all are legal too: then everything is replicated.
 
+    Attributes:
+      pairs: the rules.
+      params: path of the Params whose field `rules` they are, for errors.
+
     Raises:
       LayoutError: a dim is named twice.
     """
 
     pairs: tuple[tuple[str, str], ...]
+    params: str = dataclasses.field(default="execution", compare=False)
 
     def __post_init__(self) -> None:
         wanted: dict[str, list[str]] = {}
@@ -130,16 +144,21 @@ class Rules:
             for dim, axes in wanted.items()
             if len(axes) > 1
         ]
-        _raise_misfits("execution.rules", str(self), problems, "batch:data;mlp:model")
+        _raise_misfits(f"{self.params}.rules", str(self), problems, "batch:data;mlp:model")
 
     @classmethod
-    def parse(cls, text: str) -> Rules:
+    def parse(cls, text: str, *, params: str = "execution") -> Rules:
         """Parses "batch:data;mlp:model"; rules are separated by ";", "," or spaces.
+
+        Args:
+          text: the rules.
+          params: as in Rules.
 
         Raises:
           LayoutError: the text is not a list of rules.
         """
-        return cls(tuple(_pairs("execution.rules", text, "batch:data;mlp:model")))
+        pairs = _pairs(f"{params}.rules", text, "batch:data;mlp:model")
+        return cls(tuple(pairs), params=params)
 
     def axis_of(self, dim: str | None) -> str | None:
         """Returns the axis that shards a dim, or None."""

@@ -7,10 +7,10 @@ from typing import Any, Literal
 from absl import logging
 
 from tekso.framework.cluster import Cluster
-from tekso.framework.execution.base import Signature
 from tekso.framework.execution.mesh import activations, mesh_devices, presets
 from tekso.framework.execution.mesh.layouts import MeshLayout, MeshShape
 from tekso.framework.params import Configurable, param
+from tekso.framework.signature import Signature
 from tekso.framework.task import Task
 
 
@@ -53,10 +53,11 @@ class ShardingMesh:
     Args:
       params: axes and rules.
       num_meshes: number of meshes.
+      path: path of the Params in an experiment, for errors.
     """
 
-    def __init__(self, params: MeshParams, *, num_meshes: int = 1) -> None:
-        self._params, self._num_meshes = params, num_meshes
+    def __init__(self, params: MeshParams, *, num_meshes: int = 1, path: str = "execution") -> None:
+        self._params, self._num_meshes, self._path = params, num_meshes, path
         self._device_type = "CPU"
         self._cpu_devices: int | None = None  # all
         self._cluster: Cluster | None = None
@@ -82,7 +83,8 @@ class ShardingMesh:
 
     def size_asked_for(self) -> int | None:
         """Returns the number of devices of the mesh in the Params; None if it is not set."""
-        return None if self._params.mesh is None else MeshShape.parse(self._params.mesh).size
+        mesh = self._params.mesh
+        return None if mesh is None else MeshShape.parse(mesh, params=self._path).size
 
     def make(self, shape: MeshShape, number: int = 0) -> Any:
         """Returns a DTensor mesh; known after `setup_devices`.
@@ -117,19 +119,15 @@ class ShardingMesh:
             dims=sorted(d for d in dims if d is not None),
             weights_axis=p.weights_axis,
             slots_axis=p.slots_axis,
+            params=self._path,
         )
         layout.check(specs, activations=constrained)
         return layout
 
 
-def warn_of_idle_axes(layout: MeshLayout, params: str) -> None:
-    """Logs a warning if an axis of a mesh shards nothing.
-
-    Args:
-      layout: layout of all tensors.
-      params: path of the Params that define the mesh and its rules.
-    """
-    idle = layout.idle_axes()
+def warn_of_idle_axes(layout: MeshLayout) -> None:
+    """Logs a warning if an axis of a mesh shards nothing."""
+    idle, params = layout.idle_axes(), layout.mesh.params
     if idle:
         logging.warning(
             "%s.mesh %s: nothing is sharded over %s, so its devices all compute the same; name it "

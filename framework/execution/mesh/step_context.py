@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import tensorflow as tf
 
+from tekso.framework import primitive
 from tekso.framework.context import Mode
 from tekso.framework.execution.mesh.context import MeshContext
-from tekso.framework.execution.mesh.forms import FORMS
 from tekso.framework.execution.mesh.layouts import MeshLayout
 from tekso.framework.execution.mesh.placement import Placement
 from tekso.framework.primitives.fusion import Fuse, no_fusion
@@ -28,8 +27,8 @@ def context(
     *,
     mode: Mode,
     seed: int,
-    step: Any,
-    offset: Any,
+    step: tf.Tensor | int,
+    offset: tf.Tensor | int,
     examples: int,
     num_examples: int | None = None,
     fuse: Fuse = no_fusion,
@@ -52,7 +51,7 @@ def context(
     return MeshContext(
         placement,
         layout,
-        forms=FORMS,
+        forms=primitive.forms("mesh"),
         mode=mode,
         seed=seed,
         step=step,

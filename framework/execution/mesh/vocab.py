@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from tekso.framework.execution.mesh.context import MeshContext
-from tekso.framework.primitives.precision import widen
+from tekso.framework.primitives.precision import widen, widen_half
 
 _LEAD = "abcefg"  # names of the leading dims in an einsum: its "..." has no layouts
 
@@ -90,11 +90,13 @@ def cross_entropy(
     x: tf.Tensor,
     table: tf.Tensor,
     labels: tf.Tensor,
-    bias: tf.Tensor | None,
-    label_smoothing: float,
-    num_classes: int,
+    *,
+    bias: tf.Tensor | None = None,
+    label_smoothing: float = 0.0,
+    classes: int | None = None,
 ) -> tf.Tensor:
     """Returns the cross-entropy of every position, in nats; see `ops.cross_entropy`."""
+    num_classes = classes or table.shape[0]
     axes = ctx.layout_of(table) or (None, None)
     rank = labels.shape.rank
     dims = ("batch", "length", None, None)[:rank]
@@ -123,11 +125,12 @@ def cross_entropy(
         def grad(dloss: tf.Tensor) -> list[tf.Tensor]:
             even = label_smoothing / num_classes
             gradient = ctx.fuse(_logits_gradient, keep=keep, even=even, num_classes=num_classes)
-            dlogits = gradient(e, tf.expand_dims(dloss, -1), total, label, numbers)
+            dlogits = gradient(widen_half(e), tf.expand_dims(dloss, -1), total, label, numbers)
             dlogits = ctx.reshard(dlogits, logits_axes)
-            dx = tf.einsum(f"{lead}v,vd->{lead}d", dlogits, table)
-            dtable = ctx.reshard(tf.einsum(f"{lead}v,{lead}d->vd", dlogits, x), axes)
-            return [dx, dtable, *(tf.reduce_sum(dlogits, list(range(rank))) for _ in bias)]
+            dx = tf.einsum(f"{lead}v,vd->{lead}d", dlogits, widen_half(table))
+            dtable = ctx.reshard(tf.einsum(f"{lead}v,{lead}d->vd", dlogits, widen_half(x)), axes)
+            dbias = [tf.cast(tf.reduce_sum(dlogits, list(range(rank))), b.dtype) for b in bias]
+            return [tf.cast(dx, x.dtype), tf.cast(dtable, table.dtype), *dbias]
 
         return loss, grad
 

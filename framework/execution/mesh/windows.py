@@ -6,7 +6,8 @@
     two or three of them, channels  parts with halos, then slices and products (`window_slices`)
 
 Average pooling and depthwise convolution always use slices, because their kernels have no gradients
-on a mesh. In every case the results match a single device. If several elements are the maximum of a
+on a mesh. Slices and products are computed in at least float32. In every case the results match a
+single device. If several elements are the maximum of a
 window, the gradient goes to the same one.
 
 A dim that cannot be sharded is gathered, and every device computes all of it. This applies if its
@@ -27,6 +28,7 @@ from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.mesh.halos import HaloPartition, Parts, Reshard, cut
 from tekso.framework.execution.mesh.layouts import Layout, MeshLayout
 from tekso.framework.primitives import window_slices, windows
+from tekso.framework.primitives.precision import widen
 from tekso.framework.primitives.windows import Window
 
 
@@ -128,12 +130,13 @@ def depthwise_convolution(
     w = mesh.gathered(w, (None, None, axes[3], None))
     parts = _parts(x, cuts, axes[0], axes[3], mesh)
     y = window_slices.depthwise_convolution(
-        parts.x,
-        w,
+        widen(parts.x),
+        widen(w),
         sizes=_outputs(cuts),
         strides=window.strides,
         dilations=window.dilations,
     )
+    y = tf.cast(y, x.dtype)
     return _with_bias(parts.whole(y, axes[3]), b, axes[0], axes[3], mesh)
 
 
@@ -143,11 +146,11 @@ def average_pool(x: tf.Tensor, *, window: Window, mesh: ImageMesh) -> tf.Tensor:
     cuts = _cuts(x, window, axes, mesh)
     parts = _parts(x, cuts, axes[0], axes[3], mesh)
     total = window_slices.window_sum(
-        parts.x, shape=window.shape, sizes=_outputs(cuts), strides=window.strides
+        widen(parts.x), shape=window.shape, sizes=_outputs(cuts), strides=window.strides
     )
     counts = windows.element_counts(x.shape[1], x.shape[2], window)
-    y = parts.whole(total, axes[3]) / tf.constant(counts, x.dtype)
-    return _settled(y, axes[0], axes[3], mesh)
+    y = parts.whole(total, axes[3]) / tf.constant(counts, total.dtype)
+    return _settled(tf.cast(y, x.dtype), axes[0], axes[3], mesh)
 
 
 def max_pool(x: tf.Tensor, *, window: Window, mesh: ImageMesh) -> tf.Tensor:
@@ -234,7 +237,8 @@ def _by_slices(
     A sharded dim becomes two dims: blocks, which are sharded, and the rest. So the all-reduces are
     over gradients of inputs and over outputs, never over all elements of the windows.
     """
-    x, (in_axis, out_axis) = parts.x, axes
+    x, (in_axis, out_axis) = widen(parts.x), axes
+    dtype, w = parts.x.dtype, widen(w)
     kernel, inputs, outputs = w.shape[:2], w.shape[2], w.shape[3]
     if groups > 1:
         lead: Layout = (out_axis,)
@@ -263,6 +267,7 @@ def _by_slices(
     y = mesh.reshard(y, (*lead, *parts.axes(None)))
     if in_axis is not None:
         y = tf.reduce_sum(y, len(lead) - 1)
+    y = tf.cast(y, dtype)
     if out_axis is None and groups == 1:
         return mesh.reshard(y, parts.axes(None))
     y = tf.transpose(y, [*range(1, y.shape.rank - 1), 0, y.shape.rank - 1])

@@ -25,7 +25,7 @@ from tekso.framework.execution.mesh.layouts import Layout, MeshLayout
 from tekso.framework.execution.mesh.placement import Placement
 from tekso.framework.execution.mesh.step_errors import compiled, explained
 from tekso.framework.execution.mesh.workarounds.compiler import SERIAL
-from tekso.framework.execution.mesh.workarounds.tensors import TOO_MANY_TO_FOLD
+from tekso.framework.execution.mesh.workarounds.tensors import TOO_MANY_TO_FOLD, new_variable
 from tekso.framework.execution.mesh.workarounds.unsupported_ops import refuse_unsupported
 from tekso.framework.execution.pipeline.stage_backend import Kind, Part, Specs, StageBackend
 from tekso.framework.execution.shards import Slices
@@ -125,33 +125,30 @@ class MeshBackend(StageBackend):
     def _placed(self, part: Part, spec: WeightSpec, kind: Kind) -> tf.Tensor:
         return self._placement.place(part, spec.shape, self._axes(spec, kind), spec.dtype)
 
-    def variable(self, part: Part, spec: WeightSpec, kind: Kind) -> Any:
+    def variable(self, part: Part, spec: WeightSpec, kind: Kind) -> tf.Variable:
         """See `StageBackend`."""
         with SERIAL:
-            value = self._placed(part, spec, kind)
-            # All variables share one name: DTensor compiles the op that creates a variable once
-            # for each name.
-            return dtensor.DVariable(value, trainable=False, name="state")
+            return new_variable(self._placed(part, spec, kind))
 
-    def assign(self, variable: Any, part: Part, spec: WeightSpec, kind: Kind) -> None:
+    def assign(self, variable: tf.Variable, part: Part, spec: WeightSpec, kind: Kind) -> None:
         """See `StageBackend`."""
         with SERIAL:
             variable.assign(self._placed(part, spec, kind))
 
-    def read(self, variable: Any) -> tf.Tensor:
+    def read(self, variable: tf.Variable) -> tf.Tensor:
         """See `StageBackend`."""
         with SERIAL:
             return variable.read_value()
 
     def shards(
-        self, variable: Any, spec: WeightSpec, kind: Kind
+        self, variable: tf.Variable, spec: WeightSpec, kind: Kind
     ) -> Iterator[tuple[Slices, Callable[[], tf.Tensor]]]:
         """See `StageBackend`."""
         axes = self._axes(spec, kind)
         for where, _ in self._placement.shards(spec.shape, axes):
             yield where, functools.partial(self._read_shard, variable, where, axes)
 
-    def _read_shard(self, variable: Any, where: Slices, axes: Layout) -> tf.Tensor:
+    def _read_shard(self, variable: tf.Variable, where: Slices, axes: Layout) -> tf.Tensor:
         with SERIAL:
             return self._placement.shard(variable.read_value(), where, axes)
 
@@ -201,8 +198,8 @@ class MeshBackend(StageBackend):
         *,
         mode: Mode,
         seed: int,
-        step: Any,
-        offset: Any,
+        step: tf.Tensor | int,
+        offset: tf.Tensor | int,
         examples: int,
         num_examples: int,
     ) -> MeshContext:

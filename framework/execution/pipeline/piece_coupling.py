@@ -13,11 +13,11 @@ from typing import Any
 import tensorflow as tf
 
 from tekso.framework.context import StepContext
-from tekso.framework.execution.base import Signature, num_examples
+from tekso.framework.costs.piece_traces import PieceTrace, of_each, tensors
 from tekso.framework.execution.errors import ExecutionError
-from tekso.framework.execution.pipeline.piece_traces import PieceTrace, of_each, tensors
 from tekso.framework.layer import Layer
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
+from tekso.framework.signature import Signature, num_examples
 from tekso.framework.task import Task
 from tekso.framework.weight_spec import WeightSpec
 
@@ -117,7 +117,7 @@ def _check(
             )
 
 
-def _value(spec: Any, number: int) -> tf.Tensor:
+def _value(spec: tf.TensorSpec, number: int) -> tf.Tensor:
     dtype = tf.as_dtype(spec.dtype)
     if not dtype.is_floating:
         return tf.ones(spec.shape, dtype)

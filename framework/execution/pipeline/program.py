@@ -22,16 +22,15 @@ import numpy as np
 import tensorflow as tf
 
 from tekso.framework.collected import added_pairs
+from tekso.framework.costs.piece_traces import rows_of
 from tekso.framework.execution.base import (
     Batch,
     ExecutionProgram,
-    Signature,
     num_examples_of,
     signature_of,
 )
 from tekso.framework.execution.pipeline import remote
 from tekso.framework.execution.pipeline.actions import Action, Event
-from tekso.framework.execution.pipeline.piece_traces import rows_of
 from tekso.framework.execution.pipeline.plan import PipelinePlan
 from tekso.framework.execution.pipeline.schedule_run import ScheduleRun
 from tekso.framework.execution.pipeline.stage_backend import StageBackend
@@ -43,6 +42,7 @@ from tekso.framework.execution.pipeline.workers import StageError, Worker, Worke
 from tekso.framework.execution.shards import Shard, assembled, storable
 from tekso.framework.execution.state import Stored, checked_state
 from tekso.framework.exit_codes import ExitCode
+from tekso.framework.signature import Signature
 from tekso.framework.step import Flat, Step, Sums, added, joined_sums
 from tekso.framework.theta import SEPARATOR
 from tekso.framework.weight_spec import WeightSpec

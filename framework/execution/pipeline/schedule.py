@@ -32,7 +32,6 @@ import difflib
 import functools
 from collections.abc import Iterator
 
-from tekso.framework.costs.timing import in_ticks
 from tekso.framework.execution.pipeline.actions import (
     BACKWARD,
     FORWARD,
@@ -44,6 +43,7 @@ from tekso.framework.execution.pipeline.actions import (
     Work,
     listed,
 )
+from tekso.framework.execution.pipeline.timing import in_ticks
 from tekso.framework.params import Configurable, param
 
 

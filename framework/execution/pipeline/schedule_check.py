@@ -6,7 +6,6 @@ import difflib
 from collections import Counter
 from collections.abc import Iterable
 
-from tekso.framework.costs.timing import StuckError, timed
 from tekso.framework.execution.errors import joined
 from tekso.framework.execution.pipeline.actions import (
     BACKWARD,
@@ -22,6 +21,7 @@ from tekso.framework.execution.pipeline.actions import (
     listed,
 )
 from tekso.framework.execution.pipeline.schedule import PipelineSchedule, num_stages_of
+from tekso.framework.execution.pipeline.timing import StuckError, timed
 
 
 def check(

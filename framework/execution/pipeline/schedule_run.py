@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tekso.framework.costs.piece_traces import tensors
 from tekso.framework.execution.pipeline.actions import BACKWARD, FORWARD, Action, Event
-from tekso.framework.execution.pipeline.piece_traces import tensors
 from tekso.framework.execution.pipeline.plan import PipelinePlan
 from tekso.framework.execution.pipeline.stage_backend import StageBackend
 from tekso.framework.execution.pipeline.stage_functions import StageFunctions, Tensors

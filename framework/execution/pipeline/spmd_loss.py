@@ -10,6 +10,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import tensorflow as tf
+
 from tekso.framework.context import StepContext
 from tekso.framework.execution.base import parts_of
 from tekso.framework.execution.mesh import step_context, unrolled
@@ -53,7 +55,7 @@ class SpmdLoss(MeshLoss):
         """See `MeshLoss`; every device has the whole batch, and micro-batches are slices of it."""
         return None
 
-    def sums(self, weights: Flat, batch: Flat, ctx: MeshContext, step: Any) -> LossSums:
+    def sums(self, weights: Flat, batch: Flat, ctx: MeshContext, step: tf.Tensor | int) -> LossSums:
         """See `MeshLoss`.
 
         A batch that the micro-batches do not divide has fewer of them. One that the replicas do not

@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
 from tekso.framework.context import StepContext
+from tekso.framework.costs.piece_traces import PieceTrace, tensors
 from tekso.framework.execution.errors import ExecutionError
-from tekso.framework.execution.pipeline.piece_traces import PieceTrace, tensors
 from tekso.framework.pieces import Flow, Piece, joined
 from tekso.framework.theta import Theta
 from tekso.framework.weight_spec import WeightSpec

@@ -46,11 +46,11 @@ class StageBackend(abc.ABC):
     # --- tensors, from the host ---
 
     @abc.abstractmethod
-    def put(self, array: Any) -> tf.Tensor:
+    def put(self, array: np.ndarray | tf.Tensor) -> tf.Tensor:
         """Places an array of a batch, whose dim 0 counts examples."""
 
     @abc.abstractmethod
-    def scalar(self, value: Any, dtype: Any) -> tf.Tensor:
+    def scalar(self, value: tf.Tensor | float, dtype: tf.DType) -> tf.Tensor:
         """Places a number or an ordinary scalar tensor in the form of `scalar_spec`."""
 
     @abc.abstractmethod
@@ -76,20 +76,20 @@ class StageBackend(abc.ABC):
     # --- variables ---
 
     @abc.abstractmethod
-    def variable(self, part: Part, spec: WeightSpec, kind: Kind) -> Any:
+    def variable(self, part: Part, spec: WeightSpec, kind: Kind) -> tf.Variable:
         """Returns a new variable; every device gets its shard of the value."""
 
     @abc.abstractmethod
-    def assign(self, variable: Any, part: Part, spec: WeightSpec, kind: Kind) -> None:
+    def assign(self, variable: tf.Variable, part: Part, spec: WeightSpec, kind: Kind) -> None:
         """Assigns a value to a variable that `variable` returned."""
 
     @abc.abstractmethod
-    def read(self, variable: Any) -> tf.Tensor:
+    def read(self, variable: tf.Variable) -> tf.Tensor:
         """Returns the value of a variable; only for use outside of compiled functions."""
 
     @abc.abstractmethod
     def shards(
-        self, variable: Any, spec: WeightSpec, kind: Kind
+        self, variable: tf.Variable, spec: WeightSpec, kind: Kind
     ) -> Iterator[tuple[Slices, Callable[[], tf.Tensor]]]:
         """Yields the distinct shards of a variable: where they are, and a function that reads."""
 
@@ -133,8 +133,8 @@ class StageBackend(abc.ABC):
         *,
         mode: Mode,
         seed: int,
-        step: Any,
-        offset: Any,
+        step: tf.Tensor | int,
+        offset: tf.Tensor | int,
         examples: int,
         num_examples: int,
     ) -> StepContext:
@@ -160,7 +160,7 @@ class StageBackend(abc.ABC):
         """Returns a value sharded as a variable of this kind."""
 
     @abc.abstractmethod
-    def replicated(self, x: Any) -> tf.Tensor:
+    def replicated(self, x: tf.Tensor) -> tf.Tensor:
         """Returns a tensor replicated on every device."""
 
 
@@ -176,12 +176,12 @@ class DeviceBackend(StageBackend):
         self.name = self.device = device
         self.fuse = XlaFusion() if compiles else no_fusion
 
-    def put(self, array: Any) -> tf.Tensor:
+    def put(self, array: np.ndarray | tf.Tensor) -> tf.Tensor:
         """See `StageBackend`."""
         with tf.device(self.name):
             return tf.identity(tf.convert_to_tensor(array))
 
-    def scalar(self, value: Any, dtype: Any) -> tf.Tensor:
+    def scalar(self, value: tf.Tensor | float, dtype: tf.DType) -> tf.Tensor:
         """See `StageBackend`."""
         with tf.device(self.name):
             return tf.identity(tf.convert_to_tensor(value, dtype))
@@ -260,8 +260,8 @@ class DeviceBackend(StageBackend):
         *,
         mode: Mode,
         seed: int,
-        step: Any,
-        offset: Any,
+        step: tf.Tensor | int,
+        offset: tf.Tensor | int,
         examples: int,
         num_examples: int,
     ) -> StepContext:
@@ -283,7 +283,7 @@ class DeviceBackend(StageBackend):
         """See `StageBackend`."""
         return x
 
-    def replicated(self, x: Any) -> tf.Tensor:
+    def replicated(self, x: tf.Tensor) -> tf.Tensor:
         """See `StageBackend`."""
         return tf.convert_to_tensor(x)
 

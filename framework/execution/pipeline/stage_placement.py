@@ -7,10 +7,10 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from tekso.framework.execution.base import Signature
 from tekso.framework.execution.pipeline.plan import PipelinePlan
 from tekso.framework.execution.pipeline.stage_backend import StageBackend
 from tekso.framework.params import Configurable
+from tekso.framework.signature import Signature
 from tekso.framework.task import Task
 
 

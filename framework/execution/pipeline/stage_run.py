@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tekso.framework import task_results
 from tekso.framework.context import StepContext
-from tekso.framework.execution.pipeline.piece_traces import tensors
+from tekso.framework.costs.piece_traces import tensors
 from tekso.framework.execution.pipeline.stages import Stage, Value
 from tekso.framework.pieces import Flow, run_all
 from tekso.framework.step import Sums, part_sums

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tekso.framework.execution.pipeline.piece_traces import rows_of
+from tekso.framework.costs.piece_traces import rows_of
 from tekso.framework.execution.pipeline.stages import Rows, StagePlan
 from tekso.framework.learning_step import LearnerBase, TrainedWeight, trained_weights
 from tekso.framework.state import State

@@ -5,10 +5,11 @@ from __future__ import annotations
 import abc
 from typing import Any
 
-from tekso.framework.execution.base import Execution, Signature, num_examples
+from tekso.framework.execution.base import Execution
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.pipeline.plan import PipelinePlan
 from tekso.framework.params import param
+from tekso.framework.signature import Signature, num_examples
 from tekso.framework.task import Task
 
 

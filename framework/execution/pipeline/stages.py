@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tekso.framework.context import StepContext
-from tekso.framework.execution.base import Signature
+from tekso.framework.costs.piece_traces import PieceTrace, flow_of, tensors
 from tekso.framework.execution.errors import ExecutionError
-from tekso.framework.execution.pipeline.piece_traces import PieceTrace, flow_of, tensors
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece, joined
+from tekso.framework.signature import Signature
 from tekso.framework.theta import SEPARATOR, Theta
 from tekso.framework.weight_spec import WeightSpec
 

@@ -6,7 +6,6 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from tekso.framework.execution.base import Signature
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.mesh.layouts import LayoutError, MeshLayout
 from tekso.framework.execution.mesh.sharding_mesh import (
@@ -20,6 +19,7 @@ from tekso.framework.execution.pipeline.plan import PipelinePlan, rows_of_stages
 from tekso.framework.execution.pipeline.stage_backend import StageBackend
 from tekso.framework.execution.pipeline.stage_placement import PlacedStages, StagePlacement
 from tekso.framework.params import OldField
+from tekso.framework.signature import Signature
 from tekso.framework.task import Task
 
 
@@ -37,7 +37,9 @@ class StagesOnMesh(StagePlacement):
     def __init__(self, params: Any, *, num_stages: int = 1, num_replicas: int = 1) -> None:
         super().__init__(params, num_stages=num_stages, num_replicas=num_replicas)
         self._num_meshes = num_stages * num_replicas
-        self._mesh = ShardingMesh(self.params, num_meshes=self._num_meshes)
+        self._mesh = ShardingMesh(
+            self.params, num_meshes=self._num_meshes, path="execution.stages_on"
+        )
 
     def setup_devices(self, *, cpu_devices: int | None) -> None:
         """See `StagePlacement`."""
@@ -79,13 +81,12 @@ class StagesOnMesh(StagePlacement):
         try:
             return self._mesh.layout(task, batch, num_devices=num_devices)
         except LayoutError as error:
-            said = str(error).replace("execution.", "execution.stages_on.")
-            raise LayoutError(f"on the mesh of a stage, for a micro-batch: {said}") from None
+            raise LayoutError(f"on the mesh of a stage, for a micro-batch: {error}") from None
 
     def _backends(
         self, layout: MeshLayout, names: Sequence[str], plan: PipelinePlan
     ) -> list[list[StageBackend]]:
-        warn_of_idle_axes(layout, "execution.stages_on")
+        warn_of_idle_axes(layout)
         compiles = plan.xla == "clusters"
         meshes = [
             MeshBackend(name, layout, self._mesh.make(layout.mesh, i), compiles=compiles)

@@ -65,13 +65,14 @@ class Report:
             if record[STEP] == step and record[SPLIT] != TRAIN
         }
 
-    def history(self, metric: str) -> list[tuple[int, float | None]]:
+    def history(self, metric: str, *, since: int = -1) -> list[tuple[int, float | None]]:
         """Returns the step and the value of every evaluation that has a metric, in order.
 
         Args:
           metric: "evaluation/metric".
+          since: only evaluations after this step.
         """
-        return history(self._log.read(), metric)
+        return history(self._log.read(), metric, since=since)
 
     def train(
         self, step: int, values: Mapping[str, float], reading: Reading | None, *, unit: str

@@ -11,8 +11,8 @@ import pytest
 import tensorflow as tf
 
 from tekso.framework.costs.measured_costs import REPEATS, measured_costs
+from tekso.framework.costs.piece_traces import trace_all
 from tekso.framework.execution import Pipelined
-from tekso.framework.execution.pipeline.piece_traces import trace_all
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
 from tekso.framework.task import Task
 from tekso.framework.theta import Theta

@@ -33,6 +33,11 @@ class Narrow(Child):
         width = param("A size.", default=1)
 
 
+class Above(Configurable):
+    class Params(Configurable.Params):
+        parents: list[Parent.Params] = param("Children.", default=[], old_names=["pair"])
+
+
 class Holder(Configurable):
     class Params(Configurable.Params):
         first: Configurable.Params | None = param(
@@ -72,6 +77,14 @@ def read(*lines: str) -> Parent.Params:
     found = Params.from_text("\n".join([f'. : Params("{HERE}")', *lines]))
     assert isinstance(found, Parent.Params)
     return found
+
+
+def test_old_names_are_read_on_the_way_through_several_levels() -> None:
+    lines = (f"pair : [Params({HERE!r})]", f'pair.0.kid : Params("{__name__}:Child")')
+    found = Params.from_text(
+        "\n".join((f'. : Params("{__name__}:Above")', *lines, "pair.0.kid.size : 8"))
+    )
+    assert found.get("parents.0.child.width") == 8
 
 
 def test_old_names_of_fields_are_read_also_on_the_way_to_a_child() -> None:

@@ -65,6 +65,17 @@ def test_weights_and_their_moving_averages_are_means_and_the_rest_is_the_last(
         np.testing.assert_array_equal(found, expected, err_msg=key)
 
 
+def test_a_weight_replaces_the_moving_average_that_has_no_updates_yet(tmp_path: Path) -> None:
+    new, old = arrays(0), arrays(1)
+    assert new["learner/updates/applied"] == 0
+    new["learner/a/w/ema"] = np.zeros((2, 3), np.float32)  # its initial value
+    new["learner/a/w/ema"][0] = np.nan
+    checkpoints = [saved(tmp_path / "c0", 0, new), saved(tmp_path / "c1", 1, old)]
+    found = averaging.average("learner/a/w/ema", checkpoints)
+    expected = (new["weights/a/w"].astype(np.float64) + old["learner/a/w/ema"]) / 2
+    np.testing.assert_array_equal(found, expected.astype(np.float32))
+
+
 def test_sums_are_float64(tmp_path: Path) -> None:
     values = [1.0, 2.0**-24, 2.0**-24, 2.0**-24]  # each lost if added to 1 in float32
     checkpoints = [

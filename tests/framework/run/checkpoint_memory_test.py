@@ -10,7 +10,6 @@ import pytest
 
 PROGRAM = Path(__file__).with_name("checkpoint_memory_program.py")
 TENSOR = 64 << 20
-ALLOCATOR = 48 << 20  # freed memory that an allocator keeps (30 MB were seen), and loaded code
 
 
 @pytest.mark.parametrize("execution", ["data_parallel", "mesh_sharded"])
@@ -21,4 +20,4 @@ def test_save_and_restore_need_two_tensors_beyond_the_state(tmp_path: Path, exec
         assert done.returncode == 0, done.stderr[-3000:]
         record = json.loads(done.stdout.strip().splitlines()[-1])
         assert record["state"] > 4 * TENSOR and record.get("equal", True)
-        assert record["more"] < 2 * TENSOR + ALLOCATOR, record
+        assert record["more"] < 2 * TENSOR, record

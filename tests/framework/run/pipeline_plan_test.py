@@ -10,10 +10,10 @@ import tensorflow as tf
 from sampling import sample
 
 from tekso.framework import registry
+from tekso.framework.costs import piece_traces
+from tekso.framework.costs.piece_traces import trace_all
 from tekso.framework.execution.errors import ExecutionError
-from tekso.framework.execution.pipeline import piece_traces
 from tekso.framework.execution.pipeline.actions import BACKWARD, FORWARD, WEIGHT_GRADIENT
-from tekso.framework.execution.pipeline.piece_traces import trace_all
 from tekso.framework.execution.pipelined import Pipelined
 from tekso.framework.pieces import LOSS_SUM, METRICS, Piece
 from tekso.framework.planning.saved_bytes import saved_bytes, together

@@ -16,7 +16,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +141,7 @@ class Run:
         max_rollbacks: int = 0,
         incidents: Any = None,
         steps_per_call: int = 1,
+        eval_data: str = "a",
         **options: Any,
     ) -> Outcome:
         self.program = program or FakeProgram()
@@ -164,7 +165,12 @@ class Run:
             timetable=Timetable(steps, log_every, eval_every, checkpoint_every, steps_per_call),
             early_stopping=early_stopping,
             checkpoints=checkpoints,
-            description=Description(step=0, model="m.Model", params="p", input={"seed": 3}),
+            description=Description(
+                step=0,
+                model="m.Model",
+                params="p",
+                input={"seed": 3, "eval_data": {"dev": eval_data}},
+            ),
             report=report,
             show_step=show_step,
             score=score,
@@ -310,13 +316,21 @@ WORSE = {3: 5.0, 6: 4.0, 9: 4.5, 12: 4.0, 15: 4.2, 18: 1.0}
 RULE = EarlyStoppingRule("dev/quality", "min", patience=3)
 
 
-def train_with_quality(run: Run, steps: int = 21, rule: EarlyStoppingRule = RULE) -> Outcome:
-    """Trains with evaluations that report WORSE."""
+def train_with_quality(
+    run: Run,
+    steps: int = 21,
+    rule: EarlyStoppingRule = RULE,
+    values: Mapping[int, float] = WORSE,
+    **options: Any,
+) -> Outcome:
+    """Trains with evaluations that report values by step."""
 
     def score(name: str, is_last: bool, stopped: Any) -> Scored:
-        return Scored({"quality": WORSE[len(run.records("dev")) * 3 + 3]}, "", {})
+        return Scored({"quality": values[len(run.records("dev")) * 3 + 3]}, "", {})
 
-    return run.train(steps, eval_every=3, checkpoint_every=4, score=score, early_stopping=rule)
+    return run.train(
+        steps, eval_every=3, checkpoint_every=4, score=score, early_stopping=rule, **options
+    )
 
 
 def test_training_ends_early_and_saves_the_step(tmp_path: Path) -> None:
@@ -341,6 +355,23 @@ def test_a_resumed_run_ends_where_an_uninterrupted_one_does(tmp_path: Path) -> N
     for step in (9, 12):  # as if it had been killed after step 8 was saved
         shutil.rmtree(tmp_path / "checkpoints" / f"step_{step:08d}", ignore_errors=True)
     assert (outcome := train_with_quality(run)).step == 15 and outcome.first_step == 8
+
+
+def test_evaluations_on_other_data_neither_end_the_run_nor_are_the_best(tmp_path: Path) -> None:
+    run, values = Run(tmp_path), {3: 0.5, 6: 0.1, 9: 4.5, 12: 4.0, 15: 4.2, 18: 4.1, 21: 4.3}
+    (tmp_path / "metrics.jsonl").touch()
+    options = {"values": values, "keep_last": 1, "keep_best": 1, "metric": "dev/quality"}
+    train_with_quality(run, 6, **options)
+    assert run.checkpoints.best_step() == 6 and "warning" not in run.output.getvalue()
+    outcome = train_with_quality(run, 16, **options, eval_data="b")
+    assert (outcome.step, outcome.ended_early) == (16, "") and run.saved() == [12, 16]
+    assert run.output.getvalue().count("warning: the data of dev changed after step 6: ") == 1
+    # A later process, and one that only reads, know it from the checkpoints.
+    outcome = train_with_quality(run, **options, eval_data="b")
+    assert outcome.ended_early.endswith("improved the best 4.0000 at step 12")
+    assert run.checkpoints.best_step() == 12 and outcome.step == 18
+    assert Checkpoints(run.checkpoints.directory).best("dev/quality", "min").step == 12
+    assert run.output.getvalue().count("changed after step 6") == 1
 
 
 def test_a_metric_that_no_evaluation_reports_is_refused_after_the_step_is_saved(
@@ -564,7 +595,7 @@ def test_a_checkpoint_tells_its_metrics_and_where_the_input_stands(tmp_path: Pat
     run.train(10, checkpoint_every=5)
     path = tmp_path / "checkpoints" / "step_00000005" / "checkpoint.json"
     told = json.loads(path.read_text())
-    assert told["input"] == {"seed": 3, "position": 5}
+    assert told["input"] == {"seed": 3, "position": 5, "eval_data": {"dev": "a"}}
     assert told["metrics"]["dev/loss"] == run.losses("dev")[5]
 
 
@@ -755,6 +786,7 @@ def test_a_run_is_rolled_back_and_skips_the_batches_of_a_series(tmp_path: Path, 
     described = run.checkpoints.open("20").description.input
     assert described == {
         "seed": 3,
+        "eval_data": {"dev": "a"},
         "position": 23,
         "skipped_batches": [[first, first, first + 3]],
         "rollbacks": 1,
@@ -765,7 +797,11 @@ def test_a_run_is_rolled_back_and_skips_the_batches_of_a_series(tmp_path: Path, 
 def test_a_single_step_that_is_not_finite_is_no_reason_to_roll_back(tmp_path: Path) -> None:
     run = Run(tmp_path)
     assert rolled_back(run, [5, 6, 9]).step == 20
-    assert run.checkpoints.open("20").description.input == {"seed": 3, "position": 20}
+    assert run.checkpoints.open("20").description.input == {
+        "seed": 3,
+        "position": 20,
+        "eval_data": {"dev": "a"},
+    }
 
 
 class FakeIncidents:

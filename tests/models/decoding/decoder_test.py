@@ -11,9 +11,8 @@ import pytest
 import tensorflow as tf
 from sampling import sample
 
-from tekso.framework import ops
 from tekso.framework import theta as theta_lib
-from tekso.framework.context import StepContext
+from tekso.framework.context import StepContext, filling_in_place
 from tekso.framework.pieces import joined, run_all
 from tekso.framework.theta import Theta
 from tekso.models.decoder_only import CAUSAL_LAYER
@@ -398,7 +397,7 @@ def test_a_search_that_fills_caches_in_place_finds_the_same(name: str, beam_size
         return run(source)
 
     ctx = StepContext(mode="decode")
-    want, got = found(ctx), found(ops.filling_in_place(ctx))
+    want, got = found(ctx), found(filling_in_place(ctx))
     assert want["lengths"].numpy().max() > 3
     for key, value in want.items():
         np.testing.assert_array_equal(got[key], value, err_msg=key)

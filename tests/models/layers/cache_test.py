@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tekso.framework import ops
-from tekso.framework.context import StepContext
+from tekso.framework.context import StepContext, filling_in_place
 from tekso.framework.primitives.attention import attend, attend_known, mean_probabilities
 from tekso.models.layers import cache
 
@@ -59,9 +59,7 @@ def test_filling_in_place_writes_the_same_and_leaves_the_cache_that_is_read_agai
         return old, new
 
     want = write(functools.partial(ops.fill_rows, StepContext()), tf.constant(2))
-    got = write(
-        functools.partial(ops.fill_rows, ops.filling_in_place(StepContext())), tf.constant(2)
-    )
+    got = write(functools.partial(ops.fill_rows, filling_in_place(StepContext())), tf.constant(2))
     for one, other in zip(want, got, strict=True):
         for name in ("k", "v"):
             np.testing.assert_array_equal(one[name], other[name])
@@ -70,7 +68,7 @@ def test_filling_in_place_writes_the_same_and_leaves_the_cache_that_is_read_agai
 
 
 def test_filling_in_place_copies_no_buffer() -> None:
-    ctx = ops.filling_in_place(StepContext())
+    ctx = filling_in_place(StepContext())
     graph = tf.function(
         lambda: cache.write(
             cache.empty(B, S, K, H, "float32"),

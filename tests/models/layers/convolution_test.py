@@ -23,6 +23,8 @@ WINDOWS: dict[str, dict[str, Any]] = {
     "dilated": {"dilations": (2, 1)},
     "dilated valid": {"kernel_shape": (2, 3), "dilations": (3, 2), "padding": "VALID"},
     "7x1": {"kernel_shape": (7, 1)},
+    "fixed padding": {"kernel_shape": (3, 4), "strides": (2, 2), "padding": "FIXED"},
+    "fixed padding, dilated": {"strides": (2, 3), "dilations": (2, 2), "padding": "FIXED"},
 }
 
 
@@ -37,6 +39,9 @@ def patches(x: np.ndarray, params: Any) -> np.ndarray:
             count = math.ceil(size / stride)
             missing = max((count - 1) * stride + reach - size, 0)
             pad = (missing // 2, missing - missing // 2)
+        elif params.padding == "FIXED":
+            pad = ((reach - 1) // 2, reach - 1 - (reach - 1) // 2)
+            count = (size + reach - 1 - reach) // stride + 1
         else:
             count, pad = (size - reach) // stride + 1, (0, 0)
         x = np.pad(x, [pad if i == 1 + d else (0, 0) for i in range(4)])
@@ -89,7 +94,7 @@ def test_depthwise_conv_is_a_sum_over_the_window(name: str, multiplier: int) -> 
     assert layer.output_size(7, 6) == tuple(y.shape[1:3])
 
 
-@pytest.mark.parametrize("name", ["1x1 stride 2", "2x3 stride 2", "dilated"])
+@pytest.mark.parametrize("name", ["1x1 stride 2", "2x3 stride 2", "dilated", "fixed padding"])
 @pytest.mark.parametrize("kind", [Conv2D, DepthwiseConv2D])
 def test_gradients_are_those_of_the_sum(kind: Any, name: str) -> None:
     params = kind.Params(input_dim=4, use_bias=False, **WINDOWS[name])

@@ -23,6 +23,7 @@ from tensorflow.experimental import dtensor
 
 from tekso.framework.context import StepContext
 from tekso.framework.execution import devices
+from tekso.framework.primitive import PRIMITIVES
 from tekso.framework.theta import flatten
 from tekso.models.layers import masking
 from tekso.models.layers.attention import MultiHeadAttention
@@ -102,7 +103,7 @@ class MeshContext(StepContext):
         return self.constrain(ops.attend.plain(self, q, k, v, **rest), dims)
 
 
-MeshContext.forms = ops.methods_as_forms(MeshContext)
+MeshContext.forms = {n: form for n, form in vars(MeshContext).items() if n in PRIMITIVES}
 
 
 def differences(case: str, rules: list[dict[str, str]]) -> list[dict[str, float]]:

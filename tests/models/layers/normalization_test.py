@@ -30,7 +30,7 @@ class TwoReplicas(StepContext):
         return x + next(self.others)
 
 
-TwoReplicas.forms = ops.methods_as_forms(TwoReplicas)
+TwoReplicas.forms = {"sum_over_replicas": TwoReplicas.sum_over_replicas}
 
 
 def random_theta(layer: Norm) -> Theta:
@@ -95,7 +95,7 @@ def new_statistics(layer: BatchNorm, theta: Theta, *contexts: StepContext) -> di
         for name, (value, weight) in ctx.collected.sums["statistic"].items():
             before = sums.get(name, [0, 0])
             sums[name] = [before[0] + value, before[1] + weight]
-    means = {name: value / weight for name, (value, weight) in sums.items()}
+    means = {name: tf.math.divide_no_nan(*pair) for name, pair in sums.items()}
     return layer.new_statistics(theta_lib.flatten(theta), means)
 
 
@@ -186,6 +186,32 @@ def test_batch_norm_of_padding_alone_stays_finite() -> None:
     ctx = StepContext(mode="train")
     y = layer.fprop(theta, tf.constant(X), ctx, mask=tf.zeros([4, 5], tf.bool))
     assert np.isfinite(y).all()
+    for parts in ([ctx], [ctx, ctx]):  # a batch, and two micro-batches
+        new = new_statistics(layer, theta, *parts)
+        for name in ("moving_mean", "moving_variance"):
+            np.testing.assert_array_equal(new[name], theta[name])
+
+
+def test_batch_norm_moves_by_the_parts_that_are_not_padding_alone() -> None:
+    layer, theta = batch_norm()
+    empty, full = StepContext(mode="train"), StepContext(mode="train")
+    layer.fprop(theta, tf.constant(X), empty, mask=tf.zeros([4, 5], tf.bool))
+    layer.fprop(theta, tf.constant(X), full)
+    expected = new_statistics(layer, theta, full)
+    for parts in ([empty, full], [full, empty, empty]):
+        found = new_statistics(layer, theta, *parts)
+        for name in expected:
+            np.testing.assert_array_equal(found[name], expected[name])
+
+
+def test_batch_norm_stacked_keeps_the_statistics_of_layers_without_positions() -> None:
+    layer, _ = batch_norm()
+    theta = Theta(moving_mean=tf.ones([2, 3]), moving_variance=2 * tf.ones([2, 3]))
+    counted = tf.constant([[0.0] * 3, [1.0] * 3])
+    means = {"shift": 3 * counted, "square": 10 * counted, "count": counted}
+    new = layer.updated_statistics(theta, means)
+    np.testing.assert_allclose(new["moving_mean"], [[1] * 3, [1 + 0.25 * 3] * 3])
+    np.testing.assert_allclose(new["moving_variance"], [[2] * 3, [0.75 * 2 + 0.25] * 3])
 
 
 def test_batch_norm_gradient_is_that_of_the_formula() -> None:

@@ -20,6 +20,8 @@ WINDOWS: dict[str, dict[str, Any]] = {
     "3x3 stride 1": {"window_shape": (3, 3), "strides": (1, 1)},
     "3x3 stride 2": {"window_shape": (3, 3)},
     "2x3 strides 1, 2 valid": {"window_shape": (2, 3), "strides": (1, 2), "padding": "VALID"},
+    "3x3 stride 2 fixed": {"window_shape": (3, 3), "padding": "FIXED"},
+    "3x2 strides 2, 3 fixed": {"window_shape": (3, 2), "strides": (2, 3), "padding": "FIXED"},
     "gaps": {"window_shape": (1, 2), "strides": (3, 3)},
 }
 
@@ -31,6 +33,8 @@ def pooled(x: np.ndarray, params: Any, reduce: Any) -> np.ndarray:
         if params.padding == "SAME":
             count = math.ceil(size / stride)
             before = max((count - 1) * stride + k - size, 0) // 2
+        elif params.padding == "FIXED":
+            count, before = (size - 1) // stride + 1, (k - 1) // 2
         else:
             count, before = (size - k) // stride + 1, 0
         starts = [i * stride - before for i in range(count)]

@@ -1,4 +1,4 @@
-"""Tensors in the form that DTensor compiles correctly."""
+"""Tensors and variables in the form that DTensor compiles correctly."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.experimental import dtensor
 
 TOO_MANY_TO_FOLD = 32  # number of elements from which an integer tensor is not a constant
 
@@ -34,6 +35,24 @@ def loop_inputs(given: Iterable[tf.Tensor]) -> list[tf.Tensor]:
     return [tf.identity(tensor) for tensor in given]
 
 
+def separated(x: tf.Tensor) -> tf.Tensor:
+    """Returns x itself, so that its layout and that of later ops do not influence each other.
+
+    Defect: DTensor propagates the sharding constraints of later ops to a gather or a concatenation,
+    which it then cannot compile, and through it to the input, where the dims have other positions.
+    """
+    return tf.identity(x)
+
+
+def new_variable(value: tf.Tensor) -> Any:
+    """Returns a variable with this value and its layout.
+
+    Defect: DTensor compiles the op that creates a variable once for each name of a variable, so
+    all variables have the same name.
+    """
+    return dtensor.DVariable(value, trainable=False, name="state")
+
+
 def resharded_both_ways(reshard: Callable[[tf.Tensor], tf.Tensor], x: tf.Tensor) -> tf.Tensor:
     """Returns `reshard(x)`; its gradient is resharded by the same function.
 
@@ -44,7 +63,7 @@ def resharded_both_ways(reshard: Callable[[tf.Tensor], tf.Tensor], x: tf.Tensor)
 
     @tf.custom_gradient
     def run(x: tf.Tensor) -> Any:
-        return reshard(x), lambda dy: tf.identity(reshard(dy))
+        return reshard(x), lambda dy: separated(reshard(dy))
 
     return run(x)
 

@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tekso.framework.execution.mesh import vocab
+from tekso.framework.primitives import softmax_cross_entropy
 from tekso.framework.primitives.fusion import no_fusion
 from tekso.framework.theta import Theta
 from tekso.models.layers.softmax import Softmax
@@ -61,7 +62,9 @@ def test_cross_entropy_is_that_of_the_formula_and_nan_for_labels_of_no_token(
     x = np.random.default_rng(1).normal(size=(2, 2, DIM))
     labels = np.array([[4, 0], [VOCAB, -2]], np.int32)
     tensors = tf.constant(x), tf.constant(TABLE), tf.constant(labels)
-    found = vocab.cross_entropy(Parts(2), *tensors, None, smoothing, classes).numpy()
+    found = vocab.cross_entropy(
+        Parts(2), *tensors, label_smoothing=smoothing, classes=classes
+    ).numpy()
     logits = x[0] @ TABLE.T
     log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     share = np.zeros((2, VOCAB))
@@ -85,11 +88,48 @@ def test_the_gradient_of_a_frequent_row_is_not_rounded_at_every_sum(parts: int) 
     np.testing.assert_array_equal(tf.cast(gradient, tf.float32), wanted)
 
 
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("parts", [0, 2])
+def test_probabilities_of_a_large_vocabulary_do_not_vanish_in_float16(
+    parts: int, smoothing: float
+) -> None:
+    """On one device (0) and in parts; a probability times the weight is about 1 / 7,500,000."""
+    rng, size, classes = np.random.default_rng(4), 30_000, 29_990
+    x = tf.constant(rng.normal(size=(1, 8, 16)), tf.float16)
+    table = tf.constant(rng.normal(0.3, 0.02, size=(size, 16)), tf.float16)
+    bias = tf.concat([tf.zeros([classes]), tf.fill([size - classes], -1e9)], 0)
+    labels = tf.constant(rng.integers(0, classes, (1, 8)), tf.int32)
+    weight = 1 / 256
+    with tf.GradientTape() as tape:
+        tape.watch([x, table, bias])
+        if parts:
+            given = (x, table, labels, bias, smoothing, classes)
+            loss = vocab.cross_entropy(Parts(parts), *given)
+        else:
+            spread = {"label_smoothing": smoothing, "classes": classes}
+            loss = softmax_cross_entropy.cross_entropy(x, table, labels, bias=bias, **spread)
+        total = weight * tf.reduce_sum(loss)
+    found = tape.gradient(total, [x, table, bias])
+    assert [one.dtype for one in found] == [tf.float16, tf.float16, tf.float32]
+    x, table = (tf.cast(one, tf.float64).numpy() for one in (x[0], table))
+    logits = x @ table.T + bias.numpy()
+    p = np.exp(logits - logits.max(-1, keepdims=True))
+    p /= p.sum(-1, keepdims=True)
+    p[:, :classes] -= smoothing / classes
+    p[np.arange(8), labels[0]] -= 1 - smoothing
+    for one, wanted in zip(found, (p @ table, p.T @ x, p.sum(0)), strict=True):
+        one = np.reshape(tf.cast(one, tf.float64), wanted.shape)
+        off = np.linalg.norm(one - weight * wanted) / np.linalg.norm(weight * wanted)
+        assert off < 0.003
+
+
 @pytest.mark.parametrize("parts", [1, 2])
 def test_padding_of_a_float16_table_with_a_bias_is_no_nan(parts: int) -> None:
     layer = Softmax.Params(input_dim=2, vocab_size=5, vocab_multiple=8, use_bias=True).instantiate()
     bias = layer._bias(Theta(b=tf.zeros([8], tf.float16)))
     x, table = tf.ones([3, 2], tf.float16), tf.ones([8, 2], tf.float16)
     labels = tf.constant([0, 4, 2])
-    found = vocab.cross_entropy(Parts(parts), x, table, labels, bias, 0.1, 5)
+    found = vocab.cross_entropy(
+        Parts(parts), x, table, labels, bias=bias, label_smoothing=0.1, classes=5
+    )
     np.testing.assert_allclose(found, np.log(5) * np.ones(3), rtol=1e-3)

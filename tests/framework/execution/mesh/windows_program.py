@@ -28,6 +28,7 @@ from tekso.framework.context import StepContext
 from tekso.framework.execution import devices
 from tekso.framework.execution.mesh import windows
 from tekso.framework.execution.mesh.layouts import Layout, MeshLayout, MeshShape, Rules
+from tekso.framework.primitive import PRIMITIVES
 from tekso.framework.primitives.windows import Window
 from tekso.framework.theta import Theta, flatten
 from tekso.models.layers.convolution import Conv2D, DepthwiseConv2D
@@ -91,7 +92,7 @@ class MeshContext(StepContext):
         return windows.max_pool(x, window=window, mesh=self.images)
 
 
-MeshContext.forms = ops.methods_as_forms(MeshContext)
+MeshContext.forms = {n: form for n, form in vars(MeshContext).items() if n in PRIMITIVES}
 
 
 def same(kernel: int | tuple[int, int], stride: int | tuple[int, int] = 1, **rest: Any) -> Window:
@@ -99,6 +100,10 @@ def same(kernel: int | tuple[int, int], stride: int | tuple[int, int] = 1, **res
     return Window(
         pair(kernel), pair(stride), pair(rest.get("dilation", 1)), rest.get("padding", "SAME")
     )
+
+
+def fixed(kernel: Any, stride: Any = 1, **rest: Any) -> Window:
+    return same(kernel, stride, padding="FIXED", **rest)
 
 
 def valid(kernel: Any, stride: Any = 1, **rest: Any) -> Window:
@@ -117,6 +122,8 @@ CONVOLUTIONS = {
     "3x3 dilated": same(3, dilation=2),
     "3x2 dilated 1, 3": same((3, 2), dilation=(1, 3)),
     "3x3 dilated, stride 2": same(3, 2, dilation=2),
+    "3x3 stride 2 fixed": fixed(3, 2),
+    "7x7 stride 2 fixed": fixed(7, 2),
     "3x3 valid": valid(3),
     "2x2 stride 2 valid": valid(2, 2),
     "3x3 stride 2 valid": valid(3, 2),
@@ -127,6 +134,7 @@ DEPTHWISE = ("3x3", "3x3 stride 2", "3x3 dilated", "1x7", "3x3 valid", "5x3 stri
 POOLS = {
     "2x2 stride 2": same(2, 2),
     "3x3 stride 2": same(3, 2),
+    "3x3 stride 2 fixed": fixed(3, 2),
     "3x2": same((3, 2)),
     "1x2 strides 3": same((1, 2), 3),
     "3x3 stride 2 valid": valid(3, 2),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import processes
 import pytest
 import tensorflow as tf
@@ -18,7 +20,7 @@ from tekso.framework.primitives.windows import Window
 
 PROGRAM = Path(__file__).with_name("windows_program.py")
 SOME = (
-    "conv (1x1|3x3|3x3 stride 2|3x3 valid|3x3 stride 2 in groups)"
+    "conv (1x1|3x3|3x3 stride 2|3x3 stride 2 fixed|3x3 valid|3x3 stride 2 in groups)"
     "|depthwise 3x3|(max|average) 3x3 stride 2|batch norm|network"
 )
 
@@ -41,10 +43,52 @@ def assert_equal_numbers(results: dict[str, Any]) -> None:
 @pytest.mark.slow
 def test_images_split_over_space_have_the_same_numbers() -> None:
     results = run("model:4", "height:model", ".*")
-    assert len(results) == 40
+    assert len(results) == 44
     assert_equal_numbers(results)
     for case in ("conv 3x3", "conv 3x3 stride 2", "depthwise 3x3", "max 3x3 stride 2"):
         assert results[case]["layout"] == ["unsharded", "model", "unsharded", "unsharded"], case
+
+
+def on_one_device(axes: dict[str, str], x: tf.Tensor, form: Any, *weights: tf.Tensor) -> Any:
+    """Returns the result of a form on a mesh, and its gradients; the parts are on one device."""
+    mesh = windows.ImageMesh(axes, dict.fromkeys(axes.values(), 2), keep, keep)
+    with tf.GradientTape() as tape:
+        tape.watch([x, *weights])
+        y = form(x, *weights, mesh=mesh)
+        total = tf.reduce_sum(tf.cast(y, tf.float32))
+    return [tf.cast(one, tf.float32).numpy() for one in (y, *tape.gradient(total, [x, *weights]))]
+
+
+def keep(x: tf.Tensor, axes: Any) -> tf.Tensor:
+    return x
+
+
+@pytest.mark.parametrize("axes", [{"height": "y", "width": "z"}, {"height": "y", "channels": "z"}])
+@pytest.mark.parametrize("dtype", [tf.bfloat16, tf.float16])
+def test_sums_of_16_bit_images_are_computed_in_float32(
+    axes: dict[str, str], dtype: tf.DType
+) -> None:
+    rng, window = np.random.default_rng(0), Window((9, 9), (1, 1), (1, 1), "SAME")
+    kernel, each = rng.uniform(1, 2, (9, 9, 2, 2)), rng.uniform(1, 2, (9, 9, 2, 1))
+    cases: list[tuple[Any, Any]] = [
+        (windows.average_pool, []),
+        (windows.depthwise_convolution, [each]),
+        (windows.convolution, [kernel]),
+    ]
+    axes = {**axes, **({"in_channels": "z"} if "channels" in axes else {})}
+    x = tf.cast(rng.uniform(1, 2, (1, 20, 20, 2)), dtype)
+    for form, given in cases:
+        weights = [tf.cast(w, dtype) for w in given]
+        wide = [tf.cast(tensor, tf.float32) for tensor in (x, *weights)]
+        apply = functools.partial(form, window=window)
+        found = on_one_device(axes, x, apply, *weights)
+        wanted = on_one_device(axes, wide[0], apply, *wide[1:])
+        for one, other in zip(
+            found, wanted, strict=True
+        ):  # rounded where parts meet, and at the end
+            np.testing.assert_allclose(
+                one, other, rtol=2.0**-7 if dtype == tf.bfloat16 else 2.0**-10
+            )
 
 
 LAYOUTS = {
@@ -61,7 +105,7 @@ LAYOUTS = {
 @pytest.mark.parametrize(("mesh", "rules"), sample(LAYOUTS, quick=[next(iter(LAYOUTS))]))
 def test_images_in_other_layouts_have_the_same_numbers(mesh: str, rules: str) -> None:
     results = run(mesh, rules, SOME)
-    assert len(results) == 10
+    assert len(results) == 11
     assert_equal_numbers(results)
     assert results["network"]["layout"] == LAYOUTS[mesh, rules]  # [batch, channels]
 

@@ -83,10 +83,35 @@ def concatenated_shards(place: Place, avoided: bool) -> bool:
     def join(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
         joined = tf.concat([x, y], 1)
         if avoided:
-            joined = tf.identity(place.reshard(joined, WHOLE_2D))
+            joined = tensors.separated(place.reshard(joined, WHOLE_2D))
         return place.reshard(joined, COLUMNS)
 
     return _equal(place, _run(join, place.put(x), place.put(y)), np.concatenate([x, y], 1))
+
+
+def row_of_stacked_weights(place: Place, avoided: bool) -> bool:
+    """x[-1], of which an einsum contracts two dims, one of them sharded."""
+    x, w = _values(8, 4, 2), _values(3, 4, 2, 6)
+
+    def contract(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
+        return tf.einsum("abc,bcd->ad", x, tf.gather(w, 2) if avoided else w[-1])
+
+    layouts = (None, "m", None), (None, "m", None, None)
+    y = _run(contract, place.put(x, layouts[0]), place.put(w, layouts[1]))
+    return _equal(place, y, np.einsum("abc,bcd->ad", x, w[-1]))
+
+
+def resharded_gather(place: Place, avoided: bool) -> bool:
+    """A gather whose result is sharded along a dim that is not sharded in its input."""
+    x = _values(4, 6)
+
+    def reverse(x: tf.Tensor) -> tf.Tensor:
+        y = tf.gather(x, tf.range(5, -1, -1), axis=1)
+        if avoided:
+            y = tensors.separated(place.reshard(y, WHOLE_2D))
+        return place.reshard(y, ROWS)
+
+    return _equal(place, _run(reverse, place.put(x)), x[:, ::-1])
 
 
 def loop_gradient(place: Place, avoided: bool) -> bool:
@@ -170,6 +195,8 @@ REPRODUCTIONS = {
         loop_name_in_use,
         negative_step,
         new_axis,
+        resharded_gather,
+        row_of_stacked_weights,
         scalar_where,
     )
 }

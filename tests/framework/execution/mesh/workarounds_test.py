@@ -21,6 +21,8 @@ DEFECTS = (
     "loop_name_in_use",
     "negative_step",
     "new_axis",
+    "resharded_gather",
+    "row_of_stacked_weights",
     "scalar_where",
 )
 

@@ -157,6 +157,16 @@ def test_what_goes_together_is_accepted() -> None:
             r"batch of 4 does not divide over the 8 devices of axis data",
         ),
         ({"stages_on.mesh": None}, r"execution.stages_on.mesh is not set"),
+        (
+            {"stages_on.mesh": None, "stages_on.rules": "tensr"},
+            r"execution.stages_on.rules is 'tensr': neither a preset.*did you mean tensor",
+        ),
+        ({"stages_on.mesh": "model:two"}, r"^execution.stages_on.mesh is 'model:two'"),
+        (
+            {"stages_on.rules": TENSOR.replace("mlp", "embed"), "stages_on.mesh": "model:3"},
+            r"no rule for embed \(execution.stages_on.rules=",
+        ),
+        ({"stages_on.slots_axis": "data"}, r"execution.stages_on.slots_axis is 'data'"),
     ],
     ids=lambda v: next(iter(v)) if isinstance(v, dict) else "",
 )

@@ -18,11 +18,11 @@ from sampling import sample
 
 from tekso.framework import ops
 from tekso.framework.context import StepContext
+from tekso.framework.costs.piece_traces import trace_all
 from tekso.framework.execution import ExecutionError, Pipelined
 from tekso.framework.execution.base import signature_of
 from tekso.framework.execution.pipeline import program as program_module
 from tekso.framework.execution.pipeline import remote, stage_backend, stage_evaluation
-from tekso.framework.execution.pipeline.piece_traces import trace_all
 from tekso.framework.execution.pipeline.program import PipelineProgram
 from tekso.framework.execution.pipeline.workers import StageError
 from tekso.framework.execution.pipelined import device_backends

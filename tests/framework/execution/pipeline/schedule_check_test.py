@@ -9,7 +9,6 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tekso.framework.costs.timing import StuckError, timed
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.pipeline.actions import (
     BACKWARD,
@@ -21,6 +20,7 @@ from tekso.framework.execution.pipeline.actions import (
 )
 from tekso.framework.execution.pipeline.schedule import SCHEDULES, PipelineSchedule, schedule_of
 from tekso.framework.execution.pipeline.schedule_check import check, checked_actions
+from tekso.framework.execution.pipeline.timing import StuckError, timed
 
 K, M = 2, 3
 OF = "the schedule does not work for 2 devices, 2 stages, 3 micro-batches:\n  "

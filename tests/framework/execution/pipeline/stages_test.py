@@ -10,9 +10,9 @@ import pytest
 import tensorflow as tf
 
 from tekso.framework.context import StepContext
+from tekso.framework.costs.piece_traces import trace_all
 from tekso.framework.execution import ExecutionError, Pipelined, SpmdPipelined, StagesOnMesh
 from tekso.framework.execution.pipeline.piece_coupling import check_pieces
-from tekso.framework.execution.pipeline.piece_traces import trace_all
 from tekso.framework.execution.pipeline.schedule import OneFOneB
 from tekso.framework.initializers import Constant
 from tekso.framework.learner import Learner

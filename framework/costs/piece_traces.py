@@ -14,10 +14,10 @@ import tensorflow as tf
 
 from tekso.framework.context import Mode, StepContext
 from tekso.framework.costs import graph_work
-from tekso.framework.execution.base import Signature, num_examples
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.foreign_variables import refused
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
+from tekso.framework.signature import Signature, num_examples
 from tekso.framework.weight_spec import WeightSpec
 
 T = TypeVar("T")
@@ -201,7 +201,7 @@ def tensors(nest: Any) -> list[Any]:
     return [leaf for leaf in tf.nest.flatten(nest) if leaf is not None]
 
 
-def _placeholder(spec: Any) -> Any:
+def _placeholder(spec: tf.TensorSpec | None) -> Any:
     return spec and tf.raw_ops.Placeholder(dtype=spec.dtype, shape=spec.shape)
 
 

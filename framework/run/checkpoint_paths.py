@@ -1,0 +1,126 @@
+"""Paths of checkpoints by name: the last or best one of a run, or the one of a step.
+
+    runs/bytes/last    runs/bytes/best    runs/bytes/2000    runs/bytes/step_00002000
+
+A file or folder that exists under such a path comes first. Nothing of the run is imported.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from tekso.framework import files
+from tekso.framework.run.checkpoint_description import Description, describe
+from tekso.framework.run.checkpoint_errors import CheckpointError, DamagedCheckpointError
+from tekso.framework.run.comparable import comparable_since
+
+LAST, BEST = "last", "best"
+FOLDER, STEP = "checkpoints", "step_"
+"""Folder of the checkpoints in a run, and the prefix of their names."""
+
+
+def split(path: str) -> tuple[str, str | None]:
+    """Returns the run and the name of a checkpoint; the path itself and None without a name."""
+    path = os.path.expanduser(os.fspath(path)).rstrip("/") or "/"
+    folder, _, name = path.rpartition("/")
+    run = folder.removesuffix(f"/{FOLDER}")
+    is_name = name in (LAST, BEST) or step_of(name) is not None
+    if not run or not is_name or files.exists(path) or not files.exists(files.join(run, FOLDER)):
+        return path, None
+    return run, name
+
+
+def step_of(name: str) -> int | None:
+    """Returns the step of "2000" or "step_00002000"; None for another name."""
+    number = name.removeprefix(STEP)
+    return int(number) if number.isascii() and number.isdigit() else None
+
+
+def named(name: str, steps: Mapping[int, str]) -> str:
+    """Returns the path of the checkpoint that a name means.
+
+    Args:
+      name: "last", "best", or a step.
+      steps: {step: path} of the complete checkpoints of a run, in ascending order; not empty.
+
+    Raises:
+      CheckpointError: there is no checkpoint of the step, or it is unknown which one is best.
+    """
+    there = ", ".join(f"{STEP}{step:08d}" for step in steps)
+    if name == LAST:
+        return steps[max(steps)]
+    if name == BEST:
+        return _best(steps, there)
+    if (step := step_of(name)) in steps:
+        return steps[step or 0]
+    raise CheckpointError(f"there is no checkpoint of step {step}; there are: {there}")
+
+
+def _best(steps: Mapping[int, str], there: str) -> str:
+    abouts: dict[str, Description] = {}
+    for path in steps.values():
+        try:
+            abouts[path] = describe(path)
+        except DamagedCheckpointError:
+            continue
+    if not abouts:
+        raise CheckpointError(f"all checkpoints are damaged: {there}")
+    newest = list(abouts.values())[-1]
+    metric, is_max = _rule(newest.params)
+    since = comparable_since(newest.input)
+    values = {
+        path: about.metrics.get(metric, math.nan)
+        for path, about in abouts.items()
+        if about.step > since
+    }
+    ranked = [path for path, value in values.items() if math.isfinite(value)]
+    if not ranked:
+        raise CheckpointError(
+            f"no checkpoint was evaluated by {metric or 'any metric'} (run.keep_best), so the best "
+            f"one is unknown; there are: {there}"
+        )
+    return min(ranked, key=lambda path: -values[path] if is_max else values[path])
+
+
+def _rule(params: str) -> tuple[str, bool]:
+    """Returns "evaluation/metric" of `run.keep_best`, and whether its largest value is best.
+
+    It reads the text of Params and resolves no class in it.
+    """
+    rule = {name: _literal(params, f"run.keep_best.{name}") for name in ("metric", "goal")}
+    eval_input = _literal(params, "run.keep_best.eval_input") or _first_key(params, "eval_inputs")
+    metric = rule["metric"] or "loss"
+    if rule["goal"] is None and metric != "loss":
+        raise CheckpointError(
+            f"the best checkpoint is unknown: the class of the task says whether larger values of "
+            f"{metric} are better, and this command imports no classes: give the step instead, or "
+            "set run.keep_best.goal when you train"
+        )
+    return f"{eval_input}/{metric}" if eval_input else "", rule["goal"] == "max"
+
+
+def _literal(params: str, path: str) -> Any:
+    node = _node(params, path)
+    return node.value if isinstance(node, ast.Constant) else None
+
+
+def _first_key(params: str, path: str) -> Any:
+    node = _node(params, path)
+    keys = node.keys if isinstance(node, ast.Dict) else []
+    return keys[0].value if keys and isinstance(keys[0], ast.Constant) else None
+
+
+def _node(params: str, path: str) -> ast.expr | None:
+    """Returns the syntax of the literal at a path; None: there is none."""
+    start = f"{path} : "
+    for line in params.splitlines():
+        if line.startswith(start):
+            try:
+                return ast.parse(line.removeprefix(start), mode="eval").body
+            except (SyntaxError, ValueError, RecursionError, MemoryError):
+                return None
+    return None

@@ -1,0 +1,86 @@
+"""Which evaluations of a run can be compared: those on the same data.
+
+Every checkpoint describes the evaluation data. If a run resumes with other data, its best
+checkpoint and its early stopping use only evaluations after that step. The step is in every later
+checkpoint, in the field `input` of its description.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:  # it is slow to import, and commands that only read checkpoints do not need it
+    from tekso.framework.input.input import Input
+
+_DATA, _SINCE = "eval_data", "comparable_since"
+_NEVER_CHANGED = -1
+
+
+def described(eval_inputs: Mapping[str, Input]) -> dict[str, Any]:
+    """Returns entries of a description: digests of the evaluation data, {evaluation: digest}.
+
+    A digest covers the number of batches, and the first and the last batch.
+    """
+    return {_DATA: {name: _digest(one) for name, one in eval_inputs.items()}} if eval_inputs else {}
+
+
+def resumed(before: Mapping[str, Any], now: Mapping[str, Any], step: int) -> dict[str, Any]:
+    """Returns the field `input` of the descriptions of a run that resumes.
+
+    Args:
+      before: the field in the checkpoint.
+      now: the field that describes the inputs of this process.
+      step: of the checkpoint.
+    """
+    since = step if changed(before, now) else comparable_since(before)
+    rest = {name: value for name, value in now.items() if name != _SINCE}
+    return {**rest, _SINCE: since} if since != _NEVER_CHANGED else rest
+
+
+def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Returns the evaluations in both descriptions whose data differ."""
+    old, new = before.get(_DATA, {}), now.get(_DATA, {})
+    return [name for name in new if name in old and old[name] != new[name]]
+
+
+def comparable_since(input: Mapping[str, Any]) -> int:
+    """Returns the step after which figures are comparable; -1 if all are."""
+    return int(input.get(_SINCE, _NEVER_CHANGED))
+
+
+def check(input: Mapping[str, Any]) -> None:
+    """Checks the entries of a description.
+
+    Raises:
+      ValueError: they do not have the form that this module writes.
+    """
+    since = input.get(_SINCE, 0)
+    if not isinstance(since, int) or isinstance(since, bool):
+        raise ValueError(f"input: {_SINCE} must be an integer")
+    if not isinstance(input.get(_DATA, {}), dict):
+        raise ValueError(f"input: {_DATA} must be an object")
+
+
+def warning(names: Iterable[str], step: int) -> str:
+    """Returns the warning of a run that resumes with other evaluation data."""
+    return (
+        f"the data of {', '.join(names)} changed after step {step}: the best checkpoint and the "
+        "patience of early stopping begin anew from there"
+    )
+
+
+def _digest(input: Input) -> str:
+    count, found = input.num_batches or 0, hashlib.sha256()
+    found.update(f"{count}".encode())
+    for number in sorted({0, count - 1}) if count else ():
+        for name, values in sorted(input.batch(number).items()):
+            array = np.asarray(values)
+            found.update(f" {name} {array.dtype} {array.shape} ".encode())
+            found.update(
+                repr(array.tolist()).encode() if array.dtype == object else array.tobytes()
+            )
+    return found.hexdigest()[:16]

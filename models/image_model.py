@@ -1,0 +1,68 @@
+"""ImageModel: base of the models that map images to class scores."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tekso.framework import ops
+from tekso.framework.context import StepContext
+from tekso.framework.layer import Layer
+from tekso.framework.params import REQUIRED, param
+from tekso.framework.pieces import Flow, Piece
+from tekso.framework.primitives.precision import widen
+from tekso.framework.theta import Theta
+
+
+class ImageModel(Layer):
+    """Base of the image classifiers: `fprop` runs the pieces of the model one after the other.
+
+    Shapes:
+      x: [batch, height, width, channels], numbers of any type
+      returns: logits [batch, classes], float32 or wider
+    Raises:
+      ValueError: a size is not positive, or x is not an image with `channels` channels.
+    """
+
+    class Params(Layer.Params):
+        """Params of ImageModel."""
+
+        image_size: int = param("Height and width of the images of training.", default=224)
+        channels: int = param("Number of channels of an image.", default=3)
+        classes: int = param("Number of classes.", default=REQUIRED)
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        p, name = self.params, type(self).__name__
+        if min(p.image_size, p.channels, p.classes) < 1:
+            raise ValueError(
+                f"{name}: image_size {p.image_size}, channels {p.channels} and classes "
+                f"{p.classes} must be at least 1"
+            )
+
+    def pieces(self) -> list[Piece]:
+        """Returns the parts of the model; the last one returns the logits as "x"."""
+        raise NotImplementedError(f"{type(self).__name__} has no pieces()")
+
+    def fprop(self, theta: Theta, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+        """See the class."""
+        flow: Flow = {"x": x}
+        for piece in self.pieces():
+            flow = piece.run(theta, flow, ctx)
+        return flow["x"]
+
+    def images(self, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+        """Returns the input of the first layer: checked, and in the dtype of the weights."""
+        x, channels = tf.convert_to_tensor(x), self.params.channels
+        if x.shape.rank != 4 or x.shape[3] != channels:
+            raise ValueError(
+                f"{type(self).__name__}: x is {x.shape}, but must be images [batch, height, "
+                f"width, {channels}]: channels is {channels}"
+            )
+        x = tf.cast(x, self.params.dtype) if not x.dtype.is_floating else x
+        return ops.constrain_image(ctx, x)
+
+    def logits(self, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+        """Returns the scores in float32 or wider, sharded by examples only."""
+        return widen(ctx.constrain(x, ("batch", None)))

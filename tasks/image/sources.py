@@ -1,0 +1,195 @@
+"""Sources of labelled images: their base class, and sources in memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tekso.framework import files
+from tekso.framework.input.skips import InputError, Origin
+from tekso.framework.input.sources import Source, digest
+from tekso.framework.input.splits import Split, check_fractions, part
+from tekso.framework.params import param
+
+IMAGES, LABELS = "images", "labels"
+
+
+@dataclasses.dataclass(frozen=True)
+class LabelledImage:
+    """A record of an image source.
+
+    Attributes:
+      image: the bytes of an image file; or pixels, [height, width, channels] uint8.
+      label: number of the class, from 0.
+    """
+
+    image: bytes | np.ndarray
+    label: int
+
+
+class ImageSource(Source):
+    """Base class of sources whose records are `LabelledImage`s.
+
+    Attributes:
+      class_names: names of the classes in the order of their numbers; (): unknown.
+      labels: [records] the labels of all records; None: they are known only record by record.
+    """
+
+    class Params(Source.Params):
+        """Params of ImageSource."""
+
+    class_names: tuple[str, ...] = ()
+    labels: npt.NDArray[np.int64] | None = None
+
+    @property
+    def num_classes(self) -> int | None:
+        """Number of classes; None: unknown."""
+        if self.class_names:
+            return len(self.class_names)
+        return None if self.labels is None else int(self.labels.max()) + 1
+
+
+class ImageArrays(ImageSource):
+    """Images in memory, from a method `load` or an .npz file with arrays "images" and "labels".
+
+        class Cells(ImageArrays):
+            def load(self, split):
+                x, labels = read_cells(split)
+                return {"images": x, "labels": labels}
+
+    Shapes:
+      images: [n, height, width] or [n, height, width, channels], channels 1 or 3; uint8, bool, or
+        floats from 0 to 1, which are rounded to 256 values
+      labels: [n] or [n, 1] integers
+    Raises:
+      InputError: an array is missing or has a wrong shape, type or range; a file cannot be read.
+    """
+
+    class Params(ImageSource.Params):
+        """Params of ImageArrays."""
+
+        file: str = param("Training images: an .npz file.", default="")
+        dev_file: str = param("File for dev; empty: the end of `file` is held out.", default="")
+        test_file: str = param("File for test; empty: the end of `file` is held out.", default="")
+        dev_fraction: float = param("Fraction of `file` for dev, without dev_file.", default=0.1)
+        test_fraction: float = param("Fraction of `file` for test, without test_file.", default=0.0)
+        classes: list[str] = param("Names of the classes; empty: unknown.", default=[])
+
+    def __init__(self, params: Any, *, split: Split = "train") -> None:
+        super().__init__(params, split=split)
+        found = self.load(split)
+        what = f"{self.describe()}, split {split}"
+        if not isinstance(found, Mapping) or not {IMAGES, LABELS} <= set(found):
+            given = sorted(found) if isinstance(found, Mapping) else type(found).__name__
+            raise InputError(f"{what}: expected the arrays {IMAGES!r} and {LABELS!r}, got {given}")
+        self.images = as_images(what, found[IMAGES])
+        self.labels = as_labels(what, found[LABELS], len(self.images))
+        self.class_names = tuple(self.params.classes) or self.class_names
+
+    def load(self, split: Split) -> Mapping[str, Any]:
+        """Returns {"images": array, "labels": array} of a split, the same in every call."""
+        p = self.params
+        own = {"train": "", "dev": p.dev_file, "test": p.test_file}[split]
+        if not p.file and not own:
+            raise InputError(
+                f"{p.path_of('file')} is empty: set the .npz file to read, or override load()"
+            )
+        if own:
+            return _read_npz(own)
+        check_fractions(p)
+        arrays = _read_npz(p.file)
+        dev = 0.0 if p.dev_file else p.dev_fraction
+        test = 0.0 if p.test_file else p.test_fraction
+        rows = slice(*part(len(arrays.get(LABELS, ())), split, dev, test))
+        return {name: array[rows] for name, array in arrays.items()}
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def origin(self, index: int) -> Origin:
+        """Returns the position of a record."""
+        return Origin(f"{self.describe()}, {self.split}", index)
+
+    def fingerprint(self) -> str:
+        """Returns a digest of the records."""
+        return self._fingerprint
+
+    @functools.cached_property
+    def _fingerprint(self) -> str:
+        labels = np.asarray(self.labels)
+        return digest([str(self.images.shape).encode(), self.images.tobytes(), labels.tobytes()])
+
+    def describe(self) -> str:
+        """Returns a short description of the collection."""
+        return self.params.file or type(self).__name__
+
+    def _read(self, index: int) -> LabelledImage:
+        labels: Any = self.labels
+        return LabelledImage(self.images[index], int(labels[index]))
+
+
+def as_images(what: str, value: Any) -> npt.NDArray[np.uint8]:
+    """Returns images as uint8, [n, height, width, channels].
+
+    Raises:
+      InputError: the shape, type or range is wrong; or there are no images.
+    """
+    images = np.asarray(value)
+    if images.ndim == 3:
+        images = images[..., None]
+    if images.ndim != 4 or images.shape[3] not in (1, 3):
+        raise InputError(
+            f"{what}: {IMAGES!r} is {list(images.shape)}, but must be [n, height, width] or "
+            "[n, height, width, channels] with 1 or 3 channels, channels last"
+        )
+    if not images.size:
+        raise InputError(f"{what}: there are no images: {IMAGES!r} is {list(images.shape)}")
+    if images.dtype == np.uint8:
+        return images
+    if images.dtype == np.bool_:
+        return images.astype(np.uint8) * np.uint8(255)
+    if images.dtype.kind == "f" and np.min(images) >= 0.0 and np.max(images) <= 1.0:
+        return np.round(images * 255.0).astype(np.uint8)
+    raise InputError(
+        f"{what}: {IMAGES!r} has the type {images.dtype} and values from {np.min(images):g} to "
+        f"{np.max(images):g}, but must be uint8, bool, or floats from 0 to 1"
+    )
+
+
+def as_labels(what: str, value: Any, count: int) -> npt.NDArray[np.int64]:
+    """Returns labels as int64, [count].
+
+    Raises:
+      InputError: the number, the shape or the type is wrong; or a label is negative.
+    """
+    labels = np.asarray(value)
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]
+    if labels.shape != (count,) or labels.dtype.kind not in "bui":
+        raise InputError(
+            f"{what}: {LABELS!r} is {list(labels.shape)} {labels.dtype}, but must be [{count}] "
+            "integers, one number per image"
+        )
+    if labels.min() < 0:
+        raise InputError(f"{what}: label {labels.min()} is negative: number the classes from 0")
+    return labels.astype(np.int64)
+
+
+def _read_npz(path: str) -> dict[str, np.ndarray]:
+    """Returns the arrays of an .npz file.
+
+    Raises:
+      InputError: the file is damaged, or has Python objects.
+      OSError: it cannot be opened.
+    """
+    with files.open(path) as file:
+        try:
+            with np.load(file) as archive:
+                return {name: archive[name] for name in archive.files if name in (IMAGES, LABELS)}
+        except Exception as error:  # NumPy raises errors of several classes for damaged files
+            raise InputError(f"{path}: not a readable .npz file: {error}") from error

@@ -1,0 +1,80 @@
+"""A misspelt metric of early stopping or of the best checkpoint ends a run before step 1."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tekso.framework.experiment import EarlyStopping, KeepBest, Run, Tree
+from tekso.framework.run import metric_names
+from tekso.framework.task import Scored
+from tekso.models.mlp import Mlp
+from tekso.tasks.classification.task import Classification
+
+
+class Counting(Classification):
+    """Adds figures in `summarize`."""
+
+    def summarize(self, sums: Any) -> dict[str, float]:
+        return {**super().summarize(sums), "recall": 1.0}
+
+
+class Decoding(Counting):
+    """Adds figures that are known only after decoding."""
+
+    goals = {"bleu": "max"}  # noqa: RUF012
+
+    def score(self, program: Any, input: Any, *, is_last: bool, stopped: Any = None) -> Scored:
+        raise AssertionError("not before the first step")
+
+
+class Images:
+    num_batches = 3
+
+    def batch(self, step: int) -> dict[str, np.ndarray]:
+        return {
+            "x": np.zeros([2, 3], np.float32),
+            "labels": np.zeros([2], np.int32),
+            "weights": np.ones([2], np.float32),
+        }
+
+
+def check(cls: Any, metric: str, *, rule: str = "early_stopping", **changes: Any) -> None:
+    task = cls.Params(num_classes=2, model=Mlp.Params(input_dim=3, output_dim=2, hidden_dims=[4]))
+    chosen: Any = (EarlyStopping if rule == "early_stopping" else KeepBest).Params(
+        metric=metric, goal="max"
+    )
+    if rule == "early_stopping":
+        chosen.patience = changes.pop("patience", 2)
+    run = Run.Params().set(**{rule: chosen})
+    tree = Tree.Params(task=task, run=run, eval_inputs={"dev": Mlp.Params()})
+    inputs: Any = {"dev": Images()}
+    metric_names.check(tree, task.instantiate(), inputs)
+
+
+@pytest.mark.parametrize("metric", ["loss", "accuracy", "recall"])
+def test_metrics_that_evaluations_report_are_accepted(metric: str) -> None:
+    check(Counting, metric)
+    check(Counting, metric, rule="keep_best")
+
+
+@pytest.mark.parametrize("rule", ["early_stopping", "keep_best"])
+def test_a_misspelt_metric_is_an_error_that_names_those_there_are(rule: str) -> None:
+    said = rf"run.{rule}.metric is 'recal', but an evaluation of eval_inputs.dev reports accuracy, "
+    with pytest.raises(ValueError, match=said + r".*loss.*recall.*; did you mean recall\?"):
+        check(Counting, "recal", rule=rule)
+    with pytest.raises(ValueError, match=r"metric is 'f1', but .* reports accuracy, "):
+        check(Counting, "f1", rule=rule)
+
+
+def test_figures_of_decoding_are_known_if_the_task_declares_them() -> None:
+    check(Decoding, "bleu/de")
+    check(Decoding, "exact_match")  # perhaps: the first evaluation shows
+    with pytest.raises(ValueError, match=r"and with decoding .*bleu; did you mean bleu\?"):
+        check(Decoding, "bleuu")
+
+
+def test_no_rule_needs_no_metric() -> None:
+    check(Counting, "unheard_of", patience=0)

@@ -1,0 +1,113 @@
+"""Trains a small image model in float64 under several executions, and prints what came out.
+
+The argument is a list of jobs {"model", "execution", "devices"}; each runs in a process of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+from typing import Any
+
+import numpy as np
+
+from tekso.framework import execution as executions
+from tekso.framework.execution.base import signature_of
+from tekso.framework.initializers import Normal
+from tekso.framework.layer import Layer
+from tekso.framework.learner import Learner
+from tekso.framework.optimizers.sgd import Momentum
+from tekso.framework.schedules import Constant
+from tekso.models.layers.attention import MultiHeadAttention
+from tekso.models.layers.feed_forward import FeedForward
+from tekso.models.layers.residual_blocks import BasicBlock, BottleneckBlock
+from tekso.models.layers.squeeze_excite import SqueezeExcite
+from tekso.models.layers.stack import Stack
+from tekso.models.layers.transformer import TransformerLayer
+from tekso.models.resnet import SMALL_STEM, ResNet
+from tekso.models.vision_transformer import VisionTransformer
+from tekso.tasks.classification.task import Classification
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "framework" / "execution" / "mesh"))
+
+import jobs
+
+CLASSES, SIDE, EXAMPLES = 4, 16, 8
+
+
+def resnet() -> Layer.Params:
+    return ResNet.Params(
+        classes=CLASSES,
+        width=4,
+        num_blocks=[1, 1],
+        stem=SMALL_STEM,
+        block=BottleneckBlock.Params(squeeze_excite=SqueezeExcite.Params(reduction=4)),
+        drop_path_rate=0.3,
+    )
+
+
+def resnet_basic() -> Layer.Params:
+    """The stem for large images, too."""
+    block = BasicBlock.Params()
+    return ResNet.Params(classes=CLASSES, width=4, num_blocks=[1, 1], block=block)
+
+
+def transformer() -> Layer.Params:
+    layer = TransformerLayer.Params(
+        attention=MultiHeadAttention.Params(num_heads=2),
+        feed_forward=FeedForward.Params(hidden_dim=8, activation="gelu"),
+        dropout_rate=0.1,
+    )
+    return VisionTransformer.Params(
+        classes=CLASSES,
+        image_size=SIDE,
+        patch_size=4,
+        dim=4,
+        stack=Stack.Params(num_layers=2, layer=layer),
+        classifier_init=Normal.Params(stddev=0.5),
+    )
+
+
+MODELS = {"resnet": resnet, "resnet_basic": resnet_basic, "transformer": transformer}
+
+
+def batch(step: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(step)
+    return {
+        "x": rng.normal(size=(EXAMPLES, SIDE, SIDE, 3)),
+        "labels": rng.integers(0, CLASSES, EXAMPLES).astype(np.int32),
+        "weights": rng.integers(1, 3, EXAMPLES) + 0.1,
+    }
+
+
+def task_of(model: str) -> Classification.Params:
+    params = Classification.Params(num_classes=CLASSES, model=MODELS[model]())
+    return params.set({"model.dtype": "float64", "model.*.dtype": "float64"})
+
+
+def run(job: dict[str, Any]) -> dict[str, Any]:
+    """Returns losses and weights after some steps."""
+    given = dict(job["execution"])
+    params = getattr(executions, given.pop("kind")).Params(**given)
+    execution = params.instantiate()
+    execution.setup_devices(cpu_devices=job.get("devices"))
+    task = task_of(job["model"]).instantiate()
+    learner = Learner.Params(optimizer=Momentum.Params(), schedule=Constant.Params(value=0.1))
+    program = execution.build(task, learner.instantiate(), seed=3, batch=signature_of(batch(0)))
+    program.initialize()
+    metrics = [program.train_step(batch(i), i) for i in range(job.get("steps", 2))]
+    evaluated = program.eval_step(batch(9))
+    state = program.state()
+    return {
+        "losses": [*(float(one["loss"]) for one in metrics), *map(float, evaluated["loss"])],
+        "gradient_norms": [float(one["gradient_norm"]) for one in metrics],
+        "weights": {k: v.ravel().tolist() for k, v in state.items() if k.startswith("weights/")},
+    }
+
+
+if __name__ == "__main__":
+    jobs.run_all(run)

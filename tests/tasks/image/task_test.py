@@ -1,0 +1,234 @@
+"""Image classification: loss and metrics by NumPy's formulas, whole passes, decoding, export."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from small_pictures import Blobs, png, write_folders
+
+from tekso.framework.context import StepContext
+from tekso.framework.input.held_out import HeldOut
+from tekso.framework.input.skips import InputError
+from tekso.framework.run.saved_model import ExportModule
+from tekso.models.mlp import Mlp
+from tekso.tasks.image.files import ImageFolders
+from tekso.tasks.image.input import Images, KnownImages
+from tekso.tasks.image.mixing import Mixup
+from tekso.tasks.image.preparation import pixels_of
+from tekso.tasks.image.scoring import ImageScoring, confusion_lines, confusions
+from tekso.tasks.image.task import ImageClassification
+
+RNG = np.random.default_rng(1)
+LOGITS = RNG.normal(size=(4, 7)).astype(np.float32) * 3
+LABELS, OTHERS = np.array([2, 0, 6, 3], np.int32), np.array([5, 0, 1, 1], np.int32)
+WEIGHTS, SHARES = np.array([1, 0, 1, 2], np.float32), np.array([0.25, 1, 0.5, 1], np.float32)
+
+
+class Program:
+    """Calls functions with the weights of a task."""
+
+    serialize_calls = False
+
+    def __init__(self, task: Any, theta: Any) -> None:
+        self.task, self.theta, self.calls = task, theta, 0
+
+    def call(self, function: Any, *inputs: Any) -> Any:
+        self.calls += 1
+        ctx = StepContext(mode="decode")
+        return function(self.theta, *(tf.convert_to_tensor(one) for one in inputs), ctx)
+
+
+def images(**params: Any) -> Any:
+    given = {"source": Blobs.Params(), "image_size": 8, "batch_size": 5, **params}
+    return Images.Params(**given)
+
+
+def task_of(input: Any, **params: Any) -> Any:
+    given = ImageClassification.Params(model=Mlp.Params(hidden_dims=[]), **params)
+    return ImageClassification.complete(given, input).instantiate()
+
+
+def tensors(batch: Any) -> dict[str, tf.Tensor]:
+    return {name: tf.constant(array) for name, array in batch.items()}
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("mixed", [False, True])
+def test_loss_has_smoothed_and_mixed_targets(smoothing: float, mixed: bool) -> None:
+    task = task_of(images().instantiate(), num_classes=7)
+    batch = {"labels": LABELS, "weights": WEIGHTS}
+    batch |= {"other_labels": OTHERS, "shares": SHARES} if mixed else {}
+    sums = task.smoothed_sums(tf.constant(LOGITS), tensors(batch), smoothing)
+
+    share = (SHARES if mixed else np.ones(4))[:, None]
+    target = share * np.eye(7)[LABELS] + (1 - share) * np.eye(7)[OTHERS]
+    target = (1 - smoothing) * target + smoothing / 7
+    x = LOGITS.astype(np.float64)
+    logs = x - np.log(np.exp(x).sum(1, keepdims=True))
+    np.testing.assert_allclose(sums.loss_sum, -(WEIGHTS @ (target * logs).sum(1)), rtol=1e-5)
+    order = np.argsort(-x, axis=1)
+    for name, count in (("accuracy", 1), ("top_5_accuracy", 5)):
+        hits = (order[:, :count] == LABELS[:, None]).any(1)
+        np.testing.assert_allclose(sums.metrics[name], [WEIGHTS @ hits, 4.0])
+
+
+def test_equal_scores_and_nan_are_not_among_the_best_five() -> None:
+    task = task_of(images().instantiate(), num_classes=7)
+    batch = tensors({"labels": LABELS, "weights": np.ones(4, np.float32)})
+    for value in (0.0, np.nan):
+        sums = task.smoothed_sums(tf.fill([4, 7], value), batch, 0.0)
+        assert float(sums.metrics["top_5_accuracy"][0]) == 0.0
+
+
+def test_smoothing_is_for_training_only() -> None:
+    input = images().instantiate()
+    task = task_of(input, label_smoothing=0.2)
+    theta, batch = task.init(0), tensors(input.batch(0))
+    train, held_out = (
+        float(task.loss(theta, batch, StepContext(mode=mode)).loss_sum)
+        for mode in ("train", "eval")
+    )
+    plain = task_of(input).loss(theta, batch, StepContext(mode="train")).loss_sum
+    assert held_out == pytest.approx(float(plain)) and train != pytest.approx(held_out, rel=1e-3)
+
+
+def test_a_pass_counts_every_image_once_and_broken_ones_never(tmp_path: Path) -> None:
+    write_folders(tmp_path, {"a": 6, "b": 7})
+    (tmp_path / "b" / "3.png").write_bytes(b"no image")
+    source = ImageFolders.Params(folder=str(tmp_path), dev_fraction=0.4)
+    train = Images.Params(source=source, image_size=4, batch_size=4)
+    dev = HeldOut.Params(batch_size=4).instantiate(train=train)
+    task = task_of(train.instantiate())
+    theta = task.init(3)
+    sums = [
+        task.loss(theta, tensors(dev.batch(i)), StepContext(mode="eval"))
+        for i in range(dev.num_batches)
+    ]
+    hits, weight = (sum(float(one.metrics["accuracy"][part]) for one in sums) for part in (0, 1))
+    names = [dev.inner.source.origin(i).file for i in range(dev.inner.num_examples)]
+    broken = sum(name.endswith("b/3.png") for name in names)
+    assert len(names) == 6 and broken == 1 and weight == 5
+
+    one = HeldOut.Params(batch_size=1).instantiate(train=train)
+    singles = [one.batch(i) for i in range(len(names))]
+    guesses = [
+        int(task.predict(theta, tensors(b), StepContext(mode="eval"))["labels"][0]) for b in singles
+    ]
+    wanted = sum(
+        b["weights"][0] * (guess == b["labels"][0])
+        for guess, b in zip(guesses, singles, strict=True)
+    )
+    assert hits == wanted
+
+
+def test_sizes_are_taken_from_the_input() -> None:
+    task = task_of(images(channels=1).instantiate())
+    assert task.params.num_classes == 4
+    assert (task.params.model.input_dim, task.params.model.output_dim) == (64, 4)
+    source = Blobs.Params(classes=["one"])
+    with pytest.raises(InputError, match="labels are not in 0 to 1"):
+        input = images(source=source).instantiate()
+        task_of(input, num_classes=2).check_inputs({"input": input})
+
+
+def test_classes_without_an_image_are_a_warning() -> None:
+    input = images(source=Blobs.Params(count=3)).instantiate()
+    warnings = task_of(input, num_classes=9).check_inputs({"input": input})
+    assert warnings == ["input: 6 of the 9 classes have no training image (3, 4, 5, 6, 7, …)"]
+
+
+def test_mixed_inputs_train_and_plain_ones_are_evaluated() -> None:
+    params = images(mix=[Mixup.Params()])
+    train, dev = params.instantiate(), HeldOut.Params().instantiate(train=params)
+    task = task_of(train)
+    theta = task.init(0)
+    for input, mode in ((train, "train"), (dev, "eval")):
+        sums = task.loss(theta, tensors(input.batch(0)), StepContext(mode=mode))
+        assert np.isfinite(float(sums.loss_sum))
+
+
+def test_confusions_are_counted_and_drawn() -> None:
+    counts = confusions(np.array([0, 0, 1, 2, 2]), np.array([0, 1, 1, 1, 1]), 3)
+    np.testing.assert_array_equal(counts, [[1, 1, 0], [0, 1, 0], [0, 2, 0]])
+    assert confusion_lines(counts, ["a", "b", "c"]) == [
+        "2 of 5 images are right",
+        "  2 of 2 images of 'c' taken for 'b'",
+        "  1 of 2 images of 'a' taken for 'b'",
+    ]
+
+    params = images()
+    dev = HeldOut.Params(batch_size=3).instantiate(train=params)  # 4 images: the second batch is 1
+    scoring = ImageScoring.Params(baselines={"chance": 0.25})
+    task = task_of(params.instantiate(), scoring=scoring)
+    program = Program(task, task.init(0))
+    assert task.score(program, dev, is_last=False) is None
+    scored = task.score(program, dev, is_last=True)
+    assert program.calls == 2
+    guess = np.concatenate(
+        [
+            task.predict(program.theta, tensors(dev.batch(i)), StepContext())["labels"]
+            for i in (0, 1)
+        ]
+    )[:4]
+    right = int((guess == dev.inner.source.labels).sum())
+    assert scored.text.startswith(f"{right} of 4 images are right")
+    assert scored.notes == (f"accuracy on 4 images {right / 4:.4f}; chance 0.250",)
+    assert {"confusion_matrix", "examples"} <= set(scored.images)
+    assert all(image.startswith(b"\x89PNG") for image in scored.images.values())
+
+
+def test_pixels_come_back_from_normalised_values() -> None:
+    params = images(mean=[0.4, 0.5, 0.6], deviation=[0.2, 0.3, 0.1])
+    input = params.copy().set(order="sequential").instantiate()
+    np.testing.assert_array_equal(pixels_of(input.batch(0)["x"], params), input.source.images[:5])
+
+
+def test_files_are_classified_and_broken_ones_named(tmp_path: Path) -> None:
+    params = images()
+    input = params.instantiate()
+    task = task_of(input, decode=str(tmp_path / "*"))
+    assert not ImageClassification.decodes_data(task.params)
+    program = Program(task, task.init(0))
+    for number in range(6):
+        (tmp_path / f"{number}.png").write_bytes(png(input.source.images[number]))
+    (tmp_path / "5.png").write_bytes(b"")
+    known = KnownImages(params, ("north", "east", "south", "west"))
+    decoded = task.decode(program, known)
+    assert len(decoded.records) == 6 and program.calls == 2
+    x = input.source.images[:5].astype(np.float32) / 255
+    logits = task.predict(program.theta, {"x": tf.constant(x)}, StepContext())["logits"]
+    best = np.argmax(logits, 1)
+    for record, label in zip(decoded.records, best, strict=False):
+        assert record["classes"][0]["class"] == known.class_names[label]
+        assert sum(one["probability"] for one in record["classes"]) == pytest.approx(1.0)
+    assert decoded.records[5]["error"] == "the file is empty"
+    assert decoded.text.splitlines()[5].endswith("5.png: the file is empty")
+
+
+def test_held_out_images_are_decoded_without_files() -> None:
+    input = images().instantiate()
+    task = task_of(input, num_decoded=3)
+    decoded = task.decode(Program(task, task.init(0)), input)
+    assert [record["number"] for record in decoded.records] == [0, 1, 2]
+    assert [record["label"] for record in decoded.records] == list(Blobs.class_names[:3])
+    assert "Blobs, dev" in decoded.text
+
+
+def test_the_exported_function_reads_pixels() -> None:
+    params = images(mean=[0.4, 0.5, 0.6], deviation=[0.2, 0.3, 0.1])
+    input = params.copy().set(order="sequential").instantiate()
+    task = task_of(input)
+    weights = {path: spec.initial_value(2) for path, spec in task.specs().items()}
+    module = ExportModule(task, weights, seed=0)
+    signature = module.signature(task.exports(input)["classify"], batch_size=2)
+    theta = task.theta({path: tf.constant(value) for path, value in weights.items()})
+    logits = task.predict(theta, {"x": tf.constant(input.batch(0)["x"])}, StepContext())["logits"]
+    for count in (1, 5):
+        found = signature(images=tf.constant(input.source.images[:count]))
+        wanted = tf.nn.softmax(logits[:count])
+        np.testing.assert_allclose(found["probabilities"], wanted, rtol=1e-4, atol=1e-6)
+        np.testing.assert_array_equal(found["labels"], np.argmax(wanted, 1))
