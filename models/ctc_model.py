@@ -14,7 +14,7 @@ from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, param
 from tekso.framework.pieces import Flow, Piece
 from tekso.framework.theta import Theta
-from tekso.models.layers.frames import Frames, NormalizeFrames
+from tekso.models.layers.frames import FrameSequence, NormalizeFrames
 from tekso.models.layers.linear import Linear
 from tekso.models.layers.log_mel import LogMel
 from tekso.models.layers.sizes import with_sizes
@@ -33,7 +33,7 @@ class CtcModel(Layer):
     Shapes:
       x: [B, N] samples, float in [-1, 1) or int16
       lengths: [B] int, samples of each utterance; None: N
-      returns: Frames with logits [B, T, vocab_size + 1]
+      returns: FrameSequence with logits [B, T, vocab_size + 1]
     Weights:
       encoder/…, those of the encoder; output/w: [encoder's output_dim, vocab_size + 1]
     """
@@ -86,7 +86,7 @@ class CtcModel(Layer):
         ctx: StepContext,
         *,
         lengths: tf.Tensor | None = None,
-    ) -> Frames:
+    ) -> FrameSequence:
         """See the class."""
         flow: Flow = {"samples": x, "num_samples": lengths}
         for piece in self.pieces():
@@ -105,7 +105,7 @@ class CtcModel(Layer):
         def end(theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
             frames = frames_of(flow)
             logits = self.output.fprop(theta.output, frames.features, ctx)
-            return with_frames(flow, Frames(logits, frames.lengths))
+            return with_frames(flow, FrameSequence(logits, frames.lengths))
 
         return [
             Piece("front_end", first.layers, begin),
@@ -113,7 +113,7 @@ class CtcModel(Layer):
             Piece("output", {"output": self.output}, end),
         ]
 
-    def _features(self, samples: tf.Tensor, lengths: Any, ctx: StepContext) -> Frames:
+    def _features(self, samples: tf.Tensor, lengths: Any, ctx: StepContext) -> FrameSequence:
         """Returns normalised features, with masks in training."""
         frames = self.front_end.fprop(Theta(), samples, ctx, lengths=lengths)
         for name in ("normalize", "augment"):

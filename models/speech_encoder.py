@@ -17,7 +17,7 @@ from tekso.framework.pieces import Flow, Piece
 from tekso.framework.theta import Theta
 from tekso.models.layers.convolution import Conv2D
 from tekso.models.layers.dropout import Dropout
-from tekso.models.layers.frames import Frames
+from tekso.models.layers.frames import FrameSequence
 from tekso.models.layers.linear import Linear
 from tekso.models.layers.recurrent import RecurrentStack
 from tekso.models.layers.recurrent_cells import LstmCell
@@ -34,7 +34,8 @@ class ConvSubsampling(Layer):
     before each convolution, so it has no effect on an utterance.
 
     Shapes:
-      fprop takes Frames [B, T, input_dim], and returns Frames [B, ceil(T / 4), output_dim]
+      x: features [B, T, input_dim]
+      returns: features [B, ceil(T / 4), output_dim]
     Weights:
       first/…, second/…, those of Conv2D; projection/…, those of Linear
     Source: Gulati et al. 2020, section 2.
@@ -68,7 +69,7 @@ class ConvSubsampling(Layer):
             ),
         )
 
-    def fprop(self, theta: Theta, x: Frames, ctx: StepContext) -> Frames:
+    def fprop(self, theta: Theta, x: FrameSequence, ctx: StepContext) -> FrameSequence:
         """See the class."""
         frames = x.with_features(x.features)
         image = ops.constrain_image(ctx, tf.expand_dims(frames.features, 3))
@@ -80,7 +81,7 @@ class ConvSubsampling(Layer):
             image = getattr(self, name).fprop(theta[name], image, ctx)[:, : (length + 1) // 2]
             lengths = tf.math.floordiv(lengths + 1, 2)
             batch, length, height, filters = image.shape
-            flat = Frames(tf.reshape(image, [batch, length, height * filters]), lengths)
+            flat = FrameSequence(tf.reshape(image, [batch, length, height * filters]), lengths)
             flat = flat.with_features(flat.features)
             image = ops.constrain_image(
                 ctx, tf.reshape(flat.features, [batch, length, height, filters])
@@ -93,7 +94,8 @@ class SpeechEncoder(Layer):
     """Base of the encoders.
 
     Shapes:
-      fprop takes Frames [B, T, input_dim], and returns Frames [B, T', output_dim]
+      x: features [B, T, input_dim]
+      returns: features [B, T', output_dim]
     """
 
     class Params(Layer.Params):
@@ -106,7 +108,7 @@ class SpeechEncoder(Layer):
         """Size of the last dim of the output."""
         raise NotImplementedError(f"{type(self).__name__} has no output_dim")
 
-    def fprop(self, theta: Theta, x: Frames, ctx: StepContext) -> Frames:
+    def fprop(self, theta: Theta, x: FrameSequence, ctx: StepContext) -> FrameSequence:
         """Runs the pieces one after the other; see the class."""
         flow: Flow = {FEATURES: x.features, LENGTHS: x.lengths}
         for piece in self.pieces():
@@ -118,12 +120,12 @@ class SpeechEncoder(Layer):
         raise NotImplementedError(f"{type(self).__name__} has no pieces()")
 
 
-def frames_of(flow: Flow) -> Frames:
+def frames_of(flow: Flow) -> FrameSequence:
     """Returns the frames of a flow."""
-    return Frames(flow[FEATURES], flow[LENGTHS])
+    return FrameSequence(flow[FEATURES], flow[LENGTHS])
 
 
-def with_frames(flow: Flow, frames: Frames) -> Flow:
+def with_frames(flow: Flow, frames: FrameSequence) -> Flow:
     """Returns a flow with other frames."""
     return {**flow, FEATURES: frames.features, LENGTHS: frames.lengths}
 
@@ -132,7 +134,8 @@ class RecurrentEncoder(SpeechEncoder):
     """Convolutions that make the sequence four times shorter, and bidirectional LSTM layers.
 
     Shapes:
-      fprop takes Frames [B, T, input_dim], and returns Frames [B, ceil(T / 4), output_dim]
+      x: features [B, T, input_dim]
+      returns: features [B, ceil(T / 4), output_dim]
     Weights:
       subsampling/…, those of ConvSubsampling; stack/…, those of RecurrentStack
     Source: Chan et al. 2016 and Lingvo, tasks/asr/encoder.py, without batch normalisation.

@@ -65,7 +65,7 @@ class Noises(InMemorySpeech):
         """Returns 80 recordings of 0.2 to 0.7 seconds."""
         del split
         rng = np.random.default_rng(1)
-        texts = [" ".join(WORDS[i % 11 : i % 11 + 1 + i % 3]) for i in range(80)]
+        texts = [text[: 6 + i % 14] for i, text in enumerate(TEXTS)]
         return [(rng.normal(0, 0.1, 1600 + 200 * len(text)), text) for text in texts]
 
 

@@ -16,6 +16,7 @@ DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "executions.md"
 ALONE = "one device"
 
 GROUPS = (
+    "asr.librispeech.ConformerL",
     "asr.prompts.Ctc",
     "image.digits.Cnn",
     "image.digits.Mlp",
@@ -50,6 +51,7 @@ GROUPS = (
 """The first experiment of every group that differs by more than sizes and rates."""
 
 FIRST_OF_MODEL = (
+    "asr.librispeech.ConformerL",
     "asr.prompts.Ctc",
     "image.digits.Cnn",
     "image.digits.Mlp",

@@ -43,13 +43,17 @@ EXECUTIONS: dict[str, Any] = {
 }
 """{execution: its Params}, in the order in which one process can run them."""
 
-OF_CONVOLUTIONS: dict[str, Any] = {
-    "mesh": {"rules": "batch:data;height:model"},
+OF_BATCH_NORM: dict[str, Any] = {
     "pipeline": {"num_micro_batches": 1},
-    "stages on meshes": {"num_micro_batches": 1, "stages_on.rules": "height:model"},
+    "stages on meshes": {"num_micro_batches": 1},
 }
-"""Changes for models with BatchNorm: images are split in height, not weights; and one micro-batch,
-because statistics are those of a micro-batch."""
+"""Changes for models with BatchNorm, because statistics are those of a micro-batch."""
+
+OF_IMAGES: dict[str, Any] = {
+    "mesh": {"rules": "batch:data;height:model"},
+    "stages on meshes": {"stages_on.rules": "height:model"},
+}
+"""Changes for image models with BatchNorm: images are split in height, not weights."""
 
 
 def execution_of(name: str, tree: Any) -> Any:
@@ -57,7 +61,9 @@ def execution_of(name: str, tree: Any) -> Any:
     params = EXECUTIONS[name]()
     nodes = params_tree.walk(tree.task.model)
     if any(isinstance(value, BatchNorm.Params) for _, value, _ in nodes):
-        params.set(OF_CONVOLUTIONS.get(name, {}))
+        params.set(OF_BATCH_NORM.get(name, {}))
+        if "source" in tree.input:
+            params.set(OF_IMAGES.get(name, {}))
     return params.instantiate()
 
 

@@ -181,6 +181,8 @@ class MultiHeadAttention(ProjectionLayer):
         q, k, v = (self._heads(theta, name, x, ctx, positions) for name in ("q", "k", "v"))
         mask = masking.combine(self._visible(places, places, prefix), mask)
         bias = self._with_position_bias(theta, q, positions, positions, bias, ctx)
+        if self.params.positions is not None:
+            q = self.positions.content_queries(theta.positions, q)
         return self._attend(theta, q, k, v, mask, bias, ctx)
 
     def keys_and_values(self, theta: Theta, memory: tf.Tensor, ctx: StepContext) -> KeysAndValues:
@@ -324,6 +326,8 @@ class MultiHeadAttention(ProjectionLayer):
         mask = masking.combine(self._visible(query_index, key_index, prefix), mask)
         mask = cache_lib.own_mask(cache, None if mask is None else masking.tensor(mask))
         bias = self._with_position_bias(theta, q, query_positions, key_positions, bias, ctx)
+        if self.params.positions is not None:
+            q = self.positions.content_queries(theta.positions, q)
         q = tf.reshape(q, [cache["k"].shape[0], -1, *q.shape[2:]])
         return q, mask, cache_lib.own_bias(cache, bias), cache
 

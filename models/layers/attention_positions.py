@@ -47,6 +47,15 @@ class AttentionPositions(Layer):
         """
         return x
 
+    def content_queries(self, theta: Theta, q: tf.Tensor) -> tf.Tensor:
+        """Returns the queries whose products with the keys are the scores; by default q itself.
+
+        Shapes:
+          q: [B, T, N, H]
+          returns: [B, T, N, H]
+        """
+        return q
+
     def bias(
         self,
         theta: Theta,

@@ -19,7 +19,7 @@ from tekso.framework.theta import Theta
 
 
 @dataclasses.dataclass(frozen=True)
-class Frames:
+class FrameSequence:
     """Features of a batch of utterances.
 
     Attributes:
@@ -35,14 +35,14 @@ class Frames:
         """Bool [B, T], False for padding."""
         return frame_mask(self.lengths, self.features.shape[1])
 
-    def with_features(self, features: tf.Tensor) -> Frames:
+    def with_features(self, features: tf.Tensor) -> FrameSequence:
         """Returns other features of the same frames, in which padding is set to 0.
 
         Shapes:
           features: [B, T, any]
         """
         kept = tf.where(tf.expand_dims(self.mask, 2), features, tf.zeros_like(features))
-        return Frames(kept, self.lengths)
+        return FrameSequence(kept, self.lengths)
 
 
 def frame_mask(lengths: tf.Tensor, num_frames: int) -> tf.Tensor:
@@ -63,7 +63,8 @@ class NormalizeFrames(Layer):
     given as Params).
 
     Shapes:
-      fprop takes and returns Frames with features [B, T, input_dim]
+      x: features [B, T, input_dim]
+      returns: features of the same shape
     Raises:
       ValueError: statistics are missing, superfluous or have another number of channels.
     """
@@ -92,7 +93,7 @@ class NormalizeFrames(Layer):
         if any(value <= 0 for value in p.deviation):
             raise ValueError(f"NormalizeFrames: deviation must be positive, given {p.deviation}")
 
-    def fprop(self, theta: Theta, x: Frames, ctx: StepContext) -> Frames:
+    def fprop(self, theta: Theta, x: FrameSequence, ctx: StepContext) -> FrameSequence:
         """See the class."""
         del theta, ctx
         frames, p = x, self.params
@@ -115,7 +116,8 @@ class StackFrames(Layer):
     A frame that only some frames of an utterance fill is kept; the others are 0.
 
     Shapes:
-      fprop takes Frames [B, T, C], and returns Frames [B, ceil(T / size), size * C]
+      x: features [B, T, C]
+      returns: features [B, ceil(T / size), size * C]
     """
 
     class Params(Layer.Params):
@@ -128,7 +130,7 @@ class StackFrames(Layer):
         if self.params.size < 1:
             raise ValueError(f"StackFrames: size is {self.params.size}, must be at least 1")
 
-    def fprop(self, theta: Theta, x: Frames, ctx: StepContext) -> Frames:
+    def fprop(self, theta: Theta, x: FrameSequence, ctx: StepContext) -> FrameSequence:
         """See the class."""
         del theta, ctx
         size, features = self.params.size, x.features
@@ -139,4 +141,4 @@ class StackFrames(Layer):
                 [features, tf.zeros([batch, missing, channels], features.dtype)], 1
             )
         features = tf.reshape(features, [batch, (length + missing) // size, size * channels])
-        return Frames(features, tf.math.floordiv(x.lengths + (size - 1), size))
+        return FrameSequence(features, tf.math.floordiv(x.lengths + (size - 1), size))

@@ -16,7 +16,7 @@ from tekso.framework.context import StepContext
 from tekso.framework.layer import Layer
 from tekso.framework.params import param
 from tekso.framework.theta import Theta
-from tekso.models.layers.frames import Frames
+from tekso.models.layers.frames import FrameSequence
 
 Window = Literal["hann", "povey", "hamming", "rectangular"]
 Doubles = npt.NDArray[np.float64]
@@ -38,8 +38,8 @@ class LogMel(Layer):
     Shapes:
       x: [B, N] samples, float in [-1, 1) or int16
       lengths: [B] int, samples of each utterance; None: N
-      returns: Frames with features [B, T, num_channels] float32, where T is `num_frames(N)`, or 1
-        if N is shorter than a frame
+      returns: features [B, T, num_channels] float32, where T is `num_frames(N)`, or 1 if N is
+        shorter than a frame
     Raises:
       ValueError: sizes or frequencies are not possible.
     Source: Lingvo, tasks/asr/frontend.py; Kaldi, feat/feature-fbank.cc.
@@ -136,7 +136,7 @@ class LogMel(Layer):
         ctx: StepContext,
         *,
         lengths: tf.Tensor | None = None,
-    ) -> Frames:
+    ) -> FrameSequence:
         """See the class."""
         del theta
         p = self.params
@@ -163,7 +163,7 @@ class LogMel(Layer):
         features = tf.math.log(tf.maximum(mel, p.floor))
         lengths = tf.cast(lengths, tf.int32)
         whole = tf.math.floordiv(lengths - self.frame_length, self.step) + 1
-        return Frames(features, tf.maximum(whole, 0)).with_features(features)
+        return FrameSequence(features, tf.maximum(whole, 0)).with_features(features)
 
     def _framed(self, x: tf.Tensor) -> tf.Tensor:
         """Returns overlapping frames: [B, N] -> [B, T, F].

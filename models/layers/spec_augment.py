@@ -13,7 +13,7 @@ from tekso.framework.context import StepContext
 from tekso.framework.layer import Layer
 from tekso.framework.params import param
 from tekso.framework.theta import Theta
-from tekso.models.layers.frames import Frames
+from tekso.models.layers.frames import FrameSequence
 
 PolicyName = Literal["LB", "LD", "SM", "SS"]
 
@@ -28,7 +28,8 @@ class SpecAugment(Layer):
     seed, the step and the position of the utterance in the global batch. There is no time warping.
 
     Shapes:
-      fprop takes and returns Frames with features [B, T, C]
+      x: features [B, T, C]
+      returns: features of the same shape
     Raises:
       ValueError: a width or a number of masks is negative, or time_share is not in [0, 1].
     Source: Park et al. 2019, sections 2 and 3.1; `spec_augment` returns its policies.
@@ -52,7 +53,7 @@ class SpecAugment(Layer):
         if not 0.0 <= p.time_share <= 1.0:
             raise ValueError(f"SpecAugment: time_share is {p.time_share}, must be in [0, 1]")
 
-    def fprop(self, theta: Theta, x: Frames, ctx: StepContext) -> Frames:
+    def fprop(self, theta: Theta, x: FrameSequence, ctx: StepContext) -> FrameSequence:
         """See the class."""
         del theta
         if not ctx.is_training:
@@ -70,7 +71,7 @@ class SpecAugment(Layer):
             widest = tf.minimum(share, p.time_width)
             kept = self._kept(ctx, "time", size, widest, p.num_time_masks, length)
             y = y * tf.cast(tf.expand_dims(kept, 2), y.dtype)
-        return Frames(y, x.lengths)
+        return FrameSequence(y, x.lengths)
 
     def _kept(
         self,

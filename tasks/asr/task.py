@@ -19,7 +19,7 @@ from tekso.framework.task import Batch, Decoded, LossSums, Program, Scored, Task
 from tekso.framework.theta import Theta
 from tekso.models.ctc_loss import ctc_frames_needed, ctc_loss
 from tekso.models.ctc_model import CtcModel
-from tekso.models.layers.frames import Frames
+from tekso.models.layers.frames import FrameSequence
 from tekso.models.speech_encoder import frames_of
 from tekso.tasks.asr.audio import AudioError, read_audio
 from tekso.tasks.asr.input import BucketedSpeech
@@ -144,7 +144,7 @@ class CtcTask(Task):
         sums = self.sums(frames_of(flow), flow, ctx)
         return {**flow, LOSS_SUM: sums.loss_sum, METRICS: sums.metrics}
 
-    def sums(self, logits: Frames, batch: Batch, ctx: StepContext) -> LossSums:
+    def sums(self, logits: FrameSequence, batch: Batch, ctx: StepContext) -> LossSums:
         """Returns the sums of the loss and the metrics.
 
         Shapes:
@@ -259,7 +259,7 @@ def _num_labels(batch: Batch) -> tf.Tensor:
     return tf.cast(tf.maximum(batch["num_labels"], 1), tf.float32)
 
 
-def _inner(input: Input) -> Any:
+def _inner(input: Input) -> Input:
     return input.inner if isinstance(input, HeldOut) else input
 
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tekso.framework.context import StepContext
 from tekso.framework.theta import Theta
-from tekso.models.layers.frames import Frames, NormalizeFrames, StackFrames
+from tekso.models.layers.frames import FrameSequence, NormalizeFrames, StackFrames
 from tekso.models.layers.log_mel import LogMel, kaldi_log_mel
 
 RNG = np.random.default_rng(3)
@@ -62,7 +62,7 @@ def kaldi(signal: np.ndarray, rate: int, channels: int, high: float) -> np.ndarr
     return np.stack(rows)
 
 
-def features(params: Any, samples: Any, lengths: list[int] | None = None) -> Frames:
+def features(params: Any, samples: Any, lengths: list[int] | None = None) -> FrameSequence:
     layer = params.instantiate()
     given = None if lengths is None else tf.constant(lengths)
     return layer.fprop(Theta(), tf.constant(samples), StepContext(), lengths=given)
@@ -125,9 +125,9 @@ X = RNG.normal(2, 3, size=(2, 5, 3)).astype(np.float32)
 LENGTHS = [5, 3]
 
 
-def frames() -> Frames:
+def frames() -> FrameSequence:
     lengths = tf.constant(LENGTHS)
-    return Frames(tf.constant(X), lengths).with_features(tf.constant(X))
+    return FrameSequence(tf.constant(X), lengths).with_features(tf.constant(X))
 
 
 def test_normalises_every_utterance_over_its_own_frames() -> None:

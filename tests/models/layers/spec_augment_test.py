@@ -10,14 +10,14 @@ import tensorflow as tf
 
 from tekso.framework.context import StepContext
 from tekso.framework.theta import Theta
-from tekso.models.layers.frames import Frames
+from tekso.models.layers.frames import FrameSequence
 from tekso.models.layers.spec_augment import SpecAugment, spec_augment
 
 LENGTHS = np.array([40, 25, 3, 0] * 100)
-FRAMES = Frames(tf.ones([400, 40, 12]), tf.constant(LENGTHS, tf.int32))
+FRAMES = FrameSequence(tf.ones([400, 40, 12]), tf.constant(LENGTHS, tf.int32))
 
 
-def augmented(params: Any, frames: Frames = FRAMES, **context: Any) -> np.ndarray:
+def augmented(params: Any, frames: FrameSequence = FRAMES, **context: Any) -> np.ndarray:
     ctx = StepContext(**{"mode": "train", "seed": 3, "step": 5, **context})
     found: np.ndarray = params.instantiate().fprop(Theta(), frames, ctx).features.numpy()
     return found
@@ -56,7 +56,7 @@ def test_a_time_mask_lies_in_the_utterance_and_takes_at_most_a_share_of_it() -> 
 def test_masks_depend_on_seed_step_and_global_position_alone() -> None:
     params = spec_augment("SS")
     whole = augmented(params)
-    half = Frames(FRAMES.features[200:], FRAMES.lengths[200:])
+    half = FrameSequence(FRAMES.features[200:], FRAMES.lengths[200:])
     np.testing.assert_array_equal(augmented(params, half, example_offset=200), whole[200:])
     assert (augmented(params, step=6) != whole).any()
     assert (augmented(params, seed=4) != whole).any()

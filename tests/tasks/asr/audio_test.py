@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from tekso.framework.input.skips import InputError
 from tekso.tasks.asr.audio import AudioError, read_audio, resample, seconds_of
 from tekso.tasks.asr.sources import AsteriskPrompts, LibriSpeech, TranscriptFiles
 from tekso.tasks.asr.transcripts import spoken_form
+from tekso.tasks.asr.word_errors import word_errors
 
 
 def tone(rate: int, hz: float, seconds: float = 0.5) -> np.ndarray:
@@ -123,3 +125,15 @@ def test_a_table_without_the_column_is_refused(tmp_path: Path) -> None:
 def test_missing_prompts_name_the_packages(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"packages asterisk-core-sounds-en and .*-wav"):
         AsteriskPrompts.Params(folder=str(tmp_path)).instantiate()
+
+
+@pytest.mark.parametrize("name", ["soundfile", "jiwer"])
+def test_a_missing_package_is_named_with_the_command_that_installs_it(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(InputError, match=rf"package {name}.*pip install 'tekso\[speech\]'"):
+        if name == "jiwer":
+            word_errors(["a"], ["a"])
+        else:
+            read_audio(str(tmp_path / "a.wav"), 8000)

@@ -1,0 +1,97 @@
+"""The Conformer encoder: convolutions that shorten the sequence, then blocks."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from tekso.framework.context import StepContext
+from tekso.framework.params import REQUIRED, param
+from tekso.framework.pieces import Flow, Piece
+from tekso.framework.theta import Theta
+from tekso.models.layers.conformer_block import ConformerBlock
+from tekso.models.layers.dropout import Dropout
+from tekso.models.layers.sizes import with_sizes
+from tekso.models.speech_encoder import (
+    ConvSubsampling,
+    SpeechEncoder,
+    frames_of,
+    with_frames,
+)
+
+
+class Conformer(SpeechEncoder):
+    """Two convolutions of stride 2 and a projection, then Conformer blocks.
+
+    Shapes:
+      x: features [B, T, input_dim]
+      returns: features [B, ceil(T / 4), dim]
+    Weights:
+      subsampling/…, those of ConvSubsampling; blocks/0/…, blocks/1/…, …
+    Source: Gulati et al. 2020.
+    """
+
+    class Params(SpeechEncoder.Params):
+        """Params of Conformer."""
+
+        dim: int = param("Size of the last dim of the output.", default=REQUIRED)
+        num_layers: int = param("Number of blocks.", default=REQUIRED)
+        block: ConformerBlock.Params = param("Every block.", default=ConformerBlock.Params())
+        dropout_rate: float = param("Dropout of the input of the first block.", default=0.0)
+
+    subsampling: ConvSubsampling
+    blocks: list[ConformerBlock]
+    dropout: Dropout
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        p = self.params
+        if p.num_layers < 1:
+            raise ValueError(f"Conformer: num_layers is {p.num_layers}, must be at least 1")
+        self.child("subsampling", ConvSubsampling.Params(input_dim=p.input_dim, output_dim=p.dim))
+        self.child("dropout", Dropout.Params(rate=p.dropout_rate))
+        self.child_list("blocks", [with_sizes(p.block, dim=p.dim)] * p.num_layers)
+
+    @property
+    def output_dim(self) -> int:
+        """Size of the last dim of the output."""
+        return int(self.params.dim)
+
+    def pieces(self) -> list[Piece]:
+        """Returns the subsampling and one piece per block."""
+
+        def subsample(theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
+            frames = self.subsampling.fprop(theta.subsampling, frames_of(flow), ctx)
+            x = self.dropout.fprop(Theta(), frames.features, ctx)
+            return with_frames(flow, frames.with_features(x))
+
+        def block(index: int) -> Piece:
+            def run(theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
+                frames, own = frames_of(flow), theta.blocks[str(index)]
+                y = self.blocks[index].fprop(
+                    own, frames.features, ctx.fold(index), mask=frames.mask
+                )
+                return with_frames(flow, frames.with_features(y))
+
+            path = f"blocks/{index}"
+            return Piece(path, {path: self.blocks[index]}, run)
+
+        first = Piece("subsampling", {"subsampling": self.subsampling}, subsample)
+        return [first, *map(block, range(len(self.blocks)))]
+
+
+Size = Literal["S", "M", "L"]
+
+
+def conformer(size: Size, *, dropout_rate: float = 0.1) -> Conformer.Params:
+    """Returns Params of a published size.
+
+    Source: Gulati et al. 2020, table 1. Trained weights with 80 features: S 8,713,152,
+      M 27,331,584, L 115,120,128; the paper's numbers include the decoder of its transducer.
+    """
+    num_layers, dim, num_heads = {"S": (16, 144, 4), "M": (16, 256, 4), "L": (17, 512, 8)}[size]
+    return Conformer.Params(
+        dim=dim,
+        num_layers=num_layers,
+        dropout_rate=dropout_rate,
+        block=ConformerBlock.Params(num_heads=num_heads, dropout_rate=dropout_rate),
+    )
