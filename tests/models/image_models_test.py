@@ -65,7 +65,6 @@ CASES = [
     ("resnet", "stages", pipeline(3)),
     ("resnet_basic", "space", mesh("a:2;b:2", "height:a;width:b")),
     ("resnet_basic", "stages", pipeline(2, rematerialize="all")),
-    ("amoebanet", "space", mesh("data:2;model:2", SPATIAL)),
     ("amoebanet", "stages", pipeline(3)),
     ("transformer", "replicas", REPLICAS),
     ("transformer", "heads", mesh("data:2;model:2", "batch:data;heads:model;mlp:model")),
