@@ -19,6 +19,7 @@ from tekso.framework import counter_hash
 from tekso.framework.collected import Collected
 from tekso.framework.primitives.fusion import Fuse, no_fusion
 from tekso.framework.primitives.lookup import fill_in_place
+from tekso.framework.random_key import RandomKey
 from tekso.framework.theta import SEPARATOR
 
 Mode = Literal["train", "eval", "decode"]
@@ -89,7 +90,7 @@ class StepContext:
         self.example_offset = example_offset
         self.fuse = fuse
         self.collected = Collected()
-        self._key = counter_hash.root_key(seed, step)
+        self._key = RandomKey.of_step(seed, step)
 
     def __getattr__(self, name: str) -> Any:
         """Raises an AttributeError; if the name is a primitive, the message says how to call it.
@@ -124,12 +125,13 @@ class StepContext:
     def fold(self: Self, index: tf.Tensor | int) -> Self:
         """Returns the context of one loop iteration: same collection, different random numbers."""
         other = copy.copy(self)
-        other._key = counter_hash.fold(self._key, index)
+        other._key = self._key.fold(index)
         return other
 
     def random_key(self, layer: HasStream, name: str = "") -> tf.Tensor:
         """Returns the uint32 key of a layer's random numbers in this step."""
-        return counter_hash.fold(self._key, counter_hash.stream(f"{layer.pattern}:{name}"))
+        stream = counter_hash.stream(f"{layer.pattern}:{name}")
+        return counter_hash.fold(self._key.value(), stream)
 
     def uniform(self, layer: HasStream, shape: Sequence[int], name: str = "") -> tf.Tensor:
         """Returns random float32 numbers in [0, 1); dim 0 of `shape` is the batch dimension."""

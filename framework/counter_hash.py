@@ -22,10 +22,11 @@ from typing import Any
 import tensorflow as tf
 
 _GOLDEN = 0x9E3779B1
+_MASK = 0xFFFFFFFF
 
 
 def _word(value: int) -> tf.Tensor:
-    return tf.constant(value & 0xFFFFFFFF, tf.uint32)
+    return tf.constant(value & _MASK, tf.uint32)
 
 
 def _xor_shift(x: tf.Tensor, bits: int) -> tf.Tensor:
@@ -42,7 +43,7 @@ def finalise(x: tf.Tensor) -> tf.Tensor:
 def fold(key: tf.Tensor, value: Any) -> tf.Tensor:
     """Returns the key of a sub-stream: `value` is an int or an integer scalar tensor."""
     if isinstance(value, int):
-        for word in (value & 0xFFFFFFFF, (value >> 32) & 0xFFFFFFFF):
+        for word in _words(value):
             key = finalise(tf.bitwise.bitwise_xor(key * _word(_GOLDEN), _word(word)))
         return key
     value = tf.cast(value, tf.int64)
@@ -66,7 +67,21 @@ def root_key(seed: int, step: tf.Tensor | int) -> tf.Tensor:
       seed: seed of the run, in [0, 2**64).
       step: an int or int64 scalar.
     """
-    return fold(fold(_word(0x7E450), seed), step)
+    key = 0x7E450
+    for word in _words(seed):
+        key = _finalise_int(_MASK & key * _GOLDEN ^ word)
+    return fold(_word(key), step)
+
+
+def _words(value: int) -> tuple[int, int]:
+    return value & _MASK, (value >> 32) & _MASK
+
+
+def _finalise_int(x: int) -> int:
+    """Returns what `finalise` does to one number, without ops."""
+    x = (x ^ x >> 16) * 0x85EBCA6B & _MASK
+    x = (x ^ x >> 13) * 0xC2B2AE35 & _MASK
+    return x ^ x >> 16
 
 
 def stream(name: str) -> int:

@@ -1,8 +1,8 @@
 """Who can connect to a port of this process, and whether the user allowed it.
 
-TensorFlow's gRPC server has no authentication: whoever connects to its port can run any op in this
-process, also ops that read and write files. Therefore a process accepts connections only at the
-address that the user names, and an address that other machines can reach needs
+TensorFlow's gRPC server has no authentication: anyone who connects to its port can run any op in
+this process, also ops that read and write files. Therefore a process accepts connections only at
+the address that the user names, and an address that other machines can reach needs
 `--allow_unauthenticated_network`.
 """
 
@@ -61,8 +61,8 @@ def check(address: str, *, source: str, allowed: bool, others: Sequence[str] = (
         if not allowed:
             raise ExposureError(
                 f"{source}: other machines can reach {address}, and TensorFlow's gRPC has no "
-                "authentication: whoever connects to this port can run any op here, and read and "
-                "write files. On one machine, use localhost. On a network where only your own "
+                "authentication: anyone who connects to this port can run any op here, and read "
+                "and write files. On one machine, use localhost. On a network where only your own "
                 f"machines can reach the port, add {FLAG}; docs/several_processes.md says how to "
                 "fence it"
             )

@@ -40,13 +40,24 @@ if "END_AT_FILE" in os.environ:  # of a checkpoint: the process is killed before
     tensor_files.write = write_or_end
 
 
+def is_due(step):
+    if step != int(os.environ.get("END_AT", -1)):
+        return False
+    if "END_ONCE" in os.environ:  # a file that is there after the first time
+        try:
+            open(os.environ["END_ONCE"], "x").close()
+        except FileExistsError:
+            return False
+    return True
+
+
 class Tokens(SyntheticTokens):
     class Params(SyntheticTokens.Params):
         pass
 
     def batch(self, step):
-        if step == int(os.environ.get("END_AT", -1)):
-            os.kill(os.getpid(), int(os.environ["END_BY"]))
+        if is_due(step):
+            os.kill(int(os.environ.get("END_PID", os.getpid())), int(os.environ["END_BY"]))
         return super().batch(step)
 
 
@@ -125,16 +136,17 @@ def start_together(
     package: Path,
     args: list[str],
     ending: tuple[int, int, signal.Signals] | None = None,
+    **environment: str,
 ) -> list[Trainer]:
     """Starts processes; `ending`: which one ends, at which batch, by which signal."""
     addresses = free_addresses(count)
     made = []
     for process in range(count):
-        environment = {}
+        ends = {}
         if ending is not None and process == ending[0]:
-            environment = {"END_AT": str(ending[1]), "END_BY": str(int(ending[2]))}
+            ends = {"END_AT": str(ending[1]), "END_BY": str(int(ending[2]))}
         flags = [f"--cluster={','.join(addresses)}", f"--process={process}"]
-        made.append(Trainer(package, *args, *flags, **environment))
+        made.append(Trainer(package, *args, *flags, **environment, **ends))
     return made
 
 

@@ -75,10 +75,11 @@ STEPS = 2
 """Steps that each command trains."""
 # The test is about commands, not sizes: one layer is traced much faster than four.
 SHORT = (
-    "--steps={steps} --set run.decode_at_end=false --set eval_inputs.dev.max_batches=2 "
+    "--steps={steps} --set run.decode_at_end=false --set eval_inputs.dev.max_batches=1 "
     "--set execution.xla=none"
 )
 SMALL = f"{SHORT} --set *.num_layers=1"
+TWO_STAGES = f"{SHORT} --set *.num_layers=2 --set execution.num_stages=2"
 TESTS = "tests/packaging_test.py"
 """The tests that `pytest` commands of the documents collect; all tests would take long."""
 
@@ -189,6 +190,13 @@ HOW: list[tuple[str, Run | TestedBy]] = [
             "::test_inspect_sharding_of_4_9_billion_weights_on_512_devices"
         ),
     ),
+    (  # searches some thousand layouts
+        r"tekso-trainer --mode=inspect_sharding --auto --model=lm\.one_billion_words\.Dff262144 .*",
+        TestedBy(
+            "tests/framework/planning/layout_search_test.py"
+            "::test_on_the_model_of_the_paper_its_layout_or_a_better_one_is_the_best"
+        ),
+    ),
     (
         r"tekso-trainer --mode=inspect_pipeline --model=lm\.gpipe\.Layers1663",
         TestedBy(
@@ -228,7 +236,7 @@ HOW: list[tuple[str, Run | TestedBy]] = [
     (
         r"tekso-trainer .*--mode=eval.*",
         Run(
-            "--set eval_inputs.dev.max_batches=2",
+            "--set eval_inputs.dev.max_batches=1",
             prints=r"loss \d+\.\d+",
             leaves="runs/*/evaluations.jsonl",
         ),
@@ -236,6 +244,10 @@ HOW: list[tuple[str, Run | TestedBy]] = [
     (
         r"tekso-trainer .*--mode=follow",
         Run(prints=r"loss \d+\.\d+", leaves="runs/*/events_followed"),
+    ),
+    (
+        r"tekso-trainer .*(text_files\.Char|runs/spread) .*--mode=decode.*",
+        Run("--set task.decode.max_new_tokens=16", prints=r"\S+(\s+\S+){5}"),
     ),
     (r"tekso-trainer .*--mode=decode.*", Run(prints=r"\S+(\s+\S+){5}")),
     (
@@ -249,11 +261,9 @@ HOW: list[tuple[str, Run | TestedBy]] = [
         r"tekso-trainer .*--model=my_pipeline\..* --trace_pipeline",
         Run("--steps={steps}", leaves="runs/*/pipeline.png"),
     ),
-    (r"tekso-trainer .*--trace_pipeline", Run(SHORT, leaves="runs/*/pipeline.png")),
-    (
-        r"tekso-trainer .*(Pipeline --logdir|runs/three).*",  # each stage needs a layer
-        Run(SHORT),
-    ),
+    (r"tekso-trainer .*--trace_pipeline", Run(TWO_STAGES, leaves="runs/*/pipeline.png")),
+    (r"tekso-trainer .*TinyPipeline --logdir.*", Run(TWO_STAGES)),
+    (r"tekso-trainer .*runs/three.*", Run(f"{SHORT} --set *.num_layers=3")),  # a layer per stage
     (r"tekso-trainer .*--model=(lm|mt|my_lab)\..* --logdir=.*", Run(SMALL)),
     (r"tekso-trainer .*--logdir=.*", Run(SHORT)),
     (r"tekso-vocab .*--input=.*", Run(leaves="my_pieces.model")),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import shutil
 import subprocess
 import sys
@@ -100,17 +101,56 @@ def test_no_file_is_too_long() -> None:
     assert not LONGER_FILES - set(long), "a name in LONGER_FILES is no longer needed"
 
 
+def function_lines(text: str) -> dict[str, int]:
+    """Returns {line and name of each function: its number of lines}."""
+    return {
+        f"{node.lineno}: {node.name}": node.end_lineno - node.lineno + 1
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.FunctionDef) and node.end_lineno is not None
+    }
+
+
 def test_no_function_is_too_long() -> None:
     found = {
-        f"{path}:{node.lineno}: {node.name}": node.end_lineno - node.lineno + 1
+        f"{path}:{place}": lines
         for path in sources()
         if path.parts[0] in PACKAGES
-        for node in ast.walk(ast.parse((ROOT / path).read_text()))
-        if isinstance(node, ast.FunctionDef) and node.end_lineno is not None
+        for place, lines in function_lines((ROOT / path).read_text()).items()
     }
     assert len(found) > 3000
     long = {place: lines for place, lines in found.items() if lines > MAX_FUNCTION_LINES}
     assert not long, f"longer than {MAX_FUNCTION_LINES} lines: {long}"
+    assert function_lines("def f():\n    return (\n        1\n    )\n") == {"1: f": 4}
+
+
+def import_contracts(*options: str) -> subprocess.CompletedProcess[str]:
+    """Runs import-linter on this checkout."""
+    return subprocess.run(
+        [tool("lint-imports"), "--no-cache", *options],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT / ".typing")},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def test_import_contracts_are_kept() -> None:
+    result = import_contracts()
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert ", 0 broken." in result.stdout
+
+
+def test_a_broken_import_contract_is_found(tmp_path: Path) -> None:
+    config = tmp_path / "contracts.toml"
+    config.write_text(
+        '[tool.importlinter]\nroot_packages = ["tekso.framework"]\n'
+        '[[tool.importlinter.contracts]]\nname = "costs"\ntype = "forbidden"\n'
+        'source_modules = ["tekso.framework.execution.pipeline"]\n'
+        'forbidden_modules = ["tekso.framework.costs"]\n'
+    )
+    result = import_contracts(f"--config={config}")
+    assert result.returncode == 1 and "costs BROKEN" in result.stdout, result.stdout
 
 
 def import_cycles(imports: Mapping[str, Iterable[str]]) -> list[list[str]]:

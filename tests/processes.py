@@ -37,15 +37,28 @@ from typing import IO, Any, cast
 DEFAULT_TIMEOUT_S = 600
 
 MODULES = (
+    "matplotlib.backends.backend_agg",
+    "matplotlib.figure",
     "tensorflow.experimental.dtensor",
+    "tekso.framework.costs.measured_costs",
     "tekso.framework.execution",
+    "tekso.framework.execution.data_parallel",
+    "tekso.framework.execution.mesh_sharded",
+    "tekso.framework.execution.parameter_servers",
+    "tekso.framework.execution.pipelined",
+    "tekso.framework.execution.spmd_pipelined",
+    "tekso.framework.learner",
+    "tekso.framework.registry",
     "tekso.framework.run.modes",
     "tekso.models.encoder_decoder",
+    "tekso.models.lstm_lm",
     "tekso.models.transformer_lm",
     "tekso.tasks.lm.input",
     "tekso.tasks.lm.task",
     "tekso.tasks.mt.task",
     "tekso.tools.experiment_flags",
+    "tekso.tools.list_mode",
+    "tekso.tools.trainer_flags",
 )
 """Modules that the server imports besides TensorFlow, because most programs need them."""
 

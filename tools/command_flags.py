@@ -111,7 +111,7 @@ def define_network(values: flags.FlagValues) -> None:
         "allow_unauthenticated_network",
         False,
         "Listen at an address that other machines can reach. TensorFlow's gRPC has no "
-        "authentication: whoever connects to its port can run any op, and read and write files. "
+        "authentication: anyone who connects to its port can run any op, and read and write files. "
         "Use it only where a firewall or a private network keeps everyone else away.",
         flag_values=values,
     )

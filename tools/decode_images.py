@@ -39,7 +39,7 @@ def image_files(folder: str) -> list[str]:
     return sorted(found)
 
 
-def classifies_images(task: Any) -> bool:
+def classifies_images(task: object) -> bool:
     """Returns whether Params of a task are those of an image classifier."""
     from tekso.tasks.image.task import ImageClassification
 

@@ -134,7 +134,7 @@ def chunks(
 
 
 def _cut(where: Slices, most: int) -> Iterator[Slices]:
-    """Cuts along the first dims, into chunks with at most so many elements."""
+    """Cuts along the first dims, into chunks with at most `most` elements."""
     sizes = [s.stop - s.start for s in where]
     total = math.prod(sizes)
     if total <= most:

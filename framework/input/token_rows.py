@@ -45,7 +45,7 @@ class TextRow(NamedTuple):
 
     Attributes:
       texts: the text of each side; an array has the ids of a text that is already encoded.
-      numbers: what the corpus tells about the row, as numbers.
+      numbers: numbers that the corpus has about the row.
       is_last: whether this is the last piece of the row.
     """
 

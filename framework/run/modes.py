@@ -101,7 +101,8 @@ def _train(job: Job, group: ProcessGroup) -> int:
         if not group.is_first:
             return 0
         references = _references(parts)
-        report.draw_curves(references=next(iter(references.values()), None))
+        if references:
+            report.draw_curves(references=next(iter(references.values())))
         job.console.close()
         _show(job, decoded)
         seconds = time.perf_counter() - begin

@@ -259,7 +259,7 @@ def _num_labels(batch: Batch) -> tf.Tensor:
     return tf.cast(tf.maximum(batch["num_labels"], 1), tf.float32)
 
 
-def _inner(input: Any) -> Any:
+def _inner(input: Input) -> Any:
     return input.inner if isinstance(input, HeldOut) else input
 
 

@@ -29,7 +29,7 @@ from tekso.framework.run.opened import open_run
 
 KILLED = -signal.SIGPROF
 HERE = Path(__file__).resolve().parent
-MODEL = "small_runs.experiments.Small"
+SMALL, POISONED = "small_runs.experiments.Small", "small_runs.experiments.Poisoned"
 LIVES_OF_A_RUN = 40
 DEADLINE_S = 300.0
 DAMAGED_PART = 0.3
@@ -42,6 +42,7 @@ class Form:
 
     flags: tuple[str, ...] = ()
     processes: int = 1
+    model: str = SMALL
 
 
 def _set(execution: str, *settings: str) -> tuple[str, ...]:
@@ -92,15 +93,24 @@ class Killer:
       folder: a folder for logdirs.
       seed: chooses all moments and all damage.
       damages: whether files are damaged between lives.
-
+      phases: the phases in which runs are killed; empty: all.
     """
 
-    def __init__(self, form: Form, folder: Path, *, seed: int, damages: bool = True) -> None:
+    def __init__(
+        self,
+        form: Form,
+        folder: Path,
+        *,
+        seed: int,
+        damages: bool = True,
+        phases: tuple[str, ...] = (),
+    ) -> None:
         self._form, self._folder = form, folder
         self._random, self._damages = random.Random(seed), damages
         self._whole = folder / "whole"
         self.lives: list[Life] = []
-        self._seconds = self._record()
+        seconds = self._record()
+        self._seconds = {phase: seconds[phase] for phase in phases or seconds}
 
     @property
     def kills(self) -> int:
@@ -131,7 +141,7 @@ class Killer:
                 if differences:
                     raise ChaosError("\n".join([*differences, *map(str, self.lives)]))
                 return
-        raise ChaosError(f"{LIVES_OF_A_RUN} lives did not finish a run of {MODEL}")
+        raise ChaosError(f"{LIVES_OF_A_RUN} lives did not finish a run of {self._form.model}")
 
     def _plan(self) -> dict[str, Any]:
         phase = self._random.choice(list(self._seconds))
@@ -163,7 +173,12 @@ class Killer:
         return self._start(logdir, plans)
 
     def _start(self, logdir: Path, plans: list[dict[str, Any] | None]) -> tuple[int, ...]:
-        args = [f"--model={MODEL}", f"--logdir={logdir}", "--import=small_runs", *self._form.flags]
+        args = [
+            f"--model={self._form.model}",
+            f"--logdir={logdir}",
+            "--import=small_runs",
+            *self._form.flags,
+        ]
         count, started = self._form.processes, []
         addresses = ",".join(clusters.free_addresses(count)) if count > 1 else ""
         for process, plan in enumerate(plans[:count]):

@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from tekso.framework import task_results
-from tekso.framework.run import checkpoint_files, step_calls, training_loop
+from tekso.framework.run import checkpoint_files, rollback, step_calls, training_loop
 from tekso.framework.run.checkpoints import Checkpoints
+from tekso.framework.run.incidents import Incidents
 from tekso.tools import trainer
 
 START, STEP = "start", "step"
@@ -34,6 +35,8 @@ PHASES: dict[str, tuple[Any, str]] = {
     "save": (checkpoint_files, "write_shards"),
     "deletion": (Checkpoints, "_remove"),
     "decoding": (task_results, "decode"),
+    "rollback": (rollback, "roll_back"),
+    "incident": (Incidents, "record"),
 }
 """{phase: the function that it is}; START is what comes before the first step."""
 

@@ -59,7 +59,7 @@ class MeshLoss:
         return f"execution.{self._layout}"
 
     def batch_axis(self, examples: int) -> str | None:
-        """Returns the axis over which so many examples are sharded when they are placed."""
+        """Returns the axis over which a number of examples is sharded when it is placed."""
         return step_context.batch_axis(self._layout, examples)
 
     def sums(self, weights: Flat, batch: Flat, ctx: MeshContext, step: tf.Tensor | int) -> LossSums:

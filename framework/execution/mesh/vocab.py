@@ -15,6 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from tekso.framework.execution.mesh.context import MeshContext
+from tekso.framework.execution.mesh.workarounds.tensors import loop_inputs
 from tekso.framework.primitives.precision import widen, widen_half
 
 _LEAD = "abcefg"  # names of the leading dims in an einsum: its "..." has no layouts
@@ -134,7 +135,8 @@ def cross_entropy(
 
         return loss, grad
 
-    return run(x, table, *([] if bias is None else [bias]))
+    # The bias may be a constant (of a padded vocabulary), and this may be the body of a loop.
+    return run(x, table, *([] if bias is None else loop_inputs([bias])))
 
 
 def _label_logit(ctx: MeshContext, logits: tf.Tensor, labels: tf.Tensor, axes: Any) -> tf.Tensor:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tekso.framework.experiment import Run
-from tekso.framework.params import Params
+from tekso.framework.input.input import Batch
+from tekso.framework.params import Params, param
 from tekso.framework.registry import register
 from tekso.framework.task import Decoded
 from tekso.framework.theta import flatten
@@ -75,3 +77,30 @@ class Small(Tiny):
             deterministic=True,
             decode_at_end=True,
         )
+
+
+class PoisonedTokens(SyntheticTokens):
+    """Tokens of which some batches have a loss that overflows."""
+
+    class Params(SyntheticTokens.Params):
+        bad: list[int] = param("Numbers of batches whose loss overflows.", default=[])
+        left_out: list[int] = param("Numbers of batches that are not there.", default=[])
+
+    def batch_rows(self, step: int, begin: int, end: int) -> Batch:
+        for number in sorted(self.params.left_out):
+            step += number <= step
+        batch = super().batch_rows(step, begin, end)
+        if step in self.params.bad:
+            batch["weights"] = batch["weights"] * np.float32(3e38)
+        return batch
+
+
+@register
+class Poisoned(Small):
+    """Small, with batches whose loss overflows; three in a row are rolled back, twice at most."""
+
+    def input(self) -> Params:
+        return PoisonedTokens.Params(vocab_size=VOCAB, length=LENGTH, batch_size=4)
+
+    def learner(self) -> Params:
+        return super().learner().set(max_consecutive_nonfinite_steps=3, max_rollbacks=2)

@@ -87,6 +87,20 @@ def test_supervisor_restarts_a_run_that_is_killed_again_and_again(
         assert losses(tmp_path, split) == losses(alone, split)
 
 
+def test_supervised_processes_of_which_one_is_killed_go_on_by_themselves(
+    package: Path, alone: Path, tmp_path: Path
+) -> None:
+    logdir, once = tmp_path / "run", str(tmp_path / "ended")
+    args = [*arguments(logdir), "--supervise", "--restarts=3"]
+    started = start_together(2, package, args, ending=(1, 14, signal.SIGKILL), END_ONCE=once)
+    deadline = time.monotonic() + DEADLINE_S
+    ends = [trainer.end(deadline) for trainer in started]
+    assert [code for code, _, _ in ends] == [0, 0], ends
+    assert "the trainer ended with exit code 8 (PROCESS_LOST); restart 1 of 3" in ends[0][2]
+    assert "the trainer was ended by SIGKILL; restart 1 of 3" in ends[1][2]
+    assert_equal_runs(logdir, alone)
+
+
 def test_repeated_signal_ends_a_process_that_waits_for_a_frozen_one(
     package: Path, tmp_path: Path
 ) -> None:

@@ -53,7 +53,7 @@ def closure(start: str) -> dict[str, Path]:
     ("name", "most", "unused"),
     [
         ("data_parallel", 1700, ("mesh", "pipeline", "parameter_server")),
-        ("pipelined", 6000, ("mesh", "spmd")),
+        ("pipelined", 5000, ("mesh", "spmd")),
     ],
 )
 def test_an_execution_loads_only_what_it_uses(

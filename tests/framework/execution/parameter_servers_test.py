@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import clusters
 import processes
 import pytest
 
@@ -114,6 +117,43 @@ def test_workers_are_lost_and_come_back_while_updates_go_on_and_a_lost_server_en
     message, code = found["lost"]
     assert re.match(f"LostServerError: a parameter server was lost .*{server}", message)
     assert code == ExitCode.PROCESS_LOST
+
+
+@pytest.mark.slow
+def test_a_supervised_run_goes_on_by_itself_when_its_lost_server_is_back(
+    servers: dict[str, processes.Process], tmp_path: Path
+) -> None:
+    server, worker, _ = servers
+    package = tmp_path / "package"
+    package.mkdir()
+    args = ["--model=ending.experiments.Small", "--deterministic", "--set=execution.xla=none"]
+    args += ["--set=execution.towers=1"]
+    alone, logdir = tmp_path / "alone", tmp_path / "run"
+    clusters.write_package(package)
+    one = clusters.Trainer(package, *args, f"--logdir={alone}")
+    assert one.end(time.monotonic() + 200)[0] == 0
+    updates = [f"workers=['{worker}']", f"parameter_servers=['{server}']"]
+    trainer = clusters.Trainer(
+        package,
+        *args,
+        f"--logdir={logdir}",
+        "--supervise",
+        "--set=execution.updates=Asynchronous",
+        *(f"--set=execution.updates.{setting}" for setting in updates),
+        END_AT="14",
+        END_BY=str(int(signal.SIGKILL)),
+        END_ONCE=str(tmp_path / "ended"),
+        END_PID=str(servers[server].pid),
+    )
+    servers[server].wait(200)
+    servers[server] = start_worker(server)
+    code, out, err = trainer.end(time.monotonic() + 200)
+    assert code == 0, err
+    assert "the trainer ended with exit code 8 (PROCESS_LOST); restart 1 of" in err
+    assert f"resuming from {logdir}/checkpoints/step_" in out
+    found, expected = clusters.losses(logdir), clusters.losses(alone)
+    assert list(found) == list(expected)
+    assert found == pytest.approx(expected, rel=1e-6)  # the order of sums in a mean loss
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,8 @@ def loop_inputs(given: Iterable[tf.Tensor]) -> list[tf.Tensor]:
     """Wraps loop inputs in `tf.identity`, so that DTensor treats them as created in the body.
 
     Defect: DTensor does not compile two uses of a loop input in the body. One is an IdentityN,
-    which every custom gradient adds, of an input that the loop changes and one that it does not
+    which every custom gradient adds, of an input that the loop changes and one that it does not, or
+    of an input and a constant
     ("operand does not dominate this use"). The other is the start value of an inner loop ("block
     argument must be enclosed by a function").
     """
@@ -69,7 +70,7 @@ def resharded_both_ways(reshard: Callable[[tf.Tensor], tf.Tensor], x: tf.Tensor)
 
 
 def copies(array: Any) -> np.ndarray:
-    """Returns so many copies of an array that DTensor does not treat them as a constant.
+    """Returns enough copies of an array that DTensor does not treat them as a constant.
 
     Defect: DTensor treats an integer tensor with few elements as a constant, and compiles the whole
     step again for every other value.

@@ -102,12 +102,11 @@ def test_probabilities_of_a_large_vocabulary_do_not_vanish_in_float16(
     weight = 1 / 256
     with tf.GradientTape() as tape:
         tape.watch([x, table, bias])
+        spread = {"bias": bias, "label_smoothing": smoothing, "classes": classes}
         if parts:
-            given = (x, table, labels, bias, smoothing, classes)
-            loss = vocab.cross_entropy(Parts(parts), *given)
+            loss = vocab.cross_entropy(Parts(parts), x, table, labels, **spread)
         else:
-            spread = {"label_smoothing": smoothing, "classes": classes}
-            loss = softmax_cross_entropy.cross_entropy(x, table, labels, bias=bias, **spread)
+            loss = softmax_cross_entropy.cross_entropy(x, table, labels, **spread)
         total = weight * tf.reduce_sum(loss)
     found = tape.gradient(total, [x, table, bias])
     assert [one.dtype for one in found] == [tf.float16, tf.float16, tf.float32]

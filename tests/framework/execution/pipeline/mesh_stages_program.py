@@ -62,6 +62,9 @@ small_models.MODELS["stacked"] = lambda: stacked(4)
 small_models.MODELS["stacked_moe"] = lambda: stacked(
     2, feed_forward=small_models.experts(small_models.SwitchRouter.Params())
 )
+small_models.MODELS["padded_vocab"] = lambda: stacked(1).set(
+    {"model.embedding.vocab_multiple": small_models.VOCAB + 4}
+)
 
 
 def _same(x: Any) -> Any:
