@@ -44,6 +44,7 @@ def train(job: Job) -> int:
     except BaseException:
         if job.is_first:
             job.logdir.remove_if_unused()
+            job.logdir.release()
         raise
 
 
@@ -218,7 +219,7 @@ def _introduce(job: Job, checkpoint: Checkpoint | None) -> None:
         if lost := job.settings_not_repeated(checkpoint):
             some = ", ".join(lost[:3]) + (", …" if len(lost) > 3 else "")
             job.console.line(
-                f"{counted(len(lost), 'setting')} of the run not repeated in this command "
+                f"this command does not repeat {counted(len(lost), 'setting')} of the run "
                 f"({some}): to keep the settings of a run, leave --model away",
                 "warning",
             )

@@ -56,6 +56,6 @@ def test_a_setting_that_was_not_repeated_is_a_warning_if_the_model_was_given(
             console=PlainConsole(output), command=["tekso-trainer", *words],
         )  # fmt: skip
         modes._introduce(job, checkpoint)
-        text = "warning: 2 settings of the run not repeated in this command (run.eval_every_steps, "
+        text = "warning: this command does not repeat 2 settings of the run (run.eval_every"
         assert output.getvalue().count(text) == count
         assert "changed since then: run.log_every_steps : 7 -> " in output.getvalue()

@@ -62,7 +62,7 @@ class FakeProgram:
 
     def restore(self, read: Callable[[str], Stored], keys: Any) -> None:
         checked_state(self.specs(), read, keys)
-        self.w = read("weights/w")[(slice(0, self.dim),)]
+        self.w = np.array(read("weights/w")[(slice(0, self.dim),)])  # it may be a tensor
 
     def train_step(self, batch: Any, step: int) -> dict[str, Any]:
         self.at_step(step)
