@@ -55,7 +55,7 @@ def piece_gradients(
       fuse: compiles elementwise clusters.
     """
     made = {name: nest for name, nest in trace.writes.items() if name not in (LOSS_SUM, METRICS)}
-    seeds = [leaf for leaf in tensors(made) if leaf.dtype.is_floating]
+    seeds = [leaf for nest in made.values() for leaf in tensors(nest) if leaf.dtype.is_floating]
 
     def whole(*flat: tf.Tensor) -> tuple[list[tf.Tensor], list[tf.Tensor], list[tf.Tensor]]:
         values = iter(flat)

@@ -202,6 +202,24 @@ def test_bytes_kept_are_the_factors_of_products_and_what_derivatives_need() -> N
     assert together([last]) == (0, 0)
 
 
+def test_outputs_of_a_piece_may_be_in_another_order_than_their_names() -> None:
+    linear = Linear.Params(input_dim=3, output_dim=5, use_bias=False).instantiate()
+
+    def product(theta: Any, flow: Any, ctx: Any) -> Any:
+        y = tf.tanh(linear.fprop(theta.linear, flow["x"], ctx))
+        return {**flow, "x": y, "before": flow["x"]}  # the input is an output too
+
+    def loss(theta: Any, flow: Any, ctx: Any) -> Any:
+        total = tf.reduce_sum(flow["x"]) + tf.reduce_sum(flow["before"])
+        return {**flow, LOSS_SUM: total, METRICS: {}}
+
+    pieces = [Piece("product", {"linear": linear}, product), Piece("loss", {}, loss)]
+    specs = {f"linear/{path}": spec for path, spec in linear.specs().items()}
+    batch = {"x": ((2, 3), "float32")}
+    first, _ = saved_bytes(pieces, trace_all(pieces, specs, batch), specs, set(specs), batch)
+    assert together([first]) == (2 * 3 * 4 + 2 * 5 * 4,) * 2
+
+
 def test_bytes_held_between_the_gradients_are_those_that_the_weights_need() -> None:
     found = tiny(num_stages=2, num_micro_batches=4, schedule="zero_bubble_h1")
     kept = [each.saved_bytes for each in found.stages]
