@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from small_pictures import Blobs
 
 from tekso.framework import registry
 from tekso.framework.input.arrays import Arrays
@@ -15,6 +16,11 @@ from tekso.framework.input.input import Batch, ExampleInput, Input
 from tekso.framework.input.mixtures import Mixture
 from tekso.framework.input.skips import InputError
 from tekso.framework.input.sources import InMemory
+from tekso.tasks.asr.input import BucketedSpeech
+from tekso.tasks.asr.sources import InMemorySpeech
+from tekso.tasks.image.input import Images
+from tekso.tasks.image.mixing import Mixup
+from tekso.tasks.image.steps import Flip, PadAndCrop
 from tekso.tasks.lm.bucketed_text import BucketedText
 from tekso.tasks.lm.input import TextStream
 from tekso.tasks.lm.packed_text import PackedText
@@ -46,6 +52,14 @@ class Changing(SyntheticTokens):
         return batch
 
 
+class Noises(InMemorySpeech):
+    """Recordings of 0.1 to 0.4 seconds."""
+
+    def recordings(self, split: Any) -> list[tuple[Any, str]]:
+        rng = np.random.default_rng(1)
+        return [(rng.normal(0, 0.1, 800 + 60 * len(text)), text) for text in TEXTS]
+
+
 TOKENS = {"length": 4, "vocab_size": 9, "num_tokens": 150}
 TEXT = {"corpus": InMemory.Params(train=TEXTS, dev=TEXTS[:17]), "length": 8}
 OF_PAIRS = {
@@ -63,6 +77,18 @@ KINDS: dict[type[Input], dict[str, Any]] = {
     PaddedPairs: OF_PAIRS,
     PackedPairs: OF_PAIRS,
     BucketedPairs: OF_PAIRS | {"fill": "tokens"},
+    Images: {
+        "source": Blobs.Params(count=40),
+        "image_size": 8,
+        "augment": [Flip.Params(), PadAndCrop.Params(padding=1)],
+        "mix": [Mixup.Params()],
+    },
+    BucketedSpeech: {
+        "corpus": Noises.Params(sample_rate=8000),
+        "sample_rate": 8000,
+        "max_seconds": 0.6,
+        "bounds_s": [0.2],
+    },
 }
 
 
