@@ -15,6 +15,7 @@ from pathlib import Path
 from tekso.tools import supervisor
 
 supervisor._FIRST_DELAY_S = 0.01
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # this test may run under nohup
 folder, ends, restarts = Path(sys.argv[1]), json.loads(sys.argv[2]), int(sys.argv[3])
 
 def action():
