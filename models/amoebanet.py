@@ -84,6 +84,7 @@ class AmoebaNet(ImageModel):
             input_dim=p.channels,
             output_dim=self._first_dims()[0],
             strides=(2, 2),
+            padding="VALID" if p.layout == "tensorflow" else "SAME",
             norm=p.norm,
         )
         self.child("stem", stem)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Set
 from typing import Protocol
 
@@ -23,6 +24,28 @@ class Stored(Protocol):
         """Returns the part of the tensor at slices, one for every dim."""
 
 
+@dataclasses.dataclass(frozen=True)
+class _Converted:
+    """A stored tensor, read in the dtype of the state; without a copy if it is stored in it.
+
+    Attributes:
+      stored: the tensor.
+      dtype: of the state.
+    """
+
+    stored: Stored
+    dtype: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """See `Stored`."""
+        return self.stored.shape
+
+    def __getitem__(self, where: tuple[slice, ...], /) -> tf.Tensor:
+        """See `Stored`."""
+        return tf.cast(self.stored[where], self.dtype)
+
+
 def checked_state(
     specs: Mapping[str, WeightSpec], read: Callable[[str], Stored], keys: Set[str]
 ) -> dict[str, Stored]:
@@ -33,7 +56,9 @@ def checked_state(
     """
     problems = [f"missing {key}" for key in sorted(set(specs) - keys)]
     problems += [f"unknown {key}" for key in sorted(keys - set(specs))]
-    state = {key: read(key) for key in specs if key in keys}
+    state: dict[str, Stored] = {
+        key: _Converted(read(key), spec.dtype) for key, spec in specs.items() if key in keys
+    }
     for key in sorted(state):
         if state[key].shape != specs[key].shape:
             problems.append(f"{key} is {list(state[key].shape)}, must be {list(specs[key].shape)}")

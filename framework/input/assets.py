@@ -104,9 +104,9 @@ def _check(
 
 
 def learned_assets(folder: str) -> list[str]:
-    """Returns the names of the assets in a folder."""
-    names = [name for name in files.names(folder) if name.endswith(_ABOUT)]
-    return [name.removesuffix(_ABOUT) for name in names]
+    """Returns the names of the assets in a folder; other files in it have no JSON file beside."""
+    names = set(files.names(folder))
+    return sorted(name for name in names if f"{name}{_ABOUT}" in names)
 
 
 def inherit(name: str, folder: str, new_folder: str) -> None:

@@ -50,9 +50,9 @@ class DropBlock(Layer):
         """See the class."""
         if not ctx.is_training or self.params.rate == 0.0:
             return x
-        mask = tf.cast(self._mask(x, ctx), x.dtype)
+        mask = self._mask(x, ctx)
         share = tf.reduce_mean(mask, [1, 2, 3], keepdims=True)
-        return x * (mask / tf.maximum(share, 1e-6))
+        return x * tf.cast(mask / tf.maximum(share, 1e-6), x.dtype)
 
     def _mask(self, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
         """Returns 0 in the blocks and 1 elsewhere, float32."""

@@ -8,7 +8,7 @@ percent, on test-clean and test-other, without and with a language model:
     M   2.3 / 5.0   2.0 / 4.3        30.7
     L   2.1 / 4.3   1.9 / 3.9       118.8
 
-They were never trained here.
+They have not been trained with Tekso.
 
 Source: Gulati et al. 2020, tables 1 and 2, and section 3.
 """
@@ -71,12 +71,13 @@ class ConformerS(Experiment):
         )
 
     def eval_inputs(self) -> dict[str, Params]:
-        """dev-clean and test-clean, and their difficult counterparts."""
-        other = {"corpus.dev": ["dev-other"], "corpus.test": ["test-other"]}
+        """dev-clean and test-clean, and their difficult counterparts, with all utterances."""
+        longest = {"max_seconds": 36.0, "max_labels": 450}
+        other = {**longest, "corpus.dev": ["dev-other"], "corpus.test": ["test-other"]}
         return {
-            "dev": HeldOut.Params(),
+            "dev": HeldOut.Params(changes=longest),
             "dev_other": HeldOut.Params(changes=other),
-            "test": HeldOut.Params(split="test"),
+            "test": HeldOut.Params(split="test", changes=longest),
             "test_other": HeldOut.Params(split="test", changes=other),
         }
 

@@ -242,8 +242,10 @@ class _AmoebaNet(ImageNet):
     """AmoebaNet as a pipeline, as in GPipe's table of the largest model per number of devices.
 
     Source:
-      Huang et al. 2018, table 1. Settings of training: the public code of AmoebaNet for TPU,
-      without its auxiliary head. BatchNorm uses the statistics of a micro-batch.
+      Huang et al. 2018, table 1. Settings of training: the public code of AmoebaNet for TPU, with
+      these differences: there is no auxiliary head, dropped operations become more frequent from
+      cell to cell (there, from step to step), and the rate decays after the warm-up (there, from
+      step 0). BatchNorm uses the statistics of a micro-batch.
     """
 
     BATCH_SIZE = 256
@@ -274,6 +276,7 @@ class _AmoebaNet(ImageNet):
                 decay=0.9,
                 momentum=0.9,
                 epsilon=1.0,
+                initial_mean_square=1.0,
                 weight_decay=4e-5,
                 weight_decay_scaling="gradient",
                 weight_decay_exclude=_NOT_DECAYED,

@@ -231,7 +231,7 @@ class Images(ExampleInput):
             return error
         if not self._mix:
             return _Example(x, label)
-        random = np.random.Generator(np.random.Philox(key=[key, 1]))
+        random = np.random.Generator(np.random.Philox(key=np.array([key, 1], np.uint64)))
         mix = self._mix[random.integers(len(self._mix))]
         count = self.num_examples
         other = (index + 1 + int(random.integers(max(count - 1, 1)))) % count
@@ -286,7 +286,6 @@ def _store_classes(assets_dir: str, names: tuple[str, ...]) -> None:
     text = "".join(f"{name}\n" for name in names)
     if not files.exists(path):
         files.write_atomically(path, text.encode("utf-8", "surrogateescape"))
-        files.write_atomically(f"{path}.json", json.dumps({"num_classes": len(names)}) + "\n")
         return
     then = _stored_classes(assets_dir)
     if then != names:

@@ -136,17 +136,14 @@ class ImageClassification(Classification):
     def _run_sums(self, theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
         del theta
         logits = ctx.constrain(self._scores(flow[X]), ("batch", None))
-        sums = self.smoothed_sums(
-            logits, flow, self.params.label_smoothing if ctx.is_training else 0.0
-        )
+        smoothing = self.params.label_smoothing if ctx.is_training else 0.0
+        sums = self.sums(logits, flow, smoothing) if smoothing else self.sums(logits, flow)
         return {**flow, LOSS_SUM: sums.loss_sum, METRICS: sums.metrics}
 
-    def sums(self, logits: tf.Tensor, batch: Batch) -> LossSums:
-        """Returns the sums of an evaluation; see `Classification`."""
-        return self.smoothed_sums(logits, batch, 0.0)
+    def sums(self, logits: tf.Tensor, batch: Batch, smoothing: float = 0.0) -> LossSums:
+        """Returns the sums of the loss and the metrics; see `Classification`.
 
-    def smoothed_sums(self, logits: tf.Tensor, batch: Batch, smoothing: float) -> LossSums:
-        """Returns the sums of the loss and the metrics.
+        A method that overrides it needs `smoothing` only if `label_smoothing` is set.
 
         Shapes:
           logits: [batch, num_classes], at least float32
@@ -290,7 +287,8 @@ def _rank(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
       labels, returns: [batch]
     """
     is_label = tf.equal(tf.expand_dims(labels, 1), tf.range(logits.shape[1], dtype=tf.int64))
-    own = tf.reduce_sum(logits * tf.cast(is_label, logits.dtype), axis=1, keepdims=True)
+    of_label = tf.where(is_label, logits, tf.zeros_like(logits))  # also if another one is -inf
+    own = tf.reduce_sum(of_label, axis=1, keepdims=True)
     below = tf.cast(logits < own, tf.int32)
     return logits.shape[1] - 1 - tf.reduce_sum(below, axis=1)
 

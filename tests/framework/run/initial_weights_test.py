@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Set
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from small_pictures import write_folders
 
 from tekso.framework.initializers import Normal, Zeros
 from tekso.framework.input import assets
+from tekso.framework.input.arrays import Arrays
 from tekso.framework.layer import Layer
 from tekso.framework.run import checkpoint_files, initial_weights, weight_files
 from tekso.framework.run.checkpoints import CheckpointError, Description
 from tekso.framework.run.initial_weights import WarmStartError
 from tekso.framework.warm_start import WarmStart
+from tekso.tasks.image.files import ImageFolders
+from tekso.tasks.image.input import Images
 
 
 class Leaf(Layer):
@@ -245,6 +250,13 @@ def test_two_checkpoints_for_one_weight_and_none_at_all(tmp_path: Path) -> None:
 # --- tokenizers ---
 
 
+class Three(Arrays):
+    """Three numbers."""
+
+    def load(self, split: str) -> dict[str, np.ndarray]:
+        return {"x": np.arange(3.0)}
+
+
 def learned(folder: Path, data: bytes) -> str:
     """Makes an asset as a run learns it."""
 
@@ -276,6 +288,22 @@ def test_a_new_run_uses_the_tokenizer_of_the_other(tmp_path: Path) -> None:
     own = tmp_path / "own_assets"
     initial_weights.take_tokenizers(sources, assets=str(own), warn=pytest.fail)
     assert learned(own, b"other text") == "abc"
+    begin(Repeated.Params().instantiate(), tmp_path, main={"checkpoint": run})
+
+
+def test_digests_and_class_names_of_a_run_are_no_tokenizers(tmp_path: Path) -> None:
+    run, theirs = run_with(tmp_path / "a", repeated()), str(tmp_path / "a" / "assets")
+    write_folders(tmp_path / "images", {"cat": 2, "dog": 2})
+    source = ImageFolders.Params(folder=str(tmp_path / "images"), dev_fraction=0.0)
+    for params in (
+        Images.Params(source=source, image_size=4, batch_size=2),
+        Three.Params(batch_size=2),
+    ):
+        params.instantiate(assets_dir=theirs).check_unchanged()
+    sources = {"main": WarmStart.Params(checkpoint=run)}
+    own = tmp_path / "own_assets"
+    initial_weights.take_tokenizers(sources, assets=str(own), warn=pytest.fail)
+    assert not own.exists() and len(os.listdir(theirs)) == 3
     begin(Repeated.Params().instantiate(), tmp_path, main={"checkpoint": run})
 
 

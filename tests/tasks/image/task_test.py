@@ -62,7 +62,7 @@ def test_loss_has_smoothed_and_mixed_targets(smoothing: float, mixed: bool) -> N
     task = task_of(images().instantiate(), num_classes=7)
     batch = {"labels": LABELS, "weights": WEIGHTS}
     batch |= {"other_labels": OTHERS, "shares": SHARES} if mixed else {}
-    sums = task.smoothed_sums(tf.constant(LOGITS), tensors(batch), smoothing)
+    sums = task.sums(tf.constant(LOGITS), tensors(batch), smoothing)
 
     share = (SHARES if mixed else np.ones(4))[:, None]
     target = share * np.eye(7)[LABELS] + (1 - share) * np.eye(7)[OTHERS]
@@ -80,7 +80,7 @@ def test_equal_scores_and_nan_are_not_among_the_best_five() -> None:
     task = task_of(images().instantiate(), num_classes=7)
     batch = tensors({"labels": LABELS, "weights": np.ones(4, np.float32)})
     for value in (0.0, np.nan):
-        sums = task.smoothed_sums(tf.fill([4, 7], value), batch, 0.0)
+        sums = task.sums(tf.fill([4, 7], value), batch)
         assert float(sums.metrics["top_5_accuracy"][0]) == 0.0
 
 
