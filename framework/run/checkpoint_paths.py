@@ -8,15 +8,14 @@ A file or folder that exists under such a path comes first. Nothing of the run i
 from __future__ import annotations
 
 import ast
-import math
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from tekso.framework import files
 from tekso.framework.run.checkpoint_description import Description, describe
 from tekso.framework.run.checkpoint_errors import CheckpointError, DamagedCheckpointError
-from tekso.framework.run.comparable import comparable_since
+from tekso.framework.run.ranking import Ranking
 
 LAST, BEST = "last", "best"
 FOLDER, STEP = "checkpoints", "step_"
@@ -61,33 +60,33 @@ def named(name: str, steps: Mapping[int, str]) -> str:
 
 
 def _best(steps: Mapping[int, str], there: str) -> str:
-    abouts: dict[str, Description] = {}
-    for path in steps.values():
-        try:
-            abouts[path] = describe(path)
-        except DamagedCheckpointError:
-            continue
-    if not abouts:
+    newest = _newest(steps)
+    if newest is None:
         raise CheckpointError(f"all checkpoints are damaged: {there}")
-    newest = list(abouts.values())[-1]
-    metric, is_max = _rule(newest.params)
-    since = comparable_since(newest.input)
-    values = {
-        path: about.metrics.get(metric, math.nan)
-        for path, about in abouts.items()
-        if about.step > since
-    }
-    ranked = [path for path, value in values.items() if math.isfinite(value)]
-    if not ranked:
+    metric, goal = _rule(newest.params)
+    ranking = Ranking(metric, goal)
+    ranking.read(steps)
+    step = ranking.best()
+    if step is None:
         raise CheckpointError(
             f"no checkpoint was evaluated by {metric or 'any metric'} (run.keep_best), so the best "
             f"one is unknown; there are: {there}"
         )
-    return min(ranked, key=lambda path: -values[path] if is_max else values[path])
+    return steps[step]
 
 
-def _rule(params: str) -> tuple[str, bool]:
-    """Returns "evaluation/metric" of `run.keep_best`, and whether its largest value is best.
+def _newest(steps: Mapping[int, str]) -> Description | None:
+    """Returns the description of the newest checkpoint with one that can be read."""
+    for step in sorted(steps, reverse=True):
+        try:
+            return describe(steps[step])
+        except DamagedCheckpointError:
+            continue
+    return None
+
+
+def _rule(params: str) -> tuple[str, Literal["min", "max"]]:
+    """Returns "evaluation/metric" of `run.keep_best`, and its goal.
 
     It reads the text of Params and resolves no class in it.
     """
@@ -100,7 +99,8 @@ def _rule(params: str) -> tuple[str, bool]:
             f"{metric} are better, and this command imports no classes: give the step instead, or "
             "set run.keep_best.goal when you train"
         )
-    return f"{eval_input}/{metric}" if eval_input else "", rule["goal"] == "max"
+    goal: Literal["min", "max"] = "max" if rule["goal"] == "max" else "min"
+    return f"{eval_input}/{metric}" if eval_input else "", goal
 
 
 def _literal(params: str, path: str) -> Any:

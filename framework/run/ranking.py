@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Literal
 
-from tekso.framework.run import checkpoint_files, comparable
+from tekso.framework.run import comparable
+from tekso.framework.run.checkpoint_description import describe
 from tekso.framework.run.checkpoint_errors import DamagedCheckpointError
 
 
@@ -41,7 +42,7 @@ class Ranking:
         since = -1
         for step, path in sorted(paths.items()) if self.metric else ():
             try:
-                description = checkpoint_files.describe(path)
+                description = describe(path)
             except DamagedCheckpointError:
                 continue  # reported when it is opened
             self.add(step, description.metrics)
