@@ -80,7 +80,7 @@ class ArrayRecords(Source):
     def origin(self, index: int) -> Origin:
         """Returns the position of a record: its file, and its number in the file."""
         file, number = self._place(index)
-        return Origin(self._paths[file], number)
+        return Origin(self._paths[file], number, "record")
 
     def fingerprint(self) -> str:
         """Returns a digest of the records; the first call reads all files."""
@@ -139,7 +139,7 @@ class ArrayRecords(Source):
 
     def _read(self, index: int) -> Any:
         file, number = self._place(index)
-        origin = Origin(self._paths[file], number)
+        origin = Origin(self._paths[file], number, "record")
         try:
             (record,) = self._reader(origin.file).read([number])
         except (RuntimeError, ValueError) as error:
@@ -167,7 +167,7 @@ class ArrayRecords(Source):
                 yield self.origin(index), record
             return
         for number, record in zip(numbers, records, strict=True):
-            origin = Origin(path, number)
+            origin = Origin(path, number, "record")
             try:
                 yield origin, self._record(record, origin)
             except BadRecordError as error:

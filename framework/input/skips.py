@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Literal
 
 SHOWN = 5  # number of records that an error message lists
 _CONVERT = "to convert a file from another encoding: iconv -f latin1 -t utf-8 FILE > NEW_FILE"
@@ -15,36 +16,54 @@ class InputError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """The position of a record.
+    """The position of a record; `str` shows it as "FILE, byte 17", "NAME, record 3" or "FILE".
 
     Attributes:
       file: path of the file; the name of the source if it is not a file.
-      offset: first byte of the record in the file; its index if the source is not a file.
+      offset: first byte of the record in the file, or index of the record; None: the record is all
+        of `file`.
+      unit: what `offset` counts.
     """
 
     file: str
-    offset: int = 0
+    offset: int | None = None
+    unit: Literal["byte", "record"] = "byte"
+
+    def __str__(self) -> str:
+        return self.file if self.offset is None else f"{self.file}, {self.unit} {self.offset}"
+
+    def at(self, byte: int) -> Origin:
+        """Returns the position of a byte of the record; of the record, if records are counted."""
+        if self.unit == "record":
+            return self
+        return Origin(self.file, (self.offset or 0) + byte)
 
 
 class BadRecordError(InputError):
     """One record cannot be read."""
 
     def __init__(self, origin: Origin, reason: str) -> None:
-        super().__init__(f"{origin.file}, byte {origin.offset}: {reason}")
+        super().__init__(f"{origin}: {reason}")
         self.origin = origin
         self.reason = reason
 
 
 @dataclasses.dataclass(frozen=True)
 class Skip:
-    """One skipped file or record."""
+    """One skipped file or record, at an `Origin`."""
 
     file: str
-    offset: int
+    offset: int | None
     reason: str
+    unit: Literal["byte", "record"] = "byte"
+
+    @property
+    def origin(self) -> Origin:
+        """Its position."""
+        return Origin(self.file, self.offset, self.unit)
 
     def __str__(self) -> str:
-        return f"{self.file}, byte {self.offset}: {self.reason}"
+        return f"{self.origin}: {self.reason}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +102,7 @@ class Skips:
             raise ValueError(f"{limit_name} is {limit}, but must be at least 0")
         self.report = SkipReport()
         self.all: list[Skip] = []
-        self._seen: set[Origin] = set()
+        self._seen: set[tuple[str, int]] = set()
         self._limit = limit
         self._what = what
         self._limit_name = limit_name
@@ -94,10 +113,12 @@ class Skips:
         Raises:
           InputError: the count exceeds the limit.
         """
-        if origin in self._seen:
+        place = origin.file, origin.offset or 0  # token caches written earlier have 0 for files
+        if place in self._seen:
             return
-        self._seen.add(origin)
-        skip = Skip(origin.file, int(origin.offset), reason)
+        self._seen.add(place)
+        offset = None if origin.offset is None else int(origin.offset)
+        skip = Skip(origin.file, offset, reason, origin.unit)
         self.report += SkipReport(1, (skip,))
         self.all.append(skip)
         if self.report.count > self._limit:

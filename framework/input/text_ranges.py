@@ -317,6 +317,4 @@ def _text(data: bytes, origin: Origin) -> str:
     try:
         return to_text(data)
     except NotTextError as error:
-        raise BadRecordError(Origin(origin.file, origin.offset + error.offset), str(error)) from (
-            error
-        )
+        raise BadRecordError(origin.at(error.offset), str(error)) from error

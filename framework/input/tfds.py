@@ -61,7 +61,7 @@ class Tfds(Source):
 
     def origin(self, index: int) -> Origin:
         """Returns the position of a record."""
-        return Origin(f"{self._builder.info.full_name}/{self._split}", index)
+        return Origin(f"{self._builder.info.full_name}/{self._split}", index, "record")
 
     def fingerprint(self) -> str:
         """Returns a digest of the data set's name, version and split sizes."""

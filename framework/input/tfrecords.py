@@ -168,7 +168,7 @@ class TfRecords(Source):
             begin = end
 
     def _record(self, file: IO[bytes], origin: Origin, length: int) -> Any:
-        file.seek(origin.offset + _HEADER.size)
+        file.seek((origin.offset or 0) + _HEADER.size)
         data = file.read(length + _FOOTER.size)
         record, footer = data[:length], data[length:]
         if len(footer) < _FOOTER.size:

@@ -28,7 +28,7 @@ import numpy as np
 
 from tekso.framework import bounded, files
 from tekso.framework.input.columns import Column, FileColumn
-from tekso.framework.input.skips import InputError, Origin, Skip, Skips
+from tekso.framework.input.skips import InputError, Skip, Skips
 from tekso.framework.input.sources import digest
 
 IN_MEMORY = 1 << 26  # bytes; smaller tables of fast tokenizers stay in memory
@@ -279,7 +279,7 @@ def _opened(path: str, skips: Skips) -> Table | None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise _DamagedError(str(error)) from error
     for skip in skipped:
-        skips.add(Origin(skip.file, skip.offset), skip.reason)
+        skips.add(skip.origin, skip.reason)
     return table
 
 

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from tekso.framework import files
 from tekso.framework.input.columns import Column
-from tekso.framework.input.skips import InputError, Origin
+from tekso.framework.input.skips import InputError
 from tekso.framework.input.sources import Source, TextPiece
 from tekso.framework.input.text import NotTextError, check_text, to_text
 from tekso.framework.input.token_cache import (
@@ -186,8 +186,7 @@ def pieces(source: Source) -> Iterator[TextPiece]:
             text = _text(piece.record)
             yield piece if text is piece.record else piece._replace(record=text)
         except NotTextError as error:
-            place = Origin(piece.origin.file, piece.origin.offset + error.offset)
-            source.skips.add(place, str(error))
+            source.skips.add(piece.origin.at(error.offset), str(error))
 
 
 def _text(record: Any) -> Text:

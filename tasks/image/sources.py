@@ -117,7 +117,7 @@ class ImageArrays(ImageSource):
 
     def origin(self, index: int) -> Origin:
         """Returns the position of a record."""
-        return Origin(f"{self.describe()}, {self.split}", index)
+        return Origin(f"{self.describe()}, {self.split}", index, "record")
 
     def fingerprint(self) -> str:
         """Returns a digest of the records."""

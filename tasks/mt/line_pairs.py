@@ -132,7 +132,7 @@ class LinePairs(PairSource):
             line = self._lines[index]
         except OSError as error:
             raise BadRecordError(
-                Origin(self.describe(), index), error.strerror or str(error)
+                Origin(self.describe(), index, "record"), error.strerror or str(error)
             ) from error
         return self._pair(line.data, _origins(line), f"line {line.number + 1}: ")
 

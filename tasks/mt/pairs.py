@@ -134,8 +134,7 @@ def text_of(data: str | bytes, origin: Origin, where: str = "") -> str:
     try:
         text = to_text(data) if isinstance(data, bytes) else check_text(data)
     except NotTextError as error:
-        place = Origin(origin.file, origin.offset + error.offset)
-        raise BadRecordError(place, f"{where}{error}") from error
+        raise BadRecordError(origin.at(error.offset), f"{where}{error}") from error
     if text.isspace():
         raise BadRecordError(origin, f"{where}blank")
     return text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tekso.framework.input.skips import Origin, Skips
+from tekso.framework.input.skips import BadRecordError, Origin, Skips
 
 
 def test_a_wrong_encoding_has_a_remedy() -> None:
@@ -12,3 +12,19 @@ def test_a_wrong_encoding_has_a_remedy() -> None:
     assert "hold out a larger part of the training files" in str(skips.nothing_left())
     skips.add(Origin("b.txt", 3), "not UTF-8: byte 0xe9")
     assert str(skips.report).splitlines()[-1].endswith("iconv -f latin1 -t utf-8 FILE > NEW_FILE")
+
+
+def test_a_position_is_shown_in_its_unit_or_not_at_all() -> None:
+    assert str(Origin("a.png")) == "a.png"
+    assert str(Origin("a.txt", 0)) == "a.txt, byte 0"
+    assert str(BadRecordError(Origin("digits", 3, "record"), "blank")) == "digits, record 3: blank"
+    assert Origin("a.txt", 5).at(2) == Origin("a.txt", 7)
+    assert Origin("text 3 in memory").at(2) == Origin("text 3 in memory", 2)
+    assert Origin("digits", 3, "record").at(2) == Origin("digits", 3, "record")
+
+
+def test_a_file_in_an_older_token_cache_is_counted_once() -> None:
+    skips = Skips(1, what="input")
+    skips.add(Origin("a.png"), "empty")
+    skips.add(Origin("a.png", 0), "empty")
+    assert str(skips.report) == "1 skipped\n  a.png: empty"
