@@ -99,8 +99,15 @@ HOW: list[tuple[str, Run | TestedBy]] = [
         TestedBy("tests/packaging_test.py::test_editable_installation_imports_the_source"),
     ),
     (
-        r"(apt-get download|dpkg-deb -x|tekso-trainer .*image\.fashion_mnist).*",
+        r"(apt-get download|dpkg-deb -x) .*",
         TestedBy("tests/tasks/image/sources_test.py::test_missing_fashion_mnist_names_its_package"),
+    ),
+    (
+        r"tekso-trainer .*image\.fashion_mnist.*",
+        TestedBy(
+            "tests/params/image/fashion_mnist_test.py"
+            "::test_the_files_of_the_package_are_trained_on_and_scored"
+        ),
     ),
     (
         r"pip install scikit-learn",

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from idx_files import idx
 from small_pictures import png, write_folders
 
 from tekso.framework.input.skips import BadRecordError, InputError
@@ -96,11 +97,6 @@ def test_a_missing_scikit_learn_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(InputError, match="pip install scikit-learn"):
         Digits.Params().instantiate()
-
-
-def idx(array: np.ndarray) -> bytes:
-    sizes = b"".join(size.to_bytes(4, "big") for size in array.shape)
-    return bytes([0, 0, 8, array.ndim]) + sizes + array.tobytes()
 
 
 def test_idx_files_are_read_packed_and_unpacked(tmp_path: Path) -> None:
