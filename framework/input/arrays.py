@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import zlib
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -11,7 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tekso.framework import bounded, files
+from tekso.framework import files
+from tekso.framework.input.data_digests import check_digest
 from tekso.framework.input.input import Batch, ExampleInput, Signature, form_of
 from tekso.framework.input.loaded import WANT, as_numbers, check_examples
 from tekso.framework.input.skips import InputError
@@ -149,25 +149,14 @@ class Arrays(ExampleInput):
         of_data = self.params.copy().set(batch_size=1, order="once", max_gigabytes=1.0)
         crc = zlib.crc32(of_data.to_text().encode())  # of class, split and Params of the subclass
         path = files.join(self.assets_dir, f"arrays_{self.params.split}_{crc:08x}.json")
-        about = {"data": self.describe(), "digest": self.fingerprint()}
-        if not files.exists(path):
-            files.write_atomically(path, json.dumps(about, indent=1, ensure_ascii=False) + "\n")
-            return
-        try:
-            kept = bounded.read_json(path)
-            digest_then, data_then = kept["digest"], kept["data"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise InputError(f"{path} is damaged ({error}): remove it") from error
-        if digest_then == about["digest"]:
-            return
-        difference = f"then {data_then}; now {about['data']}"
-        if data_then == about["data"]:
-            difference = f"{data_then}, with different values or in a different order"
-        raise InputError(
-            f"{self._what} returns different examples than before in this logdir: {difference}. It "
-            "must return the same examples in every call: use a fixed seed for a random split or "
-            "order. If the data has changed, use a new --logdir; there, --checkpoint=PATH "
-            "evaluates checkpoints of this logdir"
+        check_digest(
+            path,
+            self.fingerprint(),
+            self.describe(),
+            what=f"{self._what} returns different examples than before in this logdir",
+            remedy="It must return the same examples in every call: use a fixed seed for a random "
+            "split or order. If the data has changed, use a new --logdir; there, "
+            "--checkpoint=PATH evaluates checkpoints of this logdir",
         )
 
     def describe(self) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import os
 import zlib
 from collections.abc import Callable, Iterable
@@ -14,8 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tekso.framework import bounded, files
+from tekso.framework import files
 from tekso.framework.input import shuffle
+from tekso.framework.input.data_digests import check_digest
 from tekso.framework.input.held_out import HeldOut
 from tekso.framework.input.input import Batch, ExampleInput, Input, Signature
 from tekso.framework.input.skips import BadRecordError, InputError, SkipReport
@@ -209,20 +209,13 @@ class Images(ExampleInput):
             return
         crc = zlib.crc32(self.params.source.to_text().encode())
         path = files.join(self.assets_dir, f"images_{self.params.split}_{crc:08x}.json")
-        about = {"data": self.describe(), "digest": self.source.fingerprint()}
-        if not files.exists(path):
-            files.write_atomically(path, json.dumps(about, indent=1, ensure_ascii=False) + "\n")
-            return
-        try:
-            kept = bounded.read_json(path)
-            digest_then, data_then = kept["digest"], kept["data"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise InputError(f"{path} is damaged ({error}): remove it") from error
-        if digest_then != about["digest"]:
-            raise InputError(
-                f"the images differ from those when the run began: then {data_then}; now "
-                f"{about['data']}. Restore them, or use a new --logdir"
-            )
+        check_digest(
+            path,
+            self.source.fingerprint(),
+            self.describe(),
+            what="the images differ from those when the run began",
+            remedy="Restore them, or use a new --logdir",
+        )
 
     def _example(self, index: int, key: int) -> _Example | BadRecordError:
         try:

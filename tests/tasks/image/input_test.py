@@ -142,8 +142,13 @@ def test_classes_and_images_of_a_run_may_not_change(tmp_path: Path) -> None:
     assert (tmp_path / "assets" / CLASSES_FILE).read_text() == "cat\ndog\n"
     known = Images.known(params, assets_dir=assets)
     assert known.class_names == ("cat", "dog") and known.num_classes == 2
-    (tmp_path / "images" / "cat" / "0.png").unlink()
-    with pytest.raises(InputError, match="the images differ from those when the run began"):
+    first = tmp_path / "images" / "cat" / "0.png"
+    first.rename(first.with_name("9.png"))
+    message = "the images differ from those when the run began: images in .*, with different values"
+    with pytest.raises(InputError, match=message):
+        params.instantiate(assets_dir=assets).check_unchanged()
+    first.with_name("9.png").unlink()
+    with pytest.raises(InputError, match=r"began: then images in .* images.*; now images in"):
         params.instantiate(assets_dir=assets).check_unchanged()
     (tmp_path / "images" / "cat").rename(tmp_path / "images" / "fox")
     with pytest.raises(InputError, match="class 0 was 'cat' when the run began, and is 'dog' now"):
