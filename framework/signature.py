@@ -1,12 +1,11 @@
-"""The signature of a batch: what an execution needs to know of it before there is data."""
+"""The signature of a batch: what is known of it before there is data."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
-Signature = Mapping[str, tuple[Sequence[int], Any]]
-"""Shape and dtype of every array of a batch, by name."""
+Signature = dict[str, tuple[tuple[int, ...], Any]]
+"""{name: (shape, dtype)} of the arrays of a batch, or of one example."""
 
 
 def num_examples(signature: Signature) -> int:

@@ -12,10 +12,9 @@ from tekso.framework.input import parts_of_batches, shuffle
 from tekso.framework.input.skips import InputError, SkipReport
 from tekso.framework.input.splits import Split
 from tekso.framework.params import REQUIRED, Configurable, param
+from tekso.framework.signature import Signature as Signature
 
 Batch = dict[str, np.ndarray]
-Signature = dict[str, tuple[tuple[int, ...], Any]]
-"""{name: (shape, dtype)} of the arrays of a batch."""
 
 
 @dataclasses.dataclass(frozen=True)
