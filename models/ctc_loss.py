@@ -228,5 +228,8 @@ def _log_sum(*terms: tf.Tensor) -> tf.Tensor:
 
 
 def _reversed(x: tf.Tensor) -> tf.Tensor:
-    """Reverses the frames of [T, …] by a gather, which every execution supports."""
+    """Reverses the frames of [T, …] by a gather, which every execution supports.
+
+    `workarounds.reverse` keeps the first dim sharded, as a batch; here, the frames come first.
+    """
     return tf.gather(x, tf.range(x.shape[0] - 1, -1, -1))

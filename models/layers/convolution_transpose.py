@@ -117,7 +117,7 @@ def _reversed(w: tf.Tensor, strides: tuple[int, int]) -> tf.Tensor:
     """Returns a kernel with height and width in reverse order, without ops unknown to DTensor.
 
     An even size without a stride gets an element 0 at the end, because SAME would pad one element
-    too few before the image.
+    too few before the image. (`workarounds.reverse` is for tensors with a batch dim.)
     """
     for axis, stride in enumerate(strides):
         size = w.shape[axis]

@@ -49,7 +49,7 @@ def _problem(op: tf.Operation) -> str | None:
         if strides is not None and (strides < 0).any():
             return (
                 "a slice with a negative step gives wrong values along a sharded dim: write "
-                "tf.gather(x, range(length - 1, -1, -1), axis=…)"
+                "workarounds.reverse(ctx, x, axis) of tekso.framework; for dim 0, a tf.gather"
             )
     elif op.type == "SelectV2":
         if op.inputs[0].shape.rank == 0 and op.outputs[0].shape.rank != 0:
