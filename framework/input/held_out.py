@@ -81,9 +81,7 @@ class HeldOut(Input):
                 f"{p.path_of('changes')} gives the evaluation input no end, but it must be one "
                 "pass: keep its order 'once'"
             )
-        count = self._inner.num_batches
-        taken = min(count, p.max_batches or count)
-        self._steps = np.arange(taken) * count // max(taken, 1)
+        self._steps = spread(self._inner.num_batches, p.max_batches)
         self.tokenizer = self._inner.tokenizer
         self.arrays = self._inner.arrays
 
@@ -145,3 +143,13 @@ class HeldOut(Input):
     def describe(self) -> str:
         """Returns a one-line description of the data."""
         return self._inner.describe()
+
+
+def spread(count: int, most: int | None) -> npt.NDArray[np.int64]:
+    """Returns at most `most` indices, spread evenly over `count`; None: all.
+
+    Shapes:
+      returns: [min(count, most)], ascending
+    """
+    taken = count if most is None else min(count, most)
+    return np.arange(taken) * count // max(taken, 1)

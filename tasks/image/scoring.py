@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from tekso.framework.input.held_out import spread
 from tekso.framework.input.input import Input
 from tekso.framework.params import Configurable, param
 from tekso.framework.task import Program, Scored
 from tekso.tasks.image import drawing
 from tekso.tasks.image.input import LABELS, WEIGHTS, X, images_of
 from tekso.tasks.image.preparation import pixels_of
+from tekso.tasks.image.sources import class_name
 
 _MOST_DRAWN = 64  # classes of a confusion matrix that is drawn
 _MOST_LISTED = 10  # confusions in the text
@@ -64,9 +66,7 @@ class ImageScoring(Configurable):
         """
         images = images_of(input)
         labels, guesses, examples, errors = [], [], _Examples(self), _Examples(self)
-        count = input.num_batches or 0
-        taken = min(count, self.params.max_batches or count)
-        for step in (np.arange(taken) * count // max(taken, 1)).tolist():
+        for step in spread(input.num_batches or 0, self.params.max_batches).tolist():
             batch = input.batch(step)
             found = np.asarray(program.call(probabilities, batch[X]))
             if stopped():
@@ -79,7 +79,7 @@ class ImageScoring(Configurable):
             examples.add(x, own, guess)
             wrong = own != guess
             errors.add(x[wrong], own[wrong], guess[wrong])
-        names = [_name(images.class_names, i) for i in range(found.shape[1])]
+        names = [class_name(images.class_names, i) for i in range(found.shape[1])]
         counts = confusions(np.concatenate(labels), np.concatenate(guesses), len(names))
         pictures = {
             "examples": examples.draw(names, images.params, "examples"),
@@ -150,7 +150,3 @@ def confusion_lines(counts: np.ndarray, names: list[str]) -> list[str]:
                 f"taken for {names[guess]!r}"
             )
     return lines
-
-
-def _name(names: tuple[str, ...], label: int) -> str:
-    return names[label] if label < len(names) else str(label)

@@ -56,6 +56,11 @@ class ImageSource(Source):
         return None if self.labels is None else int(self.labels.max()) + 1
 
 
+def class_name(names: tuple[str, ...], label: int) -> str:
+    """Returns the name of a class; its number if it has none."""
+    return names[label] if label < len(names) else str(label)
+
+
 class ImageArrays(ImageSource):
     """Images in memory, from a method `load` or an .npz file with arrays "images" and "labels".
 

@@ -12,6 +12,7 @@ import tensorflow as tf
 from tekso.framework import files
 from tekso.framework.context import StepContext
 from tekso.framework.exports import ExportedFunction, ExportedInput, ExportedOutput
+from tekso.framework.input.held_out import spread
 from tekso.framework.input.input import Input
 from tekso.framework.input.skips import BadRecordError, InputError, Origin
 from tekso.framework.params import REQUIRED, param
@@ -22,6 +23,7 @@ from tekso.tasks.classification.task import ACCURACY, Classification
 from tekso.tasks.image.input import LABELS, OTHER_LABELS, SHARES, WEIGHTS, Images, X, images_of
 from tekso.tasks.image.preparation import Preparation, scale_and_shift
 from tekso.tasks.image.scoring import ImageScoring
+from tekso.tasks.image.sources import class_name
 
 TOP_5 = "top_5_accuracy"
 _MOST_SHOWN = 5  # classes of an image that decoding prints
@@ -191,8 +193,7 @@ class ImageClassification(Classification):
                 program, input, files.glob(self.params.decode, what="task.decode")
             )
         dev = _dev_images(images_of(input))
-        index = np.arange(min(self.params.num_decoded, dev.num_examples))
-        index = index * dev.num_examples // max(len(index), 1)
+        index = spread(dev.num_examples, self.params.num_decoded)
         batch = dev.examples(index, np.zeros_like(index))
         probabilities = np.asarray(program.call(self._probabilities, batch[X]))
         records = [
@@ -291,11 +292,6 @@ def _rank(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
     own = tf.reduce_sum(of_label, axis=1, keepdims=True)
     below = tf.cast(logits < own, tf.int32)
     return logits.shape[1] - 1 - tf.reduce_sum(below, axis=1)
-
-
-def class_name(names: tuple[str, ...], label: int) -> str:
-    """Returns the name of a class; its number if it has none."""
-    return names[label] if label < len(names) else str(label)
 
 
 def _likeliest(probabilities: np.ndarray, names: tuple[str, ...]) -> list[dict[str, Any]]:

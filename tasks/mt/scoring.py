@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tekso.framework.input.held_out import spread
 from tekso.framework.params import Configurable, param
 from tekso.framework.task import Program, Scored
 from tekso.framework.theta import Theta
@@ -73,7 +74,7 @@ class Scoring(Configurable):
     ) -> Scored | None:
         """Returns scores, samples and plots of an evaluation input; see `Task.score`."""
         p = self.params
-        pairs = input.corpus_pairs(_spread(input.num_corpus_pairs, p.pairs))
+        pairs = input.corpus_pairs(spread(input.num_corpus_pairs, p.pairs))
         sources = [pair.source for pair in pairs]
         references = [pair.target for pair in pairs]
         languages = [pair.language for pair in pairs]
@@ -89,7 +90,7 @@ class Scoring(Configurable):
             looked_up, text = self._nearest(input, pairs, found)
             figures |= looked_up
             lines.append(text)
-        shown = _spread(len(pairs), p.shown).tolist()
+        shown = spread(len(pairs), p.shown).tolist()
         lines += ["", *(_sample(pairs[i], found, i) for i in shown)]
         images = self._attention(program, input, [pairs[i] for i in shown[: p.plots]], found, shown)
         notes = tuple(f"{key}: {text}" for key, text in scores.signatures.items())
@@ -99,7 +100,7 @@ class Scoring(Configurable):
         self, input: TranslationInput, pairs: Sequence[Any], found: Translations
     ) -> tuple[dict[str, float], str]:
         """Returns the scores of the nearest-neighbour baseline, and a text that compares them."""
-        chosen = _spread(len(pairs), self.params.nearest).tolist()
+        chosen = spread(len(pairs), self.params.nearest).tolist()
         looked_up = dict.fromkeys(chosen, "")
         for language in {pairs[i].language for i in chosen}:
             known = (pair[:2] for pair in input.training_pairs() if pair.language == language)
@@ -175,12 +176,6 @@ def _told(count: int, input: TranslationInput, found: Translations) -> str:
     if input.skipped().count:
         parts.append(f"{input.skipped().count:,} more are malformed or blank")
     return "; ".join(parts)
-
-
-def _spread(count: int, limit: int | None) -> np.ndarray:
-    """Returns at most `limit` indices, spread evenly over `count`."""
-    taken = count if limit is None else min(count, limit)
-    return np.arange(taken) * count // max(taken, 1)
 
 
 def _sample(pair: Any, found: Translations, index: int) -> str:
