@@ -110,6 +110,10 @@ HOW: list[tuple[str, Run | TestedBy]] = [
         ),
     ),
     (
+        r"pip install (-e '\.\[images,speech\]'|'tekso\[images\]')",
+        TestedBy("tests/packaging_test.py::test_wheel_has_the_extras_of_the_readme"),
+    ),
+    (
         r"pip install scikit-learn",
         TestedBy("tests/first_task_test.py::test_scikit_learn_is_needed_by_the_page_alone"),
     ),

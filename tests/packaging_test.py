@@ -6,6 +6,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import os
+import re
 import shutil
 import site
 import subprocess
@@ -145,6 +146,18 @@ def test_wheel_names_the_commands(wheel: Path) -> None:
         if "=" in line:
             module, _, function = line.split("=")[1].strip().partition(":")
             assert hasattr(importlib.import_module(module), function), line
+
+
+def test_wheel_has_the_extras_of_the_readme(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        metadata = archive.read(name).decode()
+    needed = re.findall(r'^Requires-Dist: ([\w-]+).*; extra == "(\w+)"$', metadata, re.M)
+    table = (ROOT / "README.md").read_text().partition("| extra |")[2].partition("\n\n")[0]
+    rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]+) \|", table, re.M))
+    assert set(rows) == {extra for _, extra in needed}
+    for extra in ("images", "speech"):
+        assert set(rows[extra].split(", ")) == {package for package, own in needed if own == extra}
 
 
 def test_editable_installation_imports_the_source(source: Path, tmp_path: Path) -> None:
