@@ -20,12 +20,12 @@ from tekso.framework.input.held_out import HeldOut
 from tekso.framework.input.input import Batch, ExampleInput, Input, Signature
 from tekso.framework.input.skips import BadRecordError, InputError, SkipReport
 from tekso.framework.params import REQUIRED, param
+from tekso.tasks.classification.task import LABELS, WEIGHTS, X
 from tekso.tasks.image.mixing import Mix
 from tekso.tasks.image.preparation import Preparation
 from tekso.tasks.image.sources import ImageSource
 from tekso.tasks.image.steps import ImageStep
 
-X, LABELS, WEIGHTS = "x", "labels", "weights"
 OTHER_LABELS, SHARES = "other_labels", "shares"
 CLASSES_FILE = "classes.txt"
 _MOST_THREADS = 16

@@ -11,8 +11,9 @@ from tekso.framework.input.held_out import spread
 from tekso.framework.input.input import Input
 from tekso.framework.params import Configurable, param
 from tekso.framework.task import Program, Scored
+from tekso.tasks.classification.task import LABELS, WEIGHTS, X
 from tekso.tasks.image import drawing
-from tekso.tasks.image.input import LABELS, WEIGHTS, X, images_of
+from tekso.tasks.image.input import images_of
 from tekso.tasks.image.preparation import pixels_of
 from tekso.tasks.image.sources import class_name
 

@@ -19,8 +19,8 @@ from tekso.framework.params import REQUIRED, param
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow
 from tekso.framework.task import Batch, Decoded, LossSums, Program, Scored
 from tekso.framework.theta import Theta
-from tekso.tasks.classification.task import ACCURACY, Classification
-from tekso.tasks.image.input import LABELS, OTHER_LABELS, SHARES, WEIGHTS, Images, X, images_of
+from tekso.tasks.classification.task import ACCURACY, LABELS, WEIGHTS, Classification, X
+from tekso.tasks.image.input import OTHER_LABELS, SHARES, Images, images_of
 from tekso.tasks.image.preparation import Preparation, scale_and_shift
 from tekso.tasks.image.scoring import ImageScoring
 from tekso.tasks.image.sources import class_name
