@@ -11,7 +11,7 @@ import os
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import tensorflow as tf
@@ -22,7 +22,7 @@ from tekso.framework.execution import devices
 from tekso.framework.execution.mesh import mesh_devices
 from tekso.framework.execution.mesh.layouts import MeshShape
 from tekso.framework.execution.mesh.placement import Placement
-from tekso.framework.execution.mesh.workarounds import compiler, tensors
+from tekso.framework.execution.mesh.workarounds import compiler, forms, tensors
 from tekso.framework.execution.mesh.workarounds.retracing import retraced
 from tekso.framework.weight_update import select
 
@@ -94,7 +94,8 @@ def row_of_stacked_weights(place: Place, avoided: bool) -> bool:
     x, w = _values(8, 4, 2), _values(3, 4, 2, 6)
 
     def contract(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
-        return tf.einsum("abc,bcd->ad", x, tf.gather(w, 2) if avoided else w[-1])
+        row = forms.take_row(cast(Any, None), w, 2) if avoided else w[-1]  # needs no context
+        return tf.einsum("abc,bcd->ad", x, row)
 
     layouts = (None, "m", None), (None, "m", None, None)
     y = _run(contract, place.put(x, layouts[0]), place.put(w, layouts[1]))
