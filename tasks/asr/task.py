@@ -35,9 +35,9 @@ NUM_EXAMPLES = 3  # utterances that are transcribed if no files are given
 class CtcTask(Task):
     """Minimises -log P(labels | samples), summed over all alignments, per label.
 
-    An utterance with too few frames for its labels has no alignment. It does not contribute to the
-    loss, and the metric "impossible" is the share of such utterances. The blank counts as a label,
-    so an utterance without labels has weight 1.
+    An utterance with too few frames for its labels has no alignment. Neither its loss nor its
+    labels count, and the metric "impossible" is the share of such utterances. The blank counts as
+    a label, so an utterance without labels has weight 1.
 
     Shapes:
       batch:
@@ -131,8 +131,10 @@ class CtcTask(Task):
             raise InputError(f"{what}: label {wrong} is not in 0 to {size - 1}")
 
     def loss_weight(self, batch: Batch) -> tf.Tensor:
-        """Returns the number of labels, of at least 1 in each utterance."""
-        return tf.reduce_sum(batch["weights"] * _num_labels(batch))
+        """Returns the number of labels, of at least 1 in each utterance that has an alignment."""
+        possible = _has_alignment(batch, self.model.num_frames(batch["num_samples"]))
+        labels = tf.cast(tf.maximum(batch["num_labels"], 1), tf.float32)
+        return tf.reduce_sum(batch["weights"] * labels * tf.cast(possible, tf.float32))
 
     def pieces(self) -> list[Piece]:
         """Returns the pieces of the model, and one for loss and metrics; see `Task`."""
@@ -159,8 +161,7 @@ class CtcTask(Task):
             blank_id=self.model.blank_id,
         )
         weights = tf.cast(batch["weights"], nats.dtype)
-        needed = ctc_frames_needed(batch["labels"], batch["num_labels"])
-        possible = needed <= logits.lengths
+        possible = _has_alignment(batch, logits.lengths)
         nats = tf.where(possible, nats, tf.zeros_like(nats))
         missing = weights * tf.cast(tf.logical_not(possible), nats.dtype)
         metrics = {IMPOSSIBLE: (tf.reduce_sum(missing), tf.reduce_sum(weights))}
@@ -255,8 +256,9 @@ class CtcTask(Task):
         return None
 
 
-def _num_labels(batch: Batch) -> tf.Tensor:
-    return tf.cast(tf.maximum(batch["num_labels"], 1), tf.float32)
+def _has_alignment(batch: Batch, num_frames: tf.Tensor) -> tf.Tensor:
+    """Returns whether the labels of each utterance fit into its frames, bool [B]."""
+    return ctc_frames_needed(batch["labels"], batch["num_labels"]) <= num_frames
 
 
 def _inner(input: Input) -> Input:

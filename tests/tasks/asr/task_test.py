@@ -80,6 +80,10 @@ def test_an_utterance_without_an_alignment_does_not_count_in_the_loss() -> None:
     with tf.GradientTape() as tape:
         tape.watch(tf.nest.flatten(theta))
         sums = task.loss(theta, given, StepContext())
+    assert float(task.loss_weight(given)) == 3 + 0 + 1  # 4 labels without frames
+    first = {name: array[:1] for name, array in given.items()}
+    alone = task.loss(theta, first, StepContext())
+    assert float(sums.loss_sum) == pytest.approx(float(alone.loss_sum), rel=1e-5)
     one, two = sums.metrics["impossible"]
     assert (float(one), float(two)) == (1.0, 3.0)  # the third has neither frames nor labels
     gradients = tape.gradient(sums.loss_sum, tf.nest.flatten(theta))
