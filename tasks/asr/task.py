@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -194,7 +194,11 @@ class CtcTask(Task):
         del is_last
         if self._scoring is None:
             return None
-        return self._scoring.score(program, _speech(input), self.transcriber, stopped=stopped)
+        speech = _speech(input)
+        steps: Iterable[int] = range(input.num_batches or 0)
+        if isinstance(input, HeldOut):
+            steps = map(input.inner_step, steps)
+        return self._scoring.score(program, speech, steps, self.transcriber, stopped=stopped)
 
     @classmethod
     def decodes_data(cls, params: Any) -> bool:

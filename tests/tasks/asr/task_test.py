@@ -176,3 +176,39 @@ def test_a_small_model_learns_to_spell_tones(tmp_path: Path) -> None:
     assert figures["cer"] < 0.1 and figures["impossible"] == 0, figures
     decoded = session.task.decode(session.program, session.input)
     assert decoded is not None and decoded.records[0]["text"] == decoded.records[0]["reference"]
+
+
+class Heard:
+    """Takes the place of a program: tells what it is given, and hears nothing."""
+
+    def __init__(self) -> None:
+        self.recordings: set[bytes] = set()
+
+    def call(self, function: Any, samples: Any, num_samples: Any) -> Any:
+        del function
+        for row, size in zip(samples.numpy(), num_samples.numpy(), strict=True):
+            self.recordings.add(row[:size].tobytes())
+        silence = np.zeros([len(samples), 1, 6], np.float32)
+        return silence, np.zeros(len(samples), np.int32)
+
+
+def test_error_rates_are_of_the_batches_of_the_evaluation(tmp_path: Path) -> None:
+    asterisk_folder.write(tmp_path, [a + b for a in "abcdef" for b in "abcdef"])
+    train = (
+        Tones()
+        .input()
+        .set(**{"corpus.folder": str(tmp_path), "corpus.dev_fraction": 0.5, "batch_size": 3})
+    )
+    held_out: Any = HeldOut.Params(max_batches=2).instantiate(train=train)
+    assert held_out.inner.num_batches > 4
+    task: Any = task_params(**{"model.vocab_size": 5}).instantiate()
+    program = Heard()
+    scored = task.score(program, held_out, is_last=True)
+    expected = {
+        row[:size].tobytes()
+        for step in range(2)
+        for batch in [held_out.batch(step)]
+        for row, size in zip(batch["samples"], batch["num_samples"], strict=True)
+    }
+    assert len(expected) == 6 and program.recordings == expected
+    assert "scored: 6 utterances" in scored.text and scored.figures["deletions"] == 1.0
