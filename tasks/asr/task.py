@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from tekso.framework.context import StepContext
 from tekso.framework.exports import ExportedFunction, ExportedInput, ExportedOutput
 from tekso.framework.input.held_out import HeldOut
 from tekso.framework.input.input import Input
-from tekso.framework.input.skips import InputError
+from tekso.framework.input.skips import BadRecordError, InputError
 from tekso.framework.params import REQUIRED, literals, param
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
 from tekso.framework.task import Batch, Decoded, LossSums, Program, Scored, Task
@@ -21,7 +22,7 @@ from tekso.models.ctc_loss import ctc_frames_needed, ctc_loss
 from tekso.models.ctc_model import CtcModel
 from tekso.models.layers.frames import FrameSequence
 from tekso.models.speech_encoder import frames_of
-from tekso.tasks.asr.audio import AudioError, read_audio
+from tekso.tasks.asr.audio import AudioError, Samples, read_audio
 from tekso.tasks.asr.input import BucketedSpeech
 from tekso.tasks.asr.transcriber import Transcriber, TranscriptScoring
 from tekso.tasks.asr.word_errors import CER, WER, jiwer_module
@@ -208,24 +209,27 @@ class CtcTask(Task):
     def decode(self, program: Program, input: Input) -> Decoded | None:
         """Returns transcripts of the audio files in the Params, or of the first utterances.
 
-        Raises:
-          InputError: a file is not audio.
+        The record of a file that cannot be read has "error" instead of "text".
         """
-        records: list[dict[str, Any]] = []
+        rate = self.params.model.front_end.sample_rate
+        given: list[tuple[dict[str, Any], Callable[[], Samples]]] = []
         if self.params.decode:
             for path in self.params.decode:
-                try:
-                    samples = read_audio(path, self.params.model.front_end.sample_rate)
-                except AudioError as error:
-                    raise InputError(f"task.decode: {path}: {error}") from error
-                text = self.transcriber.one_text(program, samples, input.tokenizer)
-                records.append({"kind": "transcript", "file": path, "text": text})
+                given.append(({"file": path}, partial(read_audio, path, rate)))
         else:
             speech = _speech(input)
             for i in range(min(NUM_EXAMPLES, speech.num_examples)):
-                text = self.transcriber.one_text(program, speech.samples(i), speech.tokenizer)
-                own = {"file": speech.origin(i), "text": text, "reference": speech.text(i)}
-                records.append({"kind": "transcript", **own})
+                known = {"file": speech.origin(i), "reference": speech.text(i)}
+                given.append((known, partial(speech.samples, i)))
+        records = []
+        for known, read in given:
+            try:
+                samples = read()
+            except (AudioError, BadRecordError, OSError) as error:
+                found = {"error": _reason(error)}
+            else:
+                found = {"text": self.transcriber.one_text(program, samples, input.tokenizer)}
+            records.append({"kind": "transcript", **known, **found})
         return Decoded("\n".join(map(_shown, records)), records)
 
     def exports(self, input: Input) -> dict[str, ExportedFunction]:
@@ -281,7 +285,15 @@ def _speech(input: Input) -> BucketedSpeech:
     return found
 
 
+def _reason(error: Exception) -> str:
+    if isinstance(error, BadRecordError):
+        return error.reason
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
 def _shown(record: Mapping[str, Any]) -> str:
+    if "error" in record:
+        return f"{record['file']}: {record['error']}"
     lines = [f"{record['file']}", f"  model: {record['text']}"]
     if "reference" in record:
         lines.append(f"  reference: {record['reference']}")

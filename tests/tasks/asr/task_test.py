@@ -8,6 +8,7 @@ from typing import Any
 import asterisk_folder
 import numpy as np
 import pytest
+import soundfile
 import tensorflow as tf
 
 from tekso.framework import schedules
@@ -212,3 +213,26 @@ def test_error_rates_are_of_the_batches_of_the_evaluation(tmp_path: Path) -> Non
     }
     assert len(expected) == 6 and program.recordings == expected
     assert "scored: 6 utterances" in scored.text and scored.figures["deletions"] == 1.0
+
+
+def test_a_broken_file_gets_a_reason_and_the_others_are_transcribed(tmp_path: Path) -> None:
+    (tmp_path / "noise.wav").write_bytes(b"no audio at all")
+    soundfile.write(tmp_path / "good.wav", asterisk_folder.tones_of("ab"), 8000)
+    names = ["noise.wav", "missing.wav", "good.wav"]
+    paths = [str(tmp_path / name) for name in names]
+    task: Any = task_params(**{"model.vocab_size": 5, "decode": paths}).instantiate()
+
+    class Letters:
+        class tokenizer:  # noqa: N801
+            @staticmethod
+            def decode(labels: Any) -> str:
+                return "".join("abcde"[label] for label in labels)
+
+    program = Heard()
+    decoded = task.decode(program, Letters())
+    noise, missing, good = decoded.records
+    assert "not audio" in noise["error"] and missing["error"] == "No such file or directory"
+    assert "text" not in noise and [record["file"] for record in decoded.records] == paths
+    assert good == {"kind": "transcript", "file": paths[2], "text": ""}
+    assert len(program.recordings) == 1
+    assert decoded.text.splitlines()[1] == f"{paths[1]}: No such file or directory"
