@@ -175,6 +175,11 @@ class BucketedSpeech(ExampleInput):
             "weights": ((rows,), np.dtype(np.float32)),
         }
 
+    @classmethod
+    def longest(cls, params: Any) -> int:
+        """Returns the samples of the longest utterance that such an input has."""
+        return _bounds(params)[-1]
+
     @property
     def num_examples(self) -> int:
         """Number of utterances in an epoch."""

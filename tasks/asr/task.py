@@ -234,8 +234,7 @@ class CtcTask(Task):
 
     def exports(self, input: Input) -> dict[str, ExportedFunction]:
         """Returns a function from samples to log-probabilities, with the front end inside."""
-        longest = BucketedSpeech.signature(input.params)
-        most = longest["samples"][0][1] if longest else 16_000
+        most = BucketedSpeech.longest(input.params)
 
         def run(theta: Theta, *arguments: Any) -> dict[str, tf.Tensor]:
             samples, num_samples, ctx = arguments
@@ -254,6 +253,7 @@ class CtcTask(Task):
                     "num_frames": ExportedOutput("frames of each recording"),
                 },
                 lengths=[most],
+                for_litert=True,
             )
         }
 
