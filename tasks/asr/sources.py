@@ -35,8 +35,7 @@ class Utterance(NamedTuple):
 class SpeechSource(Source):
     """Base of the sources of speech; a subclass defines `load`.
 
-    The split of an utterance depends on the spoken form of its transcript alone where a subclass
-    splits by `split_of_text`, so no held-out sentence is in the training data.
+    `SplitByText` is the base of those that hold out utterances by their transcripts.
     """
 
     class Params(Source.Params):
@@ -120,9 +119,11 @@ class SpeechSource(Source):
 class InMemorySpeech(SpeechSource):
     """Recordings in memory, from a method `recordings` of a subclass.
 
-    class Digits(InMemorySpeech):
-        def recordings(self, split):
-            return [(samples, "seven") for samples in …]
+    A subclass:
+
+        class Digits(InMemorySpeech):
+            def recordings(self, split):
+                return [(samples, "seven") for samples in …]
     """
 
     class Params(SpeechSource.Params):
@@ -148,7 +149,10 @@ class InMemorySpeech(SpeechSource):
 
 
 class SplitByText(SpeechSource):
-    """Base of sources that hold out utterances by the spoken form of their transcripts."""
+    """Base of sources that hold out utterances by the spoken form of their transcripts.
+
+    The split depends on this form alone, so no held-out sentence is in the training data.
+    """
 
     class Params(SpeechSource.Params):
         """Params of SplitByText."""
