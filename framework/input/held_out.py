@@ -135,7 +135,7 @@ class HeldOut(Input):
         return self._inner
 
     def inner_step(self, step: int) -> int:
-        """Returns the step of `inner` that a step of this input reads."""
+        """See `Input`."""
         return int(self._steps[step])
 
     def skipped(self) -> SkipReport:

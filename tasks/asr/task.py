@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -11,7 +11,6 @@ import tensorflow as tf
 
 from tekso.framework.context import StepContext
 from tekso.framework.exports import ExportedFunction, ExportedInput, ExportedOutput
-from tekso.framework.input.held_out import HeldOut
 from tekso.framework.input.input import Input
 from tekso.framework.input.skips import BadRecordError, InputError
 from tekso.framework.params import REQUIRED, literals, param
@@ -117,7 +116,7 @@ class CtcTask(Task):
         return [
             f"{path}: {speech.num_too_long:,} utterances are too long and are left out"
             for path, input in inputs.items()
-            if isinstance(speech := _inner(input), BucketedSpeech) and speech.num_too_long
+            if isinstance(speech := input.inner, BucketedSpeech) and speech.num_too_long
         ]
 
     def check_batch(self, what: str, batch: Mapping[str, np.ndarray]) -> None:
@@ -196,9 +195,7 @@ class CtcTask(Task):
         if self._scoring is None:
             return None
         speech = _speech(input)
-        steps: Iterable[int] = range(input.num_batches or 0)
-        if isinstance(input, HeldOut):
-            steps = map(input.inner_step, steps)
+        steps = map(input.inner_step, range(input.num_batches or 0))
         return self._scoring.score(program, speech, steps, self.transcriber, stopped=stopped)
 
     @classmethod
@@ -269,17 +266,13 @@ def _has_alignment(batch: Batch, num_frames: tf.Tensor) -> tf.Tensor:
     return ctc_frames_needed(batch["labels"], batch["num_labels"]) <= num_frames
 
 
-def _inner(input: Input) -> Input:
-    return input.inner if isinstance(input, HeldOut) else input
-
-
 def _speech(input: Input) -> BucketedSpeech:
     """Returns the input that reads the utterances.
 
     Raises:
       InputError: it has none, or has not read its data.
     """
-    found = _inner(input)
+    found = input.inner if isinstance(input, Input) else input
     if not isinstance(found, BucketedSpeech):
         raise InputError("the task needs the utterances of its input, but they are not loaded")
     return found
