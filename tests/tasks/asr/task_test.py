@@ -17,6 +17,7 @@ from tekso.framework.experiment import Experiment, Run
 from tekso.framework.input.held_out import HeldOut
 from tekso.framework.learner import Learner
 from tekso.framework.optimizers.adam import Adam
+from tekso.framework.run.evaluation import EvaluationError, evaluate
 from tekso.framework.run.session import Session
 from tekso.models.ctc_model import CtcModel
 from tekso.models.layers.log_mel import LogMel
@@ -74,6 +75,17 @@ def test_the_loss_is_that_of_each_utterance_alone_whatever_its_padding() -> None
     )
 
 
+class OneDevice:
+    """Evaluates on one device."""
+
+    def __init__(self, task: Any, theta: Any) -> None:
+        self.task, self.theta = task, theta
+
+    def eval_step(self, batch: Any) -> Any:
+        sums = self.task.loss(self.theta, batch, StepContext())
+        return {"loss": (sums.loss_sum, self.task.loss_weight(batch)), **sums.metrics}
+
+
 def test_an_utterance_without_an_alignment_does_not_count_in_the_loss() -> None:
     task: Any = task_params(**{"model.vocab_size": 5}).instantiate()
     theta, given = task.init(seed=1), batch(np.random.default_rng(2))
@@ -82,6 +94,9 @@ def test_an_utterance_without_an_alignment_does_not_count_in_the_loss() -> None:
         tape.watch(tf.nest.flatten(theta))
         sums = task.loss(theta, given, StepContext())
     assert float(task.loss_weight(given)) == 3 + 0 + 1  # 4 labels without frames
+    with pytest.raises(EvaluationError, match="or does loss_weight exclude all of it"):
+        second = {name: array[1:2] for name, array in given.items()}
+        evaluate(OneDevice(task, theta), task, iter([second]), name="dev")
     first = {name: array[:1] for name, array in given.items()}
     alone = task.loss(theta, first, StepContext())
     assert float(sums.loss_sum) == pytest.approx(float(alone.loss_sum), rel=1e-5)
