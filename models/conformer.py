@@ -56,6 +56,10 @@ class Conformer(SpeechEncoder):
         """Size of the last dim of the output."""
         return int(self.params.dim)
 
+    def num_frames(self, num_frames: Any) -> Any:
+        """See `SpeechEncoder`."""
+        return self.subsampling.num_frames(num_frames)
+
     def pieces(self) -> list[Piece]:
         """Returns the subsampling and one piece per block."""
 

@@ -79,6 +79,14 @@ class CtcModel(Layer):
         """Token of the blank."""
         return int(self.params.vocab_size)
 
+    def num_frames(self, num_samples: Any) -> Any:
+        """Returns the frames of the logits for an int, array or tensor of samples.
+
+        Shapes:
+          num_samples, returns: any, the same
+        """
+        return self.encoder.num_frames(self.front_end.num_frames(num_samples))
+
     def fprop(
         self,
         theta: Theta,

@@ -69,6 +69,14 @@ class ConvSubsampling(Layer):
             ),
         )
 
+    def num_frames(self, num_frames: Any) -> Any:
+        """Returns the output's frames for an int, array or tensor of frames of the input.
+
+        Shapes:
+          num_frames, returns: any, the same
+        """
+        return _halved(_halved(num_frames))
+
     def fprop(self, theta: Theta, x: FrameSequence, ctx: StepContext) -> FrameSequence:
         """See the class."""
         frames = x.with_features(x.features)
@@ -78,8 +86,8 @@ class ConvSubsampling(Layer):
             batch, length, height, filters = image.shape
             if length % 2 == 0:  # of an even length, padding SAME would begin one frame later
                 image = tf.concat([image, tf.zeros([batch, 1, height, filters], image.dtype)], 1)
-            image = getattr(self, name).fprop(theta[name], image, ctx)[:, : (length + 1) // 2]
-            lengths = tf.math.floordiv(lengths + 1, 2)
+            image = getattr(self, name).fprop(theta[name], image, ctx)[:, : _halved(length)]
+            lengths = _halved(lengths)
             batch, length, height, filters = image.shape
             flat = FrameSequence(tf.reshape(image, [batch, length, height * filters]), lengths)
             flat = flat.with_features(flat.features)
@@ -90,8 +98,13 @@ class ConvSubsampling(Layer):
         return flat.with_features(self.projection.fprop(theta.projection, features, ctx))
 
 
+def _halved(num_frames: Any) -> Any:
+    """Returns the frames after a convolution of stride 2: half of them, rounded up."""
+    return (num_frames + 1) // 2
+
+
 class SpeechEncoder(Layer):
-    """Base of the encoders.
+    """Base of the encoders; a subclass defines `output_dim`, `num_frames` and `pieces`.
 
     Shapes:
       x: features [B, T, input_dim]
@@ -107,6 +120,16 @@ class SpeechEncoder(Layer):
     def output_dim(self) -> int:
         """Size of the last dim of the output."""
         raise NotImplementedError(f"{type(self).__name__} has no output_dim")
+
+    def num_frames(self, num_frames: Any) -> Any:
+        """Returns the lengths of the output, T', for lengths T of the input.
+
+        The task computes the loss weight from it, before the model runs.
+
+        Shapes:
+          num_frames, returns: any, the same; int, array or tensor
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no num_frames()")
 
     def fprop(self, theta: Theta, x: FrameSequence, ctx: StepContext) -> FrameSequence:
         """Runs the pieces one after the other; see the class."""
@@ -176,6 +199,10 @@ class RecurrentEncoder(SpeechEncoder):
     def output_dim(self) -> int:
         """Size of the last dim of the output."""
         return self.stack.output_dim
+
+    def num_frames(self, num_frames: Any) -> Any:
+        """See `SpeechEncoder`."""
+        return self.subsampling.num_frames(num_frames)
 
     def pieces(self) -> list[Piece]:
         """Returns the subsampling and one piece per recurrent layer."""

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tekso.framework.input import shuffle
+from tekso.framework.input.input import Batch, ExampleInput, check_step, clear
 from tekso.framework.input.packing import compact
 
 Ints = npt.NDArray[np.int64]
@@ -103,3 +104,76 @@ class Buckets:
         if key is not None:
             place = shuffle.permute(place, len(members), shuffle.fold(key, bucket))
         return BucketBatch(bucket, members[place].astype(np.int64), real)
+
+
+class BucketedInput(ExampleInput):
+    """Base of inputs whose batches are of one bucket each.
+
+    A subclass defines `bucket_rows` and calls `assign`. With order "shuffled", every epoch shuffles
+    examples and batches; else examples are sorted by bucket.
+    """
+
+    class Params(ExampleInput.Params):
+        """Params of BucketedInput."""
+
+    def assign(
+        self, lengths: npt.ArrayLike, bounds: Sequence[int], batch_sizes: Sequence[int]
+    ) -> None:
+        """Assigns the examples to buckets; see `Buckets` for the arguments and errors."""
+        self._bounds = list(bounds)
+        self._buckets = Buckets(lengths, bounds, batch_sizes)
+        self._bucket_key = shuffle.key_of(self.seed, "buckets")
+
+    def bucket_rows(self, examples: Ints, bound: int) -> Batch:
+        """Returns some examples, padded to the bound of their bucket.
+
+        Shapes:
+          examples: [n]
+          returns: arrays [n, ...]
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no bucket_rows(examples, bound)")
+
+    @property
+    def num_batches(self) -> int | None:
+        """Number of batches in one pass; None if the input is endless."""
+        return self._buckets.num_batches if self.params.order == "once" else None
+
+    def batch(self, step: int) -> Batch:
+        """Returns the global batch of a step.
+
+        Shapes:
+          returns: as `bucket_rows`; the number of rows and the bound depend on the step's bucket
+
+        Raises:
+          IndexError: the step is negative, or beyond the last batch of the pass.
+        """
+        return self.batch_rows(step, 0, self.num_rows(step))
+
+    def num_rows(self, step: int) -> int:
+        """See `Input`."""
+        return len(self.bucket_batch(step).examples)
+
+    def batch_rows(self, step: int, begin: int, end: int) -> Batch:
+        """See `Input`; builds only these rows."""
+        check_step(step, self.num_batches)
+        chosen = self.bucket_batch(step)
+        batch = self.bucket_rows(chosen.examples[begin:end], self._bounds[chosen.bucket])
+        clear(batch, ~chosen.real[begin:end], self.padding_keys)
+        return batch
+
+    def is_padding(self, step: int) -> npt.NDArray[np.bool_]:
+        """See `Input`."""
+        return ~self.bucket_batch(step).real
+
+    def at(self, position: Ints) -> Batch:
+        """Raises TypeError: the examples have several shapes."""
+        raise TypeError(
+            f"{type(self).__name__} has rows of several lengths and cannot be part of a mixture"
+        )
+
+    def bucket_batch(self, step: int) -> BucketBatch:
+        """Returns the bucket and the examples of a step."""
+        epoch, number = divmod(step, self._buckets.num_batches)
+        is_shuffled = self.params.order == "shuffled"
+        key = shuffle.fold(self._bucket_key, epoch) if is_shuffled else None
+        return self._buckets.batch(number, key=key)

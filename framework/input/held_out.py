@@ -92,18 +92,18 @@ class HeldOut(Input):
           IndexError: the step is negative, or the pass has fewer batches.
         """
         check_step(step, self.num_batches)
-        return self._inner.batch(int(self._steps[step]))
+        return self._inner.batch(self.inner_step(step))
 
     def num_rows(self, step: int) -> int:
         """See `Input`."""
-        return self._inner.num_rows(int(self._steps[step]))
+        return self._inner.num_rows(self.inner_step(step))
 
     def part(self, step: int, part: int, parts: int, *, even: bool = False) -> Batch:
         """See `Input`."""
         if type(self).batch is not HeldOut.batch:
             return super().part(step, part, parts, even=even)
         check_step(step, self.num_batches)
-        return self._inner.part(int(self._steps[step]), part, parts, even=even)
+        return self._inner.part(self.inner_step(step), part, parts, even=even)
 
     def form(self) -> Signature | None:
         """See `Input`."""
@@ -115,7 +115,7 @@ class HeldOut(Input):
 
     def is_padding(self, step: int) -> npt.NDArray[np.bool_] | None:
         """See `Input`."""
-        return self._inner.is_padding(int(self._steps[step]))
+        return self._inner.is_padding(self.inner_step(step))
 
     @property
     def num_batches(self) -> int:
@@ -131,6 +131,10 @@ class HeldOut(Input):
     def inner(self) -> Input:
         """The input that reads the split."""
         return self._inner
+
+    def inner_step(self, step: int) -> int:
+        """See `Input`."""
+        return int(self._steps[step])
 
     def skipped(self) -> SkipReport:
         """Returns a report of the malformed data that was skipped."""

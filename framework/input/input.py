@@ -186,6 +186,15 @@ class Input(Configurable):
         del step
         return None
 
+    @property
+    def inner(self) -> Input:
+        """The input that reads the data: itself, unless it selects batches of another."""
+        return self
+
+    def inner_step(self, step: int) -> int:
+        """Returns the step of `inner` that has the batch of a step."""
+        return step
+
     def check_unchanged(self) -> None:
         """Checks that the data has not changed since the run began.
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-import numpy as np
 import numpy.typing as npt
 
 from tekso.framework.input import shuffle
-from tekso.framework.input.bucketing import BucketBatch, Buckets
-from tekso.framework.input.input import Batch, ExampleInput, Signature, check_step, clear
+from tekso.framework.input.bucketing import BucketedInput
+from tekso.framework.input.input import Batch, ExampleInput, Signature
 from tekso.framework.input.packing import (
     Ints,
     Packing,
@@ -93,14 +92,14 @@ class RowInput(ExampleInput):
         return batch
 
 
-class BucketedRows(RowInput):
+class BucketedRows(BucketedInput, RowInput):
     """One example per row, padded to the length of the smallest bucket that fits all its sides.
 
     Each bucket has one batch shape. Every example is used once per epoch. With an order other than
     "shuffled", examples are sorted by bucket.
     """
 
-    class Params(RowInput.Params):
+    class Params(BucketedInput.Params, RowInput.Params):
         """Params of BucketedRows."""
 
         batch_size: int = param(
@@ -132,57 +131,20 @@ class BucketedRows(RowInput):
         p = self.params
         length = max(side.form.length for side in self.sides)
         bounds = list(p.bounds) or [size for size in (length // 4, length // 2) if size]
-        self._bounds = [*(bound for bound in bounds if bound < length), length]
+        bounds = [*(bound for bound in bounds if bound < length), length]
         rows = [
             p.batch_size * (length // bound if p.fill == "tokens" and bound > 0 else 1)
-            for bound in self._bounds
+            for bound in bounds
         ]
-        self._buckets = Buckets(longest(self.sides), self._bounds, rows)
-        self._key = shuffle.key_of(self.seed, "buckets")
+        self.assign(longest(self.sides), bounds, rows)
 
-    @property
-    def num_batches(self) -> int | None:
-        """Number of batches in one pass; None if the input is endless."""
-        return self._buckets.num_batches if self.params.order == "once" else None
-
-    def batch(self, step: int) -> Batch:
-        """Returns the global batch of a step.
+    def bucket_rows(self, examples: Ints, bound: int) -> Batch:
+        """See `BucketedInput`.
 
         Shapes:
-          returns: as in the docstring of sides.py; rows and length depend on the step's bucket
-
-        Raises:
-          IndexError: the step is negative, or beyond the last batch of the pass.
+          returns: as in the docstring of sides.py; the length is the bound
         """
-        return self.batch_rows(step, 0, self.num_rows(step))
-
-    def num_rows(self, step: int) -> int:
-        """See `Input`."""
-        return len(self._chosen(step).examples)
-
-    def batch_rows(self, step: int, begin: int, end: int) -> Batch:
-        """See `Input`; builds only these rows."""
-        check_step(step, self.num_batches)
-        chosen = self._chosen(step)
-        examples, bound = chosen.examples[begin:end], self._bounds[chosen.bucket]
-        batch = self.rows(one_a_row(examples), len(examples), bound=bound)
-        clear(batch, ~chosen.real[begin:end], self.padding_keys)
-        return batch
-
-    def is_padding(self, step: int) -> npt.NDArray[np.bool_]:
-        """See `Input`."""
-        return ~self._chosen(step).real
-
-    def at(self, position: Ints) -> Batch:
-        """Raises TypeError: the examples have several shapes."""
-        raise TypeError(
-            f"{type(self).__name__} has rows of several lengths and cannot be part of a mixture"
-        )
-
-    def _chosen(self, step: int) -> BucketBatch:
-        epoch, number = divmod(step, self._buckets.num_batches)
-        key = shuffle.fold(self._key, epoch) if self.params.order == "shuffled" else None
-        return self._buckets.batch(number, key=key)
+        return self.rows(one_a_row(examples), len(examples), bound=bound)
 
 
 class PackedRows(RowInput):

@@ -33,6 +33,21 @@ def part(size: int, split: Split, dev_fraction: float, test_fraction: float) -> 
     return bounds[split]
 
 
+def held_out_fractions(params: Any, own: str) -> tuple[float, float]:
+    """Returns the fractions of the training data that are dev and test data.
+
+    Args:
+      params: Params with dev_fraction and test_fraction.
+      own: end of the names of the fields with data of a split's own, as "files" of "dev_files" and
+        "test_files". The fraction of a split that has such data is 0.
+    """
+    dev, test = (
+        0.0 if params.get(f"{split}_{own}") else params.get(f"{split}_fraction")
+        for split in ("dev", "test")
+    )
+    return dev, test
+
+
 def files_param(params: Any, split: Split) -> str:
     """Returns the name of the field with the files of a split.
 

@@ -9,7 +9,14 @@ import numpy as np
 from tekso.framework import files
 from tekso.framework.input.line_index import Chosen, LineIndex
 from tekso.framework.input.skips import InputError
-from tekso.framework.input.splits import Split, check_fractions, files_param, part, split_of
+from tekso.framework.input.splits import (
+    Split,
+    check_fractions,
+    files_param,
+    held_out_fractions,
+    part,
+    split_of,
+)
 from tekso.framework.input.text_ranges import Range, TextRanges, file_texts, line_texts
 from tekso.framework.input.text_scan import TextScan, bytes_of_characters, scan_text
 from tekso.framework.params import param
@@ -120,8 +127,7 @@ class FileChoice:
         if own[split]:
             name = params.path_of(f"{split}_files")
             return FileChoice(files.glob(own[split], what=name), *_all_of(split))
-        dev = 0.0 if params.dev_files else params.dev_fraction
-        test = 0.0 if params.test_files else params.test_fraction
+        dev, test = held_out_fractions(params, "files")
         if {"train": 1.0, "dev": dev, "test": test}[split] == 0.0:
             raise InputError(
                 f"there is no {split} text: set {params.path_of(f'{split}_files')}, or "

@@ -109,6 +109,7 @@ def evaluate(
             raise StoppedError
     if not sums.get(LOSS, (0.0, 0.0))[1]:
         raise EvaluationError(
-            f"eval_inputs.{name} has no example with a weight above 0: is its data empty?"
+            f"eval_inputs.{name} has no example with a weight above 0: is its data empty, or does "
+            "loss_weight exclude all of it?"
         )
     return task_results.summarize(task, sums)

@@ -126,8 +126,13 @@ class LogMel(Layer):
         return int(self.params.num_channels)
 
     def num_frames(self, num_samples: Any) -> Any:
-        """Returns the number of whole frames in an utterance, for an int or an array of NumPy."""
-        return np.maximum(0, 1 + (num_samples - self.frame_length) // self.step)
+        """Returns the number of whole frames in an utterance of an int, array or tensor of samples.
+
+        Shapes:
+          num_samples, returns: any, the same
+        """
+        whole = 1 + (num_samples - self.frame_length) // self.step
+        return tf.maximum(whole, 0) if tf.is_tensor(whole) else np.maximum(whole, 0)
 
     def fprop(
         self,
@@ -162,8 +167,7 @@ class LogMel(Layer):
         mel = tf.einsum("btk,kc->btc", energy, self.mel_weights().astype(np.float32))
         features = tf.math.log(tf.maximum(mel, p.floor))
         lengths = tf.cast(lengths, tf.int32)
-        whole = tf.math.floordiv(lengths - self.frame_length, self.step) + 1
-        return FrameSequence(features, tf.maximum(whole, 0)).with_features(features)
+        return FrameSequence(features, self.num_frames(lengths)).with_features(features)
 
     def _framed(self, x: tf.Tensor) -> tf.Tensor:
         """Returns overlapping frames: [B, N] -> [B, T, F].

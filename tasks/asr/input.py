@@ -20,10 +20,9 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from tekso.framework.input import shuffle
-from tekso.framework.input.bucketing import BucketBatch, Buckets
+from tekso.framework.input.bucketing import BucketedInput
 from tekso.framework.input.characters import Characters
-from tekso.framework.input.input import Batch, ExampleInput, Signature, check_step, clear
+from tekso.framework.input.input import Batch, Signature
 from tekso.framework.input.skips import BadRecordError, InputError, SkipReport
 from tekso.framework.input.sources import training_text
 from tekso.framework.input.tokenizers import Tokenizer
@@ -34,7 +33,7 @@ from tekso.tasks.asr.sources import SpeechSource
 Indices = npt.NDArray[np.int64]
 
 
-class BucketedSpeech(ExampleInput):
+class BucketedSpeech(BucketedInput):
     """One utterance per row, padded to the length of the smallest bucket that fits it.
 
     Each bucket has one batch shape. Its share of max_labels is its share of max_seconds; an
@@ -45,7 +44,7 @@ class BucketedSpeech(ExampleInput):
       num_too_long: number of utterances that were left out.
     """
 
-    class Params(ExampleInput.Params):
+    class Params(BucketedInput.Params):
         """Params of BucketedSpeech."""
 
         corpus: SpeechSource.Params = param("Source of the utterances.", default=REQUIRED)
@@ -114,7 +113,7 @@ class BucketedSpeech(ExampleInput):
         self._texts: list[str] = []
         self._labels: list[npt.NDArray[np.int32]] = []
         self._kept: list[npt.NDArray[np.int16]] = []
-        self._assign(self._read())
+        self._assign_buckets(self._read())
 
     def _read(self) -> list[int]:
         """Reads all utterances; returns the length of each in samples, at most the longest."""
@@ -149,19 +148,15 @@ class BucketedSpeech(ExampleInput):
             )
         return lengths
 
-    def _assign(self, lengths: list[int]) -> None:
-        p = self.params
-        self._bounds = _bounds(p)
-        last = self._bounds[-1]
+    def _assign_buckets(self, lengths: list[int]) -> None:
+        p, bounds = self.params, _bounds(self.params)
+        last = bounds[-1]
         by_labels = [math.ceil(len(labels) * last / p.max_labels) for labels in self._labels]
         sizes = [
-            p.batch_size * max(1, last // bound if p.fill == "seconds" else 1)
-            for bound in self._bounds
+            p.batch_size * max(1, last // bound if p.fill == "seconds" else 1) for bound in bounds
         ]
-        needed = np.maximum(lengths, by_labels)
-        self._buckets = Buckets(needed, self._bounds, sizes)
+        self.assign(np.maximum(lengths, by_labels), bounds, sizes)
         self._total_seconds = sum(lengths) / p.sample_rate
-        self._bucket_key = shuffle.key_of(self.seed, "buckets")
 
     @classmethod
     def signature(cls, params: Any) -> Signature | None:
@@ -175,46 +170,15 @@ class BucketedSpeech(ExampleInput):
             "weights": ((rows,), np.dtype(np.float32)),
         }
 
+    @classmethod
+    def longest(cls, params: Any) -> int:
+        """Returns the samples of the longest utterance that such an input has."""
+        return _bounds(params)[-1]
+
     @property
     def num_examples(self) -> int:
         """Number of utterances in an epoch."""
         return len(self._index)
-
-    @property
-    def num_batches(self) -> int | None:
-        """Number of batches in one pass; None if the input is endless."""
-        return self._buckets.num_batches if self.params.order == "once" else None
-
-    def batch(self, step: int) -> Batch:
-        """Returns the global batch of a step; see the docstring of this module.
-
-        Raises:
-          IndexError: the step is negative, or beyond the last batch of the pass.
-          InputError: a file cannot be decoded any more.
-        """
-        return self.batch_rows(step, 0, self.num_rows(step))
-
-    def num_rows(self, step: int) -> int:
-        """See `Input`."""
-        return len(self._chosen(step).examples)
-
-    def batch_rows(self, step: int, begin: int, end: int) -> Batch:
-        """See `Input`; reads only these utterances."""
-        check_step(step, self.num_batches)
-        chosen = self._chosen(step)
-        batch = self._rows(chosen.examples[begin:end], self._bounds[chosen.bucket])
-        clear(batch, ~chosen.real[begin:end], self.padding_keys)
-        return batch
-
-    def is_padding(self, step: int) -> npt.NDArray[np.bool_]:
-        """See `Input`."""
-        return ~self._chosen(step).real
-
-    def at(self, position: Indices) -> Batch:
-        """Raises TypeError: the utterances have several shapes."""
-        raise TypeError(
-            "BucketedSpeech has rows of several lengths and cannot be part of a mixture"
-        )
 
     def examples(self, index: Indices, epoch: Indices) -> Batch:
         """Returns utterances by index, padded to the longest bucket; see `ExampleInput`.
@@ -223,7 +187,7 @@ class BucketedSpeech(ExampleInput):
           index, epoch: [n]
         """
         del epoch
-        return self._rows(index, self._bounds[-1])
+        return self.bucket_rows(index, self._bounds[-1])
 
     def text(self, example: int) -> str:
         """Returns the transcript of an utterance."""
@@ -245,7 +209,7 @@ class BucketedSpeech(ExampleInput):
 
     def examples_of(self, step: int) -> Iterator[tuple[int, int]]:
         """Yields (row, example) of the rows of a batch that are not padding."""
-        chosen = self._chosen(step)
+        chosen = self.bucket_batch(step)
         for row in np.flatnonzero(chosen.real):
             yield int(row), int(chosen.examples[row])
 
@@ -262,8 +226,9 @@ class BucketedSpeech(ExampleInput):
             f"{self._total_seconds / 60:.1f} minutes{more}"
         )
 
-    def _rows(self, index: Indices, bound: int) -> Batch:
-        p, rows = self.params, len(index)
+    def bucket_rows(self, examples: Indices, bound: int) -> Batch:
+        """See `BucketedInput` and the docstring of this module."""
+        p, rows = self.params, len(examples)
         most_labels = p.max_labels * bound // self._bounds[-1]
         batch: Batch = {
             "samples": np.zeros([rows, bound], np.float32),
@@ -272,19 +237,13 @@ class BucketedSpeech(ExampleInput):
             "num_labels": np.zeros(rows, np.int32),
             "weights": np.ones(rows, np.float32),
         }
-        for row, example in enumerate(map(int, index)):
+        for row, example in enumerate(map(int, examples)):
             samples, labels = self.samples(example)[:bound], self._labels[example]
             batch["samples"][row, : len(samples)] = samples
             batch["num_samples"][row] = len(samples)
             batch["labels"][row, : len(labels)] = labels
             batch["num_labels"][row] = len(labels)
         return batch
-
-    def _chosen(self, step: int) -> BucketBatch:
-        epoch, number = divmod(step, self._buckets.num_batches)
-        is_shuffled = self.params.order == "shuffled"
-        key = shuffle.fold(self._bucket_key, epoch) if is_shuffled else None
-        return self._buckets.batch(number, key=key)
 
 
 def _samples(seconds: float, params: Any) -> int:

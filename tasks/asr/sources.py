@@ -14,7 +14,13 @@ import numpy as np
 from tekso.framework import files
 from tekso.framework.input.skips import BadRecordError, InputError, Origin
 from tekso.framework.input.sources import Source, digest
-from tekso.framework.input.splits import Split, check_fractions, files_param, split_of
+from tekso.framework.input.splits import (
+    Split,
+    check_fractions,
+    files_param,
+    held_out_fractions,
+    split_of,
+)
 from tekso.framework.params import REQUIRED, param
 from tekso.tasks.asr.audio import AudioError, Samples, read_audio, resample, seconds_of
 from tekso.tasks.asr.transcripts import TextForm, as_form, spoken_form
@@ -35,8 +41,7 @@ class Utterance(NamedTuple):
 class SpeechSource(Source):
     """Base of the sources of speech; a subclass defines `load`.
 
-    The split of an utterance depends on the spoken form of its transcript alone where a subclass
-    splits by `split_of_text`, so no held-out sentence is in the training data.
+    `SplitByText` is the base of those that hold out utterances by their transcripts.
     """
 
     class Params(Source.Params):
@@ -120,9 +125,11 @@ class SpeechSource(Source):
 class InMemorySpeech(SpeechSource):
     """Recordings in memory, from a method `recordings` of a subclass.
 
-    class Digits(InMemorySpeech):
-        def recordings(self, split):
-            return [(samples, "seven") for samples in …]
+    A subclass:
+
+        class Digits(InMemorySpeech):
+            def recordings(self, split):
+                return [(samples, "seven") for samples in …]
     """
 
     class Params(SpeechSource.Params):
@@ -148,7 +155,10 @@ class InMemorySpeech(SpeechSource):
 
 
 class SplitByText(SpeechSource):
-    """Base of sources that hold out utterances by the spoken form of their transcripts."""
+    """Base of sources that hold out utterances by the spoken form of their transcripts.
+
+    The split depends on this form alone, so no held-out sentence is in the training data.
+    """
 
     class Params(SpeechSource.Params):
         """Params of SplitByText."""
@@ -158,8 +168,11 @@ class SplitByText(SpeechSource):
 
     def in_split(self, text: str, split: Split) -> bool:
         """Returns whether utterances with this text belong to the split."""
-        p = self.params
-        return split_of(spoken_form(text), p.dev_fraction, p.test_fraction) == split
+        return split_of(spoken_form(text), *self.fractions()) == split
+
+    def fractions(self) -> tuple[float, float]:
+        """Returns the shares of the texts that are in the splits dev and test."""
+        return self.params.dev_fraction, self.params.test_fraction
 
 
 class AsteriskPrompts(SplitByText):
@@ -294,18 +307,15 @@ class TranscriptFiles(SplitByText):
                 if not isinstance(path, str) or not path or not isinstance(text, str):
                     self.skips.add(origin, f"no {p.path_field!r} or {p.text_field!r}")
                     continue
-                if name == "files" and not self._belongs(text, split):
+                if name == "files" and not self.in_split(text, split):
                     continue
                 own = path if os.path.isabs(path) else files.join(os.path.dirname(table), path)
                 found.append((Utterance(own, text), origin))
         return found
 
-    def _belongs(self, text: str, split: Split) -> bool:
-        """Returns whether a text of `files` is in the split; a split with own tables takes none."""
-        p = self.params
-        dev = 0.0 if p.dev_files else p.dev_fraction
-        test = 0.0 if p.test_files else p.test_fraction
-        return split_of(spoken_form(text), dev, test) == split
+    def fractions(self) -> tuple[float, float]:
+        """See `SplitByText`; a split with tables of its own has no text of `files`."""
+        return held_out_fractions(self.params, "files")
 
     def _lines(self, table: str) -> list[tuple[dict[str, Any], Origin]]:
         lines = files.read(table).split(b"\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,8 @@ import tensorflow as tf
 
 from tekso.framework.context import StepContext
 from tekso.framework.exports import ExportedFunction, ExportedInput, ExportedOutput
-from tekso.framework.input.held_out import HeldOut
 from tekso.framework.input.input import Input
-from tekso.framework.input.skips import InputError
+from tekso.framework.input.skips import BadRecordError, InputError
 from tekso.framework.params import REQUIRED, literals, param
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
 from tekso.framework.task import Batch, Decoded, LossSums, Program, Scored, Task
@@ -21,7 +21,7 @@ from tekso.models.ctc_loss import ctc_frames_needed, ctc_loss
 from tekso.models.ctc_model import CtcModel
 from tekso.models.layers.frames import FrameSequence
 from tekso.models.speech_encoder import frames_of
-from tekso.tasks.asr.audio import AudioError, read_audio
+from tekso.tasks.asr.audio import AudioError, Samples, read_audio
 from tekso.tasks.asr.input import BucketedSpeech
 from tekso.tasks.asr.transcriber import Transcriber, TranscriptScoring
 from tekso.tasks.asr.word_errors import CER, WER, jiwer_module
@@ -35,9 +35,9 @@ NUM_EXAMPLES = 3  # utterances that are transcribed if no files are given
 class CtcTask(Task):
     """Minimises -log P(labels | samples), summed over all alignments, per label.
 
-    An utterance with too few frames for its labels has no alignment. It does not contribute to the
-    loss, and the metric "impossible" is the share of such utterances. The blank counts as a label,
-    so an utterance without labels has weight 1.
+    An utterance with too few frames for its labels has no alignment. Neither its loss nor its
+    labels count, and the metric "impossible" is the share of such utterances. The blank counts as
+    a label, so an utterance without labels has weight 1.
 
     Shapes:
       batch:
@@ -116,7 +116,7 @@ class CtcTask(Task):
         return [
             f"{path}: {speech.num_too_long:,} utterances are too long and are left out"
             for path, input in inputs.items()
-            if isinstance(speech := _inner(input), BucketedSpeech) and speech.num_too_long
+            if isinstance(speech := input.inner, BucketedSpeech) and speech.num_too_long
         ]
 
     def check_batch(self, what: str, batch: Mapping[str, np.ndarray]) -> None:
@@ -131,8 +131,10 @@ class CtcTask(Task):
             raise InputError(f"{what}: label {wrong} is not in 0 to {size - 1}")
 
     def loss_weight(self, batch: Batch) -> tf.Tensor:
-        """Returns the number of labels, of at least 1 in each utterance."""
-        return tf.reduce_sum(batch["weights"] * _num_labels(batch))
+        """Returns the number of labels, of at least 1 in each utterance that has an alignment."""
+        possible = _has_alignment(batch, self.model.num_frames(batch["num_samples"]))
+        labels = tf.cast(tf.maximum(batch["num_labels"], 1), tf.float32)
+        return tf.reduce_sum(batch["weights"] * labels * tf.cast(possible, tf.float32))
 
     def pieces(self) -> list[Piece]:
         """Returns the pieces of the model, and one for loss and metrics; see `Task`."""
@@ -159,8 +161,7 @@ class CtcTask(Task):
             blank_id=self.model.blank_id,
         )
         weights = tf.cast(batch["weights"], nats.dtype)
-        needed = ctc_frames_needed(batch["labels"], batch["num_labels"])
-        possible = needed <= logits.lengths
+        possible = _has_alignment(batch, logits.lengths)
         nats = tf.where(possible, nats, tf.zeros_like(nats))
         missing = weights * tf.cast(tf.logical_not(possible), nats.dtype)
         metrics = {IMPOSSIBLE: (tf.reduce_sum(missing), tf.reduce_sum(weights))}
@@ -193,7 +194,9 @@ class CtcTask(Task):
         del is_last
         if self._scoring is None:
             return None
-        return self._scoring.score(program, _speech(input), self.transcriber, stopped=stopped)
+        speech = _speech(input)
+        steps = map(input.inner_step, range(input.num_batches or 0))
+        return self._scoring.score(program, speech, steps, self.transcriber, stopped=stopped)
 
     @classmethod
     def decodes_data(cls, params: Any) -> bool:
@@ -203,30 +206,32 @@ class CtcTask(Task):
     def decode(self, program: Program, input: Input) -> Decoded | None:
         """Returns transcripts of the audio files in the Params, or of the first utterances.
 
-        Raises:
-          InputError: a file is not audio.
+        The record of a file that cannot be read has "error" instead of "text".
         """
-        records: list[dict[str, Any]] = []
+        rate = self.params.model.front_end.sample_rate
+        given: list[tuple[dict[str, Any], Callable[[], Samples]]] = []
         if self.params.decode:
             for path in self.params.decode:
-                try:
-                    samples = read_audio(path, self.params.model.front_end.sample_rate)
-                except AudioError as error:
-                    raise InputError(f"task.decode: {path}: {error}") from error
-                text = self.transcriber.one_text(program, samples, input.tokenizer)
-                records.append({"kind": "transcript", "file": path, "text": text})
+                given.append(({"file": path}, partial(read_audio, path, rate)))
         else:
             speech = _speech(input)
             for i in range(min(NUM_EXAMPLES, speech.num_examples)):
-                text = self.transcriber.one_text(program, speech.samples(i), speech.tokenizer)
-                own = {"file": speech.origin(i), "text": text, "reference": speech.text(i)}
-                records.append({"kind": "transcript", **own})
+                known = {"file": speech.origin(i), "reference": speech.text(i)}
+                given.append((known, partial(speech.samples, i)))
+        records = []
+        for known, read in given:
+            try:
+                samples = read()
+            except (AudioError, BadRecordError, OSError) as error:
+                found = {"error": _reason(error)}
+            else:
+                found = {"text": self.transcriber.one_text(program, samples, input.tokenizer)}
+            records.append({"kind": "transcript", **known, **found})
         return Decoded("\n".join(map(_shown, records)), records)
 
     def exports(self, input: Input) -> dict[str, ExportedFunction]:
         """Returns a function from samples to log-probabilities, with the front end inside."""
-        longest = BucketedSpeech.signature(input.params)
-        most = longest["samples"][0][1] if longest else 16_000
+        most = BucketedSpeech.longest(input.params)
 
         def run(theta: Theta, *arguments: Any) -> dict[str, tf.Tensor]:
             samples, num_samples, ctx = arguments
@@ -245,6 +250,7 @@ class CtcTask(Task):
                     "num_frames": ExportedOutput("frames of each recording"),
                 },
                 lengths=[most],
+                for_litert=True,
             )
         }
 
@@ -255,12 +261,9 @@ class CtcTask(Task):
         return None
 
 
-def _num_labels(batch: Batch) -> tf.Tensor:
-    return tf.cast(tf.maximum(batch["num_labels"], 1), tf.float32)
-
-
-def _inner(input: Input) -> Input:
-    return input.inner if isinstance(input, HeldOut) else input
+def _has_alignment(batch: Batch, num_frames: tf.Tensor) -> tf.Tensor:
+    """Returns whether the labels of each utterance fit into its frames, bool [B]."""
+    return ctc_frames_needed(batch["labels"], batch["num_labels"]) <= num_frames
 
 
 def _speech(input: Input) -> BucketedSpeech:
@@ -269,13 +272,21 @@ def _speech(input: Input) -> BucketedSpeech:
     Raises:
       InputError: it has none, or has not read its data.
     """
-    found = _inner(input)
+    found = input.inner if isinstance(input, Input) else input
     if not isinstance(found, BucketedSpeech):
         raise InputError("the task needs the utterances of its input, but they are not loaded")
     return found
 
 
+def _reason(error: Exception) -> str:
+    if isinstance(error, BadRecordError):
+        return error.reason
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
 def _shown(record: Mapping[str, Any]) -> str:
+    if "error" in record:
+        return f"{record['file']}: {record['error']}"
     lines = [f"{record['file']}", f"  model: {record['text']}"]
     if "reference" in record:
         lines.append(f"  reference: {record['reference']}")

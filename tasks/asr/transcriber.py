@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -119,13 +119,22 @@ class TranscriptScoring(Configurable):
         self,
         program: Program,
         input: BucketedSpeech,
+        steps: Iterable[int],
         transcriber: Transcriber,
         *,
         stopped: Callable[[], bool],
     ) -> Scored | None:
-        """Returns the rates of all utterances of an input; see `Task.score`."""
+        """Returns the rates of the utterances of some batches; see `Task.score`.
+
+        Args:
+          program: calls functions with the weights.
+          input: the utterances.
+          steps: steps of the input, each once.
+          transcriber: finds the texts.
+          stopped: called before every batch.
+        """
         texts, origins, found = [], [], []
-        for step in range(input.num_batches or 0):
+        for step in steps:
             if stopped():
                 return None
             batch = input.batch(step)
@@ -137,13 +146,10 @@ class TranscriptScoring(Configurable):
                 origins.append(input.origin(example))
                 found.append(transcribed[row])
         errors = word_errors(texts, found)
-        some = (
-            np.arange(min(self.params.shown, len(texts)))
-            * len(texts)
-            // max(min(self.params.shown, len(texts)), 1)
-        )
-        lines = [input.describe(), *errors.lines(), ""]
-        lines += _shown(some.tolist(), origins, texts, found)
+        shown = min(self.params.shown, len(texts))
+        some = [i * len(texts) // shown for i in range(shown)]
+        lines = [input.describe(), f"scored: {len(texts):,} utterances", *errors.lines(), ""]
+        lines += _shown(some, origins, texts, found)
         worst = errors.worst(self.params.worst)
         if worst:
             lines += ["", "most word errors:", *_shown(worst, origins, texts, found)]

@@ -10,7 +10,7 @@ import numpy as np
 from tekso.framework import files
 from tekso.framework.input.skips import BadRecordError, InputError, Origin
 from tekso.framework.input.sources import digest
-from tekso.framework.input.splits import Split, check_fractions, split_of
+from tekso.framework.input.splits import Split, check_fractions, held_out_fractions, split_of
 from tekso.framework.input.tfrecords import TfRecords, feature_of
 from tekso.framework.params import param
 from tekso.tasks.image.decoding import SUFFIXES
@@ -114,10 +114,7 @@ class ImageFolders(ImageSource):
         return found
 
     def _is_chosen(self, name: str) -> bool:
-        p = self.params
-        dev = 0.0 if p.dev_folder else p.dev_fraction
-        test = 0.0 if p.test_folder else p.test_fraction
-        return split_of(name, dev, test) == self.split
+        return split_of(name, *held_out_fractions(self.params, "folder")) == self.split
 
     def _read(self, index: int) -> LabelledImage:
         labels: Any = self.labels

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from tekso.framework import files
 from tekso.framework.input.skips import InputError, Origin
 from tekso.framework.input.sources import Source, digest
-from tekso.framework.input.splits import Split, check_fractions, part
+from tekso.framework.input.splits import Split, check_fractions, held_out_fractions, part
 from tekso.framework.params import param
 
 IMAGES, LABELS = "images", "labels"
@@ -112,9 +112,8 @@ class ImageArrays(ImageSource):
             return _read_npz(own)
         check_fractions(p)
         arrays = _read_npz(p.file)
-        dev = 0.0 if p.dev_file else p.dev_fraction
-        test = 0.0 if p.test_file else p.test_fraction
-        rows = slice(*part(len(arrays.get(LABELS, ())), split, dev, test))
+        fractions = held_out_fractions(p, "file")
+        rows = slice(*part(len(arrays.get(LABELS, ())), split, *fractions))
         return {name: array[rows] for name, array in arrays.items()}
 
     def __len__(self) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tekso.framework.input.bucketing import BucketBatch
+from tekso.framework.input.bucketing import BucketBatch, BucketedInput
 from tekso.framework.input.row_inputs import BucketedRows
 from tekso.framework.input.sides import longest
 from tekso.tasks.mt.input import TranslationInput
@@ -37,11 +37,12 @@ class BucketedPairs(BucketedRows, TranslationInput):
     @property
     def num_batches(self) -> int | None:
         """Number of batches in one pass; None if the input is endless."""
-        return super(BucketedRows, self).num_batches
+        return super(BucketedInput, self).num_batches
 
-    def _chosen(self, step: int) -> BucketBatch:
+    def bucket_batch(self, step: int) -> BucketBatch:
+        """See `BucketedInput`."""
         if self.params.order == "shuffled":
-            return super()._chosen(step)
+            return super().bucket_batch(step)
         size, count = self.params.batch_size, self.num_examples
         place = np.arange(step * size, (step + 1) * size)
         is_padding = (self.params.order == "once") & (place >= count)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -40,3 +41,9 @@ def test_prompts_are_trained_on_scored_and_transcribed(tmp_path: Path) -> None:
     soundfile.write(tmp_path / "hello.flac", asterisk_folder.tones_of("abc"), 8000)
     given = ["--logdir=runs/a", "--mode=decode", "--set", 'task.decode=["hello.flac"]']
     assert "hello.flac\n  model:" in trainer(tmp_path, *given)
+
+    printed = trainer(tmp_path, "--logdir=runs/a", "--mode=export", "--output=out")
+    assert "recognize(samples, num_samples) -> log_probs, num_frames" in printed
+    about = json.loads((tmp_path / "out/assets/export.json").read_text())
+    assert about["functions"]["recognize"]["longest"] == 8000  # a second
+    assert "tokenizer" in about["vocabularies"]

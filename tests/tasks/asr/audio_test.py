@@ -116,6 +116,23 @@ def test_reads_tables_and_holds_out_texts(tmp_path: Path, suffix: str) -> None:
     assert path.startswith(str(tmp_path / "clips"))
 
 
+def test_a_split_with_tables_of_its_own_takes_no_text_of_training(tmp_path: Path) -> None:
+    for name, count in (("all", 40), ("dev", 3)):
+        rows = [f"{name}{i}.wav\t{name} sentence {'x' * i}" for i in range(count)]
+        (tmp_path / f"{name}.tsv").write_text("\n".join(["path\ttext", *rows]) + "\n")
+    params = TranscriptFiles.Params(
+        files=str(tmp_path / "all.tsv"),
+        dev_files=str(tmp_path / "dev.tsv"),
+        dev_fraction=0.5,
+        test_fraction=0.25,
+    )
+    found: dict[Any, Any] = {s: params.instantiate(split=s) for s in ("train", "dev", "test")}
+    train, dev, test = (texts(source) for source in found.values())
+    assert [text.split()[0] for text in dev] == ["dev"] * 3
+    assert len(test) > 2 and len(train) > 20 and len(train) + len(test) == 40
+    assert all(found["train"].in_split(text, "train") for text in train)
+
+
 def test_a_table_without_the_column_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.tsv").write_text("path\tsentence\n1.wav\ta\n")
     with pytest.raises(InputError, match=r"no column 'text'; its columns are \['path'"):

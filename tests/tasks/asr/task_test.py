@@ -8,6 +8,7 @@ from typing import Any
 import asterisk_folder
 import numpy as np
 import pytest
+import soundfile
 import tensorflow as tf
 
 from tekso.framework import schedules
@@ -16,6 +17,7 @@ from tekso.framework.experiment import Experiment, Run
 from tekso.framework.input.held_out import HeldOut
 from tekso.framework.learner import Learner
 from tekso.framework.optimizers.adam import Adam
+from tekso.framework.run.evaluation import EvaluationError, evaluate
 from tekso.framework.run.session import Session
 from tekso.models.ctc_model import CtcModel
 from tekso.models.layers.log_mel import LogMel
@@ -73,6 +75,17 @@ def test_the_loss_is_that_of_each_utterance_alone_whatever_its_padding() -> None
     )
 
 
+class OneDevice:
+    """Evaluates on one device."""
+
+    def __init__(self, task: Any, theta: Any) -> None:
+        self.task, self.theta = task, theta
+
+    def eval_step(self, batch: Any) -> Any:
+        sums = self.task.loss(self.theta, batch, StepContext())
+        return {"loss": (sums.loss_sum, self.task.loss_weight(batch)), **sums.metrics}
+
+
 def test_an_utterance_without_an_alignment_does_not_count_in_the_loss() -> None:
     task: Any = task_params(**{"model.vocab_size": 5}).instantiate()
     theta, given = task.init(seed=1), batch(np.random.default_rng(2))
@@ -80,6 +93,13 @@ def test_an_utterance_without_an_alignment_does_not_count_in_the_loss() -> None:
     with tf.GradientTape() as tape:
         tape.watch(tf.nest.flatten(theta))
         sums = task.loss(theta, given, StepContext())
+    assert float(task.loss_weight(given)) == 3 + 0 + 1  # 4 labels without frames
+    with pytest.raises(EvaluationError, match="or does loss_weight exclude all of it"):
+        second = {name: array[1:2] for name, array in given.items()}
+        evaluate(OneDevice(task, theta), task, iter([second]), name="dev")
+    first = {name: array[:1] for name, array in given.items()}
+    alone = task.loss(theta, first, StepContext())
+    assert float(sums.loss_sum) == pytest.approx(float(alone.loss_sum), rel=1e-5)
     one, two = sums.metrics["impossible"]
     assert (float(one), float(two)) == (1.0, 3.0)  # the third has neither frames nor labels
     gradients = tape.gradient(sums.loss_sum, tf.nest.flatten(theta))
@@ -172,3 +192,62 @@ def test_a_small_model_learns_to_spell_tones(tmp_path: Path) -> None:
     assert figures["cer"] < 0.1 and figures["impossible"] == 0, figures
     decoded = session.task.decode(session.program, session.input)
     assert decoded is not None and decoded.records[0]["text"] == decoded.records[0]["reference"]
+
+
+class Heard:
+    """Takes the place of a program: tells what it is given, and hears nothing."""
+
+    def __init__(self) -> None:
+        self.recordings: set[bytes] = set()
+
+    def call(self, function: Any, samples: Any, num_samples: Any) -> Any:
+        del function
+        for row, size in zip(samples.numpy(), num_samples.numpy(), strict=True):
+            self.recordings.add(row[:size].tobytes())
+        silence = np.zeros([len(samples), 1, 6], np.float32)
+        return silence, np.zeros(len(samples), np.int32)
+
+
+def test_error_rates_are_of_the_batches_of_the_evaluation(tmp_path: Path) -> None:
+    asterisk_folder.write(tmp_path, [a + b for a in "abcdef" for b in "abcdef"])
+    train = (
+        Tones()
+        .input()
+        .set(**{"corpus.folder": str(tmp_path), "corpus.dev_fraction": 0.5, "batch_size": 3})
+    )
+    held_out: Any = HeldOut.Params(max_batches=2).instantiate(train=train)
+    assert held_out.inner.num_batches > 4
+    task: Any = task_params(**{"model.vocab_size": 5}).instantiate()
+    program = Heard()
+    scored = task.score(program, held_out, is_last=True)
+    expected = {
+        row[:size].tobytes()
+        for step in range(2)
+        for batch in [held_out.batch(step)]
+        for row, size in zip(batch["samples"], batch["num_samples"], strict=True)
+    }
+    assert len(expected) == 6 and program.recordings == expected
+    assert "scored: 6 utterances" in scored.text and scored.figures["deletions"] == 1.0
+
+
+def test_a_broken_file_gets_a_reason_and_the_others_are_transcribed(tmp_path: Path) -> None:
+    (tmp_path / "noise.wav").write_bytes(b"no audio at all")
+    soundfile.write(tmp_path / "good.wav", asterisk_folder.tones_of("ab"), 8000)
+    names = ["noise.wav", "missing.wav", "good.wav"]
+    paths = [str(tmp_path / name) for name in names]
+    task: Any = task_params(**{"model.vocab_size": 5, "decode": paths}).instantiate()
+
+    class Letters:
+        class tokenizer:  # noqa: N801
+            @staticmethod
+            def decode(labels: Any) -> str:
+                return "".join("abcde"[label] for label in labels)
+
+    program = Heard()
+    decoded = task.decode(program, Letters())
+    noise, missing, good = decoded.records
+    assert "not audio" in noise["error"] and missing["error"] == "No such file or directory"
+    assert "text" not in noise and [record["file"] for record in decoded.records] == paths
+    assert good == {"kind": "transcript", "file": paths[2], "text": ""}
+    assert len(program.recordings) == 1
+    assert decoded.text.splitlines()[1] == f"{paths[1]}: No such file or directory"
