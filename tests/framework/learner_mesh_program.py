@@ -9,11 +9,13 @@ import json
 import os
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ["DTENSOR_USE_ALL_TO_ALL_RELAYOUT"] = "0"  # the default one is wrong on CPU
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 import tensorflow as tf
 from learner_updates import updated
