@@ -57,7 +57,7 @@ FORMS = {
     "spmd_pipeline": Form(_set("spmd_pipelined", "num_stages=2", "num_micro_batches=2")),
     "two_processes": Form(_set("data_parallel", "xla=none"), processes=2),
     "mesh_of_two_processes": Form(
-        _set("mesh_sharded", "mesh=data:2", "rules=data_parallel", "xla=none"), processes=2
+        _set("mesh_sharded", "mesh=data:2", "rules=data", "xla=none"), processes=2
     ),
 }
 
