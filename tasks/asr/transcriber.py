@@ -10,6 +10,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from tekso.framework.context import StepContext
+from tekso.framework.input.held_out import spread
 from tekso.framework.input.tokenizers import Tokenizer
 from tekso.framework.params import Configurable, param
 from tekso.framework.task import Program, Scored
@@ -146,8 +147,7 @@ class TranscriptScoring(Configurable):
                 origins.append(input.origin(example))
                 found.append(transcribed[row])
         errors = word_errors(texts, found)
-        shown = min(self.params.shown, len(texts))
-        some = [i * len(texts) // shown for i in range(shown)]
+        some = spread(len(texts), self.params.shown).tolist()
         lines = [input.describe(), f"scored: {len(texts):,} utterances", *errors.lines(), ""]
         lines += _shown(some, origins, texts, found)
         worst = errors.worst(self.params.worst)

@@ -16,7 +16,6 @@ import numpy.typing as npt
 from tekso.framework import files
 from tekso.framework.input import shuffle
 from tekso.framework.input.data_digests import check_digest
-from tekso.framework.input.held_out import HeldOut
 from tekso.framework.input.input import Batch, ExampleInput, Input, Signature
 from tekso.framework.input.skips import BadRecordError, InputError, SkipReport
 from tekso.framework.params import REQUIRED, param
@@ -263,7 +262,7 @@ def images_of(input: Input) -> Images:
     Raises:
       InputError: it reads no images.
     """
-    inner = input.inner if isinstance(input, HeldOut) else input
+    inner = input.inner
     if not isinstance(inner, Images):
         raise InputError(f"{type(inner).__name__} reads no images: use Images as the input")
     return inner
