@@ -21,7 +21,7 @@ def loop_name() -> str:
     Defect: DTensor derives the names of a loop's functions from the name of its op, and does not
     add a function if another one has its name.
     """
-    return f"loop_{next(_numbers)}"
+    return f"loop_{next(_numbers)}_"  # DTensor appends digits: loop_1 and loop_11 would meet
 
 
 def loop_inputs(given: Iterable[tf.Tensor]) -> list[tf.Tensor]:
