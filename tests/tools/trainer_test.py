@@ -227,7 +227,7 @@ def test_output_to_a_pipe_is_plain_lines_and_nothing_of_others(whole: Any) -> No
     assert re.match(
         r"step 20/40 +loss \d\.\d+ +grad .* +lr .* ex/s +wait +\d+% .* left$", steps[19]
     )
-    assert any("what to type next" in line for line in lines)
+    assert any("next commands" in line for line in lines)
 
 
 def test_what_to_type_next_works(package: Path, whole: Any) -> None:

@@ -205,8 +205,10 @@ def test_an_axis_over_which_nothing_of_a_stage_is_split_is_warned_of(
         return list(said)
 
     (one,) = warned("batch:data")
-    assert one.startswith("execution.stages_on.mesh data:2;model:2: nothing is sharded over model,")
-    assert "execution.stages_on.rules or execution.stages_on.slots_axis" in one
+    assert one.startswith(
+        "execution.stages_on.mesh data:2;model:2: no tensor is sharded over axis model,"
+    )
+    assert "execution.stages_on.rules, or set execution.stages_on.slots_axis" in one
     assert not warned(f"batch:data;{TENSOR}")
 
 
