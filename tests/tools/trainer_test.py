@@ -279,7 +279,7 @@ def test_a_signal_saves_and_the_same_command_goes_on(
     step = int(re.findall(r"after step (\d+) of 40", stopped)[0])
     again = run(package, LINE, f"--logdir={tmp_path}", *DETERMINISTIC)
     assert f"step_{step:08d}: {40 - step} steps are left" in again.stdout, again.stderr
-    assert "\n  equal to an uninterrupted run to the last bit\n" in again.stdout
+    assert "\n  the results equal those of an uninterrupted run to the last bit\n" in again.stdout
     assert losses(tmp_path) == losses(whole[0])
 
 
