@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 import tensorflow as tf
 
-from tekso.framework.context import Mode
+from tekso.framework.context import Examples, Mode
 from tekso.framework.execution.base import (
     Batch,
     ExecutionProgram,
@@ -196,20 +196,11 @@ class MeshProgram(ExecutionProgram):
         mode: Mode,
         step: tf.Tensor | int,
         offset: Any,
-        examples: int,
-        num_examples: int | None = None,
+        size: int,
+        batch_size: int | None = None,
     ) -> MeshContext:
-        return step_context.context(
-            self._placement,
-            self._layout,
-            mode=mode,
-            seed=self._step.seed,
-            step=step,
-            offset=offset,
-            examples=examples,
-            num_examples=num_examples,
-            fuse=self._fuse,
-        )
+        examples = Examples(mode, self._step.seed, step, offset, size, batch_size or size)
+        return step_context.context(self._placement, self._layout, examples, self._fuse)
 
     def _used(self, weights: Mapping[str, tf.Tensor], ctx: MeshContext) -> Flat:
         """Returns the weights for a step: cast, and sharded by the rules alone."""
