@@ -20,7 +20,7 @@ import dataclasses
 import functools
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,11 +30,10 @@ from tekso.framework.execution.base import Batch, ExecutionProgram, num_examples
 from tekso.framework.execution.data_parallel_program import DataParallelProgram
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.shards import Shard
-from tekso.framework.execution.state import Stored
+from tekso.framework.execution.state import ReadKey
 from tekso.framework.exit_codes import ExitCode
 from tekso.framework.state import State
 from tekso.framework.step import Flat, Step, Sums, added
-from tekso.framework.weight_spec import WeightSpec
 
 _FIRST_SERVER = "/job:ps/replica:0/task:0"
 
@@ -89,7 +88,8 @@ class ParameterServerProgram(ExecutionProgram):
         workers_per_group: int,
         server: str,
     ) -> None:
-        self._step, self._local = step, local
+        super().__init__(step)
+        self._local = local
         self._strategy, self._coordinator = strategy, coordinator
         self.concurrent_steps, self._parts, self._server = num_groups, workers_per_group, server
         self._variables: State[tf.Variable] = State({}, {})
@@ -104,18 +104,9 @@ class ParameterServerProgram(ExecutionProgram):
 
     # --- state ---
 
-    def specs(self) -> dict[str, WeightSpec]:
+    def assign(self, value: ReadKey) -> None:
         """See `ExecutionProgram`."""
-        return self._local.specs()
-
-    def initialize(self) -> None:
-        """See `ExecutionProgram`."""
-        self._local.initialize()
-        self._send_state()
-
-    def restore(self, read: Callable[[str], Stored], keys: Set[str]) -> None:
-        """See `ExecutionProgram`."""
-        self._local.restore(read, keys)
+        self._local.assign(value)
         self._send_state()
 
     def state(self) -> dict[str, np.ndarray]:
@@ -148,7 +139,7 @@ class ParameterServerProgram(ExecutionProgram):
         if self._local_version != self._version:
             with self._explaining():
                 state = self._variables.map(lambda variable: variable.numpy()).keyed()
-            self._local.assign(state.__getitem__)
+            self._local.assign(lambda key, where: state[key][where])
             self._local_version = self._version
         return self._local
 
