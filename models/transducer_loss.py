@@ -53,26 +53,25 @@ def transducer_loss(
       returns: [B], float32 or wider
     Source: Graves 2012, sections 2.3 and 2.4.
     """
-    blank, label = transition_log_probs(logits, labels, blank_id=blank_id)
+    next_label = tf.one_hot(tf.pad(labels, [[0, 0], [0, 1]]), logits.shape[3])
+    blank, label = transition_log_probs(logits, next_label, blank_id=blank_id)
     return lattice_loss(blank, label, ctx, num_frames=num_frames, num_labels=num_labels)
 
 
 def transition_log_probs(
-    logits: tf.Tensor, labels: tf.Tensor, *, blank_id: int
+    logits: tf.Tensor, next_label: tf.Tensor, *, blank_id: int
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the log-probabilities of the blank and of the next label at every node.
 
     Shapes:
-      logits: [B, T, U + 1, V], labels: [B, U] int
-      returns: [B, T, U + 1] twice, float32 or wider; there is no label after the last one, so the
-        last row of the second is that of token 0
+      logits: [B, T, R, V]
+      next_label: [B, R, V] float, one-hot; after the last label, that of any token
+      returns: [B, T, R] twice, float32 or wider
     """
     wide = tf.maximum(widen(logits), IMPOSSIBLE)  # finite, because the einsum adds 0 * logit
     total = tf.reduce_logsumexp(wide, 3)
-    next_label = tf.pad(labels, [[0, 0], [0, 1]])
-    chosen = tf.one_hot(next_label, logits.shape[3], dtype=wide.dtype)
-    label = tf.einsum("btuv,buv->btu", wide, chosen)
-    return wide[..., blank_id] - total, label - total
+    chosen = tf.stop_gradient(tf.cast(next_label, wide.dtype))
+    return wide[..., blank_id] - total, tf.einsum("btuv,buv->btu", wide, chosen) - total
 
 
 def lattice_loss(
