@@ -46,6 +46,7 @@ USED_IN: dict[str, tuple[str, ...]] = {
     "export_batch_size": ("export",),
     "export_lengths": ("export",),
     "trace_pipeline": ("train",),
+    "profile_steps": ("train",),
     "tpu": _RUN,
     "cluster": _PROCESSES,
     "process": _PROCESSES,

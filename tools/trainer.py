@@ -7,6 +7,7 @@ import functools
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -63,6 +64,7 @@ def _supervised(argv: list[str]) -> int:
 
 
 def _act(argv: list[str]) -> int:
+    begin = time.perf_counter()
     if FLAGS.logdir == "":
         raise UsageError("--logdir is empty: give a folder, or leave it away for runs/MODEL")
     if FLAGS["list"].value is None and FLAGS.mode != "replay":
@@ -71,7 +73,7 @@ def _act(argv: list[str]) -> int:
     if FLAGS["list"].value is not None:
         return list_mode.run(FLAGS["list"].value, as_json=FLAGS.format == "json")
     actions: dict[str, Callable[[list[str]], int]] = {
-        "train": _train,
+        "train": functools.partial(_train, begin=begin),
         "eval": _eval,
         "follow": _follow,
         "decode": _decode,
@@ -201,7 +203,7 @@ def _cluster() -> Cluster | None:
 # --- modes ---
 
 
-def _train(argv: list[str]) -> int:
+def _train(argv: list[str], *, begin: float) -> int:
     from tekso.framework.run import modes
 
     if FLAGS.format == "json":
@@ -214,7 +216,9 @@ def _train(argv: list[str]) -> int:
         from tekso.framework.run import pipeline_plan
 
         pipeline_plan.check_can_be_traced(tree)
-    return modes.train(_job(model, tree, registered, argv))
+    job = _job(model, tree, registered, argv)
+    profiled = trainer_flags.profile_steps()
+    return modes.train(dataclasses.replace(job, profile_steps=profiled, begin=begin))
 
 
 def _job_of_checkpoint(argv: list[str], *, reads_data: bool) -> tuple[Job, Checkpoint]:

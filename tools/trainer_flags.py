@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import shlex
 from collections.abc import Sequence
 from typing import Any
@@ -136,6 +137,16 @@ def _define_outputs(f: flags.FlagValues) -> None:
     )
 
 
+def _define_profile(f: flags.FlagValues) -> None:
+    flags.DEFINE_string(
+        "profile_steps",
+        None,
+        "With train: record TensorFlow's profile of these steps (10-14, or 10) in the folder "
+        "profile of the logdir, for TensorBoard.",
+        flag_values=f,
+    )
+
+
 def _define_processes(f: flags.FlagValues) -> None:
     flags.DEFINE_string(
         "tpu", None, "TPU to run on: a name, an address, or local; a mesh: local.", flag_values=f
@@ -237,8 +248,8 @@ def _define_command(f: flags.FlagValues) -> None:
 
 
 for _define in (
-    _define_run, _define_devices, _define_outputs, _define_processes, _define_incident,
-    _define_command,
+    _define_run, _define_devices, _define_outputs, _define_profile, _define_processes,
+    _define_incident, _define_command,
 ):  # fmt: skip
     _define(FLAGS)
 
@@ -265,6 +276,25 @@ def parse(argv: Sequence[str]) -> None:
     if rest:
         hint = f"; did you mean --model={rest[0]}?" if not FLAGS.model and "." in rest[0] else ""
         raise UsageError(f"{rest[0]!r} is not a flag: flags begin with --{hint}")
+
+
+def profile_steps() -> tuple[int, int] | None:
+    """Returns the first and the last step of --profile_steps; None if it is not given.
+
+    Raises:
+      UsageError: they are no steps.
+    """
+    text = FLAGS.profile_steps
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d+)(?:-(\d+))?", text)
+    first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+    if not 1 <= first <= last:
+        raise UsageError(
+            f"--profile_steps={text}: expected the first and the last step, counted from 1, as in "
+            "--profile_steps=10-14, or one step"
+        )
+    return first, last
 
 
 def _setting_for_flag(words: Sequence[str]) -> str:
@@ -299,6 +329,7 @@ def help_text() -> str:
             "model": "key",
             "cluster": "addresses",
             "output": "path",
+            "profile_steps": "first-last",
         },
     )
     return (
