@@ -246,5 +246,5 @@ def _seen(records: Sequence[Record], step: int) -> float:
         if 0 < record[STEP] <= step:
             for name, value in record.items():
                 if name.endswith(SEEN) and isinstance(value, int | float):
-                    return float(value) * step / record[STEP]
+                    return float(value * step / record[STEP])
     return 0.0
