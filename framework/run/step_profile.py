@@ -30,6 +30,9 @@ class StepProfile:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._began is None:
+            steps = f"{self._first} to {self._last}"
+            self._tell(f"no profile was written: this process ran none of the steps {steps}")
         self._close("the last")
 
     @contextlib.contextmanager
