@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tekso.tools import (
+    cluster_flags,
     command_errors,
     command_flags,
     experiment_flags,
@@ -23,7 +24,6 @@ from tekso.tools.command_errors import OK, UsageError
 from tekso.tools.trainer_flags import EXAMPLE, FLAGS, PROGRAM
 
 if TYPE_CHECKING:  # slow to import, so the functions below import these modules when they run
-    from tekso.framework.cluster import Cluster
     from tekso.framework.experiment import Tree
     from tekso.framework.run.checkpoints import Checkpoint
     from tekso.framework.run.job import Job
@@ -83,6 +83,7 @@ def _act(argv: list[str]) -> int:
         "inspect_model": _inspect_model,
         "inspect_sharding": _inspect_sharding,
         "inspect_pipeline": _inspect_pipeline,
+        "plan": _plan,
     }
     return actions[FLAGS.mode](argv)
 
@@ -155,7 +156,7 @@ def _job(model: str, tree: Tree.Params, registered: Tree.Params, argv: list[str]
     from tekso.framework.run.report.console import Console, console_for
 
     console: Console = console_for(sys.stderr if FLAGS.format == "json" else sys.stdout)
-    cluster = _cluster()
+    cluster = cluster_flags.find(FLAGS)
     if cluster is not None and cluster.process > 0:
         console = FollowingConsole(console, cluster.process)
     return Job(
@@ -174,30 +175,6 @@ def _job(model: str, tree: Tree.Params, registered: Tree.Params, argv: list[str]
         wait_limit_s=FLAGS.wait_limit_s,
         shows_step=FLAGS.trace_pipeline,
     )
-
-
-def _cluster() -> Cluster | None:
-    from tekso.framework import cluster, exposure
-
-    if FLAGS.mode == "follow":  # a process of its own, beside those that train
-        return None
-
-    try:
-        found = cluster.find(FLAGS.cluster, FLAGS.process, os.environ)
-        if found is not None:
-            allowed = FLAGS.allow_unauthenticated_network
-            found = dataclasses.replace(found, allows_network=allowed)
-            exposure.check(
-                found.address, source=found.source, allowed=allowed, others=found.addresses
-            )
-    except (cluster.ClusterError, exposure.ExposureError) as error:
-        raise UsageError(str(error)) from None
-    if found is None and FLAGS.cluster is None and flag_modes.is_given(FLAGS["cluster_timeout_s"]):
-        raise UsageError(
-            "--cluster_timeout_s requires several processes, but this run has one: list them "
-            "all in --cluster=host:port,host:port"
-        )
-    return found
 
 
 # --- modes ---
@@ -368,6 +345,24 @@ def _inspect_pipeline(argv: list[str]) -> int:
         assets_dir=_assets_dir(model),
         as_json=FLAGS.format == "json",
         picture=FLAGS.output,
+    )
+
+
+def _plan(argv: list[str]) -> int:
+    from tekso.tools import plan_mode
+
+    model, tree, _ = _experiment()
+    logdir = _logdir()
+    logdir.check_model(model)
+    return plan_mode.run(
+        model,
+        tree,
+        logdir=logdir.path,
+        assets_dir=logdir.assets if logdir.model() is not None else None,
+        device=FLAGS.device if flag_modes.is_given(FLAGS["device"]) else "cpu",
+        num_devices=FLAGS.devices,
+        searches=FLAGS.auto,
+        as_json=FLAGS.format == "json",
     )
 
 

@@ -42,7 +42,9 @@ def _define_run(f: flags.FlagValues) -> None:
         "layer by layer; inspect_params: print all Params with their docs; "
         "inspect_model: print the table of weights, without allocating them; inspect_sharding: "
         "print what each device of a mesh stores and exchanges; inspect_pipeline: print the stages "
-        "and the schedule of a pipeline. inspect_sharding and inspect_pipeline need no devices.",
+        "and the schedule of a pipeline; plan: print whether the run fits into memory and on the "
+        "disk, the estimated time of a step, and what it would resume; exit code 1 if it would "
+        "fail. The inspect modes and plan need no devices.",
         flag_values=f,
     )
     flags.DEFINE_multi_string(
@@ -80,21 +82,22 @@ def _define_devices(f: flags.FlagValues) -> None:
         "auto",
         False,
         "With inspect_sharding: search meshes and rules for the fastest step, estimated by a cost "
-        "model, and rank them.",
+        "model, and rank them. With plan: rank executions over --devices.",
         flag_values=f,
     )
     flags.DEFINE_integer(
         "devices",
         None,
         "With --auto: search all meshes over this number of devices. By default only the mesh of "
-        "the experiment.",
+        "the experiment. With plan: number of devices.",
         lower_bound=1,
         flag_values=f,
     )
     flags.DEFINE_string(
         "device",
         "tpu_v3",
-        "With --auto: device type: tpu_v2, tpu_v3 (cores), tpu_v4, v100, a100, h100 or cpu.",
+        "With --auto or plan: device type: tpu_v2, tpu_v3 (cores), tpu_v4, v100, a100, h100 or cpu "
+        "(the default of plan).",
         flag_values=f,
     )
 
