@@ -179,7 +179,7 @@ def test_a_search_without_optuna_names_it(
 @pytest.mark.slow
 def test_a_sweep_that_is_killed_resumes_its_trial_and_runs_no_other_again(tmp_path: Path) -> None:
     words = [
-        "-m", "tekso.tools.sweep", TINY, f"--logdir={tmp_path}/sweep", "--steps=40",
+        "-m", "tekso.tools.sweep", TINY, f"--logdir={tmp_path}/sweep", "--steps=16",
         f"--sweep={RATE}=1e-3", "--seeds=2", "--set=*.num_layers=1", "--set=execution.xla=none",
         "--set=run.decode_at_end=false", "--set=eval_inputs.dev.max_batches=1",
         "--set=run.log_every_steps=1", "--set=run.checkpoint_every_steps=2",
@@ -199,7 +199,7 @@ def test_a_sweep_that_is_killed_resumes_its_trial_and_runs_no_other_again(tmp_pa
     steps = [
         json.loads(line)["step"] for line in (first / "metrics.jsonl").read_text().splitlines()
     ]
-    assert max(steps) < 40
+    assert max(steps) < 16
     done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "resuming from" in (first / "output.txt").read_text()
