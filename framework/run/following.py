@@ -128,7 +128,7 @@ class FollowingReport(Report):
     def draw_curves(self, *, references: Mapping[str, float] | None = None) -> None:
         """Does nothing."""
 
-    def sync(self) -> None:
+    def sync(self, step: int) -> None:
         """Does nothing."""
 
     def close(self) -> None:

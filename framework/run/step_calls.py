@@ -76,16 +76,13 @@ class StepCalls:
         return found
 
     def _call(self, batches: list[Batch], step: int, *, is_new: bool) -> list[Figures]:
-        parts = self._program.part[1]  # of about the same number of units
-        units = [task_results.count(self._task, batch)[0] * parts for batch in batches]
-        for count in units:
-            self._report.count(count)
         name = f"step {step + len(batches)} of the devices{self._group.others()}"
         if is_new:
             with self._pace.paused(COMPILE), watchdog.waiting(name, factor=watchdog.PREPARING):
                 return [*self._program.train_steps(batches, step)]
         with watchdog.waiting(name):
             found: list[Figures] = [*self._program.train_steps(batches, step)]
-        for count in units:
-            self._pace.step(count)
+        parts = self._program.part[1]  # of about the same number of units
+        for batch in batches:
+            self._pace.step(task_results.count(self._task, batch)[0] * parts)
         return found

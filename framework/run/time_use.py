@@ -95,7 +95,7 @@ class TimeUse:
           kept: `seconds()` at the last record up to the restored step; {} if there is none.
           last: `seconds()` at the last record of all.
         """
-        kept, last = _valid(kept), _valid(last)
+        kept, last = valid(kept), valid(last)
         own = self.seconds()
         if self._is_resumed:
             self._seconds = dict.fromkeys(ACTIVITIES, 0.0)
@@ -106,7 +106,7 @@ class TimeUse:
         self._seconds[LOST] += max(0.0, math.fsum(last.values()) - math.fsum(kept.values()))
 
 
-def _valid(seconds: Mapping[str, Any]) -> dict[str, float]:
+def valid(seconds: Mapping[str, Any]) -> dict[str, float]:
     """Returns the seconds of known activities that a record has, without damaged ones."""
     found = {name: seconds.get(name) for name in ACTIVITIES} if seconds else {}
     return {

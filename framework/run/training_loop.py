@@ -317,6 +317,8 @@ class TrainingLoop:
     ) -> None:
         """Reports a step: the first of a process, or the last of its call, or another one."""
         self._report.progress(step)
+        count, unit = task_results.count(self._task, batch)
+        self._report.count(count * self._program.part[1])
         if not self._timetable.logs(step):
             if is_first:
                 self._pace.restart()  # the first step of a process is traced and compiled
@@ -325,7 +327,7 @@ class TrainingLoop:
             values = step_figures(self._task, metrics)
         reading = self._pace.read() if is_last and not is_first else None
         with self._pace.paused(time_use.OTHER):
-            self._report.train(step, values, reading, unit=task_results.count(self._task, batch)[1])
+            self._report.train(step, values, reading, unit=unit)
         if is_first:
             self._pace.restart()
 
@@ -393,6 +395,6 @@ class TrainingLoop:
         name = f"the state of step {step} and the file system of the checkpoints"
         is_prepared = watchdog.waiting(name, factor=watchdog.PREPARING)
         with self._pace.paused(time_use.CHECKPOINT), is_prepared:
-            self._report.sync()
+            self._report.sync(step)
             description = self._description.at(step, flat(evaluations))
             self._checkpoints.save(self._program.shards, description)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -24,7 +23,7 @@ from tekso.framework.run.pace import Reading
 from tekso.framework.run.report import curves, lines
 from tekso.framework.run.report.console import Console
 from tekso.framework.run.report.tensorboard import TensorBoardEvents
-from tekso.framework.run.time_use import TimeUse
+from tekso.framework.run.time_use import TimeUse, valid
 from tekso.framework.task import Scored
 
 _CURVES_EVERY_S = 20.0
@@ -57,6 +56,7 @@ class Report:
         self._title, self._steps = title, steps
         self._log = MetricsLog(logdir.metrics)
         self._weights = MetricsLog(logdir.file("weights.jsonl"))
+        self._marks = MetricsLog(logdir.file("progress.jsonl"))
         self._events = TensorBoardEvents(logdir.events)
         self._seen = 0.0  # units that training has processed, in all processes of the run
         self._begin = time.perf_counter()
@@ -66,11 +66,15 @@ class Report:
     def go_on_from(self, step: int) -> None:
         """Removes what was reported after the step that was restored."""
         self._logdir.check()
-        records = self._log.read()
-        self.time_use.resume(
-            _seconds([record for record in records if record[STEP] <= step]), _seconds(records)
-        )
-        self._seen = _seen(records, step)
+        records, marks = self._log.read(), self._marks.read()
+        every = [*records, *marks]
+        kept = [record for record in every if record[STEP] <= step]
+        self.time_use.resume(_most_seconds(kept), _most_seconds(every))
+        exact = (mark.get(SEEN) for mark in marks if mark[STEP] == step)
+        known = next((float(seen) for seen in exact if isinstance(seen, int | float)), None)
+        self._seen = _seen(records, step) if known is None else known
+        self._marks.close()
+        self._marks.keep_until(step)
         self._log.close()  # files are replaced; they are opened again by the next report
         self._weights.close()
         self._events.close()
@@ -173,8 +177,7 @@ class Report:
 
     def _write(self, step: int, split: str, values: Mapping[str, float]) -> None:
         elapsed = time.perf_counter() - self._begin
-        seconds = {name: round(value, 3) for name, value in self.time_use.seconds().items()}
-        times = {"elapsed_seconds": elapsed, SECONDS: seconds}
+        times = {"elapsed_seconds": elapsed, SECONDS: self._spent()}
         self._log.append({STEP: step, SPLIT: split, **values, **times})
         self._logdir.check()
         self._events.append(step, split, values)
@@ -218,29 +221,37 @@ class Report:
         """Returns the content of metrics.jsonl, also if the logdir was removed meanwhile."""
         return self._log.content()
 
-    def sync(self) -> None:
-        """Waits until all reported figures are on the disk; to be called before a checkpoint."""
+    def sync(self, step: int) -> None:
+        """Waits until all reported figures are on the disk; to be called before a checkpoint.
+
+        It also writes what a process that resumes from the checkpoint has to know of the time and
+        the units so far to progress.jsonl.
+        """
+        self._marks.append({STEP: step, SPLIT: TRAIN, SEEN: self._seen, SECONDS: self._spent()})
         self._log.sync()
+
+    def _spent(self) -> dict[str, float]:
+        return {name: round(value, 3) for name, value in self.time_use.seconds().items()}
 
     def close(self) -> None:
         """Closes files and console."""
         self._log.close()
         self._weights.close()
+        self._marks.close()
         self._events.close()
         self._console.close()
 
 
-def _seconds(records: Sequence[Record]) -> Mapping[str, Any]:
-    """Returns the seconds of the last record that has them; {} if none has."""
-    found = (record.get(SECONDS) for record in reversed(records))
-    return next((one for one in found if isinstance(one, dict)), {})
+def _most_seconds(records: Sequence[Record]) -> Mapping[str, float]:
+    """Returns the largest seconds of a record; {} if none has them."""
+    found = [valid(one) for r in records if isinstance(one := r.get(SECONDS), dict)]
+    return max(found, key=lambda one: sum(one.values()), default={})
 
 
 def _seen(records: Sequence[Record], step: int) -> float:
-    """Returns the units that training had processed at a step.
+    """Returns about the units that training had processed at a step without a mark.
 
-    If that step has no record, the steps since the last record count as much as those before, on
-    average.
+    The steps since its last record count as much as those before, on average.
     """
     for record in reversed(records):
         if 0 < record[STEP] <= step:
