@@ -53,7 +53,7 @@ def closure(start: str) -> dict[str, Path]:
     ("name", "most", "unused"),
     [
         ("data_parallel", 1680, ("mesh", "pipeline", "parameter_server")),
-        ("pipelined", 4820, ("mesh", "spmd")),
+        ("pipelined", 4900, ("mesh", "spmd")),
     ],
 )
 def test_an_execution_loads_only_what_it_uses(
