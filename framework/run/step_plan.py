@@ -183,7 +183,7 @@ def _pipelined(parts: StepParts, tree: Tree.Params) -> StepPlan:
     ]
     if figures.on_mesh is not None:
         notes.append("every stage is on a mesh: time and memory are those of a stage on one device")
-    text = f"{len(figures.stages)} stages × {plan.num_replicas} replicas"
+    text = f"{len(figures.stages)} stages × {counted(plan.num_replicas, 'replica')}"
     micro = f"{plan.num_micro_batches} micro-batches"
     return StepPlan(
         f"{name}, {text}, {micro}", count, worst, max(per_device), seconds, idle, tuple(notes)
