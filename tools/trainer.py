@@ -66,7 +66,7 @@ def _supervised(argv: list[str]) -> int:
 def _act(argv: list[str]) -> int:
     begin = time.perf_counter()
     if FLAGS.logdir == "":
-        raise UsageError("--logdir is empty: give a folder, or leave it away for runs/MODEL")
+        raise UsageError("--logdir is empty: give a folder, or remove the flag to use runs/MODEL")
     if FLAGS["list"].value is None and FLAGS.mode != "replay":
         _logdir_path()  # an error before the slow imports
     experiment_flags.load(FLAGS.model, FLAGS["import"].value or [])

@@ -144,8 +144,8 @@ def _claim(job: Job, group: ProcessGroup) -> tuple[Checkpoints, Checkpoint | Non
 def _has_nothing_to_do(job: Job, checkpoint: Checkpoint, checkpoints: Checkpoints) -> int:
     """Reports that a run has done more steps than it should; its files stay as they are."""
     job.console.line(
-        f"{job.logdir.path} is at step {checkpoint.step} already, after the last step "
-        f"(run.steps is {job.tree.run.steps}): nothing to do",
+        f"nothing to do: {job.logdir.path} is already at step {checkpoint.step}, and run.steps is "
+        f"{job.tree.run.steps}",
         "warning",
     )
     checkpoint.release()
@@ -258,7 +258,7 @@ def _introduce(job: Job, checkpoint: Checkpoint | None) -> None:
             some = ", ".join(lost[:3]) + (", …" if len(lost) > 3 else "")
             job.console.line(
                 f"this command does not repeat {counted(len(lost), 'setting')} of the run "
-                f"({some}): to keep the settings of a run, leave --model away",
+                f"({some}): to keep all settings of a run, leave out --model",
                 "warning",
             )
 

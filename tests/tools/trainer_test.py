@@ -247,7 +247,7 @@ def test_output_to_a_pipe_is_plain_lines_and_nothing_of_others(whole: Any) -> No
     assert re.match(
         r"step 20/40 +loss \d\.\d+ +grad .* +lr .* ex/s +wait +\d+% .* left$", steps[19]
     )
-    assert any("what to type next" in line for line in lines)
+    assert any("next commands" in line for line in lines)
 
 
 def test_what_to_type_next_works(package: Path, whole: Any) -> None:
@@ -299,7 +299,7 @@ def test_a_signal_saves_and_the_same_command_goes_on(
     step = int(re.findall(r"after step (\d+) of 40", stopped)[0])
     again = run(package, LINE, f"--logdir={tmp_path}", *DETERMINISTIC)
     assert f"step_{step:08d}: {40 - step} steps are left" in again.stdout, again.stderr
-    assert "\n  equal to an uninterrupted run to the last bit\n" in again.stdout
+    assert "\n  the results equal those of an uninterrupted run to the last bit\n" in again.stdout
     assert losses(tmp_path) == losses(whole[0])
 
 
