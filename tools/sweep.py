@@ -18,7 +18,7 @@ from tekso.framework.exit_codes import ExitCode
 from tekso.tools import command_flags, experiment_flags
 from tekso.tools.command_errors import OK, UsageError
 from tekso.tools.sweeping import search, space
-from tekso.tools.sweeping.trials import Trainer, Trial, best_of, folder_name
+from tekso.tools.sweeping.trials import SweepTrial, Trainer, best_of, folder_name
 
 PROGRAM = "tekso-sweep"
 USAGE = (
@@ -123,7 +123,7 @@ def _run(words: list[str]) -> int:
     trainer = Trainer(files.join(folder, "trials"), _flags_of_trials())
     if is_grid:
         trials = [
-            Trial(folder_name(i, seed, settings), settings, seed)
+            SweepTrial(folder_name(i, seed, settings), settings, seed)
             for i, settings in enumerate(combinations)
             for seed in range(FLAGS.seeds)
         ]
@@ -192,7 +192,7 @@ def _describe(folder: str) -> None:
     files.write_atomically(path, json.dumps(now, indent=1) + "\n")
 
 
-def _train(trainer: Trainer, trial: Trial, number: str, optuna_trial: Any = None) -> None:
+def _train(trainer: Trainer, trial: SweepTrial, number: str, optuna_trial: Any = None) -> None:
     """Trains a trial that is not finished.
 
     Raises:
@@ -226,15 +226,15 @@ def _train(trainer: Trainer, trial: Trial, number: str, optuna_trial: Any = None
         )
 
 
-def _search(trainer: Trainer, folder: str, varied: Sequence[space.Varied]) -> list[Trial]:
+def _search(trainer: Trainer, folder: str, varied: Sequence[space.Varied]) -> list[SweepTrial]:
     """Runs the trials of a search; returns those of the whole sweep."""
     study = search.Study(folder, FLAGS.search, varied, goal=FLAGS.goal, seed=0)
-    trials: list[Trial] = []
+    trials: list[SweepTrial] = []
 
     def train(number: int, settings: Mapping[str, str], optuna_trial: Any) -> float | None:
         values = []
         for seed in range(FLAGS.seeds):
-            trial = Trial(folder_name(number, seed, settings), settings, seed)
+            trial = SweepTrial(folder_name(number, seed, settings), settings, seed)
             trials.append(trial)
             _train(trainer, trial, f"{number + 1}/{FLAGS.trials}", optuna_trial)
             evaluations = trainer.evaluations(trial, FLAGS.metric)
@@ -249,11 +249,11 @@ def _search(trainer: Trainer, folder: str, varied: Sequence[space.Varied]) -> li
     known = {trial.name for trial in trials}
     for name in sorted(files.names(trainer.folder)):  # of earlier processes
         if name not in known:
-            trials.append(Trial(name, {}, 0))
+            trials.append(SweepTrial(name, {}, 0))
     return trials
 
 
-def _compare(folder: str, trainer: Trainer, trials: Sequence[Trial]) -> int:
+def _compare(folder: str, trainer: Trainer, trials: Sequence[SweepTrial]) -> int:
     """Compares the finished trials."""
     from tekso.tools import compare
 

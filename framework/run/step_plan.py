@@ -10,13 +10,14 @@ All figures are estimates; see `planning/costs.py` for what they leave out.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tekso.framework.costs.device_types import DeviceType
 from tekso.framework.counting import counted
-from tekso.framework.execution.base import part_of
+from tekso.framework.execution.base import Execution, part_of
 from tekso.framework.execution.data_parallel import DataParallel
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.mesh.layouts import MeshLayout, MeshShape, Rules
@@ -84,7 +85,7 @@ class StepParts:
     device: DeviceType
     assets_dir: str | None
 
-    def dtype(self, execution: Any) -> str:
+    def dtype(self, execution: Execution) -> str:
         """Returns the type in which layers compute under an execution."""
         found: str = execution.activation_dtype(self.tree.run.activation_dtype)
         return found
@@ -182,7 +183,7 @@ def _pipelined(parts: StepParts, tree: Tree.Params) -> StepPlan:
     ]
     if figures.on_mesh is not None:
         notes.append("every stage is on a mesh: time and memory are those of a stage on one device")
-    text = f"{len(figures.stages)} stages × {plan.num_replicas} replicas"
+    text = f"{len(figures.stages)} stages × {counted(plan.num_replicas, 'replica')}"
     micro = f"{plan.num_micro_batches} micro-batches"
     return StepPlan(
         f"{name}, {text}, {micro}", count, worst, max(per_device), seconds, idle, tuple(notes)
@@ -208,9 +209,9 @@ def other_plans(parts: StepParts, devices: int) -> tuple[list[StepPlan], dict[st
     found: list[StepPlan] = []
     rejected: dict[str, str] = {}
 
-    def add(name: str, step: Any) -> None:
+    def add(name: str, make: Callable[[], StepPlan]) -> None:
         try:
-            found.append(step())
+            found.append(make())
         except ExecutionError as error:
             rejected[name] = str(error)
 
@@ -218,7 +219,9 @@ def other_plans(parts: StepParts, devices: int) -> tuple[list[StepPlan], dict[st
     if devices > 1:
         add("mesh_sharded", lambda: _best_mesh(parts, devices))
     for stages in (n for n in range(2, devices + 1) if devices % n == 0):
-        add(f"pipelined, {stages} stages", lambda n=stages: _pipeline_over(parts, devices, n))
+        add(
+            f"pipelined, {stages} stages", functools.partial(_pipeline_over, parts, devices, stages)
+        )
     return found, rejected
 
 

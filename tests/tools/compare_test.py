@@ -95,8 +95,8 @@ def test_runs_are_grouped_by_all_params_but_the_seed_and_named_by_what_differs(
     ]  # fmt: skip
     (seed, rate) = sorted(runs.differences(found), key=lambda one: one.path, reverse=True)
     assert seed.path == "run.seed" and rate.path == "learner.schedule.initial_value"
-    assert rate.values[2] == runs.Value("0.3", "--set")
-    assert found[0].params["task.prompt"] == runs.Value('"a  # b"', "params/lm/some.py:8")
+    assert rate.values[2] == runs.ParamValue("0.3", "--set")
+    assert found[0].params["task.prompt"] == runs.ParamValue('"a  # b"', "params/lm/some.py:8")
     assert found[0].unit == "tokens" and runs.main_metric(found) == "dev/loss"
     assert found[1].curves["dev/loss"][-1] == runs.Point(4, 40.0, 9.0, 1.2)
     assert found[0].seconds == {"start": 1.0, "step": 8.0}

@@ -21,7 +21,7 @@ from tekso.framework.exit_codes import ExitCode
 from tekso.tools import sweep
 from tekso.tools.command_errors import UsageError
 from tekso.tools.sweeping import search, space
-from tekso.tools.sweeping.trials import Trainer, Trial, best_of, folder_name
+from tekso.tools.sweeping.trials import SweepTrial, Trainer, best_of, folder_name
 
 RATE = "learner.schedule.initial_value"
 TINY = "--model=lm.python_source.Tiny"
@@ -200,7 +200,9 @@ def test_a_sweep_that_is_killed_resumes_its_trial_and_runs_no_other_again(tmp_pa
         json.loads(line)["step"] for line in (first / "metrics.jsonl").read_text().splitlines()
     ]
     assert max(steps) < 16
-    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, *words], capture_output=True, text=True, timeout=600, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert "resuming from" in (first / "output.txt").read_text()
     assert "2 trials finished" in done.stdout
@@ -272,7 +274,7 @@ def test_a_search_asks_for_settings_tells_values_and_resumes_a_trial_that_was_ru
 
 
 def test_a_trial_without_a_result_is_not_finished(tmp_path: Path) -> None:
-    trainer, trial = Trainer(str(tmp_path), []), Trial("t", {}, 0)
+    trainer, trial = Trainer(str(tmp_path), []), SweepTrial("t", {}, 0)
     (tmp_path / "t").mkdir()
     for text in ("", "{", "[]", '{"exit_code": "x"}'):
         (tmp_path / "t" / "trial.json").write_text(text)

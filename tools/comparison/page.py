@@ -11,8 +11,8 @@ from html import escape
 
 from tekso.framework.run.report.lines import duration as duration_text
 from tekso.framework.run.report.lines import magnitude, number
-from tekso.tools.comparison.runs import ComparedRun, Difference, Group, Point
-from tekso.tools.comparison.tables import Table
+from tekso.tools.comparison.runs import ComparedRun, DifferentField, Group, Point
+from tekso.tools.comparison.tables import ComparisonTable
 
 _COLOURS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#17becf")
 _WIDTH, _HEIGHT = 380, 260  # of a picture, in pixels
@@ -36,7 +36,9 @@ pre { white-space: pre-wrap; max-width: 38em; max-height: 30em; overflow: auto; 
 Axis = tuple[str, Callable[[Point], float | None]]
 
 
-def page(groups: Sequence[Group], different: Sequence[Difference], tables: Sequence[Table]) -> str:
+def page(
+    groups: Sequence[Group], different: Sequence[DifferentField], tables: Sequence[ComparisonTable]
+) -> str:
     """Returns the HTML of a comparison.
 
     Args:
@@ -69,7 +71,7 @@ def _legend(groups: Sequence[Group]) -> str:
     return f"<ul>{''.join(items)}</ul>"
 
 
-def _table(table: Table) -> str:
+def _table(table: ComparisonTable) -> str:
     head = "".join(f"<th>{escape(text)}</th>" for text in table.header)
     rows = "".join(
         "<tr>"
@@ -83,7 +85,7 @@ def _table(table: Table) -> str:
     return f"<table><tr>{head}</tr>{rows}</table>"
 
 
-def _params(different: Sequence[Difference], runs: Sequence[ComparedRun]) -> str:
+def _params(different: Sequence[DifferentField], runs: Sequence[ComparedRun]) -> str:
     if not different:
         return "<p>None.</p>"
     head = "".join(f"<th>{escape(run.path)}</th>" for run in runs)

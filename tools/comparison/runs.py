@@ -30,7 +30,7 @@ _MOST_SAMPLE = 4000  # characters
 
 
 @dataclasses.dataclass(frozen=True)
-class Value:
+class ParamValue:
     """The text of a value of Params, and where it was set."""
 
     text: str
@@ -70,7 +70,7 @@ class ComparedRun:
 
     path: str
     model: str
-    params: Mapping[str, Value]
+    params: Mapping[str, ParamValue]
     curves: Mapping[str, Sequence[Point]]
     unit: str
     seconds: Mapping[str, float]
@@ -112,11 +112,11 @@ def read(path: str) -> ComparedRun:
     )
 
 
-def params_of(text: str) -> dict[str, Value]:
+def params_of(text: str) -> dict[str, ParamValue]:
     """Returns {path: value} of the text of Params with origins."""
     found = (_LINE.fullmatch(line) for line in text.splitlines())
     return {
-        match[1]: Value(match[2], match[3] or "default")
+        match[1]: ParamValue(match[2], match[3] or "default")
         for match in found
         if match is not None and not match[1].startswith("#")
     }
@@ -167,7 +167,7 @@ class Group:
 
 
 @dataclasses.dataclass(frozen=True)
-class Difference:
+class DifferentField:
     """A field of Params whose value is not the same in all runs.
 
     Attributes:
@@ -176,17 +176,17 @@ class Difference:
     """
 
     path: str
-    values: Sequence[Value | None]
+    values: Sequence[ParamValue | None]
 
 
-def differences(runs: Sequence[ComparedRun]) -> list[Difference]:
+def differences(runs: Sequence[ComparedRun]) -> list[DifferentField]:
     """Returns the fields that differ, in the order of the Params."""
     paths = dict.fromkeys(path for run in runs for path in run.params)
     found = []
     for path in paths:
         values = [run.params.get(path) for run in runs]
         if len({value.text if value else None for value in values}) > 1:
-            found.append(Difference(path, values))
+            found.append(DifferentField(path, values))
     return found
 
 

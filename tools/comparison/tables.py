@@ -16,7 +16,7 @@ from tekso.tools.comparison.runs import Group
 
 
 @dataclasses.dataclass(frozen=True)
-class Table:
+class ComparisonTable:
     """A table.
 
     Attributes:
@@ -34,7 +34,7 @@ class Table:
     notes: Sequence[str] = ()
 
 
-def results(groups: Sequence[Group], metric: str) -> Table:
+def results(groups: Sequence[Group], metric: str) -> ComparisonTable:
     """Returns the last value of a curve in every group, compared with the first group.
 
     Args:
@@ -65,7 +65,7 @@ def results(groups: Sequence[Group], metric: str) -> Table:
         "probability of 80 %."
     )
     header = ("group", "runs", "mean", "spread", "difference", "p", "seeds to decide")
-    return Table(f"{metric} at the end", header, rows, (1, 2, 3, 4, 5, 6), notes)
+    return ComparisonTable(f"{metric} at the end", header, rows, (1, 2, 3, 4, 5, 6), notes)
 
 
 def _values(group: Group, metric: str) -> list[float]:
@@ -96,7 +96,7 @@ def _sentence(first: str, other: str, test: statistics.Test) -> str:
     )
 
 
-def cost(groups: Sequence[Group]) -> Table:
+def cost(groups: Sequence[Group]) -> ComparisonTable:
     """Returns steps, units and time of every run."""
     rows = []
     for group in groups:
@@ -116,7 +116,7 @@ def cost(groups: Sequence[Group]) -> Table:
             )
     units = {run.unit for group in groups for run in group.runs} - {""}
     header = ("run", "seed", "steps", " or ".join(sorted(units)) or "units", "time", *ACTIVITIES)
-    return Table("Cost", header, rows, tuple(range(1, len(header))))
+    return ComparisonTable("Cost", header, rows, tuple(range(1, len(header))))
 
 
 def csv_text(groups: Sequence[Group]) -> str:

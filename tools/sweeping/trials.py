@@ -30,7 +30,7 @@ Evaluations = Sequence[tuple[int, float | None]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Trial:
+class SweepTrial:
     """A trial.
 
     Attributes:
@@ -61,11 +61,11 @@ class Trainer:
     folder: str
     flags: Sequence[str]
 
-    def logdir(self, trial: Trial) -> str:
+    def logdir(self, trial: SweepTrial) -> str:
         """Returns the logdir of a trial."""
         return files.join(self.folder, trial.name)
 
-    def code(self, trial: Trial) -> int | None:
+    def code(self, trial: SweepTrial) -> int | None:
         """Returns the exit code of a trial that is finished; None: it is not."""
         path = files.join(self.logdir(trial), _FINISHED)
         if not files.exists(path):
@@ -76,17 +76,17 @@ class Trainer:
                 return int(found["exit_code"])
         return None
 
-    def evaluations(self, trial: Trial, metric: str) -> list[tuple[int, float | None]]:
+    def evaluations(self, trial: SweepTrial, metric: str) -> list[tuple[int, float | None]]:
         """Returns the evaluations of a trial so far."""
         return history(MetricsLog(files.join(self.logdir(trial), "metrics.jsonl")).read(), metric)
 
-    def metrics(self, trial: Trial) -> list[str]:
+    def metrics(self, trial: SweepTrial) -> list[str]:
         """Returns the names of all figures that a trial has logged, "dev/loss"."""
         records = MetricsLog(files.join(self.logdir(trial), "metrics.jsonl")).read()
         names = (f"{r[SPLIT]}/{name}" for r in records for name in r if name not in (SPLIT, STEP))
         return list(dict.fromkeys(names))
 
-    def train(self, trial: Trial, stops: Callable[[], bool] = lambda: False) -> int:
+    def train(self, trial: SweepTrial, stops: Callable[[], bool] = lambda: False) -> int:
         """Trains a trial, from its last checkpoint if there is one; returns its exit code.
 
         A trial whose loss was not finite too often (exit code 3) is finished too: it is a result.
@@ -125,7 +125,7 @@ class Trainer:
             files.write_atomically(files.join(logdir, _FINISHED), json.dumps(record) + "\n")
         return int(code)
 
-    def last_words(self, trial: Trial) -> str:
+    def last_words(self, trial: SweepTrial) -> str:
         """Returns the last line that a trial printed."""
         path = files.join(self.logdir(trial), "output.txt")
         lines = (

@@ -90,7 +90,7 @@ def test_the_executions_of_an_experiment_and_of_a_search_are_planned(tmp_path: P
     execution.import_all()
     found.execution = execution.Pipelined.Params(num_stages=2, num_micro_batches=4)
     plan = planned(tmp_path, found, num_devices=2, searches=True)
-    assert plan.step is not None and plan.step.name.startswith("pipelined, 2 stages × 1 replicas")
+    assert plan.step is not None and plan.step.name.startswith("pipelined, 2 stages × 1 replica,")
     assert 0.1 < plan.step.idle_share < 0.5
     alone = planned(tmp_path).step
     assert alone is not None
