@@ -37,7 +37,7 @@ def _define_run(f: flags.FlagValues) -> None:
         "train",
         MODES,
         "train; eval: evaluate a checkpoint; follow: evaluate the checkpoints of a run as they "
-        "appear, beside training; decode: print samples and scores; export: write a "
+        "appear, during training; decode: print samples and scores; export: write a "
         "SavedModel that runs without Tekso; replay: run a step that was not finite again, "
         "layer by layer; inspect_params: print all Params with their docs; "
         "inspect_model: print the table of weights, without allocating them; inspect_sharding: "
