@@ -19,7 +19,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,11 +28,10 @@ import tensorflow as tf
 from tekso.framework.execution.base import Batch, ExecutionProgram, num_examples_of, parts_of
 from tekso.framework.execution.data_parallel_program import DataParallelProgram
 from tekso.framework.execution.shards import Shard
-from tekso.framework.execution.state import Stored
+from tekso.framework.execution.state import ReadKey
 from tekso.framework.execution.worker_pool import BROKEN_CONNECTION, LostServerError, WorkerPool
 from tekso.framework.state import State
 from tekso.framework.step import Flat, Step, Sums, added
-from tekso.framework.weight_spec import WeightSpec
 
 _FIRST_SERVER = "/job:ps/replica:0/task:0"
 
@@ -79,7 +78,8 @@ class ParameterServerProgram(ExecutionProgram):
         num_groups: int,
         workers_per_group: int,
     ) -> None:
-        self._step, self._local = step, local
+        super().__init__(step)
+        self._local = local
         self._strategy, self._pool = strategy, pool
         self.concurrent_steps, self._parts = num_groups, workers_per_group
         self._variables: State[tf.Variable] = State({}, {})
@@ -93,18 +93,9 @@ class ParameterServerProgram(ExecutionProgram):
 
     # --- state ---
 
-    def specs(self) -> dict[str, WeightSpec]:
+    def assign(self, value: ReadKey) -> None:
         """See `ExecutionProgram`."""
-        return self._local.specs()
-
-    def initialize(self) -> None:
-        """See `ExecutionProgram`."""
-        self._local.initialize()
-        self._send_state()
-
-    def restore(self, read: Callable[[str], Stored], keys: Set[str]) -> None:
-        """See `ExecutionProgram`."""
-        self._local.restore(read, keys)
+        self._local.assign(value)
         self._send_state()
 
     def state(self) -> dict[str, np.ndarray]:
@@ -137,7 +128,7 @@ class ParameterServerProgram(ExecutionProgram):
         if self._local_version != self._version:
             with self._explaining():
                 state = self._variables.map(lambda variable: variable.numpy()).keyed()
-            self._local.assign(state.__getitem__)
+            self._local.assign(lambda key, where: state[key][where])
             self._local_version = self._version
         return self._local
 
