@@ -12,6 +12,7 @@ from absl import logging
 from tensorflow.python.framework import config as tf_config
 
 from tekso.framework.cores import num_cores
+from tekso.framework.execution import ordered_sums
 from tekso.framework.execution.errors import ExecutionError
 
 
@@ -41,6 +42,7 @@ def set_determinism(wanted: bool) -> None:
         tf.config.experimental.enable_op_determinism()
     else:
         tf_config.disable_op_determinism()
+    ordered_sums.set_ordered(wanted)
     _PROCESS.is_deterministic = wanted
 
 

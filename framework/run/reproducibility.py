@@ -21,8 +21,6 @@ from tekso.framework.run.checkpoint_description import Description
 from tekso.framework.run.process_group import ProcessGroup
 
 _CPUINFO = Path("/proc/cpuinfo")
-_UP_TO_ROUNDING = "SpmdPipelined"
-"""Execution whose runs differ by about 1e-7, also with --deterministic: its cause is not known."""
 
 
 def conditions(group: ProcessGroup | None = None) -> dict[str, Any]:
@@ -59,8 +57,6 @@ def line(before: Description, now: Description, tree: Any) -> str:
     if any(not text.startswith("execution") for text in changed):
         return ""
     reasons = ["changed Params of the execution"] if changed else []
-    if type(tree.execution).owner.__name__ == _UP_TO_ROUNDING:
-        reasons.append("two runs in an SPMD pipeline differ in last bits")
     reasons += _changes(before.conditions, now.conditions)
     reasons += _change("TensorFlow", before.versions.get("tensorflow"), tf.__version__)
     if reasons:

@@ -3,8 +3,7 @@
     python tests/chaos/kill_runs.py --kills=50 --seed=1
     python tests/chaos/kill_runs.py --kills=10 --only=mesh,two_processes --no_damage
 
-See killer.py. The exit code is 1 if any run differs from the one that nothing interrupts. Runs in
-an SPMD pipeline differ in last bits, also without kills.
+See killer.py. The exit code is 1 if any run differs from the one that nothing interrupts.
 """
 
 from __future__ import annotations

@@ -17,7 +17,8 @@ import killer
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "kills"), [("one_device", 4), ("pipeline", 2), ("two_processes", 1)]
+    ("name", "kills"),
+    [("one_device", 4), ("pipeline", 2), ("spmd_pipeline", 1), ("two_processes", 1)],
 )
 def test_a_run_that_is_killed_and_damaged_is_the_same_to_the_last_bit(
     tmp_path: Path, name: str, kills: int

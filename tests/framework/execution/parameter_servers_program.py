@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import steps_program as steps
 
 from tekso.framework import watchdog
-from tekso.framework.execution import DataParallel, ExecutionError, Hybrid
+from tekso.framework.execution import DataParallel, ExecutionError, Hybrid, devices
 from tekso.framework.execution.base import signature_of
 from tekso.framework.learner import Learner
 from tekso.framework.optimizers.adam import Adam
@@ -53,6 +53,7 @@ def told(name: str, **_: Any) -> Iterator[None]:
 def main() -> None:
     """Trains, loses processes if requested, and compares with one device."""
     job = json.loads(sys.argv[1])
+    devices.set_determinism(True)
     watchdog.waiting = told
     updates = Hybrid.Params(
         workers=job["workers"], parameter_servers=[job["server"]], num_groups=job["groups"]

@@ -9,7 +9,6 @@ import pytest
 import tensorflow as tf
 
 from tekso.framework import registry
-from tekso.framework.execution import SpmdPipelined
 from tekso.framework.run import reproducibility
 from tekso.framework.run.checkpoints import Description
 
@@ -41,13 +40,6 @@ def test_the_same_conditions_give_the_same_bits() -> None:
 def test_what_changes_the_order_of_sums_is_named(name: str, value: Any) -> None:
     change = f"{name} {BEFORE.conditions[name]} -> {value}"
     assert line(**{name: value}) == ROUNDING + change
-
-
-def test_an_spmd_pipeline_continues_up_to_rounding() -> None:
-    tree = TREE.copy().set({"execution": SpmdPipelined.Params(num_stages=2, num_micro_batches=2)})
-    before = dataclasses.replace(BEFORE, params=tree.to_text())
-    expected = f"{ROUNDING}two runs in an SPMD pipeline differ in last bits"
-    assert reproducibility.line(before, before, tree) == expected
 
 
 def test_another_execution_is_a_reason_and_other_params_end_the_comparison() -> None:
