@@ -13,6 +13,7 @@ import pytest
 
 from tekso.framework.execution import ExecutionError, Pipelined
 from tekso.framework.execution.pipeline import remote
+from tekso.framework.exit_codes import ExitCode, exit_code_of
 
 PROGRAM = Path(__file__).with_name("remote_program.py")
 
@@ -59,14 +60,20 @@ def test_a_worker_that_does_not_answer_is_named_with_what_to_start() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "said", "timeout_s"),
+    ("answer", "said", "code", "timeout_s"),
     [
-        (b"", "sends nothing", 0.3),
-        (b"HTTP/1.1 400 Bad Request\r\n", r"answers b'HTTP/1\.1 '", 60.0),  # not waited for
+        # Perhaps a suspended worker: a supervisor tries again.
+        (b"", "sends nothing: if it is a suspended tekso-worker", ExitCode.PROCESS_LOST, 0.3),
+        (
+            b"HTTP/1.1 400 Bad Request\r\n",
+            r"is not a tekso-worker.*answers b'HTTP/1\.1 ';",
+            ExitCode.FAILED,
+            60.0,  # not waited for
+        ),
     ],
 )
 def test_a_port_that_something_else_listens_on_is_named(
-    answer: bytes, said: str, timeout_s: float
+    answer: bytes, said: str, code: ExitCode, timeout_s: float
 ) -> None:
     with socket.create_server(("localhost", 0)) as other:
         address = f"localhost:{other.getsockname()[1]}"
@@ -82,8 +89,9 @@ def test_a_port_that_something_else_listens_on_is_named(
         thread = threading.Thread(target=reply)
         thread.start()
         try:
-            with pytest.raises(ExecutionError, match=rf"{address} is not a tekso-worker.*{said};"):
+            with pytest.raises(ExecutionError, match=rf"{address} .*{said}") as caught:
                 remote.connect([address], timeout_s=timeout_s)
+            assert exit_code_of(caught.value) == code
         finally:
             is_over.set()
             thread.join(60)
