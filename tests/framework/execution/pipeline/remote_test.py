@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import clusters
 import processes
 import pytest
 
@@ -24,13 +27,14 @@ def free_address() -> str:
         return f"localhost:{probe.getsockname()[1]}"
 
 
+def start_worker(address: str) -> processes.Process:
+    return processes.start(["-m", "tekso.tools.worker", f"--address={address}"])
+
+
 @pytest.fixture
 def workers() -> Iterator[tuple[list[str], list[int]]]:
     addresses = [free_address() for _ in range(2)]
-    started = [
-        processes.start(["-m", "tekso.tools.worker", f"--address={address}"])
-        for address in addresses
-    ]
+    started = [start_worker(address) for address in addresses]
     yield addresses, [process.pid for process in started]
     for process in started:
         process.kill()
@@ -51,6 +55,43 @@ def test_two_workers_train_as_one_process_and_a_lost_one_is_named(
     assert not elsewhere
     assert "task:1" in lost["error"], lost
     assert lost["error"].startswith("StageError"), lost
+
+
+@pytest.mark.slow
+def test_a_supervised_pipeline_goes_on_by_itself_when_its_lost_worker_is_back(
+    tmp_path: Path,
+) -> None:
+    addresses = [free_address() for _ in range(2)]
+    started = [start_worker(address) for address in addresses]
+    package, logdir = tmp_path / "package", tmp_path / "run"
+    package.mkdir()
+    clusters.write_package(package)
+    trainer = clusters.Trainer(
+        package,
+        "--model=ending.experiments.Small",
+        "--deterministic",
+        f"--logdir={logdir}",
+        "--supervise",
+        "--execution=pipelined",
+        "--set=execution.num_stages=2",
+        f"--set=execution.workers={addresses}",
+        END_AT="14",
+        END_BY=str(int(signal.SIGKILL)),
+        END_ONCE=str(tmp_path / "ended"),
+        END_PID=str(started[1].pid),
+    )
+    try:
+        started[1].wait(clusters.DEADLINE_S)
+        started[1] = start_worker(addresses[1])
+        code, out, err = trainer.end(time.monotonic() + clusters.DEADLINE_S)
+    finally:
+        for process in started:
+            process.kill()
+            process.wait(60)
+    assert code == 0, err
+    assert "the trainer ended with exit code 8 (PROCESS_LOST); restart 1 of" in err
+    assert f"resuming from {logdir}/checkpoints/step_" in out
+    assert list(clusters.losses(logdir)) == list(range(1, 21))
 
 
 def test_a_worker_that_does_not_answer_is_named_with_what_to_start() -> None:
