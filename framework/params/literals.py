@@ -117,9 +117,7 @@ def _expression(text: str) -> ast.expr:
     if len(text) > _LONGEST:
         raise ValueError(f"the literal has {len(text):,} characters; at most {_LONGEST:,} are read")
     try:
-        if "\\" not in text:
-            return ast.parse(text.strip(), mode="eval").body
-        with warnings.catch_warnings():  # about unknown escapes
+        with warnings.catch_warnings():  # about unknown escapes, and numbers such as 5in
             warnings.simplefilter("ignore")
             return ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:

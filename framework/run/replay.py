@@ -23,12 +23,12 @@ from tekso.framework.run import incidents, inspection, traced_step
 from tekso.framework.run.checkpoints import CheckpointError, Checkpoints
 from tekso.framework.run.incidents import IncidentError
 from tekso.framework.run.opened import OpenedRun, open_run
-from tekso.framework.run.traced_step import TracedStep
+from tekso.framework.run.traced_step import EXPLODED, TracedStep
 from tekso.framework.state import LEARNER, WEIGHTS
 from tekso.framework.step import Step
 from tekso.framework.tables import table
 
-_EXPLODED = 1e6
+_LARGEST_NORM = float(np.finfo(np.float32).max) ** 0.5  # whose square is still finite
 
 
 def replay(path: str, *, warn: Callable[[str], None]) -> dict[str, Any]:
@@ -168,13 +168,35 @@ def _backward_cause(traced: TracedStep) -> str:
     bad = [path for path, value in traced.gradients.items() if not math.isfinite(value)]
     if bad:
         return f"backward: the gradient of the weight {bad[0]} is not finite{_op(traced.backward)}"
-    largest = max(traced.calls, key=lambda call: call.outputs, default=None)
-    if largest is not None and largest.outputs > _EXPLODED:
-        return (
-            f"everything is finite; the largest output, {largest.outputs:.3g}, is that of "
-            f"{_named(largest)}"
-        )
-    return "everything is finite on one device"
+    return _explosion(traced)
+
+
+def _explosion(traced: TracedStep) -> str:
+    """Returns the sentence about a step in which everything is finite."""
+    top = max(traced.gradients.values(), default=0.0)
+    skipped = (
+        f", but the largest gradient, {top:.3g}, has a square that is not a float32 number"
+        if top > _LARGEST_NORM
+        else ""
+    )
+    for call in traced.calls:
+        if call.inputs <= EXPLODED < call.outputs:
+            ops = [op for op in traced.exploded_forward if op.layer == call.layer]
+            return (
+                f"everything is finite{skipped}; forward: the first output above {EXPLODED:g} is "
+                f"that of {_named(call)}, {call.outputs:.3g}{_op(ops)}"
+            )
+    limit = EXPLODED * traced.scale
+    for call in reversed(traced.calls):  # the backward pass has the reverse order
+        if (call.outputs_gradient or 0.0) <= limit < (call.gradient or 0.0):
+            inner = [c for c in traced.calls if c.layer.startswith(f"{call.layer}/")]
+            if any((c.gradient or 0.0) > limit for c in inner):
+                continue
+            return (
+                f"everything is finite{skipped}; backward: the first gradient above {EXPLODED:g} "
+                f"is in {_named(call)}{_op(traced.exploded_backward)}"
+            )
+    return f"everything is finite on one device{skipped}"
 
 
 def _named(call: traced_step.Call) -> str:

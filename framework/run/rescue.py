@@ -96,7 +96,7 @@ class _Place:
         """Writes the files of the run that are not there, and a checkpoint; returns its step."""
         job, place = self._job, self._logdir
         if place.path != job.logdir.place():  # of which this process has the lock
-            place.claim(job.model)
+            place.claim(job.model, warn=lambda text: None)  # as for the checkpoints
         if not files.exists(place.file(PARAMS)):
             place.write_params(job.model, job.tree, job.registered)
             place.add_command(job.command)

@@ -1,7 +1,7 @@
 """Runs a training step eagerly on one device, and records every layer and every failing op.
 
     fprop of every layer ─► calls: largest absolute inputs, outputs and their gradients
-    every TensorFlow op  ─► ops: finite inputs, an output that is not finite
+    every TensorFlow op  ─► ops: finite inputs, an output that is not finite; and explosions
 
 Layers are observed by replacing the `fprop` of each layer object, ops by TensorFlow's callbacks.
 """
@@ -26,6 +26,8 @@ from tekso.framework.step import Step, part_sums, unscaled
 from tekso.framework.task import Task
 from tekso.framework.theta import SEPARATOR
 
+EXPLODED = 1e6
+"""An output or gradient above this limit has exploded, if the inputs have not."""
 _LIBRARIES = ("site-packages", "<")
 
 
@@ -51,7 +53,7 @@ class Call:
 
 @dataclasses.dataclass(frozen=True)
 class Op:
-    """An op with finite inputs and an output that is not finite.
+    """An op with finite inputs and an output that is not, or with one that has exploded.
 
     Attributes:
       layer: path of the layer whose `fprop` was running; "" in the backward pass.
@@ -72,14 +74,19 @@ class TracedStep:
       loss: the total loss.
       calls: the calls of all layers, in the order in which they returned.
       forward, backward: the failing ops, in their order.
+      exploded_forward, exploded_backward: the ops whose output, but no input, has exploded.
       gradients: {path of a weight: largest absolute gradient}.
+      scale: factor of the loss in the backward pass, which the gradients of calls contain.
     """
 
     loss: float = 0.0
     calls: list[Call] = dataclasses.field(default_factory=list)
     forward: list[Op] = dataclasses.field(default_factory=list)
     backward: list[Op] = dataclasses.field(default_factory=list)
+    exploded_forward: list[Op] = dataclasses.field(default_factory=list)
+    exploded_backward: list[Op] = dataclasses.field(default_factory=list)
     gradients: dict[str, float] = dataclasses.field(default_factory=dict)
+    scale: float = 1.0
 
 
 def trace(
@@ -99,7 +106,7 @@ def trace(
       number: number of the step, for random numbers.
       scale: factor of the loss in the backward pass; None: no factor.
     """
-    found = TracedStep()
+    found = TracedStep(scale=1.0 if scale is None else scale)
     size = len(next(iter(batch.values())))
     ctx = StepContext(
         mode="train", seed=step.seed, step=number, example_offset=0, num_examples=size
@@ -109,15 +116,18 @@ def trace(
     tensors: list[tuple[list[tf.Tensor], list[tf.Tensor]]] = []
     with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
         tape.watch(trained)
-        with _observed(step.task, found, running, tensors, tape), _ops(found.forward, running):
+        with (
+            _observed(step.task, found, running, tensors, tape),
+            _ops(found.forward, found.exploded_forward, running),
+        ):
             theta = step.task.theta(step.cast(weights))
             total_weight = step.loss_weight(batch)
             sums = task_results.loss(step.task, theta, batch, ctx)
             total = part_sums(sums, ctx, total_weight).total
     found.loss = float(total)
-    seed = tf.cast(1.0 if scale is None else scale, total.dtype)
+    seed = tf.cast(found.scale, total.dtype)
     factor = None if scale is None else tf.constant(scale)
-    with _ops(found.backward, []):
+    with _ops(found.backward, found.exploded_backward, [], limit=EXPLODED * found.scale):
         nest = (trained, [inputs for inputs, _ in tensors], [outputs for _, outputs in tensors])
         of_weights, of_inputs, of_outputs = tape.gradient(total, nest, output_gradients=seed)
     for path, gradient in of_weights.items():
@@ -194,14 +204,23 @@ def _call(
 
 
 @contextlib.contextmanager
-def _ops(found: list[Op], running: list[str]) -> Iterator[None]:
-    """Records the ops of the block that have finite inputs and an output that is not finite."""
+def _ops(
+    failed: list[Op], exploded: list[Op], running: list[str], *, limit: float = EXPLODED
+) -> Iterator[None]:
+    """Records the ops of the block that fail, and those that explode.
+
+    A mask of large negative numbers is an input, so an op that applies it does not count.
+    """
 
     def observe(kind: str, inputs: Any, attrs: Any, outputs: Any, *args: Any, **rest: Any) -> None:
-        if not np.isfinite(largest(_floats(list(outputs)))) and np.isfinite(
-            largest(_floats(list(inputs)))
-        ):
-            found.append(Op(running[-1] if running else "", str(kind), _line()))
+        after = largest(_floats(list(outputs)))
+        if after <= limit:
+            return
+        before = largest(_floats(list(inputs)))
+        if np.isfinite(before) and not np.isfinite(after):
+            failed.append(Op(running[-1] if running else "", str(kind), _line()))
+        elif before <= limit:
+            exploded.append(Op(running[-1] if running else "", str(kind), _line()))
 
     op_callbacks.add_op_callback(observe)
     try:

@@ -118,6 +118,7 @@ def wait_for(address: str, timeout_s: float) -> None:
 
     Raises:
       NoWorkerError: none answers within `timeout_s` seconds.
+      ExecutionError: another program answers.
     """
     endpoint, end = split(address), time.monotonic() + timeout_s
     while True:
@@ -146,9 +147,14 @@ def answers(address: str, timeout_s: float) -> bool:
 
 
 def _check_answer(connection: socket.socket, address: str, end: float) -> None:
-    """Rejects a server that does not speak gRPC: TensorFlow would wait for it forever."""
+    """Rejects a server that does not speak gRPC: TensorFlow would wait for it forever.
+
+    Raises:
+      NoWorkerError: it sends nothing until `end`, like a worker that is suspended.
+      ExecutionError: it is another program.
+    """
     connection.sendall(_HTTP2_PREFACE + _HTTP2_SETTINGS)
-    answer, said = b"", "sends nothing"
+    answer, is_silent = b"", False
     try:
         while len(answer) < len(_HTTP2_SETTINGS):
             connection.settimeout(_left(end))
@@ -157,11 +163,16 @@ def _check_answer(connection: socket.socket, address: str, end: float) -> None:
                 break
             answer += more
     except TimeoutError:
-        pass
+        is_silent = not answer
     if len(answer) == len(_HTTP2_SETTINGS) and answer[3] == _HTTP2_SETTINGS[3]:
         return
-    if answer:
-        said = f"answers {answer!r}"
+    if is_silent:
+        raise NoWorkerError(
+            f"the program that listens at {address} accepts a connection and sends nothing: if it "
+            "is a suspended tekso-worker, resume it or start it again; otherwise start a worker on "
+            "a free port, and give its address"
+        )
+    said = f"answers {answer!r}" if answer else "closes it"
     raise ExecutionError(
         f"the program that listens at {address} is not a tekso-worker: it accepts a connection and "
         f"{said}; start a worker on a free port, and give its address"

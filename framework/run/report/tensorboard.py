@@ -38,7 +38,7 @@ class TensorBoardEvents:
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
-        self._writers: dict[str, tf.io.TFRecordWriter] = {}
+        self._writers: dict[str, tuple[str, tf.io.TFRecordWriter]] = {}  # with their paths
         self._first_step: int | None = None
 
     def keep_until(self, step: int) -> list[str]:
@@ -112,10 +112,12 @@ class TensorBoardEvents:
         summary = tf.compat.v1.Summary(value=values)
         event = tf.compat.v1.Event(wall_time=time.time(), step=step, summary=summary)
         try:
-            if split not in self._writers:
-                self._writers[split] = self._open(split)
-            self._writers[split].write(event.SerializeToString())
-            self._writers[split].flush()
+            path, writer = self._writers.get(split) or self._open(split)
+            if files.is_local(path) and not files.exists(path):  # somebody removed old events
+                writer.close()
+                _, writer = self._open(split)
+            writer.write(event.SerializeToString())
+            writer.flush()
         except tf.errors.OpError as error:
             code = out_of_space.code_of(error) or errno.EIO
             folder = files.join(self._directory, split)
@@ -123,16 +125,17 @@ class TensorBoardEvents:
 
     def close(self) -> None:
         """Closes the files."""
-        for writer in self._writers.values():
+        for _, writer in self._writers.values():
             writer.close()
         self._writers = {}
 
-    def _open(self, split: str) -> tf.io.TFRecordWriter:
+    def _open(self, split: str) -> tuple[str, tf.io.TFRecordWriter]:
         folder = files.join(self._directory, split)
         files.make_folder(folder)
         stamp = _later_stamp(files.names(folder))
         name = f"{_PATTERN}.{stamp:.6f}.{socket.gethostname()}.{os.getpid()}"
-        writer = tf.io.TFRecordWriter(files.join(folder, name))
+        path = files.join(folder, name)
+        writer = tf.io.TFRecordWriter(path)
         header = tf.compat.v1.Event(wall_time=time.time(), file_version="brain.Event:2")
         writer.write(header.SerializeToString())
         if self._first_step is not None:
@@ -141,7 +144,9 @@ class TensorBoardEvents:
                 wall_time=time.time(), step=self._first_step, session_log=start
             )
             writer.write(event.SerializeToString())
-        return writer
+        writer.flush()
+        self._writers[split] = path, writer
+        return path, writer
 
 
 def _histogram(array: np.ndarray) -> Any:

@@ -220,6 +220,7 @@ def test_a_subclass_of_from_text_refuses_other_params() -> None:
         "{[]}",
         "not True",
         "1 if True else 2",
+        "1if True else 2",
         "Params()",
         "Params(3)",
         "Params('os:system')",
@@ -238,9 +239,10 @@ def test_a_subclass_of_from_text_refuses_other_params() -> None:
         "",
     ],
 )
-def test_what_is_no_literal_is_refused(literal: str) -> None:
+def test_what_is_no_literal_is_refused(literal: str, recwarn: pytest.WarningsRecorder) -> None:
     with pytest.raises(ValueError, match="line 2"):
         Params.from_text(f'. : Params("{__name__}:Leaf")\nx : {literal}')
+    assert not recwarn.list
 
 
 def test_reading_calls_nothing(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,7 @@ from tekso.framework.params import param
 from tekso.framework.run import incidents, replay
 from tekso.framework.run.checkpoints import Description
 from tekso.framework.run.incidents import Incidents
+from tekso.framework.run.traced_step import Call, Op
 from tekso.framework.schedules import Constant
 from tekso.framework.task import LossSums, Task
 from tekso.framework.theta import Theta
@@ -49,6 +50,8 @@ class Curve(Layer):
     def fprop(self, theta: Theta, x: Any, ctx: Any) -> Any:
         """See the class."""
         scaled = x * theta.scale
+        if self.params.kind == "power":
+            return tf.pow(scaled * 1e3 + 1.0, 7.0)
         return tf.math.log(scaled) if self.params.kind == "log" else tf.sqrt(scaled)
 
 
@@ -155,6 +158,44 @@ def test_a_replay_names_the_first_layer_and_op(
     assert trainer.main(["tekso-trainer", "--mode=replay", f"--incident={folder}"]) == 0
     shown = capsys.readouterr().out
     assert "output gradient" in shown and record["cause"] in shown
+
+
+def test_a_replay_names_the_layer_and_op_that_exploded(tmp_path: Path) -> None:
+    record = replay.replay(recorded(tmp_path, "power").last, warn=print)
+    assert record["nonfinite_gradients"] == [] and np.isfinite(record["loss"])
+    assert re.match(
+        r"everything is finite, but the largest gradient, .*e\+2\d, has a square that is not a "
+        r"float32 number; forward: the first output above 1e\+06 is that of curve \(Curve\), "
+        r".*; first op: Pow\n  at .*tf\.pow",
+        record["cause"],
+    ), record["cause"]
+
+
+@pytest.mark.parametrize(
+    ("gradients", "scale", "told"),
+    [
+        ((1.0, 1.0, 5e7), 1.0, "backward: the first gradient above 1e+06 is in stack/b (B)"),
+        ((1.0, 5e7, 5e7), 1.0, "backward: the first gradient above 1e+06 is in stack/c (C)"),
+        ((1.0, 1.0, 5e7), 1e3, "everything is finite on one device"),
+        ((1.0, 1.0, 5.0), 1.0, "everything is finite on one device"),
+    ],
+)
+def test_the_layer_whose_gradient_exploded_first_is_named(
+    gradients: tuple[float, float, float], scale: float, told: str
+) -> None:
+    """The gradients are those that go into c, out of c into b, and out of b."""
+    into_c, into_b, out_of_b = gradients
+    step = replay.TracedStep(
+        calls=[
+            Call("stack/b", "B", 1.0, 1.0, into_b, out_of_b),
+            Call("stack/c", "C", 1.0, 1.0, into_c, into_b),
+            Call("stack", "Stack", 1.0, 1.0, into_c, out_of_b),
+        ],
+        exploded_backward=[Op("", "SqrtGrad", "")],
+        scale=scale,
+    )
+    assert told in replay.cause(step, [])
+    assert replay.cause(step, []).endswith("; first op: SqrtGrad") == ("backward" in told)
 
 
 def test_a_weight_that_is_not_finite_is_named(tmp_path: Path) -> None:

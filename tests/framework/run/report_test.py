@@ -9,6 +9,7 @@ import math
 import os
 import re
 import shlex
+import shutil
 import struct
 import time
 from collections.abc import Callable
@@ -337,6 +338,16 @@ def test_going_on_leaves_no_event_of_a_later_step(tmp_path: Path) -> None:
     second.append(2, "train", {"loss": 20.0})
     second.close()
     assert events(tmp_path / "train") == [(1, "loss", 1.0), (2, "loss", 20.0)]
+
+
+def test_events_go_on_in_a_new_file_if_theirs_is_removed(tmp_path: Path) -> None:
+    writer = TensorBoardEvents(str(tmp_path / "events"))
+    writer.append(1, "train", {"loss": 1.0})
+    shutil.rmtree(tmp_path / "events")
+    writer.append(2, "train", {"loss": 2.0})
+    writer.append(3, "train", {"loss": 3.0})
+    writer.close()
+    assert events(tmp_path / "events" / "train") == [(2, "loss", 2.0), (3, "loss", 3.0)]
 
 
 def record(data: bytes) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import io
 import json
 import os
@@ -173,6 +174,19 @@ def test_a_run_that_loses_its_logdir_ends_and_continues_elsewhere_as_the_same_ru
         assert path.exists() == (lose is empty)
     train(place)
     assert losses(place) == whole
+
+
+def test_a_file_system_without_locks_is_reported_for_the_logdir_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def flock(*args: Any) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(LogdirLostError, match=r"saved in .*run\.rescued"):
+        train(tmp_path / "run", lambda step: remove(tmp_path / "run") if step == 5 else None)
+    warnings = [text for text in caplog.messages if "no locks" in text]
+    assert len(warnings) == 1 and f"{tmp_path / 'run'} has no locks" in warnings[0]
 
 
 def test_a_logdir_that_becomes_read_only_ends_the_run_which_saves_its_state_beside_it(
