@@ -1,7 +1,9 @@
 """U-Nets that label every pixel: digits in scenes, and your own images with masks.
 
 `Digits` trains on scenes of scikit-learn's digits in front of noise. The digits of dev were written
-by other people. On dev, simple methods reach a mean IoU over 11 classes as in BASELINES.
+by other people. On dev, a mean IoU over 11 classes of 0.099 is reached by a threshold and the most
+frequent digit, and 0.171 by logistic regression (scikit-learn 1.9.1) of 13 × 13 pixels around each
+of 30,000 training pixels.
 """
 
 from __future__ import annotations
@@ -23,13 +25,13 @@ from tekso.tasks.segmentation.scoring import SegmentationScoring
 from tekso.tasks.segmentation.sources import MaskFolders
 from tekso.tasks.segmentation.task import Segmentation
 
-BASELINES: dict[str, float] = {}
+BASELINES = {"threshold": 0.099, "logistic regression": 0.171}
 """{method: mean IoU on the 300 scenes of dev}."""
 
 
 @register
 class Digits(Experiment):
-    """A U-Net of 3 scales on scenes of 48 × 48 pixels."""
+    """A U-Net of 3 scales on scenes of 48 × 48 pixels: mean IoU 0.208 and Dice 0.287 on dev."""
 
     def task(self) -> Params:
         """The background and ten digits."""

@@ -171,12 +171,12 @@ class Segmentation(Task):
     def summarize(self, sums: Mapping[str, tuple[float, float]]) -> dict[str, float]:
         """Returns the mean of every sum, and IoU and Dice as means over the classes."""
         found = super().summarize(sums)
-        of_classes = [found[f"{IOU}/{c}"] for c in range(self.params.num_classes)
-                      if f"{IOU}/{c}" in found]  # fmt: skip
+        own = [f"{IOU}/{c}" for c in range(self.params.num_classes)]
+        of_classes = {name: found.pop(name) for name in own if name in found}
         if of_classes:
-            found[IOU] = float(np.mean(of_classes))
-            found[DICE] = float(np.mean([2 * one / (1 + one) for one in of_classes]))
-        return found
+            found[IOU] = float(np.mean(list(of_classes.values())))
+            found[DICE] = float(np.mean([2 * one / (1 + one) for one in of_classes.values()]))
+        return {**found, **of_classes}
 
     def score(
         self,
