@@ -110,6 +110,29 @@ HOW: list[tuple[str, Run | TestedBy]] = [
         ),
     ),
     (
+        r"pip install ale-py|tekso-trainer .*image\.pong.*",
+        TestedBy("tests/tasks/detection/sources_test.py::test_without_ale_py_pong_names_it"),
+    ),
+    (
+        r"pip download .*deepforest.*|unzip deepforest.*|tekso-trainer .*image\.trees.*",
+        TestedBy(
+            "tests/tasks/detection/sources_test.py::test_what_is_wrong_with_a_voc_file_is_said"
+        ),
+    ),
+    (
+        r"tekso-trainer .*runs/boxes.*",
+        TestedBy(
+            "tests/params/image/boxes_test.py"
+            "::test_files_in_the_format_of_coco_are_trained_on_scored_and_searched"
+        ),
+    ),
+    (
+        r"tekso-trainer .*image\.unet.*",
+        TestedBy(
+            "tests/params/image/unet_test.py::test_folders_are_trained_on_scored_and_segmented"
+        ),
+    ),
+    (
         r"pip install (-e '\.\[images,speech\]'|'tekso\[images\]')",
         TestedBy("tests/packaging_test.py::test_wheel_has_the_extras_of_the_readme"),
     ),

@@ -10,6 +10,8 @@ import re
 from typing import Any
 
 import numpy as np
+from small_boxes import Rectangles
+from small_masks import Squares
 from small_pictures import Blobs
 
 from tekso.framework import registry
@@ -20,7 +22,10 @@ from tekso.models.amoebanet import AmoebaNet
 from tekso.models.layers.recurrent_decoder import RecurrentDecoder
 from tekso.models.layers.stack import RepeatedStack
 from tekso.tasks.asr.sources import InMemorySpeech, SpeechSource
+from tekso.tasks.detection.sources import BoxSource
+from tekso.tasks.image.sources import ImageSource
 from tekso.tasks.mt.pairs import InMemoryPairs
+from tekso.tasks.segmentation.sources import MaskSource
 
 LARGEST = {
     "batch_size": 16,
@@ -111,7 +116,13 @@ def shrunk(tree: Any) -> Any:
     if "bounds" in tree.input:
         tree.input.bounds = [8]
     if "source" in tree.input:
-        tree.input.source = Blobs.Params(colours=tree.input.channels)
+        kinds: Any = {BoxSource: Rectangles, MaskSource: Squares, ImageSource: Blobs}
+        (source,) = [s for base, s in kinds.items() if issubclass(tree.input.source.owner, base)]
+        tree.input.source = source.Params(colours=tree.input.channels)
+    if "aspect_ratios" in tree.task.model:  # of an SSD: maps of 4 and 2 pixels, or 2 and 1
+        tree.input.image_size = 32
+        sizes = {"steps": [8, 16], "scales": [8.0, 16.0, 32.0], "aspect_ratios": [[2], [2]]}
+        tree.task.model.set(image_size=32, num_blocks=[1, 1, 1], **sizes)
     if "max_seconds" in tree.input:
         tree.input.set(max_seconds=0.8, bounds_s=[0.4])
     if "corpus" in tree.input:

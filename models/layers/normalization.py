@@ -98,6 +98,10 @@ class BatchNorm(Norm):
     counts in the whole global batch. Moving statistics that `learner.frozen`
     matches do not change; training still normalises with the statistics of the batch.
 
+    With `group`, an example is normalised with the mean and variance of its group: `group`
+    consecutive examples of the global batch, wherever they run (of a pipeline, those in its
+    micro-batch). The moving statistics are of the whole global batch all the same.
+
     Shapes:
       x: [batch, ..., dim]
       mask: bool [batch, ...], broadcastable to x without its last dim; elements that are False do
@@ -106,11 +110,17 @@ class BatchNorm(Norm):
     Weights:
       scale, bias: [dim], start at 1 (`scale_init`) and 0
       moving_mean, moving_variance: [dim], start at 0 and 1, not trained
-    Source: Ioffe & Szegedy 2015, algorithms 1 and 2.
+    Source: Ioffe & Szegedy 2015, algorithms 1 and 2; groups: Ying et al. 2018, "Image
+      classification at supercomputer scale", section 3.4.
     """
 
     class Params(Norm.Params):
         """Params of BatchNorm."""
+
+        group: int | None = param(
+            "Consecutive examples of the global batch that share statistics; None: all.",
+            default=None,
+        )
 
         epsilon: float = param("Added to the variance.", default=1e-3)
         decay: float = param("Decay of the moving statistics per step.", default=0.99)
@@ -123,6 +133,8 @@ class BatchNorm(Norm):
         super().__init__(params)
         if not 0 <= self.params.decay < 1:
             raise ValueError(f"BatchNorm: decay {self.params.decay} is not in [0, 1)")
+        if self.params.group is not None and self.params.group < 1:
+            raise ValueError(f"BatchNorm: group {self.params.group} must be at least 1, or None")
         self._vector("scale", self.params.scale_init)
         self._vector("bias", Zeros.Params())
         self._vector("moving_mean", Zeros.Params(), trainable=False)
@@ -151,10 +163,13 @@ class BatchNorm(Norm):
             counted = tf.cast(tf.expand_dims(mask, -1), x.dtype)
             counted = tf.broadcast_to(counted, [*x.shape[:-1], 1])
         count = tf.reduce_sum(counted)
-        total = tf.maximum(ops.sum_over_replicas(ctx, count), 1.0)
-        mean = ops.sum_over_replicas(ctx, tf.reduce_sum(x * counted, outer)) / total
-        squares = tf.reduce_sum(tf.square(x - mean) * counted, outer)
-        variance = ops.sum_over_replicas(ctx, squares) / total
+        if self.params.group is not None:
+            mean, variance = self._group_statistics(x, ctx, counted)
+        else:
+            total = tf.maximum(ops.sum_over_replicas(ctx, count), 1.0)
+            mean = ops.sum_over_replicas(ctx, tf.reduce_sum(x * counted, outer)) / total
+            squares = tf.reduce_sum(tf.square(x - mean) * counted, outer)
+            variance = ops.sum_over_replicas(ctx, squares) / total
 
         # For the moving statistics: sums that can be added over the parts of the global batch. They
         # are centred on the moving mean, to avoid cancellation in the variance.
@@ -164,6 +179,32 @@ class BatchNorm(Norm):
         ctx.collect_statistic(self, "square", tf.reduce_sum(tf.square(shifted), outer), weight)
         ctx.collect_statistic(self, "count", weight, tf.ones_like(weight))
         return mean, variance
+
+    def _group_statistics(
+        self, x: tf.Tensor, ctx: StepContext, counted: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns mean and variance of the group of every example, [batch, 1, …, 1, dim].
+
+        Examples are added to their groups, and get the values of their groups, by products with a
+        matrix of zeros and ones: groups may span replicas, and the batch may be sharded.
+        """
+        size, inner = self.params.group, list(range(1, x.shape.rank - 1))
+        examples = x.shape[0] if ctx.num_examples is None else ctx.num_examples
+        place = tf.range(x.shape[0]) + tf.cast(ctx.example_offset, tf.int32)
+        member = tf.one_hot(place // size, -(-examples // size), dtype=x.dtype)  # [batch, groups]
+
+        def of_groups(values: tf.Tensor) -> tf.Tensor:
+            own = tf.matmul(member, tf.reduce_sum(values, inner), transpose_a=True)
+            return ops.sum_over_replicas(ctx, own)
+
+        def of_examples(values: tf.Tensor) -> tf.Tensor:
+            found = tf.matmul(member, values)
+            return tf.reshape(found, [x.shape[0], *([1] * len(inner)), x.shape[-1]])
+
+        total = tf.maximum(of_groups(counted), 1.0)
+        mean = of_examples(of_groups(x * counted) / total)
+        variance = of_groups(tf.square(x - mean) * counted) / total
+        return mean, of_examples(variance)
 
     def updated_statistics(
         self, theta: Theta, statistics: Mapping[str, tf.Tensor]

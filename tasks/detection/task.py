@@ -27,6 +27,7 @@ from tekso.tasks.classification.task import LABELS, WEIGHTS, X
 from tekso.tasks.detection.average_precision import AP, AP_50, AP_75, DetectedObjects
 from tekso.tasks.detection.input import BOX_WEIGHTS, BOXES, boxes_of
 from tekso.tasks.detection.scoring import DetectionScoring, found_in
+from tekso.tasks.image.image_input import with_image_sizes
 from tekso.tasks.image.preparation import Preparation, scale_and_shift
 from tekso.tasks.image.sources import class_name
 
@@ -109,23 +110,7 @@ class Detection(Task):
         Raises:
           ValueError: num_classes is not set, and the input does not know it.
         """
-        params = params.copy()
-        model, data = params.model, input.params
-        if params.num_classes is REQUIRED:
-            found = getattr(input, "num_classes", None)
-            if found is None:
-                raise ValueError(
-                    "task.num_classes is not set, and the input does not know the classes of all "
-                    "images before they are read: set task.num_classes"
-                )
-            params.num_classes = found
-        sizes = {"classes": params.num_classes + 1}
-        if "image_size" in data:
-            sizes |= {"image_size": data.image_size, "channels": data.channels}
-        for name, value in sizes.items():
-            if name in model and (model.get(name) is REQUIRED or model.origin(name) == "default"):
-                model.set({name: value})
-        return params
+        return with_image_sizes(params, input, further_classes=1)  # the background
 
     def check_inputs(self, inputs: Mapping[str, Any]) -> None:
         """Checks the kind of the inputs, and the classes of all objects.

@@ -196,7 +196,8 @@ def _inside(objects: Objects, top: int, left: int, height: int, width: int) -> O
 class DeepforestTrees(VocBoxes):
     """Crowns of trees from the air, in squares of 300 pixels: data of the package deepforest.
 
-    574 trees at one place for training; for dev, 279 trees at another place.
+    574 trees at one place for training; for dev, 279 trees at another place. Tiles overlap, so that
+    some trees are in two of them.
     """
 
     class Params(VocBoxes.Params):

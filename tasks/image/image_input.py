@@ -7,12 +7,14 @@ import itertools
 from typing import Any
 
 from tekso.framework import files
+from tekso.framework.input.input import Input
 from tekso.framework.input.prepared import MOST_THREADS, PreparedInput
 from tekso.framework.input.skips import InputError
 from tekso.framework.params import REQUIRED, param
 from tekso.tasks.image.sources import AnySource
 
 CLASSES_FILE = "classes.txt"
+_SIZES = ("image_size", "channels", "classes", "input_dim", "output_dim")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,6 +93,37 @@ class ImageInput(PreparedInput):
         """Returns a one-line description of the data."""
         classes = f" in {self.num_classes:,} classes" if self.num_classes else ""
         return f"{super().describe()}{classes}"
+
+
+def with_image_sizes(params: Any, input: Input, *, further_classes: int = 0) -> Any:
+    """Returns Params of a task with num_classes and the sizes of its model, where they are not set.
+
+    Args:
+      params: Params of a task with `num_classes` and `model`.
+      input: the training input, or what its `known` returns.
+      further_classes: classes of the model that the input does not have, such as a background.
+
+    Raises:
+      ValueError: num_classes is not set, and the input does not know it.
+    """
+    params = params.copy()
+    model, data = params.model, input.params
+    if params.num_classes is REQUIRED:
+        found = getattr(input, "num_classes", None)
+        if found is None:
+            raise ValueError(
+                "task.num_classes is not set, and the input does not know the classes of all "
+                "images before they are read: set task.num_classes"
+            )
+        params.num_classes = found
+    if "image_size" not in data:  # not of an `ImageInput`: the sizes must be set
+        return params
+    pixels, classes = data.image_size**2 * data.channels, params.num_classes + further_classes
+    values = (data.image_size, data.channels, classes, pixels, classes)
+    for name, value in zip(_SIZES, values, strict=True):
+        if name in model and (model.get(name) is REQUIRED or model.origin(name) == "default"):
+            model.set({name: value})
+    return params
 
 
 def _store_classes(assets_dir: str, names: tuple[str, ...]) -> None:

@@ -48,6 +48,22 @@ class ImageStep(Configurable):
         """
         raise NotImplementedError(f"{type(self).__name__} has no apply(image, size, random)")
 
+    def for_masks(self, *, fill: int) -> ImageStep:
+        """Returns the step that moves the values of a mask like this one moves pixels.
+
+        It makes no new values by interpolation, and draws the same random numbers.
+
+        Args:
+          fill: value of added pixels.
+
+        Raises:
+          ValueError: there is no such step.
+        """
+        raise ValueError(
+            f"{type(self).__name__} moves pixels, but has no for_masks(fill): it cannot be used "
+            "with masks. Use Flip, PadAndCrop, InceptionCrop or CentreCrop"
+        )
+
 
 class CentreCrop(ImageStep):
     """Cuts out a square at the centre and resizes it.
@@ -77,6 +93,12 @@ class CentreCrop(ImageStep):
         side = self.params.fraction * min(height, width)
         box = _box((width - side) / 2, (height - side) / 2, side, side)
         return resized(image, size, self.params.interpolation, box=box)
+
+    def for_masks(self, *, fill: int) -> ImageStep:
+        """See `ImageStep`."""
+        del fill
+        found: ImageStep = self.params.copy().set(interpolation="nearest").instantiate()
+        return found
 
 
 class InceptionCrop(ImageStep):
@@ -114,6 +136,12 @@ class InceptionCrop(ImageStep):
         """See `ImageStep`."""
         return resized(image, size, self.params.interpolation, box=self._drawn(image, random))
 
+    def for_masks(self, *, fill: int) -> ImageStep:
+        """See `ImageStep`."""
+        del fill
+        found: ImageStep = self.params.copy().set(interpolation="nearest").instantiate()
+        return found
+
     def _drawn(self, image: Image, random: np.random.Generator) -> Box:
         p = self.params
         height, width = image.shape[:2]
@@ -148,6 +176,11 @@ class Flip(ImageStep):
             return image
         return image[:, ::-1] if self.params.direction == "horizontal" else image[::-1]
 
+    def for_masks(self, *, fill: int) -> ImageStep:
+        """See `ImageStep`."""
+        del fill
+        return self
+
 
 class PadAndCrop(ImageStep):
     """Pads an image on all sides, and cuts out a random square of the original size.
@@ -163,16 +196,24 @@ class PadAndCrop(ImageStep):
 
         padding: int = param("Pixels added on each side.", default=4)
         value: int = param("Value of the added pixels, 0 to 255.", default=0)
+        interpolation: Interpolation = param("How to resize.", default="bilinear")
 
     def apply(self, image: Image, size: int, random: np.random.Generator) -> Image:
         """See `ImageStep`."""
         p = self.params
-        image = fitted(image, size)
+        if image.shape[:2] != (size, size):
+            image = resized(image, size, p.interpolation)
         top, left = random.integers(2 * p.padding + 1, size=2)
         side = size + 2 * p.padding
         padded = np.full((side, side, image.shape[2]), p.value, np.uint8)
         padded[p.padding : p.padding + size, p.padding : p.padding + size] = image
         return padded[top : top + size, left : left + size]
+
+    def for_masks(self, *, fill: int) -> ImageStep:
+        """See `ImageStep`."""
+        params = self.params.copy().set(value=fill, interpolation="nearest")
+        found: ImageStep = params.instantiate()
+        return found
 
 
 class RandomErasing(ImageStep):

@@ -20,6 +20,7 @@ from tekso.framework.pieces import LOSS_SUM, METRICS, Flow
 from tekso.framework.task import Batch, Decoded, LossSums, Program, Scored
 from tekso.framework.theta import Theta
 from tekso.tasks.classification.task import ACCURACY, LABELS, WEIGHTS, Classification, X
+from tekso.tasks.image.image_input import with_image_sizes
 from tekso.tasks.image.input import OTHER_LABELS, SHARES, Images, images_of
 from tekso.tasks.image.preparation import Preparation, scale_and_shift
 from tekso.tasks.image.scoring import ImageScoring
@@ -27,7 +28,6 @@ from tekso.tasks.image.sources import class_name
 
 TOP_5 = "top_5_accuracy"
 _MOST_SHOWN = 5  # classes of an image that decoding prints
-_SIZES = ("image_size", "channels", "classes", "input_dim", "output_dim")
 
 
 class ImageClassification(Classification):
@@ -86,24 +86,7 @@ class ImageClassification(Classification):
         Raises:
           ValueError: num_classes is not set, and the input does not know it.
         """
-        params = params.copy()
-        model, data = params.model, input.params
-        if params.num_classes is REQUIRED:
-            found = getattr(input, "num_classes", None)
-            if found is None:
-                raise ValueError(
-                    "task.num_classes is not set, and the input does not know the classes of all "
-                    "images before they are read: set task.num_classes"
-                )
-            params.num_classes = found
-        if "image_size" not in data:  # not of `Images`: the sizes must be set
-            return params
-        pixels = data.image_size**2 * data.channels
-        values = (data.image_size, data.channels, params.num_classes, pixels, params.num_classes)
-        for name, value in zip(_SIZES, values, strict=True):
-            if name in model and (model.get(name) is REQUIRED or model.origin(name) == "default"):
-                model.set({name: value})
-        return params
+        return with_image_sizes(params, input)
 
     def check_inputs(self, inputs: Mapping[str, Any]) -> list[str]:
         """Checks the arrays of the inputs, and the labels of all images if they are known.

@@ -5,6 +5,7 @@ The argument is a list of jobs {"model", "execution", "devices"}; each runs in a
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from pathlib import Path
@@ -28,6 +29,7 @@ from tekso.framework.theta import Theta
 from tekso.models.amoebanet import AmoebaNet
 from tekso.models.layers.attention import MultiHeadAttention
 from tekso.models.layers.feed_forward import FeedForward
+from tekso.models.layers.normalization import BatchNorm
 from tekso.models.layers.residual_blocks import BasicBlock, BottleneckBlock
 from tekso.models.layers.squeeze_excite import SqueezeExcite
 from tekso.models.layers.stack import Stack
@@ -53,6 +55,13 @@ def resnet() -> Layer.Params:
         block=BottleneckBlock.Params(squeeze_excite=SqueezeExcite.Params(reduction=4)),
         drop_path_rate=0.3,
     )
+
+
+def resnet_groups(group: int) -> Layer.Params:
+    """Statistics of groups of examples; a batch has 8."""
+    block = BasicBlock.Params(norm=BatchNorm.Params(group=group))
+    stem = SMALL_STEM.copy().set({"conv.norm.group": group})
+    return ResNet.Params(classes=CLASSES, width=4, num_blocks=[1, 1], stem=stem, block=block)
 
 
 def resnet_basic() -> Layer.Params:
@@ -103,6 +112,8 @@ MODELS = {
     "amoebanet": amoebanet,
     "resnet": resnet,
     "resnet_basic": resnet_basic,
+    "groups_of_3": functools.partial(resnet_groups, 3),
+    "groups_of_4": functools.partial(resnet_groups, 4),
     "transformer": transformer,
 }
 

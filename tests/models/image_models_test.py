@@ -52,7 +52,7 @@ def check(wanted: dict[str, Any], found: dict[str, Any]) -> None:
         np.testing.assert_allclose(found["weights"][path], value, within, within, err_msg=path)
 
 
-QUICK = [("resnet", "stages"), ("transformer", "heads")]
+QUICK = [("resnet", "stages"), ("transformer", "heads"), ("groups_of_3", "replicas")]
 SPATIAL = "batch:data;height:model"
 CASES = [
     ("resnet", "replicas", REPLICAS),
@@ -65,6 +65,9 @@ CASES = [
     ("resnet", "stages", pipeline(3)),
     ("resnet_basic", "space", mesh("a:2;b:2", "height:a;width:b")),
     ("resnet_basic", "stages", pipeline(2, rematerialize="all")),
+    ("groups_of_3", "replicas", REPLICAS),  # a group has examples of both replicas
+    ("groups_of_3", "space", mesh("data:2;model:2", SPATIAL)),
+    ("groups_of_4", "stages", pipeline(2, 2)),  # a group is a micro-batch
     ("amoebanet", "stages", pipeline(3)),
     ("transformer", "replicas", REPLICAS),
     ("transformer", "heads", mesh("data:2;model:2", "batch:data;heads:model;mlp:model")),

@@ -107,6 +107,44 @@ def test_batch_norm_in_training_uses_the_batch() -> None:
     )
 
 
+@pytest.mark.parametrize("group", [1, 3, 4, 9])
+def test_groups_of_examples_have_their_own_statistics(group: int) -> None:
+    layer, theta = batch_norm(group=group)
+    x = np.concatenate([X, 2 * X[:1] + 1])  # 5 examples
+    mask = np.random.default_rng(3).random((5, 5)) < 0.7
+    ctx = StepContext(mode="train", num_examples=5)
+    y = layer.fprop(theta, tf.constant(x), ctx, mask=tf.constant(mask))
+    for begin in range(0, 5, group):
+        own, counted = x[begin : begin + group], mask[begin : begin + group]
+        wanted = normalised(own, own[counted].mean(0), own[counted].var(0), theta)
+        np.testing.assert_allclose(y[begin : begin + group], wanted, rtol=1e-9, atol=1e-12)
+
+    plain, same = batch_norm()[0], StepContext(mode="train", num_examples=5)
+    plain.fprop(theta, tf.constant(x), same, mask=tf.constant(mask))
+    wanted = new_statistics(plain, theta, same)
+    for name, value in new_statistics(layer, theta, ctx).items():
+        np.testing.assert_allclose(value, wanted[name], rtol=1e-9)  # of the whole batch
+
+
+def test_a_group_may_span_replicas() -> None:
+    layer, theta = batch_norm(group=3)
+    together = StepContext(mode="train", num_examples=4)
+    whole = layer.fprop(theta, tf.constant(X), together)
+    told: dict[str, list[np.ndarray]] = {"first": [], "second": []}
+    for _ in range(3):  # a sum of both parts is known when the other part has been computed
+        for name, rows, other in (("first", X[:2], "second"), ("second", X[2:], "first")):
+            padded = told[other] + [np.zeros(())] * 3
+            offset = 0 if name == "first" else 2
+            ctx = TwoReplicas(padded, num_examples=4, example_offset=offset)
+            y = layer.fprop(theta, tf.constant(rows), ctx)
+            told[name] = ctx.told
+            if name == "second":
+                second = y
+    np.testing.assert_allclose(second, whole[2:], rtol=1e-9, atol=1e-12)
+    with pytest.raises(ValueError, match="group 0 must be at least 1"):
+        batch_norm(group=0)
+
+
 @pytest.mark.parametrize("mode", ["eval", "decode"])
 def test_batch_norm_else_uses_and_keeps_the_moving_statistics(mode: Any) -> None:
     layer, theta = batch_norm()

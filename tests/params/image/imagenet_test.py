@@ -28,6 +28,14 @@ def test_trainable_weights_are_the_published_number(name: str, count: int) -> No
     assert sum(spec.size for spec in task.specs().values() if spec.trainable) == count
 
 
+def test_mlperf_normalises_over_128_images_and_the_plain_recipe_over_all() -> None:
+    for name, group in (("ResNet50", None), ("ResNet50Mlperf", 128), ("ResNet50Mlperf4096", 128)):
+        task = inspection.task_of(registry.get(f"image.imagenet.{name}")().tree())
+        layers = [task.model.stem.conv, *(c for block in task.model.blocks for c in block.convs)]
+        layers += [block.shortcut for block in task.model.blocks if hasattr(block, "shortcut")]
+        assert len(layers) == 53 and {one.norm.params.group for one in layers} == {group}
+
+
 def test_decay_leaves_out_normalisations_and_the_bias() -> None:
     for name in ("ResNet50", "ResNet50Mlperf"):
         tree = registry.get(f"image.imagenet.{name}")().tree()

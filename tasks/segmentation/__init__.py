@@ -1,0 +1,1 @@
+"""Segmentation: a class for every pixel of an image."""
