@@ -67,8 +67,9 @@ class Images(ExampleInput):
     without keeping its aspect ratio. The random numbers of an example are a function of (seed,
     epoch, index). Image files are decoded in several threads.
 
-    A malformed image is reported, up to `source.max_skipped` of them. Its place in the batch gets a
-    blank image of weight 0.
+    A malformed image is reported, up to `source.max_skipped` of them. Its place in the batch gets
+    the next well-formed image of the source, with weight 0: a blank image would count in the
+    statistics of BatchNorm.
 
     Shapes:
       batch:
@@ -173,11 +174,12 @@ class Images(ExampleInput):
         """
         keys = shuffle.fold(shuffle.fold(self._random_key, epoch), index)
         examples: list[_Example] = []
-        for found in self._mapped(self._example, index.tolist(), keys.tolist()):
-            if isinstance(found, BadRecordError):
-                self.source.skips.add(found.origin, found.reason)
-                found = _Example(np.zeros(self.form()[X][0], np.float32), 0, weight=0.0)
-            examples.append(found)
+        found = self._mapped(self._example, index.tolist(), keys.tolist())
+        for place, (one, key) in enumerate(zip(found, keys.tolist(), strict=True)):
+            if isinstance(one, BadRecordError):
+                self.source.skips.add(one.origin, one.reason)
+                one = self._replacement(int(index[place]), key)
+            examples.append(one)
         batch = {
             X: np.stack([one.x for one in examples]),
             LABELS: np.array([one.label for one in examples], np.int32),
@@ -233,6 +235,16 @@ class Images(ExampleInput):
             return _Example(x, label, other_label=label)
         x, share = mix.mixed(x, second, random)
         return _Example(x, label, other_label=other_label, share=share)
+
+    def _replacement(self, index: int, key: int) -> _Example:
+        """Returns the next well-formed image after a malformed one, with weight 0."""
+        for offset in range(1, self.num_examples):
+            try:
+                x, _ = self._prepared((index + offset) % self.num_examples, key)
+            except BadRecordError:  # it is reported as an example of its own
+                continue
+            return _Example(x, 0, weight=0.0)
+        return _Example(np.zeros(self.form()[X][0], np.float32), 0, weight=0.0)
 
     def _prepared(self, index: int, key: int) -> tuple[np.ndarray, int]:
         """Returns an image as the model gets it, and its label.
