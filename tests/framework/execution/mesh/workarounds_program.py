@@ -7,6 +7,7 @@ A reproduction returns whether the values are right; a defect may also be an err
 from __future__ import annotations
 
 import os
+import types
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -19,6 +20,7 @@ from jobs import run_all
 from tensorflow.python.eager import context
 
 from tekso.framework.execution import devices
+from tekso.framework.execution.mesh import forms as mesh_forms
 from tekso.framework.execution.mesh import mesh_devices
 from tekso.framework.execution.mesh.layouts import MeshShape
 from tekso.framework.execution.mesh.placement import Placement
@@ -100,6 +102,28 @@ def row_of_stacked_weights(place: Place, avoided: bool) -> bool:
     layouts = (None, "m", None), (None, "m", None, None)
     y = _run(contract, place.put(x, layouts[0]), place.put(w, layouts[1]))
     return _equal(place, y, np.einsum("abc,bcd->ad", x, w[-1]))
+
+
+def sums_in_16_bits(place: Place, avoided: bool) -> bool:
+    """DTensor sums the shards of a bfloat16 product in bfloat16, in which 257 is 256."""
+    rows = np.zeros([1024, 1], np.float32)
+    rows[:257] = rows[-1] = 1  # the first device sums 257, and the second 1
+    x, w, b = (tf.cast(one, tf.bfloat16) for one in (rows, np.ones([1, 2]), np.zeros(2)))
+    context = cast(Any, types.SimpleNamespace(layout_of=lambda _: None))
+
+    def gradients(x: tf.Tensor, w: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            tape.watch([w, b])
+            if avoided:
+                y = mesh_forms.project(context, x, w, b)
+            else:
+                y = tf.einsum("ab,bc->ac", x, w) + b
+            total = tf.reduce_sum(tf.cast(y * x, tf.float32))
+        dw, db = tape.gradient(total, [w, b])
+        return tf.cast(tf.stack([dw[0], db]), tf.float32)
+
+    y = _run(gradients, place.put(x, ROWS), place.put(w), place.put(b))
+    return _equal(place, y, np.full([2, 2], 258, np.float32))
 
 
 def resharded_gather(place: Place, avoided: bool) -> bool:
@@ -199,6 +223,7 @@ REPRODUCTIONS = {
         resharded_gather,
         row_of_stacked_weights,
         scalar_where,
+        sums_in_16_bits,
     )
 }
 

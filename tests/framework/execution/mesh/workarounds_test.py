@@ -24,6 +24,7 @@ DEFECTS = (
     "resharded_gather",
     "row_of_stacked_weights",
     "scalar_where",
+    "sums_in_16_bits",
 )
 
 
