@@ -6,6 +6,7 @@ A reproduction returns whether the values are right; a defect may also be an err
 
 from __future__ import annotations
 
+import contextlib
 import os
 import types
 
@@ -19,13 +20,14 @@ import tensorflow as tf
 from jobs import run_all
 from tensorflow.python.eager import context
 
-from tekso.framework.execution import devices
+from tekso.framework.execution import ExecutionError, devices
 from tekso.framework.execution.mesh import forms as mesh_forms
 from tekso.framework.execution.mesh import mesh_devices
-from tekso.framework.execution.mesh.layouts import MeshShape
+from tekso.framework.execution.mesh.layouts import Layout, MeshShape
 from tekso.framework.execution.mesh.placement import Placement
 from tekso.framework.execution.mesh.workarounds import compiler, forms, tensors
 from tekso.framework.execution.mesh.workarounds.retracing import retraced
+from tekso.framework.execution.mesh.workarounds.unsupported_ops import refuse_unsupported
 from tekso.framework.weight_update import select
 
 WHOLE_2D, ROWS, COLUMNS = (None, None), ("m", None), (None, "m")
@@ -126,6 +128,28 @@ def sums_in_16_bits(place: Place, avoided: bool) -> bool:
     return _equal(place, y, np.full([2, 2], 258, np.float32))
 
 
+def contraction_of_two_dims(place: Place, avoided: bool) -> bool:
+    """An einsum over two dims, of which an axis shards one in x and the other in w."""
+    x, w = _values(8, 4, 2), _values(4, 2, 6)
+    variable = tensors.new_variable(place.put(w, ("m", None, None)))
+
+    def contracted(axes: Layout) -> bool:
+        def contract(x: tf.Tensor) -> tf.Tensor:
+            y = tf.einsum("abc,bcd->ad", tf.identity(place.reshard(x, axes)), variable)
+            if avoided:
+                refuse_unsupported(tf.compat.v1.get_default_graph())
+            return y
+
+        return _equal(place, _run(contract, place.put(x)), np.einsum("abc,bcd->ad", x, w))
+
+    if not avoided:
+        return contracted((None, None, "m"))
+    with contextlib.suppress(ExecutionError):
+        contracted((None, None, "m"))
+        return False
+    return contracted((None, "m", None))
+
+
 def resharded_gather(place: Place, avoided: bool) -> bool:
     """A gather whose result is sharded along a dim that is not sharded in its input."""
     x = _values(4, 6)
@@ -213,6 +237,7 @@ REPRODUCTIONS = {
     reproduction.__name__: reproduction
     for reproduction in (
         concatenated_shards,
+        contraction_of_two_dims,
         inner_relayout,
         loop_gradient,
         loop_input_in_custom_gradient,

@@ -14,6 +14,7 @@ import tensorflow as tf
 PROGRAM = Path(__file__).with_name("workarounds_program.py")
 DEFECTS = (
     "concatenated_shards",
+    "contraction_of_two_dims",
     "inner_relayout",
     "loop_gradient",
     "loop_input_in_custom_gradient",
