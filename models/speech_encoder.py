@@ -131,6 +131,12 @@ class SpeechEncoder(Layer):
         """
         raise NotImplementedError(f"{type(self).__name__} has no num_frames()")
 
+    @property
+    def reduction(self) -> int:
+        """Frames of the input for each frame of the output, T / T'."""
+        long = 1 << 16
+        return round(long / int(self.num_frames(long)))
+
     def fprop(self, theta: Theta, x: FrameSequence, ctx: StepContext) -> FrameSequence:
         """Runs the pieces one after the other; see the class."""
         flow: Flow = {FEATURES: x.features, LENGTHS: x.lengths}

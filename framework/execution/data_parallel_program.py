@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,11 +22,10 @@ from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.process_sums import ProcessSums
 from tekso.framework.execution.replica_context import ReplicaContext, replica_number, summed
 from tekso.framework.execution.shards import Owners, Shard, Slices, chunks, cut_out, whole
-from tekso.framework.execution.state import Stored, checked_state
+from tekso.framework.execution.state import ReadKey
 from tekso.framework.primitives.fusion import XlaFusion, no_fusion
 from tekso.framework.state import State
 from tekso.framework.step import Flat, Step, Sums, added, part_sums, unscaled, with_gradients
-from tekso.framework.weight_spec import WeightSpec
 
 
 class DataParallelProgram(ExecutionProgram):
@@ -41,47 +40,34 @@ class DataParallelProgram(ExecutionProgram):
         towers: int,
         xla: str,
     ) -> None:
-        self._step, self._strategy, self._towers, self._xla = step, strategy, towers, xla
+        super().__init__(step)
+        self._strategy, self._towers, self._xla = strategy, towers, xla
         self._processes = processes or ProcessSums()
         self.part = self._processes.process, self._processes.size
         self.num_replicas = strategy.num_replicas_in_sync * self._processes.size
         self._accumulation = step.learner.params.accumulation_steps
         self._variables: State[tf.Variable] = State({}, {})
         self._fusions: dict[Any, XlaFusion] = {}
-        self._compiled_towers: dict[Any, Callable[..., Any]] = {}
+        self._compiled_functions: dict[Any, Callable[..., Any]] = {}
         self._calls: dict[Any, Callable[..., Any]] = {}
         self._train = tf.function(self._train_graph, autograph=False)
         self._train_loop = tf.function(self._train_loop_graph, autograph=False)
         self._eval = tf.function(self._eval_graph, autograph=False)
-        self._compiled_update = tf.function(self._new_state, jit_compile=True, autograph=False)
 
     # --- state ---
 
-    def specs(self) -> dict[str, WeightSpec]:
+    def assign(self, value: ReadKey) -> None:
         """See `ExecutionProgram`."""
-        return self._step.specs.keyed()
-
-    def initialize(self) -> None:
-        """See `ExecutionProgram`."""
-        specs = self.specs()
-        self.assign(lambda key: specs[key].initial_value(self._step.seed))
-
-    def restore(self, read: Callable[[str], Stored], keys: Set[str]) -> None:
-        """See `ExecutionProgram`."""
-        values = checked_state(self.specs(), read, keys)
-        self.assign(lambda key: values[key][whole(values[key].shape)])
-
-    def assign(self, value: Callable[[str], np.ndarray]) -> None:
-        """Sets the whole state; `value` returns the array of a key."""
         variables = self._variables.keyed()
         with self._strategy.scope():
             for key, spec in self.specs().items():
+                array = value(key, whole(spec.shape))
                 if key in variables:
-                    variables[key].assign(value(key))
+                    variables[key].assign(array)
                 else:
                     # Every replica assigns the same values to its own copy, and reads that.
                     variables[key] = tf.Variable(
-                        value(key),
+                        array,
                         dtype=spec.dtype,
                         trainable=False,
                         name=key.replace("/", "."),
@@ -203,8 +189,9 @@ class DataParallelProgram(ExecutionProgram):
         size, number = size_of(batch), replica_number()
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         replica += self._processes.process  # there is one replica if there are several processes
+        weights = self._variables.weights
         found = self.part_gradients(
-            _values(self._variables.weights),
+            {path: tf.convert_to_tensor(variable) for path, variable in weights.items()},
             self._step.loss_scale(self._variables.slots),
             batch,
             start=replica * size,
@@ -281,7 +268,7 @@ class DataParallelProgram(ExecutionProgram):
         """Returns `compute` as one XLA program for all traces with this key, if `xla` is step."""
         if self._xla != "step":
             return compute
-        return self._compiled_towers.setdefault(
+        return self._compiled_functions.setdefault(
             key, tf.function(compute, jit_compile=True, autograph=False)
         )
 
@@ -305,16 +292,6 @@ class DataParallelProgram(ExecutionProgram):
             fuse=self._fusion(key),
         )
 
-    def _new_state(
-        self,
-        state: State[Any],
-        gradients: Gradients,
-        sums: Sums,
-        step: tf.Tensor,
-        fuse: Any = no_fusion,
-    ) -> Any:
-        return self._step.update(state, added(gradients), sums, step, fuse=fuse)
-
     def updated(
         self,
         state: State[Any],
@@ -325,10 +302,14 @@ class DataParallelProgram(ExecutionProgram):
         replica: int = 0,
     ) -> Any:
         """Returns the result of `Step.update`, compiled once for batches of all shapes."""
-        if self._xla == "step":
-            return self._compiled_update(state, gradients, sums, step)
         fuse = self._fusion(("update", replica))
-        return self._new_state(state, gradients, sums, step, fuse=fuse)
+
+        def compute(
+            state: State[Any], gradients: Gradients, sums: Sums, step: tf.Tensor
+        ) -> tuple[State[tf.Tensor], Flat]:
+            return self._step.update(state, added(gradients), sums, step, fuse=fuse)
+
+        return self._compiled(("update",), compute)(state, gradients, sums, step)
 
     def _first(self, per_replica: Any) -> Any:
         return tf.nest.map_structure(
@@ -390,7 +371,3 @@ class DataParallelProgram(ExecutionProgram):
 
             self._calls[function] = tf.function(run, autograph=False)
         return self._calls[function](*inputs)
-
-
-def _values(variables: Mapping[str, tf.Variable]) -> Flat:
-    return {path: tf.convert_to_tensor(variable) for path, variable in variables.items()}

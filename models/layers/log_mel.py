@@ -32,8 +32,8 @@ class LogMel(Layer):
 
     The defaults are those of Lingvo's MelAsrFrontend, without its noise; `kaldi_log_mel` returns
     Params for the features of Kaldi. Frames that do not lie completely in an utterance are padding:
-    samples after the end of an utterance change no feature. In float32, a channel with less than
-    about 1e-8 of the power of a frame is accurate to about 1e-3.
+    samples after the end of an utterance change no feature. With precision "float32", a channel with
+    less than about 1e-8 of the power of a frame is accurate to about 1e-3, as in other libraries.
 
     Shapes:
       x: [B, N] samples, float in [-1, 1) or int16
@@ -76,6 +76,11 @@ class LogMel(Layer):
         low_hz: float = param("Lower edge of the first channel.", default=125.0)
         high_hz: float = param("Upper edge of the last channel.", default=7_600.0)
         floor: float = param("Smallest value whose logarithm is taken.", default=1.0)
+        precision: Literal["float32", "float64"] = param(
+            "Arithmetic up to the logarithm. float64 rounds no weak channel next to a strong one; "
+            "TPUs and LiteRT do not support it.",
+            default="float32",
+        )
 
     def __init__(self, params: Any) -> None:
         super().__init__(params)
@@ -149,14 +154,15 @@ class LogMel(Layer):
             lengths = tf.ones_like(x[:, 0], tf.int32) * x.shape[1]
         scale = p.scale / 32_768.0 if x.dtype == tf.int16 else p.scale
         x = ctx.constrain(tf.cast(x, tf.float32) * scale, ("batch", None))
-        x = self._framed(x)
+        dtype = np.dtype(p.precision)
+        x = tf.cast(self._framed(x), dtype)
         if p.offset == "remove":
             x = x - tf.reduce_mean(x, 2, keepdims=True)
         if p.before_frame == "sample":
             x = x[:, :, 1:] - p.preemphasis * x[:, :, :-1]
         else:
             x = x - p.preemphasis * tf.concat([x[:, :, :1], x[:, :, :-1]], 2)
-        x = x * window_of(p.window, self._windowed).astype(np.float32)
+        x = x * window_of(p.window, self._windowed).astype(dtype)
         short = self.fft_length - self._windowed
         if short:
             x = tf.concat([x, tf.zeros([*x.shape[:2], short], x.dtype)], 2)
@@ -164,8 +170,8 @@ class LogMel(Layer):
         energy = tf.square(tf.math.real(bins)) + tf.square(tf.math.imag(bins))
         if p.spectrum == "magnitude":
             energy = tf.sqrt(energy)
-        mel = tf.einsum("btk,kc->btc", energy, self.mel_weights().astype(np.float32))
-        features = tf.math.log(tf.maximum(mel, p.floor))
+        mel = tf.einsum("btk,kc->btc", energy, self.mel_weights().astype(dtype))
+        features = tf.cast(tf.math.log(tf.maximum(mel, p.floor)), tf.float32)
         lengths = tf.cast(lengths, tf.int32)
         return FrameSequence(features, self.num_frames(lengths)).with_features(features)
 

@@ -17,7 +17,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
+from google.protobuf.message import DecodeError
 
 from tekso.framework import files, out_of_space
 from tekso.framework.input.tfrecords import masked_checksum
@@ -27,6 +29,7 @@ _STAMP = re.compile(rf"{re.escape(_PATTERN)}\.(\d+\.\d+)\.")
 _LENGTH_BYTES = 8
 _HEADER, _FOOTER = struct.Struct("<QI"), struct.Struct("<I")  # length and its checksum; checksum
 _FIRST_BYTE = b"\x09"  # of every Event: the tag of its wall time
+_BUCKETS = 30  # of a histogram
 _PNG_SIZE_AT = 16  # offset of width and height, after the signature and the first chunk's header
 
 
@@ -93,6 +96,18 @@ class TensorBoardEvents:
         )
         self._append(step, split, [tf.compat.v1.Summary.Value(tag=tag, image=image)])
 
+    def append_histograms(self, step: int, split: str, arrays: Mapping[str, np.ndarray]) -> None:
+        """Writes a histogram of the finite elements of every array.
+
+        Raises:
+          OSError: the file cannot be written.
+        """
+        values = [
+            tf.compat.v1.Summary.Value(tag=tag, histo=_histogram(array))
+            for tag, array in arrays.items()
+        ]
+        self._append(step, split, values)
+
     def _append(self, step: int, split: str, values: Sequence[Any]) -> None:
         summary = tf.compat.v1.Summary(value=values)
         event = tf.compat.v1.Event(wall_time=time.time(), step=step, summary=summary)
@@ -129,6 +144,24 @@ class TensorBoardEvents:
         return writer
 
 
+def _histogram(array: np.ndarray) -> Any:
+    """Returns TensorBoard's form of a histogram with 30 buckets of equal width."""
+    values = array.astype(np.float64).ravel()
+    values = values[np.isfinite(values)]
+    if not values.size:
+        values = np.zeros(1)
+    counts, limits = np.histogram(values, bins=_BUCKETS)
+    return tf.compat.v1.HistogramProto(
+        min=values.min(),
+        max=values.max(),
+        num=values.size,
+        sum=values.sum(),
+        sum_squares=np.square(values).sum(),
+        bucket_limit=limits[1:],
+        bucket=counts,
+    )
+
+
 def _later_stamp(names: Sequence[str]) -> float:
     """Returns a time stamp for a new file that is later than those of all files in its folder.
 
@@ -152,13 +185,23 @@ def _cut(path: str, step: int) -> bool:
             start = _next_record(content, start + 1)
             is_intact = is_intact and start == len(content)
             continue
-        event = content[start + _HEADER.size : end - _FOOTER.size]
-        if tf.compat.v1.Event.FromString(event).step <= step:
+        event = _event(content[start + _HEADER.size : end - _FOOTER.size])
+        if event is None:
+            is_intact = False
+        elif event.step <= step:
             kept.append(content[start:end])
         start = end
     if (whole := b"".join(kept)) != content:
         files.write_atomically(path, whole)
     return is_intact
+
+
+def _event(data: bytes) -> Any:
+    """Returns the Event in a record; None if the record is something else."""
+    try:
+        return tf.compat.v1.Event.FromString(data)
+    except DecodeError:
+        return None
 
 
 def _end_of_record(content: bytes, start: int) -> int | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import socket
@@ -89,30 +88,28 @@ def test_one_group_of_two_workers_is_synchronous(servers: dict[str, processes.Pr
 
 
 @pytest.mark.slow
-def test_workers_are_lost_and_come_back_while_updates_go_on_and_a_lost_server_ends_the_run(
-    servers: dict[str, processes.Process], tmp_path: Path
+def test_workers_are_lost_and_one_comes_back_and_a_lost_server_ends_the_run(
+    servers: dict[str, processes.Process],
 ) -> None:
-    """The second worker is lost only after the first is back, which then computes alone."""
+    """The first is lost, then the second too; the first comes back, and the second never."""
     server, first, second = servers
     pids = {address: process.pid for address, process in servers.items()}
-    job = job_of(servers, 2, groups=2, steps=[5, 6, 6, 6], server_pid=pids[server])
-    job["kill"] = [None, pids[first], "back", pids[second]]
-    job["started"] = str(tmp_path / "started")
-    os.mkfifo(job["started"])
+    job = job_of(servers, 2, groups=2, steps=[5, 6, 6], server_pid=pids[server])
+    job["kill"] = [None, pids[first], pids[second]]
     process = processes.start([str(PROGRAM), json.dumps(job)], live=True)
-    assert process.stdout.readline().strip() == "start it again"
+    told = process.stdout.readline().strip()
+    assert told == f"lost: one of the lost workers to come back: {first}, {second}"
     servers[first].wait(60)
     servers[first] = start_worker(first)
-    Path(job["started"]).write_text("")
     text, errors = process.communicate(timeout=300)
     assert text.strip(), errors[-3000:]
     found = json.loads(text.strip().splitlines()[-1])
-    assert found["applied"] == 23  # every batch once
+    assert found["applied"] == 17  # every batch once
     # In every call of n steps, with two at a time: versions 0, 0, 1, …, n - 2 are read, and the
     # updates 0, 1, …, n - 1 are applied in any order, so the sum is n - 1.
-    assert sum(staleness(found["steps"])) == 4 + 5 + 5 + 5
+    assert sum(staleness(found["steps"])) == 4 + 5 + 5
     assert found["summary"] == [
-        f"staleness of 23 updates: mean {19 / 23:.2f}, maximum {max(staleness(found['steps'])):.0f}"
+        f"staleness of 17 updates: mean {14 / 17:.2f}, maximum {max(staleness(found['steps'])):.0f}"
     ]
     assert found["goes_on"][0] == found["goes_on"][1]  # under one device, to the last bit
     assert found["eval"][0] == found["eval"][1]
@@ -164,7 +161,7 @@ def test_a_supervised_run_goes_on_by_itself_when_its_lost_server_is_back(
         (Asynchronous.Params(parameter_servers=["a:1"]), r"updates\.workers is empty"),
         (Asynchronous.Params(workers=["a:1"]), r"updates\.parameter_servers is empty"),
         (Asynchronous.Params(workers=["a"], parameter_servers=["a:1"]), "expected host:port"),
-        (Asynchronous.Params(workers=["a:1"], parameter_servers=["a:1"]), "names a:1 twice"),
+        (Asynchronous.Params(workers=["a:1"], parameter_servers=["a:1"]), "lists a:1 twice"),
         (
             Hybrid.Params(workers=["a:1", "a:2", "a:3"], parameter_servers=["b:1"], num_groups=2),
             r"num_groups is 2, which does not divide the 3 workers",
@@ -188,7 +185,9 @@ def test_several_processes_are_refused() -> None:
 
 def test_a_call_with_fewer_steps_than_are_computed_at_the_same_time_is_refused() -> None:
     assembly._check_steps_per_call(3, 3)
-    with pytest.raises(ExecutionError, match=r"run\.steps_per_call is 2, .* at least 3, .* 60$"):
+    with pytest.raises(
+        ExecutionError, match=r"run\.steps_per_call is 2, .* at least 3; 60 is better$"
+    ):
         assembly._check_steps_per_call(2, 3)
 
 
@@ -205,5 +204,5 @@ def test_a_batch_that_a_group_cannot_divide_is_refused() -> None:
 
 @pytest.mark.parametrize("devices", [{"tpu": "local"}, {"cpu_devices": 2}])
 def test_several_devices_and_a_tpu_are_refused(devices: Any) -> None:
-    with pytest.raises(ExecutionError, match=r"and execution\.updates=Asynchronous"):
+    with pytest.raises(ExecutionError, match=r"not work with execution\.updates=Asynchronous"):
         of_two().setup_devices(**devices)

@@ -83,6 +83,19 @@ def test_features_of_kaldi_equal_their_formula(rate: int, channels: int, high: f
         np.testing.assert_allclose(row, kaldi(signal, rate, channels, high), atol=1e-4)
 
 
+def test_float64_is_exact_in_channels_without_power_next_to_strong_ones() -> None:
+    params = kaldi_log_mel(num_channels=80)
+    exact = kaldi(TONES.astype(np.float32), 16_000, 80, 8000.0)
+    strongest = exact.max(1, keepdims=True)
+    assert np.mean(exact < strongest - np.log(1e8)) > 0.2
+    errors = {}
+    for precision in ("float32", "float64"):
+        found = features(params.copy().set(precision=precision), TONES[None].astype(np.float32))
+        assert found.features.dtype == tf.float32
+        errors[precision] = abs(found.features[0].numpy() - exact).max()
+    assert errors["float64"] < 5e-6 and errors["float32"] > 1e-4
+
+
 def test_int16_samples_have_the_features_of_floats() -> None:
     whole = np.round(SAMPLES * 32_768).astype(np.int16)
     one = features(LogMel.Params(), whole)
