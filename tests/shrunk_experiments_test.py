@@ -14,6 +14,8 @@ import shrunk_experiments
 PROGRAM = Path(__file__).with_name("shrunk_program.py")
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "executions.md"
 ALONE = "one device"
+TIMEOUT_S = 3600
+"""AmoebaNet's first step takes a minute of CPU to trace on one device, and more elsewhere."""
 
 GROUPS = (
     "asr.librispeech.ConformerL",
@@ -96,7 +98,7 @@ def test_the_document_lists_what_is_refused() -> None:
 
 def trained(key: str, executions: list[str]) -> dict[str, Any]:
     job = {"key": key, "executions": executions}
-    done = processes.run([PROGRAM, json.dumps(job)])
+    done = processes.run([PROGRAM, json.dumps(job)], timeout=TIMEOUT_S)
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return found

@@ -44,6 +44,8 @@ class Buckets:
       bounds: maximum length of each bucket, ascending; no example may be longer than the last.
       batch_sizes: batch size of each bucket.
 
+    Attributes:
+      members: indices of the examples of each bucket.
     Raises:
       ValueError: bounds are not ascending, an example is too long, or a batch size is below 1.
     """
@@ -66,14 +68,14 @@ class Buckets:
                 f"an example of length {sizes.max()} is longer than the last bucket, {bounds[-1]}"
             )
         lows = [0, *bounds[:-1]]
-        self._members = [
+        self.members = [
             compact(np.flatnonzero((sizes > low) & (sizes <= high)))
             for low, high in zip(lows, bounds, strict=True)
         ]
         self._batch_sizes = list(batch_sizes)
         counts = [
             -(-len(members) // size)
-            for members, size in zip(self._members, self._batch_sizes, strict=True)
+            for members, size in zip(self.members, self._batch_sizes, strict=True)
         ]
         self._ends = np.cumsum(counts)
 
@@ -95,7 +97,7 @@ class Buckets:
         if key is not None:
             number = int(shuffle.permute(number, self.num_batches, shuffle.fold(key, -1))[0])
         bucket = int(np.searchsorted(self._ends, number, side="right"))
-        members = self._members[bucket]
+        members = self.members[bucket]
         size = self._batch_sizes[bucket]
         first = number - (int(self._ends[bucket - 1]) if bucket else 0)
         place = np.arange(first * size, (first + 1) * size)
@@ -164,6 +166,17 @@ class BucketedInput(ExampleInput):
     def is_padding(self, step: int) -> npt.NDArray[np.bool_]:
         """See `Input`."""
         return ~self.bucket_batch(step).real
+
+    def excerpt(self) -> list[Batch]:
+        """See `Input`: the first and the last example of every bucket, for any batch size."""
+        if self.params.order != "once" or type(self).batch is not BucketedInput.batch:
+            return super().excerpt()
+        found: list[Batch] = []
+        for members, bound in zip(self._buckets.members, self._bounds, strict=True):
+            found.append({"num_examples": np.array(len(members))})
+            if len(members):
+                found.append(self.bucket_rows(members[[0, -1]].astype(np.int64), bound))
+        return found
 
     def at(self, position: Ints) -> Batch:
         """Raises TypeError: the examples have several shapes."""

@@ -117,6 +117,15 @@ class HeldOut(Input):
         """See `Input`."""
         return self._inner.is_padding(self.inner_step(step))
 
+    def excerpt(self) -> list[Batch]:
+        """See `Input`; that of the whole pass, unless `max_batches` selects a part of it."""
+        if (
+            len(self._steps) < (self._inner.num_batches or 0)
+            or type(self).batch is not HeldOut.batch
+        ):
+            return super().excerpt()
+        return self._inner.excerpt()
+
     @property
     def num_batches(self) -> int:
         """Number of batches in the pass."""

@@ -186,6 +186,15 @@ class Input(Configurable):
         del step
         return None
 
+    def excerpt(self) -> list[Batch]:
+        """Returns arrays by which the data of a pass is recognised: its size, and some of it.
+
+        By default, the first and the last batch.
+        """
+        count = self.num_batches or 0
+        ends = [self.batch(number) for number in sorted({0, count - 1}) if count]
+        return [{"num_batches": np.array(count)}, *ends]
+
     @property
     def inner(self) -> Input:
         """The input that reads the data: itself, unless it selects batches of another."""
@@ -318,6 +327,14 @@ class ExampleInput(Input):
             place >= self.num_examples
         )
         return found
+
+    def excerpt(self) -> list[Batch]:
+        """See `Input`: the first and the last example, so that any batch size has the same."""
+        count = self.num_examples
+        if self.params.order != "once" or type(self).batch is not ExampleInput.batch or not count:
+            return super().excerpt()
+        ends = np.array([0, count - 1], np.int64)
+        return [{"num_examples": np.array(count)}, self.examples(ends, np.zeros_like(ends))]
 
     def _check_can_be_marked(self, batch: Batch) -> None:
         """Checks that a batch has an array that marks padding examples.

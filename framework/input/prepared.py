@@ -30,7 +30,7 @@ class PreparedInput(ExampleInput):
     depend on its batch, on the process that builds it, or on restarts.
 
     A malformed record is reported, up to `source.max_skipped` of them; its place in the batch gets
-    the example `blank()`.
+    the example of `in_place_of`.
 
     Raises:
       InputError: as the source; the training data has changed since the run began.
@@ -73,8 +73,13 @@ class PreparedInput(ExampleInput):
         """
         raise NotImplementedError(f"{type(self).__name__} has no prepared(index, key)")
 
+    def in_place_of(self, index: int, key: int) -> Batch:
+        """Returns the example in the place of a malformed record; its weight must be 0."""
+        del index, key
+        return self.blank()
+
     def blank(self) -> Batch:
-        """Returns the example in the place of a malformed record: zeros, also as its weight."""
+        """Returns an example of zeros, also as its weight."""
         return {name: np.zeros(shape, dtype) for name, (shape, dtype) in self.form().items()}
 
     @property
@@ -103,10 +108,11 @@ class PreparedInput(ExampleInput):
         """
         keys = shuffle.fold(shuffle.fold(self._random_key, epoch), index)
         found: list[Batch] = []
-        for one in self._mapped(self._example, index.tolist(), keys.tolist()):
+        places = index.tolist(), keys.tolist()
+        for one, *place in zip(self._mapped(self._example, *places), *places, strict=True):
             if isinstance(one, BadRecordError):
                 self.source.skips.add(one.origin, one.reason)
-                one = self.blank()
+                one = self.in_place_of(*place)
             found.append(one)
         return {
             name: np.stack([np.asarray(one[name], dtype) for one in found])

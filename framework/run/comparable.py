@@ -23,7 +23,7 @@ _NEVER_CHANGED = -1
 def described(eval_inputs: Mapping[str, Input]) -> dict[str, Any]:
     """Returns entries of a description: digests of the evaluation data, {evaluation: digest}.
 
-    A digest covers the number of batches, and the first and the last batch.
+    A digest covers what `Input.excerpt` returns, which does not depend on the batch size.
     """
     return {_DATA: {name: _digest(one) for name, one in eval_inputs.items()}} if eval_inputs else {}
 
@@ -74,10 +74,9 @@ def warning(names: Iterable[str], step: int) -> str:
 
 
 def _digest(input: Input) -> str:
-    count, found = input.num_batches or 0, hashlib.sha256()
-    found.update(f"{count}".encode())
-    for number in sorted({0, count - 1}) if count else ():
-        for name, values in sorted(input.batch(number).items()):
+    found = hashlib.sha256()
+    for batch in input.excerpt():
+        for name, values in sorted(batch.items()):
             array = np.asarray(values)
             found.update(f" {name} {array.dtype} {array.shape} ".encode())
             found.update(

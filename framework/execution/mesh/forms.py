@@ -17,6 +17,7 @@ import tensorflow as tf
 from tekso.framework import loops, ops
 from tekso.framework.execution.mesh import control_flow, unrolled, vocab, windows
 from tekso.framework.execution.mesh.context import MeshContext
+from tekso.framework.primitives.precision import widen
 from tekso.framework.primitives.windows import Window
 from tekso.framework.theta import Theta
 
@@ -31,7 +32,11 @@ def project(
     *,
     num_contracted: int = 1,
 ) -> tf.Tensor:
-    """See `ops.project`; without reshapes, so that any dim may be sharded."""
+    """See `ops.project`; without reshapes, so that any dim may be sharded.
+
+    DTensor sums over devices in the dtype of a product, so the gradients of w and b are computed in
+    float32 at least, and rounded to 16 bits once.
+    """
     names = string.ascii_lowercase
     first, last = x.shape.rank - num_contracted, x.shape.rank - num_contracted + w.shape.rank
     lead, inner = names[:first], names[first : x.shape.rank]
@@ -44,13 +49,14 @@ def project(
 
         def grad(dy: tf.Tensor) -> list[tf.Tensor]:
             dx = tf.einsum(f"{lead}{outer},{inner}{outer}->{lead}{inner}", dy, w)
-            dw = tf.einsum(f"{lead}{inner},{lead}{outer}->{inner}{outer}", x, dy)
+            wide = f"{lead}{inner},{lead}{outer}->{inner}{outer}", widen(x), widen(dy)
+            dw = tf.cast(tf.einsum(*wide), w.dtype)
             return [dx, dw if axes is None else ctx.reshard(dw, axes)]
 
         return y, grad
 
     y = run(x, w)
-    return y if b is None else y + b
+    return y if b is None else tf.cast(widen(y) + widen(b), y.dtype)
 
 
 # --- attention ---

@@ -123,7 +123,10 @@ def test_a_broken_image_counts_for_nothing_and_is_reported(tmp_path: Path) -> No
         batch = input.batch(0)
         np.testing.assert_array_equal(batch["weights"], [1, 1, 0, 1, 1, 1, 1, 1, 1])
         np.testing.assert_array_equal(np.delete(batch["x"], 2, 0), np.delete(whole["x"], 2, 0))
+        np.testing.assert_array_equal(batch["x"][2], whole["x"][3])  # BatchNorm counts it
         assert input.skipped().count == 1
+    alone = input.examples(np.array([2]), np.zeros(1, np.int64))
+    np.testing.assert_array_equal(alone["x"][0], whole["x"][3])
     assert "cat/2.png" in str(input.skipped())
     (tmp_path / "images" / "dog" / "0.png").unlink()
     with pytest.raises(InputError, match=r"source\.max_skipped=1 are malformed.*"):

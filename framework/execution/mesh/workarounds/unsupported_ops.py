@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from tekso.framework.execution.errors import ExecutionError
+from tekso.framework.execution.mesh.workarounds.einsum_layouts import contradiction
 
 _DRAWS = ("Random", "TruncatedNormal", "Multinomial")  # parts of the types of random ops
 
@@ -56,6 +57,14 @@ def _problem(op: tf.Operation) -> str | None:
             return (
                 "tf.where with a scalar condition crashes DTensor: write "
                 "tf.where(tf.reshape(condition, [1]), …)"
+            )
+    elif op.type == "Einsum":
+        axis = contradiction(op)
+        if axis is not None:
+            return (
+                f"this einsum sums over two dims, and axis {axis} shards a different one of them "
+                "in each operand, which gives wrong values: constrain one operand with "
+                "ctx.constrain as the other one is sharded"
             )
     elif any(word in op.type for word in _DRAWS):
         return (

@@ -6,7 +6,9 @@ A reproduction returns whether the values are right; a defect may also be an err
 
 from __future__ import annotations
 
+import contextlib
 import os
+import types
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -18,12 +20,14 @@ import tensorflow as tf
 from jobs import run_all
 from tensorflow.python.eager import context
 
-from tekso.framework.execution import devices
+from tekso.framework.execution import ExecutionError, devices
+from tekso.framework.execution.mesh import forms as mesh_forms
 from tekso.framework.execution.mesh import mesh_devices
-from tekso.framework.execution.mesh.layouts import MeshShape
+from tekso.framework.execution.mesh.layouts import Layout, MeshShape
 from tekso.framework.execution.mesh.placement import Placement
 from tekso.framework.execution.mesh.workarounds import compiler, forms, tensors
 from tekso.framework.execution.mesh.workarounds.retracing import retraced
+from tekso.framework.execution.mesh.workarounds.unsupported_ops import refuse_unsupported
 from tekso.framework.weight_update import select
 
 WHOLE_2D, ROWS, COLUMNS = (None, None), ("m", None), (None, "m")
@@ -118,6 +122,50 @@ def row_of_stacked_weights(place: Place, avoided: bool) -> bool:
     return _equal(place, y, np.einsum("abc,bcd->ad", x, w[-1]))
 
 
+def sums_in_16_bits(place: Place, avoided: bool) -> bool:
+    """DTensor sums the shards of a bfloat16 product in bfloat16, in which 257 is 256."""
+    rows = np.zeros([1024, 1], np.float32)
+    rows[:257] = rows[-1] = 1  # the first device sums 257, and the second 1
+    x, w, b = (tf.cast(one, tf.bfloat16) for one in (rows, np.ones([1, 2]), np.zeros(2)))
+    context = cast(Any, types.SimpleNamespace(layout_of=lambda _: None))
+
+    def gradients(x: tf.Tensor, w: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            tape.watch([w, b])
+            if avoided:
+                y = mesh_forms.project(context, x, w, b)
+            else:
+                y = tf.einsum("ab,bc->ac", x, w) + b
+            total = tf.reduce_sum(tf.cast(y * x, tf.float32))
+        dw, db = tape.gradient(total, [w, b])
+        return tf.cast(tf.stack([dw[0], db]), tf.float32)
+
+    y = _run(gradients, place.put(x, ROWS), place.put(w), place.put(b))
+    return _equal(place, y, np.full([2, 2], 258, np.float32))
+
+
+def contraction_of_two_dims(place: Place, avoided: bool) -> bool:
+    """An einsum over two dims, of which an axis shards one in x and the other in w."""
+    x, w = _values(8, 4, 2), _values(4, 2, 6)
+    variable = tensors.new_variable(place.put(w, ("m", None, None)))
+
+    def contracted(axes: Layout) -> bool:
+        def contract(x: tf.Tensor) -> tf.Tensor:
+            y = tf.einsum("abc,bcd->ad", tf.identity(place.reshard(x, axes)), variable)
+            if avoided:
+                refuse_unsupported(tf.compat.v1.get_default_graph())
+            return y
+
+        return _equal(place, _run(contract, place.put(x)), np.einsum("abc,bcd->ad", x, w))
+
+    if not avoided:
+        return contracted((None, None, "m"))
+    with contextlib.suppress(ExecutionError):
+        contracted((None, None, "m"))
+        return False
+    return contracted((None, "m", None))
+
+
 def resharded_gather(place: Place, avoided: bool) -> bool:
     """A gather whose result is sharded along a dim that is not sharded in its input."""
     x = _values(4, 6)
@@ -206,6 +254,7 @@ REPRODUCTIONS = {
     for reproduction in (
         changing_integer,
         concatenated_shards,
+        contraction_of_two_dims,
         inner_relayout,
         loop_gradient,
         loop_input_in_custom_gradient,
@@ -216,6 +265,7 @@ REPRODUCTIONS = {
         resharded_gather,
         row_of_stacked_weights,
         scalar_where,
+        sums_in_16_bits,
     )
 }
 

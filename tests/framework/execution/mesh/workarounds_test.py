@@ -15,6 +15,7 @@ PROGRAM = Path(__file__).with_name("workarounds_program.py")
 DEFECTS = (
     "changing_integer",
     "concatenated_shards",
+    "contraction_of_two_dims",
     "inner_relayout",
     "loop_gradient",
     "loop_input_in_custom_gradient",
@@ -25,6 +26,7 @@ DEFECTS = (
     "resharded_gather",
     "row_of_stacked_weights",
     "scalar_where",
+    "sums_in_16_bits",
 )
 
 

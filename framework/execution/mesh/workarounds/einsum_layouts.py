@@ -1,0 +1,61 @@
+"""Finds products of two dims whose operands DTensor would combine wrongly.
+
+Defect: if an einsum contracts two dims, and one mesh axis shards the first of them in one operand
+and the second in the other, DTensor computes wrong values without an error. With consistent rules,
+the layers of Tekso have no such product. A layer that names the dims of its weights differently
+than those of its activations can have one.
+"""
+
+from __future__ import annotations
+
+import tensorflow as tf
+from tensorflow.experimental import dtensor
+
+
+def contradiction(op: tf.Operation) -> str | None:
+    """Returns the axis that shards different contracted dims of an einsum's operands, or None.
+
+    It is found if one operand was constrained, and the other one was constrained or is a variable.
+    """
+    operands, _, result = op.get_attr("equation").decode().partition("->")
+    names = operands.split(",")
+    sources = [_source(tensor) for tensor in op.inputs]
+    if len(names) != 2 or not any(source.type == "Relayout" for source in sources):
+        return None
+    contracted = (set(names[0]) & set(names[1])) - set(result)
+    layouts = [_layout(source) for source in sources]
+    one, other = (
+        {axis: dim for dim, axis in zip(dims, layout, strict=False) if dim in contracted}
+        for dims, layout in zip(names, layouts, strict=True)
+    )
+    shared = (set(one) & set(other)) - {dtensor.UNSHARDED}
+    return next((axis for axis in sorted(shared) if one[axis] != other[axis]), None)
+
+
+def _source(tensor: tf.Tensor) -> tf.Operation:
+    """Returns the op that made a tensor, before ops that keep its layout."""
+    op = tensor.op
+    while op.type in ("Identity", "Cast"):
+        op = op.inputs[0].op
+    return op
+
+
+def _layout(source: tf.Operation) -> list[str]:
+    """Returns the axis of each dim of a constrained tensor or a variable; []: unknown."""
+    found = None
+    if source.type == "Relayout":
+        found = dtensor.Layout.from_string(source.get_attr("layout").decode())
+    elif source.type == "ReadVariableOp":
+        found = _layout_of_variable(source.inputs[0])
+    return [] if found is None else list(found.sharding_specs)
+
+
+def _layout_of_variable(resource: tf.Tensor) -> dtensor.Layout | None:
+    while tf.is_symbolic_tensor(resource):
+        captures = resource.graph.captures
+        outer = [outside for outside, inside in captures if inside is resource]
+        if not outer:
+            return None
+        resource = outer[0]
+    with tf.init_scope():  # the functions of dtensor must be called eagerly
+        return dtensor.fetch_layout(resource) if dtensor.is_dtensor(resource) else None
