@@ -18,6 +18,8 @@ ALONE = "one device"
 GROUPS = (
     "asr.librispeech.ConformerL",
     "asr.prompts.Ctc",
+    "asr.prompts.Las",
+    "asr.prompts.Rnnt",
     "image.digits.Cnn",
     "image.digits.Mlp",
     "image.fashion_mnist.ResNet",
@@ -53,6 +55,8 @@ GROUPS = (
 FIRST_OF_MODEL = (
     "asr.librispeech.ConformerL",
     "asr.prompts.Ctc",
+    "asr.prompts.Las",
+    "asr.prompts.Rnnt",
     "image.digits.Cnn",
     "image.digits.Mlp",
     "image.imagenet.ViTB16",

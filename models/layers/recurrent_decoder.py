@@ -180,10 +180,13 @@ class RecurrentDecoder(Layer):
         """Returns the input of a layer: x and context, concatenated, with dropout."""
         return self.dropout.fprop(Theta(), side_by_side(x, context, ctx), ctx.fold(index))
 
-    def zero_state(self, batch_size: int, dtype: tf.DType | None = None) -> dict[str, Any]:
-        """Returns the state before the first step."""
+    def zero_state(
+        self, batch_size: int, dtype: tf.DType | None = None, *, source_length: int | None = None
+    ) -> dict[str, Any]:
+        """Returns the state before the first step; see `AttentiveRecurrent.zero_state`."""
         layers = [layer.zero_state(batch_size, dtype) for layer in self.layers]
-        return {"attentive": self.attentive.zero_state(batch_size, dtype), "layers": layers}
+        attentive = self.attentive.zero_state(batch_size, dtype, source_length=source_length)
+        return {"attentive": attentive, "layers": layers}
 
     def memory(self, theta: Theta, encoded: tf.Tensor, ctx: StepContext) -> Memory:
         """Returns keys and values of the sources [B, S, M], for `step`."""

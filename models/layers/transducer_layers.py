@@ -136,14 +136,10 @@ class Joint(Layer):
         if p.block_frames < 1:
             raise ValueError(f"Joint: block_frames is {p.block_frames}, must be at least 1")
         dims = ("embed", None)
-        self.child(
-            "encoded", Linear.Params(input_dim=p.encoded_dim, output_dim=p.dim, dims=dims)
-        )
+        self.child("encoded", Linear.Params(input_dim=p.encoded_dim, output_dim=p.dim, dims=dims))
         self.child(
             "predicted",
-            Linear.Params(
-                input_dim=p.predicted_dim, output_dim=p.dim, dims=dims, use_bias=False
-            ),
+            Linear.Params(input_dim=p.predicted_dim, output_dim=p.dim, dims=dims, use_bias=False),
         )
         self.child(
             "output",

@@ -11,6 +11,8 @@ from tekso.framework.run import inspection
 ENTRIES = {entry.key: entry for entry in registry.list_experiments()}
 NEEDS_DATA = {
     "asr.prompts.Ctc": ("task.model.vocab_size", 70),
+    "asr.prompts.Las": ("task.model.vocab_size", 70),
+    "asr.prompts.Rnnt": ("task.model.vocab_size", 70),
     "image.folders.ResNet": ("task.num_classes", 10),  # the classes are the folders
     "lm.text_files.Char": ("task.model.vocab_size", 70),  # the alphabet is that of the text
 }
