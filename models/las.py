@@ -16,10 +16,12 @@ from tekso.framework.context import StepContext
 from tekso.framework.params import param
 from tekso.framework.pieces import Flow, Piece
 from tekso.framework.theta import Theta
+from tekso.models.ctc_loss import ctc_frames_needed, ctc_loss
 from tekso.models.decoding.decoder import DecoderStep, repeat_rows, take_rows
 from tekso.models.layers.dropout import Dropout
 from tekso.models.layers.embedding import Embedding
 from tekso.models.layers.frames import FrameSequence
+from tekso.models.layers.linear import Linear
 from tekso.models.layers.recurrent_cells import LstmCell
 from tekso.models.layers.recurrent_decoder import RecurrentDecoder
 from tekso.models.layers.sizes import with_sizes
@@ -27,7 +29,8 @@ from tekso.models.layers.softmax import Softmax
 from tekso.models.speech_encoder import frames_of
 from tekso.models.speech_model import SpeechModel
 
-CROSS_ENTROPY = "cross_entropy"
+CROSS_ENTROPY, CTC = "cross_entropy", "ctc_nats"
+"""Names of what the model adds to the flow of pieces; the second one with ctc_weight only."""
 
 
 class Las(SpeechModel):
@@ -35,7 +38,8 @@ class Las(SpeechModel):
 
     The end token, which is the last one, is also the decoder's first input. With scheduled
     sampling, some inputs in training are tokens that the model has drawn; then a step waits for the
-    one before it.
+    one before it. With `ctc_weight`, the encoder is also trained by CTC, which makes it keep the
+    order of speech; a search uses the decoder only.
 
     Shapes:
       x: {"samples" [B, N], "num_samples" [B], "labels" [B, U], "num_labels" [B]}
@@ -43,7 +47,9 @@ class Las(SpeechModel):
         float32; what is after the end token does not count
     Weights:
       encoder/…, embedding/table: [V, D], decoder/…, softmax/…
-    Source: Chan et al. 2016; Lingvo, tasks/asr/decoder.py; scheduled sampling: Bengio et al. 2015.
+      ctc/w: [encoder's output_dim, V], ctc/b: [V]; with ctc_weight only
+    Source: Chan et al. 2016; Lingvo, tasks/asr/decoder.py; scheduled sampling: Bengio et al. 2015;
+      CTC and attention: Kim, Hori & Watanabe 2017.
     """
 
     class Params(SpeechModel.Params):
@@ -60,6 +66,9 @@ class Las(SpeechModel):
             "Share of decoder inputs in training that the model draws itself (scheduled sampling).",
             default=0.0,
         )
+        ctc_weight: float = param(
+            "Weight w of the CTC loss in w * CTC + (1 - w) * attention. 0: no CTC.", default=0.0
+        )
         label_smoothing: float = param("Label smoothing in training.", default=0.0)
         dropout_rate: float = param("Dropout of the decoder's output.", default=0.0)
 
@@ -67,14 +76,14 @@ class Las(SpeechModel):
     decoder: RecurrentDecoder
     softmax: Softmax
     dropout: Dropout
+    ctc: Linear
 
     def __init__(self, params: Any) -> None:
         super().__init__(params)
         p = self.params
-        if not 0.0 <= p.sampled_inputs <= 1.0:
-            raise ValueError(
-                f"{p.path_of('sampled_inputs')} is {p.sampled_inputs}, must be in 0 … 1"
-            )
+        for name in ("sampled_inputs", "ctc_weight"):
+            if not 0.0 <= p.get(name) <= 1.0:
+                raise ValueError(f"{p.path_of(name)} is {p.get(name)}, must be in 0 … 1")
         tokens = p.vocab_size + 1
         self.child("embedding", Embedding.Params(vocab_size=tokens, dim=p.embedding_dim))
         sizes = {"input_dim": p.embedding_dim, "memory_dim": self.encoder.output_dim}
@@ -84,6 +93,10 @@ class Las(SpeechModel):
         )
         self.child("softmax", softmax)
         self.child("dropout", Dropout.Params(rate=p.dropout_rate))
+        if p.ctc_weight:
+            size = self.encoder.output_dim
+            ctc = Linear.Params(input_dim=size, output_dim=tokens, dims=("embed", None))
+            self.child("ctc", ctc)
 
     @property
     def end_id(self) -> int:
@@ -121,7 +134,22 @@ class Las(SpeechModel):
 
         names = ("embedding", "decoder", "softmax")
         layers = {name: getattr(self, name) for name in names}
-        return [*self.encoder_pieces(), Piece("decoder", layers, spell)]
+        ctc = [Piece("ctc", {"ctc": self.ctc}, self._run_ctc)] if self.params.ctc_weight else []
+        return [*self.encoder_pieces(), *ctc, Piece("decoder", layers, spell)]
+
+    def _run_ctc(self, theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
+        """Adds the CTC loss of each utterance, 0 if its labels do not fit into its frames."""
+        frames = frames_of(flow)
+        nats = ctc_loss(
+            self.ctc.fprop(theta.ctc, frames.features, ctx),
+            flow["labels"],
+            ctx,
+            num_frames=frames.lengths,
+            num_labels=flow["num_labels"],
+            blank_id=self.end_id,
+        )
+        possible = ctc_frames_needed(flow["labels"], flow["num_labels"]) <= frames.lengths
+        return {**flow, CTC: tf.where(possible, nats, tf.zeros_like(nats))}
 
     def _decoded(
         self, theta: Theta, ids: tf.Tensor, frames: FrameSequence, ctx: StepContext

@@ -1,7 +1,7 @@
 """Location-aware attention: additive attention that also sees where it attended before.
 
 Legend: B sources, K queries per source, S source length, Q query_dim, M memory_dim, A size of a
-key, W width.
+key, W kernel_size.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class LocationAwareAttention(AdditiveAttention):
       w_query: [Q, A], w_key: [M, A], w_score: [A], as in AdditiveAttention
       w_filters: [W, num_filters], dims (None, None); w_location: [num_filters, A], same dims
     Raises:
-      ValueError: width is not odd.
+      ValueError: kernel_size is not odd.
     Source: Chorowski et al. 2015, eqs. 8 and 9, without smoothing and sharpening.
     """
 
@@ -37,17 +37,17 @@ class LocationAwareAttention(AdditiveAttention):
         """Params of LocationAwareAttention."""
 
         num_filters: int = param("Kernels of the convolution.", default=10)
-        width: int = param("Size of a kernel, in source elements; odd.", default=31)
+        kernel_size: int = param("Size of a kernel, in source elements; odd.", default=31)
 
     uses_previous = True
 
     def __init__(self, params: Any) -> None:
         super().__init__(params)
         p = self.params
-        if p.width < 1 or p.width % 2 == 0:
-            raise ValueError(f"LocationAwareAttention: width is {p.width}, must be odd")
+        if p.kernel_size < 1 or p.kernel_size % 2 == 0:
+            raise ValueError(f"LocationAwareAttention: kernel_size is {p.kernel_size}, must be odd")
         size = p.query_dim if p.hidden_dim is None else p.hidden_dim
-        self.matrix("w_filters", [p.width, p.num_filters], dims=(None, None), init=p.init)
+        self.matrix("w_filters", [p.kernel_size, p.num_filters], dims=(None, None), init=p.init)
         self.matrix("w_location", [p.num_filters, size], dims=(None, None), init=p.init)
 
     def _scores(
@@ -60,10 +60,10 @@ class LocationAwareAttention(AdditiveAttention):
     ) -> tf.Tensor:
         if previous is None:
             raise ValueError("LocationAwareAttention: attend() needs `previous`, the last weights")
-        width, length = self.params.width, previous.shape[2]
-        gap = tf.zeros([*previous.shape[:2], width // 2], previous.dtype)
+        size, length = self.params.kernel_size, previous.shape[2]
+        gap = tf.zeros([*previous.shape[:2], size // 2], previous.dtype)
         wide = tf.concat([gap, previous, gap], 2)
-        near = tf.stack([wide[:, :, i : i + length] for i in range(width)], 3)
+        near = tf.stack([wide[:, :, i : i + length] for i in range(size)], 3)
         near = tf.cast(near, keys.dtype)
         location = self.project(
             theta, "w_location", self.project(theta, "w_filters", near, ctx), ctx

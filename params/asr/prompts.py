@@ -130,7 +130,10 @@ class Rnnt(Ctc):
 
 @register
 class Las(Ctc):
-    """Characters by an attention decoder: the encoder of Ctc, location-aware attention."""
+    """Characters by an attention decoder with location-aware attention; the encoder of Ctc.
+
+    The encoder is also trained by CTC, without which so little speech aligns no attention.
+    """
 
     def task(self) -> Params:
         """One LSTM layer of 128 units; a tenth of its inputs are drawn by the model."""
@@ -140,10 +143,11 @@ class Las(Ctc):
                 decoder=RecurrentDecoder.Params(
                     num_layers=1,
                     cell=LstmCell.Params(hidden_dim=128),
-                    attention=LocationAwareAttention.Params(hidden_dim=64, width=15),
+                    attention=LocationAwareAttention.Params(hidden_dim=64, kernel_size=15),
                     output="state_and_context",
                 ),
                 sampled_inputs=0.1,
+                ctc_weight=0.3,
                 label_smoothing=0.1,
                 dropout_rate=0.2,
                 **listening(),

@@ -13,7 +13,7 @@ from tekso.framework.pieces import Flow
 from tekso.framework.task import Batch, Program
 from tekso.framework.theta import Theta
 from tekso.models.decoding.beam_search import BeamSearch
-from tekso.models.las import CROSS_ENTROPY, Las
+from tekso.models.las import CROSS_ENTROPY, CTC, Las
 from tekso.models.layers.frames import frame_mask
 from tekso.models.speech_model import SpeechModel
 from tekso.tasks.asr.speech_task import SpeechTask
@@ -78,7 +78,9 @@ class LasTranscriber(Transcriber):
 class LasTask(SpeechTask):
     """Minimises -log p(labels and end | samples) per token, by an attention decoder.
 
-    Utterances without frames do not count; see `SpeechTask`.
+    With `model.ctc_weight`, the loss is the weighted mean of this and of the CTC loss. Utterances
+    without frames do not count; see `SpeechTask`. Those whose labels do not fit into their frames
+    have no CTC loss.
 
     Shapes:
       batch: see `SpeechTask`
@@ -106,4 +108,6 @@ class LasTask(SpeechTask):
         del ctx
         nats = flow[CROSS_ENTROPY]
         counted = frame_mask(flow["num_labels"] + 1, nats.shape[1])
-        return tf.reduce_sum(tf.where(counted, nats, tf.zeros_like(nats)), 1)
+        nats = tf.reduce_sum(tf.where(counted, nats, tf.zeros_like(nats)), 1)
+        weight = self.model.params.ctc_weight
+        return (1.0 - weight) * nats + weight * flow[CTC] if weight else nats

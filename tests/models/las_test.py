@@ -22,7 +22,7 @@ RNG = np.random.default_rng(6)
 ATTENTIONS: list[Any] = [
     AdditiveAttention.Params(),
     DotAttention.Params(),
-    LocationAwareAttention.Params(num_filters=2, width=3),
+    LocationAwareAttention.Params(num_filters=2, kernel_size=3),
 ]
 
 
@@ -71,7 +71,7 @@ def test_steps_of_a_search_give_the_loss_of_the_whole(attention: Any) -> None:
 
 def test_location_aware_scores_equal_their_formula() -> None:
     layer: LocationAwareAttention = LocationAwareAttention.Params(
-        query_dim=3, memory_dim=4, hidden_dim=5, num_filters=2, width=3
+        query_dim=3, memory_dim=4, hidden_dim=5, num_filters=2, kernel_size=3
     ).instantiate()
     theta, ctx = layer.init(seed=2), StepContext()
     q, m = RNG.normal(0, 1, (1, 2, 3)), RNG.normal(0, 1, (1, 6, 4))
@@ -90,8 +90,8 @@ def test_location_aware_scores_equal_their_formula() -> None:
         np.testing.assert_allclose(found[0, k], scores / np.sum(scores), rtol=1e-4)
     with pytest.raises(ValueError, match="needs `previous`"):
         layer.attend(theta, given[0], ctx, memory=memory)
-    with pytest.raises(ValueError, match="width is 4, must be odd"):
-        LocationAwareAttention.Params(query_dim=3, memory_dim=4, width=4).instantiate()
+    with pytest.raises(ValueError, match="kernel_size is 4, must be odd"):
+        LocationAwareAttention.Params(query_dim=3, memory_dim=4, kernel_size=4).instantiate()
 
 
 def test_scheduled_sampling_feeds_drawn_tokens_in_training_only() -> None:

@@ -156,6 +156,24 @@ def test_a_transducer_needs_one_frame_for_all_labels() -> None:
     assert [float(x) for x in sums.metrics["impossible"]] == [1.0, 3.0]
 
 
+def test_ctc_and_attention_are_mixed_by_weight() -> None:
+    given = batch(np.random.default_rng(2))
+    found = {}
+    for weight in (1e-9, 0.25, 1.0):
+        task: Any = las_params(**{"model.vocab_size": 5, "model.ctc_weight": weight}).instantiate()
+        theta = task.init(seed=1)
+        found[weight] = float(task.loss(theta, given, StepContext()).loss_sum)
+    assert found[0.25] == pytest.approx(0.25 * found[1.0] + 0.75 * found[1e-9], rel=1e-5)
+
+    ctc: Any = task_params(**{"model.vocab_size": 5}).instantiate()
+    same = ctc.init(seed=1)
+    same.model["encoder"], same.model["output"] = theta.model.encoder, theta.model.ctc
+    alone = float(ctc.loss(same, given, StepContext()).loss_sum)
+    assert found[1.0] == pytest.approx(alone, rel=1e-5)
+    with pytest.raises(ValueError, match=r"ctc_weight is 1.5, must be in 0 … 1"):
+        las_params(**{"model.vocab_size": 5, "model.ctc_weight": 1.5}).instantiate()
+
+
 class Spelled:
     """A tokenizer whose tokens are parts of words."""
 
