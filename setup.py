@@ -84,7 +84,8 @@ if __name__ == "__main__":
             "tensorflow-datasets",
         ],
         extras_require={
-            "images": ["scikit-learn"],  # the handwritten digits of image.digits
+            # average precision of boxes; the handwritten digits of image.digits
+            "images": ["pycocotools>=2.0.8", "scikit-learn"],
             "speech": ["jiwer>=4", "soundfile"],
             "test": [
                 "ai-edge-litert",
@@ -92,6 +93,7 @@ if __name__ == "__main__":
                 "import-linter",
                 "jiwer>=4",  # of the extra "speech"
                 "mypy~=2.4.1",  # a new release of mypy or ruff may report new errors
+                "pycocotools>=2.0.8",  # of the extra "images"
                 "pytest>=9",
                 "pytest-timeout",
                 "pytest-xdist",

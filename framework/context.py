@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Literal, Protocol, TypeVar, get_args
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar, get_args
 
 import tensorflow as tf
 
@@ -44,6 +44,34 @@ class HasStream(Protocol):
     def pattern(self) -> str:
         """The path with "*" for every index of a stack."""
         ...
+
+
+class Examples(NamedTuple):
+    """Some examples of a global batch, which a step computes together.
+
+    Attributes:
+      mode, seed, step: as in StepContext.
+      offset: position of the first example in the global batch.
+      size: number of examples.
+      batch_size: number of examples of the global batch.
+    """
+
+    mode: Mode
+    seed: int
+    step: tf.Tensor | int
+    offset: tf.Tensor | int
+    size: int
+    batch_size: int
+
+    def arguments(self) -> dict[str, Any]:
+        """Returns the arguments of a StepContext."""
+        return {
+            "mode": self.mode,
+            "seed": self.seed,
+            "step": self.step,
+            "example_offset": self.offset,
+            "num_examples": self.batch_size,
+        }
 
 
 class StepContext:

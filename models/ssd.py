@@ -1,10 +1,10 @@
-"""SSD300 with a ResNet-34: classes and boxes of objects for 8,732 default boxes.
+"""SSD: classes and boxes of objects for default boxes; by default SSD300 with a ResNet-34.
 
     image 300 ─ ResNet-34 to the third group ─ 38x38x256 ─ 1x1, 3x3/2 ─ 19x19x512 ─ … ─ 1x1x256
                                                   └ 3x3 heads              └ 3x3 heads     └ heads
 
-19,972,534 trainable weights with 81 classes: backbone 8,170,304, further maps 3,574,400, heads of
-boxes 387,192 and of classes 7,840,638.
+SSD300 has 8,732 default boxes and 19,972,534 trainable weights with 81 classes: backbone 8,170,304,
+further maps 3,574,400, heads of boxes 387,192 and of classes 7,840,638.
 
 Source: Liu et al. 2016, "SSD: single shot multibox detector"; backbone and further maps as in
 MLPerf 0.6: the third group of blocks has stride 1, and the further convolutions have a bias and a
@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tekso.framework.context import StepContext
@@ -24,7 +25,7 @@ from tekso.framework.params import param
 from tekso.framework.pieces import Flow, Piece
 from tekso.framework.primitives.precision import widen
 from tekso.framework.theta import Theta
-from tekso.models.detection.default_boxes import SSD300
+from tekso.models.detection.default_boxes import SSD300, BoxLevels, default_boxes
 from tekso.models.image_model import ImageModel
 from tekso.models.layers.convolution import Conv2D
 from tekso.models.layers.residual_blocks import BasicBlock, ResidualBlock
@@ -32,9 +33,13 @@ from tekso.models.layers.sizes import with_sizes
 from tekso.models.layers.stack import Stack
 from tekso.models.resnet import Stem
 
+_LEAST_HALVED = 5  # maps of this size and below lose a border instead
+
 
 class Ssd(ImageModel):
     """A single-shot detector; see the module.
+
+    Every further map has half the size of the one before while that is above 5; then, 2 less.
 
     Shapes:
       x: [batch, image_size, image_size, channels], numbers of any type
@@ -43,20 +48,34 @@ class Ssd(ImageModel):
     Children:
       stem; blocks/0, …: the backbone; maps/0, …: Stacks of two convolutions
       class_heads/0, …, box_heads/0, …: Conv2D, 3x3
+    Attributes:
+      levels: the maps of features and the shapes of their default boxes.
     Raises:
-      ValueError: image_size is not 300, or x has another size.
+      ValueError: a size is not possible, or x is not of image_size.
     Source: Liu et al. 2016, section 2.1.
     """
 
     class Params(ImageModel.Params):
         """Params of Ssd."""
 
-        image_size: int = param("Height and width of the images: 300.", default=300)
+        image_size: int = param("Height and width of the images.", default=300)
         width: int = param("Channels of the stem; all other layers are in proportion.", default=64)
         num_blocks: list[int] = param("Blocks of each group of the backbone.", default=[3, 4, 6])
         stem: Stem.Params = param("First layer.", default=Stem.Params())
         block: ResidualBlock.Params = param("Every block.", default=BasicBlock.Params())
+        steps: list[int] = param(
+            "Distance of the default boxes on every map, in pixels.", default=list(SSD300.steps)
+        )
+        scales: list[float] = param(
+            "Side of the square default box of every map in pixels, and one more.",
+            default=list(SSD300.scales),
+        )
+        aspect_ratios: list[list[int]] = param(
+            "Aspect ratios on every map; each has a wide and a high default box.",
+            default=[list(ratios) for ratios in SSD300.aspect_ratios],
+        )
 
+    levels: BoxLevels
     stem: Stem
     blocks: list[ResidualBlock]
     maps: list[Stack]
@@ -66,30 +85,48 @@ class Ssd(ImageModel):
     def __init__(self, params: Any) -> None:
         super().__init__(params)
         p = self.params
-        if p.image_size != SSD300.image_size or len(p.num_blocks) != 3:
-            raise ValueError(
-                f"Ssd: image_size {p.image_size} must be {SSD300.image_size}, the size that the "
-                f"default boxes are for, and num_blocks {p.num_blocks} three numbers"
-            )
+        if len(p.num_blocks) != 3:
+            raise ValueError(f"Ssd: num_blocks {p.num_blocks} must be three numbers")
+        self.levels = self._levels()
         stem = with_sizes(p.stem, input_dim=p.channels, output_dim=p.width)
         self.child("stem", stem.set(dtype=p.dtype))
         self.child_list("blocks", self._block_params())
         w, first = p.width, self.blocks[-1].output_dim
-        plan = [
-            (first, 4 * w, 8 * w, 2, "FIXED"),
-            (8 * w, 4 * w, 8 * w, 2, "FIXED"),
-            (8 * w, 2 * w, 4 * w, 2, "FIXED"),
-            (4 * w, 2 * w, 4 * w, 1, "VALID"),
-            (4 * w, 2 * w, 4 * w, 1, "VALID"),
-        ]
+        map_sizes = self.levels.map_sizes
+        plan: list[tuple[Any, ...]] = []
+        for i, before in enumerate(map_sizes[:-1]):
+            outer = (8 if i < 2 else 4) * w
+            kind = (2, "FIXED") if before > _LEAST_HALVED else (1, "VALID")
+            plan.append((plan[-1][2] if plan else first, outer // 2, outer, *kind))
         self.child_list("maps", [self._map(*sizes) for sizes in plan])
-        dims, counts = [first, *(sizes[2] for sizes in plan)], SSD300.boxes_per_place()
+        dims, counts = [first, *(sizes[2] for sizes in plan)], self.levels.boxes_per_place()
         for name, outputs in (("class_heads", p.classes), ("box_heads", 4)):
             heads = [
                 Conv2D.Params(dtype=p.dtype, input_dim=dim, output_dim=count * outputs)
                 for dim, count in zip(dims, counts, strict=True)
             ]
             self.child_list(name, heads)
+
+    def default_boxes(self) -> np.ndarray:
+        """Returns the default boxes of the outputs, [boxes, 4] float32; see default_boxes.py."""
+        return default_boxes(self.levels)
+
+    def _levels(self) -> BoxLevels:
+        p, stem = self.params, self.params.stem
+        size = -(-p.image_size // stem.conv.strides[0])
+        size = size if stem.pool is None else -(-size // stem.pool.strides[0])
+        sizes, count = [-(-size // 2)], len(p.aspect_ratios)
+        while len(sizes) < count:
+            halves = sizes[-1] > _LEAST_HALVED
+            sizes.append(-(-sizes[-1] // 2) if halves else sizes[-1] - 2)
+        if not count or sizes[-1] < 1 or (len(p.steps), len(p.scales)) != (count, count + 1):
+            raise ValueError(
+                f"Ssd: image_size {p.image_size} and {count} lists of aspect_ratios give maps of "
+                f"the sizes {sizes}, which must be positive; there are {len(p.steps)} steps and "
+                f"{len(p.scales)} scales, but must be {count} and {count + 1}"
+            )
+        ratios = tuple(map(tuple, p.aspect_ratios))
+        return BoxLevels(p.image_size, tuple(sizes), tuple(p.steps), tuple(p.scales), ratios)
 
     def _block_params(self) -> list[ResidualBlock.Params]:
         p, blocks, input_dim = self.params, [], self.params.width

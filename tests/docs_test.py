@@ -142,7 +142,7 @@ HOW: list[tuple[str, Run | TestedBy]] = [
         r"tekso-trainer .*execution\.updates.*",
         TestedBy(
             "tests/framework/execution/parameter_servers_test.py"
-            "::test_workers_are_lost_and_come_back_while_updates_go_on_and_a_lost_server_ends_the_run"
+            "::test_workers_are_lost_and_one_comes_back_and_a_lost_server_ends_the_run"
         ),
     ),
     (

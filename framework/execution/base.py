@@ -11,7 +11,7 @@ import numpy as np
 from tekso.framework.cluster import Cluster
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.shards import Shard
-from tekso.framework.execution.state import Stored
+from tekso.framework.execution.state import ReadKey, Stored, checked_state
 from tekso.framework.learning_step import LearnerBase
 from tekso.framework.params import Configurable
 from tekso.framework.signature import Signature, num_examples
@@ -99,6 +99,9 @@ class Execution(Configurable, abc.ABC):
 class ExecutionProgram(abc.ABC):
     """A task and a learner under one execution: their state, and the compiled steps.
 
+    Args:
+      step: the steps of the task and the learner.
+
     Attributes:
       serialize_calls: whether callers should make one `call` at a time, with inputs of one shape.
       part: (index, number of parts): the part of every global batch that this process passes to
@@ -111,15 +114,18 @@ class ExecutionProgram(abc.ABC):
     part: tuple[int, int] = (0, 1)
     concurrent_steps: int = 1
 
-    @abc.abstractmethod
+    def __init__(self, step: Step) -> None:
+        self._step = step
+
     def specs(self) -> dict[str, WeightSpec]:
         """Returns the specs of all weights and slots by state key ("weights/…", "learner/…")."""
+        return self._step.specs.keyed()
 
-    @abc.abstractmethod
     def initialize(self) -> None:
         """Draws the initial state from the seed: the same in every execution."""
+        specs = self.specs()
+        self.assign(lambda key, where: specs[key].initial_value(self._step.seed, where))
 
-    @abc.abstractmethod
     def restore(self, read: Callable[[str], Stored], keys: Set[str]) -> None:
         """Restores the state from a checkpoint; each process reads the shards of its devices.
 
@@ -130,6 +136,12 @@ class ExecutionProgram(abc.ABC):
         Raises:
           ExecutionError: keys are missing or unknown, or shapes differ; the message names them.
         """
+        values = checked_state(self.specs(), read, keys)
+        self.assign(lambda key, where: values[key][where])
+
+    @abc.abstractmethod
+    def assign(self, value: ReadKey) -> None:
+        """Sets the whole state; each process reads only the slices that its devices store."""
 
     @abc.abstractmethod
     def state(self) -> dict[str, np.ndarray]:

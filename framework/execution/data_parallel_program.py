@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,11 +22,10 @@ from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.process_sums import ProcessSums
 from tekso.framework.execution.replica_context import ReplicaContext, replica_number, summed
 from tekso.framework.execution.shards import Owners, Shard, Slices, chunks, cut_out, whole
-from tekso.framework.execution.state import Stored, checked_state
+from tekso.framework.execution.state import ReadKey
 from tekso.framework.primitives.fusion import XlaFusion, no_fusion
 from tekso.framework.state import State
 from tekso.framework.step import Flat, Step, Sums, added, part_sums, unscaled, with_gradients
-from tekso.framework.weight_spec import WeightSpec
 
 
 class DataParallelProgram(ExecutionProgram):
@@ -41,7 +40,8 @@ class DataParallelProgram(ExecutionProgram):
         towers: int,
         xla: str,
     ) -> None:
-        self._step, self._strategy, self._towers, self._xla = step, strategy, towers, xla
+        super().__init__(step)
+        self._strategy, self._towers, self._xla = strategy, towers, xla
         self._processes = processes or ProcessSums()
         self.part = self._processes.process, self._processes.size
         self.num_replicas = strategy.num_replicas_in_sync * self._processes.size
@@ -57,31 +57,18 @@ class DataParallelProgram(ExecutionProgram):
 
     # --- state ---
 
-    def specs(self) -> dict[str, WeightSpec]:
+    def assign(self, value: ReadKey) -> None:
         """See `ExecutionProgram`."""
-        return self._step.specs.keyed()
-
-    def initialize(self) -> None:
-        """See `ExecutionProgram`."""
-        specs = self.specs()
-        self.assign(lambda key: specs[key].initial_value(self._step.seed))
-
-    def restore(self, read: Callable[[str], Stored], keys: Set[str]) -> None:
-        """See `ExecutionProgram`."""
-        values = checked_state(self.specs(), read, keys)
-        self.assign(lambda key: values[key][whole(values[key].shape)])
-
-    def assign(self, value: Callable[[str], np.ndarray]) -> None:
-        """Sets the whole state; `value` returns the array of a key."""
         variables = self._variables.keyed()
         with self._strategy.scope():
             for key, spec in self.specs().items():
+                array = value(key, whole(spec.shape))
                 if key in variables:
-                    variables[key].assign(value(key))
+                    variables[key].assign(array)
                 else:
                     # Every replica assigns the same values to its own copy, and reads that.
                     variables[key] = tf.Variable(
-                        value(key),
+                        array,
                         dtype=spec.dtype,
                         trainable=False,
                         name=key.replace("/", "."),

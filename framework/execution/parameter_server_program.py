@@ -15,12 +15,11 @@ the updates of exactly the batches 0 to n - 1.
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import functools
-import queue
-import threading
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,21 +27,13 @@ import tensorflow as tf
 
 from tekso.framework.execution.base import Batch, ExecutionProgram, num_examples_of, parts_of
 from tekso.framework.execution.data_parallel_program import DataParallelProgram
-from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.shards import Shard
-from tekso.framework.execution.state import Stored
-from tekso.framework.exit_codes import ExitCode
+from tekso.framework.execution.state import ReadKey
+from tekso.framework.execution.worker_pool import BROKEN_CONNECTION, LostServerError, WorkerPool
 from tekso.framework.state import State
 from tekso.framework.step import Flat, Step, Sums, added
-from tekso.framework.weight_spec import WeightSpec
 
 _FIRST_SERVER = "/job:ps/replica:0/task:0"
-
-
-class LostServerError(ExecutionError):
-    """A parameter server was lost, and with it the weights since the last checkpoint."""
-
-    exit_code = ExitCode.PROCESS_LOST
 
 
 @dataclasses.dataclass
@@ -54,14 +45,14 @@ class _Flight:
       step: number of its step.
       version: updates that its weights contain.
       total_weight: loss weight of the batch.
-      found: (gradients, sums) of every part, or the error.
+      parts: (gradients, sums) of every part, in the future.
     """
 
     index: int
     step: tf.Tensor
     version: int
     total_weight: tf.Tensor
-    found: Any = None
+    parts: list[concurrent.futures.Future[Any]]
 
 
 class ParameterServerProgram(ExecutionProgram):
@@ -72,10 +63,9 @@ class ParameterServerProgram(ExecutionProgram):
       local: the program of one device. It evaluates and decodes with a copy of the state, and
         stores the copy in checkpoints.
       strategy: creates variables on the parameter servers.
-      coordinator: runs functions on workers, and replaces workers that are lost.
+      pool: computes functions on workers, and connects again to workers that were lost.
       num_groups: number of batches that are computed at the same time.
       workers_per_group: number of parts of a batch.
-      server: address of the first parameter server, for messages.
     """
 
     def __init__(
@@ -83,39 +73,29 @@ class ParameterServerProgram(ExecutionProgram):
         step: Step,
         local: DataParallelProgram,
         strategy: tf.distribute.ParameterServerStrategy,
-        coordinator: tf.distribute.coordinator.ClusterCoordinator,
+        pool: WorkerPool,
         *,
         num_groups: int,
         workers_per_group: int,
-        server: str,
     ) -> None:
-        self._step, self._local = step, local
-        self._strategy, self._coordinator = strategy, coordinator
-        self.concurrent_steps, self._parts, self._server = num_groups, workers_per_group, server
+        super().__init__(step)
+        self._local = local
+        self._strategy, self._pool = strategy, pool
+        self.concurrent_steps, self._parts = num_groups, workers_per_group
         self._variables: State[tf.Variable] = State({}, {})
         self._version = self._local_version = 0  # updates in this process
         self._read: tuple[Flat, tf.Tensor | None] = {}, None  # weights and loss scale, immutable
         self._staleness: list[int] = []
-        self._part_functions: dict[int, Callable[..., Any]] = {}
+        self._part_functions: dict[int, Any] = {}  # tf.functions
         self._loss_weight = tf.function(step.loss_weight, autograph=False)
         self._update = tf.function(self._update_graph, autograph=False)
         self._values = tf.function(self._values_graph, autograph=False)
-        self._landed: queue.SimpleQueue[_Flight] = queue.SimpleQueue()
 
     # --- state ---
 
-    def specs(self) -> dict[str, WeightSpec]:
+    def assign(self, value: ReadKey) -> None:
         """See `ExecutionProgram`."""
-        return self._local.specs()
-
-    def initialize(self) -> None:
-        """See `ExecutionProgram`."""
-        self._local.initialize()
-        self._send_state()
-
-    def restore(self, read: Callable[[str], Stored], keys: Set[str]) -> None:
-        """See `ExecutionProgram`."""
-        self._local.restore(read, keys)
+        self._local.assign(value)
         self._send_state()
 
     def state(self) -> dict[str, np.ndarray]:
@@ -148,7 +128,7 @@ class ParameterServerProgram(ExecutionProgram):
         if self._local_version != self._version:
             with self._explaining():
                 state = self._variables.map(lambda variable: variable.numpy()).keyed()
-            self._local.assign(state.__getitem__)
+            self._local.assign(lambda key, where: state[key][where])
             self._local_version = self._version
         return self._local
 
@@ -168,19 +148,17 @@ class ParameterServerProgram(ExecutionProgram):
           LostServerError: a parameter server was lost.
         """
         results: list[dict[str, Any]] = [{} for _ in batches]
-        flying = 0
+        flying: list[_Flight] = []
         with self._explaining():
             for index, batch in enumerate(batches):
-                if flying == self.concurrent_steps:
-                    self._apply_next(results)
-                    flying -= 1
-                self._launch(index, batch, step + index)
-                flying += 1
-            for _ in range(flying):
-                self._apply_next(results)
+                if len(flying) == self.concurrent_steps:
+                    self._apply_next(flying, results)
+                flying.append(self._launch(index, batch, step + index))
+            while flying:
+                self._apply_next(flying, results)
         return results
 
-    def _launch(self, index: int, batch: Batch, step: int) -> None:
+    def _launch(self, index: int, batch: Batch, step: int) -> _Flight:
         """Gives a batch to the workers, with the newest weights."""
         size = num_examples_of(batch)
         count = parts_of(size, self._parts)
@@ -189,31 +167,24 @@ class ParameterServerProgram(ExecutionProgram):
         )
         whole = {name: tf.convert_to_tensor(array) for name, array in batch.items()}
         weight = self._loss_weight(whole)
-        flight = _Flight(index, tf.constant(step, tf.int64), self._version, weight)
-        values = []
+        step_number = tf.constant(step, tf.int64)
+        futures = []
         for start in range(0, size, size // count):
             part = {name: array[start : start + size // count] for name, array in whole.items()}
-            args = (*self._read, part, tf.constant(start), flight.step, weight)
-            values.append(self._coordinator.schedule(compute, args=args))
+            args = (*self._read, part, tf.constant(start), step_number, weight)
+            futures.append(self._pool.submit(compute.get_concrete_function(*args), *args))
+        return _Flight(index, step_number, self._version, weight, futures)
 
-        def wait() -> None:
-            try:
-                flight.found = [value.get() for value in values]
-            except Exception as error:  # raised again by the thread that trains
-                flight.found = error
-            self._landed.put(flight)
-
-        # A daemon, because it may wait for a worker that hangs when the run ends.
-        threading.Thread(target=wait, name=f"step {step}", daemon=True).start()
-
-    def _apply_next(self, results: list[dict[str, Any]]) -> None:
-        """Applies the update of the batch that is computed next."""
-        flight = self._landed.get()
-        if isinstance(flight.found, Exception):
-            raise flight.found
+    def _apply_next(self, flying: list[_Flight], results: list[dict[str, Any]]) -> None:
+        """Applies the update of the batch that is computed next, and removes it from `flying`."""
+        while not (landed := [f for f in flying if all(part.done() for part in f.parts)]):
+            self._pool.wait([part for f in flying for part in f.parts if not part.done()])
+        flight = landed[0]
+        flying.remove(flight)
+        found = [part.result() for part in flight.parts]
         self._staleness.append(self._version - flight.version)
         with tf.device(_FIRST_SERVER):
-            metrics, self._read = self._update(flight.found, flight.step, flight.total_weight)
+            metrics, self._read = self._update(found, flight.step, flight.total_weight)
         self._version += 1
         figures = {name: value.numpy() for name, value in metrics.items()}
         stale = self._staleness
@@ -262,15 +233,15 @@ class ParameterServerProgram(ExecutionProgram):
 
     @contextlib.contextmanager
     def _explaining(self) -> Iterator[None]:
-        """Turns an error of the connection to a parameter server into one that says what to do."""
+        """Turns the error of an op on a lost parameter server into one that says what to do."""
         try:
             yield
-        except (tf.errors.UnavailableError, tf.errors.AbortedError) as error:
-            raise LostServerError(
-                f"a parameter server was lost (the first one is {self._server}), and with it the "
-                "weights since the last checkpoint: start it again with the same command, and "
-                "repeat this command to resume"
-            ) from error
+        except tf.errors.OpError as error:
+            if (lost := self._pool.lost_server()) is not None:
+                raise lost from error
+            if isinstance(error, BROKEN_CONNECTION):
+                raise LostServerError(" or ".join(self._pool.servers)) from error
+            raise
 
     def summary(self) -> list[str]:
         """See `ExecutionProgram`."""

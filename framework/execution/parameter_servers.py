@@ -4,7 +4,7 @@
     Hybrid         a group of workers computes a batch together; groups do not wait for each other
 
 Workers and parameter servers are `tekso-worker` processes. The trainer drives them with
-TensorFlow's ParameterServerStrategy and ClusterCoordinator.
+TensorFlow's ParameterServerStrategy and a pool of its own; see `worker_pool.py`.
 
 Sources:
   Dean et al. 2012, "Large scale distributed deep networks" (DistBelief), section 4.1, Downpour SGD
@@ -28,6 +28,7 @@ from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.parameter_server_program import ParameterServerProgram
 from tekso.framework.execution.pipeline import remote
 from tekso.framework.execution.updates import Updates
+from tekso.framework.execution.worker_pool import SERVER, WORKER, WorkerPool
 from tekso.framework.params import param
 from tekso.framework.signature import Signature, num_examples
 from tekso.framework.step import Step
@@ -41,11 +42,11 @@ class Servers:
 
     Attributes:
       strategy: creates variables on the parameter servers.
-      coordinator: runs functions on the workers.
+      pool: computes functions on the workers.
     """
 
     strategy: tf.distribute.ParameterServerStrategy
-    coordinator: tf.distribute.coordinator.ClusterCoordinator
+    pool: WorkerPool
 
 
 class Asynchronous(Updates):
@@ -124,10 +125,9 @@ class Asynchronous(Updates):
             step,
             local,
             self._servers.strategy,
-            self._servers.coordinator,
+            self._servers.pool,
             num_groups=self.num_groups,
             workers_per_group=len(p.workers) // self.num_groups,
-            server=p.parameter_servers[0],
         )
 
 
@@ -172,7 +172,7 @@ def _connect(workers: list[str], parameter_servers: list[str]) -> Servers:
     for address in [*workers, *parameter_servers]:
         remote.wait_for(address, 60.0)
     own = f"localhost:{port_filter.free_port()}"  # TensorFlow starts a server here too
-    cluster = tf.train.ClusterSpec({"worker": workers, "ps": parameter_servers, _TRAINER: [own]})
+    cluster = tf.train.ClusterSpec({WORKER: workers, SERVER: parameter_servers, _TRAINER: [own]})
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         cluster, task_type=_TRAINER, task_id=0, rpc_layer="grpc"
     )
@@ -183,4 +183,4 @@ def _connect(workers: list[str], parameter_servers: list[str]) -> Servers:
     except (OSError, RuntimeError, tf.errors.OpError) as error:
         reason = str(error).partition("\n")[0]
         raise ExecutionError(f"cannot connect to the parameter servers: {reason}") from error
-    return Servers(strategy, tf.distribute.coordinator.ClusterCoordinator(strategy))
+    return Servers(strategy, WorkerPool(workers, parameter_servers))

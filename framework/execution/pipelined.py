@@ -222,11 +222,12 @@ class Pipelined(StagedExecution):
             parts, count = self._parts_and_micro_batches(num_examples(batch), parts)
         micro = self.micro_batch(batch, parts=parts, num_micro_batches=count)
         check_layers(task)
-        pieces, specs = pieces_of_loss(task), task.specs()
-        if devices is not None and earlier is None:
-            check_pieces(pieces, trace_all(pieces, specs, micro), specs, micro)
-        specs = used_specs(specs, dtype)
+        pieces, own = pieces_of_loss(task), task.specs()
+        specs = used_specs(own, dtype)
         traces = trace_all(pieces, specs, micro)
+        if devices is not None and earlier is None:
+            full = traces if specs == own else trace_all(pieces, own, micro)
+            check_pieces(pieces, full, own, micro)
         costs: Sequence[float]
         if earlier is None:
             device = None if devices is None or self.stages_on is not None else devices[0]

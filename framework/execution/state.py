@@ -24,6 +24,10 @@ class Stored(Protocol):
         """Returns the part of the tensor at slices, one for every dim."""
 
 
+ReadKey = Callable[[str, tuple[slice, ...]], "np.ndarray | tf.Tensor"]
+"""`value(checkpoint key, slices)` returns a slice of the value of a key."""
+
+
 @dataclasses.dataclass(frozen=True)
 class _Converted:
     """A stored tensor, read in the dtype of the state; without a copy if it is stored in it.

@@ -1,4 +1,4 @@
-"""Records incidents of training: a folder for the first non-finite step of every series.
+"""Records and reads incidents: a folder for the first non-finite step of every series.
 
     logdir/incidents/step_00000110/    the step after step 110
       README.txt          how to run the step again
@@ -13,21 +13,24 @@ already been applied. At most 8 folders are kept, the newest ones.
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import math
+import zipfile
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
-from tekso.framework import files
+from tekso.framework import bounded, files
 from tekso.framework.execution.base import ExecutionProgram
 from tekso.framework.run.checkpoints import CheckpointError, Checkpoints, Description
 
 DESCRIPTION, BATCH, PARAMS = "incident.json", "batch.npz", "experiment.txt"
 MOST = 8
 LARGEST_BYTES = 64 << 20
+_HEADER_BYTES = 1 << 14  # at most, of an array in a batch
 
 _README = """\
 Step {number} (batch {position} of the training input, counted from 0) was skipped: its loss or a
@@ -39,6 +42,90 @@ To run it again, layer by layer, on one device:
 
 {state}
 """
+
+
+class IncidentError(ValueError):
+    """An incident cannot be replayed."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Incident:
+    """What is known of a skipped step.
+
+    Attributes:
+      step: number of steps before it.
+      seed: seed of the run.
+      position: number of its batch.
+    """
+
+    step: int
+    seed: int
+    position: int
+
+
+def read(folder: str) -> Incident:
+    """Returns the incident of a folder.
+
+    Raises:
+      IncidentError: it is not the folder of an incident, or its description is damaged.
+    """
+    try:
+        told = bounded.read_json(files.join(folder, DESCRIPTION))
+        values = {name: told[name] for name in ("step", "seed", "batch")}
+        for name, value in values.items():
+            if type(value) is not int:
+                raise ValueError(f"{name} is not an integer in {DESCRIPTION}")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = f"{DESCRIPTION} has no {error}" if isinstance(error, KeyError) else str(error)
+        raise IncidentError(
+            f"--incident={folder} is not the folder of an incident ({reason}): give a folder "
+            "incidents/step_… of a logdir"
+        ) from error
+    return Incident(values["step"], values["seed"], values["batch"])
+
+
+def read_batch(folder: str) -> dict[str, np.ndarray] | None:
+    """Returns the batch that is stored in the folder of an incident; None if there is none.
+
+    Raises:
+      IncidentError: the file is damaged, or has more data than `Incidents` writes.
+    """
+    path = files.join(folder, BATCH)
+    if not files.exists(path):
+        return None
+    try:
+        with files.open(path) as file, zipfile.ZipFile(file) as archive:
+            members = archive.infolist()
+            size_bytes = sum(member.file_size for member in members)
+            if size_bytes > LARGEST_BYTES + _HEADER_BYTES * len(members):
+                raise ValueError(f"it has {size_bytes:,} bytes, at most {LARGEST_BYTES:,} are read")
+            return {m.filename.removesuffix(".npy"): _array(archive.read(m)) for m in members}
+    except Exception as error:  # zipfile and NumPy raise errors of several classes
+        raise IncidentError(
+            f"{path} cannot be read: {error}. Remove it, and the training input builds the batch "
+            "again"
+        ) from error
+
+
+def _array(data: bytes) -> np.ndarray:
+    """Returns the array in the bytes of an .npy file, without Python objects.
+
+    Raises:
+      ValueError: it is damaged; or its shape needs more bytes than there are, which `np.load`
+        would allocate.
+    """
+    stream = io.BytesIO(data)
+    version = np.lib.format.read_magic(stream)
+    read_header = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }[version]
+    shape, _, dtype = read_header(stream)
+    size_bytes, there = math.prod(shape) * dtype.itemsize, len(data) - stream.tell()
+    if size_bytes != there:
+        raise ValueError(f"an array of {size_bytes:,} bytes has {there:,}")
+    found: np.ndarray = np.load(io.BytesIO(data), allow_pickle=False)
+    return found
 
 
 class Incidents:

@@ -8,7 +8,6 @@ the training input builds the batch again.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Callable, Mapping
@@ -22,6 +21,7 @@ from tekso.framework.loss_scale import SCALE
 from tekso.framework.path_patterns import listed
 from tekso.framework.run import incidents, inspection, traced_step
 from tekso.framework.run.checkpoints import CheckpointError, Checkpoints
+from tekso.framework.run.incidents import IncidentError
 from tekso.framework.run.opened import OpenedRun, open_run
 from tekso.framework.run.traced_step import TracedStep
 from tekso.framework.state import LEARNER, WEIGHTS
@@ -29,10 +29,6 @@ from tekso.framework.step import Step
 from tekso.framework.tables import table
 
 _EXPLODED = 1e6
-
-
-class IncidentError(ValueError):
-    """An incident cannot be replayed."""
 
 
 def replay(path: str, *, warn: Callable[[str], None]) -> dict[str, Any]:
@@ -43,22 +39,17 @@ def replay(path: str, *, warn: Callable[[str], None]) -> dict[str, Any]:
       warn: called with the text of a warning.
 
     Raises:
-      IncidentError: the folder is not one of an incident, or no state is left to replay it from.
+      IncidentError: the folder is not one of an incident, its files are damaged, or no state is
+        left to replay it from.
       CheckpointError: the checkpoint is damaged, or its Params cannot be read.
     """
     path = os.path.expanduser(path).rstrip("/")
-    try:
-        told = json.loads(files.read(files.join(path, incidents.DESCRIPTION)))
-        number, seed, position = told["step"], told["seed"], told["batch"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise IncidentError(
-            f"--incident={path} is not the folder of an incident ({error}): give a folder "
-            "incidents/step_… of a logdir"
-        ) from error
+    incident = incidents.read(path)
+    number, position = incident.step, incident.position
     run = _run(path, number, warn)
     tree, task = run.completed_tree(), run.task()
     learner = schedules.end_with_run(tree.learner, tree.run.steps).instantiate()
-    step = Step(task, learner, seed=seed, dtype=tree.run.activation_dtype)
+    step = Step(task, learner, seed=incident.seed, dtype=tree.run.activation_dtype)
     checkpoint = run.checkpoint
     if checkpoint.step != number:
         warn(
@@ -128,10 +119,8 @@ def _run(path: str, step: int, warn: Callable[[str], None]) -> OpenedRun:
 
 
 def _batch(path: str, position: int, tree: Any, run: OpenedRun) -> Mapping[str, np.ndarray]:
-    name = files.join(path, incidents.BATCH)
-    if files.exists(name):
-        with np.load(name, allow_pickle=False) as stored:
-            return {key: stored[key] for key in stored.files}
+    if (batch := incidents.read_batch(path)) is not None:
+        return batch
     input = inspection.known_input(tree, run.logdir.assets)
     found: Mapping[str, np.ndarray] = input.batch(position)
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -51,8 +52,10 @@ class DropBlock(Layer):
         if not ctx.is_training or self.params.rate == 0.0:
             return x
         mask = self._mask(x, ctx)
-        share = tf.reduce_mean(mask, [1, 2, 3], keepdims=True)
-        return x * tf.cast(mask / tf.maximum(share, 1e-6), x.dtype)
+        # A sum of zeros and ones is exact, so the scale has the same bits in every layout.
+        kept = tf.reduce_sum(mask, [1, 2, 3], keepdims=True)
+        scale = math.prod(x.shape[1:]) / tf.maximum(kept, 1.0)
+        return x * tf.cast(mask * scale, x.dtype)
 
     def _mask(self, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
         """Returns 0 in the blocks and 1 elsewhere, float32."""

@@ -33,6 +33,8 @@ class ColourJitter(ImageStep):
         saturation: float = param("Range x of the factor of distances to grey.", default=0.4)
         hue: float = param("Largest turn of the hue, at most 0.5.", default=0.0)
 
+    moves_pixels = False
+
     def apply(self, image: Image, size: int, random: np.random.Generator) -> Image:
         """See `ImageStep`."""
         del size

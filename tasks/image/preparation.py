@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -14,20 +15,19 @@ _LUMA = np.array([0.299, 0.587, 0.114], np.float32)  # ITU-R 601-2
 
 
 class Preparation:
-    """Prepares images as the Params of `Images` say.
+    """Prepares images as the Params of an `ImageInput` say.
 
     Args:
-      params: Params of `Images`.
-      is_training: whether to apply the steps `augment` instead of `evaluate`.
+      params: Params of an `ImageInput`.
+      steps: Params of the steps, in their order.
 
     Raises:
       ValueError: a number in the Params is out of range.
     """
 
-    def __init__(self, params: Any, *, is_training: bool) -> None:
+    def __init__(self, params: Any, steps: Iterable[Any] = ()) -> None:
         _check(params)
         self.params = params
-        steps = params.augment if is_training else params.evaluate
         self._steps: list[ImageStep] = [step.instantiate() for step in steps]
 
     def image(self, image: bytes | Image, key: int, origin: Origin) -> Image:
@@ -45,16 +45,27 @@ class Preparation:
         Raises:
           BadRecordError: the file is malformed.
         """
-        p = self.params
-        if isinstance(image, bytes):
-            image = decode(image, channels=p.channels, background=p.background, origin=origin)
-        else:
-            image = _with_channels(image, p.channels)
+        size, image = self.params.image_size, self.pixels(image, origin)
         if self._steps:
             random = np.random.Generator(np.random.Philox(key=key))
             for step in self._steps:
-                image = step.apply(image, p.image_size, random)
-        return fitted(image, p.image_size)
+                image = step.apply(image, size, random)
+        return fitted(image, size)
+
+    def pixels(self, image: bytes | Image, origin: Origin) -> Image:
+        """Returns the pixels of an image in their size, with the channels of the input.
+
+        Shapes:
+          image: if it has pixels, [height, width, 1 or 3] uint8
+          returns: [height, width, channels] uint8
+
+        Raises:
+          BadRecordError: the file is malformed.
+        """
+        p = self.params
+        if isinstance(image, bytes):
+            return decode(image, channels=p.channels, background=p.background, origin=origin)
+        return _with_channels(image, p.channels)
 
     def normalized(self, image: Image) -> np.ndarray:
         """Returns (value / 255 - mean) / deviation, float32 of the same shape."""

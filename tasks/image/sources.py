@@ -32,21 +32,37 @@ class LabelledImage:
     label: int
 
 
-class ImageSource(Source):
-    """Base class of sources whose records are `LabelledImage`s.
+class AnySource(Source):
+    """Base class of all sources of images, with labels, boxes or masks.
 
     Attributes:
       class_names: names of the classes in the order of their numbers; (): unknown.
-      labels: [records] the labels of all records; None: they are known only record by record.
       has_files: whether records have image files, which several threads should read and decode.
     """
 
     class Params(Source.Params):
-        """Params of ImageSource."""
+        """Params of AnySource."""
 
     class_names: tuple[str, ...] = ()
-    labels: npt.NDArray[np.int64] | None = None
     has_files = True
+
+    @property
+    def num_classes(self) -> int | None:
+        """Number of classes; None: unknown."""
+        return len(self.class_names) or None
+
+
+class ImageSource(AnySource):
+    """Base class of sources whose records are `LabelledImage`s.
+
+    Attributes:
+      labels: [records] the labels of all records; None: they are known only record by record.
+    """
+
+    class Params(AnySource.Params):
+        """Params of ImageSource."""
+
+    labels: npt.NDArray[np.int64] | None = None
 
     @property
     def num_classes(self) -> int | None:

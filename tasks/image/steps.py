@@ -8,7 +8,7 @@ process that builds it, or on restarts.
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -23,10 +23,16 @@ Box = tuple[float, float, float, float]
 
 
 class ImageStep(Configurable):
-    """Base class of the steps; a subclass defines `apply`."""
+    """Base class of the steps; a subclass defines `apply`.
+
+    Attributes:
+      moves_pixels: whether a pixel may get another place, so that boxes and masks would not fit.
+    """
 
     class Params(Configurable.Params):
         """Params of ImageStep."""
+
+    moves_pixels: ClassVar[bool] = True
 
     def apply(self, image: Image, size: int, random: np.random.Generator) -> Image:
         """Returns the changed image.

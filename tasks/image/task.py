@@ -220,7 +220,7 @@ class ImageClassification(Classification):
           paths: the files.
         """
         names = tuple(getattr(input, "class_names", ()))
-        preparation = Preparation(input.params, is_training=False)
+        preparation = Preparation(input.params, input.params.evaluate)
         size, records = input.params.batch_size, []
         for begin in range(0, len(paths), size):
             own: list[dict[str, Any]] = []

@@ -45,9 +45,25 @@ def test_outputs_are_in_the_order_of_the_default_boxes() -> None:
             at += size * size
 
 
-def test_other_sizes_are_refused() -> None:
-    with pytest.raises(ValueError, match="image_size 320 must be 300"):
-        Ssd.Params(classes=3, image_size=320).instantiate()
-    model = Ssd.Params(classes=3, width=4, num_blocks=[1, 1, 1]).instantiate()
+def test_other_maps_have_other_default_boxes() -> None:
+    params = Ssd.Params(classes=3, width=4, num_blocks=[1, 1, 1], image_size=96)
+    params.set(steps=[8, 16, 32, 48], scales=[8, 20, 40, 60, 90])
+    model = params.set(aspect_ratios=[[2], [2, 3], [], [2]]).instantiate()
+    assert model.levels.map_sizes == (12, 6, 3, 1)
+    count = 4 * 144 + 6 * 36 + 2 * 9 + 4
+    assert model.default_boxes().shape == (count, 4)
+    y = model.fprop(model.init(0), tf.ones([2, 96, 96, 3]), StepContext())
+    assert y["codes"].shape == (2, count, 4) and y["logits"].shape == (2, count, 3)
+
+
+def test_impossible_sizes_are_refused() -> None:
+    small = Ssd.Params(classes=3, width=4, num_blocks=[1, 1, 1])
+    with pytest.raises(ValueError, match=r"image_size 64 .* the sizes \[8, 4, 2, 0"):
+        small.copy().set(image_size=64).instantiate()
+    with pytest.raises(ValueError, match="there are 2 steps and 7 scales, but must be 6 and 7"):
+        small.copy().set(steps=[8, 16]).instantiate()
+    with pytest.raises(ValueError, match="must be three numbers"):
+        small.copy().set(num_blocks=[1, 1]).instantiate()
+    model = small.instantiate()
     with pytest.raises(ValueError, match="image_size is 300"):
         model.fprop(model.init(0), tf.ones([1, 200, 300, 3]), StepContext())

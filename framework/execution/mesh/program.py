@@ -11,13 +11,13 @@ over the global batch, and the code has no explicit all-reduce.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 import tensorflow as tf
 
-from tekso.framework.context import Mode
+from tekso.framework.context import Examples, Mode
 from tekso.framework.execution.base import (
     Batch,
     ExecutionProgram,
@@ -32,12 +32,11 @@ from tekso.framework.execution.mesh.placement import Placement
 from tekso.framework.execution.mesh.step_errors import ADVICE, compiled
 from tekso.framework.execution.mesh.workarounds.tensors import new_variable
 from tekso.framework.execution.shards import Owners, Shard, Slices, chunks, cut_out, is_sliceable
-from tekso.framework.execution.state import Stored, checked_state
+from tekso.framework.execution.state import ReadKey
 from tekso.framework.primitives.fusion import Fuse, no_fusion
 from tekso.framework.state import State
 from tekso.framework.step import Flat, Step, Sums, part_sums, unscaled, with_gradients
 from tekso.framework.task import LossSums
-from tekso.framework.weight_spec import WeightSpec
 
 
 class MeshLoss:
@@ -87,7 +86,8 @@ class MeshProgram(ExecutionProgram):
         decode_on: Literal["one_device", "mesh"] = "one_device",
         fuse: Fuse = no_fusion,
     ) -> None:
-        self._step, self._placement, self._layout, self._fuse = step, placement, layout, fuse
+        super().__init__(step)
+        self._placement, self._layout, self._fuse = placement, layout, fuse
         self._loss = loss or MeshLoss(step, layout)
         weights, slots = step.specs
         self._stored: State[Layout] = State(
@@ -115,26 +115,13 @@ class MeshProgram(ExecutionProgram):
 
     # --- state ---
 
-    def specs(self) -> dict[str, WeightSpec]:
+    def assign(self, value: ReadKey) -> None:
         """See `ExecutionProgram`."""
-        return self._step.specs.keyed()
-
-    def initialize(self) -> None:
-        """See `ExecutionProgram`; each process draws only the shards of its devices."""
-        specs = self.specs()
-        self._assign(lambda key: functools.partial(specs[key].initial_value, self._step.seed))
-
-    def restore(self, read: Callable[[str], Stored], keys: Set[str]) -> None:
-        """See `ExecutionProgram`; each process reads only the shards of its devices."""
-        values = checked_state(self.specs(), read, keys)
-        self._assign(lambda key: values.pop(key).__getitem__)
-
-    def _assign(self, shard_of: Callable[[str], Callable[[tuple[slice, ...]], np.ndarray]]) -> None:
-        """Sets the state: `shard_of(key)(slices)` returns a shard of the value of a key."""
         self._calls.forget()
         variables, stored = self._variables.keyed(), self._stored.keyed()
         for key, spec in self.specs().items():
-            placed = self._placement.place(shard_of(key), spec.shape, stored[key], spec.dtype)
+            shard = functools.partial(value, key)
+            placed = self._placement.place(shard, spec.shape, stored[key], spec.dtype)
             if key in variables:
                 variables[key].assign(placed)
             else:
@@ -209,20 +196,11 @@ class MeshProgram(ExecutionProgram):
         mode: Mode,
         step: tf.Tensor | int,
         offset: Any,
-        examples: int,
-        num_examples: int | None = None,
+        size: int,
+        batch_size: int | None = None,
     ) -> MeshContext:
-        return step_context.context(
-            self._placement,
-            self._layout,
-            mode=mode,
-            seed=self._step.seed,
-            step=step,
-            offset=offset,
-            examples=examples,
-            num_examples=num_examples,
-            fuse=self._fuse,
-        )
+        examples = Examples(mode, self._step.seed, step, offset, size, batch_size or size)
+        return step_context.context(self._placement, self._layout, examples, self._fuse)
 
     def _used(self, weights: Mapping[str, tf.Tensor], ctx: MeshContext) -> Flat:
         """Returns the weights for a step: cast, and sharded by the rules alone."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import tensorflow as tf
 
 from tekso.framework import primitive
-from tekso.framework.context import Mode
+from tekso.framework.context import Examples
 from tekso.framework.execution.mesh.context import MeshContext
 from tekso.framework.execution.mesh.layouts import MeshLayout
 from tekso.framework.execution.mesh.placement import Placement
@@ -24,13 +24,7 @@ def batch_axis(layout: MeshLayout, examples: int) -> str | None:
 def context(
     placement: Placement,
     layout: MeshLayout,
-    *,
-    mode: Mode,
-    seed: int,
-    step: tf.Tensor | int,
-    offset: tf.Tensor | int,
-    examples: int,
-    num_examples: int | None = None,
+    examples: Examples,
     fuse: Fuse = no_fusion,
 ) -> MeshContext:
     """Returns the context of a step for some examples.
@@ -38,26 +32,17 @@ def context(
     Args:
       placement: the devices.
       layout: mesh and rules.
-      mode: as in StepContext.
-      seed: as in StepContext.
-      step: as in StepContext.
-      offset: position of the first example in the global batch.
-      examples: number of examples that are computed together.
-      num_examples: number of examples of the global batch; None: `examples`.
+      examples: the examples.
       fuse: as in StepContext.
     """
-    if batch_axis(layout, examples) is None:
+    if batch_axis(layout, examples.size) is None:
         layout = layout.without("batch")
     return MeshContext(
         placement,
         layout,
         forms=primitive.forms("mesh"),
-        mode=mode,
-        seed=seed,
-        step=step,
-        example_offset=offset,
-        num_examples=examples if num_examples is None else num_examples,
         fuse=fuse,
+        **examples.arguments(),
     )
 
 

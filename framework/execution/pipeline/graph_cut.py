@@ -14,10 +14,15 @@ backward pass on the forward pass (a check, a message) are dropped, because thos
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
+
+# Numbers of the functions. Defect: DTensor names the functions of a loop after the loop's op, and
+# refuses a second, different function of the same name; two subgraphs can have the same loop.
+_numbers = itertools.count()
 
 
 class GraphCut:
@@ -174,7 +179,7 @@ class GraphCut:
             given |= {t.name: x for t, x in zip(feeds, values, strict=True)}
             inputs = {name: x for name, x in given.items() if name in used}
             found = tf.graph_util.import_graph_def(
-                part, input_map=inputs, return_elements=made, name=""
+                part, input_map=inputs, return_elements=made, name=f"part_{next(_numbers)}"
             )
             given |= dict(zip(made, found, strict=True))
             return [given[t.name] for t in wanted]

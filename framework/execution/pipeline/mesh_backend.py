@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.experimental import dtensor
 
-from tekso.framework.context import Mode
+from tekso.framework.context import Examples
 from tekso.framework.execution.mesh import step_context
 from tekso.framework.execution.mesh.context import MeshContext
 from tekso.framework.execution.mesh.layouts import Layout, MeshLayout
@@ -191,30 +191,9 @@ class MeshBackend(StageBackend):
         """See `StageBackend`."""
         return x[0]
 
-    def context(
-        self,
-        weights: Flat,
-        specs: Specs,
-        *,
-        mode: Mode,
-        seed: int,
-        step: tf.Tensor | int,
-        offset: tf.Tensor | int,
-        examples: int,
-        num_examples: int,
-    ) -> MeshContext:
+    def context(self, weights: Flat, specs: Specs, examples: Examples) -> MeshContext:
         """See `StageBackend`; it knows how the weights are sharded."""
-        ctx = step_context.context(
-            self._placement,
-            self.layout,
-            mode=mode,
-            seed=seed,
-            step=step,
-            offset=offset,
-            examples=examples,
-            num_examples=num_examples,
-            fuse=self.fuse,
-        )
+        ctx = step_context.context(self._placement, self.layout, examples, self.fuse)
         ctx.register_layouts(
             list(weights.values()), [self.layout.of_weight(specs[path]) for path in weights]
         )

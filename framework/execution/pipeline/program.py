@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,12 +40,11 @@ from tekso.framework.execution.pipeline.stage_state import StageState
 from tekso.framework.execution.pipeline.stage_update import CopyGradients, StageUpdate
 from tekso.framework.execution.pipeline.workers import StageError, Worker, Workers, reason_of
 from tekso.framework.execution.shards import Shard, assembled, storable
-from tekso.framework.execution.state import Stored, checked_state
+from tekso.framework.execution.state import ReadKey
 from tekso.framework.exit_codes import ExitCode
 from tekso.framework.signature import Signature
 from tekso.framework.step import Flat, Step, Sums, added, joined_sums
 from tekso.framework.theta import SEPARATOR
-from tekso.framework.weight_spec import WeightSpec
 
 Functions = dict[tuple[int, int], StageFunctions]
 """By replica and stage."""
@@ -75,7 +74,8 @@ class PipelineProgram(ExecutionProgram):
         batch: Signature,
         replan: Callable[[Signature], PipelinePlan],
     ) -> None:
-        self._step, self.plan, self._backends = step, plan, backends
+        super().__init__(step)
+        self.plan, self._backends = plan, backends
         stages, specs = plan.stage_plan.stages, step.specs.weights
         self._specs = [{p: rows_of(specs[p], r) for p, r in s.weights.items()} for s in stages]
         self._state = StageState(plan.stage_plan, step, backends)
@@ -93,20 +93,9 @@ class PipelineProgram(ExecutionProgram):
 
     # --- state ---
 
-    def specs(self) -> dict[str, WeightSpec]:
+    def assign(self, value: ReadKey) -> None:
         """See `ExecutionProgram`."""
-        return self._step.specs.keyed()
-
-    def initialize(self) -> None:
-        """See `ExecutionProgram`; every device draws the weights that it stores."""
-        specs = self.specs()
-        self._state.assign(lambda key, where: specs[key].initial_value(self._step.seed, where))
-        self._evaluation.forget()
-
-    def restore(self, read: Callable[[str], Stored], keys: Set[str]) -> None:
-        """See `ExecutionProgram`."""
-        values = checked_state(self.specs(), read, keys)
-        self._state.assign(lambda key, where: values[key][where])
+        self._state.assign(value)
         self._evaluation.forget()
 
     def state(self) -> dict[str, np.ndarray]:

@@ -134,6 +134,17 @@ def wait_for(address: str, timeout_s: float) -> None:
             time.sleep(min(0.2, max(end - time.monotonic(), 0.0)))
 
 
+def answers(address: str, timeout_s: float) -> bool:
+    """Returns whether a worker listens at an address and is not suspended."""
+    end = time.monotonic() + timeout_s
+    try:
+        with socket.create_connection(split(address), timeout=timeout_s) as connection:
+            _check_answer(connection, address, end)
+    except (OSError, ExecutionError):
+        return False
+    return True
+
+
 def _check_answer(connection: socket.socket, address: str, end: float) -> None:
     """Rejects a server that does not speak gRPC: TensorFlow would wait for it forever."""
     connection.sendall(_HTTP2_PREFACE + _HTTP2_SETTINGS)

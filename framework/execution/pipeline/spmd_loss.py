@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tekso.framework.context import StepContext
+from tekso.framework.context import Examples, StepContext
 from tekso.framework.execution.base import parts_of
 from tekso.framework.execution.mesh import step_context, unrolled
 from tekso.framework.execution.mesh.context import LayoutContext, MeshContext
@@ -68,26 +68,15 @@ class SpmdLoss(MeshLoss):
         loop = dataclasses.replace(self._loop, num_micro_batches=count)
         per_micro = size // count
 
+        def examples(first: Any) -> Examples:
+            start, of = ctx.example_offset + first, ctx.num_examples or size
+            return Examples(ctx.mode, self._step.seed, step, start, per_micro, of)
+
         def context_of(first: Any) -> MeshContext:
-            return step_context.context(
-                self._placement,
-                self._layout,
-                mode=ctx.mode,
-                seed=self._step.seed,
-                step=step,
-                offset=ctx.example_offset + first,
-                examples=per_micro,
-                num_examples=ctx.num_examples,
-            )
+            return step_context.context(self._placement, self._layout, examples(first))
 
         def plain(first: Any) -> StepContext:
-            return _StageContext(
-                mode=ctx.mode,
-                seed=self._step.seed,
-                step=step,
-                example_offset=ctx.example_offset + first,
-                num_examples=ctx.num_examples,
-            )
+            return _StageContext(**examples(first).arguments())
 
         return loop.loss(weights, dict(batch), ctx, context_of=context_of, plain=plain)
 

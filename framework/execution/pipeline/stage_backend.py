@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import tensorflow as tf
 
-from tekso.framework.context import Mode, StepContext
+from tekso.framework.context import Examples, StepContext
 from tekso.framework.execution.shards import Slices, whole
 from tekso.framework.primitives.fusion import Fuse, XlaFusion, no_fusion
 from tekso.framework.step import Flat
@@ -126,29 +126,13 @@ class StageBackend(abc.ABC):
         """Returns a scalar argument of a function as a tensor of shape []."""
 
     @abc.abstractmethod
-    def context(
-        self,
-        weights: Flat,
-        specs: Specs,
-        *,
-        mode: Mode,
-        seed: int,
-        step: tf.Tensor | int,
-        offset: tf.Tensor | int,
-        examples: int,
-        num_examples: int,
-    ) -> StepContext:
+    def context(self, weights: Flat, specs: Specs, examples: Examples) -> StepContext:
         """Returns the context of some examples of a batch.
 
         Args:
           weights: weights that the stage reads, {path: tensor}.
           specs: specs of these weights; of stacked weights, only the rows of the stage.
-          mode: mode of the StepContext.
-          seed: seed of the StepContext.
-          step: number of the step.
-          offset: position of the first example in the batch.
-          examples: number of examples that are computed together.
-          num_examples: number of examples of the batch.
+          examples: the examples.
         """
 
     @abc.abstractmethod
@@ -253,27 +237,9 @@ class DeviceBackend(StageBackend):
         """See `StageBackend`."""
         return x
 
-    def context(
-        self,
-        weights: Flat,
-        specs: Specs,
-        *,
-        mode: Mode,
-        seed: int,
-        step: tf.Tensor | int,
-        offset: tf.Tensor | int,
-        examples: int,
-        num_examples: int,
-    ) -> StepContext:
+    def context(self, weights: Flat, specs: Specs, examples: Examples) -> StepContext:
         """See `StageBackend`."""
-        return StepContext(
-            mode=mode,
-            seed=seed,
-            step=step,
-            example_offset=offset,
-            num_examples=num_examples,
-            fuse=self.fuse,
-        )
+        return StepContext(fuse=self.fuse, **examples.arguments())
 
     def used(self, weights: Flat, specs: Specs) -> Flat:
         """See `StageBackend`."""

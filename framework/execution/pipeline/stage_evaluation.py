@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from tekso.framework.collected import Pairs, added_pairs
+from tekso.framework.context import Examples
 from tekso.framework.execution.base import Batch
 from tekso.framework.execution.pipeline.actions import FORWARD, Action, WorkKey, device_of
 from tekso.framework.execution.pipeline.plan import PipelinePlan
@@ -106,16 +107,9 @@ class StageEvaluation:
             backend, specs = self.backends[stage.index], self._specs[stage.index]
 
             def forward(weights: Flat, inputs: Flow, batch: Flow, offset: tf.Tensor) -> Any:
-                ctx = backend.context(
-                    weights,
-                    specs,
-                    mode="eval",
-                    seed=self._step.seed,
-                    step=0,
-                    offset=backend.scalar_value(offset),
-                    examples=examples,
-                    num_examples=size,
-                )
+                start = backend.scalar_value(offset)
+                own = Examples("eval", self._step.seed, 0, start, examples, size)
+                ctx = backend.context(weights, specs, own)
                 made, end = run_pieces(stage, self._step.task, weights, inputs, ctx)
                 sums = self._step.evaluation_sums(end, batch, ctx)
                 return made, tf.nest.map_structure(backend.replicated, sums)

@@ -13,15 +13,13 @@ from tekso.framework.execution.pipeline.stage_backend import Kind, Part, StageBa
 from tekso.framework.execution.pipeline.stage_specs import StageSpecs
 from tekso.framework.execution.pipeline.stages import Rows, StagePlan
 from tekso.framework.execution.shards import Shard, Slices, chunks, cut_out
+from tekso.framework.execution.state import ReadKey
 from tekso.framework.learning_step import APPLIED
 from tekso.framework.state import LEARNER, WEIGHTS, State
 from tekso.framework.step import Flat, Step
 from tekso.framework.weight_spec import WeightSpec
 
 _KINDS: tuple[tuple[Kind, str], ...] = (("weight", WEIGHTS), ("slot", LEARNER))
-
-ReadKey = Callable[[str, Slices], np.ndarray]
-"""`value(checkpoint key, slices)` returns a slice of the array of a key."""
 
 
 class StageState:

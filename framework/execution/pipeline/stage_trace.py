@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tekso.framework.context import Examples
 from tekso.framework.costs.piece_traces import tensors
 from tekso.framework.execution.pipeline.graph_cut import GraphCut
 from tekso.framework.execution.pipeline.graph_effects import effects
@@ -148,16 +149,9 @@ def _results(
     forward_effects: list[tf.Operation] = []
 
     def forward() -> tuple[list[tf.Tensor], Sums]:
-        ctx = backend.context(
-            weights,
-            specs,
-            mode="train",
-            seed=step.seed,
-            step=scalars.step,
-            offset=scalars.offset,
-            examples=plan.micro_batch_size,
-            num_examples=plan.batch_size,
-        )
+        sizes = plan.micro_batch_size, plan.batch_size
+        examples = Examples("train", step.seed, scalars.step, scalars.offset, *sizes)
+        ctx = backend.context(weights, specs, examples)
         found = run_stage(
             stage,
             step.task,

@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
+from google.protobuf.message import DecodeError
 
 from tekso.framework import files, out_of_space
 from tekso.framework.input.tfrecords import masked_checksum
@@ -152,13 +153,23 @@ def _cut(path: str, step: int) -> bool:
             start = _next_record(content, start + 1)
             is_intact = is_intact and start == len(content)
             continue
-        event = content[start + _HEADER.size : end - _FOOTER.size]
-        if tf.compat.v1.Event.FromString(event).step <= step:
+        event = _event(content[start + _HEADER.size : end - _FOOTER.size])
+        if event is None:
+            is_intact = False
+        elif event.step <= step:
             kept.append(content[start:end])
         start = end
     if (whole := b"".join(kept)) != content:
         files.write_atomically(path, whole)
     return is_intact
+
+
+def _event(data: bytes) -> Any:
+    """Returns the Event in a record; None if the record is something else."""
+    try:
+        return tf.compat.v1.Event.FromString(data)
+    except DecodeError:
+        return None
 
 
 def _end_of_record(content: bytes, start: int) -> int | None:

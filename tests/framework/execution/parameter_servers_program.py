@@ -1,16 +1,18 @@
 """Trains with parameter servers in a process of its own, and prints what came out, as JSON.
 
-Argument: JSON with "workers", "server" (addresses), "groups", "steps" (of each call), "kill" (lists
-of process ids, killed before each call; "back": the test starts this worker again, and then writes
-to the pipe "started"), and optionally "optimizer" and "poison" (a step whose loss is not finite).
+Argument: JSON with "workers", "server" (addresses), "groups", "steps" (of each call), "kill" (ids
+of processes or None, killed before each call), and optionally "optimizer" and "poison" (a step
+whose loss is not finite). Prints "lost: WORKERS" when it begins to wait for one to come back.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import steps_program as steps
 
+from tekso.framework import watchdog
 from tekso.framework.execution import DataParallel, ExecutionError, Hybrid
 from tekso.framework.execution.base import signature_of
 from tekso.framework.learner import Learner
@@ -41,9 +44,16 @@ def built(execution: Any, job: dict[str, Any]) -> Any:
     return execution.build(task, learner(job), seed=7, batch=signature_of(steps.batch(0)))
 
 
+@contextlib.contextmanager
+def told(name: str, **_: Any) -> Iterator[None]:
+    print(f"lost: {name}", flush=True)
+    yield
+
+
 def main() -> None:
     """Trains, loses processes if requested, and compares with one device."""
     job = json.loads(sys.argv[1])
+    watchdog.waiting = told
     updates = Hybrid.Params(
         workers=job["workers"], parameter_servers=[job["server"]], num_groups=job["groups"]
     )
@@ -53,10 +63,7 @@ def main() -> None:
     program.initialize()
     outputs: list[dict[str, Any]] = []
     for count, pid in zip(job["steps"], job["kill"], strict=True):
-        if pid == "back":
-            print("start it again", flush=True)
-            Path(job["started"]).read_text()  # a named pipe: waits until the test writes
-        elif pid is not None:
+        if pid is not None:
             os.kill(pid, signal.SIGKILL)
         first = FIRST + len(outputs)
         outputs += program.train_steps([batch_of(job, first + i) for i in range(count)], first)

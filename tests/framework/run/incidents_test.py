@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
+import struct
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -168,5 +171,53 @@ def test_a_folder_that_is_no_incident_is_refused(
     assert trainer.main(["tekso-trainer", "--mode=replay"]) == 2
     assert "--mode=replay requires --incident=" in capsys.readouterr().err
     recorded(tmp_path, "log", with_state=False)
-    with pytest.raises(replay.IncidentError, match=r"has no state, and .* no checkpoint before"):
+    with pytest.raises(incidents.IncidentError, match=r"has no state, and .* no checkpoint before"):
         replay.replay(str(tmp_path / "incidents" / "step_00000110"), warn=print)
+
+
+DEEP = '{"a":' * 100_000
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (DEEP, "nested too deeply"),
+        ("[1, 2]", "list indices"),
+        ('{"step": 1, "seed": 2}', r"incident\.json has no 'batch'"),
+        ('{"step": "1", "seed": 2, "batch": 3}', "step is not an integer"),
+        ('{"step": 1, "seed": NaN, "batch": 3}', "seed is not an integer"),
+        ('{"step": true, "seed": 2, "batch": 3}', "step is not an integer"),
+    ],
+)
+def test_a_damaged_description_is_named(tmp_path: Path, text: str, reason: str) -> None:
+    (tmp_path / "incident.json").write_text(text)
+    with pytest.raises(incidents.IncidentError, match=reason):
+        replay.replay(str(tmp_path), warn=print)
+
+
+def archive(shape: str, *, zeros: int = 0, method: int = zipfile.ZIP_STORED) -> bytes:
+    """Returns an .npz file whose array x has a given text as its shape."""
+    header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}}}\n".encode()
+    npy = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + bytes(zeros)
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", method) as file:
+        file.writestr("x.npy", npy)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"PK no archive", "not a zip file"),
+        (archive("(1000000000000,)"), "4,000,000,000,000 bytes has 0"),
+        (archive("(-1, -1)"), "4 bytes has 0"),
+        (archive("(((" * 500), ""),
+        (archive("(70, 2**20)", zeros=70 << 20, method=zipfile.ZIP_DEFLATED), "at most 67,108,864"),
+    ],
+)
+def test_a_damaged_or_hostile_batch_is_named_before_memory_is_allocated(
+    tmp_path: Path, data: bytes, reason: str
+) -> None:
+    (tmp_path / "batch.npz").write_bytes(data)
+    with pytest.raises(incidents.IncidentError, match=rf"batch\.npz cannot be read: .*{reason}"):
+        incidents.read_batch(str(tmp_path))

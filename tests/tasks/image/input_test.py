@@ -13,7 +13,8 @@ from tekso.framework.input.held_out import HeldOut
 from tekso.framework.input.skips import InputError
 from tekso.tasks.image.colour import ColourJitter, RandAugment
 from tekso.tasks.image.files import ImageFolders
-from tekso.tasks.image.input import CLASSES_FILE, Images
+from tekso.tasks.image.image_input import CLASSES_FILE
+from tekso.tasks.image.input import Images
 from tekso.tasks.image.mixing import CutMix, Mixup
 from tekso.tasks.image.steps import (
     CentreCrop,

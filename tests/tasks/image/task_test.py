@@ -16,7 +16,8 @@ from tekso.framework.input.skips import InputError
 from tekso.framework.run.saved_model import ExportModule
 from tekso.models.mlp import Mlp
 from tekso.tasks.image.files import ImageFolders
-from tekso.tasks.image.input import Images, KnownImages
+from tekso.tasks.image.image_input import KnownImages
+from tekso.tasks.image.input import Images
 from tekso.tasks.image.mixing import Mixup
 from tekso.tasks.image.preparation import pixels_of
 from tekso.tasks.image.scoring import ImageScoring, confusion_lines, confusions

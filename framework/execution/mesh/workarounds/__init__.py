@@ -12,9 +12,8 @@ Every function says which defect it avoids. `tests/framework/execution/mesh/work
 reproduces defects in a few lines, with the workaround and without, and `workarounds_test.py` fails
 as soon as TensorFlow no longer has one of them: then remove the workaround. Not reproduced there:
 data races (`compiler.SERIAL`), and defects that need a whole model to appear (`loop_name`,
-`resharded_both_ways`, `copies`, combined all-reduces); nor `cut_messages` and `new_variable`, since
-they avoid only waiting. `framework/execution/runtime.py` has what the start of several processes
-needs.
+`resharded_both_ways`, combined all-reduces); nor `cut_messages` and `new_variable`, since they
+avoid only waiting. `framework/execution/runtime.py` has what the start of several processes needs.
 
 Sharding constraints that steer layout propagation, and forms of primitives that need fewer
 collectives (`forms.py`), are not workarounds: they stay where they are used.

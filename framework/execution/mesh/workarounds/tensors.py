@@ -21,7 +21,7 @@ def loop_name() -> str:
     Defect: DTensor derives the names of a loop's functions from the name of its op, and does not
     add a function if another one has its name.
     """
-    return f"loop_{next(_numbers)}"
+    return f"loop_{next(_numbers)}_"  # DTensor appends digits: loop_1 and loop_11 would meet
 
 
 def loop_inputs(given: Iterable[tf.Tensor]) -> list[tf.Tensor]:
@@ -72,8 +72,8 @@ def resharded_both_ways(reshard: Callable[[tf.Tensor], tf.Tensor], x: tf.Tensor)
 def copies(array: Any) -> np.ndarray:
     """Returns enough copies of an array that DTensor does not treat them as a constant.
 
-    Defect: DTensor treats an integer tensor with few elements as a constant, and compiles the whole
-    step again for every other value.
+    Defect: DTensor compiles an integer tensor with few elements as a constant. When its value
+    changes, the whole step is compiled again.
 
     Shapes:
       array: any

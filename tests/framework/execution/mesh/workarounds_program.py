@@ -76,6 +76,22 @@ def inner_relayout(place: Place, avoided: bool) -> bool:
     return _equal(place, place.reshard(placed, (None, None, "m", None)), x)
 
 
+def changing_integer(place: Place, avoided: bool) -> bool:
+    """A small integer is compiled as a constant, so a function is compiled again for another."""
+
+    @tf.function(autograph=False)
+    def scale(x: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
+        return x * tf.cast(number[0], tf.float32)
+
+    x, compiled = _values(4), []
+    for value in (2, 3):
+        number = np.int32(value)
+        number = tensors.copies(number) if avoided else number[np.newaxis]
+        is_right = _equal(place, scale(place.put(x, ("m",)), place.put(number)), x * value)
+        compiled.append(context.context().list_function_names())
+    return is_right and compiled[0] == compiled[1]
+
+
 def concatenated_shards(place: Place, avoided: bool) -> bool:
     """Tensors cannot be concatenated along a dim that is sharded afterwards."""
     x, y = _values(4, 6), _values(4, 2)
@@ -188,6 +204,7 @@ def loop_name_in_use(place: Place, avoided: bool) -> bool:
 REPRODUCTIONS = {
     reproduction.__name__: reproduction
     for reproduction in (
+        changing_integer,
         concatenated_shards,
         inner_relayout,
         loop_gradient,

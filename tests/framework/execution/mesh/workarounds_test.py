@@ -13,6 +13,7 @@ import tensorflow as tf
 
 PROGRAM = Path(__file__).with_name("workarounds_program.py")
 DEFECTS = (
+    "changing_integer",
     "concatenated_shards",
     "inner_relayout",
     "loop_gradient",

@@ -1,0 +1,1 @@
+"""Detection: the boxes of objects in images."""

@@ -1,0 +1,137 @@
+"""Average precision of held-out images, and pictures of what was found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from tekso.framework.input.input import Input
+from tekso.framework.params import Configurable, param
+from tekso.framework.task import Program, Scored
+from tekso.tasks.classification.task import WEIGHTS, X
+from tekso.tasks.detection.average_precision import (
+    AP_50,
+    DetectedObjects,
+    average_precision,
+    pycocotools_modules,
+)
+from tekso.tasks.detection.drawing import LABEL_COLOUR, with_boxes
+from tekso.tasks.detection.input import BoxImages, boxes_of, objects_of
+from tekso.tasks.detection.sources import Objects
+from tekso.tasks.image import drawing
+from tekso.tasks.image.preparation import pixels_of
+from tekso.tasks.image.sources import class_name
+
+
+class DetectionScoring(Configurable):
+    """Detects objects in the images of every evaluation, and compares them with the labels.
+
+    Raises:
+      InputError: pycocotools is not installed.
+      ValueError: a number is out of range.
+    """
+
+    class Params(Configurable.Params):
+        """Params of DetectionScoring."""
+
+        shown: int = param("Images that the last evaluation draws with boxes.", default=16)
+        shown_score: float = param("Least score of a box that is drawn.", default=0.3)
+        baselines: dict[str, float] = param(
+            "AP at the overlap 0.5 of other methods on the same images by name, printed beside the "
+            "model's.",
+            default={},
+        )
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        if self.params.shown < 0:
+            raise ValueError(
+                f"{self.params.path_of('shown')} is {self.params.shown}, but must be at least 0"
+            )
+        pycocotools_modules()
+
+    def score(
+        self,
+        program: Program,
+        detect: Callable[..., Mapping[str, Any]],
+        input: Input,
+        *,
+        is_last: bool,
+        stopped: Callable[[], bool],
+    ) -> Scored | None:
+        """Returns COCO's figures and pictures; see `Task.score`.
+
+        Args:
+          program: calls functions with the weights.
+          detect: function(theta, x, ctx) that returns "boxes", "labels" and "scores".
+          input: an evaluation input of images with boxes.
+          is_last: whether to draw pictures.
+          stopped: returns whether to stop early.
+        """
+        images = boxes_of(input)
+        truths: list[Objects] = []
+        found: list[DetectedObjects] = []
+        pictures: list[tuple[np.ndarray, Objects, DetectedObjects]] = []
+        for step in range(input.num_batches or 0):
+            batch, own = input.batch(step), objects_of(images, input.inner_step(step))
+            arrays = {k: np.asarray(v) for k, v in program.call(detect, batch[X]).items()}
+            if stopped():
+                return None
+            for row, objects in enumerate(own):
+                if batch[WEIGHTS][row] == 0:  # the image is malformed
+                    continue
+                one = found_in(arrays, row, objects.size)
+                truths.append(objects)
+                found.append(one)
+                if is_last and len(pictures) < self.params.shown:
+                    pictures.append((pixels_of(batch[X][row], images.params), objects, one))
+        num_classes = images.num_classes or max(
+            [1, *(int(max(t.labels, default=1)) for t in truths)]
+        )
+        scores = average_precision(truths, found, num_classes=num_classes)
+        names = [class_name(images.class_names, i) for i in range(num_classes)]
+        drawn = {"detections": self._drawn(pictures, images, names)} if pictures else {}
+        text = "\n".join(scores.lines(names)) if is_last else ""
+        notes = self._notes(scores.figures, len(truths)) if is_last else ()
+        return Scored(scores.figures, text, drawn, notes)
+
+    def _notes(self, figures: Mapping[str, float], count: int) -> tuple[str, ...]:
+        if not self.params.baselines or AP_50 not in figures:
+            return ()
+        others = ", ".join(f"{name} {value:.3f}" for name, value in self.params.baselines.items())
+        return (f"AP at the overlap 0.5 on {count:,} images {figures[AP_50]:.3f}; {others}",)
+
+    def _drawn(
+        self,
+        pictures: list[tuple[np.ndarray, Objects, DetectedObjects]],
+        images: BoxImages,
+        names: list[str],
+    ) -> bytes:
+        """Returns a PNG of images with the labels in green and what was found in red."""
+        drawn, titles = [], []
+        for pixels, objects, found in pictures:
+            scale = np.array([*objects.size, *objects.size], np.float64)
+            labelled = with_boxes(
+                pixels, objects.boxes / scale, [""] * len(objects.boxes), colour=LABEL_COLOUR
+            )
+            sure = found.scores >= self.params.shown_score
+            rows = zip(found.labels[sure], found.scores[sure], strict=True)
+            captions = [f"{names[label - 1]} {score:.2f}" for label, score in rows]
+            drawn.append(with_boxes(labelled, found.boxes[sure] / scale, captions))
+            titles.append(f"{sure.sum()} found, {len(objects.boxes)} labelled")
+        return drawing.gallery(drawn, titles, title=f"boxes in {images.params.split}")
+
+
+def found_in(arrays: Mapping[str, np.ndarray], row: int, size: tuple[int, int]) -> DetectedObjects:
+    """Returns the detections of an image of a batch, in pixels of the image.
+
+    Args:
+      arrays: "boxes" [batch, n, 4] in shares, "labels" and "scores" [batch, n]; label 0: none.
+      row: number of the image in the batch.
+      size: height and width of the image.
+    """
+    real = arrays["labels"][row] > 0
+    boxes = np.clip(arrays["boxes"][row][real], 0.0, 1.0) * np.array([*size, *size])
+    return DetectedObjects(boxes, arrays["labels"][row][real], arrays["scores"][row][real])

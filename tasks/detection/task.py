@@ -1,0 +1,336 @@
+"""The detection task: boxes and classes of the objects in images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tekso.framework import files
+from tekso.framework.context import StepContext
+from tekso.framework.exports import ExportedFunction, ExportedInput, ExportedOutput
+from tekso.framework.input.held_out import spread
+from tekso.framework.input.input import Input
+from tekso.framework.input.skips import BadRecordError, InputError, Origin
+from tekso.framework.layer import Layer
+from tekso.framework.params import REQUIRED, param
+from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
+from tekso.framework.task import Batch, Decoded, Program, Scored, Task
+from tekso.framework.theta import Theta
+from tekso.models.detection.box_coding import decode_boxes
+from tekso.models.detection.multibox_loss import match_boxes, multibox_loss
+from tekso.models.detection.suppression import detections
+from tekso.models.ssd import Ssd
+from tekso.tasks.classification.task import LABELS, WEIGHTS, X
+from tekso.tasks.detection.average_precision import AP, AP_50, AP_75, DetectedObjects
+from tekso.tasks.detection.input import BOX_WEIGHTS, BOXES, boxes_of
+from tekso.tasks.detection.scoring import DetectionScoring, found_in
+from tekso.tasks.image.preparation import Preparation, scale_and_shift
+from tekso.tasks.image.sources import class_name
+
+_MATCHES = "matched_boxes"
+_MOST_SHOWN = 5  # objects of an image in a line of text
+
+
+class Detection(Task):
+    """Minimises the loss of SSD: classes of default boxes, and differences to the matched objects.
+
+    The model is a layer that maps "x" to {"logits": [batch, boxes, classes], "codes": [batch,
+    boxes, 4]}, and has the methods `default_boxes()` and `pieces()`, such as an `Ssd`. Its Params
+    `image_size`, `channels` and `classes` are taken from the input if they are not set.
+
+    The loss of an image is divided by the number of its matched default boxes, and the loss of a
+    batch is the mean over images. Boxes whose "box_weights" are 0 are not matched.
+
+    Reports "matched_boxes", the default boxes of an image that are matched; and from the
+    evaluations COCO's "ap", "ap_50", "ap_75" and others (see average_precision.py).
+
+    Shapes:
+      batch: the arrays of `BoxImages`
+      loss returns: sums over the examples, scalars
+      predict returns: "boxes" [batch, n, 4], [y_min, x_min, y_max, x_max] in shares of the image,
+        "labels" [batch, n] int32, 0 for padding, and "scores" [batch, n]
+    Source:
+      Liu et al. 2016, "SSD: single shot multibox detector".
+    """
+
+    class Params(Task.Params):
+        """Params of Detection."""
+
+        model: Layer.Params = param("From images to boxes.", default=Ssd.Params())
+        num_classes: int = param(
+            "Number of classes without the background. If not set: that of the input's source.",
+            default=REQUIRED,
+        )
+        match_overlap: float = param(
+            "A default box that overlaps an object more than this is trained to find it.",
+            default=0.5,
+        )
+        negatives_per_positive: int = param(
+            "Background boxes that count in the loss, for each matched box.", default=3
+        )
+        min_score: float = param("Boxes with a smaller probability are not found.", default=0.05)
+        candidates: int = param("Boxes of a class before suppression.", default=200)
+        max_overlap: float = param(
+            "Boxes of a class that overlap a better one more than this are dropped.", default=0.5
+        )
+        most: int = param("Most objects of an image that are found.", default=200)
+        scoring: DetectionScoring.Params | None = param(
+            "Average precision in evaluations; None: not computed.",
+            default=DetectionScoring.Params(),
+        )
+        decode: str = param(
+            "Image files in which --mode=decode finds objects: globs, separated by commas. Empty: "
+            "images of the split dev.",
+            default="",
+        )
+        num_decoded: int = param("Images that are decoded if no files are given.", default=10)
+
+    goals = {AP: "max", AP_50: "max", AP_75: "max"}  # noqa: RUF012
+    model: Any
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        p = self.params
+        if p.num_classes < 1 or min(p.candidates, p.most) < 1:
+            raise ValueError(
+                f"task.num_classes is {p.num_classes}, candidates {p.candidates} and most "
+                f"{p.most}, but must be at least 1"
+            )
+        self.child("model", p.model)
+        self._scoring: DetectionScoring | None = p.scoring and p.scoring.instantiate()
+
+    @classmethod
+    def complete(cls, params: Any, input: Input) -> Any:
+        """Sets num_classes, and the sizes of the model, where they are not set.
+
+        Raises:
+          ValueError: num_classes is not set, and the input does not know it.
+        """
+        params = params.copy()
+        model, data = params.model, input.params
+        if params.num_classes is REQUIRED:
+            found = getattr(input, "num_classes", None)
+            if found is None:
+                raise ValueError(
+                    "task.num_classes is not set, and the input does not know the classes of all "
+                    "images before they are read: set task.num_classes"
+                )
+            params.num_classes = found
+        sizes = {"classes": params.num_classes + 1}
+        if "image_size" in data:
+            sizes |= {"image_size": data.image_size, "channels": data.channels}
+        for name, value in sizes.items():
+            if name in model and (model.get(name) is REQUIRED or model.origin(name) == "default"):
+                model.set({name: value})
+        return params
+
+    def check_inputs(self, inputs: Mapping[str, Any]) -> None:
+        """Checks the kind of the inputs, and the classes of all objects.
+
+        Raises:
+          InputError: an input has no boxes, other classes than in training, or an unknown label.
+        """
+        classes = boxes_of(inputs["input"]).class_names
+        for path, input in inputs.items():
+            images = boxes_of(input)
+            if images.class_names != classes:
+                raise InputError(
+                    f"{path} has the classes {', '.join(images.class_names) or '(unknown)'}; in "
+                    f"training, {', '.join(classes) or '(unknown)'}"
+                )
+            for index in range(images.num_examples):
+                labels = images.source.objects(index).labels
+                self._check_labels(f"{path}: {images.source.origin(index)}", labels, least=1)
+
+    def check_batch(self, what: str, batch: Mapping[str, np.ndarray]) -> None:
+        """Checks the range of the labels.
+
+        Raises:
+          InputError: a label is out of range.
+        """
+        self._check_labels(what, batch[LABELS], least=0)
+
+    def _check_labels(self, what: str, labels: np.ndarray, *, least: int) -> None:
+        most = self.params.num_classes
+        if labels.size and (labels.min() < least or labels.max() > most):
+            raise InputError(
+                f"{what}: the labels are {labels.min()} to {labels.max()}, but must be {least} to "
+                f"{most}: task.num_classes is {most}"
+            )
+
+    def count(self, batch: Mapping[str, np.ndarray]) -> tuple[int, str]:
+        """Returns the number of images."""
+        return len(batch[X]), "images"
+
+    def loss_weight(self, batch: Batch) -> tf.Tensor:
+        """Returns the sum of the weights of the images."""
+        return tf.reduce_sum(batch[WEIGHTS])
+
+    def pieces(self) -> list[Piece]:
+        """Returns the pieces of the model, and one for the loss; see `Task`."""
+        own = [piece.below("model") for piece in self.model.pieces()]
+        return [*own, Piece("loss", {}, self._run_sums)]
+
+    def _run_sums(self, theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
+        del theta
+        p, outputs = self.params, flow[X]
+        defaults = tf.constant(self.model.default_boxes())
+        counted = tf.cast(flow[BOX_WEIGHTS], tf.float32) > 0
+        labels = tf.where(counted, tf.cast(flow[LABELS], tf.int32), 0)
+        boxes = tf.cast(flow[BOXES], tf.float32)
+        matches = match_boxes(boxes, labels, defaults, threshold=p.match_overlap)
+        losses = multibox_loss(
+            outputs["logits"],
+            outputs["codes"],
+            matches,
+            defaults,
+            negatives_per_positive=p.negatives_per_positive,
+        )
+        weights = tf.cast(flow[WEIGHTS], losses.dtype)
+        matched = tf.reduce_sum(tf.cast(matches.labels > 0, losses.dtype), 1)
+        metrics = {_MATCHES: (tf.reduce_sum(weights * matched), tf.reduce_sum(weights))}
+        return {**flow, LOSS_SUM: tf.reduce_sum(weights * losses), METRICS: metrics}
+
+    def predict(self, theta: Theta, batch: Batch, ctx: StepContext) -> dict[str, tf.Tensor]:
+        """Returns the objects that are found; see the class."""
+        return self._detect(theta, batch[X], ctx)
+
+    def _detect(self, theta: Theta, x: tf.Tensor, ctx: StepContext) -> dict[str, tf.Tensor]:
+        p, outputs = self.params, self.model.fprop(theta.model, x, ctx)
+        found = detections(
+            tf.nn.softmax(tf.cast(outputs["logits"], tf.float32)),
+            decode_boxes(
+                tf.cast(outputs["codes"], tf.float32), tf.constant(self.model.default_boxes())
+            ),
+            min_score=p.min_score,
+            candidates=p.candidates,
+            max_overlap=p.max_overlap,
+            most=p.most,
+        )
+        return {"boxes": found.boxes, "labels": found.labels, "scores": found.scores}
+
+    def score(
+        self,
+        program: Program,
+        input: Input,
+        *,
+        is_last: bool,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> Scored | None:
+        """Returns the average precision of an evaluation input, and pictures at the last one."""
+        if self._scoring is None:
+            return None
+        return self._scoring.score(program, self._detect, input, is_last=is_last, stopped=stopped)
+
+    @classmethod
+    def decodes_data(cls, params: Any) -> bool:
+        """Returns whether decoding reads images of the input; see Task."""
+        return not params.decode
+
+    def decode(self, program: Program, input: Input) -> Decoded | None:
+        """Returns the objects in image files, or in images of the split dev."""
+        if self.params.decode:
+            paths = files.glob(self.params.decode, what="task.decode")
+            return self.detect_in_files(program, input, paths)
+        train = boxes_of(input)
+        dev: Any = train.params.copy().set(split="dev", order="once").instantiate(seed=train.seed)
+        index = spread(dev.num_examples, self.params.num_decoded)
+        batch = dev.examples(index, np.zeros_like(index))
+        arrays = {k: np.asarray(v) for k, v in program.call(self._detect, batch[X]).items()}
+        records = []
+        for row, i in enumerate(index.tolist()):
+            if batch[WEIGHTS][row]:
+                objects = dev.source.objects(i)
+                found = found_in(arrays, row, objects.size)
+                origin = str(dev.source.origin(i))
+                records.append(_record(origin, found, dev.class_names))
+        return Decoded("\n".join(map(_line, records)), records)
+
+    def detect_in_files(self, program: Program, input: Input, paths: list[str]) -> Decoded:
+        """Returns the objects in image files; a malformed file has an error instead.
+
+        Args:
+          program: calls functions with the weights.
+          input: the input of the run, or what `BoxImages.known` returns.
+          paths: the files.
+        """
+        names, p = tuple(getattr(input, "class_names", ())), input.params
+        preparation, records = Preparation(p), []
+        for path in paths:
+            try:
+                pixels = preparation.pixels(files.read(path), Origin(path))
+            except BadRecordError as error:
+                records.append({"kind": "objects", "file": path, "error": error.reason})
+                continue
+            except OSError as error:
+                reason = error.strerror or str(error)
+                records.append({"kind": "objects", "file": path, "error": reason})
+                continue
+            image = preparation.image(pixels, 0, Origin(path))
+            x = preparation.normalized(image)[None]
+            arrays = {k: np.asarray(v) for k, v in program.call(self._detect, x).items()}
+            found = found_in(arrays, 0, pixels.shape[:2])
+            records.append(_record(path, found, names))
+        return Decoded("\n".join(map(_line, records)), records)
+
+    def exports(self, input: Input) -> dict[str, ExportedFunction]:
+        """Returns the function "detect" of images of the size of the input."""
+        p = input.params
+        scale, shift = scale_and_shift(p)
+
+        def detect(theta: Theta, images: tf.Tensor, ctx: StepContext) -> dict[str, tf.Tensor]:
+            return self._detect(theta, tf.cast(images, tf.float32) * scale + shift, ctx)
+
+        shape = (p.image_size, p.image_size, p.channels)
+        return {
+            "detect": ExportedFunction(
+                doc="The objects in images of the size of training, the likeliest first.",
+                function=detect,
+                inputs={
+                    "images": ExportedInput(
+                        "pixels from 0 to 255, RGB or grey", tf.uint8, shape=shape
+                    )
+                },
+                outputs={
+                    "boxes": ExportedOutput(
+                        "float32, [examples, objects, 4]: y_min, x_min, y_max, x_max in shares"
+                    ),
+                    "labels": ExportedOutput("int32, [examples, objects]; 0: no object"),
+                    "scores": ExportedOutput("float32, [examples, objects]"),
+                },
+                lengths=[1],
+            )
+        }
+
+
+def _record(file: str, found: DetectedObjects, names: tuple[str, ...]) -> dict[str, Any]:
+    rows = zip(found.boxes.tolist(), found.labels.tolist(), found.scores.tolist(), strict=True)
+    objects = [
+        {
+            "class": class_name(names, label - 1),
+            "score": score,
+            "box": [
+                round(x_min, 1),
+                round(y_min, 1),
+                round(x_max - x_min, 1),
+                round(y_max - y_min, 1),
+            ],
+        }
+        for (y_min, x_min, y_max, x_max), label, score in rows
+    ]
+    return {"kind": "objects", "file": file, "objects": objects}
+
+
+def _line(record: Mapping[str, Any]) -> str:
+    if "error" in record:
+        return f"{record['file']}: {record['error']}"
+    shown = [
+        f"{one['class']} {one['score']:.2f} at {' '.join(f'{v:g}' for v in one['box'])}"
+        for one in record["objects"][:_MOST_SHOWN]
+    ]
+    more = len(record["objects"]) - len(shown)
+    shown += [f"{more} more"] if more else []
+    return f"{record['file']}: {', '.join(shown) or 'nothing'}"

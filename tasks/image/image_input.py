@@ -1,0 +1,124 @@
+"""Base of the inputs of images: decodes and normalises them, and knows the names of classes."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import Any
+
+from tekso.framework import files
+from tekso.framework.input.prepared import MOST_THREADS, PreparedInput
+from tekso.framework.input.skips import InputError
+from tekso.framework.params import REQUIRED, param
+from tekso.tasks.image.sources import AnySource
+
+CLASSES_FILE = "classes.txt"
+
+
+@dataclasses.dataclass(frozen=True)
+class KnownImages:
+    """The parts of an image input that are known without its data.
+
+    Attributes:
+      params: Params of the input.
+      class_names: names of the classes; (): unknown.
+    """
+
+    params: Any
+    class_names: tuple[str, ...]
+
+    @property
+    def num_classes(self) -> int | None:
+        """Number of classes; None: unknown."""
+        return len(self.class_names) or None
+
+
+class ImageInput(PreparedInput):
+    """Base of the inputs of images of one size; see `PreparedInput`.
+
+    The names of the classes are written to `classes.txt` in the assets of the run.
+    """
+
+    class Params(PreparedInput.Params):
+        """Params of ImageInput."""
+
+        source: AnySource.Params = param("Where the images come from.", default=REQUIRED)
+        image_size: int = param("Height and width of the images of a batch.", default=REQUIRED)
+        channels: int = param("1 for grey, 3 for RGB.", default=3)
+        background: int = param("Grey value behind transparent pixels, 0 to 255.", default=255)
+        mean: list[float] = param(
+            "Subtracted from values in [0, 1]; one number, or one per channel.", default=[0.0]
+        )
+        deviation: list[float] = param(
+            "Divides the difference; one number, or one per channel.", default=[1.0]
+        )
+        num_threads: int | None = param(
+            f"Threads that decode image files. None: the number of CPUs, at most {MOST_THREADS}.",
+            default=None,
+        )
+
+    unit = "images"
+
+    def __init__(self, params: Any, **kwargs: Any) -> None:
+        super().__init__(params, **kwargs)
+        if self.assets_dir is not None and self.source.class_names and self.is_training:
+            _store_classes(self.assets_dir, self.source.class_names)
+
+    @classmethod
+    def known(cls, params: Any, *, assets_dir: str | None) -> KnownImages:
+        """See `Input`."""
+        return KnownImages(params, _stored_classes(assets_dir))
+
+    @property
+    def is_threaded(self) -> bool:
+        """Whether there are image files to decode."""
+        found: bool = self.source.has_files
+        return found
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Names of the classes; (): unknown."""
+        found: tuple[str, ...] = self.source.class_names
+        return found
+
+    @property
+    def num_classes(self) -> int | None:
+        """Number of classes; None: unknown."""
+        found: int | None = self.source.num_classes
+        return found
+
+    def describe(self) -> str:
+        """Returns a one-line description of the data."""
+        classes = f" in {self.num_classes:,} classes" if self.num_classes else ""
+        return f"{super().describe()}{classes}"
+
+
+def _store_classes(assets_dir: str, names: tuple[str, ...]) -> None:
+    """Writes the names of the classes, one per line, for decoding and export without the data.
+
+    Raises:
+      InputError: the run began with other classes.
+    """
+    path = files.join(assets_dir, CLASSES_FILE)
+    text = "".join(f"{name}\n" for name in names)
+    if not files.exists(path):
+        files.write_atomically(path, text.encode("utf-8", "surrogateescape"))
+        return
+    then = _stored_classes(assets_dir)
+    if then != names:
+        where, pair = next(
+            (i, pair)
+            for i, pair in enumerate(itertools.zip_longest(then, names, fillvalue="(none)"))
+            if pair[0] != pair[1]
+        )
+        raise InputError(
+            f"class {where} was {pair[0]!r} when the run began, and is {pair[1]!r} now: restore "
+            "the folders of the classes, or use a new --logdir"
+        )
+
+
+def _stored_classes(assets_dir: str | None) -> tuple[str, ...]:
+    path = files.join(assets_dir or "", CLASSES_FILE)
+    if assets_dir is None or not files.exists(path):
+        return ()
+    return tuple(files.read(path).decode("utf-8", "surrogateescape").split("\n")[:-1])
