@@ -17,6 +17,8 @@ ALONE = "one device"
 
 GROUPS = (
     "asr.librispeech.ConformerL",
+    "asr.librispeech.LasGraphemes",
+    "asr.librispeech.LasWordPieces",
     "asr.prompts.Ctc",
     "asr.prompts.Las",
     "asr.prompts.Rnnt",
@@ -54,6 +56,8 @@ GROUPS = (
 
 FIRST_OF_MODEL = (
     "asr.librispeech.ConformerL",
+    "asr.librispeech.LasGraphemes",
+    "asr.librispeech.LasWordPieces",
     "asr.prompts.Ctc",
     "asr.prompts.Las",
     "asr.prompts.Rnnt",
